@@ -1,0 +1,96 @@
+# Tidemill: everything a person or a machine does here starts with one of these. `make help` lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+# rustup installs here; a shell that was open before does not know it yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# An activated environment elsewhere must not be the one that is built into.
+export VIRTUAL_ENV := $(CURDIR)/.venv
+unexport PYTHONHOME
+unexport PYTHONPATH
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Built with the bindings' feature `dataset`, which is off so far; `make test-dataset` tests it.
+LATER := --exclude tidemill-dataset
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml')
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: setup
+setup: .venv/.built ## Build everything into .venv (seconds when nothing has changed)
+
+.PHONY: demo
+demo: setup ## Set up, then run the main job: a clustering on two workers
+	$(BIN)/tidemill kmeans -n 2 --out out/demo
+
+.PHONY: test
+test: setup setup-peers lint test-rust test-python ## Set up, then run every check and test
+	@tools/count-tests out/cargo-test.log out/pytest.log
+
+.PHONY: lint
+lint: setup ## Check format, lints and types of Rust and Python
+	cargo fmt --all --check
+	cargo clippy --release --locked --workspace $(LATER) --all-targets -- -D warnings
+	$(BIN)/python tools/check-licences
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+.PHONY: format
+format: setup ## Format Rust and Python
+	cargo fmt --all
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+# The bindings are left out: they are built once, by maturin, and tested from Python.
+.PHONY: test-rust
+test-rust: setup ## Run the Rust tests, documentation included
+	@mkdir -p out
+	cargo test --release --locked --workspace $(LATER) --exclude tidemill-python 2>&1 | tee out/cargo-test.log
+
+.PHONY: test-python
+test-python: setup ## Run the Python and multi-process tests
+	@mkdir -p out
+	$(BIN)/python -m pytest 2>&1 | tee out/pytest.log
+
+.PHONY: test-dataset
+test-dataset: setup ## Build DataSets in and test them (DataFusion: ten minutes at first)
+	cargo clippy --locked -p tidemill-dataset -p tidemill-python --features tidemill-python/dataset --all-targets -- -D warnings
+	cargo test --locked -p tidemill-dataset
+	$(BIN)/maturin develop --locked --features pyo3/extension-module,dataset
+	$(BIN)/python -m pytest tests/python/test_dataset*.py tests/python/test_documentation.py
+
+.PHONY: bench
+bench: setup ## Measure beside the peers (installs them first)
+	bench/setup_peers.sh
+	$(BIN)/python bench/run.py
+
+.PHONY: setup-peers
+setup-peers: ## Install Open MPI and MPICH where that is possible without asking
+	@tools/setup-peers
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf .venv out dist target python/tidemill/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: a step runs again only when what it depends on has changed.
+
+.venv/.requirements: requirements-dev.txt
+	@PYTHON=$(PYTHON) tools/check-tools
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+.venv/.built: .venv/.requirements $(RUST_SOURCES) Cargo.toml Cargo.lock pyproject.toml
+	@PYTHON=$(PYTHON) tools/check-tools
+	$(BIN)/maturin develop --release --locked
+	@touch $@

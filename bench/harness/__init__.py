@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks of Tidemill and its peers; `bench/run.py` is the entry."""

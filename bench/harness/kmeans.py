@@ -1,0 +1,226 @@
+"""The k-means benchmark: every system fits the same data from the same centres, in turn, over several rounds.
+
+Two cores are given to each: two threads, or two ranks of one. The final centres of all must be equally good, which one
+reference computation here checks on a sample of the rows, so that nobody wins by doing something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .comm import SystemFailed, rotated
+from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch
+
+WORKER = str(BENCH / "harness" / "kmeans_worker.py")
+SAMPLE_ROWS = 20_000
+INERTIA_TOLERANCE = 2e-3  # rounding sends a few points another way in each iteration, and float32 more of them
+ELKAN_BOUNDS_BYTES_MAX = 2 << 30
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int
+    columns: int
+    k: int
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}-k{self.k}-{self.dtype}"
+
+    def generate(self) -> tuple[Any, Any]:
+        """Rows from `k` Gaussian blobs of deviation 1 that overlap, and `k` of the rows as first centres; seeded.
+
+        The blobs' own centres are normal with a deviation that puts neighbours about four deviations apart, close
+        enough that no fit converges within the measured iterations.
+        """
+        rng = np.random.default_rng(20240229)
+        blobs = rng.normal(0, 5.0 if self.columns < 10 else 0.3, (self.k, self.columns))
+        rows = blobs[rng.integers(self.k, size=self.rows)] + rng.normal(0, 1, (self.rows, self.columns))
+        rows = np.ascontiguousarray(rows, dtype=self.dtype)
+        return rows, rows[rng.choice(self.rows, self.k, replace=False)].copy()
+
+
+@dataclass(frozen=True)
+class Setting:
+    cases: tuple[Case, ...]
+    iterations: int
+    rounds: int
+    timeout_s: float = 300.0
+
+
+SHAPES = ((1_000_000, 2, 10), (1_000_000, 2, 1000), (200_000, 100, 100))
+BOTH = tuple(Case(*shape, dtype) for shape in SHAPES for dtype in ("float32", "float64"))
+SETTINGS = {
+    "full": Setting(BOTH, iterations=20, rounds=5),
+    "quick": Setting(BOTH, iterations=10, rounds=3),
+    "tiny": Setting((Case(2000, 3, 4, "float32"), Case(2000, 3, 4, "float64")), iterations=2, rounds=1, timeout_s=60),
+}
+
+
+# --- the systems -----------------------------------------------------------------------------------------------------
+def launch(system: str, case: Case, files: dict[str, Path], iterations: int) -> Launch:
+    """How `system` is started on `case`."""
+    tail = [str(files["rows"]), str(files["centres"]), str(iterations), str(files[system])]
+    if system.startswith("tidemill"):
+        workers, threads = (2, 1) if "2x1" in system else (1, 2)
+        return SYSTEMS["tidemill"].launch(
+            workers, "shm", [WORKER, system, str(threads), *tail], ["--threads", str(threads)]
+        )
+    if system == "c-mpi":
+        element = "float" if case.dtype == "float32" else "double"
+        shape = [str(case.rows), str(case.columns), str(case.k)]
+        program = str(PEERS / "bin" / f"lloyd_mpi_{element}")
+        return SYSTEMS["openmpi"].launch_binary(2, "shm", [program, *tail[:2], *shape, *tail[2:]])
+    if system == "numpy-mpi":
+        return SYSTEMS["openmpi"].launch(2, "shm", [WORKER, system, "1", *tail])
+    threads_env = {name: "2" for name in SINGLE_THREADED}
+    return Launch([str(PEERS / "ml" / "bin" / "python"), WORKER, system, "2", *tail], threads_env)
+
+
+OURS = ("tidemill-2x1", "tidemill-1x2")
+OURS_PLAIN = ("tidemill-2x1-lloyd",)  # without bounds or trees: shown, so that one sees what each of the two brings
+PEER_SYSTEMS = ("sklearn-lloyd", "sklearn-elkan", "faiss", "numpy-mpi", "c-mpi")
+
+
+def unfit(system: str, case: Case) -> str | None:
+    """Why `system` cannot run `case` by its nature; such a pair is left out without being called a failure."""
+    if system == "faiss" and case.dtype != "float32":
+        return "float32 only"
+    if system == "sklearn-elkan" and case.rows * case.k * np.dtype(case.dtype).itemsize > ELKAN_BOUNDS_BYTES_MAX:
+        return "its bounds, one number per row and centre, would take gigabytes"
+    return None
+
+
+def missing(system: str) -> str | None:
+    """What keeps a peer from running here, with the remedy; None when it can run."""
+    needs = {
+        "sklearn-lloyd": PEERS / "ml" / ".stamp",
+        "sklearn-elkan": PEERS / "ml" / ".stamp",
+        "faiss": PEERS / "ml" / ".stamp",
+        "numpy-mpi": PEERS / "openmpi" / ".stamp",
+        "c-mpi": PEERS / "bin" / "lloyd_mpi_double",
+    }
+    if system not in needs:
+        return None
+    if not needs[system].exists() or (system.endswith("-mpi") and shutil.which("mpirun.openmpi") is None):
+        return "not installed: run bench/setup_peers.sh"
+    return None
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+def run_once(system: str, case: Case, files: dict[str, Path], setting: Setting) -> dict[str, float]:
+    """Starts one process group, waits for it, and returns the times it printed."""
+    command = launch(system, case, files, setting.iterations)
+    process = subprocess.Popen(
+        command.argv,
+        env=command.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=setting.timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise SystemFailed(f"took longer than {setting.timeout_s:.0f} s") from None
+    for line in output.splitlines():
+        if '{"fit_s"' in line:  # Tidemill puts the rank in front
+            found: dict[str, float] = json.loads(line[line.index("{") :])
+            return found
+    raise SystemFailed(" | ".join(output.strip().splitlines()[-3:]) or f"exit code {process.returncode}, no output")
+
+
+def inertia(rows: Any, centres: Any) -> float:
+    """Sum of squared distances to the nearest centre, in float64."""
+    rows, centres = rows.astype(np.float64), centres.astype(np.float64)
+    total = 0.0
+    for start in range(0, len(rows), 2000):
+        part = rows[start : start + 2000]
+        squares = (part**2).sum(1)[:, None] - 2 * part @ centres.T + (centres**2).sum(1)
+        total += float(squares.min(axis=1).sum())
+    return total
+
+
+def measure(
+    name: str, systems: Sequence[str] | None, only: Sequence[str] | None, rounds: int | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Runs setting `name`, its cases named in `only` or all, and returns the raw results: for every case the times, inertias and failures."""
+    setting = SETTINGS[name]
+    rounds = rounds or setting.rounds
+    known = OURS + OURS_PLAIN + PEER_SYSTEMS
+    wanted: tuple[str, ...] = OURS if name == "tiny" else known
+    if systems:  # "tidemill" means all ways it runs
+        wanted = tuple(
+            s for s in OURS + PEER_SYSTEMS if any(s == given or s.startswith(given + "-") for given in systems)
+        )
+    present = []
+    for system in wanted:
+        if why := missing(system):
+            say(f"{system} is left out: {why}")
+        else:
+            present.append(system)
+    cases = []
+    for case in setting.cases:
+        if only and not any(part in case.name for part in only):
+            continue
+        with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+            cases.append(measure_case(case, present, rounds, setting, Path(folder), say))
+    return {"rounds": rounds, "iterations": setting.iterations, "cases": cases}
+
+
+def measure_case(
+    case: Case, systems: list[str], rounds: int, setting: Setting, folder: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    started = time.monotonic()
+    rows, centres = case.generate()
+    files = {name: folder / f"{name}.npy" for name in ("rows", "centres", *systems)}
+    np.save(files["rows"], rows)
+    np.save(files["centres"], centres)
+    fit_s: dict[str, list[float]] = {}
+    further_s: dict[str, list[float]] = {}
+    inertias: dict[str, float] = {}
+    failures: dict[str, str] = {}
+    left = [system for system in systems if unfit(system, case) is None]
+    for number in range(rounds):
+        for system in rotated(list(left), number):
+            try:
+                times = run_once(system, case, files, setting)
+            except SystemFailed as error:
+                failures[system] = str(error)
+                left.remove(system)
+                say(f"{system} on {case.name}: {error}")
+                continue
+            if number == 0:
+                inertias[system] = inertia(rows[:SAMPLE_ROWS], read_centres(files[system], case))
+            fit_s.setdefault(system, []).append(times["fit_s"] / setting.iterations)
+            further_s.setdefault(system, []).append((times["fit_s"] - times["first_s"]) / (setting.iterations - 1))
+    best = min(inertias.values(), default=0.0)
+    for system, value in inertias.items():
+        if value > best * (1 + INERTIA_TOLERANCE):
+            failures[system] = f"its inertia is {value / best - 1:.2%} above the best: not the same computation"
+            say(f"{system} on {case.name}: {failures[system]}")
+    say(f"k-means {case.name}: {rounds} rounds, {time.monotonic() - started:.0f} s")
+    return {**case.__dict__, "fit_s": fit_s, "further_s": further_s, "inertia": inertias, "failures": failures}
+
+
+def read_centres(path: Path, case: Case) -> Any:
+    """The centres a system left: .npy from Python, bare numbers from C."""
+    if path.read_bytes()[:6] == b"\x93NUMPY":
+        return np.load(path)
+    return np.fromfile(path, case.dtype).reshape(case.k, case.columns)

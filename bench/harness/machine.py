@@ -1,0 +1,80 @@
+"""What a result must say about where it was measured: machine, versions, commit, and how busy the machine was."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .systems import BENCH, PEERS
+
+ML_PACKAGES = ("numpy", "scikit-learn", "faiss-cpu", "mpi4py")
+
+
+def describe() -> dict[str, Any]:
+    cpu = proc_fields("/proc/cpuinfo")
+    memory_kib = int(proc_fields("/proc/meminfo").get("MemTotal", "0 kB").split()[0])
+    return {
+        "cpu": cpu.get("model name", platform.processor()),
+        "cores": os.cpu_count(),
+        "simd": [flag for flag in ("avx2", "avx512f", "amx_tile", "asimd") if flag in cpu.get("flags", "").split()],
+        "memory_gib": round(memory_kib / 2**20, 1),
+        "kernel": platform.release(),
+        "virtual": "hypervisor" in cpu.get("flags", "").split(),
+        "python": platform.python_version(),
+        "versions": {"tidemill": version("tidemill"), "numpy": version("numpy")},
+        "peer_versions": {env: peer_versions(env) for env in ("openmpi", "mpich", "ml")},
+        "commit": commit(),
+        "load_at_start": os.getloadavg()[0],
+    }
+
+
+def sentence(machine: dict[str, Any]) -> str:
+    """The machine in one line, for the head of a report."""
+    kind = "virtual machine" if machine["virtual"] else "machine"
+    simd = ", ".join(machine["simd"]) or "no wide SIMD"
+    return (
+        f"{machine['cpu']} ({machine['cores']} cores, {simd}), {machine['memory_gib']} GiB, {kind}, Linux {machine['kernel']}, "
+        f"Python {machine['python']}, NumPy {machine['versions']['numpy']}; load average at the start {machine['load_at_start']:.2f}"
+    )
+
+
+def proc_fields(path: str) -> dict[str, str]:
+    """The first `key : value` of each key of a file in /proc; empty where there is none."""
+    fields: dict[str, str] = {}
+    try:
+        text = Path(path).read_text()
+    except OSError:
+        return fields
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), value.strip())
+    return fields
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def peer_versions(env: str) -> dict[str, str]:
+    site_packages = [str(path) for path in (PEERS / env).glob("lib/python*/site-packages")]
+    found = {d.metadata["Name"]: d.version for d in metadata.distributions(path=site_packages)} if site_packages else {}
+    return {name: found[name] for name in ML_PACKAGES if name in found}
+
+
+def commit() -> str:
+    """The commit measured, with a `+` when files that git knows had changed since."""
+    git = ["git", "-C", str(BENCH.parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")

@@ -1,0 +1,301 @@
+"""From raw results to what people read: medians, ratios, Markdown tables and a plot. Pure but for `plot`.
+
+A ratio is Tidemill's time over a peer's: below 1 is faster, and the goal is at most 0.8 (communicator) or 0.5 (k-means).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import machine as machines
+
+OURS = "tidemill"
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+def geometric_mean(values: Iterable[float]) -> float:
+    """The geometric mean of positive numbers; NaN of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Half the distance from the least to the greatest sample, over the median."""
+    return (max(samples) - min(samples)) / 2 / statistics.median(samples)
+
+
+def ratio(times: dict[str, list[float]], peers: Sequence[str]) -> tuple[float, str] | None:
+    """Tidemill's median over that of the fastest of `peers`, and which one it was; None when one side is missing."""
+    medians = {name: statistics.median(times[name]) for name in peers if times.get(name)}
+    # A difference of two times can come out negative in the noise of a tiny run; it says nothing.
+    medians = {name: seconds for name, seconds in medians.items() if seconds > 0}
+    if not times.get(OURS) or not medians:
+        return None
+    best = min(medians, key=lambda name: medians[name])
+    return statistics.median(times[OURS]) / medians[best], best
+
+
+def rivals(configuration: dict[str, Any]) -> list[str]:
+    """The peers a configuration is judged against: with more workers than cores only Open MPI yields its core."""
+    return ["openmpi"] if configuration["oversubscribed"] else ["openmpi", "mpich"]
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, padded so that it also reads well in a terminal; the first column is left-aligned."""
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(cells[0]), line(rule), *(line(row) for row in cells[1:])])
+
+
+def duration(seconds: float) -> str:
+    for unit, scale in (("us", 1e-6), ("ms", 1e-3)):
+        if abs(seconds) < 1000 * scale:
+            return f"{seconds / scale:.3g} {unit}" if abs(seconds) < 100 * scale else f"{seconds / scale:.0f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def size_name(size: int) -> str:
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size // scale} {unit}"
+    return f"{size} B"
+
+
+def cell(times: dict[str, list[float]], name: str) -> str:
+    return duration(statistics.median(times[name])) if times.get(name) else "-"
+
+
+# --- communicator ----------------------------------------------------------------------------------------------------
+def comm_ratios(configuration: dict[str, Any]) -> dict[str, tuple[float, str]]:
+    """The ratio to the judging peer at every point of one configuration where both sides were measured."""
+    found = {point: ratio(times, rivals(configuration)) for point, times in configuration["samples_s"].items()}
+    return {point: value for point, value in found.items() if value}
+
+
+def comm_section(comm: dict[str, Any]) -> str:
+    parts = ["## Communicator", ""]
+    parts += [
+        "Time of one operation, median of rounds; the ratio is Tidemill's time over the judging peer's (below 1 is faster).",
+        "",
+    ]
+    parts += [comm_summary(comm), ""]
+    differing = disagreements(comm)
+    parts += [
+        f"Checksums of results differ at: {', '.join(differing)}." if differing else "All systems computed the same.",
+        "",
+    ]
+    for configuration in comm["configurations"]:
+        names = sorted({name for times in configuration["samples_s"].values() for name in times}, key=order)
+        ratios = comm_ratios(configuration)
+        rows = []
+        for point, times in configuration["samples_s"].items():
+            op, size = point.split()
+            label = op if op == "barrier" else f"{op} {size_name(int(size))}"
+            verdict = f"{ratios[point][0]:.2f} {ratios[point][1]}" if point in ratios else "-"
+            widest = max((spread(samples) for samples in times.values()), default=math.nan)
+            rows.append([label, *(cell(times, name) for name in names), verdict, f"±{widest:.0%}"])
+        parts += [f"### {title(configuration)}", "", table(["operation", *names, "ratio", "widest spread"], rows), ""]
+        parts += [f"- {name}: {why}" for name, why in configuration["failures"].items()]
+        parts += [""] if configuration["failures"] else []
+    return "\n".join(parts)
+
+
+def disagreements(comm: dict[str, Any]) -> list[str]:
+    """The points whose checksums differ between systems, each named with its configuration."""
+    return [
+        f"{point} ({title(configuration)})"
+        for configuration in comm["configurations"]
+        for point, sums in configuration.get("checksums", {}).items()
+        if len(set(sums.values())) > 1
+    ]
+
+
+def comm_summary(comm: dict[str, Any]) -> str:
+    """One row per configuration: geometric mean, worst point, points over 1, CPU use of a waiting worker."""
+    rows = []
+    for configuration in comm["configurations"]:
+        ratios = comm_ratios(configuration)
+        worst = max(ratios, key=lambda point: ratios[point][0]) if ratios else ""
+        waiting = [
+            f"{name} {statistics.median(cpu):.0%}"
+            for name, cpu in sorted(configuration["wait_cpu"].items(), key=lambda i: order(i[0]))
+        ]
+        rows.append(
+            [
+                title(configuration),
+                f"{geometric_mean(value for value, _ in ratios.values()):.2f}" if ratios else "-",
+                f"{ratios[worst][0]:.2f} ({worst.split()[0]} {size_name(int(worst.split()[1]))})" if ratios else "-",
+                f"{sum(value > 1 for value, _ in ratios.values())} of {len(ratios)}" if ratios else "-",
+                " or ".join(rivals(configuration)),
+                ", ".join(waiting) or "-",
+            ]
+        )
+    return table(
+        ["configuration", "geometric mean", "worst point", "points over 1", "judged against", "core used by a wait"],
+        rows,
+    )
+
+
+def title(configuration: dict[str, Any]) -> str:
+    transport = {"shm": "same host", "tcp": "TCP only"}[configuration["transport"]]
+    return f"{configuration['workers']} workers, {transport}"
+
+
+def order(name: str) -> tuple[bool, str]:
+    """Tidemill first, then the peers by name."""
+    return (not name.startswith(OURS), name)
+
+
+# --- k-means ---------------------------------------------------------------------------------------------------------
+def kmeans_ratios(case: dict[str, Any]) -> dict[str, tuple[float, str]]:
+    """For each way Tidemill ran: its ratio to the best peer, the worse one of whole-fit and per-further-iteration time."""
+    found = {}
+    ours = [name for name in case["fit_s"] if name.startswith(OURS)]
+    peers = [name for name in case["fit_s"] if not name.startswith(OURS)]
+    for name in ours:
+        both = [ratio({**case[key], OURS: case[key][name]}, peers) for key in ("fit_s", "further_s")]
+        if all(both):
+            found[name] = max(value for value in both if value)
+    return found
+
+
+def kmeans_section(kmeans: dict[str, Any]) -> str:
+    parts = ["## K-means", ""]
+    parts += [
+        f"Seconds per iteration, median of {kmeans['rounds']} rounds. *Whole fit*: a fit of {kmeans['iterations']} iterations from given",
+        "centres, over its iterations, everything but loading the data included. *Further*: what one more iteration costs,",
+        f"(fit of {kmeans['iterations']} - fit of 1) / {kmeans['iterations'] - 1}. The ratio is the worse of the two against the fastest peer in each.",
+        "",
+    ]
+    for case in kmeans["cases"]:
+        ratios = kmeans_ratios(case)
+        rows = []
+        for name in sorted(case["fit_s"], key=order):
+            rows.append(
+                [
+                    name,
+                    duration(statistics.median(case["fit_s"][name])),
+                    duration(statistics.median(case["further_s"][name])),
+                    f"±{spread(case['fit_s'][name]):.0%}",
+                    f"{case['inertia'][name]:.6g}",
+                    f"{ratios[name][0]:.2f} {ratios[name][1]}" if name in ratios else "",
+                ]
+            )
+        heading = f"{case['rows']:,} x {case['columns']}, k={case['k']}, {case['dtype']}"
+        parts += [
+            f"### {heading}",
+            "",
+            table(["system", "whole fit", "further", "spread", "inertia of a sample", "ratio"], rows),
+            "",
+        ]
+        parts += [f"- {name}: {why}" for name, why in case["failures"].items()]
+        parts += [""] if case["failures"] else []
+    return "\n".join(parts)
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+def markdown(results: dict[str, Any]) -> str:
+    machine = results["machine"]
+    parts = [
+        "# Benchmark results",
+        "",
+        f"Commit `{machine['commit']}`, {results['started']}, setting `{results['setting']}`.",
+        "",
+    ]
+    parts += [machines.sentence(machine) + ".", ""]
+    versions = [
+        f"{env}: " + ", ".join(f"{name} {v}" for name, v in found.items())
+        for env, found in machine["peer_versions"].items()
+        if found
+    ]
+    libraries = [text for name, text in results.get("comm", {}).get("libraries", {}).items() if name != OURS]
+    parts += [
+        f"Peers: {'; '.join(libraries + versions) or 'none installed'}. Settings and method: `bench/README.md`.",
+        "",
+    ]
+    if "comm" in results:
+        parts.append(comm_section(results["comm"]))
+    if "kmeans" in results:
+        parts.append(kmeans_section(results["kmeans"]))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def plot(results: dict[str, Any], stem: Path) -> list[Path]:
+    """Draws the ratios into `stem`.svg and `stem`.png; nothing, and an empty list, where there is no ratio to draw."""
+    comm = [(c, comm_ratios(c)) for c in results.get("comm", {}).get("configurations", [])]
+    comm = [(c, ratios) for c, ratios in comm if ratios]
+    kmeans = {
+        f"{case['rows'] // 1000}k x {case['columns']}\nk={case['k']} {case['dtype']}": kmeans_ratios(case)
+        for case in results.get("kmeans", {}).get("cases", [])
+    }
+    kmeans = {label: ratios for label, ratios in kmeans.items() if ratios}
+    if not comm and not kmeans:
+        return []
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = len(comm) + bool(kmeans)
+    columns = min(3, panels)
+    figure, axes = pyplot.subplots(
+        math.ceil(panels / columns),
+        columns,
+        figsize=(5 * columns, 3.6 * math.ceil(panels / columns)),
+        squeeze=False,
+        layout="constrained",
+    )
+    flat = list(axes.flat)
+    for axis, (configuration, ratios) in zip(flat, comm, strict=False):
+        for op in dict.fromkeys(point.split()[0] for point in ratios):
+            points = sorted(
+                (int(point.split()[1]), value) for point, (value, _) in ratios.items() if point.split()[0] == op
+            )
+            # A barrier has no size: it is drawn at the left edge.
+            axis.plot(
+                [max(size, 8) for size, _ in points], [value for _, value in points], marker="o", markersize=3, label=op
+            )
+        axis.set(
+            xscale="log",
+            yscale="log",
+            title=f"{title(configuration)} (vs {' or '.join(rivals(configuration))})",
+            xlabel="message size, bytes",
+        )
+        axis.axhline(0.8, color="grey", linewidth=0.8, linestyle="--")
+        axis.legend(fontsize=7)
+    if kmeans:
+        axis = flat[len(comm)]
+        names = sorted({name for ratios in kmeans.values() for name in ratios})
+        for offset, name in enumerate(names):
+            heights = [ratios.get(name, (math.nan, ""))[0] for ratios in kmeans.values()]
+            axis.bar(
+                [i + 0.8 * offset / len(names) for i in range(len(kmeans))], heights, width=0.8 / len(names), label=name
+            )
+        axis.set_xticks([i + 0.4 for i in range(len(kmeans))], list(kmeans), fontsize=6, rotation=30, ha="right")
+        axis.set(title="k-means (vs the best peer)")
+        axis.axhline(0.5, color="grey", linewidth=0.8, linestyle="--")
+        axis.legend(fontsize=7)
+    for axis in flat[:panels]:
+        axis.axhline(1.0, color="black", linewidth=0.8)
+        axis.set_ylabel("Tidemill's time / peer's")
+    for axis in flat[panels:]:
+        axis.set_visible(False)
+    written = [stem.with_suffix(suffix) for suffix in (".svg", ".png")]
+    for path in written:
+        figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return written

@@ -1,0 +1,103 @@
+"""How each system is started: the one place that knows the peers' launchers, settings and environment variables.
+
+Every choice here was the fastest of those tried on this kind of machine (a small virtual machine without RDMA); the
+reasons are in `bench/README.md`, the trials in `bench/try_settings.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent.parent
+PEERS = BENCH / ".peers"
+WORKER = BENCH / "harness" / "comm_worker.py"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command that starts all workers of one system, and what it adds to the environment."""
+
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.env}
+
+
+@dataclass(frozen=True)
+class System:
+    """One system under measurement: its launcher, the Python it runs in, and how its workers are started."""
+
+    name: str
+    launcher: str | None  # None: Tidemill, whose absence is found by starting it, with its own message
+    python: Path
+    prefix: Callable[[int, str], tuple[list[str], dict[str, str]]]  # (workers, transport) -> command, environment
+
+    def missing(self) -> str | None:
+        """What keeps this system from running here, as one line with the remedy; None when it can run."""
+        if self.launcher and (shutil.which(self.launcher) is None or not self.python.exists()):
+            return f"{self.launcher} or {self.python.relative_to(BENCH.parent)} is missing: run bench/setup_peers.sh"
+        return None
+
+    def launch(self, workers: int, transport: str, program: list[str], options: Sequence[str] = ()) -> Launch:
+        """Starts `program` (a Python file and its arguments) on `workers` workers over `transport` (shm or tcp)."""
+        interpreter = [] if self.launcher is None else [str(self.python)]
+        return self.launch_binary(workers, transport, [*interpreter, *program], options)
+
+    def launch_binary(self, workers: int, transport: str, command: list[str], options: Sequence[str] = ()) -> Launch:
+        """The same for any command; `options` are further ones of the launcher."""
+        prefix, env = self.prefix(workers, transport)
+        return Launch([*prefix, *options, *command], {**SINGLE_THREADED, **env})
+
+
+# One worker is one core's worth of work: no BLAS threads behind its back.
+SINGLE_THREADED = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+def oversubscribed(workers: int) -> bool:
+    return workers > len(os.sched_getaffinity(0))
+
+
+def tidemill_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
+    env = {"TIDEMILL_TRANSPORT": "tcp"} if transport == "tcp" else {}
+    return [sys.executable, "-m", "tidemill", "run", "-n", str(workers)], env
+
+
+def openmpi_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
+    argv = ["mpirun.openmpi", "-n", str(workers)]
+    if os.geteuid() == 0:
+        argv.append("--allow-run-as-root")
+    btl = "tcp,self" if transport == "tcp" else "vader,self"
+    # ob1 is named so that no other layer (UCX) takes the traffic of the transport that is measured.
+    argv += ["--mca", "pml", "ob1", "--mca", "btl", btl, "--mca", "btl_vader_single_copy_mechanism", "cma"]
+    if transport == "tcp":
+        argv += ["--mca", "btl_tcp_if_include", "lo"]
+    if oversubscribed(workers):
+        argv += ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+    else:
+        argv += ["--bind-to", "core", "--map-by", "core"]
+    # mpi4py asks for MPI_THREAD_MULTIPLE unless told otherwise, which costs the peer a lock per call.
+    return argv, {"MPI4PY_RC_THREADS": "0"}
+
+
+def mpich_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
+    argv = ["mpiexec.hydra", "-n", str(workers), "-bind-to", "none" if oversubscribed(workers) else "core"]
+    # Debian builds MPICH on UCX. NOLOCAL switches off MPICH's own shared memory, so that UCX carries everything: on one
+    # host its segments and CMA are a little faster, most so for bcast and barrier; for TCP nothing else then remains.
+    transports = {"shm": {"UCX_TLS": "posix,cma,self"}, "tcp": {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}}
+    return argv, {"MPI4PY_RC_THREADS": "0", "MPIR_CVAR_NOLOCAL": "1", **transports[transport]}
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("tidemill", None, Path(sys.executable), tidemill_prefix),
+        System("openmpi", "mpirun.openmpi", PEERS / "openmpi" / "bin" / "python", openmpi_prefix),
+        System("mpich", "mpiexec.hydra", PEERS / "mpich" / "bin" / "python", mpich_prefix),
+    )
+}

@@ -1,0 +1,173 @@
+"""Runs the benchmarks of Tidemill beside its peers, and writes tables, a plot and raw results under bench/results/.
+
+    .venv/bin/python bench/run.py                    everything, about half an hour (first: bench/setup_peers.sh)
+    .venv/bin/python bench/run.py --quick            fewer rounds, shorter turns: a few minutes
+    .venv/bin/python bench/run.py --tiny             a few seconds; tests that the benchmarks still run, measures nothing
+    .venv/bin/python bench/run.py --report FILE      tables and plot again, from the raw results of an earlier run
+
+What is measured and how is told in bench/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import comm, kmeans, machine, report
+from harness.systems import BENCH, SYSTEMS
+
+COMM_PLANS = {
+    "full": comm.Plan(
+        systems=tuple(SYSTEMS),
+        workers=(2, 4, 8),
+        transports=("shm", "tcp"),
+        operations=comm.OPERATIONS,
+        sizes=comm.SIZES,
+        rounds=5,
+        turn_s=0.1,
+        wait_s=1.0,
+    ),
+    "quick": comm.Plan(
+        systems=tuple(SYSTEMS),
+        workers=(2, 4, 8),
+        transports=("shm", "tcp"),
+        operations=comm.OPERATIONS,
+        sizes=comm.SIZES[1::2],
+        rounds=3,
+        turn_s=0.03,
+        wait_s=1.0,
+    ),
+    "tiny": comm.Plan(
+        systems=("tidemill",),
+        workers=(2,),
+        transports=("shm",),
+        operations=comm.OPERATIONS,
+        sizes=(8, 4096),
+        rounds=1,
+        turn_s=0.001,
+        wait_s=0.05,
+    ),
+}
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    setting = parser.add_mutually_exclusive_group()
+    setting.add_argument("--quick", dest="setting", action="store_const", const="quick", help="fewer rounds and sizes")
+    setting.add_argument(
+        "--tiny", dest="setting", action="store_const", const="tiny", help="a few seconds, Tidemill alone"
+    )
+    parser.set_defaults(setting="full")
+    parser.add_argument("--only", choices=("comm", "kmeans"), help="one of the two benchmarks")
+    parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
+    parser.add_argument("--transports", type=names, help="shm, tcp or both (shm,tcp)")
+    parser.add_argument("--operations", type=names, help="a subset of " + ",".join(comm.OPERATIONS))
+    parser.add_argument("--sizes", type=numbers, help="message sizes in bytes, multiples of 8")
+    parser.add_argument("--systems", type=names, help="a subset of the systems; by default all that are installed")
+    parser.add_argument(
+        "--cases", type=names, help="k-means cases by a part of their name, such as k1000-float32,x100-"
+    )
+    parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
+    parser.add_argument(
+        "--out", type=Path, default=BENCH / "results", help="folder of the results (default bench/results)"
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="render an earlier run's JSON instead of measuring")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the tables to this file")
+    options = parser.parse_args(argv)
+    for given, allowed in ((options.transports, ("shm", "tcp")), (options.operations, comm.OPERATIONS)):
+        if unknown := set(given or ()) - set(allowed):
+            parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(allowed)}")
+    if any(size < 8 or size % 8 for size in options.sizes or ()):
+        parser.error("--sizes are multiples of 8 bytes: the arrays are of float64")
+    if any(workers < 2 or workers % 2 for workers in options.workers or ()):
+        parser.error("--workers are even: point to point runs on pairs")
+    return options
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def say(line: str) -> None:
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    results: dict[str, Any] = {
+        "setting": options.setting,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "machine": machine.describe(),
+    }
+    if results["machine"]["load_at_start"] > 0.5:
+        say(
+            f"the load average is {results['machine']['load_at_start']:.1f}: other programs are running, times will be noisy"
+        )
+    if options.only != "kmeans":
+        results["comm"] = comm.measure(comm_plan(options), say)
+    if options.only != "comm":
+        results["kmeans"] = kmeans.measure(options.setting, options.systems, options.cases, options.rounds, say)
+    return results
+
+
+def comm_plan(options: argparse.Namespace) -> comm.Plan:
+    plan = COMM_PLANS[options.setting]
+    given = {
+        key: getattr(options, key)
+        for key in ("workers", "transports", "operations", "sizes", "rounds")
+        if getattr(options, key)
+    }
+    chosen = [name for name in (options.systems or plan.systems) if name in SYSTEMS]
+    present = []
+    for name in chosen:
+        if why := SYSTEMS[name].missing():
+            say(f"{name} is left out: {why}")
+        else:
+            present.append(name)
+    return replace(plan, **given, systems=tuple(present))
+
+
+def main(argv: list[str]) -> int:
+    options = arguments(argv)
+    if options.report:
+        results, stem = json.loads(options.report.read_text()), options.report.with_suffix("")
+    else:
+        results = measure(options)
+        options.out.mkdir(parents=True, exist_ok=True)
+        stem = options.out / f"{results['setting']}-{results['started'][:19].replace(' ', 'T').replace(':', '')}"
+        stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    text = report.markdown(results)
+    print(text)
+    stem.with_suffix(".md").write_text(text)
+    if options.write:
+        options.write.write_text(text)
+    try:
+        for path in report.plot(results, stem):
+            say(f"wrote {path}")
+    except ModuleNotFoundError as error:
+        say(
+            f"no plot: {error}; install it with 'pip install matplotlib' and run with --report {stem.with_suffix('.json')}"
+        )
+    say(f"wrote {stem.with_suffix('.json')} and {stem.with_suffix('.md')}")
+    return 0 if any_measured(results) else 1
+
+
+def any_measured(results: dict[str, Any]) -> bool:
+    """Whether any system gave a time at all: a run where nothing started is a failure, not an empty table."""
+    comm_points = [
+        times for c in results.get("comm", {}).get("configurations", []) for times in c["samples_s"].values()
+    ]
+    kmeans_cases = [case["fit_s"] for case in results.get("kmeans", {}).get("cases", [])]
+    return any(comm_points) or any(kmeans_cases)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

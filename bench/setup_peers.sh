@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Installs the systems Tidemill is measured against, each in a virtual environment of its own under bench/.peers/.
+#
+#   bench/setup_peers.sh            Debian 12, as root or with sudo; asks nothing; a second run takes a second
+#
+#   .peers/openmpi   mpi4py built from source against Debian's Open MPI 4.1
+#   .peers/mpich     mpi4py built from source against Debian's MPICH 4.0
+#   .peers/ml        scikit-learn and faiss-cpu
+#   .peers/bin       our small C+MPI Lloyd, built with Open MPI, in float32 and float64
+#
+# The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
+# through the `mpicc` alternative. The mpi4py wheels on the registry carry no fixed MPI, hence the builds from source.
+set -euo pipefail
+cd "$(dirname "$0")"
+peers="$PWD/.peers"
+mpi4py_version=4.1.2
+
+say() { printf 'setup_peers: %s\n' "$*"; }
+die() { printf 'setup_peers: %s\n' "$*" >&2; exit 1; }
+
+# The same interpreter and NumPy as Tidemill's own environment, so that neither makes a difference in the comparison.
+python="../.venv/bin/python"
+[ -x "$python" ] || python="$(command -v python3)" || die "no python3: install it with 'apt-get install python3 python3-venv'"
+numpy="$("$python" -c 'import numpy; print("numpy==" + numpy.__version__)' 2>/dev/null || echo numpy)"
+
+# --- the two MPIs and a C compiler -----------------------------------------------------------------------------------
+packages=()
+need() { command -v "$1" >/dev/null 2>&1 || packages+=("${@:2}"); }
+need mpirun.openmpi openmpi-bin
+need mpicc.openmpi libopenmpi-dev
+need mpiexec.hydra mpich
+need mpicc.mpich libmpich-dev
+need g++ g++
+"$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+    || packages+=(python3-dev)
+"$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
+if [ "${#packages[@]}" -gt 0 ]; then
+    command -v apt-get >/dev/null || die "missing: ${packages[*]} (Debian's names); no apt-get here, install them by hand"
+    as_root=()
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || die "missing: ${packages[*]}; as root run 'apt-get install -y ${packages[*]}'"
+        as_root=(sudo -n)
+    fi
+    say "installing ${packages[*]}"
+    log="$(mktemp)"
+    install_packages() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}"; }
+    # A fresh machine has no package lists yet; one that has them is spared the update.
+    install_packages >"$log" 2>&1 || { "${as_root[@]}" apt-get update >>"$log" 2>&1 && install_packages >>"$log" 2>&1; } \
+        || { tail -n 5 "$log" >&2; die "could not install; try 'apt-get update && apt-get install -y ${packages[*]}' as root"; }
+    rm -f "$log"
+fi
+
+# --- virtual environments --------------------------------------------------------------------------------------------
+# A stamp names what an environment was made from: same stamp, nothing to do; another, it is made anew.
+make_env() { # NAME STAMP PIP_ARGS...
+    local env="$peers/$1" stamp="$2 $("$python" -V)"
+    shift 2
+    if [ "$(cat "$env/.stamp" 2>/dev/null)" = "$stamp" ]; then say "$(basename "$env"): up to date"; return; fi
+    say "$(basename "$env"): installing"
+    rm -rf "$env"
+    "$python" -m venv "$env"
+    "$env/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    printf '%s' "$stamp" >"$env/.stamp"
+}
+mkdir -p "$peers"
+for mpi in openmpi mpich; do
+    MPICC="$(command -v mpicc.$mpi)" make_env "$mpi" "$numpy mpi4py==$mpi4py_version $("mpicc.$mpi" -show | cksum)" \
+        --no-cache-dir --no-binary mpi4py "$numpy" "mpi4py==$mpi4py_version"
+done
+make_env ml "$numpy scikit-learn faiss-cpu" "$numpy" scikit-learn faiss-cpu threadpoolctl
+
+# --- C + MPI ---------------------------------------------------------------------------------------------------------
+mkdir -p "$peers/bin"
+for real in float double; do
+    target="$peers/bin/lloyd_mpi_$real"
+    if [ "$target" -nt peers/lloyd_mpi.cc ]; then continue; fi
+    say "lloyd_mpi_$real: compiling"
+    mpicxx.openmpi -std=c++20 -O3 -march=native -ffast-math -mprefer-vector-width=512 -Wall -Wextra -Wno-psabi \
+        -DREAL="$real" -o "$target" peers/lloyd_mpi.cc
+done
+
+# --- does each one start? --------------------------------------------------------------------------------------------
+check='from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; MPI.COMM_WORLD.rank or print(MPI.Get_library_version().split(",")[0].split("\n")[0])'
+root_flag=(); [ "$(id -u)" -ne 0 ] || root_flag=(--allow-run-as-root)
+say "$(mpirun.openmpi "${root_flag[@]}" --oversubscribe -n 2 "$peers/openmpi/bin/python" -c "$check")"
+say "$(mpiexec.hydra -n 2 "$peers/mpich/bin/python" -c "$check")"
+say "$("$peers/ml/bin/python" -c 'import sklearn, faiss; print("scikit-learn", sklearn.__version__ + ", faiss", faiss.__version__)')"
+say "done"

@@ -1,0 +1,182 @@
+//! Which algorithms run which collective, what they keep, and the way from a name to its code.
+
+use super::builder::Builder;
+use super::tree::Hosts;
+use super::{Algorithm, Collective, Params};
+use super::{bruck, dissemination, gather_scatter, halving_doubling, linear, pairwise, recursive_doubling};
+use super::{recursive_halving, ring, scan, scatter_allgather, tree, two_level};
+
+/// What one algorithm promises for one collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Whether the operation need not commute. For `two_level` only where each host's ranks are consecutive.
+    pub in_order: bool,
+    /// Whether it combines in the canonical order (for scans: from the lowest rank up), so that all repeatable algorithms
+    /// of the collective give bitwise the same result.
+    pub repeatable: bool,
+    /// Whether [`Params::chunk`] matters.
+    pub chunked: bool,
+}
+
+const fn entry(algorithm: Algorithm, in_order: bool, repeatable: bool, chunked: bool) -> Entry {
+    Entry { algorithm, in_order, repeatable, chunked }
+}
+
+/// Moves data only: order and repeatability hold trivially.
+const fn moves(algorithm: Algorithm) -> Entry {
+    entry(algorithm, true, true, false)
+}
+
+/// The algorithms that can run `collective`, simplest first.
+pub fn supported(collective: Collective) -> &'static [Entry] {
+    use Algorithm::*;
+    match collective {
+        Collective::Barrier => {
+            const { &[moves(Flat), moves(Binomial), moves(RecursiveDoubling), moves(Dissemination), moves(TwoLevel)] }
+        }
+        Collective::Bcast => {
+            const {
+                &[
+                    entry(Flat, true, true, true),
+                    entry(Binomial, true, true, true),
+                    entry(Binary, true, true, true),
+                    entry(Chain, true, true, true),
+                    moves(ScatterAllgather),
+                    entry(TwoLevel, true, true, true),
+                ]
+            }
+        }
+        Collective::Reduce => {
+            const {
+                &[
+                    entry(Flat, true, true, true),
+                    entry(Binomial, true, true, true),
+                    entry(Binary, true, false, true),
+                    entry(Chain, true, false, true),
+                    entry(HalvingDoubling, true, true, false),
+                    entry(TwoLevel, true, false, true),
+                ]
+            }
+        }
+        Collective::Allreduce => {
+            const {
+                &[
+                    entry(Flat, true, true, true),
+                    entry(Linear, true, true, false),
+                    entry(Binomial, true, true, true),
+                    entry(Binary, true, false, true),
+                    entry(Chain, true, false, true),
+                    entry(RecursiveDoubling, true, true, false),
+                    entry(HalvingDoubling, true, true, false),
+                    entry(Ring, false, false, false),
+                    entry(TwoLevel, true, false, true),
+                ]
+            }
+        }
+        Collective::Gather | Collective::Scatter => const { &[moves(Flat), moves(Binomial)] },
+        Collective::Gatherv | Collective::Scatterv => const { &[moves(Flat)] },
+        Collective::Allgather => {
+            const { &[moves(Linear), moves(RecursiveDoubling), moves(Bruck), moves(Ring), entry(TwoLevel, true, true, true)] }
+        }
+        Collective::Allgatherv => const { &[moves(Linear), moves(RecursiveDoubling), moves(Bruck), moves(Ring)] },
+        Collective::Alltoall => const { &[moves(Linear), moves(Pairwise), moves(Bruck)] },
+        Collective::Alltoallv => const { &[moves(Linear), moves(Pairwise)] },
+        Collective::ReduceScatterBlock | Collective::ReduceScatter => {
+            const {
+                &[
+                    entry(Linear, true, true, false),
+                    entry(RecursiveHalving, true, true, false),
+                    entry(Pairwise, false, false, false),
+                    entry(Ring, false, false, false),
+                ]
+            }
+        }
+        Collective::Scan | Collective::Exscan => {
+            const {
+                &[
+                    entry(Linear, true, true, false),
+                    entry(Chain, true, true, true),
+                    entry(RecursiveDoubling, true, false, false),
+                ]
+            }
+        }
+    }
+}
+
+/// Why `algorithm` cannot run the collective as `p` asks, if so.
+pub(crate) fn obstacle(collective: Collective, algorithm: Algorithm, p: &Params) -> Option<&'static str> {
+    let Some(entry) = supported(collective).iter().find(|entry| entry.algorithm == algorithm) else {
+        return Some("there is no such schedule");
+    };
+    if p.repeatable && !entry.repeatable {
+        return Some("it does not combine in the canonical order, which `repeatable` asks for");
+    }
+    if p.in_order() && !entry.in_order {
+        return Some("it does not keep the order of ranks, which an operation that does not commute needs");
+    }
+    let reduces = matches!(collective, Collective::Reduce | Collective::Allreduce);
+    if algorithm == Algorithm::TwoLevel && reduces && p.in_order() && !Hosts::are_consecutive(p) {
+        return Some("the ranks of a host are not consecutive, and the operation does not commute");
+    }
+    None
+}
+
+/// Names of the algorithms that could run it.
+pub(crate) fn alternatives(collective: Collective, p: &Params) -> String {
+    let able = supported(collective).iter().filter(|entry| obstacle(collective, entry.algorithm, p).is_none());
+    able.map(|entry| entry.algorithm.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The rounds of a supported combination, for two ranks or more.
+pub(crate) fn build(collective: Collective, algorithm: Algorithm, p: &Params) -> Builder {
+    use Algorithm as A;
+    use Collective as C;
+    let b = &mut Builder::new();
+    match (collective, algorithm) {
+        (C::Barrier, A::RecursiveDoubling) => return silent(p, recursive_doubling::allreduce),
+        (C::Barrier, A::Flat | A::Binomial | A::TwoLevel) => return silent(p, |b, p| tree::allreduce(b, algorithm, p)),
+        (C::Barrier, A::Dissemination) => dissemination::barrier(b, p),
+        (C::Bcast, A::ScatterAllgather) => scatter_allgather::bcast(b, p, p.result()),
+        (C::Bcast, A::Flat | A::Binomial | A::Binary | A::Chain | A::TwoLevel) => {
+            tree::bcast(b, algorithm, p, p.result())
+        }
+        (C::Reduce, A::Flat | A::Binomial | A::Binary | A::Chain | A::TwoLevel) => tree::reduce(b, algorithm, p),
+        (C::Reduce, A::HalvingDoubling) => halving_doubling::reduce(b, p),
+        (C::Allreduce, A::Flat | A::Binomial | A::Binary | A::Chain) => tree::allreduce(b, algorithm, p),
+        (C::Allreduce, A::Linear) => linear::allreduce(b, p),
+        (C::Allreduce, A::RecursiveDoubling) => recursive_doubling::allreduce(b, p),
+        (C::Allreduce, A::HalvingDoubling) => halving_doubling::allreduce(b, p),
+        (C::Allreduce, A::Ring) => ring::allreduce(b, p),
+        (C::Allreduce, A::TwoLevel) => two_level::allreduce(b, p),
+        (C::Gather | C::Gatherv, A::Flat) => gather_scatter::gather_flat(b, p),
+        (C::Gather, A::Binomial) => gather_scatter::gather_binomial(b, p),
+        (C::Scatter | C::Scatterv, A::Flat) => gather_scatter::scatter_flat(b, p),
+        (C::Scatter, A::Binomial) => gather_scatter::scatter_binomial(b, p),
+        (C::Allgather | C::Allgatherv, A::Linear) => linear::allgather(b, p),
+        (C::Allgather | C::Allgatherv, A::RecursiveDoubling) => recursive_doubling::allgather(b, p),
+        (C::Allgather | C::Allgatherv, A::Bruck) => bruck::allgather(b, p),
+        (C::Allgather | C::Allgatherv, A::Ring) => ring::allgather(b, p),
+        (C::Allgather, A::TwoLevel) => two_level::allgather(b, p),
+        (C::Alltoall | C::Alltoallv, A::Linear) => linear::alltoall(b, p),
+        (C::Alltoall | C::Alltoallv, A::Pairwise) => pairwise::alltoall(b, p),
+        (C::Alltoall, A::Bruck) => bruck::alltoall(b, p),
+        (C::ReduceScatterBlock | C::ReduceScatter, A::Linear) => linear::reduce_scatter(b, p),
+        (C::ReduceScatterBlock | C::ReduceScatter, A::RecursiveHalving) => recursive_halving::reduce_scatter(b, p),
+        (C::ReduceScatterBlock | C::ReduceScatter, A::Pairwise) => pairwise::reduce_scatter(b, p),
+        (C::ReduceScatterBlock | C::ReduceScatter, A::Ring) => ring::reduce_scatter(b, p),
+        (C::Scan | C::Exscan, A::Linear) => linear::scan(b, p, collective),
+        (C::Scan | C::Exscan, A::Chain) => scan::chain(b, p, collective),
+        (C::Scan | C::Exscan, A::RecursiveDoubling) => scan::recursive_doubling(b, p, collective),
+        _ => unreachable!("{algorithm} is not listed for {collective}"),
+    }
+    std::mem::replace(b, Builder::new())
+}
+
+/// A barrier: a collective on empty vectors, of which only the messages matter.
+fn silent(p: &Params, build: impl FnOnce(&mut Builder, &Params)) -> Builder {
+    let mut b = Builder::silent();
+    build(&mut b, &Params { root: 0, count: 0, chunk: 0, commutative: true, in_place: false, ..*p });
+    b
+}

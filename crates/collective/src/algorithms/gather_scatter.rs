@@ -1,0 +1,150 @@
+//! Gather and scatter: blocks between the root and everybody.
+//!
+//! | algorithm  | steps | elements sent                    | scratch                        |
+//! |------------|-------|----------------------------------|--------------------------------|
+//! | `flat`     | 1     | scatter, root: n(P - 1) / P      | none                           |
+//! | `binomial` | lg P  | gather, first child: n / 2       | the blocks of the own subtree  |
+//!
+//! Only the root knows all lengths of the vector variants, so these are always flat. In the binomial tree positions count
+//! from the root around the circle and a subtree is a run of positions; a run that crosses from rank P - 1 to rank 0 is two
+//! messages, so that the root's blocks need no rotating.
+//!
+//! Source: binomial gather and scatter of MPICH; MPI 3.1 sections 5.5 and 5.6.
+
+use super::Params;
+use super::builder::Builder;
+use crate::schedule::{Buffer, Range};
+
+/// Flat gather and gatherv.
+pub(crate) fn gather_flat(b: &mut Builder, p: &Params) {
+    if p.rank == p.root {
+        for from in (1..p.size).map(|distance| p.above(distance)) {
+            b.recv(from, p.recv_block(from));
+        }
+        b.copy_own(p, p.recv_block(p.rank));
+    } else {
+        b.send(p.root, p.own());
+    }
+    b.next_round();
+}
+
+/// Flat scatter and scatterv.
+pub(crate) fn scatter_flat(b: &mut Builder, p: &Params) {
+    if p.rank == p.root {
+        for to in (1..p.size).map(|distance| p.above(distance)) {
+            b.send(to, p.send_block(to));
+        }
+        keep_own(b, p);
+    } else {
+        b.recv(p.root, p.result());
+    }
+    b.next_round();
+}
+
+/// The root's block of a scatter, which in place lies where it should.
+fn keep_own(b: &mut Builder, p: &Params) {
+    if !p.in_place {
+        b.copy(p.send_block(p.rank), p.result());
+    }
+}
+
+/// Binomial gather.
+pub(crate) fn gather_binomial(b: &mut Builder, p: &Params) {
+    let node = Node::new(p);
+    let store = node.store(b, p, Buffer::Recv, p.own());
+    for &child in &node.children {
+        node.runs(p, child).for_each(|run| b.recv(node.rank(p, child), store.at(p, run)));
+    }
+    if node.position == 0 {
+        b.copy_own(p, p.recv_block(p.rank));
+    } else if !node.children.is_empty() {
+        b.copy(p.own(), store.at(p, (node.position, node.position + 1)));
+    }
+    b.next_round();
+    if node.position > 0 {
+        node.runs(p, node.position).for_each(|run| b.send(node.rank(p, node.parent()), store.at(p, run)));
+    }
+    b.next_round();
+}
+
+/// Binomial scatter.
+pub(crate) fn scatter_binomial(b: &mut Builder, p: &Params) {
+    let node = Node::new(p);
+    let store = node.store(b, p, Buffer::Send, p.result());
+    if node.position > 0 {
+        node.runs(p, node.position).for_each(|run| b.recv(node.rank(p, node.parent()), store.at(p, run)));
+        if !node.children.is_empty() {
+            b.copy(store.at(p, (node.position, node.position + 1)), p.result());
+        }
+        b.next_round();
+    } else {
+        keep_own(b, p);
+    }
+    // The largest subtree first: it has the most still to pass on.
+    for &child in node.children.iter().rev() {
+        node.runs(p, child).for_each(|run| b.send(node.rank(p, child), store.at(p, run)));
+    }
+    b.next_round();
+}
+
+/// A place in the binomial tree in which the subtree of position v is `v .. v + lowest set bit of v`.
+pub(crate) struct Node {
+    pub(crate) position: u32,
+    pub(crate) children: Vec<u32>,
+}
+
+impl Node {
+    pub(crate) fn new(p: &Params) -> Node {
+        let position = (p.rank + p.size - p.root) % p.size;
+        let reach = if position == 0 { p.size } else { 1 << position.trailing_zeros() };
+        let distances = (0..32).map(|k| 1u32 << k).take_while(|&d| d < reach && d < p.size - position);
+        Node { position, children: distances.map(|distance| position + distance).collect() }
+    }
+
+    pub(crate) fn parent(&self) -> u32 {
+        self.position & (self.position - 1)
+    }
+
+    /// The rank at a position.
+    pub(crate) fn rank(&self, p: &Params, position: u32) -> u32 {
+        ((u64::from(position) + u64::from(p.root)) % u64::from(p.size)) as u32
+    }
+
+    /// One past the last position of the subtree of `position > 0`.
+    pub(crate) fn end(p: &Params, position: u32) -> u32 {
+        p.size.min(position + (1 << position.trailing_zeros()))
+    }
+
+    /// The subtree of a child, or of ourselves, as runs of positions whose ranks are consecutive.
+    fn runs(&self, p: &Params, position: u32) -> impl Iterator<Item = (u32, u32)> {
+        let (end, rank_zero) = (Self::end(p, position), p.size - p.root);
+        let cut = rank_zero.clamp(position, end);
+        [(position, cut), (cut, end)].into_iter().filter(|run| run.0 < run.1)
+    }
+
+    /// `all`: the root's buffer, by rank; `single`: where a leaf has its block.
+    fn store(&self, b: &mut Builder, p: &Params, all: Buffer, single: Range) -> Store {
+        let blocks = match (self.position, self.children.is_empty()) {
+            (0, _) => Range { buffer: all, start: 0, len: p.size as usize * p.count },
+            (_, true) => single,
+            _ => b.scratch((Self::end(p, self.position) - self.position) as usize * p.count),
+        };
+        // Block 0 is rank 0's at the root, elsewhere that of the node's own position.
+        Store { blocks, offset: if self.position == 0 { p.root } else { p.size - self.position } }
+    }
+}
+
+/// Where a node keeps the blocks of its subtree.
+struct Store {
+    blocks: Range,
+    /// Added to a position, around the circle, this is its place.
+    offset: u32,
+}
+
+impl Store {
+    /// The blocks of a run of positions.
+    fn at(&self, p: &Params, (start, end): (u32, u32)) -> Range {
+        let place = (u64::from(start) + u64::from(self.offset)) % u64::from(p.size);
+        self.blocks.part(place as usize * p.count, (end - start) as usize * p.count)
+    }
+}

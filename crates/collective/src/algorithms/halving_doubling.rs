@@ -1,0 +1,91 @@
+//! Recursive halving, then doubling (Rabenseifner's algorithm): for long vectors with few steps.
+//!
+//! In step k partners at distance 2^k split the window they share: each keeps one half and receives the other's
+//! contribution to it. After lg P steps every rank has the whole combination of n / P elements. The way back collects
+//! them: everywhere (allreduce) or towards the root (reduce). 2 lg P steps, 2n(P - 1) / P elements sent; scratch n, on
+//! other ranks than the root of a reduce 2n. Halving from the nearest partner on is the canonical order, so rank order is
+//! kept and results equal recursive doubling's bitwise. Any P: ranks beyond a power of two pair up first, n elements and
+//! up to two steps more. Windows may be empty.
+//!
+//! Source: Rabenseifner, "Optimization of collective reduction operations" (2004).
+
+use super::Params;
+use super::accumulator::Accumulator;
+use super::builder::Builder;
+use super::groups::Groups;
+use crate::schedule::Range;
+
+/// What a step left with us and what with the partner, as (start, len).
+struct Split {
+    partner: u32,
+    kept: (usize, usize),
+    given: (usize, usize),
+}
+
+/// Allreduce.
+pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
+    let groups = Groups::new(p.size);
+    let mut sum = Accumulator::new(b, p.rank, p.own(), p.result(), p.in_place);
+    let partner = groups.partner(p.rank);
+    let Some(splits) = halve(b, p, &groups, &mut sum) else {
+        b.recv(partner.expect("only pairs fold"), p.result());
+        return b.next_round();
+    };
+    for split in splits.iter().rev() {
+        b.send(split.partner, part(p.result(), split.kept));
+        b.recv(split.partner, part(p.result(), split.given));
+        b.next_round();
+    }
+    if let Some(partner) = partner {
+        b.send(partner, p.result());
+    }
+    b.next_round();
+}
+
+/// Reduce.
+pub(crate) fn reduce(b: &mut Builder, p: &Params) {
+    let groups = Groups::led_by(p.size, p.root);
+    let at_root = p.rank == p.root;
+    let result = if at_root { p.result() } else { b.scratch(p.count) };
+    let mut sum = Accumulator::new(b, p.rank, p.own(), result, at_root && p.in_place);
+    let Some(splits) = halve(b, p, &groups, &mut sum) else { return };
+    // At every split the side away from the root hands over what it has collected and is done.
+    let away = groups.of(p.rank) ^ groups.of(p.root);
+    for (k, split) in splits.iter().enumerate().rev() {
+        if away & (1 << k) != 0 {
+            b.send(split.partner, part(result, split.kept));
+            return b.next_round();
+        }
+        b.recv(split.partner, part(result, split.given));
+        b.next_round();
+    }
+}
+
+/// The way down; `None` for the rank of a pair that only hands its contribution to the other.
+fn halve(b: &mut Builder, p: &Params, groups: &Groups, sum: &mut Accumulator) -> Option<Vec<Split>> {
+    let group = groups.of(p.rank);
+    if let Some(partner) = groups.partner(p.rank) {
+        if groups.leader(group) != p.rank {
+            b.send(partner, sum.value());
+            b.next_round();
+            return None;
+        }
+        sum.absorb(b, partner, (0, p.count));
+    }
+    let mut splits: Vec<Split> = Vec::new();
+    let (mut start, mut len) = (0, p.count);
+    for k in 0..groups.count.ilog2() {
+        let partner = groups.leader(group ^ (1 << k));
+        let (low, high) = ((start, len / 2), (start + len / 2, len - len / 2));
+        let (kept, given) = if group & (1 << k) == 0 { (low, high) } else { (high, low) };
+        b.send(partner, part(sum.value(), given));
+        sum.absorb(b, partner, kept);
+        splits.push(Split { partner, kept, given });
+        (start, len) = kept;
+    }
+    Some(splits)
+}
+
+fn part(range: Range, (start, len): (usize, usize)) -> Range {
+    range.part(start, len)
+}

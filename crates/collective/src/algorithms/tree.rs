@@ -1,0 +1,277 @@
+//! Overlays: trees of ranks, and bcast and reduce along any of them, a chunk at a time.
+//!
+//! | shape       | depth        | children         | subtree of a node                        |
+//! |-------------|--------------|------------------|------------------------------------------|
+//! | `flat`      | 1            | P - 1            | itself                                   |
+//! | `binary`    | lg P         | 2                | consecutive, halves of its range         |
+//! | `binomial`  | lg P         | up to lg P       | consecutive; the canonical order         |
+//! | `chain`     | P - 1        | 1                | everything after it                      |
+//! | `two_level` | lg H + lg L  | both binomial    | its host's, then later hosts'            |
+//!
+//! With m chunks a bcast or reduce takes depth + m - 1 steps and a rank sends n elements to each child; a chunk travels
+//! down (or up) while the next one follows. A reduction combines own, first child, second child, ...; every shape lists
+//! children so that this is rank order counted from the tree's top. An operation that needs rank order therefore climbs
+//! to rank 0, which passes the result to the root: one more step of n elements, except for `flat`, where the root holds
+//! everything and combines it in the canonical order.
+//!
+//! Scratch: reduce uses two chunks for itself and one for each child after the first; `flat` n(P - 1), or c(P - 1).
+//! Restrictions: `two_level` keeps rank order only where each host's ranks are consecutive.
+//! Source: MPICH and Open MPI `coll/base` trees; pipelining after Worringen, "Pipelining and overlapping for MPI
+//! collective operations" (2003).
+
+use super::builder::Builder;
+use super::groups::{self, Groups};
+use super::{Algorithm, Params};
+use crate::schedule::Range;
+
+/// A rank's neighbours in an overlay. Children are in the order in which their subtrees combine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tree {
+    pub(crate) parent: Option<u32>,
+    pub(crate) children: Vec<u32>,
+}
+
+impl Tree {
+    /// The neighbours of `p.rank` in the tree of this shape with `top` at its top.
+    pub(crate) fn new(shape: Algorithm, p: &Params, top: u32) -> Tree {
+        // Shapes are made for a tree topped by position 0; positions count ranks from `top` around the circle.
+        let position = (p.rank + p.size - top) % p.size;
+        let tree = match shape {
+            Algorithm::Flat => flat(position, p.size),
+            Algorithm::Binary => binary(position, p.size),
+            Algorithm::Binomial => binomial(position, p.size),
+            Algorithm::Chain => Tree {
+                parent: position.checked_sub(1),
+                children: if position + 1 < p.size { vec![position + 1] } else { Vec::new() },
+            },
+            Algorithm::TwoLevel => return two_level(p, top),
+            _ => unreachable!("{shape} is no tree"),
+        };
+        tree.renamed(|position| ((u64::from(position) + u64::from(top)) % u64::from(p.size)) as u32)
+    }
+
+    fn renamed(self, name: impl Fn(u32) -> u32) -> Tree {
+        Tree { parent: self.parent.map(&name), children: self.children.into_iter().map(name).collect() }
+    }
+}
+
+fn flat(position: u32, size: u32) -> Tree {
+    match position {
+        0 => Tree { parent: None, children: (1..size).collect() },
+        _ => Tree { parent: Some(0), children: Vec::new() },
+    }
+}
+
+/// A node owns the positions from itself up to some end; its children own the two halves of what follows it.
+fn binary(position: u32, size: u32) -> Tree {
+    let (mut node, mut end, mut parent) = (0, size, None);
+    loop {
+        let rest = end - node - 1;
+        let middle = node + 1 + rest.div_ceil(2);
+        if node == position {
+            let children = [(node + 1, middle), (middle, end)];
+            return Tree { parent, children: children.iter().filter(|c| c.0 < c.1).map(|c| c.0).collect() };
+        }
+        parent = Some(node);
+        (node, end) = if position < middle { (node + 1, middle) } else { (middle, end) };
+    }
+}
+
+/// A binomial tree over the groups of the canonical order; the second rank of a pair hangs below the first.
+fn binomial(position: u32, size: u32) -> Tree {
+    let groups = Groups::new(size);
+    let group = groups.of(position);
+    if groups.leader(group) != position {
+        return Tree { parent: Some(position - 1), children: Vec::new() };
+    }
+    let mut children: Vec<u32> = groups.partner(position).into_iter().collect();
+    let mut distance = 1;
+    while distance < groups.count && group & distance == 0 {
+        children.push(groups.first(group + distance));
+        distance *= 2;
+    }
+    Tree { parent: (group != 0).then(|| groups.first(group - distance)), children }
+}
+
+/// A binomial tree over hosts, each represented by a leader (`top`, or the host's lowest rank), and one within each host.
+fn two_level(p: &Params, top: u32) -> Tree {
+    let hosts = Hosts::new(p, top);
+    let (host, member) = hosts.find(p.rank);
+    let members = &hosts.members[host];
+    let mut tree = binomial(member as u32, members.len() as u32).renamed(|position| members[position as usize]);
+    if member == 0 {
+        let between = binomial(host as u32, hosts.members.len() as u32).renamed(|host| hosts.members[host as usize][0]);
+        tree.parent = between.parent;
+        tree.children.extend(between.children);
+    }
+    tree
+}
+
+/// The ranks of each host. The first host is that of `top`, the others follow in the order of their lowest rank; the first
+/// member of each is its leader.
+pub(crate) struct Hosts {
+    pub(crate) members: Vec<Vec<u32>>,
+}
+
+impl Hosts {
+    pub(crate) fn new(p: &Params, top: u32) -> Hosts {
+        let host_of = |rank: u32| p.hosts.get(rank as usize).copied().unwrap_or(0);
+        let mut names: Vec<u32> = vec![host_of(top)];
+        let mut members: Vec<Vec<u32>> = vec![vec![top]];
+        let mut index = std::collections::HashMap::from([(names[0], 0)]);
+        for rank in (0..p.size).filter(|&rank| rank != top) {
+            let host = *index.entry(host_of(rank)).or_insert_with(|| {
+                names.push(host_of(rank));
+                members.push(Vec::new());
+                members.len() - 1
+            });
+            members[host].push(rank);
+        }
+        Hosts { members }
+    }
+
+    /// Host and place on it of `rank`.
+    pub(crate) fn find(&self, rank: u32) -> (usize, usize) {
+        let mut places = self.members.iter().enumerate();
+        let found = places.find_map(|(host, members)| Some((host, members.iter().position(|&m| m == rank)?)));
+        found.expect("every rank is on a host")
+    }
+
+    /// Whether each host's ranks are consecutive, so that combining by host keeps rank order.
+    pub(crate) fn are_consecutive(p: &Params) -> bool {
+        let changes = p.hosts.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        changes + 1 == Hosts::new(p, 0).members.len()
+    }
+}
+
+/// Bcast of `data`, present at `p.root`, along a tree.
+pub(crate) fn bcast(b: &mut Builder, shape: Algorithm, p: &Params, data: Range) {
+    let Tree { parent, children } = Tree::new(shape, p, p.root);
+    let chunks = data.chunks(p.chunk);
+    // Ends of the tree have nothing to wait for between chunks: all of them are posted at once. A node in between
+    // receives a chunk while it passes the one before on, to the largest subtree first.
+    let mut previous = None;
+    for chunk in chunks {
+        if let Some(parent) = parent {
+            b.recv(parent, chunk);
+        }
+        let ready = if parent.is_some() { previous.replace(chunk) } else { Some(chunk) };
+        for &child in children.iter().rev() {
+            if let Some(ready) = ready {
+                b.send(child, ready);
+            }
+        }
+        if parent.is_some() && !children.is_empty() {
+            b.next_round();
+        }
+    }
+    if let Some(last) = previous {
+        for &child in children.iter().rev() {
+            b.send(child, last);
+        }
+    }
+    b.next_round();
+}
+
+/// Reduce to `p.root` along a tree. With `p.in_place` the contribution of the root lies in `Recv`.
+pub(crate) fn reduce(b: &mut Builder, shape: Algorithm, p: &Params) {
+    if shape == Algorithm::Flat {
+        return reduce_flat(b, p);
+    }
+    let top = if p.in_order() { 0 } else { p.root };
+    let at_root = p.rank == p.root;
+    let Tree { parent, children } = Tree::new(shape, p, top);
+    // The top keeps the whole result: in Recv at the root, else in scratch.
+    let whole = match parent {
+        None if at_root => Some(p.result()),
+        None => Some(b.scratch(p.count)),
+        Some(_) => None,
+    };
+    match (parent, children.is_empty()) {
+        (Some(parent), true) => p.own().chunks(p.chunk).for_each(|chunk| b.send(parent, chunk)),
+        _ => reduce_inner(b, p, parent, &children, whole),
+    }
+    b.next_round();
+    if top != p.root {
+        // Not chunk by chunk: the root may only take it once it has sent all of its own part up the tree.
+        match whole {
+            Some(whole) => b.send(p.root, whole),
+            None if at_root => b.recv(top, p.result()),
+            None => {}
+        }
+    }
+    b.next_round();
+}
+
+fn reduce_inner(b: &mut Builder, p: &Params, parent: Option<u32>, children: &[u32], whole: Option<Range>) {
+    let chunk_len = p.own().chunks(p.chunk).next().map_or(0, |chunk| chunk.len);
+    // Below the top a chunk's result is needed only until it is sent, in the round after.
+    let slots = match whole {
+        Some(_) => Vec::new(),
+        None => (0..p.own().chunks(p.chunk).len().min(2)).map(|_| b.scratch(chunk_len)).collect(),
+    };
+    // Where the root's own contribution lies in Recv, the first child needs a place too.
+    let overwrites_own = p.in_place && p.rank == p.root && whole.is_some();
+    let first_place = overwrites_own.then(|| b.scratch(chunk_len));
+    let places: Vec<Range> = children[1..].iter().map(|_| b.scratch(chunk_len)).collect();
+    let send_up = |b: &mut Builder, chunk: Option<Range>| {
+        if let (Some(parent), Some(chunk)) = (parent, chunk) {
+            b.send(parent, chunk);
+        }
+    };
+    let mut previous = None;
+    let mut done = 0;
+    for (i, own) in p.own().chunks(p.chunk).enumerate() {
+        let result = match whole {
+            Some(whole) => whole.part(done, own.len),
+            None => slots[i % 2].part(0, own.len),
+        };
+        let first = first_place.map_or(result, |place| place.part(0, own.len));
+        b.recv(children[0], first);
+        for (&child, place) in children[1..].iter().zip(&places) {
+            b.recv(child, place.part(0, own.len));
+        }
+        send_up(b, previous);
+        if overwrites_own {
+            b.reduce_right(first, result);
+        } else {
+            b.reduce_left(own, result);
+        }
+        for place in &places {
+            b.reduce_right(place.part(0, own.len), result);
+        }
+        b.next_round();
+        previous = Some(result);
+        done += own.len;
+    }
+    send_up(b, previous);
+}
+
+/// The root receives everything, a chunk at a time, and combines it in the canonical order.
+fn reduce_flat(b: &mut Builder, p: &Params) {
+    if p.rank != p.root {
+        p.own().chunks(p.chunk).for_each(|chunk| b.send(p.root, chunk));
+        return b.next_round();
+    }
+    let chunk_len = p.own().chunks(p.chunk).next().map_or(0, |chunk| chunk.len);
+    let places: Vec<Range> = (1..p.size).map(|_| b.scratch(chunk_len)).collect();
+    let mut done = 0;
+    for own in p.own().chunks(p.chunk) {
+        let operands = groups::gather_operands(p, own, p.result().part(done, own.len), &places);
+        for (rank, &(range, _)) in operands.iter().enumerate().filter(|(rank, _)| *rank != p.rank as usize) {
+            b.recv(rank as u32, range);
+        }
+        let result = groups::combine(b, operands);
+        b.copy(result, p.result().part(done, own.len));
+        b.next_round();
+        done += own.len;
+    }
+}
+
+/// Reduce to rank 0, then bcast from it.
+pub(crate) fn allreduce(b: &mut Builder, shape: Algorithm, p: &Params) {
+    let p = Params { root: 0, ..*p };
+    // On other ranks than the root reduce reads Send and never writes Recv, so in-place needs nothing else there.
+    reduce(b, shape, &p);
+    bcast(b, shape, &p, p.result());
+}

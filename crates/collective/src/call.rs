@@ -1,0 +1,203 @@
+//! What a collective call was, in sixteen bytes: every rank notes its own, fingerprints travel with every message, and
+//! when two differ both are put into words.
+
+use tidemill_net::Region;
+
+use crate::{Algorithm, Block, Collective, DType, Op, PREDEFINED};
+
+/// How a collective shall be run; by default the tuner decides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// This algorithm and no other.
+    pub algorithm: Option<Algorithm>,
+    /// Elements of a pipelined chunk, with `algorithm`.
+    pub chunk: Option<usize>,
+    /// Combine in an order that depends on the number of ranks alone, so that floats repeat bit by bit.
+    pub repeatable: bool,
+}
+
+/// A collective call. Which buffers and blocks it needs is said at [`Collective`]; lengths are in elements of `dtype`.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// What to do.
+    pub collective: Collective,
+    /// The element type.
+    pub dtype: DType,
+    /// The operation of a reduction, else ignored.
+    pub op: &'a Op,
+    /// The root, if the collective has one.
+    pub root: u32,
+    /// Elements; see [`Collective`].
+    pub count: usize,
+    /// The contribution; `None` for in place (or nothing).
+    pub send: Option<Region>,
+    /// The result; `None` where this rank gets none, or for the root of an in-place scatter.
+    pub recv: Option<Region>,
+    /// Blocks of `send`, for vector variants.
+    pub send_blocks: &'a [Block],
+    /// Blocks of `recv`, for vector variants.
+    pub recv_blocks: &'a [Block],
+    /// How to run it.
+    pub options: Options,
+}
+
+const NO_OP_CODE: u64 = 0xff;
+const USER_OP_CODE: u64 = 0xfe;
+
+/// Six bits say which algorithm was asked for: schedules of different ones do not fit together. 0: none, the tuner chose.
+const ALGORITHM_SHIFT: u32 = 26;
+const _: () = assert!(Algorithm::ALL.len() < 64);
+
+impl Call<'_> {
+    /// A call with neither buffers nor blocks, to be completed by struct update.
+    pub fn new(collective: Collective) -> Call<'static> {
+        Call {
+            collective,
+            dtype: DType::U8,
+            op: &Op::NoOp,
+            root: 0,
+            count: 0,
+            send: None,
+            recv: None,
+            send_blocks: &[],
+            recv_blocks: &[],
+            options: Options::default(),
+        }
+    }
+
+    /// Whether operands are combined.
+    pub fn reduces(&self) -> bool {
+        use Collective::*;
+        matches!(self.collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
+    }
+
+    /// Whether one rank is special.
+    pub fn is_rooted(&self) -> bool {
+        use Collective::*;
+        matches!(self.collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
+    }
+
+    /// Whether ranks may pass different counts.
+    fn is_vector(&self) -> bool {
+        use Collective::*;
+        matches!(self.collective, Gatherv | Allgatherv | Scatterv | Alltoallv)
+    }
+
+    /// The call in sixteen bytes: all that must be alike on every rank.
+    #[inline]
+    pub(crate) fn code(&self) -> [u64; 2] {
+        let op = if self.reduces() { op_code(self.op) } else { NO_OP_CODE };
+        let root = if self.is_rooted() { self.root } else { 0 };
+        let repeatable = u64::from(self.options.repeatable);
+        // In-place alltoalls are in place on every rank (MPI 4.1 section 6.8).
+        let in_place =
+            u64::from(self.send.is_none() && matches!(self.collective, Collective::Alltoall | Collective::Alltoallv));
+        let algorithm = self.options.algorithm.map_or(0, |a| a as u64 + 1);
+        let word = algorithm << ALGORITHM_SHIFT
+            | in_place << 25
+            | self.collective as u64
+            | op << 8
+            | self.dtype.code() << 16
+            | repeatable << 24
+            | u64::from(root) << 32;
+        let bytes = if self.is_vector() { u64::MAX } else { (self.count * self.dtype.size_bytes()) as u64 };
+        [word, bytes]
+    }
+}
+
+fn op_code(op: &Op) -> u64 {
+    match op {
+        Op::User(_) => USER_OP_CODE,
+        other => other.code(),
+    }
+}
+
+/// The fingerprint of a call; never 0, which means none.
+#[inline]
+pub(crate) fn signature(code: [u64; 2]) -> u32 {
+    let mixed =
+        (code[0] ^ code[1].rotate_left(32).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    (mixed >> 32) as u32 | 1
+}
+
+/// The call in words.
+pub(crate) fn describe([word, bytes]: [u64; 2]) -> String {
+    let Some(collective) = Collective::ALL.get(word as u8 as usize) else { return "an unknown call".into() };
+    let dtype = DType::from_code(word >> 16 & 0xff);
+    let item = dtype.map_or(1, DType::size_bytes) as u64;
+    let mut parts = Vec::new();
+    if bytes != u64::MAX && *collective != Collective::Barrier {
+        match dtype {
+            Some(dtype) if item > 0 => parts.push(format!("{} x {dtype}", bytes / item)),
+            _ => parts.push(format!("{bytes} bytes")),
+        }
+    } else if let (Some(dtype), true) = (dtype, bytes == u64::MAX) {
+        parts.push(dtype.to_string());
+    }
+    match word >> 8 & 0xff {
+        NO_OP_CODE => {}
+        USER_OP_CODE => parts.push("op=user".into()),
+        code => {
+            if let Some((_, name)) = PREDEFINED.iter().find(|(op, _)| op.code() == code) {
+                parts.push(format!("op={name}"));
+            }
+        }
+    }
+    let call = Call { root: (word >> 32) as u32, ..Call::new(*collective) };
+    if call.is_rooted() {
+        parts.push(format!("root={}", call.root));
+    }
+    for (bit, name) in [(24, "repeatable"), (25, "in place")] {
+        if word >> bit & 1 == 1 {
+            parts.push(name.into());
+        }
+    }
+    if let Some(i) = (word >> ALGORITHM_SHIFT & 63).checked_sub(1)
+        && let Some(algorithm) = Algorithm::ALL.get(i as usize)
+    {
+        parts.push(format!("algorithm={algorithm}"));
+    }
+    format!("{collective}({})", parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wrong word would send a user to the wrong line of the wrong program.
+    #[test]
+    fn calls_are_described_as_they_were_made() {
+        let call = Call { dtype: DType::F64, op: &Op::Max, count: 3, ..Call::new(Collective::Allreduce) };
+        assert_eq!(describe(call.code()), "allreduce(3 x float64, op=max)");
+        let call = Call { dtype: DType::I32, root: 2, count: 1, ..Call::new(Collective::Bcast) };
+        assert_eq!(describe(call.code()), "bcast(1 x int32, root=2)");
+        assert_eq!(describe(Call::new(Collective::Barrier).code()), "barrier()");
+        for &algorithm in Algorithm::ALL {
+            let options = Options { algorithm: Some(algorithm), repeatable: true, ..Options::default() };
+            let call = Call { root: u32::MAX, options, ..Call::new(Collective::Reduce) };
+            let words = format!("reduce(0 x uint8, op=no_op, root=4294967295, repeatable, algorithm={algorithm})");
+            assert_eq!(describe(call.code()), words);
+        }
+    }
+
+    /// Differences that the fingerprint does not see would go unnoticed until a hang.
+    #[test]
+    fn signatures_tell_calls_apart() {
+        let base = Call { dtype: DType::F64, op: &Op::Sum, count: 3, ..Call::new(Collective::Allreduce) };
+        let others = [
+            Call { count: 4, ..base },
+            Call { op: &Op::Max, ..base },
+            Call { dtype: DType::I64, ..base },
+            Call { collective: Collective::Scan, ..base },
+            Call { collective: Collective::Reduce, root: 1, ..base },
+            Call { collective: Collective::Reduce, root: 0, ..base },
+            Call { options: Options { algorithm: Some(Algorithm::Flat), ..Options::default() }, ..base },
+            Call { options: Options { algorithm: Some(Algorithm::Ring), ..Options::default() }, ..base },
+        ];
+        let mut seen: Vec<u32> = others.iter().map(|c| signature(c.code())).collect();
+        seen.push(signature(base.code()));
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), others.len() + 1);
+    }
+}

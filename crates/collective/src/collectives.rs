@@ -1,0 +1,367 @@
+//! Collectives: a call is checked, given to shared memory or to a schedule, and started.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tidemill_net::{Envelope, Region, Status};
+
+use crate::Collective;
+use crate::algorithms::{self, Params};
+use crate::call::{self, Call};
+use crate::communicator::{CollectiveError, Communicator, ScheduleKey};
+use crate::direct::{DATA_BYTES, Direct, Job, LargeProgress, Poll};
+use crate::exec::Execution;
+use crate::request::{Request, Started, State, What, spin_direct};
+use crate::schedule::Schedule;
+use crate::tuner::{Choice, Query};
+
+/// Schedules remembered per communicator.
+const SCHEDULES_MAX: usize = 256;
+
+impl Communicator {
+    /// Starts a collective that this thread will wait for.
+    ///
+    /// # Errors
+    /// A wrong root, length, operation or algorithm before anything moves; the job's fault.
+    ///
+    /// # Safety
+    /// The call's regions are valid, and touched by nobody else, until the request is over.
+    #[inline]
+    pub unsafe fn start(&self, call: &Call) -> Result<Started, CollectiveError> {
+        self.check(call)?;
+        let code = call.code();
+        let signature = call::signature(code);
+        let mut collectives = self.0.collectives.lock();
+        let collectives_ref = &mut *collectives;
+        collectives_ref.seq = collectives_ref.seq.wrapping_add(1).max(1);
+        let seq = collectives_ref.seq;
+        let what = What::Collective { collective: call.collective, seq, signature };
+        if let Some(direct) = &mut collectives_ref.direct {
+            direct.area().set_call(self.0.rank as usize, seq, signature, code);
+            if collectives_ref.single_copy && is_large(call, self.0.ranks.len()) {
+                let job = self.job(call, direct.chain(signature));
+                let state = State::large(job, call.op, LargeProgress::new(call.collective));
+                return Ok(Started::Pending(Request::new(self, what, state)));
+            }
+            if is_direct(call, self.0.ranks.len()) {
+                let job = self.job(call, direct.chain(signature));
+                let mut progress = Direct::start();
+                // SAFETY: by this function's contract; `check` has checked the lengths.
+                let poll = unsafe { spin_direct(direct, &job, call.op, &mut progress, self.0.polls) };
+                let sleepers = direct.sleepers();
+                drop(collectives);
+                if sleepers > 0 {
+                    self.wake_all(&mut self.0.endpoint.lock());
+                }
+                match poll {
+                    Poll::Done => return Ok(Started::Done(Status::default())),
+                    Poll::Failed(error) => return Err(error.into()),
+                    Poll::Waiting | Poll::Moved => {}
+                    Poll::Contradicted(rank) => self.contradict(&mut self.0.endpoint.lock(), seq, rank),
+                }
+                return Ok(Started::Pending(Request::new(self, what, State::direct(job, call.op, progress))));
+            }
+        }
+        drop(collectives);
+        let execution = self.execution(call, seq, signature, code)?;
+        Ok(Started::Pending(Request::new(self, what, State::Execution(Box::new(execution)))))
+    }
+
+    /// Starts a collective that goes on by itself.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`].
+    ///
+    /// # Safety
+    /// As [`Communicator::start`]; after [`Request::detach`], until the keepalive is dropped.
+    pub unsafe fn start_nonblocking(&self, call: &Call) -> Result<Request, CollectiveError> {
+        self.check(call)?;
+        let code = call.code();
+        let signature = call::signature(code);
+        let seq = {
+            let mut collectives = self.0.collectives.lock();
+            collectives.seq = collectives.seq.wrapping_add(1).max(1);
+            if let Some(direct) = &collectives.direct {
+                direct.area().set_call(self.0.rank as usize, collectives.seq, signature, code);
+            }
+            collectives.seq
+        };
+        let what = What::Collective { collective: call.collective, seq, signature };
+        let execution = self.execution(call, seq, signature, code)?;
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.add_task(Box::new(execution));
+        engine.flush();
+        drop(engine);
+        self.0.endpoint.leave_to_background();
+        Ok(Request::new(self, what, State::Group(group)))
+    }
+
+    /// Starts a collective and waits for it. For callers without signals to look at.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`].
+    ///
+    /// # Safety
+    /// The call's regions are valid, and touched by nobody else, during the call.
+    pub unsafe fn run(&self, call: &Call) -> Result<(), CollectiveError> {
+        // SAFETY: by this function's contract.
+        match unsafe { self.start(call)? } {
+            Started::Done(_) => Ok(()),
+            Started::Pending(request) => Ok(request.wait().map(|_| ())?),
+        }
+    }
+
+    pub(crate) fn execution(
+        &self,
+        call: &Call,
+        seq: u32,
+        signature: u32,
+        code: [u64; 2],
+    ) -> Result<Execution, CollectiveError> {
+        let schedule = self.schedule(call)?;
+        let context = self.collective_context();
+        self.0.endpoint.lock().begin_collective(context, seq, signature, code);
+        let envelope = Envelope { context, tag: 0, seq, signature };
+        let (send, recv) = self.regions(call);
+        let ranks = Arc::clone(&self.0.ranks);
+        // SAFETY: by the contract of `start` and `start_nonblocking`.
+        Ok(unsafe { Execution::new(schedule, ranks, envelope, call.dtype, call.op.clone(), send, recv) })
+    }
+
+    /// The regions a schedule calls `Send` and `Recv`, with in-place calls resolved as [`Collective`] says.
+    pub(crate) fn regions(&self, call: &Call) -> (Region, Region) {
+        let item = call.dtype.size_bytes();
+        let part = |whole: Region, start: usize, len: usize| Region {
+            // SAFETY: `check` has checked that the part is within the buffer.
+            ptr: unsafe { whole.ptr.add(start * item) },
+            len: len * item,
+        };
+        let me = self.0.rank as usize;
+        use Collective::*;
+        match (call.send, call.recv) {
+            (Some(send), Some(recv)) => (send, recv),
+            (Some(send), None) => match call.collective {
+                Scatter => (send, part(send, me * call.count, call.count)),
+                Scatterv => (send, part(send, call.send_blocks[me].start, call.send_blocks[me].len)),
+                _ => (send, Region::EMPTY),
+            },
+            (None, Some(recv)) => match call.collective {
+                Gather | Allgather => (part(recv, me * call.count, call.count), recv),
+                Gatherv | Allgatherv => (part(recv, call.recv_blocks[me].start, call.recv_blocks[me].len), recv),
+                Bcast | Scatter | Scatterv => (Region::EMPTY, recv),
+                _ => (recv, recv),
+            },
+            (None, None) => (Region::EMPTY, Region::EMPTY),
+        }
+    }
+
+    pub(crate) fn job(&self, call: &Call, signature: u32) -> Job {
+        let (send, recv) = self.regions(call);
+        let item = call.dtype.size_bytes();
+        let cut = |region: Region, len: usize| Region { len: (len * item).min(region.len), ..region };
+        // Buffers may be longer than the call; what direct collectives move is what the call says.
+        let (send_len, recv_len) = self.lengths(call);
+        Job {
+            collective: call.collective,
+            root: call.root as usize,
+            dtype: call.dtype,
+            signature,
+            send: cut(send, send_len),
+            recv: cut(recv, recv_len),
+        }
+    }
+
+    /// Elements of send and receive buffer that the call uses on this rank.
+    pub(crate) fn lengths(&self, call: &Call) -> (usize, usize) {
+        use Collective::*;
+        let (n, p) = (call.count, self.0.ranks.len());
+        let at_root = self.0.rank == call.root;
+        let end = |blocks: &[algorithms::Block]| blocks.iter().map(|b| b.start + b.len).max().unwrap_or(0);
+        match call.collective {
+            Barrier => (0, 0),
+            Bcast => (0, n),
+            Reduce => (n, if at_root { n } else { 0 }),
+            Allreduce | Scan | Exscan => (n, n),
+            Gather => (n, if at_root { n * p } else { 0 }),
+            Gatherv => (n, if at_root { end(call.recv_blocks) } else { 0 }),
+            Allgather => (n, n * p),
+            Allgatherv => (n, end(call.recv_blocks)),
+            Scatter => (if at_root { n * p } else { 0 }, n),
+            Scatterv => (if at_root { end(call.send_blocks) } else { 0 }, n),
+            Alltoall => (n * p, n * p),
+            Alltoallv => (end(call.send_blocks), end(call.recv_blocks)),
+            ReduceScatterBlock => (n * p, n),
+            ReduceScatter => (end(call.send_blocks), call.send_blocks.get(self.0.rank as usize).map_or(0, |b| b.len)),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn check(&self, call: &Call) -> Result<(), CollectiveError> {
+        self.0.endpoint.check_process()?;
+        if self.0.abandoned.load(Ordering::Relaxed) {
+            // A call that failed with the job is no reason of its own.
+            let fatal = self.0.endpoint.faults().fatal().map(CollectiveError::Net);
+            return Err(fatal.unwrap_or_else(|| CollectiveError::Abandoned { comm: self.name() }));
+        }
+        if call.is_rooted() {
+            self.check_rank(call.root)?;
+        }
+        if call.reduces() {
+            call.op.check(call.dtype)?;
+        }
+        let item = call.dtype.size_bytes();
+        let (send, recv) = self.lengths(call);
+        let collective = call.collective;
+        let short = |buffer, region: Option<Region>, needed: usize| match region {
+            Some(region) if region.len < needed * item => {
+                Err(CollectiveError::Length { collective, buffer, found: region.len, needed: needed * item })
+            }
+            _ => Ok(()),
+        };
+        short("send", call.send, send)?;
+        // An in-place call reads its contribution from the receive buffer.
+        short("receive", call.recv, if call.send.is_none() { recv.max(send.min(in_place_send(call))) } else { recv })?;
+        let missing = |needed: usize| needed * item > 0;
+        let alone =
+            |buffer, needed: usize| CollectiveError::Length { collective, buffer, found: 0, needed: needed * item };
+        match (call.send, call.recv) {
+            (None, None) if missing(send) => Err(alone("send", send)),
+            (None, None) if missing(recv) => Err(alone("receive", recv)),
+            (Some(_), None) if missing(recv) && !matches!(collective, Collective::Scatter | Collective::Scatterv) => {
+                Err(alone("receive", recv))
+            }
+            (None, Some(_)) if missing(send) && matches!(collective, Collective::Scatter | Collective::Scatterv) => {
+                Err(alone("send", send))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn schedule(&self, call: &Call) -> Result<Arc<Schedule>, CollectiveError> {
+        let size = self.size();
+        let commutative = !call.reduces() || call.op.is_commutative();
+        let repeatable = call.options.repeatable && call.reduces();
+        let item_bytes = call.dtype.size_bytes();
+        let query = Query {
+            collective: call.collective,
+            bytes: self.total_bytes(call),
+            item_bytes,
+            ranks: size,
+            hosts: self.hosts(),
+            commutative,
+            repeatable,
+        };
+        let table = Arc::clone(&self.0.table.read());
+        let choice = match (call.options.algorithm, call.options.chunk) {
+            (Some(algorithm), Some(chunk)) => Choice { algorithm, chunk },
+            (Some(algorithm), None) => Choice { algorithm, chunk: table.estimate_chunk(&query, algorithm) },
+            (None, _) => table.choose(&query),
+        };
+        let in_place = match call.collective {
+            Collective::Scatter | Collective::Scatterv => call.recv.is_none(),
+            Collective::Bcast | Collective::Barrier => false,
+            _ => call.send.is_none(),
+        };
+        let key = ScheduleKey {
+            collective: call.collective,
+            algorithm: choice.algorithm,
+            chunk: choice.chunk,
+            root: if call.is_rooted() { call.root } else { 0 },
+            count: call.count,
+            commutative,
+            repeatable,
+            in_place,
+        };
+        let cacheable = call.send_blocks.is_empty() && call.recv_blocks.is_empty();
+        if cacheable && let Some(schedule) = self.0.collectives.lock().schedules.get(&key) {
+            return Ok(Arc::clone(schedule));
+        }
+        let params = Params {
+            root: key.root,
+            count: call.count,
+            send_blocks: call.send_blocks,
+            recv_blocks: call.recv_blocks,
+            chunk: choice.chunk,
+            hosts: &self.0.hosts,
+            commutative,
+            repeatable,
+            in_place,
+            ..Params::new(self.0.rank, size)
+        };
+        let schedule = Arc::new(algorithms::schedule(call.collective, choice.algorithm, &params)?);
+        if cacheable {
+            let mut collectives = self.0.collectives.lock();
+            if collectives.schedules.len() >= SCHEDULES_MAX {
+                collectives.schedules.clear();
+            }
+            collectives.schedules.insert(key, Arc::clone(&schedule));
+        }
+        Ok(schedule)
+    }
+
+    /// Bytes of the vector, or of all blocks together, as every rank knows them alike.
+    pub(crate) fn total_bytes(&self, call: &Call) -> usize {
+        use Collective::*;
+        let p = self.0.ranks.len();
+        let elements = match call.collective {
+            Gather | Allgather | Scatter | Alltoall | ReduceScatterBlock => call.count * p,
+            // Lengths that only some ranks know must not steer the choice.
+            Gatherv | Scatterv | Alltoallv => 0,
+            Allgatherv => call.recv_blocks.iter().map(|b| b.len).sum(),
+            ReduceScatter => call.send_blocks.iter().map(|b| b.len).sum(),
+            _ => call.count,
+        };
+        elements * call.dtype.size_bytes()
+    }
+}
+
+/// Elements of the receive buffer that an in-place call reads its contribution from.
+fn in_place_send(call: &Call) -> usize {
+    use Collective::*;
+    match call.collective {
+        // Within what is received anyway.
+        Gather | Gatherv | Allgather | Allgatherv | Scatter | Scatterv | Bcast | Barrier => 0,
+        _ => usize::MAX,
+    }
+}
+
+/// Whether a call runs in shared memory. Depends only on what every rank passes alike.
+#[inline]
+fn is_direct(call: &Call, ranks: usize) -> bool {
+    use Collective::*;
+    if call.options.algorithm.is_some() || (call.options.repeatable && ranks > 2) {
+        return false;
+    }
+    let bytes = call.count * call.dtype.size_bytes();
+    match call.collective {
+        Barrier => true,
+        Bcast | Reduce | Allreduce => bytes <= DIRECT_CHUNKED_BYTES_MAX,
+        Gather | Allgather | Scan | Exscan => bytes <= DATA_BYTES,
+        Scatter | Alltoall | ReduceScatterBlock => bytes * ranks <= DATA_BYTES,
+        _ => false,
+    }
+}
+
+/// Whether a call reads the peers' memory. Depends only on what every rank passes alike.
+fn is_large(call: &Call, ranks: usize) -> bool {
+    use Collective::*;
+    if call.options.algorithm.is_some() || (call.options.repeatable && ranks > 2) {
+        return false;
+    }
+    let bytes = call.count * call.dtype.size_bytes();
+    match call.collective {
+        Allreduce => bytes >= LARGE_BYTES_MIN,
+        // Between two ranks a message is copied by both at once.
+        Bcast => ranks > 2 && bytes >= LARGE_BYTES_MIN,
+        Gather | Allgather | Scatter => bytes >= LARGE_BYTES_MIN / 2,
+        // In place it would overwrite what others still have to read.
+        Alltoall => call.send.is_some() && bytes * ranks >= LARGE_BYTES_MIN,
+        _ => false,
+    }
+}
+
+/// Smallest vector for which reading the peers' memory pays.
+const LARGE_BYTES_MIN: usize = 128 << 10;
+
+/// Largest vector that goes through shared memory in chunks.
+const DIRECT_CHUNKED_BYTES_MAX: usize = 128 << 10;

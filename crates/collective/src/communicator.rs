@@ -1,0 +1,292 @@
+//! The communicator: a group of workers in which each has a rank, with traffic of its own that nothing else can meet.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::{Mutex, RwLock};
+use tidemill_net::{Endpoint, NetError, Pattern, Rank};
+
+use crate::call::{self};
+use crate::direct::Direct;
+use crate::schedule::Schedule;
+use crate::tuner::Table;
+use crate::{Algorithm, Collective, OpError, Unsupported};
+
+/// What can be wrong with a call before anything moves, and what can go wrong while it does.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// The job or a message failed.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// The operation is not defined for the dtype.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// The algorithm cannot do this.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// A rank that is not in the communicator.
+    #[error("rank {rank} is not in comm \"{comm}\", which has ranks 0 to {}", size - 1)]
+    NoSuchRank {
+        /// The rank asked for.
+        rank: u32,
+        /// Ranks there are.
+        size: u32,
+        /// The communicator.
+        comm: String,
+    },
+    /// A buffer is shorter or longer than the call needs.
+    #[error("{collective}: the {buffer} buffer has {found} bytes where {needed} are needed")]
+    Length {
+        /// The call.
+        collective: Collective,
+        /// `"send"` or `"receive"`.
+        buffer: &'static str,
+        /// Bytes it has.
+        found: usize,
+        /// Bytes it should have.
+        needed: usize,
+    },
+    /// An earlier collective on the communicator was given up halfway.
+    #[error("comm \"{comm}\" is unusable: a collective on it was interrupted; make a new communicator from its parent")]
+    Abandoned {
+        /// The communicator.
+        comm: String,
+    },
+    /// No more communicators can be made.
+    #[error("too many communicators: {made} have been made in this job")]
+    TooMany {
+        /// How many.
+        made: u32,
+    },
+}
+
+/// A group of workers with traffic of its own. Clones are the same communicator.
+#[derive(Clone)]
+pub struct Communicator(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) endpoint: Endpoint,
+    /// World rank of each rank.
+    pub(crate) ranks: Arc<[Rank]>,
+    /// Rank of each world rank, `u32::MAX` outside.
+    pub(crate) rank_of: Option<Box<[u32]>>,
+    pub(crate) rank: u32,
+    pub(crate) id: u32,
+    /// Host of each rank; empty when they all share one.
+    pub(crate) hosts: Box<[u32]>,
+    pub(crate) name: Mutex<String>,
+    pub(crate) table: RwLock<Arc<Table>>,
+    pub(crate) collectives: Arc<Mutex<Collectives>>,
+    pub(crate) abandoned: AtomicBool,
+    pub(crate) polls: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Collectives {
+    pub(crate) seq: u32,
+    pub(crate) direct: Option<Direct>,
+    /// Every rank can read every other's memory.
+    pub(crate) single_copy: bool,
+    /// Where the direct collective under way waits.
+    pub(crate) waits_for: Option<usize>,
+    pub(crate) schedules: HashMap<ScheduleKey, Arc<Schedule>>,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct ScheduleKey {
+    pub(crate) collective: Collective,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) chunk: usize,
+    pub(crate) root: u32,
+    pub(crate) count: usize,
+    pub(crate) commutative: bool,
+    pub(crate) repeatable: bool,
+    pub(crate) in_place: bool,
+}
+
+impl Communicator {
+    /// The communicator of all workers. Collective over the job; made once. Rank 0's `table` becomes everybody's.
+    ///
+    /// # Errors
+    /// When the workers cannot agree.
+    pub fn world(endpoint: Endpoint, table: Arc<Table>) -> Result<Self, CollectiveError> {
+        endpoint.set_call_formatter(call::describe);
+        endpoint.set_context_next(2);
+        let ranks = (0..endpoint.size()).map(Rank).collect();
+        // What shares the table must not be steered by it: until then all ranks use the built-in choices.
+        let world = Self::make(endpoint, ranks, 0, "world", Arc::default());
+        world.share_table(&table)?;
+        world.open_direct()?;
+        Ok(world)
+    }
+
+    /// Gives all ranks rank 0's table: schedules of different tables would not fit together.
+    pub(crate) fn share_table(&self, table: &Table) -> Result<(), CollectiveError> {
+        let mut text = Vec::new();
+        if self.0.rank == 0 && table.rules().next().is_some() {
+            text = table.to_text().into_bytes();
+        }
+        let mut len = [text.len() as u64];
+        self.bcast_words(&mut len)?;
+        text.resize(len[0] as usize, 0);
+        if !text.is_empty() {
+            self.bcast(&mut text, 0)?;
+            let text = String::from_utf8_lossy(&text);
+            let table = Table::parse(&text, "rank 0's table").map_err(|e| NetError::Operation(e.to_string()))?;
+            *self.0.table.write() = Arc::new(table);
+        }
+        Ok(())
+    }
+
+    /// The communicator of this worker alone. Local.
+    pub fn solo(endpoint: Endpoint, table: Arc<Table>) -> Self {
+        let me = endpoint.rank();
+        Self::make(endpoint, [me].into(), 1, "self", table)
+    }
+
+    pub(crate) fn make(endpoint: Endpoint, ranks: Arc<[Rank]>, id: u32, name: &str, table: Arc<Table>) -> Self {
+        let me = endpoint.rank();
+        let rank = ranks.iter().position(|&r| r == me).expect("a worker makes communicators it is in") as u32;
+        let whole = ranks.iter().enumerate().all(|(i, r)| r.index() == i);
+        let rank_of = (!whole).then(|| {
+            let mut map = vec![u32::MAX; endpoint.size() as usize];
+            ranks.iter().enumerate().for_each(|(i, r)| map[r.index()] = i as u32);
+            map.into()
+        });
+        let placements = endpoint.placements();
+        let mut seen = Vec::new();
+        let mut hosts: Vec<u32> = ranks
+            .iter()
+            .map(|r| {
+                let host = &placements[r.index()].host;
+                let at = seen.iter().position(|h| *h == host).unwrap_or_else(|| {
+                    seen.push(host);
+                    seen.len() - 1
+                });
+                at as u32
+            })
+            .collect();
+        if seen.len() == 1 {
+            hosts.clear();
+        }
+        let polls = endpoint.polls();
+        let comm = Communicator(Arc::new(Inner {
+            endpoint,
+            ranks,
+            rank_of,
+            rank,
+            id,
+            hosts: hosts.into(),
+            name: Mutex::new(String::new()),
+            table: RwLock::new(table),
+            collectives: Arc::default(),
+            abandoned: AtomicBool::new(false),
+            polls,
+        }));
+        let mut engine = comm.0.endpoint.lock();
+        engine.open_context(comm.p2p_context());
+        engine.open_context(comm.collective_context());
+        drop(engine);
+        comm.set_name(name);
+        comm
+    }
+
+    /// This worker's rank here.
+    #[inline]
+    pub fn rank(&self) -> u32 {
+        self.0.rank
+    }
+
+    /// How many ranks there are.
+    #[inline]
+    pub fn size(&self) -> u32 {
+        self.0.ranks.len() as u32
+    }
+
+    /// The worker behind each rank.
+    pub fn world_ranks(&self) -> &[Rank] {
+        &self.0.ranks
+    }
+
+    /// The worker behind one rank.
+    #[inline]
+    pub fn world_rank(&self, rank: u32) -> Rank {
+        self.0.ranks[rank as usize]
+    }
+
+    /// A number that tells the communicators of a worker apart, the same on all its ranks.
+    pub fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    /// The name in messages to people.
+    pub fn name(&self) -> String {
+        self.0.name.lock().clone()
+    }
+
+    /// Changes the name, on this worker.
+    pub fn set_name(&self, name: &str) {
+        *self.0.name.lock() = name.to_owned();
+        self.0.endpoint.set_context_name(self.collective_context(), name);
+    }
+
+    /// Hosts its ranks are on.
+    pub fn hosts(&self) -> u32 {
+        self.0.hosts.iter().max().map_or(1, |m| m + 1)
+    }
+
+    /// The endpoint below.
+    #[inline]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.0.endpoint
+    }
+
+    pub(crate) fn p2p_context(&self) -> u32 {
+        self.0.id * 2
+    }
+
+    /// The context of its messages, for who drives the engine by hand and uses the communicator for nothing else. It ends
+    /// with the communicator's last clone.
+    pub fn message_context(&self) -> u32 {
+        self.p2p_context()
+    }
+
+    pub(crate) fn collective_context(&self) -> u32 {
+        self.0.id * 2 + 1
+    }
+
+    /// The rank here of the sender in a status.
+    #[inline]
+    pub fn rank_of(&self, world: Rank) -> u32 {
+        match &self.0.rank_of {
+            None => world.0,
+            Some(map) => map.get(world.index()).copied().unwrap_or(u32::MAX),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn check_rank(&self, rank: u32) -> Result<Rank, CollectiveError> {
+        self.0.endpoint.check_process()?;
+        match self.0.ranks.get(rank as usize) {
+            Some(&world) => Ok(world),
+            None => Err(CollectiveError::NoSuchRank { rank, size: self.size(), comm: self.name() }),
+        }
+    }
+
+    pub(crate) fn pattern(&self, source: Option<u32>, tag: Option<i32>) -> Result<Pattern, CollectiveError> {
+        self.0.endpoint.check_process()?;
+        let source = source.map(|s| self.check_rank(s)).transpose()?;
+        Ok(Pattern { source, tag, seq: 0 })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.id >= 2 && self.endpoint.check_process().is_ok() {
+            self.endpoint.forget_context(self.id * 2);
+            self.endpoint.forget_context(self.id * 2 + 1);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! New communicators out of old ones. Their ranks agree on a number nobody uses yet; contexts follow from it.
+
+use std::sync::Arc;
+
+use tidemill_net::{Envelope, Pattern, Rank, Region};
+
+use crate::communicator::{CollectiveError, Communicator};
+use crate::direct::drive::region_of;
+use crate::request::{Started, What};
+
+/// Two contexts per communicator, and contexts end at 2^20.
+const ID_MAX: u32 = 1 << 19;
+
+impl Communicator {
+    /// A communicator with the same ranks and traffic of its own. Collective.
+    ///
+    /// # Errors
+    /// The job's fault.
+    pub fn dup(&self) -> Result<Communicator, CollectiveError> {
+        let new = self.split(Some(0), i64::from(self.0.rank))?.expect("every rank has a colour");
+        new.set_name(&format!("{} (dup)", self.name()));
+        Ok(new)
+    }
+
+    /// Splits into one communicator per colour, ranked by `key`, then by rank here. `None`: not in any. Collective.
+    ///
+    /// # Errors
+    /// The job's fault.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>, CollectiveError> {
+        let mut mine = self.split_words(color, key);
+        let all = self.allgather_words(&mut mine)?;
+        self.split_agreed(color, &all)
+    }
+
+    /// What this rank contributes to a split. For callers that gather these words themselves, because they have signals
+    /// to look at while they wait.
+    pub fn split_words(&self, color: Option<u32>, key: i64) -> [u64; 3] {
+        [color.map_or(u64::MAX, u64::from), key as u64, u64::from(self.0.endpoint.context_next())]
+    }
+
+    /// The rest of a split, given everybody's words in rank order.
+    ///
+    /// # Errors
+    /// The job's fault; `TooMany`.
+    pub fn split_agreed(&self, color: Option<u32>, all: &[u64]) -> Result<Option<Communicator>, CollectiveError> {
+        let next = all.chunks_exact(3).map(|c| c[2]).max().unwrap_or(0) as u32;
+        self.0.endpoint.set_context_next(next + 1);
+        if next >= ID_MAX {
+            return Err(CollectiveError::TooMany { made: next });
+        }
+        let Some(color) = color else { return Ok(None) };
+        let mut members: Vec<(i64, u32)> = all
+            .chunks_exact(3)
+            .enumerate()
+            .filter(|(_, c)| c[0] == u64::from(color))
+            .map(|(rank, c)| (c[1] as i64, rank as u32))
+            .collect();
+        members.sort_unstable();
+        let ranks = members.iter().map(|&(_, rank)| self.world_rank(rank)).collect();
+        self.found(ranks, next).map(Some)
+    }
+
+    /// A communicator of the given ranks of this one, in that order; `None` for who is not among them. Collective over
+    /// this communicator.
+    ///
+    /// # Errors
+    /// `NoSuchRank`; the job's fault.
+    pub fn create(&self, ranks: &[u32]) -> Result<Option<Communicator>, CollectiveError> {
+        ranks.iter().try_for_each(|&r| self.check_rank(r).map(|_| ()))?;
+        let key = ranks.iter().position(|&r| r == self.0.rank);
+        self.split(key.map(|_| 0), key.map_or(0, |k| k as i64))
+    }
+
+    /// A communicator of the given ranks of this one, in that order. Called by those ranks only; `tag` tells apart
+    /// groups that overlap and are made at the same time (MPI 4.1 section 7.4.2).
+    ///
+    /// # Errors
+    /// `NoSuchRank`, also if this rank is not among them; the job's fault.
+    pub fn create_group(&self, ranks: &[u32], tag: i32) -> Result<Communicator, CollectiveError> {
+        let worlds: Arc<[Rank]> = ranks.iter().map(|&r| self.check_rank(r)).collect::<Result<_, _>>()?;
+        let Some(me) = ranks.iter().position(|&r| r == self.0.rank) else {
+            return Err(CollectiveError::NoSuchRank { rank: self.0.rank, size: self.size(), comm: self.name() });
+        };
+        // Agree on the largest unused number: gathered by the first, told to the others.
+        let mut next = [u64::from(self.0.endpoint.context_next())];
+        if me == 0 {
+            for &peer in &worlds[1..] {
+                let mut theirs = [0u64];
+                self.management(peer, tag, region_of(&mut theirs), false)?;
+                next[0] = next[0].max(theirs[0]);
+            }
+            for &peer in &worlds[1..] {
+                self.management(peer, tag, region_of(&mut next), true)?;
+            }
+        } else {
+            self.management(worlds[0], tag, region_of(&mut next), true)?;
+            self.management(worlds[0], tag, region_of(&mut next), false)?;
+        }
+        let next = next[0] as u32;
+        self.0.endpoint.set_context_next(next + 1);
+        if next >= ID_MAX {
+            return Err(CollectiveError::TooMany { made: next });
+        }
+        self.found(worlds, next)
+    }
+
+    /// A message outside the user's and the collectives' traffic: in the collective context, without a number.
+    pub(crate) fn management(&self, peer: Rank, tag: i32, region: Region, send: bool) -> Result<(), CollectiveError> {
+        let context = self.collective_context();
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.new_group();
+        let rank = self.rank_of(peer);
+        let what = if send {
+            let envelope = Envelope { context, tag, seq: 0, signature: 0 };
+            // SAFETY: the caller's words are borrowed until this returns, which is after the group is complete.
+            unsafe { engine.post_send(group, peer, &envelope, region) };
+            What::Send { dest: rank }
+        } else {
+            let pattern = Pattern { source: Some(peer), tag: Some(tag), seq: 0 };
+            // SAFETY: as above.
+            unsafe { engine.post_recv(group, context, pattern, region) };
+            What::Recv { source: Some(rank) }
+        };
+        match self.started(engine, group, what)? {
+            Started::Done(_) => Ok(()),
+            Started::Pending(request) => Ok(request.wait().map(|_| ())?),
+        }
+    }
+
+    pub(crate) fn found(&self, ranks: Arc<[Rank]>, id: u32) -> Result<Communicator, CollectiveError> {
+        let name = format!("{}/{id}", self.name());
+        let new = Self::make(self.0.endpoint.clone(), ranks, id, &name, Arc::clone(&self.0.table.read()));
+        new.open_direct()?;
+        Ok(new)
+    }
+}

@@ -1,0 +1,176 @@
+//! The communicator's side of direct collectives: opening the area, driving a call between polls, waking peers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tidemill_net::{Engine, NetError, Pattern, Rank, Region, Segment};
+
+use crate::call::Call;
+use crate::communicator::{CollectiveError, Communicator};
+use crate::direct::{Area, Direct, Job, LargeProgress, Poll, Progress};
+use crate::{Collective, DType, Op};
+
+/// Direct collectives up to this many ranks; the flat exchange reads P lines per rank.
+const DIRECT_RANKS_MAX: usize = 32;
+
+impl Communicator {
+    /// # Safety
+    /// As [`Direct::poll`].
+    pub(crate) unsafe fn poll_direct(&self, job: &Job, op: &Op, progress: &mut Progress, engine: &mut Engine) -> Poll {
+        let mut collectives = self.0.collectives.lock();
+        let collectives = &mut *collectives;
+        let direct = collectives.direct.as_mut().expect("a direct request has an area");
+        let before = progress.moved();
+        // SAFETY: by this function's contract.
+        let poll = unsafe { direct.poll(job, op, progress) };
+        collectives.waits_for = direct.waiting_for(progress);
+        if (progress.moved() != before || !matches!(poll, Poll::Waiting)) && direct.sleepers() > 0 {
+            self.wake_all(engine);
+        }
+        poll
+    }
+
+    /// # Safety
+    /// As [`Direct::poll_large`].
+    pub(crate) unsafe fn poll_large(
+        &self,
+        job: &Job,
+        op: &Op,
+        progress: &mut LargeProgress,
+        engine: &mut Engine,
+    ) -> Poll {
+        let mut collectives = self.0.collectives.lock();
+        let collectives = &mut *collectives;
+        let direct = collectives.direct.as_mut().expect("a direct request has an area");
+        // SAFETY: by this function's contract.
+        let poll = unsafe { direct.poll_large(job, op, progress, &self.0.ranks, engine) };
+        collectives.waits_for = progress.waits_for();
+        if !matches!(poll, Poll::Waiting) && direct.sleepers() > 0 {
+            self.wake_all(engine);
+        }
+        poll
+    }
+
+    /// This rank sleeps in a direct collective, or does so no longer. Only sleepers are rung for: a count that every wait
+    /// changed would travel between the cores with each call.
+    pub(crate) fn count_sleeper(&self, change: i32) {
+        if let Some(direct) = &self.0.collectives.lock().direct {
+            direct.area().sleepers().fetch_add(change as u32, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the rank a direct collective waits for has left the job, after which nothing more comes from it.
+    pub(crate) fn direct_peer_left(&self, engine: &Engine) -> Option<NetError> {
+        let rank = self.direct_waits_for()?;
+        engine.never(&Pattern { source: Some(rank), tag: None, seq: 0 })
+    }
+
+    pub(crate) fn direct_waits_for(&self) -> Option<Rank> {
+        let rank = self.0.collectives.lock().waits_for?;
+        Some(self.world_rank(rank as u32))
+    }
+
+    /// The first of the latest collectives in which `rank` made another call than this rank, and its call.
+    pub(crate) fn direct_divergence(&self, rank: usize, seq: u32) -> (u32, Option<[u64; 2]>) {
+        let collectives = self.0.collectives.lock();
+        let Some(direct) = &collectives.direct else { return (seq, None) };
+        direct.divergence(rank, seq).map_or((seq, None), |(seq, call)| (seq, Some(call)))
+    }
+
+    /// A wait has become long: perhaps a peer is in another collective, which no message would ever tell.
+    pub(crate) fn look_for_contradiction(&self, seq: u32, signature: u32) {
+        let found = self.0.collectives.lock().direct.as_ref().and_then(|d| d.find_contradiction(seq, signature));
+        if let Some(rank) = found {
+            self.contradict(&mut self.0.endpoint.lock(), seq, rank);
+        }
+    }
+
+    pub(crate) fn wake_all(&self, engine: &mut Engine) {
+        for &rank in self.0.ranks.iter() {
+            if rank != self.0.endpoint.rank() {
+                engine.wake(rank);
+            }
+        }
+    }
+
+    /// A collective was given up halfway.
+    pub(crate) fn abandon(&self) {
+        self.0.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    /// Gives the communicator its shared memory, if all ranks are on one host and can map it. Collective.
+    pub(crate) fn open_direct(&self) -> Result<(), CollectiveError> {
+        let size = self.0.ranks.len();
+        let local = self.0.hosts.is_empty() && self.0.ranks.iter().all(|&r| self.0.endpoint.shares_memory_with(r));
+        // Every pair agreed on its transport, so all ranks judge alike only if all pairs are local.
+        let all_local = self.agree_min(u64::from(local && (2..=DIRECT_RANKS_MAX).contains(&size)))?;
+        if all_local == 0 {
+            return Ok(());
+        }
+        let bytes = Area::bytes(size);
+        let made = if self.0.rank == 0 { Segment::create(bytes).ok() } else { None };
+        let mut address = [0u64; 2];
+        if let Some(segment) = &made {
+            address = [u64::from(std::process::id()), segment.fd().map_or(0, |fd| fd as u64)];
+        }
+        self.bcast_words(&mut address)?;
+        let mine = match made {
+            Some(segment) => Some(segment),
+            None if address[0] != 0 => Segment::open(address[0] as u32, address[1] as i32, bytes).ok(),
+            None => None,
+        };
+        let all_have = self.agree_min(u64::from(mine.is_some()))?;
+        if let (1, Some(segment)) = (all_have, mine) {
+            let area = Area::new(segment.closed(), size);
+            let reads_all = self.0.ranks.iter().all(|&r| self.0.endpoint.reads_memory_of(r));
+            let single_copy = self.agree_min(u64::from(reads_all))? == 1;
+            let mut collectives = self.0.collectives.lock();
+            collectives.direct = Some(Direct::new(area, self.0.rank as usize, size));
+            collectives.single_copy = single_copy;
+            drop(collectives);
+            let (weak, me) = (Arc::downgrade(&self.0.collectives), self.0.rank as usize);
+            let lookup = move |seq| {
+                let collectives = weak.upgrade()?;
+                let collectives = collectives.lock();
+                collectives.direct.as_ref()?.area().call(me, seq).map(|(_, call)| call)
+            };
+            self.0.endpoint.set_call_lookup(self.collective_context(), Arc::new(lookup));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn bcast_words(&self, words: &mut [u64]) -> Result<(), CollectiveError> {
+        let recv = region_of(words);
+        let call = Call { dtype: DType::U64, count: words.len(), recv: Some(recv), ..Call::new(Collective::Bcast) };
+        // SAFETY: `words` is borrowed for the whole call.
+        unsafe { self.run(&call) }
+    }
+
+    pub(crate) fn agree_min(&self, value: u64) -> Result<u64, CollectiveError> {
+        let mut word = [value];
+        let recv = region_of(&mut word);
+        let call =
+            Call { dtype: DType::U64, op: &Op::Min, count: 1, recv: Some(recv), ..Call::new(Collective::Allreduce) };
+        // SAFETY: `word` is borrowed for the whole call.
+        unsafe { self.run(&call)? };
+        Ok(word[0])
+    }
+
+    pub(crate) fn allgather_words(&self, mine: &mut [u64]) -> Result<Vec<u64>, CollectiveError> {
+        let mut all = vec![0u64; mine.len() * self.0.ranks.len()];
+        let call = Call {
+            dtype: DType::U64,
+            count: mine.len(),
+            send: Some(region_of(mine)),
+            recv: Some(region_of(&mut all)),
+            ..Call::new(Collective::Allgather)
+        };
+        // SAFETY: both are borrowed for the whole call.
+        unsafe { self.run(&call)? };
+        Ok(all)
+    }
+}
+
+pub(crate) fn region_of(words: &mut [u64]) -> Region {
+    Region { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
+}

@@ -1,0 +1,280 @@
+//! Collectives of large vectors within a host, by reading the peers' memory.
+//!
+//! In turn A all tell where their buffers lie; each rank then copies what it needs straight out of its owner's memory. In
+//! turn C all have read, and buffers may be reused.
+//!
+//! Allreduce computes in between. Every rank owns a slice of the vector: it reads its slice of every peer's contribution, a
+//! cache-sized chunk at a time, and combines it into its own result. In turn B all have done so, and each rank reads the
+//! other slices straight out of their owners' results. Per rank n(P - 1) / P elements are read and combined, and as many copied: each byte crosses once, no intermediate
+//! buffer leaves the cache. Operands are combined in rank order. Source: Rabenseifner's reduce-scatter + allgather, with
+//! the single-copy exchange of Chakraborty et al., "Designing efficient shared address space reduction collectives"
+//! (IPDPS 2018).
+
+use tidemill_net::{Engine, NetError, Rank};
+
+use super::{Direct, Job, Poll};
+use crate::stream::{self, STREAM_BYTES_MIN};
+use crate::{Collective, Op, reduce};
+
+/// Bytes combined at a time: small enough to stay in a core's cache with its operands.
+const CHUNK_BYTES: usize = 128 << 10;
+
+/// Where a large allreduce has got to.
+pub(crate) struct LargeProgress {
+    stage: Stage,
+    /// Send and receive address of each rank.
+    addresses: Vec<(u64, u64)>,
+    scratch: [Vec<u8>; 2],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Announce(Turn),
+    Await(Turn, usize),
+    /// Combine the chunk at this byte of the own slice.
+    Combine(usize),
+    /// Read the chunk at `offset` of the slice of the rank `step` above this one.
+    Collect {
+        step: usize,
+        offset: usize,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Addresses,
+    Combined,
+    Collected,
+}
+
+/// Bytes at address `from` of their owner, to be copied to byte `into` of the receive buffer.
+struct Part {
+    from: u64,
+    into: usize,
+    len: usize,
+}
+
+impl LargeProgress {
+    pub(crate) fn new(collective: Collective) -> Self {
+        let scratch_bytes = if collective == Collective::Allreduce { CHUNK_BYTES } else { 0 };
+        LargeProgress {
+            stage: Stage::Announce(Turn::Addresses),
+            addresses: Vec::new(),
+            scratch: [vec![0; scratch_bytes], vec![0; scratch_bytes]],
+        }
+    }
+
+    pub(crate) fn waits_for(&self) -> Option<usize> {
+        match self.stage {
+            Stage::Await(_, rank) => Some(rank),
+            _ => None,
+        }
+    }
+}
+
+impl Direct {
+    /// Does what can be done now, one chunk at most.
+    ///
+    /// # Safety
+    /// As [`Direct::poll`]. `ranks` are the workers of the communicator, whose memory this one can read.
+    pub(crate) unsafe fn poll_large(
+        &mut self,
+        job: &Job,
+        op: &Op,
+        progress: &mut LargeProgress,
+        ranks: &[Rank],
+        engine: &mut Engine,
+    ) -> Poll {
+        match progress.stage {
+            Stage::Announce(turn) => {
+                let next = self.turn.wrapping_add(1);
+                if !self.slot_is_free(next) {
+                    return Poll::Waiting;
+                }
+                self.turn = next;
+                let words = [job.send.ptr as u64, job.recv.ptr as u64].map(u64::to_ne_bytes);
+                // SAFETY: the slot is free, and this is its rank.
+                unsafe { self.area.publish(self.rank, next, job.signature, words.as_flattened()) };
+                progress.stage = Stage::Await(turn, 0);
+                Poll::Moved
+            }
+            Stage::Await(turn, from) => {
+                for rank in from..self.size {
+                    match self.area.published(rank, self.turn) {
+                        None => {
+                            progress.stage = Stage::Await(turn, rank);
+                            return Poll::Waiting;
+                        }
+                        Some(signature) if signature != job.signature => return Poll::Contradicted(rank),
+                        Some(_) => {}
+                    }
+                    if turn == Turn::Addresses {
+                        // SAFETY: published under our own signature, so it is what `Announce` publishes.
+                        let words = unsafe { self.area.contribution(rank, self.turn, 16) };
+                        let word = |at: usize| u64::from_ne_bytes(words[at..at + 8].try_into().expect("eight bytes"));
+                        progress.addresses.push((word(0), word(8)));
+                    }
+                }
+                self.finish_turn(true);
+                progress.stage = match turn {
+                    Turn::Addresses if job.collective == Collective::Allreduce => Stage::Combine(0),
+                    Turn::Addresses => Stage::Collect { step: 0, offset: 0 },
+                    Turn::Combined => Stage::Collect { step: 1, offset: 0 },
+                    Turn::Collected => return Poll::Done,
+                };
+                Poll::Moved
+            }
+            Stage::Combine(offset) => {
+                let (start, len) = self.slice(job, self.rank);
+                let n = (len - offset).min(CHUNK_BYTES);
+                if n > 0 {
+                    // SAFETY: by this function's contract.
+                    if let Err(error) = unsafe { self.combine(job, op, progress, ranks, engine, start + offset, n) } {
+                        return Poll::Failed(error);
+                    }
+                }
+                let end = offset + n == len;
+                progress.stage = if end { Stage::Announce(Turn::Combined) } else { Stage::Combine(offset + n) };
+                Poll::Moved
+            }
+            Stage::Collect { step, offset } => {
+                if step == self.size {
+                    progress.stage = Stage::Announce(Turn::Collected);
+                    return Poll::Moved;
+                }
+                let owner = (self.rank + step) % self.size;
+                let part = self.part(job, progress, owner);
+                // Long reads cost fewer system calls; nothing here has to stay in the cache.
+                let n = (part.len - offset).min(CHUNK_BYTES * 8);
+                if n > 0 {
+                    assert!(part.into + part.len <= job.recv.len, "a part lies within the receive buffer");
+                    let from = part.from + offset as u64;
+                    // SAFETY: a part of the receive buffer, ours by this function's contract.
+                    let into = unsafe { std::slice::from_raw_parts_mut(job.recv.ptr.add(part.into + offset), n) };
+                    if owner != self.rank {
+                        if let Err(error) = engine.read_peer(ranks[owner], from, into) {
+                            return Poll::Failed(lost(error));
+                        }
+                    } else if part.len >= STREAM_BYTES_MIN && from.abs_diff(into.as_ptr() as u64) >= n as u64 {
+                        // SAFETY: the own part lies in the send buffer, readable by this function's contract.
+                        unsafe { stream::copy(from as *const u8, into.as_mut_ptr(), n) };
+                    } else if from != into.as_ptr() as u64 {
+                        // SAFETY: as above; `copy` because an in-place caller's buffers may be one.
+                        unsafe { std::ptr::copy(from as *const u8, into.as_mut_ptr(), n) };
+                    }
+                }
+                progress.stage = if offset + n == part.len {
+                    Stage::Collect { step: step + 1, offset: 0 }
+                } else {
+                    Stage::Collect { step, offset: offset + n }
+                };
+                Poll::Moved
+            }
+        }
+    }
+
+    /// What this rank copies from `owner`'s memory, and where to.
+    fn part(&self, job: &Job, progress: &LargeProgress, owner: usize) -> Part {
+        let (send, recv) = progress.addresses[owner];
+        let at_root = self.rank == job.root;
+        let nothing = Part { from: 0, into: 0, len: 0 };
+        match job.collective {
+            Collective::Allreduce if owner == self.rank => nothing,
+            Collective::Allreduce => {
+                let (start, len) = self.slice(job, owner);
+                Part { from: recv + start as u64, into: start, len }
+            }
+            Collective::Alltoall => {
+                let len = job.send.len / self.size;
+                Part { from: send + (self.rank * len) as u64, into: owner * len, len }
+            }
+            Collective::Allgather => Part { from: send, into: owner * job.send.len, len: job.send.len },
+            Collective::Gather if at_root => Part { from: send, into: owner * job.send.len, len: job.send.len },
+            Collective::Bcast if owner == job.root && !at_root => Part { from: recv, into: 0, len: job.recv.len },
+            Collective::Scatter if owner == job.root => {
+                let len = job.recv.len;
+                Part { from: send + (self.rank * len) as u64, into: 0, len }
+            }
+            _ => nothing,
+        }
+    }
+
+    /// First byte and length of `rank`'s slice: whole elements, as equal as can be.
+    fn slice(&self, job: &Job, rank: usize) -> (usize, usize) {
+        let item = job.dtype.size_bytes();
+        let elements = job.send.len / item;
+        let bound = |r: usize| elements * r / self.size * item;
+        (bound(rank), bound(rank + 1) - bound(rank))
+    }
+
+    /// Combines all ranks' bytes `at..at + n` into the own result, in rank order.
+    #[allow(clippy::too_many_arguments)] // one step of `poll_large`, split off to be read on its own
+    unsafe fn combine(
+        &self,
+        job: &Job,
+        op: &Op,
+        progress: &mut LargeProgress,
+        ranks: &[Rank],
+        engine: &mut Engine,
+        at: usize,
+        n: usize,
+    ) -> Result<(), NetError> {
+        // SAFETY: parts of the caller's buffers, valid by `poll_large`'s contract. When the call is in place they are
+        // the same memory, and then only `into` is used.
+        let (own, into) = unsafe {
+            (
+                std::slice::from_raw_parts(job.send.ptr.add(at), n),
+                std::slice::from_raw_parts_mut(job.recv.ptr.add(at), n),
+            )
+        };
+        let in_place = job.send.ptr == job.recv.ptr;
+        let [lower, theirs] = &mut progress.scratch;
+        let (lower, theirs) = (&mut lower[..n], &mut theirs[..n]);
+        let addresses = &progress.addresses;
+        let mut read = |rank: usize, into: &mut [u8]| {
+            engine.read_peer(ranks[rank], addresses[rank].0 + at as u64, into).map_err(lost)
+        };
+        let failed = |error: crate::OpError| NetError::Operation(error.to_string());
+        if !in_place {
+            // The first foreign part lands in the result itself; everything after it is combined there.
+            if self.rank == 0 {
+                read(1, into)?;
+                reduce::reduce_left(op, job.dtype, own, into).map_err(failed)?;
+            } else {
+                read(0, into)?;
+            }
+            for rank in if self.rank == 0 { 2 } else { 1 }..self.size {
+                if rank == self.rank {
+                    reduce::reduce_right(op, job.dtype, into, own).map_err(failed)?;
+                } else {
+                    read(rank, theirs)?;
+                    reduce::reduce_right(op, job.dtype, into, theirs).map_err(failed)?;
+                }
+            }
+            return Ok(());
+        }
+        for rank in 0..self.rank {
+            if rank == 0 {
+                read(rank, lower)?;
+            } else {
+                read(rank, theirs)?;
+                reduce::reduce_right(op, job.dtype, lower, theirs).map_err(failed)?;
+            }
+        }
+        if self.rank > 0 {
+            reduce::reduce_left(op, job.dtype, lower, into).map_err(failed)?;
+        }
+        for rank in self.rank + 1..self.size {
+            read(rank, theirs)?;
+            reduce::reduce_right(op, job.dtype, into, theirs).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+fn lost(error: tidemill_net::TransportError) -> NetError {
+    match error {
+        tidemill_net::TransportError::PeerLost { peer, reason } => NetError::WorkerLost { rank: peer, reason },
+        other => NetError::Operation(other.to_string()),
+    }
+}

@@ -1,0 +1,325 @@
+//! Direct collectives: ranks on one host read each other's contributions from shared memory, without messages.
+//!
+//! | collective | publishes | reads | memory traffic per rank |
+//! |---|---|---|---|
+//! | barrier | all, nothing | all | P lines |
+//! | bcast, scatter | root | all | n, or n / P |
+//! | reduce, gather | all | root | root: nP |
+//! | allreduce, scan, exscan, reduce_scatter_block | all | all | nP, combined in rank order |
+//! | allgather, alltoall | all | all | nP |
+//!
+//! Large allreduces read the peers' memory instead, see [`large`]. bcast, reduce and allreduce of more than a slot go in chunks, one turn each, which overlap on the ranks. Operands are
+//! combined in rank order, so any operation will do, and the result does not depend on timing. Messages win for large
+//! payloads and many ranks; the communicator decides, from what every rank knows alike.
+//!
+//! Source: the flat shared-memory collectives of Open MPI's `sm` and MPICH's release/gather (Jain et al., SC 2018),
+//! with the stamp in the data's cache line.
+
+mod area;
+pub(crate) mod drive;
+mod large;
+
+use std::sync::atomic::{Ordering, fence};
+
+use tidemill_net::{NetError, Region};
+
+pub(crate) use area::{Area, DATA_BYTES};
+pub(crate) use large::LargeProgress;
+
+use crate::{Collective, DType, Op, reduce};
+use area::SLOTS;
+
+/// One rank's side of an area, over the life of a communicator.
+pub(crate) struct Direct {
+    area: Area,
+    rank: usize,
+    size: usize,
+    /// The last turn begun.
+    turn: u32,
+    /// Every rank is done with this turn, as far as known.
+    done_by_all: u32,
+    chain: u32,
+}
+
+/// What a call does, as the direct collectives need it.
+#[derive(Clone, Copy)]
+pub(crate) struct Job {
+    pub collective: Collective,
+    pub root: usize,
+    pub dtype: DType,
+    pub signature: u32,
+    /// The caller's contribution; for in-place calls it may be part of `recv`.
+    pub send: Region,
+    pub recv: Region,
+}
+
+/// Where a call has got to. Advanced between polls until it is over.
+pub(crate) struct Progress {
+    /// First byte of the current chunk.
+    offset: usize,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// A turn is to be begun.
+    Publish,
+    /// Contributions of ranks from this one on are still to be read.
+    Read(usize),
+}
+
+impl Progress {
+    /// Changes whenever this rank has published something or is done with something.
+    pub(crate) fn moved(&self) -> (usize, bool) {
+        (self.offset, self.stage == Stage::Publish)
+    }
+}
+
+/// Bytes of a turn of a chunked call. A broadcast's readers copy while the root publishes the next chunk, so its chunks
+/// are smaller than a slot.
+#[inline]
+fn chunk_bytes(job: &Job) -> usize {
+    if job.collective == Collective::Bcast { BCAST_CHUNK_BYTES } else { DATA_BYTES }
+}
+
+const BCAST_CHUNK_BYTES: usize = 16 << 10;
+
+/// What a poll of a direct call found.
+pub(crate) enum Poll {
+    /// Something a peer has to do first.
+    Waiting,
+    /// Something was done, and more can be.
+    Moved,
+    /// The call is over.
+    Done,
+    /// A peer published under another signature: its call differs.
+    Contradicted(usize),
+    /// The operation failed.
+    Failed(NetError),
+}
+
+impl Direct {
+    pub(crate) fn new(area: Area, rank: usize, size: usize) -> Self {
+        Direct { area, rank, size, turn: 0, done_by_all: 0, chain: 0 }
+    }
+
+    pub(crate) fn area(&self) -> &Area {
+        &self.area
+    }
+
+    pub(crate) fn start() -> Progress {
+        Progress { offset: 0, stage: Stage::Publish }
+    }
+
+    /// Whom a stuck call waits for.
+    pub(crate) fn waiting_for(&self, progress: &Progress) -> Option<usize> {
+        match progress.stage {
+            Stage::Read(rank) => Some(rank),
+            Stage::Publish => {
+                let needed = self.turn.wrapping_add(1).wrapping_sub(SLOTS);
+                (0..self.size).find(|&r| (self.area.done(r).load(Ordering::Relaxed).wrapping_sub(needed) as i32) < 0)
+            }
+        }
+    }
+
+    /// The fingerprint under which the next call publishes: of it and of all direct calls before, so that a difference
+    /// that no rank happened to see at the time still shows at the next one.
+    #[inline]
+    pub(crate) fn chain(&mut self, signature: u32) -> u32 {
+        self.chain = (self.chain.rotate_left(5) ^ signature).wrapping_mul(0x9e37_79b1);
+        self.chain
+    }
+
+    /// A peer whose call under this number is another one, seen from the marks every collective leaves.
+    pub(crate) fn find_contradiction(&self, seq: u32, signature: u32) -> Option<usize> {
+        (0..self.size).find(|&r| matches!(self.area.call(r, seq), Some((other, _)) if other != signature))
+    }
+
+    /// The first collective up to `seq`, among the latest, that `rank` called differently, and its call.
+    pub(crate) fn divergence(&self, rank: usize, seq: u32) -> Option<(u32, [u64; 2])> {
+        (seq.saturating_sub(SLOTS - 1)..=seq).find_map(|s| {
+            let ((ours, _), (theirs, call)) = (self.area.call(self.rank, s)?, self.area.call(rank, s)?);
+            (ours != theirs).then_some((s, call))
+        })
+    }
+
+    /// Ranks that may sleep while this one has published something: to be woken before a call returns.
+    #[inline]
+    pub(crate) fn sleepers(&self) -> u32 {
+        // Orders the stamps and done marks before the look; the sleeper orders its announcement before its last look.
+        fence(Ordering::SeqCst);
+        self.area.sleepers().load(Ordering::Relaxed)
+    }
+
+    /// Does what can be done now.
+    ///
+    /// # Safety
+    /// `job`'s regions are valid (`send` readable, `recv` writable), of the lengths its collective needs, and the same
+    /// on each call for one `progress`. Calls on one `Direct` are made one after the other.
+    #[inline]
+    pub(crate) unsafe fn poll(&mut self, job: &Job, op: &Op, progress: &mut Progress) -> Poll {
+        loop {
+            match progress.stage {
+                Stage::Publish => {
+                    let turn = self.turn.wrapping_add(1);
+                    if !self.slot_is_free(turn) {
+                        return Poll::Waiting;
+                    }
+                    self.turn = turn;
+                    if self.publishes(job) {
+                        // SAFETY: the slot is free, and this is its rank.
+                        unsafe { self.area.publish(self.rank, turn, job.signature, self.contribution(job, progress)) };
+                    }
+                    progress.stage = Stage::Read(self.first_to_read(job));
+                }
+                Stage::Read(from) => {
+                    let reads_from = self.readers_sources(job);
+                    for rank in from.max(reads_from.start)..reads_from.end {
+                        match self.area.published(rank, self.turn) {
+                            None => {
+                                progress.stage = Stage::Read(rank);
+                                return Poll::Waiting;
+                            }
+                            Some(signature) if signature != job.signature => return Poll::Contradicted(rank),
+                            Some(_) => {}
+                        }
+                        // SAFETY: published under our own signature, hence with our own lengths.
+                        if let Err(error) = unsafe { self.take(job, op, progress, rank) } {
+                            return Poll::Failed(error);
+                        }
+                    }
+                    self.finish_turn(reads_from.len() == self.size);
+                    progress.offset += chunk_bytes(job);
+                    if progress.offset >= self.total(job) {
+                        return Poll::Done;
+                    }
+                    progress.stage = Stage::Publish;
+                }
+            }
+        }
+    }
+
+    /// This rank needs the turn's slots no longer; `met_all` if it has read every rank's.
+    #[inline]
+    fn finish_turn(&mut self, met_all: bool) {
+        self.area.done(self.rank).store(self.turn, Ordering::Release);
+        if met_all {
+            // A rank publishes a turn only when it is done with the one before.
+            self.done_by_all = self.turn.wrapping_sub(1);
+        }
+    }
+
+    #[inline]
+    fn slot_is_free(&mut self, turn: u32) -> bool {
+        let needed = turn.wrapping_sub(SLOTS);
+        if self.done_by_all.wrapping_sub(needed) as i32 >= 0 {
+            return true;
+        }
+        let done = (0..self.size).map(|r| self.area.done(r).load(Ordering::Acquire));
+        // Turns wrap, so "smallest" is relative to the turn needed.
+        let behind = done.map(|d| d.wrapping_sub(needed) as i32).min().unwrap_or(0);
+        self.done_by_all = needed.wrapping_add_signed(behind);
+        behind >= 0
+    }
+
+    #[inline]
+    fn publishes(&self, job: &Job) -> bool {
+        match job.collective {
+            Collective::Bcast | Collective::Scatter => self.rank == job.root,
+            _ => true,
+        }
+    }
+
+    /// Whose contributions this rank reads.
+    #[inline]
+    fn readers_sources(&self, job: &Job) -> std::ops::Range<usize> {
+        match job.collective {
+            Collective::Bcast if self.rank == job.root => 0..0,
+            Collective::Bcast | Collective::Scatter => job.root..job.root + 1,
+            Collective::Reduce | Collective::Gather if self.rank != job.root => 0..0,
+            Collective::Scan => 0..self.rank + 1,
+            Collective::Exscan => 0..self.rank,
+            _ => 0..self.size,
+        }
+    }
+
+    #[inline]
+    fn first_to_read(&self, job: &Job) -> usize {
+        self.readers_sources(job).start
+    }
+
+    /// Bytes of the whole call that go through chunks.
+    #[inline]
+    fn total(&self, job: &Job) -> usize {
+        match job.collective {
+            Collective::Bcast => job.recv.len,
+            Collective::Reduce | Collective::Allreduce => job.send.len,
+            _ => 0,
+        }
+    }
+
+    fn contribution<'a>(&self, job: &'a Job, progress: &Progress) -> &'a [u8] {
+        let whole = if job.collective == Collective::Bcast { job.recv } else { job.send };
+        let chunk = match job.collective {
+            Collective::Bcast | Collective::Reduce | Collective::Allreduce => {
+                progress.offset..(progress.offset + chunk_bytes(job)).min(whole.len)
+            }
+            _ => 0..whole.len,
+        };
+        // SAFETY: within the region, which is readable by `poll`'s contract.
+        unsafe { std::slice::from_raw_parts(whole.ptr.add(chunk.start), chunk.len()) }
+    }
+
+    /// Copies or combines `rank`'s contribution to the current turn.
+    ///
+    /// # Safety
+    /// It is published, under the job's signature.
+    #[inline]
+    unsafe fn take(&self, job: &Job, op: &Op, progress: &Progress, rank: usize) -> Result<(), NetError> {
+        let recv = |start: usize, len: usize| {
+            assert!(start + len <= job.recv.len, "a direct collective stays within its receive buffer");
+            // SAFETY: in bounds of the region, which is writable and ours by `poll`'s contract.
+            unsafe { std::slice::from_raw_parts_mut(job.recv.ptr.add(start), len) }
+        };
+        // SAFETY: by the caller's promise; `len` is what the same call publishes on every rank.
+        let theirs = |len: usize| unsafe { self.area.contribution(rank, self.turn, len) };
+        let n = job.send.len;
+        match job.collective {
+            Collective::Barrier => {}
+            Collective::Bcast => {
+                let len = (job.recv.len - progress.offset).min(chunk_bytes(job));
+                recv(progress.offset, len).copy_from_slice(theirs(len));
+            }
+            Collective::Scatter => {
+                let len = job.recv.len;
+                recv(0, len).copy_from_slice(&theirs(len * self.size)[self.rank * len..][..len]);
+            }
+            Collective::Gather | Collective::Allgather => recv(rank * n, n).copy_from_slice(theirs(n)),
+            Collective::Alltoall => {
+                let len = n / self.size;
+                recv(rank * len, len).copy_from_slice(&theirs(n)[self.rank * len..][..len]);
+            }
+            Collective::Reduce | Collective::Allreduce => {
+                let len = (n - progress.offset).min(DATA_BYTES);
+                return self.fold(job, op, rank, theirs(len), recv(progress.offset, len));
+            }
+            Collective::Scan | Collective::Exscan => return self.fold(job, op, rank, theirs(n), recv(0, n)),
+            Collective::ReduceScatterBlock => {
+                let len = n / self.size;
+                return self.fold(job, op, rank, &theirs(n)[self.rank * len..][..len], recv(0, len));
+            }
+            _ => unreachable!("the communicator sends no other collective here"),
+        }
+        Ok(())
+    }
+
+    /// Combines in rank order: rank 0's contribution is copied, rank 1's read together with it, and so on.
+    #[inline]
+    fn fold(&self, job: &Job, op: &Op, rank: usize, theirs: &[u8], into: &mut [u8]) -> Result<(), NetError> {
+        if rank == 0 {
+            into.copy_from_slice(theirs);
+            return Ok(());
+        }
+        reduce::reduce_right(op, job.dtype, into, theirs).map_err(|error| NetError::Operation(error.to_string()))
+    }
+}

@@ -1,0 +1,256 @@
+//! Point to point: messages between two ranks of a communicator, probes, and messages of arrays apart from their object.
+
+use tidemill_net::{Engine, Envelope, Matched, Region, Status, Wait};
+
+use crate::communicator::{CollectiveError, Communicator};
+use crate::parcel::{Contexts, ParcelSlot, Receive};
+use crate::request::{Probing, Request, Started, State, What};
+
+impl Communicator {
+    /// Sends `region` to `dest`.
+    ///
+    /// # Errors
+    /// `NoSuchRank`; the job's fault.
+    ///
+    /// # Safety
+    /// `region` is readable until the request is over (or its keepalive is dropped).
+    #[inline]
+    pub unsafe fn send(&self, dest: u32, tag: i32, region: Region) -> Result<Started, CollectiveError> {
+        let world = self.check_rank(dest)?;
+        let envelope = Envelope { context: self.p2p_context(), tag, seq: 0, signature: 0 };
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.new_group();
+        // SAFETY: by this function's contract.
+        unsafe { engine.post_send(group, world, &envelope, region) };
+        self.started(engine, group, What::Send { dest })
+    }
+
+    /// Sends `region` to `dest`; the request is over when a receive has taken the message.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    ///
+    /// # Safety
+    /// As [`Communicator::send`].
+    pub unsafe fn send_synchronous(&self, dest: u32, tag: i32, region: Region) -> Result<Started, CollectiveError> {
+        let world = self.check_rank(dest)?;
+        let envelope = Envelope { context: self.p2p_context(), tag, seq: 0, signature: 0 };
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.new_group();
+        // SAFETY: by this function's contract.
+        unsafe { engine.post_send_synchronous(group, world, &envelope, region) };
+        self.started(engine, group, What::Send { dest })
+    }
+
+    /// Sends apart from the user's traffic: `key`, which is negative, takes the place of a tag, and neither probes nor
+    /// receives from anywhere see the message. For parts of a larger operation.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    ///
+    /// # Safety
+    /// As [`Communicator::send`].
+    pub unsafe fn send_hidden(&self, dest: u32, key: i32, region: Region) -> Result<Started, CollectiveError> {
+        let world = self.check_rank(dest)?;
+        // Collectives have sequence numbers from 1 and `management` has tags from 0.
+        let envelope = Envelope { context: self.collective_context(), tag: key, seq: 0, signature: 0 };
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.new_group();
+        // SAFETY: by this function's contract.
+        unsafe { engine.post_send(group, world, &envelope, region) };
+        self.started(engine, group, What::Send { dest })
+    }
+
+    /// The other end of [`Communicator::send_hidden`].
+    ///
+    /// # Errors
+    /// As [`Communicator::recv`].
+    ///
+    /// # Safety
+    /// As [`Communicator::recv`].
+    pub unsafe fn recv_hidden(&self, source: u32, key: i32, region: Region) -> Result<Started, CollectiveError> {
+        let pattern = self.pattern(Some(source), Some(key))?;
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.new_group();
+        // SAFETY: by this function's contract.
+        unsafe { engine.post_recv(group, self.collective_context(), pattern, region) };
+        self.started(engine, group, What::Recv { source: Some(source) })
+    }
+
+    /// Receives one message into `region`. `None` is any source or any tag.
+    ///
+    /// # Errors
+    /// `NoSuchRank`; the job's fault.
+    ///
+    /// # Safety
+    /// `region` is writable, and touched by nobody else, until the request is over (or its keepalive is dropped).
+    #[inline]
+    pub unsafe fn recv(
+        &self,
+        source: Option<u32>,
+        tag: Option<i32>,
+        region: Region,
+    ) -> Result<Started, CollectiveError> {
+        let pattern = self.pattern(source, tag)?;
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.new_group();
+        // SAFETY: by this function's contract.
+        unsafe { engine.post_recv(group, self.p2p_context(), pattern, region) };
+        self.started(engine, group, What::Recv { source })
+    }
+
+    #[inline]
+    pub(crate) fn started(
+        &self,
+        mut engine: impl std::ops::DerefMut<Target = Engine>,
+        group: tidemill_net::GroupId,
+        what: What,
+    ) -> Result<Started, CollectiveError> {
+        engine.flush();
+        if engine.is_complete(group) {
+            return Ok(Started::Done(engine.take(group)?));
+        }
+        drop(engine);
+        Ok(Started::Pending(Request::new(self, what, State::Group(group))))
+    }
+
+    /// Status of the first message a receive would take, if there is one.
+    ///
+    /// # Errors
+    /// `NoSuchRank`; the job's fault; `PeerLeft` when none can ever come.
+    pub fn iprobe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<Status>, CollectiveError> {
+        let pattern = self.pattern(source, tag)?;
+        let context = self.p2p_context();
+        Ok(self.0.endpoint.try_once(|engine| match engine.peek(context, &pattern) {
+            Some(status) => Some(Ok(status)),
+            None => engine.never(&pattern).map(Err),
+        })?)
+    }
+
+    /// Waits for a message; `None` after a slice: look at signals and call again.
+    ///
+    /// # Errors
+    /// As [`Communicator::iprobe`].
+    pub fn probe_slice(
+        &self,
+        source: Option<u32>,
+        tag: Option<i32>,
+        wait: &mut Wait,
+    ) -> Result<Option<Status>, CollectiveError> {
+        let pattern = self.pattern(source, tag)?;
+        let context = self.p2p_context();
+        let caller = Probing { comm: self, pattern };
+        Ok(self.0.endpoint.wait_slice(wait, &caller, |engine| match engine.peek(context, &pattern) {
+            Some(status) => Some(Ok(status)),
+            None => engine.never(&pattern).map(Err),
+        })?)
+    }
+
+    /// Takes the first message a receive would take out of matching, if there is one.
+    ///
+    /// # Errors
+    /// As [`Communicator::iprobe`].
+    pub fn improbe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<Matched>, CollectiveError> {
+        let pattern = self.pattern(source, tag)?;
+        let context = self.p2p_context();
+        Ok(self.0.endpoint.try_once(|engine| match engine.take_matched(context, &pattern) {
+            Some(matched) => Some(Ok(matched)),
+            None => engine.never(&pattern).map(Err),
+        })?)
+    }
+
+    /// The waiting twin of [`Communicator::improbe`]; `None` after a slice.
+    ///
+    /// # Errors
+    /// As [`Communicator::iprobe`].
+    pub fn mprobe_slice(
+        &self,
+        source: Option<u32>,
+        tag: Option<i32>,
+        wait: &mut Wait,
+    ) -> Result<Option<Matched>, CollectiveError> {
+        let pattern = self.pattern(source, tag)?;
+        let context = self.p2p_context();
+        let caller = Probing { comm: self, pattern };
+        Ok(self.0.endpoint.wait_slice(wait, &caller, |engine| match engine.take_matched(context, &pattern) {
+            Some(matched) => Some(Ok(matched)),
+            None => engine.never(&pattern).map(Err),
+        })?)
+    }
+
+    /// Receives a message that a matching probe has taken.
+    ///
+    /// # Errors
+    /// The job's fault; `Truncated`.
+    ///
+    /// # Safety
+    /// As [`Communicator::recv`].
+    pub unsafe fn recv_matched(&self, matched: Matched, region: Region) -> Result<Started, CollectiveError> {
+        let source = Some(self.rank_of(matched.status().source));
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.new_group();
+        // SAFETY: by this function's contract.
+        unsafe { engine.post_matched(group, matched, region) };
+        self.started(engine, group, What::Recv { source })
+    }
+
+    /// Sends a parcel: `message` (see [`crate::parcel::encode`]) and the arrays it announces under `key`.
+    /// `synchronous`: the request is over when a receive has taken the message. A negative tag sends it apart from the
+    /// user's traffic, as [`Communicator::send_hidden`] does.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    ///
+    /// # Safety
+    /// As [`Communicator::send`], for all regions.
+    pub unsafe fn send_parcel(
+        &self,
+        dest: u32,
+        tag: i32,
+        message: Region,
+        key: i32,
+        arrays: &[Region],
+        synchronous: bool,
+    ) -> Result<Started, CollectiveError> {
+        let world = self.check_rank(dest)?;
+        let envelope = Envelope { context: self.context_of(Some(tag)), tag, seq: 0, signature: 0 };
+        let hidden = Envelope { context: self.collective_context(), tag: key, seq: 0, signature: 0 };
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.new_group();
+        // SAFETY: by this function's contract.
+        unsafe {
+            match synchronous {
+                true => engine.post_send_synchronous(group, world, &envelope, message),
+                false => engine.post_send(group, world, &envelope, message),
+            }
+            for array in arrays {
+                engine.post_send(group, world, &hidden, *array);
+            }
+        }
+        self.started(engine, group, What::Send { dest })
+    }
+
+    pub(crate) fn context_of(&self, tag: Option<i32>) -> u32 {
+        if tag.is_some_and(|tag| tag < 0) { self.collective_context() } else { self.p2p_context() }
+    }
+
+    /// Receives a parcel of any length into memory of its own, which is left in `slot`. The receive goes on by itself.
+    /// With `matched` it takes that message, else it matches in the order of all such receives.
+    ///
+    /// # Errors
+    /// `NoSuchRank`; the job's fault.
+    pub fn recv_parcel(
+        &self,
+        source: Option<u32>,
+        tag: Option<i32>,
+        matched: Option<Matched>,
+        slot: ParcelSlot,
+    ) -> Result<Started, CollectiveError> {
+        let pattern = self.pattern(source, tag)?;
+        let contexts = Contexts { messages: self.context_of(tag), hidden: self.collective_context() };
+        let task = Receive::new(contexts, pattern, matched, slot);
+        let mut engine = self.0.endpoint.lock();
+        let group = engine.add_task(Box::new(task));
+        self.started(engine, group, What::Recv { source })
+    }
+}

@@ -1,0 +1,266 @@
+//! Parcels: messages of any length, with arrays attached that land straight in memory of their own.
+//!
+//! Made for languages that send objects: the message is the object without its large arrays, the arrays follow as they
+//! are. The receiver need not know any length, and need not be waiting either: a receive goes on by itself until the
+//! last array has landed, so that two workers may send to each other at the same time.
+//!
+//! ```text
+//!  without arrays   | body, the first byte of which is not 0 |
+//!  else             | 0 | key: i32 | arrays: u32 | their lengths: u64 each | body |
+//! ```
+//!
+//! The arrays travel in order as hidden messages under the key, which is the sender's own and negative.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use tidemill_net::{Engine, GroupId, Matched, NetError, Pattern, Rank, Region, Task};
+
+const PREFIX_BYTES: usize = 9;
+
+/// What a receive of a parcel gives.
+#[derive(Debug, Default)]
+pub struct Parcel {
+    /// The body.
+    pub body: Vec<u8>,
+    /// The attached arrays.
+    pub arrays: Vec<Vec<u8>>,
+    /// The sender; [`crate::Communicator::rank_of`] gives its rank.
+    pub source: Option<Rank>,
+    /// The tag.
+    pub tag: i32,
+    /// Bytes of the message itself, as a probe reports them.
+    pub message_bytes: u64,
+}
+
+/// Where a receive leaves its parcel.
+#[derive(Clone, Default)]
+pub struct ParcelSlot(Arc<Slot>);
+
+#[derive(Default)]
+struct Slot {
+    parcel: Mutex<Option<Parcel>>,
+    matched: AtomicBool,
+    cancelled: AtomicBool,
+}
+
+impl ParcelSlot {
+    /// The parcel, once its request is over; once.
+    pub fn take(&self) -> Option<Parcel> {
+        self.0.parcel.lock().take()
+    }
+
+    /// Withdraws the receive unless a message has matched it already. Returns whether that succeeded.
+    pub fn cancel(&self) -> bool {
+        self.0.cancelled.store(true, Ordering::SeqCst);
+        !self.0.matched.load(Ordering::SeqCst)
+    }
+}
+
+/// The message of a parcel: `body` with the lengths of the arrays that follow in front. Without arrays the message is
+/// the body itself, unless that begins with a zero byte.
+pub fn encode(body: &[u8], key: i32, lengths: &[usize]) -> Vec<u8> {
+    if lengths.is_empty() && body.first() != Some(&0) {
+        return body.to_vec();
+    }
+    let mut message = Vec::with_capacity(PREFIX_BYTES + 8 * lengths.len() + body.len());
+    message.push(0);
+    message.extend_from_slice(&key.to_le_bytes());
+    message.extend_from_slice(&(lengths.len() as u32).to_le_bytes());
+    lengths.iter().for_each(|len| message.extend_from_slice(&(*len as u64).to_le_bytes()));
+    message.extend_from_slice(body);
+    message
+}
+
+/// Key, lengths of the arrays, and where the body begins.
+fn decode(message: &[u8]) -> Option<(i32, Vec<u64>, usize)> {
+    if message.first() != Some(&0) {
+        return Some((0, Vec::new(), 0));
+    }
+    let key = i32::from_le_bytes(message.get(1..5)?.try_into().ok()?);
+    let count = u32::from_le_bytes(message.get(5..PREFIX_BYTES)?.try_into().ok()?) as usize;
+    let end = PREFIX_BYTES.checked_add(count.checked_mul(8)?)?;
+    let lengths = message.get(PREFIX_BYTES..end)?.chunks_exact(8);
+    let lengths = lengths.map(|c| u64::from_le_bytes(c.try_into().expect("eight bytes"))).collect();
+    (key < 0).then_some((key, lengths, end))
+}
+
+/// Memory for `len` bytes, of a length that a peer has named.
+fn room(len: u64, from: Rank) -> Result<Vec<u8>, NetError> {
+    let mut room = Vec::new();
+    let refused = || NetError::Operation(format!("no memory for the {len} bytes that worker {from} sends"));
+    room.try_reserve_exact(usize::try_from(len).map_err(|_| refused())?).map_err(|_| refused())?;
+    Ok(room)
+}
+
+/// The spare capacity that `room` made.
+fn region(room: &mut Vec<u8>, len: u64) -> Region {
+    Region { ptr: room.as_mut_ptr(), len: len as usize }
+}
+
+enum Stage {
+    Matching,
+    Message(GroupId, u64),
+    Arrays(GroupId),
+}
+
+/// Where the messages of a communicator travel, and the attached arrays.
+#[derive(Clone, Copy)]
+pub(crate) struct Contexts {
+    pub messages: u32,
+    pub hidden: u32,
+}
+
+/// A receive under way.
+pub(crate) struct Receive {
+    /// Contexts of the communicator, which the task must not own: the engine that owns the task is locked when it is
+    /// dropped, and a communicator's end locks the engine.
+    contexts: Contexts,
+    pattern: Pattern,
+    matched: Option<Matched>,
+    stage: Stage,
+    source: Rank,
+    lengths: Vec<u64>,
+    parcel: Parcel,
+    slot: ParcelSlot,
+}
+
+impl Receive {
+    pub(crate) fn new(contexts: Contexts, pattern: Pattern, matched: Option<Matched>, slot: ParcelSlot) -> Self {
+        let source = pattern.source.unwrap_or(Rank(0));
+        let (lengths, parcel) = Default::default();
+        Receive { contexts, pattern, matched, stage: Stage::Matching, source, lengths, parcel, slot }
+    }
+
+    /// Takes the message out of matching, if it is there.
+    fn match_message(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
+        let matched = match self.matched.take() {
+            Some(matched) => matched,
+            None => {
+                // In this order, so that either the canceller or the match wins, never both.
+                self.slot.0.matched.store(true, Ordering::SeqCst);
+                if self.slot.0.cancelled.load(Ordering::SeqCst) {
+                    return Some(Ok(()));
+                }
+                match engine.take_matched(self.contexts.messages, &self.pattern) {
+                    Some(matched) => matched,
+                    None => {
+                        self.slot.0.matched.store(false, Ordering::SeqCst);
+                        return engine.never(&self.pattern).map(Err);
+                    }
+                }
+            }
+        };
+        let status = matched.status();
+        self.source = status.source;
+        self.parcel.source = Some(status.source);
+        (self.parcel.tag, self.parcel.message_bytes) = (status.tag, status.len);
+        match room(status.len, status.source) {
+            Ok(body) => self.parcel.body = body,
+            Err(error) => return Some(Err(error)),
+        }
+        let group = engine.new_group();
+        // SAFETY: the memory is this task's, which lives until the group is complete, and `body` is not touched before.
+        unsafe { engine.post_matched(group, matched, region(&mut self.parcel.body, status.len)) };
+        self.stage = Stage::Message(group, status.len);
+        None
+    }
+
+    /// The message is there: posts receives for its arrays. Returns whether there are any.
+    fn post_arrays(&mut self, engine: &mut Engine) -> Result<Option<GroupId>, NetError> {
+        let nonsense = || NetError::Operation(format!("worker {} sent no parcel where one was received", self.source));
+        let (key, lengths, start) = decode(&self.parcel.body).ok_or_else(nonsense)?;
+        self.parcel.body.drain(..start);
+        if lengths.is_empty() {
+            return Ok(None);
+        }
+        self.parcel.arrays = lengths.iter().map(|&len| room(len, self.source)).collect::<Result<_, _>>()?;
+        let group = engine.new_group();
+        let pattern = Pattern { source: Some(self.source), tag: Some(key), seq: 0 };
+        for (array, &len) in self.parcel.arrays.iter_mut().zip(&lengths) {
+            // SAFETY: as for the message.
+            unsafe { engine.post_recv(group, self.contexts.hidden, pattern, region(array, len)) };
+        }
+        self.lengths = lengths;
+        Ok(Some(group))
+    }
+}
+
+impl Task for Receive {
+    fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
+        if matches!(self.stage, Stage::Matching)
+            && let Some(over) = self.match_message(engine)
+        {
+            return Some(over);
+        }
+        if let Stage::Message(group, len) = self.stage {
+            if !engine.is_complete(group) {
+                return None;
+            }
+            if let Err(error) = engine.take(group) {
+                return Some(Err(error));
+            }
+            // SAFETY: `len` bytes of capacity have just been received into.
+            unsafe { self.parcel.body.set_len(len as usize) };
+            match self.post_arrays(engine) {
+                Ok(Some(group)) => self.stage = Stage::Arrays(group),
+                Ok(None) => {
+                    *self.slot.0.parcel.lock() = Some(std::mem::take(&mut self.parcel));
+                    return Some(Ok(()));
+                }
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        if let Stage::Arrays(group) = self.stage {
+            if !engine.is_complete(group) {
+                return None;
+            }
+            if let Err(error) = engine.take(group) {
+                return Some(Err(error));
+            }
+            for (array, &len) in self.parcel.arrays.iter_mut().zip(&self.lengths) {
+                // SAFETY: as above; a sender that names a length and sends less is no sender of ours, and the memory is
+                // allocated all the same.
+                unsafe { array.set_len(len as usize) };
+            }
+            *self.slot.0.parcel.lock() = Some(std::mem::take(&mut self.parcel));
+            return Some(Ok(()));
+        }
+        None
+    }
+
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
+        match self.stage {
+            Stage::Matching => vec![self.pattern.source],
+            Stage::Message(group, _) | Stage::Arrays(group) => engine.waiting_for(group),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A length or key read wrongly would make a receiver wait for ever, or allocate what nobody sends.
+    #[test]
+    fn messages_are_decoded_as_they_were_encoded() {
+        let message = encode(b"body", -7, &[3, 1 << 40]);
+        let (key, lengths, start) = decode(&message).unwrap();
+        assert_eq!((key, lengths.as_slice(), &message[start..]), (-7, &[3, 1 << 40][..], &b"body"[..]));
+        assert_eq!(encode(b"body", -7, &[]), b"body");
+        assert_eq!(decode(&encode(b"\0body", -7, &[])), Some((-7, vec![], PREFIX_BYTES)));
+        assert_eq!(decode(b"body"), Some((0, vec![], 0)));
+    }
+
+    /// Every byte is the peer's: none may lead out of bounds.
+    #[test]
+    fn nonsense_is_refused() {
+        let message = encode(b"", -7, &[1, 2, 3]);
+        for len in 1..message.len() {
+            assert_eq!(decode(&message[..len]), None, "{len}");
+        }
+        assert_eq!(decode(&[0, 0, 0, 0, 0x80, 0xff, 0xff, 0xff, 0xff, 1]), None);
+        assert_eq!(decode(&encode(b"", 7, &[1])), None, "keys are negative");
+    }
+}

@@ -1,0 +1,318 @@
+//! An operation under way: what blocking calls wait for and non-blocking calls return.
+
+use std::any::Any;
+
+use tidemill_net::{Caller, Contradiction, Engine, GroupId, NetError, Pattern, Rank, Status, Task, Wait};
+
+use crate::communicator::Communicator;
+use crate::direct::{Job, LargeProgress, Poll, Progress};
+use crate::exec::Execution;
+use crate::{Collective, Op};
+
+/// Polls of a direct collective before the engine is involved: a microsecond or two.
+const POLLS_DIRECT: u32 = 40;
+
+/// What starting an operation gave.
+#[must_use]
+pub enum Started {
+    /// It is over already.
+    Done(Status),
+    /// It goes on; wait for it.
+    Pending(Request),
+}
+
+/// An operation that is not over yet. Dropping it lets the operation go on by itself; the memory it uses must outlive
+/// it, see [`Request::detach`].
+#[must_use]
+pub struct Request {
+    comm: Communicator,
+    what: What,
+    state: Option<State>,
+    slices: u32,
+}
+
+/// For stall reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    Send { dest: u32 },
+    Recv { source: Option<u32> },
+    Collective { collective: Collective, seq: u32, signature: u32 },
+}
+
+pub(crate) enum State {
+    /// Ops of the engine, or a task.
+    Group(GroupId),
+    /// A blocking collective that is stepped by whoever waits for it.
+    Execution(Box<Execution>),
+    /// A blocking collective in shared memory. Apart, so that requests are small: a window of messages moves many.
+    Direct(Box<DirectCall<Progress>>),
+    /// The same, reading the peers' memory.
+    Large(Box<DirectCall<LargeProgress>>),
+}
+
+/// A direct collective under way.
+pub(crate) struct DirectCall<P> {
+    pub job: Job,
+    pub op: Op,
+    pub progress: P,
+}
+
+impl State {
+    pub(crate) fn direct(job: Job, op: &Op, progress: Progress) -> Self {
+        State::Direct(Box::new(DirectCall { job, op: op.clone(), progress }))
+    }
+
+    pub(crate) fn large(job: Job, op: &Op, progress: LargeProgress) -> Self {
+        State::Large(Box::new(DirectCall { job, op: op.clone(), progress }))
+    }
+
+    fn is_direct(&self) -> bool {
+        matches!(self, State::Direct(_) | State::Large(_))
+    }
+}
+
+impl Request {
+    /// The communicator of the operation.
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    pub(crate) fn new(comm: &Communicator, what: What, state: State) -> Self {
+        Request { comm: comm.clone(), what, state: Some(state), slices: 0 }
+    }
+
+    /// Whether it is over, after a bit of progress. The outcome is given once.
+    ///
+    /// # Errors
+    /// What the operation failed with.
+    pub fn test(&mut self) -> Result<Option<Status>, NetError> {
+        let (endpoint, state) = (self.comm.endpoint(), &mut self.state);
+        endpoint.check_process()?;
+        endpoint.try_once(|engine| step(&self.comm, self.what, state, engine))
+    }
+
+    /// Waits for a microsecond or two; `None`: not yet.
+    ///
+    /// # Errors
+    /// What the operation failed with.
+    pub fn poll_briefly(&mut self) -> Result<Option<Status>, NetError> {
+        if matches!(self.state, Some(State::Large(_))) {
+            return Ok(None);
+        }
+        let state = &mut self.state;
+        self.comm.endpoint().poll_briefly(|engine| step(&self.comm, self.what, state, engine))
+    }
+
+    /// Waits for up to 100 ms or a signal; `None`: look at signals and call again with the same `wait`.
+    ///
+    /// # Errors
+    /// What the operation failed with.
+    pub fn wait_slice(&mut self, wait: &mut Wait) -> Result<Option<Status>, NetError> {
+        let comm = &self.comm;
+        comm.endpoint().check_process()?;
+        let who = Who { comm, what: self.what, group: self.group(), direct: self.is_direct() };
+        self.slices += 1;
+        if let (true, What::Collective { seq, signature, .. }) = (self.slices > 1, self.what) {
+            comm.look_for_contradiction(seq, signature);
+        }
+        let state = &mut self.state;
+        comm.endpoint().wait_slice(wait, &who, |engine| step(comm, self.what, state, engine))
+    }
+
+    /// Waits until it is over. For callers without signals to look at.
+    ///
+    /// # Errors
+    /// What the operation failed with.
+    pub fn wait(mut self) -> Result<Status, NetError> {
+        let mut wait = Wait::default();
+        loop {
+            if let Some(status) = self.wait_slice(&mut wait)? {
+                return Ok(status);
+            }
+        }
+    }
+
+    fn is_direct(&self) -> bool {
+        self.state.as_ref().is_some_and(State::is_direct)
+    }
+
+    fn group(&self) -> Option<GroupId> {
+        match self.state.as_ref()? {
+            State::Group(group) => Some(*group),
+            State::Execution(execution) => execution.waits_in(),
+            State::Direct(_) | State::Large(_) => None,
+        }
+    }
+
+    /// Withdraws a receive that no message has matched yet. Returns whether that succeeded; the request is then over.
+    pub fn cancel(&mut self) -> bool {
+        match self.state {
+            Some(State::Group(group)) => self.comm.endpoint().lock().cancel_recvs(group),
+            _ => false,
+        }
+    }
+
+    /// Nobody will wait any more: the operation goes on by itself, and `keepalive` (what owns its buffers) is dropped
+    /// when it is over. A collective cannot be left like that: its communicator is unusable afterwards.
+    pub fn detach(mut self, keepalive: Option<Box<dyn Any + Send>>) {
+        if self.comm.endpoint().check_process().is_err() {
+            // The parent's operation, not this process's; its memory is this process's copy.
+            self.state = None;
+            return;
+        }
+        match self.state.take() {
+            Some(State::Group(group)) => self.comm.endpoint().lock().detach(group, keepalive),
+            Some(State::Execution(execution)) => {
+                self.comm.abandon();
+                execution.detach(&mut self.comm.endpoint().lock(), keepalive);
+            }
+            Some(State::Direct(_) | State::Large(_)) => self.comm.abandon(),
+            None => {}
+        }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if let Some(state) = self.state.take() {
+            Request { comm: self.comm.clone(), what: self.what, state: Some(state), slices: 0 }.detach(None);
+        }
+    }
+}
+
+/// One look at an operation; with its result the state is used up.
+#[inline]
+fn step(
+    comm: &Communicator,
+    what: What,
+    state: &mut Option<State>,
+    engine: &mut Engine,
+) -> Option<Result<Status, NetError>> {
+    let result = match state.as_mut().expect("a request is not used after it is over") {
+        State::Group(group) => {
+            if !engine.is_complete(*group) {
+                return None;
+            }
+            engine.take(*group)
+        }
+        State::Execution(execution) => execution.step(engine)?.map(|()| Status::default()),
+        State::Direct(call) => {
+            // SAFETY: the request's maker keeps the buffers valid until it is over.
+            let poll = unsafe { comm.poll_direct(&call.job, &call.op, &mut call.progress, engine) };
+            polled(comm, what, poll, engine)?
+        }
+        State::Large(call) => {
+            // SAFETY: as above.
+            let poll = unsafe { comm.poll_large(&call.job, &call.op, &mut call.progress, engine) };
+            polled(comm, what, poll, engine)?
+        }
+    };
+    *state = None;
+    Some(result)
+}
+
+fn polled(comm: &Communicator, what: What, poll: Poll, engine: &mut Engine) -> Option<Result<Status, NetError>> {
+    match poll {
+        Poll::Moved => {
+            engine.note_moved();
+            None
+        }
+        Poll::Waiting => comm.direct_peer_left(engine).map(Err),
+        Poll::Done => Some(Ok(Status::default())),
+        Poll::Failed(error) => Some(Err(error)),
+        Poll::Contradicted(rank) => {
+            let What::Collective { seq, .. } = what else { unreachable!("only collectives are direct") };
+            comm.contradict(engine, seq, rank);
+            None
+        }
+    }
+}
+
+/// The blocking part of a direct collective before anybody sleeps.
+///
+/// # Safety
+/// As [`crate::direct::Direct::poll`].
+#[inline]
+pub(crate) unsafe fn spin_direct(
+    direct: &mut crate::direct::Direct,
+    job: &Job,
+    op: &Op,
+    progress: &mut Progress,
+    polls_max: u32,
+) -> Poll {
+    for _ in 0..POLLS_DIRECT.min(polls_max) {
+        // SAFETY: by this function's contract.
+        match unsafe { direct.poll(job, op, progress) } {
+            Poll::Waiting => std::hint::spin_loop(),
+            over => return over,
+        }
+    }
+    Poll::Waiting
+}
+
+struct Who<'a> {
+    comm: &'a Communicator,
+    what: What,
+    group: Option<GroupId>,
+    direct: bool,
+}
+
+impl Caller for Who<'_> {
+    fn describe(&self) -> String {
+        let name = self.comm.name();
+        match self.what {
+            What::Send { dest } => format!("send to rank {dest} on comm \"{name}\""),
+            What::Recv { source: Some(source) } => format!("recv from rank {source} on comm \"{name}\""),
+            What::Recv { source: None } => format!("recv from any rank on comm \"{name}\""),
+            What::Collective { collective, seq, .. } => format!("{collective} #{seq} on comm \"{name}\""),
+        }
+    }
+
+    fn falls_asleep(&self) {
+        if self.direct {
+            self.comm.count_sleeper(1);
+        }
+    }
+
+    fn is_awake(&self) {
+        if self.direct {
+            self.comm.count_sleeper(-1);
+        }
+    }
+
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
+        if self.direct {
+            return self.comm.direct_waits_for().into_iter().map(Some).collect();
+        }
+        match (self.group, self.what) {
+            (Some(group), _) => engine.waiting_for(group),
+            (None, What::Recv { source }) => vec![source.map(|r| self.comm.world_rank(r))],
+            (None, What::Send { dest }) => vec![Some(self.comm.world_rank(dest))],
+            (None, What::Collective { .. }) => Vec::new(),
+        }
+    }
+}
+
+/// A probe that waits: says whom it waits for.
+pub(crate) struct Probing<'a> {
+    pub comm: &'a Communicator,
+    pub pattern: Pattern,
+}
+
+impl Caller for Probing<'_> {
+    fn describe(&self) -> String {
+        format!("probe on comm \"{}\"", self.comm.name())
+    }
+
+    fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {
+        vec![self.pattern.source]
+    }
+}
+
+impl Communicator {
+    pub(crate) fn contradict(&self, engine: &mut Engine, seq: u32, rank: usize) {
+        let (seq, theirs) = self.direct_divergence(rank, seq);
+        let rank = self.world_rank(rank as u32);
+        engine.contradict(Contradiction { context: self.collective_context(), seq, rank, theirs });
+    }
+}

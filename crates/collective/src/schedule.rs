@@ -1,0 +1,93 @@
+//! A schedule: one rank's part of a collective, as data. Algorithms are pure functions that return one; the executor
+//! runs it over any transport, the simulator costs it, tests run all ranks of it in one thread.
+//!
+//! Invariants of the schedules of one collective, taken over all its ranks:
+//! - the k-th send from rank a to rank b is received by the k-th receive of b from a, and both have the same length
+//!   (messages carry no round number; the order per pair is enough);
+//! - within a round no receive writes a range that a send of the same round reads, or that another receive writes;
+//! - `Buffer::Send` is only read.
+
+/// The three buffers a schedule may name. All ranges are in elements; the executor knows the element's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Buffer {
+    /// What the caller contributes. With `MPI_IN_PLACE` it is the part of `Recv` the standard says.
+    Send,
+    /// Where the result goes.
+    Recv,
+    /// [`Schedule::scratch_len`] elements of the executor's own.
+    Scratch,
+}
+
+/// `len` elements of `buffer` from `start`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Range {
+    /// Which buffer.
+    pub buffer: Buffer,
+    /// First element.
+    pub start: usize,
+    /// Elements; 0 is allowed and moves nothing (but still a message when sent).
+    pub len: usize,
+}
+
+/// A message of this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Send `range` to rank `to` of the communicator.
+    Send {
+        /// Receiving rank.
+        to: u32,
+        /// What is sent.
+        range: Range,
+    },
+    /// Receive into `range` from rank `from` of the communicator.
+    Recv {
+        /// Sending rank.
+        from: u32,
+        /// Where it goes.
+        range: Range,
+    },
+}
+
+/// Work on this rank's own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Local {
+    /// `into = from`. The ranges have one length and do not overlap (or are equal).
+    Copy {
+        /// Source.
+        from: Range,
+        /// Target.
+        into: Range,
+    },
+    /// `into = op(left = from, right = into)` elementwise: `from` holds the contribution of lower ranks.
+    ReduceLeft {
+        /// The left operand.
+        from: Range,
+        /// The right operand and the result.
+        into: Range,
+    },
+    /// `into = op(left = into, right = from)` elementwise: `from` holds the contribution of higher ranks.
+    ReduceRight {
+        /// The right operand.
+        from: Range,
+        /// The left operand and the result.
+        into: Range,
+    },
+}
+
+/// Messages that are in flight together, then local work in order once all of them are complete.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Round {
+    /// Started together; sends and receives to one peer keep their order.
+    pub messages: Vec<Message>,
+    /// Done in order when every message of the round is complete.
+    pub local: Vec<Local>,
+}
+
+/// One rank's part of a collective.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// Run one after the other.
+    pub rounds: Vec<Round>,
+    /// Elements of scratch the executor must provide.
+    pub scratch_len: usize,
+}

@@ -1,0 +1,314 @@
+//! Tables as files.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{Order, Rule, Table};
+use crate::{Algorithm, Collective};
+
+/// The format this code reads and writes.
+const VERSION: u32 = 1;
+
+/// Largest file that is read.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// What can be wrong with a table.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// The file cannot be read or written.
+    #[error("tuning table {path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The text is no table.
+    #[error("tuning table {path}, line {line}: {reason}")]
+    Bad {
+        /// The file, or where the text came from.
+        path: String,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// The rule's algorithm cannot do what the rule says.
+    #[error("algorithm {algorithm} cannot run {collective} with order {order:?}")]
+    Unable {
+        /// The collective.
+        collective: Collective,
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The order class.
+        order: &'static str,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    version: Spanned<u32>,
+    #[serde(default)]
+    rules: Vec<Spanned<Line>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    collective: String,
+    algorithm: String,
+    ranks: u32,
+    hosts: u32,
+    bytes_max: Option<u64>,
+    chunk_bytes: Option<u64>,
+    order: Option<String>,
+}
+
+impl Table {
+    /// Where the table of this user is: `$TIDEMILL_TUNE`, else `tidemill/tune.toml` in `$XDG_CONFIG_HOME` or `~/.config`.
+    pub fn default_path() -> Option<PathBuf> {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        set("TIDEMILL_TUNE").or_else(|| {
+            let config = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+            Some(config.join("tidemill").join("tune.toml"))
+        })
+    }
+
+    /// The table of this user. If none was named and none is in the usual place, one without rules.
+    ///
+    /// # Errors
+    /// As [`Table::load`]; also when `$TIDEMILL_TUNE` names a file that does not exist.
+    pub fn load_default() -> Result<Table, TableError> {
+        let named = std::env::var_os("TIDEMILL_TUNE").is_some_and(|value| !value.is_empty());
+        match Table::default_path() {
+            Some(path) if named || path.exists() => Table::load(&path),
+            _ => Ok(Table::default()),
+        }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`TableError::File`]; [`TableError::Bad`], naming file and line.
+    pub fn load(path: &Path) -> Result<Table, TableError> {
+        let name = path.display().to_string();
+        let failed = |source| TableError::File { path: name.clone(), source };
+        let bytes = std::fs::metadata(path).map_err(failed)?.len();
+        if bytes > FILE_BYTES_MAX {
+            let reason = format!("{bytes} bytes are no table (limit {FILE_BYTES_MAX})");
+            return Err(TableError::Bad { path: name, line: 1, reason });
+        }
+        Table::parse(&std::fs::read_to_string(path).map_err(failed)?, &name)
+    }
+
+    /// Reads a table from the text of a file; `origin` stands for the file in errors.
+    ///
+    /// # Errors
+    /// [`TableError::Bad`], naming `origin` and the line.
+    pub fn parse(text: &str, origin: &str) -> Result<Table, TableError> {
+        let bad = |at: usize, reason: String| {
+            let line = text.as_bytes()[..at.min(text.len())].iter().filter(|&&b| b == b'\n').count() + 1;
+            TableError::Bad { path: origin.to_owned(), line, reason }
+        };
+        let file: File = toml::from_str(text)
+            .map_err(|error| bad(error.span().map_or(0, |span| span.start), error.message().to_owned()))?;
+        if *file.version.get_ref() != VERSION {
+            let reason = format!("version {} is not {VERSION}; run `tidemill tune` again", file.version.get_ref());
+            return Err(bad(file.version.span().start, reason));
+        }
+        let mut table = Table::default();
+        for line in file.rules {
+            let at = line.span().start;
+            let rule = line.into_inner().rule().map_err(|reason| bad(at, reason))?;
+            table.insert(rule).map_err(|error| bad(at, error.to_string()))?;
+        }
+        Ok(table)
+    }
+
+    /// The table as the text of a file.
+    pub fn to_text(&self) -> String {
+        let mut text = format!(
+            "# Written by `tidemill tune`. The format is described in the crate tidemill-collective, module tuner.\nversion = {VERSION}\nrules = [\n"
+        );
+        for Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes } in self.rules() {
+            let _ = write!(text, "  {{ collective = \"{collective}\", ranks = {ranks}, hosts = {hosts}");
+            if bytes_max < usize::MAX {
+                let _ = write!(text, ", bytes_max = {bytes_max}");
+            }
+            let _ = write!(text, ", algorithm = \"{algorithm}\"");
+            if chunk_bytes > 0 {
+                let _ = write!(text, ", chunk_bytes = {chunk_bytes}");
+            }
+            if order != Order::Any {
+                let _ = write!(text, ", order = \"{}\"", order.name());
+            }
+            text.push_str(" },\n");
+        }
+        text.push_str("]\n");
+        text
+    }
+
+    /// Writes the table to a file, whole or not at all, making its folder if needed.
+    ///
+    /// # Errors
+    /// [`TableError::File`].
+    pub fn save(&self, path: &Path) -> Result<(), TableError> {
+        let write = || {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            // A reader that starts meanwhile sees the old file or the new one, never half of one.
+            let mut new = path.as_os_str().to_owned();
+            new.push(format!(".{}.new", std::process::id()));
+            std::fs::write(&new, self.to_text())?;
+            std::fs::rename(&new, path).inspect_err(|_| {
+                let _ = std::fs::remove_file(&new);
+            })
+        };
+        write().map_err(|source| TableError::File { path: path.display().to_string(), source })
+    }
+}
+
+impl Line {
+    fn rule(self) -> Result<Rule, String> {
+        let order = match self.order.as_deref() {
+            None => Order::Any,
+            Some(name) => *Order::ALL
+                .iter()
+                .find(|order| order.name() == name)
+                .ok_or_else(|| format!("no order is called {name:?}; there are: any, in_order, repeatable"))?,
+        };
+        if self.ranks == 0 || self.hosts == 0 {
+            return Err("ranks and hosts are at least 1".into());
+        }
+        Ok(Rule {
+            collective: self.collective.parse().map_err(|e: crate::algorithms::UnknownName| e.to_string())?,
+            algorithm: self.algorithm.parse().map_err(|e: crate::algorithms::UnknownName| e.to_string())?,
+            order,
+            hosts: self.hosts,
+            ranks: self.ranks,
+            bytes_max: self.bytes_max.map_or(usize::MAX, |bytes| bytes as usize),
+            chunk_bytes: self.chunk_bytes.unwrap_or(0) as usize,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Query;
+    use super::*;
+
+    fn query(collective: Collective, bytes: usize, ranks: u32) -> Query {
+        Query { collective, bytes, item_bytes: 8, ranks, hosts: 1, commutative: true, repeatable: false }
+    }
+
+    fn rule(bytes_max: usize, ranks: u32, algorithm: Algorithm, order: Order) -> Rule {
+        Rule { collective: Collective::Allreduce, order, hosts: 1, ranks, bytes_max, algorithm, chunk_bytes: 4096 }
+    }
+
+    /// A rule lost or changed on the way to disk and back would silently mistune every later job.
+    #[test]
+    fn tables_survive_the_way_through_a_file() {
+        let mut table = Table::default();
+        for rule in [
+            rule(8, 2, Algorithm::Linear, Order::Any),
+            rule(usize::MAX, 2, Algorithm::Ring, Order::Any),
+            rule(usize::MAX, 8, Algorithm::Chain, Order::InOrder),
+            rule(100, 8, Algorithm::HalvingDoubling, Order::Repeatable),
+        ] {
+            table.insert(rule).unwrap();
+        }
+        let folder = std::env::temp_dir().join(format!("tidemill-tuner-{}", std::process::id()));
+        let path = folder.join("deep").join("tune.toml");
+        table.save(&path).unwrap();
+        let back = Table::load(&path).unwrap();
+        assert_eq!(table.rules().collect::<Vec<_>>(), back.rules().collect::<Vec<_>>());
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no half-written file stays");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// The wrong neighbour in any of the three keys.
+    #[test]
+    fn lookup_takes_the_nearest_rule() {
+        let mut table = Table::default();
+        table.insert(rule(64, 4, Algorithm::Linear, Order::Any)).unwrap();
+        table.insert(rule(4096, 4, Algorithm::RecursiveDoubling, Order::Any)).unwrap();
+        table.insert(rule(64, 16, Algorithm::Ring, Order::Any)).unwrap();
+        let found = |bytes, ranks| table.lookup(&query(Collective::Allreduce, bytes, ranks)).unwrap().algorithm;
+        assert_eq!(found(0, 4), Algorithm::Linear);
+        assert_eq!(found(64, 7), Algorithm::Linear);
+        assert_eq!(found(65, 15), Algorithm::RecursiveDoubling);
+        assert_eq!(found(1 << 40, 4), Algorithm::RecursiveDoubling);
+        assert_eq!(found(1, 2), Algorithm::Linear);
+        assert_eq!(found(1, 100), Algorithm::Ring);
+        assert_eq!(table.lookup(&query(Collective::Allreduce, 1, 4)).unwrap().chunk, 512);
+        let in_order = Query { commutative: false, ..query(Collective::Allreduce, 1, 16) };
+        assert_eq!(table.lookup(&in_order), None, "a rule for commutative operations says nothing about others");
+        assert!(table.insert(rule(1, 1, Algorithm::Ring, Order::InOrder)).is_err());
+        assert!(table.insert(rule(1, 1, Algorithm::Bruck, Order::Any)).is_err());
+    }
+
+    /// An error without the line sends a user through a thousand rules.
+    #[test]
+    fn bad_files_name_the_line() {
+        let good =
+            "version = 1\nrules = [\n  { collective = \"bcast\", ranks = 2, hosts = 1, algorithm = \"flat\" },\n";
+        for (text, line, word) in [
+            ("version = 2\n".to_owned(), 1, "version 2"),
+            ("\n\nversion = \n".to_owned(), 3, ""),
+            ("rules = []".to_owned(), 1, "version"),
+            (format!("{good}  {{ collective = \"bcasd\", ranks = 2, hosts = 1, algorithm = \"flat\" }}]"), 4, "bcasd"),
+            (format!("{good}  {{ collective = \"bcast\", ranks = 2, hosts = 1, algorithm = \"ring\" }}]"), 4, "ring"),
+            (
+                format!("{good}  {{ collective = \"bcast\", ranks = 0, hosts = 1, algorithm = \"flat\" }}]"),
+                4,
+                "at least",
+            ),
+            (format!("{good}\n  {{ collective = \"bcast\", ranks = -2, hosts = 1, algorithm = \"flat\" }}]"), 5, ""),
+            (
+                format!("{good}  {{ colective = \"bcast\", ranks = 2, hosts = 1, algorithm = \"flat\" }}]"),
+                4,
+                "colective",
+            ),
+            (
+                format!(
+                    "{good}  {{ collective = \"bcast\", ranks = 2, hosts = 1, algorithm = \"flat\", order = \"x\" }}]"
+                ),
+                4,
+                "order",
+            ),
+        ] {
+            match Table::parse(&text, "tune.toml") {
+                Err(TableError::Bad { path, line: found, reason }) => {
+                    assert_eq!((path.as_str(), found), ("tune.toml", line), "{text}: {reason}");
+                    assert!(reason.contains(word), "{reason:?} does not say {word:?}");
+                }
+                other => panic!("{text:?} gave {:?}", other.map(|t| t.rules().collect::<Vec<_>>())),
+            }
+        }
+    }
+
+    /// A choice that cannot run the call would fail every call of that shape.
+    #[test]
+    fn every_choice_can_run_its_call() {
+        let table = Table::default();
+        for &collective in Collective::ALL {
+            for ranks in [1, 2, 3, 4, 7, 8, 64, 1000] {
+                for hosts in [1, 2, 4, 64].into_iter().filter(|&hosts| hosts <= ranks) {
+                    for bytes in [0, 1, 8, 1000, 65536, 1 << 20, 1 << 26, 1 << 40] {
+                        for (commutative, repeatable) in [(true, false), (false, false), (true, true)] {
+                            let q = Query { hosts, commutative, repeatable, ..query(collective, bytes, ranks) };
+                            let choice = table.choose(&q);
+                            assert!(Order::of(&q).allows(collective, choice.algorithm), "{q:?}: {choice:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

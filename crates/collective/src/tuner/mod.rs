@@ -1,0 +1,251 @@
+//! The tuner: which algorithm, and which chunk, runs a collective.
+//!
+//! A [`Table`] of measured rules decides; where it has none, the algorithm with the least estimated cost under a
+//! [`Model`] does. All ranks of a communicator must use equal tables, or their schedules will not fit together: read the file
+//! on one rank and pass its text to the others ([`Table::to_text`], [`Table::parse`]).
+//!
+//! # File format, version 1
+//!
+//! TOML; `tidemill tune` writes it, people may edit it. Without `bytes_max` a rule has no upper end, without `chunk_bytes`
+//! there are no chunks, without `order` it is `"any"`.
+//!
+//! ```toml
+//! version = 1
+//! rules = [
+//!   { collective = "allreduce", ranks = 4, hosts = 1, bytes_max = 8192, algorithm = "linear" },
+//!   { collective = "allreduce", ranks = 4, hosts = 1, algorithm = "chain", chunk_bytes = 65536, order = "in_order" },
+//! ]
+//! ```
+//!
+//! A rule answers calls of its collective and its order class with up to `bytes_max` bytes. Of the rank counts that have
+//! rules the largest that is not above the call's is taken, else the smallest; likewise, first, for hosts.
+
+mod estimate;
+mod file;
+mod measure;
+mod model;
+
+use std::collections::{BTreeMap, HashMap};
+
+use parking_lot::Mutex;
+
+pub use file::TableError;
+pub use measure::{Finding, SIZES_BYTES, measure};
+pub use model::{Link, Model};
+
+use crate::algorithms::supported;
+use crate::{Algorithm, Collective};
+
+/// What the choice may depend on; alike on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Query {
+    /// The collective.
+    pub collective: Collective,
+    /// Bytes of the vector, or of one rank's blocks together; 0 where ranks do not know it alike.
+    pub bytes: usize,
+    /// Bytes of an element.
+    pub item_bytes: usize,
+    /// Ranks of the communicator.
+    pub ranks: u32,
+    /// Hosts they are on.
+    pub hosts: u32,
+    /// Whether operands may be exchanged.
+    pub commutative: bool,
+    /// Whether the canonical order is asked for.
+    pub repeatable: bool,
+}
+
+/// How to run a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Elements of a chunk; 0: no chunks. See [`crate::Params::chunk`].
+    pub chunk: usize,
+}
+
+/// What a call asks of the order in which contributions are combined. Each class is measured on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Order {
+    /// None: commutative operations, and collectives that only move data.
+    Any,
+    /// Rank order.
+    InOrder,
+    /// The canonical order.
+    Repeatable,
+}
+
+impl Order {
+    /// All classes.
+    pub const ALL: [Order; 3] = [Order::Any, Order::InOrder, Order::Repeatable];
+
+    /// The name in table files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Any => "any",
+            Order::InOrder => "in_order",
+            Order::Repeatable => "repeatable",
+        }
+    }
+
+    fn of(q: &Query) -> Order {
+        match (q.repeatable, q.commutative) {
+            (true, _) => Order::Repeatable,
+            (false, false) => Order::InOrder,
+            (false, true) => Order::Any,
+        }
+    }
+
+    /// Whether `algorithm` can run `collective` in this order wherever ranks lie.
+    pub fn allows(self, collective: Collective, algorithm: Algorithm) -> bool {
+        use Collective::{Allreduce, Reduce};
+        // By host is rank order only for some placements, which a query does not tell.
+        let by_host = algorithm == Algorithm::TwoLevel && matches!(collective, Reduce | Allreduce);
+        supported(collective).iter().any(|entry| {
+            entry.algorithm == algorithm
+                && match self {
+                    Order::Any => true,
+                    Order::InOrder => entry.in_order && !by_host,
+                    Order::Repeatable => entry.repeatable,
+                }
+        })
+    }
+}
+
+/// The measured best for one range of sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The collective.
+    pub collective: Collective,
+    /// The order class.
+    pub order: Order,
+    /// Hosts it was measured on.
+    pub hosts: u32,
+    /// Ranks it was measured with.
+    pub ranks: u32,
+    /// The rule holds up to this many bytes (and above those of the next smaller rule); `usize::MAX`: for all above.
+    pub bytes_max: usize,
+    /// The best algorithm.
+    pub algorithm: Algorithm,
+    /// Its chunk; 0: none.
+    pub chunk_bytes: usize,
+}
+
+/// Rules of one collective and order class: by hosts, then ranks, then the end of the range of bytes.
+type Rules = BTreeMap<u32, BTreeMap<u32, BTreeMap<usize, (Algorithm, usize)>>>;
+
+/// Measured rules over a cost model. The default has no rules.
+#[derive(Default)]
+pub struct Table {
+    rules: BTreeMap<(Collective, Order), Rules>,
+    model: Model,
+    /// Answers given, so that a call repeated a million times is looked up once.
+    answers: Mutex<HashMap<Query, Choice>>,
+}
+
+/// Answers remembered.
+const ANSWERS_MAX: usize = 1024;
+
+/// Chunks that are considered.
+const CHUNK_BYTES: [usize; 6] = [0, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20];
+
+impl Table {
+    /// The algorithm and chunk for a call: the table's, or the one that should cost least. Never one that cannot run it.
+    pub fn choose(&self, query: &Query) -> Choice {
+        let mut answers = self.answers.lock();
+        if let Some(&choice) = answers.get(query) {
+            return choice;
+        }
+        let choice = self.lookup(query).unwrap_or_else(|| self.estimate(query));
+        if answers.len() >= ANSWERS_MAX {
+            answers.clear();
+        }
+        answers.insert(*query, choice);
+        choice
+    }
+
+    /// The rule for a call, if the table has one.
+    pub fn lookup(&self, query: &Query) -> Option<Choice> {
+        let by_hosts = self.rules.get(&(query.collective, Order::of(query)))?;
+        let by_ranks = nearest(by_hosts, query.hosts)?;
+        let by_bytes = nearest(by_ranks, query.ranks)?;
+        // Above the largest size measured, what was best there.
+        let rule = by_bytes.range(query.bytes..).next().or_else(|| by_bytes.last_key_value());
+        rule.map(|(_, &(algorithm, chunk_bytes))| choice(query, algorithm, chunk_bytes))
+    }
+
+    /// The choice of the cost model, whatever the table says.
+    pub fn estimate(&self, query: &Query) -> Choice {
+        let cost = |way: &(Algorithm, usize)| estimate::seconds(&self.model, query, way.0, way.1);
+        let best = candidates(query).min_by(|a, b| cost(a).total_cmp(&cost(b)));
+        let (algorithm, chunk_bytes) = best.expect("every collective has an algorithm for every order");
+        choice(query, algorithm, chunk_bytes)
+    }
+
+    /// The chunk with which the cost model would run `algorithm`.
+    pub fn estimate_chunk(&self, query: &Query, algorithm: Algorithm) -> usize {
+        let chunked = supported(query.collective).iter().any(|e| e.algorithm == algorithm && e.chunked);
+        let chunks = CHUNK_BYTES.into_iter().filter(|&c| c == 0 || (chunked && c < query.bytes));
+        let cost = |&c: &usize| estimate::seconds(&self.model, query, algorithm, c);
+        let best = chunks.min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(0);
+        choice(query, algorithm, best).chunk
+    }
+
+    /// Adds a rule, replacing one for the same range.
+    ///
+    /// # Errors
+    /// [`TableError::Unable`] when the algorithm cannot run the collective in that order.
+    pub fn insert(&mut self, rule: Rule) -> Result<(), TableError> {
+        let Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes } = rule;
+        if !order.allows(collective, algorithm) {
+            return Err(TableError::Unable { collective, algorithm, order: order.name() });
+        }
+        let by_hosts = self.rules.entry((collective, order)).or_default();
+        let by_bytes = by_hosts.entry(hosts).or_default().entry(ranks).or_default();
+        by_bytes.insert(bytes_max, (algorithm, chunk_bytes));
+        self.answers.lock().clear();
+        Ok(())
+    }
+
+    /// All rules, in order.
+    pub fn rules(&self) -> impl Iterator<Item = Rule> {
+        self.rules.iter().flat_map(|(&(collective, order), by_hosts)| {
+            by_hosts.iter().flat_map(move |(&hosts, by_ranks)| {
+                by_ranks.iter().flat_map(move |(&ranks, by_bytes)| {
+                    by_bytes.iter().map(move |(&bytes_max, &(algorithm, chunk_bytes))| Rule {
+                        collective,
+                        order,
+                        hosts,
+                        ranks,
+                        bytes_max,
+                        algorithm,
+                        chunk_bytes,
+                    })
+                })
+            })
+        })
+    }
+}
+
+/// Every algorithm and chunk, in bytes, that can run a call: what `tidemill tune` measures.
+pub fn candidates(query: &Query) -> impl Iterator<Item = (Algorithm, usize)> + use<> {
+    let (q, order) = (*query, Order::of(query));
+    let able = supported(q.collective).iter().filter(move |entry| {
+        // On one host two levels are one: two_level is then the same as binomial.
+        order.allows(q.collective, entry.algorithm) && (q.hosts > 1 || entry.algorithm != Algorithm::TwoLevel)
+    });
+    able.flat_map(move |entry| {
+        let chunks = CHUNK_BYTES.iter().filter(move |&&c| c == 0 || (entry.chunked && c < q.bytes));
+        chunks.map(|&chunk_bytes| (entry.algorithm, chunk_bytes))
+    })
+}
+
+/// The entry of the largest key up to `key`, else of the smallest.
+fn nearest<T>(map: &BTreeMap<u32, T>, key: u32) -> Option<&T> {
+    map.range(..=key).next_back().or_else(|| map.first_key_value()).map(|(_, value)| value)
+}
+
+fn choice(query: &Query, algorithm: Algorithm, chunk_bytes: usize) -> Choice {
+    let chunk = if chunk_bytes == 0 { 0 } else { (chunk_bytes / query.item_bytes.max(1)).max(1) };
+    Choice { algorithm, chunk }
+}

@@ -1,0 +1,41 @@
+//! What communication costs, in a few numbers: the LogGP-like model behind the built-in choices and the simulator.
+
+/// The cost of messages between two ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Seconds from the end of sending to the earliest end of receiving.
+    pub latency_s: f64,
+    /// Seconds of each side's processor per message.
+    pub overhead_s: f64,
+    /// Seconds per byte on the link. Within a host each rank has its own; between hosts the ranks of a host share one.
+    pub per_byte_s: f64,
+}
+
+/// The cost of everything a schedule does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Model {
+    /// Between ranks of one host.
+    pub same_host: Link,
+    /// Between ranks of different hosts.
+    pub other_host: Link,
+    /// Seconds per byte of a result to combine two operands.
+    pub reduce_per_byte_s: f64,
+    /// Seconds per byte to copy within a rank.
+    pub copy_per_byte_s: f64,
+}
+
+impl Model {
+    /// Shared memory within hosts, 10 Gbit/s Ethernet with TCP between them.
+    pub const TYPICAL: Model = Model {
+        same_host: Link { latency_s: 0.3e-6, overhead_s: 0.1e-6, per_byte_s: 1.0 / 10e9 },
+        other_host: Link { latency_s: 12e-6, overhead_s: 3e-6, per_byte_s: 1.0 / 1.15e9 },
+        reduce_per_byte_s: 1.0 / 8e9,
+        copy_per_byte_s: 1.0 / 10e9,
+    };
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Model::TYPICAL
+    }
+}

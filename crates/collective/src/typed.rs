@@ -1,0 +1,175 @@
+//! Collectives on Rust slices, and jobs whose workers are threads: the communicator for Rust programs and tests.
+
+use std::sync::Arc;
+
+use tidemill_net::{Endpoint, Rank, Region, Status};
+
+use crate::{Call, Collective, CollectiveError, Communicator, DType, Op, Started, Table};
+
+/// Rust types that are elements of collectives.
+///
+/// # Safety
+/// The type's memory is `DTYPE`'s, every bit pattern of it that a peer could send is valid, and it has no padding.
+pub unsafe trait Element: Copy + Send + 'static {
+    /// The dtype it is.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident),*) => {
+        $(
+            // SAFETY: a primitive number of the dtype's size; all bit patterns are valid.
+            unsafe impl Element for $rust { const DTYPE: DType = DType::$dtype; }
+        )*
+    };
+}
+
+elements!(i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32, u64 => U64, f32 => F32, f64 => F64);
+
+fn read<T>(slice: &[T]) -> Region {
+    Region { ptr: slice.as_ptr().cast_mut().cast(), len: size_of_val(slice) }
+}
+
+fn write<T>(slice: &mut [T]) -> Region {
+    Region { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) }
+}
+
+impl Communicator {
+    /// Waits until every rank has called it. Source: MPI 4.1 section 6.3.
+    ///
+    /// # Errors
+    /// The job's fault.
+    pub fn barrier(&self) -> Result<(), CollectiveError> {
+        // SAFETY: a barrier has no buffers.
+        unsafe { self.run(&Call::new(Collective::Barrier)) }
+    }
+
+    /// Copies the root's `buffer` to every rank's, which has the same length. Source: MPI 4.1 section 6.4.
+    ///
+    /// # Errors
+    /// `NoSuchRank`; the job's fault; `Mismatch` on every rank when lengths or roots differ.
+    pub fn bcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<(), CollectiveError> {
+        let (count, recv) = (buffer.len(), Some(write(buffer)));
+        // SAFETY: the slice is borrowed during the call.
+        unsafe { self.run(&Call { dtype: T::DTYPE, root, count, recv, ..Call::new(Collective::Bcast) }) }
+    }
+
+    /// Reduces `send` elementwise over all ranks and leaves the result in `recv` on every rank. Both have one length,
+    /// the same on every rank. Source: MPI 4.1 section 6.9.6.
+    ///
+    /// # Errors
+    /// `Length`; `Op` if the operation is not defined for the type; `Mismatch` on every rank; the job's fault.
+    ///
+    /// # Examples
+    /// ```
+    /// use tidemill_collective::{Op, run_ranks};
+    ///
+    /// let sums = run_ranks(4, |comm| {
+    ///     let mut sum = [0i64];
+    ///     comm.allreduce(&[1], &mut sum, &Op::Sum).unwrap();
+    ///     sum[0]
+    /// });
+    /// assert_eq!(sums.unwrap(), [4, 4, 4, 4]);
+    /// ```
+    pub fn allreduce<T: Element>(&self, send: &[T], recv: &mut [T], op: &Op) -> Result<(), CollectiveError> {
+        let call = Call {
+            dtype: T::DTYPE,
+            op,
+            count: send.len(),
+            send: Some(read(send)),
+            recv: Some(write(recv)),
+            ..Call::new(Collective::Allreduce)
+        };
+        // SAFETY: the slices are borrowed during the call.
+        unsafe { self.run(&call) }
+    }
+
+    /// Everybody's `send`, one after the other by rank, to everybody. `recv` is `size` times as long. Source: MPI 4.1
+    /// section 6.7.
+    ///
+    /// # Errors
+    /// `Length`; `Mismatch` on every rank; the job's fault.
+    pub fn allgather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<(), CollectiveError> {
+        let call = Call {
+            dtype: T::DTYPE,
+            count: send.len(),
+            send: Some(read(send)),
+            recv: Some(write(recv)),
+            ..Call::new(Collective::Allgather)
+        };
+        // SAFETY: the slices are borrowed during the call.
+        unsafe { self.run(&call) }
+    }
+
+    /// Sends `data` to `dest` and returns when it may be changed again.
+    ///
+    /// # Errors
+    /// `NoSuchRank`; the job's fault.
+    pub fn send_slice<T: Element>(&self, data: &[T], dest: u32, tag: i32) -> Result<(), CollectiveError> {
+        // SAFETY: the slice is borrowed until the request is over.
+        match unsafe { self.send(dest, tag, read(data))? } {
+            Started::Done(_) => Ok(()),
+            Started::Pending(request) => Ok(request.wait().map(|_| ())?),
+        }
+    }
+
+    /// Receives a message of at most `data.len()` elements. `None` is any source or tag.
+    ///
+    /// # Errors
+    /// `NoSuchRank`; `Truncated`; the job's fault.
+    pub fn recv_slice<T: Element>(
+        &self,
+        data: &mut [T],
+        source: Option<u32>,
+        tag: Option<i32>,
+    ) -> Result<Status, CollectiveError> {
+        // SAFETY: the slice is borrowed until the request is over.
+        match unsafe { self.recv(source, tag, write(data))? } {
+            Started::Done(status) => Ok(status),
+            Started::Pending(request) => Ok(request.wait()?),
+        }
+    }
+}
+
+/// Runs `work` on `size` threads, each with its rank of a world communicator, and returns their results by rank. A
+/// thread that panics fails the job on the others.
+///
+/// # Errors
+/// When the job cannot be opened.
+pub fn run_ranks<R: Send>(
+    size: u32,
+    work: impl Fn(Communicator) -> R + Sync,
+) -> Result<Vec<R>, tidemill_net::OpenError> {
+    let endpoints = Endpoint::in_process(size)?;
+    let table = Arc::new(Table::default());
+    let work = &work;
+    let results = std::thread::scope(|scope| {
+        let ranks: Vec<_> = endpoints
+            .into_iter()
+            .map(|endpoint| {
+                let table = Arc::clone(&table);
+                scope.spawn(move || {
+                    let guard = FailOnPanic(endpoint.clone());
+                    let world = Communicator::world(endpoint.clone(), table).expect("a new job's workers agree");
+                    let result = work(world);
+                    drop(guard);
+                    endpoint.leave();
+                    result
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join()).collect::<Vec<_>>()
+    });
+    Ok(results.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect())
+}
+
+struct FailOnPanic(Endpoint);
+
+impl Drop for FailOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Rank(rank) = self.0.rank();
+            self.0.report_failure(&format!("rank {rank} panicked; its message is on stderr"));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What goes wrong is named, on every rank, and nothing hangs.
+
+use std::time::Duration;
+
+use tidemill_collective::{CollectiveError, Op, Options, run_ranks};
+use tidemill_net::NetError;
+
+fn net_error(result: Result<(), CollectiveError>) -> NetError {
+    match result {
+        Err(CollectiveError::Net(error)) => error,
+        other => panic!("expected an error of the job, got {other:?}"),
+    }
+}
+
+/// Every way in which the same call can differ, direct and by messages, must end in words on every rank.
+#[test]
+fn different_collectives_are_named_on_every_rank() {
+    type Call = fn(&tidemill_collective::Communicator) -> Result<(), CollectiveError>;
+    let sum: Call = |c| c.allreduce(&[1i64; 3], &mut [0; 3], &Op::Sum);
+    let long_sum: Call = |c| c.allreduce(&vec![1i64; 200_000], &mut vec![0; 200_000], &Op::Sum);
+    let cases: [(&str, Call, Call, [&str; 2]); 6] = [
+        ("count", sum, |c| c.allreduce(&[1i64; 4], &mut [0; 4], &Op::Sum), ["3 x int64", "4 x int64"]),
+        ("dtype", sum, |c| c.allreduce(&[1f64; 3], &mut [0.0; 3], &Op::Sum), ["int64", "float64"]),
+        ("op", sum, |c| c.allreduce(&[1i64; 3], &mut [0; 3], &Op::Max), ["op=sum", "op=max"]),
+        ("root", |c| c.bcast(&mut [1i64], 0), |c| c.bcast(&mut [1i64], 1), ["root=0", "root=1"]),
+        ("order", |c| c.barrier(), sum, ["barrier()", "allreduce"]),
+        ("direct and by messages", long_sum, |c| c.barrier(), ["barrier()", "200000 x int64"]),
+    ];
+    for (name, usual, odd, words) in cases {
+        let errors = run_ranks(3, |comm| {
+            comm.barrier().unwrap();
+            let result = if comm.rank() == 1 { odd(&comm) } else { usual(&comm) };
+            // A root that has sent may learn of it only in its next call.
+            net_error(result.and_then(|()| (0..1000).try_for_each(|_| comm.barrier())))
+        })
+        .unwrap();
+        for error in errors {
+            let NetError::Mismatch(text) = &error else { panic!("{name}: {error}") };
+            words.iter().for_each(|word| assert!(text.contains(word), "{name}: {text}"));
+            assert!(text.contains("rank 1 called") && text.contains("\"world\""), "{name}: {text}");
+        }
+    }
+}
+
+/// A worker that fails wakes all others, wherever they wait.
+#[test]
+fn a_failure_reaches_blocked_calls() {
+    let errors = run_ranks(4, |comm| {
+        comm.barrier().unwrap();
+        match comm.rank() {
+            0 => {
+                std::thread::sleep(Duration::from_millis(300));
+                comm.endpoint().report_failure("Traceback: it broke");
+                None
+            }
+            1 => comm.recv_slice(&mut [0u8; 8], Some(2), None).err(),
+            2 => comm.recv_slice(&mut [0u8; 8], None, None).err(),
+            _ => comm.barrier().err(),
+        }
+    })
+    .unwrap();
+    for error in errors.into_iter().skip(1) {
+        let Some(CollectiveError::Net(NetError::PeerFailed { rank, traceback })) = error else { panic!("{error:?}") };
+        assert_eq!((rank.0, traceback.as_str()), (0, "Traceback: it broke"));
+    }
+}
+
+/// A worker whose program has ended cannot be waited for, but what it sent before still arrives.
+#[test]
+fn messages_of_a_worker_that_left_still_arrive() {
+    run_ranks(2, |comm| {
+        if comm.rank() == 0 {
+            for i in 0..100i32 {
+                comm.send_slice(&[i; 50], 1, 0).unwrap();
+            }
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let mut got = [0i32; 50];
+        for i in 0..100 {
+            comm.recv_slice(&mut got, Some(0), None).unwrap();
+            assert_eq!(got, [i; 50]);
+        }
+        let error = comm.recv_slice(&mut got, Some(0), None).unwrap_err();
+        assert!(matches!(error, CollectiveError::Net(NetError::PeerLeft { rank }) if rank.0 == 0), "{error}");
+        let error = comm.recv_slice(&mut got, None, None).unwrap_err();
+        assert!(matches!(error, CollectiveError::Net(NetError::PeerLeft { .. })), "{error}");
+        let error = comm.barrier().unwrap_err();
+        assert!(matches!(error, CollectiveError::Net(NetError::PeerLeft { .. })), "{error}");
+    })
+    .unwrap();
+}
+
+/// A message that does not fit is an error at the receiver, and the next one is not disturbed.
+#[test]
+fn truncation_is_an_error_and_no_damage() {
+    for len in [10usize, 5000, 300_000, 2_000_000] {
+        run_ranks(2, |comm| {
+            if comm.rank() == 0 {
+                comm.send_slice(&vec![7u8; len], 1, 1).unwrap();
+                comm.send_slice(&[9u8; 4], 1, 1).unwrap();
+            } else {
+                let mut short = [0u8; 9];
+                let error = comm.recv_slice(&mut short[..8], Some(0), Some(1)).unwrap_err();
+                assert!(matches!(error, CollectiveError::Net(NetError::Truncated { .. })), "{error}");
+                assert_eq!(short[8], 0);
+                let mut next = [0u8; 4];
+                comm.recv_slice(&mut next, Some(0), Some(1)).unwrap();
+                assert_eq!(next, [9; 4]);
+            }
+        })
+        .unwrap();
+    }
+}
+
+/// Options that cannot be met are refused on every rank before anything moves.
+#[test]
+fn impossible_algorithms_are_refused() {
+    run_ranks(2, |comm| {
+        let call = tidemill_collective::Call {
+            options: Options { algorithm: Some("chain".parse().unwrap()), ..Options::default() },
+            ..tidemill_collective::Call::new(tidemill_collective::Collective::Barrier)
+        };
+        // SAFETY: a barrier has no buffers.
+        let error = unsafe { comm.run(&call) }.unwrap_err();
+        assert!(matches!(error, CollectiveError::Unsupported(_)), "{error}");
+        comm.barrier().unwrap();
+    })
+    .unwrap();
+}

@@ -1,0 +1,182 @@
+//! Every collective x algorithm x 1 to 17 ranks x root x length against a sequential oracle. Schedules are pure, so all
+//! ranks run in one thread, with messages delivered in random order. A failure prints the case, which holds its seed.
+
+mod oracle;
+mod repeatable;
+mod runner;
+
+use oracle::{Case, compose};
+use runner::Random;
+use tidemill_collective::algorithms::{schedule, supported};
+use tidemill_collective::schedule::Schedule;
+use tidemill_collective::{Algorithm, Collective, Unsupported};
+
+const RANKS_MAX: u32 = 17;
+
+fn schedules(case: &Case) -> Result<Vec<Schedule>, Unsupported> {
+    let one = |rank| {
+        let (send_blocks, recv_blocks) = case.blocks(rank);
+        schedule(case.collective, case.algorithm, &case.params(rank, &send_blocks, &recv_blocks))
+    };
+    (0..case.size).map(one).collect()
+}
+
+/// Runs a case and returns everybody's `Recv`.
+fn outcome(case: &Case, op: &dyn Fn(u64, u64) -> u64) -> Vec<Vec<u64>> {
+    let schedules = schedules(case).unwrap();
+    let (mut memory, expected): (Vec<_>, Vec<_>) = (0..case.size).map(|rank| case.memory(rank, op)).unzip();
+    runner::check(&schedules, &memory);
+    runner::run(&schedules, &mut memory, op, &mut Random(case.seed));
+    for (rank, (memory, expected)) in memory.iter().zip(&expected).enumerate() {
+        let result = if memory.recv.is_empty() { &memory.send } else { &memory.recv };
+        let result = if expected.is_empty() { expected } else { &result[..expected.len()] };
+        assert!(result == expected, "rank {rank}: {result:x?} instead of {expected:x?}");
+    }
+    memory.into_iter().map(|m| m.recv).collect()
+}
+
+/// Runs a case; a failure names it.
+fn verify(case: &Case) {
+    let op: &dyn Fn(u64, u64) -> u64 = if case.commutative { &u64::wrapping_add } else { &compose };
+    let run = std::panic::AssertUnwindSafe(|| outcome(case, op));
+    if std::panic::catch_unwind(run).is_err() {
+        panic!("failed: {case:?}");
+    }
+}
+
+/// Numbers of ranks by host: one host, halves, one host each, and ranks dealt out to three hosts in turn.
+fn host_layouts(size: u32) -> Vec<Vec<u32>> {
+    vec![
+        vec![],
+        (0..size).map(|rank| 7 - rank * 2 / size).collect(),
+        (0..size).collect(),
+        (0..size).map(|rank| rank % 3 + 10).collect(),
+        (0..size).map(|rank| rank * rank % 5 / 2).collect(),
+    ]
+}
+
+fn exhaust(collective: Collective) {
+    let rooted = matches!(
+        collective,
+        Collective::Bcast
+            | Collective::Reduce
+            | Collective::Gather
+            | Collective::Gatherv
+            | Collective::Scatter
+            | Collective::Scatterv
+    );
+    let reduces = matches!(
+        collective,
+        Collective::Reduce
+            | Collective::Allreduce
+            | Collective::ReduceScatter
+            | Collective::ReduceScatterBlock
+            | Collective::Scan
+            | Collective::Exscan
+    );
+    let mut seed = 0;
+    for entry in supported(collective) {
+        for size in 1..=RANKS_MAX {
+            let p = size as usize;
+            let mut counts = vec![0, 1, 2, 5, p - 1, p, p + 1, 3 * p + 2];
+            counts.sort_unstable();
+            counts.dedup();
+            if collective == Collective::Barrier {
+                counts.truncate(1);
+            } else if rooted && size > 9 {
+                // Many roots of many ranks: the lengths at which something changes.
+                counts = vec![0, 1, p - 1, p + 1];
+            }
+            let layouts = if entry.algorithm == Algorithm::TwoLevel { host_layouts(size) } else { vec![vec![]] };
+            for root in 0..if rooted { size } else { 1 } {
+                for &count in &counts {
+                    for &chunk in [0, 1, 3].iter().filter(|&&c| c == 0 || entry.chunked && c < count) {
+                        let places = if rooted { &[0, 1][..] } else { &[0, 1, 2] };
+                        for (in_place, hosts) in places.iter().flat_map(|&i| layouts.iter().map(move |h| (i, h))) {
+                            for commutative in [true, false] {
+                                if !(commutative || reduces && entry.in_order) {
+                                    continue;
+                                }
+                                seed += 1;
+                                let case = Case {
+                                    collective,
+                                    algorithm: entry.algorithm,
+                                    size,
+                                    root,
+                                    count,
+                                    chunk,
+                                    hosts: hosts.clone(),
+                                    commutative,
+                                    repeatable: false,
+                                    in_place,
+                                    seed,
+                                };
+                                // Hosts whose ranks are not consecutive cannot keep rank order.
+                                let refused = schedules(&case).is_err();
+                                assert!(!refused || !commutative && !hosts.is_empty(), "refused: {case:?}");
+                                if !refused {
+                                    verify(&case);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What only shows with many ranks: a distance that overflows, a mask one bit too short.
+#[test]
+fn many_ranks() {
+    for &collective in Collective::ALL {
+        for entry in supported(collective) {
+            for size in [31, 32, 33, 64] {
+                for root in [0, size - 1] {
+                    let case = Case {
+                        collective,
+                        algorithm: entry.algorithm,
+                        size,
+                        root,
+                        count: 3,
+                        chunk: if entry.chunked { 2 } else { 0 },
+                        hosts: (0..size).map(|rank| rank / 7).collect(),
+                        commutative: !entry.in_order,
+                        repeatable: false,
+                        in_place: root % 2,
+                        seed: u64::from(size),
+                    };
+                    verify(&case);
+                }
+            }
+        }
+    }
+}
+
+macro_rules! exhaustive {
+    ($($name:ident: $collective:ident,)*) => {$(
+        /// A wrong neighbour, offset, length, side of an operand or order of messages in any schedule of the collective.
+        #[test]
+        fn $name() {
+            exhaust(Collective::$collective);
+        }
+    )*};
+}
+exhaustive! {
+    barrier: Barrier,
+    bcast: Bcast,
+    reduce: Reduce,
+    allreduce: Allreduce,
+    gather: Gather,
+    gatherv: Gatherv,
+    allgather: Allgather,
+    allgatherv: Allgatherv,
+    scatter: Scatter,
+    scatterv: Scatterv,
+    alltoall: Alltoall,
+    alltoallv: Alltoallv,
+    reduce_scatter_block: ReduceScatterBlock,
+    reduce_scatter: ReduceScatter,
+    scan: Scan,
+    exscan: Exscan,
+}

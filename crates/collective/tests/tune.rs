@@ -1,0 +1,40 @@
+//! Measuring gives every rank the same rules, and a job that starts with them computes the same.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidemill_collective::tuner::{Table, measure};
+use tidemill_collective::{Collective, Communicator, Op, run_ranks};
+use tidemill_net::Endpoint;
+
+#[test]
+fn measured_rules_are_alike_and_usable() {
+    let texts = run_ranks(3, |comm| {
+        let mut table = Table::default();
+        let mut found = 0;
+        measure(&comm, &mut table, &[8, 6000], Duration::from_micros(200), |_| found += 1).unwrap();
+        assert!(found > 20);
+        table.to_text()
+    })
+    .unwrap();
+    assert!(texts.iter().all(|text| *text == texts[0]));
+    assert!(Collective::ALL.iter().filter(|c| texts[0].contains(&format!("\"{c}\""))).count() >= 11);
+
+    // Only rank 0 has the table; the others get it.
+    let endpoints = Endpoint::in_process(3).unwrap();
+    let sums = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for endpoint in endpoints {
+            let (text, sums) = (&texts[0], &sums);
+            scope.spawn(move || {
+                let table = if endpoint.rank().0 == 0 { Table::parse(text, "test").unwrap() } else { Table::default() };
+                let world = Communicator::world(endpoint, Arc::new(table)).unwrap();
+                let mut sum = vec![0i64; 5000];
+                world.allreduce(&vec![2; 5000], &mut sum, &Op::Sum).unwrap();
+                sums.lock().unwrap().push(sum == vec![6; 5000]);
+                world.endpoint().leave();
+            });
+        }
+    });
+    assert_eq!(*sums.lock().unwrap(), [true; 3]);
+}

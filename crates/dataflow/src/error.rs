@@ -1,0 +1,97 @@
+//! What can go wrong in a run, as the caller of a run and the tasks in it see it.
+
+use arrow::error::ArrowError;
+use tidemill_collective::CollectiveError;
+use tidemill_net::{NetError, Rank};
+
+use crate::graph::GraphErrors;
+
+/// What a task's own code fails with.
+pub type TaskError = Box<dyn std::error::Error + Send + Sync>;
+
+/// An error of a graph or of its run. Cheap to clone: one fault is handed to everybody who waits.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataflowError {
+    /// The graph makes no sense; nothing has run.
+    #[error(transparent)]
+    Graph(#[from] GraphErrors),
+    /// The tasks could not be placed on the workers; nothing has run.
+    #[error("placement: {0}")]
+    Placement(String),
+    /// The workers built different graphs; nothing has run.
+    #[error("the workers' graphs differ: {ours} on worker {our_worker}, but {theirs} on worker {their_worker}")]
+    Differs {
+        /// The first part that differs, here.
+        ours: String,
+        /// This worker.
+        our_worker: Rank,
+        /// The same part there; a hash, for graphs are not sent around.
+        theirs: String,
+        /// A worker whose graph is another.
+        their_worker: Rank,
+    },
+    /// A task copy failed, or the exchange beneath it. The same on every worker.
+    #[error("task \"{task}\", copy {copy} on worker {worker}: {message}")]
+    Task {
+        /// The task's name.
+        task: String,
+        /// Which of its copies.
+        copy: u32,
+        /// Where it ran.
+        worker: Rank,
+        /// What it said.
+        message: String,
+    },
+    /// What an exchange moved is not what was sent, or was sent to where nothing is.
+    #[error("edge {edge}: {reason}")]
+    Edge {
+        /// The edge, as `source.port -> target.port (exchange)`.
+        edge: String,
+        /// What was found.
+        reason: String,
+    },
+    /// The memory budget is used up, and spilling did not help.
+    #[error(
+        "memory: \"{wants}\" asked for {bytes} bytes over the budget of {budget_bytes}; \"{holder}\" holds most \
+         ({held_bytes} bytes); give more with --memory, or use fewer copies"
+    )]
+    Memory {
+        /// Who asked.
+        wants: String,
+        /// For how much.
+        bytes: u64,
+        /// The worker's budget.
+        budget_bytes: u64,
+        /// Who holds most.
+        holder: String,
+        /// How much that is.
+        held_bytes: u64,
+    },
+    /// The spill directory cannot be written or read.
+    #[error("spilling to {dir}: {reason}")]
+    Spill {
+        /// The directory.
+        dir: String,
+        /// What the system said, and what to do.
+        reason: String,
+    },
+    /// The run has been given up; another copy's error says why.
+    #[error("the run was cancelled because another task failed")]
+    Cancelled,
+    /// An Arrow kernel refused.
+    #[error("{0}")]
+    Arrow(String),
+    /// The job or a worker failed.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// A call on a communicator failed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+}
+
+impl From<ArrowError> for DataflowError {
+    fn from(error: ArrowError) -> Self {
+        DataflowError::Arrow(error.to_string())
+    }
+}

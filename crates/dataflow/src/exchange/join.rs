@@ -1,0 +1,178 @@
+//! Rows of two sources that have equal keys, side by side. Both are partitioned by key; each copy joins what it gets: the
+//! right side is put into a table first, so it should be the smaller one. What does not fit goes to disk. The left side
+//! waits at its senders meanwhile, unless both sides come from one task further up, which must not be stopped: then it is
+//! kept here.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use super::{Ends, Exchange, Partition, columns};
+use crate::error::TaskError;
+use crate::flow::{Lowering, Mover};
+use crate::graph::{Executor, TaskFactory};
+use crate::local::join::{JoinKind, Joiner, Side};
+use crate::memory::Stash;
+use crate::operator::{self, Emit, Flow, Operator};
+use crate::overlay::Overlay;
+
+/// See the module. An edge of two sources: the left one, then the right one.
+#[derive(Clone)]
+pub struct Join {
+    kind: JoinKind,
+    on: Vec<(String, String)>,
+    broadcast: bool,
+}
+
+impl Join {
+    /// Joins where each pair of columns, of the left and of the right side, is equal. A null equals nothing.
+    pub fn new<L: Into<String>, R: Into<String>>(kind: JoinKind, on: impl IntoIterator<Item = (L, R)>) -> Self {
+        Join { kind, on: on.into_iter().map(|(left, right)| (left.into(), right.into())).collect(), broadcast: false }
+    }
+
+    /// Sends all of the right side to every copy and leaves the left side where it is: for a right side that is small. The
+    /// left source has as many copies as the target. Not for joins that keep right rows without partner.
+    #[must_use]
+    pub fn broadcast_right(mut self) -> Self {
+        self.broadcast = true;
+        self
+    }
+
+    fn keys(&self) -> (Vec<String>, Vec<String>) {
+        self.on.iter().cloned().unzip()
+    }
+}
+
+impl Exchange for Join {
+    fn describe(&self) -> String {
+        let on: Vec<String> = self.on.iter().map(|(left, right)| format!("{left} = {right}")).collect();
+        let how = if self.broadcast { ", right side to all" } else { "" };
+        format!("{} join on {}{how}", format!("{:?}", self.kind).to_lowercase(), on.join(", "))
+    }
+
+    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+        let [left, right] = ends.schemas else {
+            return Err(format!("a join has two sources, not {}", ends.schemas.len()));
+        };
+        let (left_keys, right_keys) = self.keys();
+        for (schema, keys) in [(left, &left_keys), (right, &right_keys)] {
+            let copies = vec![1];
+            let ends = Ends { schemas: std::slice::from_ref(schema), source_copies: copies, target_copies: 1 };
+            Partition::by_key(keys.clone()).check(&ends)?;
+        }
+        for (l, r) in columns(left, &left_keys)?.into_iter().zip(columns(right, &right_keys)?) {
+            let (l, r) = (left.field(l), right.field(r));
+            if l.data_type() != r.data_type() {
+                let (lt, rt) = (l.data_type(), r.data_type());
+                return Err(format!(
+                    "columns \"{}\" ({lt}) and \"{}\" ({rt}) are not alike; cast one",
+                    l.name(),
+                    r.name()
+                ));
+            }
+        }
+        if self.broadcast && matches!(self.kind, JoinKind::Right | JoinKind::Full) {
+            return Err("a right side that every copy has cannot be kept where it has no partner".into());
+        }
+        if self.broadcast && ends.source_copies[0] != ends.target_copies {
+            return Err(format!("{} left copies cannot stay where {} join", ends.source_copies[0], ends.target_copies));
+        }
+        self.kind.schema(left, right)
+    }
+
+    fn lower(&self, lowering: &mut Lowering<'_>) {
+        let (left, right, target) = (lowering.sources()[0], lowering.sources()[1], lowering.target());
+        let (left_keys, right_keys) = self.keys();
+        let side = |at: usize, keys: &[String]| {
+            let schema = SchemaRef::clone(&lowering.source_schemas()[at]);
+            Side { keys: columns(&schema, keys).expect("checked before"), schema }
+        };
+        let (left_side, right_side) = (side(0, &left_keys), side(1, &right_keys));
+        let (kind, l, r) = (self.kind, left_side.clone(), right_side.clone());
+        let keep_left = lowering.sources_have_a_common_origin();
+        let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
+            let (left, right) = (l.clone(), r.clone());
+            Box::pin(async move {
+                let name = format!("{}, copy {}", context.task(), context.copy());
+                let kept = keep_left.then(|| Stash::new(&left.schema, context.governor(), &name));
+                let joiner = Joiner::new(kind, left, right, context.governor(), &name)?;
+                let join = JoinOperator { joiner, kept, right_ended: false, left_ended: false };
+                operator::drive(join, inputs, outputs).await
+            })
+        });
+        let (workers, schemas) =
+            (lowering.workers_of(target).to_vec(), vec![SchemaRef::clone(lowering.target_schema())]);
+        let copies = workers.len() as u32;
+        let join = lowering.stage("join", workers, 2, schemas, Executor::Thread, factory);
+        if self.broadcast {
+            lowering.connect_direct(left, join.input(0));
+            lowering.connect(right, join.input(1), Mover::Broadcast(Overlay::default()));
+        } else {
+            lowering.connect(left, join.input(0), Partition::by_key(left_keys).mover(&left_side.schema, copies));
+            lowering.connect(right, join.input(1), Partition::by_key(right_keys).mover(&right_side.schema, copies));
+        }
+        lowering.connect_direct(join.output(0), target);
+    }
+}
+
+struct JoinOperator {
+    joiner: Joiner,
+    /// Left batches that came before the right side's end, where they cannot wait elsewhere.
+    kept: Option<Stash>,
+    right_ended: bool,
+    left_ended: bool,
+}
+
+impl JoinOperator {
+    fn emit(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        loop {
+            if let Some(batch) = self.joiner.next_batch()? {
+                emit.send(batch);
+                return Ok(Flow::More);
+            }
+            if !self.right_ended {
+                return Ok(Flow::Done);
+            }
+            if let Some(kept) = &mut self.kept {
+                match kept.pop()? {
+                    Some(batch) => self.joiner.push_left(batch)?,
+                    None => self.kept = None,
+                }
+            } else if std::mem::take(&mut self.left_ended) {
+                self.joiner.end_left()?;
+            } else {
+                return Ok(Flow::Done);
+            }
+        }
+    }
+}
+
+impl Operator for JoinOperator {
+    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        match (input, &mut self.kept) {
+            (1, _) => self.joiner.push_right(batch)?,
+            (_, Some(kept)) => kept.push(batch)?,
+            (_, None) => self.joiner.push_left(batch)?,
+        }
+        self.emit(emit)
+    }
+
+    fn on_input_end(&mut self, input: usize, emit: &mut Emit) -> Result<Flow, TaskError> {
+        if input == 1 {
+            self.right_ended = true;
+            self.joiner.end_right()?;
+        } else {
+            self.left_ended = true;
+        }
+        self.emit(emit)
+    }
+
+    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.emit(emit)
+    }
+
+    fn wants(&self, input: usize) -> bool {
+        input == 1 || self.right_ended || self.kept.is_some()
+    }
+}

@@ -1,0 +1,110 @@
+//! Rows of one key become one row, at the copy that owns the key. They are reduced at the sender first, so that a key crosses
+//! once from each copy, however many rows it has.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use super::{Ends, Exchange, Partition, columns};
+use crate::error::TaskError;
+use crate::flow::{Input, Item, Lowering, Port, Stage};
+use crate::graph::{Executor, TaskFactory};
+use crate::local::reduce::{Reduce, Reducer};
+use crate::run::TaskContext;
+
+/// See the module. What arrives are the key columns and the reduced ones, a row for each key, when all sources have ended.
+#[derive(Clone)]
+pub struct KeyedReduce {
+    keys: Vec<String>,
+    reduce: Reduce,
+}
+
+impl KeyedReduce {
+    /// Reduces rows with equal values in `keys`.
+    pub fn new<S: Into<String>>(keys: impl IntoIterator<Item = S>, reduce: Reduce) -> Self {
+        KeyedReduce { keys: keys.into_iter().map(Into::into).collect(), reduce }
+    }
+}
+
+impl Exchange for KeyedReduce {
+    fn describe(&self) -> String {
+        format!("keyed reduce by {}: {}", self.keys.join(", "), self.reduce.describe())
+    }
+
+    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+        let schema = Partition::by_key(self.keys.clone()).check(ends)?;
+        self.reduce.schema(&schema, &self.keys)
+    }
+
+    fn lower(&self, lowering: &mut Lowering<'_>) {
+        let (source, target) = (lowering.sources()[0], lowering.target());
+        let schema = SchemaRef::clone(lowering.target_schema());
+        let before = stage(lowering, "reduce before", source, &self.keys, &self.reduce);
+        let after = stage(lowering, "reduce after", target, &self.keys, &self.reduce);
+        lowering.connect_direct(source, before.input(0));
+        let mover = Partition::by_key(self.keys.clone()).mover(&schema, lowering.workers_of(target).len() as u32);
+        lowering.connect(before.output(0), after.input(0), mover);
+        lowering.connect_direct(after.output(0), target);
+    }
+}
+
+/// A stage beside the copies of `beside` that reduces what its copies get to one row for each key.
+pub(super) fn stage(lowering: &mut Lowering<'_>, label: &str, beside: Port, keys: &[String], reduce: &Reduce) -> Stage {
+    let workers = lowering.workers_of(beside).to_vec();
+    stage_on(lowering, label, workers, keys, reduce, 1)
+}
+
+/// [`stage`] on the given workers, with several inputs that are all reduced together.
+pub(super) fn stage_on(
+    lowering: &mut Lowering<'_>,
+    label: &str,
+    workers: Vec<u32>,
+    keys: &[String],
+    reduce: &Reduce,
+    inputs: usize,
+) -> Stage {
+    let schema = SchemaRef::clone(lowering.target_schema());
+    let (keys, reduce, outputs) = (keys.len(), reduce.clone(), vec![SchemaRef::clone(&schema)]);
+    let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
+        let (schema, reduce) = (SchemaRef::clone(&schema), reduce.clone());
+        Box::pin(async move {
+            let mut reducer = new_reducer(&schema, keys, &reduce, &context)?;
+            for mut input in inputs.into_ports() {
+                drain(&mut input, &schema, &mut reducer).await?;
+            }
+            let mut reduced = reducer.finish()?;
+            let mut output = outputs.into_only();
+            while let Some(batch) = reduced.next_batch()? {
+                output.send(batch).await?;
+            }
+            Ok(())
+        })
+    });
+    lowering.stage(label, workers, inputs, outputs, Executor::Thread, factory)
+}
+
+pub(super) fn new_reducer(
+    schema: &SchemaRef,
+    keys: usize,
+    reduce: &Reduce,
+    context: &TaskContext,
+) -> Result<Reducer, TaskError> {
+    let name = format!("{}, copy {}", context.task(), context.copy());
+    Ok(Reducer::new(schema, keys, reduce, context.governor(), &name)?)
+}
+
+/// Reduces all of an input.
+pub(super) async fn drain(input: &mut Input, schema: &SchemaRef, reducer: &mut Reducer) -> Result<(), TaskError> {
+    while let Some(Item::Batch(batch)) = input.recv().await? {
+        reducer.push(&project(&batch, schema)?)?;
+    }
+    Ok(())
+}
+
+/// The columns of `schema`, in its order.
+fn project(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, TaskError> {
+    let names: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
+    let at = columns(&batch.schema(), &names)?;
+    Ok(batch.project(&at)?)
+}

@@ -1,0 +1,97 @@
+//! Exchanges: how what leaves one task reaches another. An edge of a graph names one.
+//!
+//! | exchange           | who gets a row                                                     | made of                         |
+//! |--------------------|--------------------------------------------------------------------|---------------------------------|
+//! | [`Direct`]         | the copy with the sender's number                                  | one mover                       |
+//! | [`Broadcast`]      | every copy                                                         | one mover over a tree           |
+//! | [`Gather`]         | one copy                                                           | one mover                       |
+//! | [`Partition`]      | the copy that owns its key, comes next in turn, or a function names | one mover                       |
+//! | [`KeyedReduce`]    | the copy that owns its key, reduced to one row for each key         | reduce, partition, reduce       |
+//! | [`KeyedGather`]    | the copy that owns its key, one key after the other                 | partition, sort                 |
+//! | [`Reduce`]         | one copy, all reduced to one row                                    | reduce, a tree that combines    |
+//! | [`AllReduce`]      | every copy, all reduced to one row                                  | the same, broadcast             |
+//! | [`Sort`]           | the copy of its range, in order                                     | samples, partition, sort        |
+//! | [`Join`]           | the copy that owns its key, beside its partners                     | two partitions, a hash join     |
+//! | [`Union`]          | as the exchange beneath says; of several sources                    | a mover for each source         |
+//!
+//! [`Broadcast`] from several copies is an all-gather: every copy gets what all copies sent.
+//!
+//! Each is a type of its own, in a file of its own, and lowers itself to movers and stages; programs can add theirs.
+
+mod broadcast;
+mod direct;
+mod gather;
+mod join;
+mod keyed_gather;
+mod keyed_reduce;
+mod partition;
+mod reduce;
+mod sort;
+mod union;
+
+use arrow::datatypes::SchemaRef;
+
+pub use broadcast::Broadcast;
+pub use direct::Direct;
+pub use gather::Gather;
+pub use join::Join;
+pub use keyed_gather::KeyedGather;
+pub use keyed_reduce::KeyedReduce;
+pub use partition::{Partition, TargetFunction};
+pub use reduce::{AllReduce, Reduce};
+pub use sort::Sort;
+pub use union::Union;
+
+use crate::flow::Lowering;
+pub use crate::local::join::JoinKind;
+pub use crate::local::order::SortKey;
+pub use crate::local::reduce::{ColumnOp, FoldFunction, Reduce as Reduction};
+
+/// The ends of an edge, as an exchange checks them.
+pub struct Ends<'a> {
+    /// What leaves each source.
+    pub schemas: &'a [SchemaRef],
+    /// Copies of each source.
+    pub source_copies: Vec<u32>,
+    /// Copies of the target.
+    pub target_copies: u32,
+}
+
+impl Ends<'_> {
+    /// The schema of the only source.
+    ///
+    /// # Errors
+    /// When there are several.
+    pub fn only(&self) -> Result<&SchemaRef, String> {
+        match self.schemas {
+            [schema] => Ok(schema),
+            _ => Err(format!("it takes one source and has {}", self.schemas.len())),
+        }
+    }
+}
+
+/// An edge's way of moving batches.
+pub trait Exchange: Send + Sync {
+    /// In words, with everything that matters: the same on every worker.
+    fn describe(&self) -> String;
+
+    /// The schema that arrives.
+    ///
+    /// # Errors
+    /// In words, when the ends do not fit the exchange.
+    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String>;
+
+    /// Adds the movers and stages it is made of. Called after `check`, on every worker.
+    fn lower(&self, lowering: &mut Lowering<'_>);
+}
+
+/// The positions of named columns.
+pub(crate) fn columns(schema: &SchemaRef, names: &[String]) -> Result<Vec<usize>, String> {
+    let position = |name: &String| {
+        schema.index_of(name).map_err(|_| {
+            let has: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+            format!("there is no column \"{name}\"; there are {}", has.join(", "))
+        })
+    };
+    names.iter().map(position).collect()
+}

@@ -1,0 +1,204 @@
+//! Each row to one copy: to the one that owns its key's bucket, to the next in turn, or to the one a function names.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use super::{Ends, Exchange, columns};
+use crate::error::TaskError;
+use crate::flow::{Assign, Assignment, Lowering, Mover, Partitioner, Seat, batch_bytes};
+use crate::keys::{self, KeyHasher};
+use crate::metrics::BucketCounts;
+use crate::route_map::{BUCKETS, RouteMap};
+
+/// Names the target copy of each row of a batch: `(batch, copies) -> targets`.
+pub type TargetFunction = Arc<dyn Fn(&RecordBatch, u32) -> Result<Vec<u32>, TaskError> + Send + Sync>;
+
+/// See the module.
+#[derive(Clone)]
+pub struct Partition {
+    by: By,
+}
+
+#[derive(Clone)]
+enum By {
+    Key { columns: Vec<String>, buckets: u32, route: Option<Arc<RouteMap>> },
+    Turn,
+    Function { name: String, function: TargetFunction },
+}
+
+impl Partition {
+    /// Rows with equal values in `columns` go to one copy. Any hashable types; nulls are equal to each other, as are all
+    /// NaNs and both zeros.
+    pub fn by_key<S: Into<String>>(columns: impl IntoIterator<Item = S>) -> Self {
+        let columns = columns.into_iter().map(Into::into).collect();
+        Partition { by: By::Key { columns, buckets: BUCKETS, route: None } }
+    }
+
+    /// With so many buckets instead of 1024.
+    #[must_use]
+    pub fn buckets(mut self, count: u32) -> Self {
+        if let By::Key { buckets, .. } = &mut self.by {
+            *buckets = count;
+        }
+        self
+    }
+
+    /// With this map from buckets to copies, instead of an even one.
+    #[must_use]
+    pub fn route(mut self, map: RouteMap) -> Self {
+        if let By::Key { buckets, route, .. } = &mut self.by {
+            *buckets = map.buckets();
+            *route = Some(Arc::new(map));
+        }
+        self
+    }
+
+    /// Batches in turn, each copy beginning with another.
+    pub fn round_robin() -> Self {
+        Partition { by: By::Turn }
+    }
+
+    /// Where `function` says; `name` stands for it in plans, and must change when it does.
+    pub fn with(
+        name: impl Into<String>,
+        function: impl Fn(&RecordBatch, u32) -> Result<Vec<u32>, TaskError> + Send + Sync + 'static,
+    ) -> Self {
+        Partition { by: By::Function { name: name.into(), function: Arc::new(function) } }
+    }
+
+    /// The mover alone, for exchanges that partition what a stage makes.
+    pub(crate) fn mover(&self, schema: &SchemaRef, targets: u32) -> Mover {
+        Mover::Partition(match &self.by {
+            By::Key { columns: names, buckets, route } => Arc::new(ByKey {
+                hasher: KeyHasher::new(columns(schema, names).expect("checked before")),
+                route: route.clone().unwrap_or_else(|| Arc::new(RouteMap::even(*buckets, targets))),
+            }),
+            By::Turn => Arc::new(ByTurn),
+            By::Function { function, .. } => Arc::new(ByFunction(Arc::clone(function))),
+        })
+    }
+}
+
+impl Exchange for Partition {
+    fn describe(&self) -> String {
+        match &self.by {
+            By::Key { columns, buckets, route: None } => {
+                format!("partition by {} in {buckets} buckets", columns.join(", "))
+            }
+            By::Key { columns, route: Some(route), .. } => {
+                format!("partition by {} along {}", columns.join(", "), route.describe())
+            }
+            By::Turn => "partition in turn".into(),
+            By::Function { name, .. } => format!("partition by function {name}"),
+        }
+    }
+
+    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+        let schema = ends.only()?;
+        if let By::Key { columns: names, buckets, route } = &self.by {
+            if names.is_empty() || *buckets == 0 {
+                return Err("a key has at least one column and one bucket".into());
+            }
+            columns(schema, names)?.iter().try_for_each(|&at| keys::check(schema.field(at)))?;
+            if let Some(copy) = route.as_ref().and_then(|r| r.copies().find(|&copy| copy >= ends.target_copies)) {
+                return Err(format!("the route map names copy {copy}; there are {}", ends.target_copies));
+            }
+        }
+        Ok(SchemaRef::clone(schema))
+    }
+
+    fn lower(&self, lowering: &mut Lowering<'_>) {
+        let (source, target) = (lowering.sources()[0], lowering.target());
+        let mover = self.mover(lowering.target_schema(), lowering.workers_of(target).len() as u32);
+        lowering.connect(source, target, mover);
+    }
+}
+
+struct ByKey {
+    hasher: KeyHasher,
+    route: Arc<RouteMap>,
+}
+
+struct AssignByKey {
+    hasher: KeyHasher,
+    route: Arc<RouteMap>,
+    hashes: Vec<u64>,
+    /// Rows of the batch by bucket.
+    counts: Vec<u32>,
+    metrics: Arc<BucketCounts>,
+}
+
+impl Partitioner for ByKey {
+    fn start(&self, seat: &Seat) -> Box<dyn Assign> {
+        let buckets = self.route.buckets() as usize;
+        let metrics = seat.metrics.buckets.get_or_init(|| BucketCounts::new(buckets));
+        Box::new(AssignByKey {
+            hasher: self.hasher.clone(),
+            route: Arc::clone(&self.route),
+            hashes: Vec::new(),
+            counts: vec![0; buckets],
+            metrics: Arc::clone(metrics),
+        })
+    }
+}
+
+impl Assign for AssignByKey {
+    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+        self.hasher.hash(batch, &mut self.hashes)?;
+        let counts = &mut self.counts;
+        targets.extend(self.hashes.iter().map(|&hash| {
+            let bucket = self.route.bucket(hash);
+            counts[bucket as usize] += 1;
+            self.route.copy(bucket)
+        }));
+        let bytes_per_row = batch_bytes(batch) / batch.num_rows().max(1) as u64;
+        for (bucket, count) in counts.iter_mut().enumerate().filter(|(_, count)| **count > 0) {
+            let rows = u64::from(std::mem::take(count));
+            self.metrics.add(bucket, rows, rows * bytes_per_row);
+        }
+        Ok(Assignment::ByRow)
+    }
+}
+
+struct ByTurn;
+
+struct AssignByTurn {
+    next: u32,
+    targets: u32,
+}
+
+impl Partitioner for ByTurn {
+    fn start(&self, seat: &Seat) -> Box<dyn Assign> {
+        Box::new(AssignByTurn { next: seat.source % seat.targets, targets: seat.targets })
+    }
+}
+
+impl Assign for AssignByTurn {
+    fn assign(&mut self, _batch: &RecordBatch, _targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+        let target = self.next;
+        self.next = (target + 1) % self.targets;
+        Ok(Assignment::Whole(target))
+    }
+}
+
+struct ByFunction(TargetFunction);
+
+struct AssignByFunction {
+    function: TargetFunction,
+    targets: u32,
+}
+
+impl Partitioner for ByFunction {
+    fn start(&self, seat: &Seat) -> Box<dyn Assign> {
+        Box::new(AssignByFunction { function: Arc::clone(&self.0), targets: seat.targets })
+    }
+}
+
+impl Assign for AssignByFunction {
+    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+        *targets = (self.function)(batch, self.targets)?;
+        Ok(Assignment::ByRow)
+    }
+}

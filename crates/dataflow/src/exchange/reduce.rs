@@ -1,0 +1,140 @@
+//! All rows become one, combined on the way: at every copy, then up a tree of workers, whose inner nodes combine what their
+//! children send. At its root the result goes to one copy, or down again to all.
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+
+use super::keyed_reduce::{drain, new_reducer, stage};
+use super::{Ends, Exchange};
+use crate::flow::{Lowering, Mover, Port};
+use crate::graph::{Executor, TaskFactory};
+use crate::local::reduce::Reduce as Reduction;
+use crate::overlay::Overlay;
+
+/// To one copy. What arrives is one row of the reduced columns when all sources have ended; none, if there were no rows.
+#[derive(Clone)]
+pub struct Reduce {
+    reduction: Reduction,
+    root: u32,
+    overlay: Overlay,
+}
+
+impl Reduce {
+    /// Reduces to copy 0 of the target.
+    pub fn new(reduction: Reduction) -> Self {
+        Reduce { reduction, root: 0, overlay: Overlay::default() }
+    }
+
+    /// To another copy.
+    #[must_use]
+    pub fn to(mut self, root: u32) -> Self {
+        self.root = root;
+        self
+    }
+
+    /// Along this kind of tree; binomial by default.
+    #[must_use]
+    pub fn along(mut self, overlay: Overlay) -> Self {
+        self.overlay = overlay;
+        self
+    }
+}
+
+impl Exchange for Reduce {
+    fn describe(&self) -> String {
+        format!("reduce to copy {}: {}", self.root, self.reduction.describe())
+    }
+
+    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+        if self.root >= ends.target_copies {
+            return Err(format!("there is no copy {} among {}", self.root, ends.target_copies));
+        }
+        self.reduction.schema(ends.only()?, &[])
+    }
+
+    fn lower(&self, lowering: &mut Lowering<'_>) {
+        let target = lowering.target();
+        let root = lowering.workers_of(target)[self.root as usize];
+        let result = combine_up(lowering, &self.reduction, self.overlay, root);
+        let mut map = vec![None; lowering.workers_of(result).len()];
+        map[root as usize] = Some(self.root);
+        lowering.connect(result, target, Mover::Map(map));
+    }
+}
+
+/// To every copy: a reduction up a tree, a broadcast down the same.
+#[derive(Clone)]
+pub struct AllReduce {
+    reduction: Reduction,
+    overlay: Overlay,
+}
+
+impl AllReduce {
+    /// Reduces to every copy of the target.
+    pub fn new(reduction: Reduction) -> Self {
+        AllReduce { reduction, overlay: Overlay::default() }
+    }
+
+    /// Along this kind of tree; binomial by default.
+    #[must_use]
+    pub fn along(mut self, overlay: Overlay) -> Self {
+        self.overlay = overlay;
+        self
+    }
+}
+
+impl Exchange for AllReduce {
+    fn describe(&self) -> String {
+        format!("all-reduce: {}", self.reduction.describe())
+    }
+
+    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+        self.reduction.schema(ends.only()?, &[])
+    }
+
+    fn lower(&self, lowering: &mut Lowering<'_>) {
+        let target = lowering.target();
+        let root = lowering.workers_of(target)[0];
+        let result = combine_up(lowering, &self.reduction, self.overlay, root);
+        lowering.connect(result, target, Mover::Broadcast(self.overlay));
+    }
+}
+
+/// Adds the tree: a stage beside each source copy, and one on every worker that combines its own copies' part with those of
+/// the workers below. Returns the output that has the result, at the copy on `root`, and nothing at the others.
+fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overlay, root: u32) -> Port {
+    let source = lowering.sources()[0];
+    let before = stage(lowering, "reduce before", source, &[], reduction);
+    lowering.connect_direct(source, before.input(0));
+
+    let members = lowering.workers_of(source).to_vec();
+    let tree = lowering.tree(overlay, root, &members);
+    let schema = SchemaRef::clone(lowering.target_schema());
+    let (reduce, of_stage) = (reduction.clone(), SchemaRef::clone(&schema));
+    let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
+        let (schema, reduce) = (SchemaRef::clone(&of_stage), reduce.clone());
+        Box::pin(async move {
+            let mut reducer = new_reducer(&schema, 0, &reduce, &context)?;
+            for mut input in inputs.into_ports() {
+                drain(&mut input, &schema, &mut reducer).await?;
+            }
+            let mut reduced = reducer.finish()?;
+            let mut outputs = outputs.into_ports();
+            // The first goes up, the second out.
+            let output = &mut outputs[usize::from(context.worker() == root)];
+            while let Some(batch) = reduced.next_batch()? {
+                output.send(batch).await?;
+            }
+            Ok(())
+        })
+    });
+    let everywhere: Vec<u32> = (0..lowering.workers()).collect();
+    let schemas = vec![SchemaRef::clone(&schema), schema];
+    let combine = lowering.stage("combine", everywhere, 2, schemas, Executor::Pool, factory);
+    let own = members.iter().map(|&worker| Some(worker)).collect();
+    lowering.connect(before.output(0), combine.input(0), Mover::Map(own));
+    // An edge from the stage to itself, but never from a copy to itself or back: a tree.
+    lowering.connect(combine.output(0), combine.input(1), Mover::Map(tree.parent));
+    combine.output(1)
+}

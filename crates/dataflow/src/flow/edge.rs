@@ -1,0 +1,399 @@
+//! An edge on one worker: where arriving frames of it go, who is owed credit, and what must be passed on.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use arrow::buffer::Buffer;
+use arrow::datatypes::SchemaRef;
+use parking_lot::Mutex;
+
+use super::inlet::{Inlet, Packet};
+use super::{FlowEdge, Mover};
+use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
+use crate::memory::Governor;
+use crate::metrics::{self, EdgeMetrics};
+use crate::overlay::Tree;
+use crate::wire::{Kind, Received};
+
+/// What a stream may have on its way or queued, whatever the settings.
+const WINDOW_BYTES_MAX: u64 = 4 << 20;
+
+/// Blocks of a broadcast that wait for credit of a worker further down the tree.
+struct Relay {
+    account: Arc<Account>,
+    waiting: Mutex<VecDeque<(Buffer, Option<Arc<Guard>>)>>,
+}
+
+/// See the module.
+pub(crate) struct Edge {
+    pub id: u32,
+    pub name: String,
+    pub schema: SchemaRef,
+    pub window_bytes: u64,
+    pub batch_bytes: u64,
+    pub governor: Governor,
+    pub mover: Mover,
+    /// The worker of each source copy and of each target copy.
+    pub source_workers: Vec<u32>,
+    pub target_workers: Vec<u32>,
+    pub metrics: Arc<EdgeMetrics>,
+    /// Of each target copy on this worker: its queue, and the number there of this edge's first stream.
+    inlets: Vec<Option<(Arc<Inlet>, u32)>>,
+    /// By source worker, for a broadcast.
+    trees: Vec<Option<Tree>>,
+    /// Credit of this worker's copies at others: by source copy and target copy (for a broadcast, worker).
+    accounts: HashMap<(u32, u32), Arc<Account>>,
+    /// What this worker's copies owe others, by the same.
+    debts: HashMap<(u32, u32), Arc<Debt>>,
+    /// By source copy and worker further down.
+    relays: HashMap<(u32, u32), Relay>,
+    /// Streams of other workers that have not ended, and blocks that wait in relays.
+    pending: AtomicI64,
+}
+
+/// How much memory an edge may take.
+#[derive(Clone)]
+pub(crate) struct EdgeLimits {
+    pub governor: Governor,
+    /// What all streams to one copy may have queued together.
+    pub queue_bytes: u64,
+    /// What small pieces are put together to.
+    pub batch_bytes: u64,
+}
+
+impl Edge {
+    /// `inlets` are those of the target port's copies on this worker.
+    pub(crate) fn new(
+        id: u32,
+        edge: &FlowEdge,
+        workers: (Vec<u32>, Vec<u32>),
+        inlets: &[Option<Arc<Inlet>>],
+        links: &Arc<Links>,
+        hosts: &[u32],
+        limits: EdgeLimits,
+    ) -> Self {
+        let (source_workers, target_workers) = workers;
+        let (me, sources) = (links.me, source_workers.len() as u32);
+        let inlets = inlets.iter().map(|i| i.as_ref().map(|i| (Arc::clone(i), i.add_streams(sources)))).collect();
+        let trees = match &edge.mover {
+            Mover::Broadcast(overlay) => (0..links.workers())
+                .map(|w| source_workers.contains(&w).then(|| overlay.tree(w, &target_workers, hosts)))
+                .collect(),
+            _ => Vec::new(),
+        };
+        let mut new = Edge {
+            id,
+            name: edge.name.clone(),
+            schema: SchemaRef::clone(&edge.schema),
+            window_bytes: 0,
+            batch_bytes: limits.batch_bytes,
+            governor: limits.governor,
+            mover: edge.mover.clone(),
+            source_workers,
+            target_workers,
+            metrics: Arc::default(),
+            inlets,
+            trees,
+            accounts: HashMap::new(),
+            debts: HashMap::new(),
+            relays: HashMap::new(),
+            pending: AtomicI64::new(0),
+        };
+        new.window_bytes = new.window(limits.queue_bytes);
+        let window = new.window_bytes;
+        let valve = |edge: &Edge| Valve::new(&edge.governor, window);
+        for source in 0..sources {
+            let from = new.source_workers[source as usize];
+            if let Some(Some(tree)) = new.trees.get(from as usize) {
+                let (children, parent) = (tree.children[me as usize].clone(), tree.parent[me as usize]);
+                for child in children {
+                    let account = Account::new(window);
+                    if from == me {
+                        new.accounts.insert((source, child), account);
+                    } else {
+                        new.relays.insert((source, child), Relay { account, waiting: Mutex::default() });
+                    }
+                }
+                if let Some(parent) = parent {
+                    let debt = Debt::new(links, parent, (id, source, me), valve(&new));
+                    new.debts.insert((source, me), debt);
+                    new.pending.fetch_add(1, Ordering::Relaxed);
+                }
+                continue;
+            }
+            for target in 0..new.target_workers.len() as u32 {
+                let to = new.target_workers[target as usize];
+                if !new.sends(source, target) || from == to {
+                    continue;
+                }
+                if from == me {
+                    new.accounts.insert((source, target), Account::new(window));
+                } else if to == me {
+                    let debt = Debt::new(links, from, (id, source, target), valve(&new));
+                    new.debts.insert((source, target), debt);
+                    new.pending.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        new
+    }
+
+    /// Each stream's part of what one copy's queue may hold.
+    fn window(&self, queue_bytes: u64) -> u64 {
+        let streams = match &self.mover {
+            Mover::Map(map) => (0..self.target_workers.len() as u32)
+                .map(|target| map.iter().filter(|&&to| to == Some(target)).count())
+                .max()
+                .unwrap_or(1),
+            _ => self.source_workers.len(),
+        };
+        (queue_bytes / streams.max(1) as u64).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
+    }
+
+    pub(crate) fn sources(&self) -> u32 {
+        self.source_workers.len() as u32
+    }
+
+    pub(crate) fn targets(&self) -> u32 {
+        self.target_workers.len() as u32
+    }
+
+    /// Whether there is a stream from copy `source` to copy `target`.
+    pub(crate) fn sends(&self, source: u32, target: u32) -> bool {
+        match &self.mover {
+            Mover::Map(map) => map[source as usize] == Some(target),
+            Mover::Broadcast(_) | Mover::Partition(_) => true,
+        }
+    }
+
+    /// The queue of a copy on this worker, and the number in it of the stream from `source`.
+    pub(crate) fn inlet(&self, source: u32, target: u32) -> Option<(Arc<Inlet>, u32)> {
+        let (inlet, base) = self.inlets.get(target as usize)?.as_ref()?;
+        Some((Arc::clone(inlet), base + source))
+    }
+
+    /// The credit of a copy of this worker towards a copy (for a broadcast, a worker) elsewhere.
+    pub(crate) fn account(&self, source: u32, target: u32) -> &Arc<Account> {
+        &self.accounts[&(source, target)]
+    }
+
+    /// The workers that a broadcasting copy of this worker sends to.
+    pub(crate) fn children(&self, source: u32) -> &[u32] {
+        let me = self.source_workers[source as usize];
+        self.trees[me as usize].as_ref().map_or(&[], |tree| &tree.children[me as usize])
+    }
+
+    /// Target copies on the worker of `source`.
+    pub(crate) fn neighbours(&self, source: u32) -> impl Iterator<Item = u32> {
+        let me = self.source_workers[source as usize];
+        (0..self.targets()).filter(move |&target| self.target_workers[target as usize] == me)
+    }
+
+    /// Whether nothing more is to come from others, or to be passed on.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.pending.load(Ordering::SeqCst) == 0
+    }
+
+    /// The most bytes that were queued at one of this worker's copies.
+    pub(crate) fn queue_bytes_max(&self) -> u64 {
+        self.inlets.iter().flatten().map(|(inlet, _)| inlet.peak_bytes()).max().unwrap_or(0)
+    }
+
+    /// A frame of this edge has come from worker `from`. The engine is locked.
+    ///
+    /// # Errors
+    /// In words, when it does not belong here.
+    pub(crate) fn frame(&self, from: u32, frame: Received, links: &Links) -> Result<(), String> {
+        let header = frame.header;
+        let stream = (header.source, header.target);
+        let stranger = || format!("a {:?} frame for copies {} -> {}", header.kind, header.source, header.target);
+        match header.kind {
+            Kind::Credit => {
+                if let Some(account) = self.accounts.get(&stream) {
+                    account.release(header.rows);
+                } else if let Some(relay) = self.relays.get(&stream) {
+                    relay.account.release(header.rows);
+                    self.relay(relay, header.target, links);
+                } else {
+                    return Err(stranger());
+                }
+            }
+            Kind::Batch | Kind::End if header.target == u32::MAX && !self.trees.is_empty() => {
+                if header.kind == Kind::End {
+                    frame.verify().map_err(|error| error.to_string())?;
+                }
+                let debt = self.debts.get(&(header.source, links.me)).ok_or_else(stranger)?;
+                let guard =
+                    (header.kind == Kind::Batch).then(|| Arc::new(Guard::remote(debt, frame.whole.len() as u64)));
+                self.spread(&frame, guard, links);
+            }
+            Kind::Batch => {
+                let debt = self.debts.get(&stream).ok_or_else(stranger)?;
+                let (inlet, number) = self.inlet(header.source, header.target).ok_or_else(stranger)?;
+                let guard = Arc::new(Guard::remote(debt, frame.whole.len() as u64));
+                inlet.push(number, Packet::Block(frame, guard));
+            }
+            Kind::End => {
+                if !self.debts.contains_key(&stream) {
+                    return Err(stranger());
+                }
+                frame.verify().map_err(|error| error.to_string())?;
+                let (inlet, number) = self.inlet(header.source, header.target).ok_or_else(stranger)?;
+                inlet.push(number, Packet::End { blocks: header.seq, rows: header.rows });
+                self.pending.fetch_sub(1, Ordering::SeqCst);
+            }
+            Kind::Abort | Kind::Finish => return Err(format!("worker {from} sent a {:?} frame here", header.kind)),
+        }
+        Ok(())
+    }
+
+    /// A broadcast frame: to all copies of this worker, and on to the workers below.
+    fn spread(&self, frame: &Received, guard: Option<Arc<Guard>>, links: &Links) {
+        let header = frame.header;
+        for target in 0..self.targets() {
+            let Some((inlet, number)) = self.inlet(header.source, target) else { continue };
+            inlet.push(
+                number,
+                match &guard {
+                    Some(guard) => Packet::Block(frame.clone(), Arc::clone(guard)),
+                    None => Packet::End { blocks: header.seq, rows: header.rows },
+                },
+            );
+        }
+        let tree = self.trees[self.source_workers[header.source as usize] as usize].as_ref();
+        for &child in tree.map_or(&[][..], |tree| &tree.children[links.me as usize]) {
+            let relay = &self.relays[&(header.source, child)];
+            self.pending.fetch_add(1, Ordering::SeqCst);
+            relay.waiting.lock().push_back((frame.whole.clone(), guard.clone()));
+            self.relay(relay, child, links);
+        }
+        if guard.is_none() {
+            self.pending.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn relay(&self, relay: &Relay, child: u32, links: &Links) {
+        let mut waiting = relay.waiting.lock();
+        while let Some((bytes, guard)) = waiting.front() {
+            // An end is not a batch: it needs no credit.
+            if guard.is_some() && !relay.account.try_acquire(bytes.len() as u64) {
+                return;
+            }
+            let Some((bytes, guard)) = waiting.pop_front() else { return };
+            metrics::add(&self.metrics.remote_blocks, u64::from(guard.is_some()));
+            metrics::add(&self.metrics.remote_bytes, bytes.len() as u64);
+            links.forward(child, bytes, guard);
+            self.pending.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The run is over or given up: whatever is still queued is dropped.
+    pub(crate) fn clear(&self) {
+        self.inlets.iter().flatten().for_each(|(inlet, _)| inlet.close());
+        self.relays.values().for_each(|relay| {
+            let dropped = std::mem::take(&mut *relay.waiting.lock());
+            drop(dropped);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Int64Array, RecordBatch};
+    use arrow::datatypes::{DataType, Field, Schema};
+    use tidemill_net::{Endpoint, Rank};
+
+    use super::*;
+    use crate::flow::{Input, Port};
+    use crate::memory::MemorySettings;
+    use crate::run::{Cancel, block_on};
+    use crate::wire::{Encoder, Frame, Header};
+
+    /// An edge from a copy on worker 1 to one on worker 0, as worker 0 has it, and the input there.
+    fn edge(links: &Arc<Links>) -> (Arc<Edge>, Input) {
+        let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
+        let port = |task| Port { task, port: 0 };
+        let mover = Mover::Map(vec![Some(0)]);
+        let flow_edge = FlowEdge { name: "a -> b".into(), source: port(0), target: port(1), schema, mover };
+        let governor = Governor::new(MemorySettings::default());
+        let limits = EdgeLimits { governor, queue_bytes: 1 << 20, batch_bytes: 1 << 10 };
+        let inlet = Arc::new(Inlet::default());
+        let inlets = [Some(Arc::clone(&inlet))];
+        let edge = Arc::new(Edge::new(0, &flow_edge, (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
+        let mut input = Input::new(inlet, 0, Arc::new(Cancel::default()).token());
+        input.add_edge(&edge);
+        (edge, input)
+    }
+
+    fn block(encoder: &mut Encoder, seq: u64, schema: &SchemaRef) -> Frame {
+        let rows = RecordBatch::try_new(schema.clone(), vec![Arc::new(Int64Array::from(vec![seq as i64; 3]))]).unwrap();
+        let header = Header { seq, rows: 3, ..Header::new(Kind::Batch, 0) };
+        Frame::new(&header, &encoder.encode(&rows).unwrap())
+    }
+
+    fn end(blocks: u64, rows: u64) -> Frame {
+        Frame::bare(&Header { seq: blocks, rows, ..Header::new(Kind::End, 0) })
+    }
+
+    /// Lost, doubled, swapped or damaged blocks, and counts that differ at the end: each is an error that names the edge.
+    #[test]
+    fn what_is_not_as_it_was_sent_is_an_error() {
+        let endpoints = Endpoint::in_process(2).unwrap();
+        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)]);
+        type Change = fn(&mut Vec<Vec<u8>>);
+        let cases: [(Change, &str); 6] = [
+            (|_| {}, ""),
+            (|frames| drop(frames.remove(1)), "block 2 arrived where block 1 was due"),
+            (|frames| frames.swap(0, 1), "block 1 arrived where block 0 was due"),
+            (|frames| frames.insert(1, frames[0].clone()), "block 0 arrived where block 1 was due"),
+            (|frames| *frames[1].iter_mut().rev().find(|byte| **byte != 0).unwrap() ^= 1, "checksum"),
+            (|frames| drop(frames.remove(2)), "9 rows in 3 blocks were sent, 6 in 2 arrived"),
+        ];
+        for (change, expected) in cases {
+            let (edge, mut input) = edge(&links);
+            let mut encoder = Encoder::new(&edge.schema).unwrap();
+            let mut frames: Vec<Frame> = (0..3).map(|seq| block(&mut encoder, seq, &edge.schema)).collect();
+            frames.push(end(3, 9));
+            let mut frames: Vec<Vec<u8>> = frames.into_iter().map(|frame| frame.into_buffer().to_vec()).collect();
+            change(&mut frames);
+            for bytes in frames {
+                let frame = Received::take(&mut Buffer::from(bytes)).unwrap();
+                edge.frame(1, frame, &links).unwrap();
+            }
+            let mut rows = 0;
+            let result = loop {
+                match block_on(input.recv()) {
+                    Ok(Some(item)) => rows += item.into_batch().unwrap().num_rows(),
+                    other => break other,
+                }
+            };
+            match (result, expected) {
+                (Ok(_), "") => assert_eq!(rows, 9),
+                (Err(error), expected) if !expected.is_empty() => {
+                    let text = error.to_string();
+                    assert!(text.contains("a -> b") && text.contains(expected), "{text}");
+                }
+                (result, expected) => panic!("{result:?} where {expected} was due"),
+            }
+            assert!(edge.is_quiet());
+        }
+        endpoints.iter().for_each(Endpoint::leave);
+    }
+
+    /// Frames for copies, workers and edges that are not here are refused, not indexed with.
+    #[test]
+    fn strangers_are_refused() {
+        let endpoints = Endpoint::in_process(2).unwrap();
+        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)]);
+        let (edge, _input) = edge(&links);
+        for kind in [Kind::Batch, Kind::End, Kind::Credit, Kind::Abort, Kind::Finish] {
+            for (source, target) in [(1, 0), (0, 1), (u32::MAX, 0), (0, u32::MAX), (7, u32::MAX)] {
+                let frame = Frame::bare(&Header { source, target, rows: 1, ..Header::new(kind, 0) });
+                let frame = Received::take(&mut frame.into_buffer()).unwrap();
+                assert!(edge.frame(1, frame, &links).is_err(), "{kind:?} {source} {target}");
+            }
+        }
+        endpoints.iter().for_each(Endpoint::leave);
+    }
+}

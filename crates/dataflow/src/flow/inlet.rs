@@ -1,0 +1,125 @@
+//! The queue in front of an input port of one copy: what its streams have brought and the copy has not taken. It has no
+//! limit of its own; the senders' credit is its limit.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use arrow::array::RecordBatch;
+use parking_lot::Mutex;
+
+use crate::link::Guard;
+use crate::wire::Received;
+
+/// What a stream brings.
+pub(crate) enum Packet {
+    /// A batch of this process. Never copied.
+    Batch(RecordBatch, Arc<Guard>),
+    /// A batch of another worker, to be decoded by who takes it.
+    Block(Received, Arc<Guard>),
+    /// The stream is over; so many blocks and rows were sent.
+    End { blocks: u64, rows: u64 },
+}
+
+#[derive(Default)]
+struct State {
+    streams: Vec<VecDeque<Packet>>,
+    /// Streams that have something, in order of arrival; a stream is named once for each packet.
+    order: VecDeque<u32>,
+    waker: Option<Waker>,
+    /// Packets are taken by stream, so `order` is not kept.
+    by_stream: bool,
+    closed: bool,
+    queued_bytes: u64,
+    peak_bytes: u64,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Inlet(Mutex<State>);
+
+impl Inlet {
+    /// Streams are numbered from the returned number on.
+    pub(crate) fn add_streams(&self, count: u32) -> u32 {
+        let mut state = self.0.lock();
+        let base = state.streams.len() as u32;
+        state.streams.resize_with((base + count) as usize, VecDeque::new);
+        base
+    }
+
+    pub(crate) fn push(&self, stream: u32, packet: Packet) {
+        let mut state = self.0.lock();
+        if state.closed {
+            drop(state);
+            // Outside of the lock: dropping it gives credit back.
+            drop(packet);
+            return;
+        }
+        if let Packet::Batch(_, guard) | Packet::Block(_, guard) = &packet {
+            state.queued_bytes += guard.bytes();
+            state.peak_bytes = state.peak_bytes.max(state.queued_bytes);
+        }
+        state.streams[stream as usize].push_back(packet);
+        if !state.by_stream {
+            state.order.push_back(stream);
+        }
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// The next packet of any stream, in order of arrival, or of `stream` alone.
+    pub(crate) fn poll_take(&self, stream: Option<u32>, context: &mut Context<'_>) -> Poll<(u32, Packet)> {
+        let mut state = self.0.lock();
+        let found = match stream {
+            Some(stream) => {
+                if !state.by_stream {
+                    state.by_stream = true;
+                    state.order.clear();
+                }
+                state.streams[stream as usize].pop_front().map(|packet| (stream, packet))
+            }
+            None => {
+                assert!(!state.by_stream, "an input that was read by stream is not read in order of arrival later");
+                state.order.pop_front().map(|stream| {
+                    let packet = state.streams[stream as usize].pop_front();
+                    (stream, packet.expect("a stream is in the order once for each of its packets"))
+                })
+            }
+        };
+        match found {
+            Some((stream, packet)) => {
+                if let Packet::Batch(_, guard) | Packet::Block(_, guard) = &packet {
+                    state.queued_bytes -= guard.bytes();
+                }
+                Poll::Ready((stream, packet))
+            }
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Whether a take would wait.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().streams.iter().all(VecDeque::is_empty)
+    }
+
+    /// The copy takes no more: what is queued and what still comes is dropped, which gives the credit back.
+    pub(crate) fn close(&self) {
+        let mut state = self.0.lock();
+        state.closed = true;
+        state.order.clear();
+        let dropped: Vec<_> = state.streams.iter_mut().map(std::mem::take).collect();
+        drop(state);
+        drop(dropped);
+    }
+
+    /// The most bytes that were queued at once.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.0.lock().peak_bytes
+    }
+}

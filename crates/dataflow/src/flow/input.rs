@@ -1,0 +1,302 @@
+//! A copy's input ports: where batches come out, checked, decoded and counted.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow::array::RecordBatch;
+
+use super::edge::Edge;
+use super::inlet::{Inlet, Packet};
+use crate::error::DataflowError;
+use crate::metrics;
+use crate::run::{CancelToken, block_on};
+use crate::wire::Decoder;
+
+/// What a stream of batches consists of. Watermarks and barriers will join.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Item {
+    /// Rows; never none.
+    Batch(RecordBatch),
+}
+
+impl Item {
+    /// The rows.
+    pub fn into_batch(self) -> Option<RecordBatch> {
+        match self {
+            Item::Batch(batch) => Some(batch),
+        }
+    }
+}
+
+/// One copy's end of the stream from one source copy.
+struct StreamEnd {
+    edge: Arc<Edge>,
+    source: u32,
+    decoder: Option<Decoder>,
+    blocks: u64,
+    rows: u64,
+    over: bool,
+}
+
+/// An input port of a copy.
+pub struct Input {
+    inlet: Arc<Inlet>,
+    streams: Vec<StreamEnd>,
+    open: usize,
+    target: u32,
+    cancel: CancelToken,
+}
+
+impl Input {
+    pub(crate) fn new(inlet: Arc<Inlet>, target: u32, cancel: CancelToken) -> Self {
+        Input { inlet, streams: Vec::new(), open: 0, target, cancel }
+    }
+
+    /// Adds the streams of an edge that leads here; all of its source copies are numbered, only some may send.
+    pub(crate) fn add_edge(&mut self, edge: &Arc<Edge>) {
+        for source in 0..edge.sources() {
+            let over = !edge.sends(source, self.target);
+            self.open += usize::from(!over);
+            let edge = Arc::clone(edge);
+            self.streams.push(StreamEnd { edge, source, decoder: None, blocks: 0, rows: 0, over });
+        }
+    }
+
+    /// How many streams lead here: one from each copy of each task that an edge connects.
+    pub fn streams(&self) -> u32 {
+        self.streams.len() as u32
+    }
+
+    /// The next item, from whichever stream it comes first; `None` when all have ended.
+    ///
+    /// # Errors
+    /// When what arrived is not what was sent. Ends early when the run is given up.
+    pub async fn recv(&mut self) -> Result<Option<Item>, DataflowError> {
+        Ok(self.recv_from().await?.map(|(_, item)| item))
+    }
+
+    /// [`Input::recv`] that also tells the stream's number.
+    ///
+    /// # Errors
+    /// As [`Input::recv`].
+    pub async fn recv_from(&mut self) -> Result<Option<(u32, Item)>, DataflowError> {
+        poll_fn(|context| self.poll_recv(context)).await
+    }
+
+    /// [`Input::recv`] for a copy that blocks its thread. The error is `Cancelled` when the run is given up.
+    ///
+    /// # Errors
+    /// As [`Input::recv`].
+    pub fn recv_blocking(&mut self) -> Result<Option<Item>, DataflowError> {
+        let cancel = self.cancel.clone();
+        block_on(cancel.guard(self.recv()))?
+    }
+
+    /// The next item of one stream, in that stream's order; `None` when it has ended. For merges: other streams wait at
+    /// their senders meanwhile. An input read like this is not read by [`Input::recv`] later.
+    ///
+    /// # Errors
+    /// As [`Input::recv`].
+    pub async fn recv_stream(&mut self, stream: u32) -> Result<Option<Item>, DataflowError> {
+        poll_fn(|context| {
+            loop {
+                if self.streams[stream as usize].over {
+                    return Poll::Ready(Ok(None));
+                }
+                let Poll::Ready((_, packet)) = self.inlet.poll_take(Some(stream), context) else {
+                    return Poll::Pending;
+                };
+                if let Some(item) = self.unpack(stream, packet)? {
+                    return Poll::Ready(Ok(Some(item)));
+                }
+            }
+        })
+        .await
+    }
+
+    /// Whether [`Input::recv`] would wait.
+    pub fn is_idle(&self) -> bool {
+        self.open > 0 && self.inlet.is_empty()
+    }
+
+    /// Whether every stream has ended.
+    pub fn is_over(&self) -> bool {
+        self.open == 0
+    }
+
+    /// [`Input::recv_from`] for who polls by hand.
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, Item)>, DataflowError>> {
+        while self.open > 0 {
+            let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else { return Poll::Pending };
+            if let Some(item) = self.unpack(stream, packet)? {
+                return Poll::Ready(Ok(Some((stream, item))));
+            }
+        }
+        Poll::Ready(Ok(None))
+    }
+
+    fn unpack(&mut self, stream: u32, packet: Packet) -> Result<Option<Item>, DataflowError> {
+        let target = self.target;
+        let end = &mut self.streams[stream as usize];
+        let wrong = |end: &StreamEnd, reason: String| {
+            let reason = format!("from copy {} to copy {target}: {reason}", end.source);
+            Err(DataflowError::Edge { edge: end.edge.name.clone(), reason })
+        };
+        match packet {
+            Packet::Batch(batch, _guard) => {
+                end.blocks += 1;
+                end.rows += batch.num_rows() as u64;
+                metrics::add(&end.edge.metrics.rows_received, batch.num_rows() as u64);
+                Ok(Some(Item::Batch(batch)))
+            }
+            Packet::Block(frame, _guard) => {
+                if let Err(error) = frame.verify() {
+                    return wrong(end, error.to_string());
+                }
+                let header = &frame.header;
+                if header.seq != end.blocks {
+                    let (seq, blocks) = (header.seq, end.blocks);
+                    return wrong(end, format!("block {seq} arrived where block {blocks} was due"));
+                }
+                if end.decoder.is_none() {
+                    end.decoder = Some(Decoder::new(&end.edge.schema)?);
+                }
+                let decoder = end.decoder.as_mut().expect("just made");
+                let batch = match decoder.decode(frame.body(), header.rows as usize) {
+                    Ok(batch) => batch,
+                    Err(error) => return wrong(end, error.to_string()),
+                };
+                end.blocks += 1;
+                end.rows += header.rows;
+                metrics::add(&end.edge.metrics.rows_received, header.rows);
+                Ok(Some(Item::Batch(batch)))
+            }
+            Packet::End { blocks, rows } => {
+                if (blocks, rows) != (end.blocks, end.rows) {
+                    let (got_blocks, got_rows) = (end.blocks, end.rows);
+                    return wrong(
+                        end,
+                        format!("{rows} rows in {blocks} blocks were sent, {got_rows} in {got_blocks} arrived"),
+                    );
+                }
+                if !std::mem::replace(&mut end.over, true) {
+                    self.open -= 1;
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.inlet.close();
+    }
+}
+
+impl futures_core::Stream for Input {
+    type Item = Result<RecordBatch, DataflowError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            match this.poll_recv(context) {
+                Poll::Ready(Ok(Some((_, item)))) => match item.into_batch() {
+                    Some(batch) => return Poll::Ready(Some(Ok(batch))),
+                    None => continue,
+                },
+                Poll::Ready(Ok(None)) => return Poll::Ready(None),
+                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+/// All input ports of a copy, in the order of the task's declaration.
+pub struct Inputs {
+    ports: Vec<Input>,
+    /// Ports whose end has been reported.
+    ended: Vec<bool>,
+    /// The port that is looked at first, in turn: none is starved.
+    first: usize,
+}
+
+impl Inputs {
+    pub(crate) fn new(inputs: Vec<Input>) -> Self {
+        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0 }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// Whether there are none: the task is a source.
+    pub fn is_empty(&self) -> bool {
+        self.ports.is_empty()
+    }
+
+    /// One port.
+    pub fn port(&mut self, index: usize) -> &mut Input {
+        &mut self.ports[index]
+    }
+
+    /// The ports, each to be read by itself.
+    pub fn into_ports(self) -> Vec<Input> {
+        self.ports
+    }
+
+    /// The only port.
+    ///
+    /// # Panics
+    /// When there are none or several.
+    pub fn into_only(mut self) -> Input {
+        assert_eq!(self.ports.len(), 1, "the task has {} input ports", self.ports.len());
+        self.ports.remove(0)
+    }
+
+    /// What comes next on any of the ports that `wanted` names: an item with its port, or, once for each port, that it has
+    /// ended. `None` when all wanted ports have.
+    ///
+    /// # Errors
+    /// As [`Input::recv`].
+    pub async fn recv_any(
+        &mut self,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
+        poll_fn(|context| {
+            let count = self.ports.len();
+            let mut waiting = false;
+            for index in (0..count).map(|i| (self.first + i) % count) {
+                if self.ended[index] || !wanted(index) {
+                    continue;
+                }
+                match self.ports[index].poll_recv(context)? {
+                    Poll::Ready(found) => {
+                        self.first = index + 1;
+                        self.ended[index] = found.is_none();
+                        return Poll::Ready(Ok(Some((index, found.map(|(_, item)| item)))));
+                    }
+                    Poll::Pending => waiting = true,
+                }
+            }
+            if waiting { Poll::Pending } else { Poll::Ready(Ok(None)) }
+        })
+        .await
+    }
+
+    /// Whether the end of every port has been reported.
+    pub fn is_over(&self) -> bool {
+        self.ended.iter().all(|&ended| ended)
+    }
+
+    /// Whether a receive from these ports would wait.
+    pub fn is_idle(&self) -> bool {
+        self.ports.iter().any(|input| !input.is_over())
+            && self.ports.iter().all(|input| input.is_over() || input.is_idle())
+    }
+}

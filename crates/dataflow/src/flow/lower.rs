@@ -1,0 +1,180 @@
+//! Lowering: a checked graph and its plan become a [`Flow`]. Exchanges do their own part through [`Lowering`].
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+
+use super::{Flow, FlowEdge, FlowTask, Mover};
+use crate::graph::check::CheckedEdge;
+use crate::graph::{Executor, Graph, TaskFactory};
+use crate::overlay::{Overlay, Tree};
+use crate::placement::Plan;
+
+/// A port of a task of the flow: of a person's task, or of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    pub(crate) task: usize,
+    pub(crate) port: usize,
+}
+
+impl Port {
+    pub(crate) fn is(self, task: usize, port: usize) -> bool {
+        self.task == task && self.port == port
+    }
+}
+
+/// What an exchange is given to make its edge of: its ends, and means to add stages and movers between them.
+pub struct Lowering<'a> {
+    flow: &'a mut Flow,
+    edges: &'a [CheckedEdge],
+    hosts: &'a [u32],
+    edge: &'a CheckedEdge,
+    sources: Vec<Port>,
+}
+
+impl Lowering<'_> {
+    /// The output ports the edge begins at.
+    pub fn sources(&self) -> &[Port] {
+        &self.sources
+    }
+
+    /// The schemas that leave them.
+    pub fn source_schemas(&self) -> &[SchemaRef] {
+        &self.edge.source_schemas
+    }
+
+    /// The input port the edge leads to.
+    pub fn target(&self) -> Port {
+        Port { task: self.edge.target.0, port: self.edge.target.1 }
+    }
+
+    /// What arrives there.
+    pub fn target_schema(&self) -> &SchemaRef {
+        &self.edge.target_schema
+    }
+
+    /// How many workers the job has.
+    pub fn workers(&self) -> u32 {
+        self.hosts.len() as u32
+    }
+
+    /// The workers of the copies of a port's task.
+    pub fn workers_of(&self, port: Port) -> &[u32] {
+        &self.flow.tasks[port.task].workers
+    }
+
+    /// A tree from `root` over `members`.
+    pub fn tree(&self, overlay: Overlay, root: u32, members: &[u32]) -> Tree {
+        overlay.tree(root, members, self.hosts)
+    }
+
+    /// Whether what comes out of two of the sources may depend on one task further up. Then a stage that takes one of them
+    /// first must not leave the other waiting: the task would stop, and neither would end.
+    pub fn sources_have_a_common_origin(&self) -> bool {
+        let above = |port: &Port| {
+            let mut tasks = vec![port.task];
+            let mut at = 0;
+            while at < tasks.len() {
+                let below = tasks[at];
+                for edge in self.edges.iter().filter(|edge| edge.target.0 == below) {
+                    for &(task, _) in &edge.sources {
+                        if !tasks.contains(&task) {
+                            tasks.push(task);
+                        }
+                    }
+                }
+                at += 1;
+            }
+            tasks
+        };
+        let origins: Vec<Vec<usize>> = self.sources.iter().map(above).collect();
+        origins
+            .iter()
+            .enumerate()
+            .any(|(at, tasks)| origins[at + 1..].iter().any(|others| others.iter().any(|task| tasks.contains(task))))
+    }
+
+    /// Adds a task of the exchange's own whose copies run on `workers`; `label` tells people what it does.
+    pub fn stage(
+        &mut self,
+        label: &str,
+        workers: Vec<u32>,
+        inputs: usize,
+        outputs: Vec<SchemaRef>,
+        executor: Executor,
+        factory: TaskFactory,
+    ) -> Stage {
+        let name = format!("{label} of {}", self.edge.name);
+        self.flow.tasks.push(FlowTask { name, factory, executor, comm: false, inputs, outputs, workers });
+        Stage(self.flow.tasks.len() - 1)
+    }
+
+    /// Adds an edge.
+    pub fn connect(&mut self, source: Port, target: Port, mover: Mover) {
+        let schema = SchemaRef::clone(&self.flow.tasks[source.task].outputs[source.port]);
+        // Between two ports of the graph the edge is the graph's; else it is a part, named after what it is between.
+        let name = if self.sources.contains(&source) && target == self.target() {
+            self.edge.name.clone()
+        } else {
+            format!("{} -> {}", self.flow.tasks[source.task].name, self.flow.tasks[target.task].name)
+        };
+        self.flow.edges.push(FlowEdge { name, source, target, schema, mover });
+    }
+
+    /// Lets `lower` make the edge of each source in turn, as if it were the only one.
+    pub fn each_source(&mut self, lower: impl Fn(&mut Lowering<'_>)) {
+        for (at, source) in self.sources.clone().into_iter().enumerate() {
+            let edge = CheckedEdge {
+                sources: vec![self.edge.sources[at]],
+                source_schemas: vec![SchemaRef::clone(&self.edge.source_schemas[at])],
+                ..self.edge.clone()
+            };
+            let mut one =
+                Lowering { flow: self.flow, edges: self.edges, hosts: self.hosts, edge: &edge, sources: vec![source] };
+            lower(&mut one);
+        }
+    }
+
+    /// Adds an edge from each copy to the copy with its number.
+    pub fn connect_direct(&mut self, source: Port, target: Port) {
+        let copies = self.workers_of(source).len() as u32;
+        self.connect(source, target, Mover::Map((0..copies).map(Some).collect()));
+    }
+}
+
+/// A stage that an exchange has added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stage(usize);
+
+impl Stage {
+    /// One of its input ports.
+    pub fn input(self, port: usize) -> Port {
+        Port { task: self.0, port }
+    }
+
+    /// One of its output ports.
+    pub fn output(self, port: usize) -> Port {
+        Port { task: self.0, port }
+    }
+}
+
+/// Makes what runs. The first tasks of the flow are the graph's, with their numbers.
+pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &Plan, hosts: &[u32]) -> Flow {
+    let mut flow = Flow::default();
+    for (index, task) in graph.tasks.iter().enumerate() {
+        flow.tasks.push(FlowTask {
+            name: task.name.clone(),
+            factory: Arc::clone(&task.factory),
+            executor: task.executor,
+            comm: task.comm,
+            inputs: task.inputs.len(),
+            outputs: task.outputs.iter().map(|port| SchemaRef::clone(&port.schema)).collect(),
+            workers: plan.workers_of(index).to_vec(),
+        });
+    }
+    for (checked, edge) in edges.iter().zip(&graph.edges) {
+        let sources = checked.sources.iter().map(|&(task, port)| Port { task, port }).collect();
+        edge.exchange.lower(&mut Lowering { flow: &mut flow, edges, hosts, edge: checked, sources });
+    }
+    flow
+}

@@ -1,0 +1,89 @@
+//! The flow: a graph lowered to what runs, copies of tasks with their workers, and edges that only move.
+//!
+//! Every exchange becomes one or more *movers* and, where it also works on rows (a reduction, a sort, a join), *stages*:
+//! tasks like those people write, placed beside the tasks they serve. So there is one way in which anything runs, blocks,
+//! fails and is counted. Edges between copies of one process hand batches over as they are.
+
+mod edge;
+mod inlet;
+mod input;
+mod lower;
+mod output;
+mod scatter;
+
+use std::sync::Arc;
+
+use arrow::array::{Array, RecordBatch};
+use arrow::datatypes::SchemaRef;
+
+pub(crate) use edge::{Edge, EdgeLimits};
+pub(crate) use inlet::Inlet;
+pub use input::{Input, Inputs, Item};
+pub(crate) use lower::lower;
+pub use lower::{Lowering, Port, Stage};
+pub(crate) use output::Outlet;
+pub use output::{Output, Outputs};
+pub(crate) use scatter::Scatter;
+pub use scatter::{Assign, Assignment, Partitioner, Seat};
+
+use crate::graph::{Executor, TaskFactory};
+use crate::memory::Governor;
+use crate::overlay::Overlay;
+use crate::run::Settings;
+
+/// How an edge moves batches from the copies of one task to those of another.
+#[derive(Clone)]
+pub enum Mover {
+    /// Copy `i` sends all it has to copy `map[i]`; `None` sends nothing.
+    Map(Vec<Option<u32>>),
+    /// Every copy sends all it has to all copies, along a tree of workers.
+    Broadcast(Overlay),
+    /// Each row goes where the partitioner says.
+    Partition(Arc<dyn Partitioner>),
+}
+
+/// A task as it runs.
+pub(crate) struct FlowTask {
+    pub name: String,
+    pub factory: TaskFactory,
+    pub executor: Executor,
+    pub comm: bool,
+    pub inputs: usize,
+    /// Schemas of the output ports.
+    pub outputs: Vec<SchemaRef>,
+    /// The worker of each copy.
+    pub workers: Vec<u32>,
+}
+
+/// An edge as it runs.
+pub(crate) struct FlowEdge {
+    pub name: String,
+    pub source: Port,
+    pub target: Port,
+    pub schema: SchemaRef,
+    pub mover: Mover,
+}
+
+/// What runs.
+#[derive(Default)]
+pub(crate) struct Flow {
+    pub tasks: Vec<FlowTask>,
+    pub edges: Vec<FlowEdge>,
+}
+
+/// What the settings allow an edge.
+pub(crate) fn edge_limits(settings: &Settings, governor: &Governor) -> EdgeLimits {
+    EdgeLimits { governor: governor.clone(), queue_bytes: settings.queue_bytes, batch_bytes: settings.batch_bytes }
+}
+
+/// Bytes of a batch's rows: of a slice, only its part.
+pub fn batch_bytes(batch: &RecordBatch) -> u64 {
+    let column = |column: &dyn Array| match column.data_type().primitive_width() {
+        Some(width) => {
+            let nulls = if column.nulls().is_some() { column.len().div_ceil(8) } else { 0 };
+            column.len() * width + nulls
+        }
+        None => column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size()),
+    };
+    batch.columns().iter().map(|c| column(c.as_ref()) as u64).sum()
+}

@@ -1,0 +1,312 @@
+//! Everything that can be known to be wrong with a graph before it runs, found all at once.
+
+use std::fmt;
+
+use arrow::datatypes::{Schema, SchemaRef};
+
+use super::{Edge, Graph, PortRef, TaskId};
+use crate::exchange::Ends;
+
+/// One thing that is wrong with a graph.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// Two tasks have one name, or a task has two ports of one name.
+    #[error("two {what} are called \"{name}\"")]
+    Duplicate {
+        /// `"tasks"` or `"ports of ..."`.
+        what: String,
+        /// The name.
+        name: String,
+    },
+    /// An edge names a port that the task does not have.
+    #[error("task \"{task}\" has no {side} port {port}; it has {has}")]
+    NoSuchPort {
+        /// The task.
+        task: String,
+        /// `"input"` or `"output"`.
+        side: &'static str,
+        /// What was asked for.
+        port: String,
+        /// What there is.
+        has: String,
+    },
+    /// A port that nothing leads to or from.
+    #[error("{side} port \"{port}\" of task \"{task}\" is not connected")]
+    Unconnected {
+        /// The task.
+        task: String,
+        /// `"input"` or `"output"`.
+        side: &'static str,
+        /// The port.
+        port: String,
+    },
+    /// Tasks that wait for each other.
+    #[error("tasks form a cycle: {}", tasks.join(" -> "))]
+    Cycle {
+        /// The cycle; the first task again at the end.
+        tasks: Vec<String>,
+    },
+    /// What an edge brings is not what the port takes, or not what the exchange can move.
+    #[error("edge {edge}: {reason}")]
+    Edge {
+        /// The edge.
+        edge: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A task's own settings.
+    #[error("task \"{task}\": {reason}")]
+    Task {
+        /// The task.
+        task: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// All that is wrong with a graph; never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GraphErrors {
+    /// The graph's name.
+    pub graph: String,
+    /// What is wrong, in the order it was found.
+    pub errors: Vec<GraphError>,
+}
+
+impl std::error::Error for GraphErrors {}
+
+impl fmt::Display for GraphErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "graph \"{}\" cannot run:", self.graph)?;
+        self.errors.iter().try_for_each(|error| write!(f, "\n  {error}"))
+    }
+}
+
+/// An edge with its ends looked up, and what arrives at its target.
+#[derive(Clone)]
+pub(crate) struct CheckedEdge {
+    /// Task and output port.
+    pub sources: Vec<(usize, usize)>,
+    /// Task and input port.
+    pub target: (usize, usize),
+    pub source_schemas: Vec<SchemaRef>,
+    pub target_schema: SchemaRef,
+    pub name: String,
+}
+
+/// Whether batches of `found` may go where `wanted` is declared: same names and types; nulls only where allowed.
+pub(crate) fn fits(found: &Schema, wanted: &Schema) -> Result<(), String> {
+    if found.fields().len() != wanted.fields().len() {
+        return Err(format!("{} columns arrive where {} are declared", found.fields().len(), wanted.fields().len()));
+    }
+    for (found, wanted) in found.fields().iter().zip(wanted.fields()) {
+        if found.name() != wanted.name() || found.data_type() != wanted.data_type() {
+            return Err(format!(
+                "column \"{}\" ({}) arrives where \"{}\" ({}) is declared",
+                found.name(),
+                found.data_type(),
+                wanted.name(),
+                wanted.data_type()
+            ));
+        }
+        if found.is_nullable() && !wanted.is_nullable() {
+            return Err(format!("column \"{}\" may be null but is declared not to be", found.name()));
+        }
+    }
+    Ok(())
+}
+
+impl Graph {
+    /// Looks for everything that is wrong, as it would run on `workers` workers.
+    ///
+    /// # Errors
+    /// All of it, in one error.
+    pub fn check(&self, workers: u32) -> Result<(), GraphErrors> {
+        self.checked(workers).map(|_| ())
+    }
+
+    pub(crate) fn checked(&self, workers: u32) -> Result<Vec<CheckedEdge>, GraphErrors> {
+        let mut errors = Vec::new();
+        self.check_names(&mut errors);
+        self.check_tasks(workers, &mut errors);
+        let edges: Vec<CheckedEdge> =
+            self.edges.iter().filter_map(|edge| self.check_edge(edge, workers, &mut errors)).collect();
+        // A port whose only edge is wrong is not also reported as unconnected.
+        if errors.is_empty() {
+            self.check_connected(&edges, &mut errors);
+        }
+        self.check_cycles(&edges, &mut errors);
+        if errors.is_empty() { Ok(edges) } else { Err(GraphErrors { graph: self.name.clone(), errors }) }
+    }
+
+    fn check_names(&self, errors: &mut Vec<GraphError>) {
+        let mut duplicates = |what: String, names: Vec<&str>| {
+            for (at, name) in names.iter().enumerate() {
+                if names[..at].contains(name) {
+                    errors.push(GraphError::Duplicate { what: what.clone(), name: (*name).to_owned() });
+                }
+            }
+        };
+        duplicates("tasks".into(), self.tasks().collect());
+        for task in &self.tasks {
+            let ports = |side: &str| format!("{side} ports of task \"{}\"", task.name);
+            duplicates(ports("input"), task.inputs.iter().map(|p| p.name.as_str()).collect());
+            duplicates(ports("output"), task.outputs.iter().map(|p| p.name.as_str()).collect());
+        }
+    }
+
+    fn check_tasks(&self, workers: u32, errors: &mut Vec<GraphError>) {
+        for task in &self.tasks {
+            let copies = task.parallelism.copies(workers);
+            let mut wrong = |reason: String| errors.push(GraphError::Task { task: task.name.clone(), reason });
+            if copies == 0 {
+                wrong("it has no copies".into());
+            }
+            if task.comm && copies > workers {
+                wrong(format!("its {copies} copies cannot each be on one of {workers} workers, as with_comm needs"));
+            }
+            if task.inputs.is_empty() && task.outputs.is_empty() {
+                wrong("it has no ports".into());
+            }
+        }
+    }
+
+    /// The port that `reference` means, of the side whose port names are given.
+    fn port(
+        &self,
+        reference: &PortRef,
+        side: &'static str,
+        names: &[&str],
+        errors: &mut Vec<GraphError>,
+    ) -> Option<usize> {
+        let found = match &reference.port {
+            Some(name) => names.iter().position(|n| n == name),
+            None if names.len() == 1 => Some(0),
+            None => None,
+        };
+        if found.is_none() {
+            errors.push(GraphError::NoSuchPort {
+                task: self.tasks[reference.task.0].name.clone(),
+                side,
+                port: reference.port.as_ref().map_or("to choose by itself".into(), |name| format!("\"{name}\"")),
+                has: if names.is_empty() { "none".into() } else { names.join(", ") },
+            });
+        }
+        found
+    }
+
+    fn check_edge(&self, edge: &Edge, workers: u32, errors: &mut Vec<GraphError>) -> Option<CheckedEdge> {
+        let outputs = |task: TaskId| self.tasks[task.0].outputs.iter().map(|p| p.name.as_str()).collect::<Vec<_>>();
+        let inputs = |task: TaskId| self.tasks[task.0].inputs.iter().map(|p| p.name.as_str()).collect::<Vec<_>>();
+        let sources: Vec<Option<(usize, usize)>> = edge
+            .sources
+            .iter()
+            .map(|s| self.port(s, "output", &outputs(s.task), errors).map(|port| (s.task.0, port)))
+            .collect();
+        let target = self.port(&edge.target, "input", &inputs(edge.target.task), errors);
+        let sources: Vec<(usize, usize)> = sources.into_iter().collect::<Option<_>>()?;
+        let target = (edge.target.task.0, target?);
+        let name = self.edge_name(&sources, target, edge);
+        let source_schemas: Vec<SchemaRef> =
+            sources.iter().map(|&(task, port)| SchemaRef::clone(&self.tasks[task].outputs[port].schema)).collect();
+        let ends = Ends {
+            schemas: &source_schemas,
+            source_copies: sources.iter().map(|&(task, _)| self.tasks[task].parallelism.copies(workers)).collect(),
+            target_copies: self.tasks[target.0].parallelism.copies(workers),
+        };
+        let result = edge.exchange.check(&ends).and_then(|schema| {
+            if let Some(wanted) = &self.tasks[target.0].inputs[target.1].schema {
+                fits(&schema, wanted)?;
+            }
+            Ok(schema)
+        });
+        match result {
+            Ok(target_schema) => Some(CheckedEdge { sources, target, source_schemas, target_schema, name }),
+            Err(reason) => {
+                errors.push(GraphError::Edge { edge: name, reason });
+                None
+            }
+        }
+    }
+
+    fn edge_name(&self, sources: &[(usize, usize)], target: (usize, usize), edge: &Edge) -> String {
+        let from: Vec<String> = sources
+            .iter()
+            .map(|&(task, port)| format!("{}.{}", self.tasks[task].name, self.tasks[task].outputs[port].name))
+            .collect();
+        let (task, port) = (&self.tasks[target.0], target.1);
+        format!("{} -> {}.{} ({})", from.join(" + "), task.name, task.inputs[port].name, edge.exchange.describe())
+    }
+
+    fn check_connected(&self, edges: &[CheckedEdge], errors: &mut Vec<GraphError>) {
+        for (at, edge) in edges.iter().enumerate() {
+            if let Some(first) = edges[..at].iter().find(|first| first.target == edge.target)
+                && let Err(reason) = fits(&edge.target_schema, &first.target_schema)
+            {
+                let reason = format!("{reason} by edge {}, which leads to the same port", first.name);
+                errors.push(GraphError::Edge { edge: edge.name.clone(), reason });
+            }
+        }
+        for (index, task) in self.tasks.iter().enumerate() {
+            let mut open = |side, port: &str| {
+                errors.push(GraphError::Unconnected { task: task.name.clone(), side, port: port.to_owned() });
+            };
+            for (port, spec) in task.inputs.iter().enumerate() {
+                if !edges.iter().any(|edge| edge.target == (index, port)) {
+                    open("input", &spec.name);
+                }
+            }
+            for (port, spec) in task.outputs.iter().enumerate() {
+                if !edges.iter().any(|edge| edge.sources.contains(&(index, port))) {
+                    open("output", &spec.name);
+                }
+            }
+        }
+    }
+
+    /// Depth first; a task that is reached while it is still on the path closes a cycle.
+    fn check_cycles(&self, edges: &[CheckedEdge], errors: &mut Vec<GraphError>) {
+        #[derive(Clone, Copy, PartialEq)]
+        enum Seen {
+            No,
+            OnPath,
+            Done,
+        }
+        let mut next = vec![Vec::new(); self.tasks.len()];
+        for edge in edges {
+            edge.sources.iter().for_each(|&(task, _)| next[task].push(edge.target.0));
+        }
+        let mut seen = vec![Seen::No; self.tasks.len()];
+        for start in 0..self.tasks.len() {
+            if seen[start] != Seen::No {
+                continue;
+            }
+            // The path with, for each task on it, how many of its successors have been looked at.
+            let mut path = vec![(start, 0)];
+            seen[start] = Seen::OnPath;
+            while let Some(top) = path.last_mut() {
+                let (task, at) = *top;
+                top.1 += 1;
+                match next[task].get(at) {
+                    None => {
+                        seen[task] = Seen::Done;
+                        path.pop();
+                    }
+                    Some(&to) if seen[to] == Seen::OnPath => {
+                        let from = path.iter().position(|&(t, _)| t == to).expect("it is on the path");
+                        let mut tasks: Vec<String> =
+                            path[from..].iter().map(|&(t, _)| self.tasks[t].name.clone()).collect();
+                        tasks.push(self.tasks[to].name.clone());
+                        return errors.push(GraphError::Cycle { tasks });
+                    }
+                    Some(&to) if seen[to] == Seen::No => {
+                        seen[to] = Seen::OnPath;
+                        path.push((to, 0));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+}

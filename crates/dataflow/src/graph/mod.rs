@@ -1,0 +1,102 @@
+//! The task graph: what every worker builds in the same way, before anything runs.
+//!
+//! Tasks have named ports; an edge joins output ports to an input port and names an exchange, which says who gets which
+//! rows. A graph is plain data plus the functions of its tasks: checking it ([`check`]), lowering it to copies and movers
+//! ([`crate::flow`]) and printing it ([`explain`]) are apart.
+
+pub mod check;
+mod explain;
+pub(crate) mod fingerprint;
+mod task;
+
+use std::sync::Arc;
+
+pub use check::{GraphError, GraphErrors};
+pub use task::{Executor, Parallelism, Resources, TaskFactory, TaskFuture, TaskSpec};
+
+use crate::exchange::Exchange;
+
+/// Names a task of one graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId(pub(crate) usize);
+
+impl TaskId {
+    /// One of its ports.
+    pub fn port(self, name: &str) -> PortRef {
+        PortRef { task: self, port: Some(name.to_owned()) }
+    }
+}
+
+/// A port of a task: by name, or the only one the task has on that side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortRef {
+    pub(crate) task: TaskId,
+    pub(crate) port: Option<String>,
+}
+
+impl From<TaskId> for PortRef {
+    fn from(task: TaskId) -> Self {
+        PortRef { task, port: None }
+    }
+}
+
+/// An edge: from output ports, through an exchange, into an input port.
+#[derive(Clone)]
+pub(crate) struct Edge {
+    pub sources: Vec<PortRef>,
+    pub target: PortRef,
+    pub exchange: Arc<dyn Exchange>,
+}
+
+/// A graph of tasks. See the crate's example.
+#[derive(Clone)]
+pub struct Graph {
+    pub(crate) name: String,
+    pub(crate) tasks: Vec<TaskSpec>,
+    pub(crate) edges: Vec<Edge>,
+}
+
+impl Graph {
+    /// A graph without tasks.
+    pub fn new(name: impl Into<String>) -> Self {
+        Graph { name: name.into(), tasks: Vec::new(), edges: Vec::new() }
+    }
+
+    /// Its name in messages to people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Adds a task.
+    pub fn add(&mut self, task: TaskSpec) -> TaskId {
+        self.tasks.push(task);
+        TaskId(self.tasks.len() - 1)
+    }
+
+    /// Sends what comes out of `source` to `target`. An output that has several edges gives each everything; an input
+    /// that has several edges gets them all, in no order (a union).
+    pub fn connect(
+        &mut self,
+        source: impl Into<PortRef>,
+        target: impl Into<PortRef>,
+        exchange: impl Exchange + 'static,
+    ) -> &mut Self {
+        self.connect_all(vec![source.into()], target, exchange)
+    }
+
+    /// An edge of an exchange that takes several sources, such as a join: their order is the exchange's.
+    pub fn connect_all(
+        &mut self,
+        sources: Vec<PortRef>,
+        target: impl Into<PortRef>,
+        exchange: impl Exchange + 'static,
+    ) -> &mut Self {
+        self.edges.push(Edge { sources, target: target.into(), exchange: Arc::new(exchange) });
+        self
+    }
+
+    /// Its tasks' names, in the order they were added.
+    pub fn tasks(&self) -> impl Iterator<Item = &str> {
+        self.tasks.iter().map(|task| task.name.as_str())
+    }
+}

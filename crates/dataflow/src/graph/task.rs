@@ -1,0 +1,194 @@
+//! What a task is: its ports, how many copies of it run, what they need, and the function each copy runs.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+
+use crate::error::TaskError;
+use crate::flow::{Inputs, Outputs};
+use crate::operator::{self, Operator};
+use crate::run::TaskContext;
+
+/// What a running copy is.
+pub type TaskFuture = Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>>;
+/// Starts one copy. Called once per copy and run.
+pub type TaskFactory = Arc<dyn Fn(Inputs, Outputs, TaskContext) -> TaskFuture + Send + Sync>;
+
+/// How many copies of a task run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parallelism {
+    /// So many in all.
+    Total(u32),
+    /// So many on every worker: copy `i` is on worker `i % workers`, whatever the placement says of others.
+    PerWorker(u32),
+}
+
+impl Parallelism {
+    /// Copies in a job of `workers` workers.
+    pub fn copies(self, workers: u32) -> u32 {
+        match self {
+            Parallelism::Total(n) => n,
+            Parallelism::PerWorker(n) => n * workers,
+        }
+    }
+}
+
+/// On which threads the copies of a task run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Executor {
+    /// The worker's pool, which steals work: for tasks that await.
+    #[default]
+    Pool,
+    /// A thread of its own for every copy: for tasks that block, or compute for long without a break.
+    Thread,
+}
+
+/// What a copy needs; placements that look at it put it where that is.
+#[derive(Clone, Debug, Default)]
+pub struct Resources {
+    /// Processor cores.
+    pub cores: f32,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// For each copy the hosts that hold its data; fewer entries than copies, or none, mean anywhere.
+    pub data_hosts: Vec<Vec<String>>,
+}
+
+#[derive(Clone)]
+pub(crate) struct InPort {
+    pub name: String,
+    /// What must arrive; `None` takes anything.
+    pub schema: Option<SchemaRef>,
+}
+
+#[derive(Clone)]
+pub(crate) struct OutPort {
+    pub name: String,
+    pub schema: SchemaRef,
+}
+
+/// A task to be added to a graph.
+#[derive(Clone)]
+pub struct TaskSpec {
+    pub(crate) name: String,
+    pub(crate) inputs: Vec<InPort>,
+    pub(crate) outputs: Vec<OutPort>,
+    pub(crate) parallelism: Parallelism,
+    pub(crate) resources: Resources,
+    pub(crate) executor: Executor,
+    pub(crate) comm: bool,
+    pub(crate) factory: TaskFactory,
+}
+
+impl TaskSpec {
+    /// A task each copy of which runs `body`: an async function of its inputs, its outputs and its context. When it
+    /// returns, its outputs end; what is left in its inputs is dropped.
+    pub fn new<F, R>(name: impl Into<String>, body: F) -> Self
+    where
+        F: Fn(Inputs, Outputs, TaskContext) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), TaskError>> + Send + 'static,
+    {
+        Self::from_factory(name, Arc::new(move |inputs, outputs, context| Box::pin(body(inputs, outputs, context))))
+    }
+
+    /// A task whose copies are operators: they get batches one by one and hold no loop of their own.
+    pub fn operator<F, O>(name: impl Into<String>, make: F) -> Self
+    where
+        F: Fn(&TaskContext) -> Result<O, TaskError> + Send + Sync + 'static,
+        O: Operator + 'static,
+    {
+        let make = Arc::new(make);
+        Self::new(name, move |inputs, outputs, context| {
+            let make = Arc::clone(&make);
+            async move {
+                let operator = make(&context)?;
+                operator::drive(operator, inputs, outputs).await
+            }
+        })
+    }
+
+    /// A task whose copies are blocking functions, each on a thread of its own; they use the `_blocking` calls of their
+    /// inputs and outputs.
+    pub fn blocking<F>(name: impl Into<String>, body: F) -> Self
+    where
+        F: Fn(Inputs, Outputs, TaskContext) -> Result<(), TaskError> + Send + Sync + 'static,
+    {
+        let body = Arc::new(body);
+        let task = Self::new(name, move |inputs, outputs, context| {
+            let body = Arc::clone(&body);
+            async move { body(inputs, outputs, context) }
+        });
+        task.executor(Executor::Thread)
+    }
+
+    /// A task from a function that makes its copies' futures.
+    pub fn from_factory(name: impl Into<String>, factory: TaskFactory) -> Self {
+        TaskSpec {
+            name: name.into(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            parallelism: Parallelism::PerWorker(1),
+            resources: Resources::default(),
+            executor: Executor::Pool,
+            comm: false,
+            factory,
+        }
+    }
+
+    /// Adds an input port that takes batches of any schema.
+    #[must_use]
+    pub fn input(mut self, name: &str) -> Self {
+        self.inputs.push(InPort { name: name.into(), schema: None });
+        self
+    }
+
+    /// Adds an input port that takes this schema only.
+    #[must_use]
+    pub fn input_of(mut self, name: &str, schema: SchemaRef) -> Self {
+        self.inputs.push(InPort { name: name.into(), schema: Some(schema) });
+        self
+    }
+
+    /// Adds an output port.
+    #[must_use]
+    pub fn output(mut self, name: &str, schema: SchemaRef) -> Self {
+        self.outputs.push(OutPort { name: name.into(), schema });
+        self
+    }
+
+    /// How many copies run; one per worker unless told.
+    #[must_use]
+    pub fn parallelism(mut self, parallelism: Parallelism) -> Self {
+        self.parallelism = parallelism;
+        self
+    }
+
+    /// So many copies in all.
+    #[must_use]
+    pub fn copies(self, copies: u32) -> Self {
+        self.parallelism(Parallelism::Total(copies))
+    }
+
+    /// What each copy needs.
+    #[must_use]
+    pub fn resources(mut self, resources: Resources) -> Self {
+        self.resources = resources;
+        self
+    }
+
+    /// On which threads its copies run.
+    #[must_use]
+    pub fn executor(mut self, executor: Executor) -> Self {
+        self.executor = executor;
+        self
+    }
+
+    /// Gives its copies a communicator of their own, [`TaskContext::comm`]: each copy must be on a worker of its own.
+    #[must_use]
+    pub fn with_comm(mut self) -> Self {
+        self.comm = true;
+        self
+    }
+}

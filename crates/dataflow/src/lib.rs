@@ -1,0 +1,50 @@
+//! Batches between tasks, as they come: task graphs over Arrow `RecordBatch`es, run by the workers of a communicator.
+//!
+//! | module        | what is in it                                                                       |
+//! |---------------|-------------------------------------------------------------------------------------|
+//! | [`graph`]     | tasks, ports, edges: what every worker builds in the same way, checked before it runs |
+//! | [`placement`] | which worker runs which copy                                                        |
+//! | [`exchange`]  | how what leaves one task reaches another, one file each                             |
+//! | [`flow`]      | what a graph is lowered to: copies, movers, queues                                  |
+//! | `link`        | all edges' traffic between two workers: frames, credit                              |
+//! | `wire`        | what crosses workers                                                                |
+//! | [`keys`], [`route_map`] | the hash of a key, its bucket, the bucket's owner                         |
+//! | [`operator`]  | tasks without a loop of their own                                                   |
+//! | [`memory`]    | the worker's budget, and the disk beyond it                                         |
+//! | `local`       | sorting, merging, reducing and joining where rows are, within the budget            |
+//! | `run`         | the runner                                                                          |
+//!
+//! One batch's way: a copy's `send` asks the edge's mover where rows go, takes credit from the stream's account, and either
+//! hands the batch to the queue of a copy of this worker as it is, or encodes it into a frame and gives it to the link. The
+//! receiver's pump lets it land in aligned memory and puts it into the queue of its copy, which verifies and decodes it when
+//! it takes it; that gives the credit back.
+
+pub mod exchange;
+pub mod flow;
+pub mod graph;
+pub mod keys;
+mod local;
+pub mod memory;
+pub mod metrics;
+pub mod operator;
+pub mod overlay;
+pub mod placement;
+pub mod route_map;
+
+mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod link;
+mod run;
+mod wire;
+
+pub use error::{DataflowError, TaskError};
+pub use flow::{Input, Inputs, Item, Output, Outputs};
+pub use graph::{Executor, Graph, GraphError, GraphErrors, Parallelism, PortRef, Resources, TaskId, TaskSpec};
+pub use metrics::{EdgeReport, RunReport};
+pub use operator::{Emit, Operator};
+pub use overlay::Overlay;
+pub use placement::{Plan, WorkerInfo};
+pub use route_map::RouteMap;
+pub use run::{Look, Runner, Settings, TaskContext};

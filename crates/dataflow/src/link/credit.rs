@@ -1,0 +1,216 @@
+//! Credit: permission to send, in bytes. Every stream from a copy to a copy has an account at its sender; what the
+//! receiver takes comes back. So a consumer that is slow stops its producers, and no queue grows without bound.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use super::Links;
+use crate::memory::{Governor, Level};
+
+/// A window is never smaller, or little would move at all.
+pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
+
+/// A sender's credit for one stream.
+pub(crate) struct Account {
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Below zero while one item that is larger than the whole window is under way: it would never go otherwise.
+    available: i64,
+    waiting: Option<Waker>,
+}
+
+impl Account {
+    pub(crate) fn new(window_bytes: u64) -> Arc<Self> {
+        Arc::new(Account { state: Mutex::new(State { available: window_bytes as i64, waiting: None }) })
+    }
+
+    pub(crate) fn try_acquire(&self, bytes: u64) -> bool {
+        let mut state = self.state.lock();
+        if state.available <= 0 {
+            return false;
+        }
+        state.available -= bytes as i64;
+        true
+    }
+
+    /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Returns
+    /// the nanoseconds it waited.
+    pub(crate) async fn acquire(&self, bytes: u64) -> u64 {
+        let mut since = None;
+        poll_fn(|context| {
+            let mut state = self.state.lock();
+            if state.available > 0 {
+                state.available -= bytes as i64;
+                return Poll::Ready(());
+            }
+            since.get_or_insert_with(Instant::now);
+            state.waiting = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        since.map_or(0, |since| since.elapsed().as_nanos() as u64)
+    }
+
+    pub(crate) fn release(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        state.available += bytes as i64;
+        let waker = if state.available > 0 { state.waiting.take() } else { None };
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// How much of a stream's window is in use: less while the receiving worker's memory runs out, so that sources slow down
+/// before anything else has to happen; all of it again afterwards.
+pub(crate) struct Valve {
+    governor: Governor,
+    full_bytes: u64,
+    open_bytes: AtomicU64,
+}
+
+impl Valve {
+    pub(crate) fn new(governor: &Governor, window_bytes: u64) -> Arc<Self> {
+        let governor = governor.clone();
+        Arc::new(Valve { governor, full_bytes: window_bytes, open_bytes: AtomicU64::new(window_bytes) })
+    }
+
+    /// How much credit to give back for `bytes` that were taken. One thread at a time may overshoot a little; the window
+    /// never closes.
+    fn pass(&self, bytes: u64) -> u64 {
+        let open = self.open_bytes.load(Ordering::Relaxed);
+        if self.governor.level() == Level::Ok {
+            if open == self.full_bytes {
+                return bytes;
+            }
+            let more = bytes.min(self.full_bytes - open);
+            self.open_bytes.store(open + more, Ordering::Relaxed);
+            return bytes + more;
+        }
+        let less = bytes.min(open.saturating_sub(WINDOW_BYTES_MIN));
+        self.open_bytes.store(open - less, Ordering::Relaxed);
+        bytes - less
+    }
+
+    /// Credit goes back to other workers in lots of this size: often enough that the sender is never left with none.
+    fn lot_bytes(&self) -> u64 {
+        self.open_bytes.load(Ordering::Relaxed) / 4
+    }
+}
+
+/// What the receiver owes to the sender of a stream on another worker.
+pub(crate) struct Debt {
+    links: Arc<Links>,
+    /// The worker that sent the blocks to this one: for a broadcast not always the one they come from.
+    worker: u32,
+    edge: u32,
+    source: u32,
+    target: u32,
+    owed: AtomicU64,
+    valve: Arc<Valve>,
+}
+
+impl Debt {
+    pub(crate) fn new(links: &Arc<Links>, worker: u32, stream: (u32, u32, u32), valve: Arc<Valve>) -> Arc<Self> {
+        let (edge, source, target) = stream;
+        Arc::new(Debt { links: Arc::clone(links), worker, edge, source, target, owed: AtomicU64::new(0), valve })
+    }
+
+    fn add(&self, bytes: u64) {
+        let give = self.valve.pass(bytes);
+        let owed = self.owed.fetch_add(give, Ordering::AcqRel) + give;
+        if owed >= self.valve.lot_bytes() {
+            let owed = self.owed.swap(0, Ordering::AcqRel);
+            if owed > 0 {
+                self.links.give_credit(self.worker, self.edge, self.source, self.target, owed);
+            }
+        }
+    }
+}
+
+/// Gives its bytes back to their sender when it is dropped. Dropped wherever the batch is, perhaps while the engine is
+/// locked: it never locks the engine itself.
+pub(crate) struct Guard {
+    bytes: u64,
+    owner: Owner,
+}
+
+enum Owner {
+    Local(Arc<Account>, Arc<Valve>),
+    Remote(Arc<Debt>),
+}
+
+impl Guard {
+    pub(crate) fn local(account: &Arc<Account>, valve: &Arc<Valve>, bytes: u64) -> Self {
+        Guard { bytes, owner: Owner::Local(Arc::clone(account), Arc::clone(valve)) }
+    }
+
+    pub(crate) fn remote(debt: &Arc<Debt>, bytes: u64) -> Self {
+        Guard { bytes, owner: Owner::Remote(Arc::clone(debt)) }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        match &self.owner {
+            Owner::Local(account, valve) => account.release(valve.pass(self.bytes)),
+            Owner::Remote(debt) => debt.add(self.bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemorySettings;
+    use crate::run::block_on;
+
+    /// Credit that got lost would stop a stream for ever; credit that multiplies would not stop it at all.
+    #[test]
+    fn a_waiting_sender_goes_on_when_credit_returns() {
+        let account = Account::new(100);
+        assert_eq!(block_on(account.acquire(150)), 0, "a large item passes a window that is untouched");
+        assert!(!account.try_acquire(1));
+        let waiter = std::thread::spawn({
+            let account = Arc::clone(&account);
+            move || block_on(account.acquire(10))
+        });
+        let valve = Valve::new(&Governor::new(MemorySettings::default()), 100);
+        drop(Guard::local(&account, &valve, 49));
+        assert!(!account.try_acquire(1), "one byte is still missing");
+        drop(Guard::local(&account, &valve, 101));
+        waiter.join().unwrap();
+        assert!(account.try_acquire(90));
+        assert!(!account.try_acquire(1));
+    }
+
+    /// A window that stayed small would leave a stream slow for ever; one that closed would stop it.
+    #[test]
+    fn windows_shrink_and_grow_with_memory() {
+        let settings = MemorySettings { budget_bytes: 1000, watch_process: false, ..MemorySettings::default() };
+        let governor = Governor::new(settings);
+        let full = 4 * WINDOW_BYTES_MIN;
+        let valve = Valve::new(&governor, full);
+        assert_eq!(valve.pass(10_000), 10_000);
+        let reservation = governor.reservation("sort");
+        assert!(reservation.try_grow(750));
+        let kept: u64 = (0..100).map(|_| 10_000 - valve.pass(10_000)).sum();
+        assert_eq!(kept, full - WINDOW_BYTES_MIN);
+        assert!(valve.lot_bytes() < WINDOW_BYTES_MIN);
+        drop(reservation);
+        let given: u64 = (0..100).map(|_| valve.pass(10_000) - 10_000).sum();
+        assert_eq!(given, kept);
+    }
+}

@@ -1,0 +1,257 @@
+//! Links: all edges' traffic between two workers, over one context of a communicator.
+//!
+//! Sending needs no thread of its own: whoever has a frame queues it, locks the engine and pushes what the link takes.
+//! While messages are under way, further frames wait in the link's queue, and small ones leave together in one message:
+//! a busy link coalesces by itself, an idle one delays nothing. Receiving is a task of the engine ([`Pump`]), run by
+//! whichever thread drives it.
+//!
+//! Locks: the engine's, then a queue's. Nothing that is dropped by the engine locks either: what comes back that way
+//! (credit, room on a link) is noted in atomics or in `credits` and `dirty`, and looked at by the next pump.
+
+mod credit;
+mod pump;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use arrow::buffer::Buffer;
+use parking_lot::Mutex;
+use tidemill_net::{Endpoint, Engine, Envelope, Rank, Region};
+
+pub(crate) use credit::{Account, Debt, Guard, Valve, WINDOW_BYTES_MIN};
+pub(crate) use pump::{Inbox, Pump};
+
+use crate::wire::{Frame, Header, Kind};
+
+/// Bytes under way on a link before further frames wait in its queue.
+const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
+/// Messages under way on a link before further frames wait.
+const IN_FLIGHT_MAX: u32 = 16;
+/// Frames up to this size are put together while a link is busy.
+const SMALL_BYTES: usize = 16 << 10;
+/// And make messages up to this size.
+const BUNDLE_BYTES_MAX: usize = 64 << 10;
+
+/// The sending half of a worker's links in one run. Index `w` is worker `w` of the run's communicator.
+pub(crate) struct Links {
+    pub(crate) run: u32,
+    pub(crate) me: u32,
+    endpoint: Endpoint,
+    context: u32,
+    peers: Vec<Peer>,
+    credits: Mutex<Vec<(u32, Header)>>,
+    /// Something waits for a pump: credits, frames of failures, forwards.
+    dirty: AtomicBool,
+}
+
+struct Peer {
+    rank: Rank,
+    queue: Mutex<VecDeque<Outgoing>>,
+    in_flight_bytes: AtomicUsize,
+    in_flight: AtomicU32,
+}
+
+/// A frame, or some, that wait to leave. Bytes are shared: a broadcast block goes to several workers.
+type Outgoing = (Buffer, Option<Arc<Guard>>);
+
+/// Keeps a message's bytes while it is under way, and makes room on its link afterwards.
+struct InFlight {
+    links: Arc<Links>,
+    worker: u32,
+    bytes: Buffer,
+    /// Memory that its sender counts until the block has been passed on.
+    _guard: Option<Arc<Guard>>,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        // The engine steps the pump after it has completed a send; that is who goes on with the queue.
+        let peer = &self.links.peers[self.worker as usize];
+        peer.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::SeqCst);
+        peer.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Links {
+    pub(crate) fn new(endpoint: Endpoint, context: u32, me: u32, run: u32, workers: &[Rank]) -> Arc<Self> {
+        let peer = |&rank| Peer {
+            rank,
+            queue: Mutex::default(),
+            in_flight_bytes: AtomicUsize::new(0),
+            in_flight: AtomicU32::new(0),
+        };
+        Arc::new(Links {
+            run,
+            me,
+            endpoint,
+            context,
+            peers: workers.iter().map(peer).collect(),
+            credits: Mutex::default(),
+            dirty: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    pub(crate) fn workers(&self) -> u32 {
+        self.peers.len() as u32
+    }
+
+    /// The other workers.
+    pub(crate) fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let me = self.me;
+        (0..self.workers()).filter(move |&worker| worker != me)
+    }
+
+    pub(crate) fn rank(&self, worker: u32) -> Rank {
+        self.peers[worker as usize].rank
+    }
+
+    /// The worker behind a rank.
+    pub(crate) fn worker(&self, rank: Rank) -> Option<u32> {
+        self.peers.iter().position(|peer| peer.rank == rank).map(|worker| worker as u32)
+    }
+
+    /// Sends a frame, now if the link has room. Locks the engine.
+    pub(crate) fn send(self: &Arc<Self>, worker: u32, frame: Frame) {
+        self.send_shared(worker, frame.into_buffer());
+    }
+
+    /// Sends a frame that others are sent, too. Locks the engine.
+    pub(crate) fn send_shared(self: &Arc<Self>, worker: u32, frame: Buffer) {
+        self.peers[worker as usize].queue.lock().push_back((frame, None));
+        let mut engine = self.endpoint.lock();
+        self.pump_peer(&mut engine, worker);
+        engine.flush();
+    }
+
+    /// Queues a frame for the next pump. Locks no engine.
+    pub(crate) fn enqueue(&self, worker: u32, frame: Frame) {
+        self.peers[worker as usize].queue.lock().push_back((frame.into_buffer(), None));
+        self.mark_dirty();
+    }
+
+    /// Queues a frame that came from elsewhere, within a pump.
+    pub(crate) fn forward(&self, worker: u32, bytes: Buffer, guard: Option<Arc<Guard>>) {
+        self.peers[worker as usize].queue.lock().push_back((bytes, guard));
+    }
+
+    /// Drops what waits; what is under way goes on.
+    pub(crate) fn discard_queued(&self) {
+        for peer in &self.peers {
+            let dropped = std::mem::take(&mut *peer.queue.lock());
+            drop(dropped);
+        }
+        self.credits.lock().clear();
+    }
+
+    fn give_credit(&self, worker: u32, edge: u32, source: u32, target: u32, bytes: u64) {
+        let header = Header { edge, source, target, rows: bytes, ..Header::new(Kind::Credit, self.run) };
+        self.credits.lock().push((worker, header));
+        self.mark_dirty();
+    }
+
+    fn mark_dirty(&self) {
+        if !self.dirty.swap(true, Ordering::SeqCst) {
+            self.endpoint.rouse();
+        }
+    }
+
+    /// Whether a pump is due. The worker's I/O thread asks in every round of its wait.
+    #[inline]
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing waits and nothing is under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.is_dirty()
+            && self.peers.iter().all(|p| p.in_flight.load(Ordering::SeqCst) == 0 && p.queue.lock().is_empty())
+    }
+
+    /// Pushes what the links take.
+    pub(crate) fn pump(self: &Arc<Self>, engine: &mut Engine) {
+        if self.dirty.swap(false, Ordering::SeqCst) {
+            for (worker, header) in std::mem::take(&mut *self.credits.lock()) {
+                self.peers[worker as usize].queue.lock().push_back((Frame::bare(&header).into_buffer(), None));
+            }
+        }
+        self.others().for_each(|worker| self.pump_peer(engine, worker));
+    }
+
+    fn pump_peer(self: &Arc<Self>, engine: &mut Engine, worker: u32) {
+        let peer = &self.peers[worker as usize];
+        while peer.in_flight.load(Ordering::SeqCst) < IN_FLIGHT_MAX
+            && peer.in_flight_bytes.load(Ordering::SeqCst) < IN_FLIGHT_BYTES_MAX
+        {
+            let Some(message) = next_message(&mut peer.queue.lock()) else { return };
+            self.post(engine, worker, message);
+        }
+    }
+
+    fn post(self: &Arc<Self>, engine: &mut Engine, worker: u32, (bytes, guard): Outgoing) {
+        let peer = &self.peers[worker as usize];
+        peer.in_flight_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
+        peer.in_flight.fetch_add(1, Ordering::SeqCst);
+        let message = InFlight { links: Arc::clone(self), worker, bytes, _guard: guard };
+        let group = engine.new_group();
+        let envelope = Envelope { context: self.context, tag: 0, seq: 0, signature: 0 };
+        // SAFETY: `message` owns the bytes, which stay where they are when it moves; the engine keeps it until the send
+        // is over, or the send is over already.
+        unsafe { engine.post_send(group, peer.rank, &envelope, Region::of(&message.bytes)) };
+        if engine.is_complete(group) {
+            // A send that fails at once does so because the job has: every wait learns of that by itself.
+            let _ = engine.take(group);
+        } else {
+            engine.detach(group, Some(Box::new(message)));
+        }
+    }
+}
+
+/// The next message of a queue: its first frame, with the small ones that follow.
+fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
+    let first = queue.pop_front()?;
+    let mut len = first.0.len();
+    let mut count = 0;
+    if len <= SMALL_BYTES {
+        for (next, _) in queue.iter().take_while(|(next, _)| next.len() <= SMALL_BYTES) {
+            if len + next.len() > BUNDLE_BYTES_MAX {
+                break;
+            }
+            len += next.len();
+            count += 1;
+        }
+    }
+    if count == 0 {
+        return Some(first);
+    }
+    let mut message = Vec::with_capacity(len);
+    message.extend_from_slice(&first.0);
+    queue.drain(..count).for_each(|(next, _)| message.extend_from_slice(&next));
+    Some((Buffer::from(message), None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames that changed order, or large ones that were copied again, would be an error or a waste.
+    #[test]
+    fn small_frames_leave_together_and_in_order() {
+        let sizes = [64, 128, 20_000, 64, 16_384, 16_384, 16_384, 16_384, 64];
+        let mut queue: VecDeque<Outgoing> =
+            sizes.iter().enumerate().map(|(at, &size)| (Buffer::from(vec![at as u8; size]), None)).collect();
+        let mut lens = Vec::new();
+        let mut seen = Vec::new();
+        while let Some((message, _)) = next_message(&mut queue) {
+            lens.push(message.len());
+            seen.extend_from_slice(&message);
+        }
+        assert_eq!(lens, [192, 20_000, 64 + 3 * 16_384, 16_384 + 64]);
+        assert!(seen.is_sorted());
+        assert_eq!(seen.len(), sizes.iter().sum::<usize>());
+    }
+}

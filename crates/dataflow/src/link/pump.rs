@@ -1,0 +1,125 @@
+//! The receiving half of a worker's links: takes messages, lets them land in memory that batches can stay in, and hands
+//! their frames to whom they are for, in the order they were sent.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arrow::buffer::{Buffer, MutableBuffer};
+use tidemill_net::{Engine, GroupId, NetError, Pattern, Rank, Region, Task};
+
+use super::Links;
+use crate::wire::{HEADER_BYTES, Received};
+
+/// Where frames go.
+pub(crate) trait Inbox: Send + Sync {
+    /// A frame of worker `from`. Called with the engine locked: no waiting, no locking of it.
+    fn frame(&self, from: u32, frame: Received, links: &Links);
+    /// Bytes of worker `from` make no sense.
+    fn damaged(&self, from: u32, reason: String);
+    /// Whether `worker` has sent its last frame of the run.
+    fn is_finished(&self, worker: u32) -> bool;
+    /// A worker left the job in the middle of the run.
+    fn left(&self, error: NetError);
+}
+
+/// A message on its way into our memory.
+struct Landing {
+    group: GroupId,
+    room: MutableBuffer,
+    len: usize,
+}
+
+/// See the module.
+pub(crate) struct Pump {
+    links: Arc<Links>,
+    inbox: Arc<dyn Inbox>,
+    /// By sender, in the order of matching: a small message may be complete before a large one that precedes it.
+    landing: Vec<VecDeque<Landing>>,
+    /// Set when the run is over.
+    stop: Arc<AtomicBool>,
+}
+
+impl Pump {
+    pub(crate) fn new(links: &Arc<Links>, inbox: Arc<dyn Inbox>, stop: &Arc<AtomicBool>) -> Self {
+        let landing = (0..links.workers()).map(|_| VecDeque::new()).collect();
+        Pump { links: Arc::clone(links), inbox, landing, stop: Arc::clone(stop) }
+    }
+
+    fn take_messages(&mut self, engine: &mut Engine) {
+        let pattern = Pattern { source: None, tag: Some(0), seq: 0 };
+        while let Some(matched) = engine.take_matched(self.links.context, &pattern) {
+            let status = matched.status();
+            let Some(worker) = self.links.worker(status.source) else {
+                // Only members know the context; a stranger's message is dropped with its sender's trust.
+                continue;
+            };
+            let len = status.len as usize;
+            // Aligned for every type. The length is a peer's, who holds as many bytes: what it may send is what it has
+            // credit for.
+            let mut room = MutableBuffer::with_capacity(len.next_multiple_of(HEADER_BYTES));
+            let region = Region { ptr: room.as_mut_ptr(), len };
+            let group = engine.new_group();
+            // SAFETY: `room` has `len` bytes of capacity and is neither read nor moved out of `landing` before the
+            // group is complete; when the engine dies, it ends its ops before it drops its tasks.
+            unsafe { engine.post_matched(group, matched, region) };
+            self.landing[worker as usize].push_back(Landing { group, room, len });
+        }
+    }
+
+    fn deliver(&mut self, engine: &mut Engine) {
+        for worker in 0..self.landing.len() {
+            while let Some(first) = self.landing[worker].front()
+                && engine.is_complete(first.group)
+            {
+                let Some(Landing { group, mut room, len }) = self.landing[worker].pop_front() else { return };
+                if engine.take(group).is_err() {
+                    // The job has failed, or the sender has left; both are told elsewhere.
+                    continue;
+                }
+                // SAFETY: the message that has just been received filled `len` bytes.
+                unsafe { room.set_len(len) };
+                let mut message = Buffer::from(room);
+                while !message.is_empty() {
+                    match Received::take(&mut message) {
+                        Ok(frame) if frame.header.run == self.links.run => {
+                            self.inbox.frame(worker as u32, frame, &self.links);
+                        }
+                        Ok(frame) => {
+                            let reason = format!("a frame of run {} in run {}", frame.header.run, self.links.run);
+                            self.inbox.damaged(worker as u32, reason);
+                        }
+                        Err(error) => {
+                            self.inbox.damaged(worker as u32, error.to_string());
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn look_for_leavers(&self, engine: &Engine) {
+        for worker in self.links.others().filter(|&worker| !self.inbox.is_finished(worker)) {
+            let pattern = Pattern { source: Some(self.links.rank(worker)), tag: Some(0), seq: 0 };
+            if let Some(error) = engine.never(&pattern) {
+                self.inbox.left(error);
+            }
+        }
+    }
+}
+
+impl Task for Pump {
+    fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
+        self.take_messages(engine);
+        self.deliver(engine);
+        self.links.pump(engine);
+        self.look_for_leavers(engine);
+        let over = self.stop.load(Ordering::SeqCst) && self.landing.iter().all(VecDeque::is_empty);
+        over.then_some(Ok(()))
+    }
+
+    fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {
+        self.links.others().filter(|&w| !self.inbox.is_finished(w)).map(|w| Some(self.links.rank(w))).collect()
+    }
+}

@@ -1,0 +1,8 @@
+//! What exchanges do to rows where they are: sorting, merging, reducing, joining, in a bounded part of the worker's memory.
+
+pub(crate) mod groups;
+pub(crate) mod join;
+pub(crate) mod merge;
+pub(crate) mod order;
+pub(crate) mod reduce;
+pub(crate) mod sort;

@@ -1,0 +1,83 @@
+//! The order of rows: by which columns, which way; and rows as bytes that compare in it, the same on every worker.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::compute::SortOptions;
+use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
+use arrow::row::{RowConverter, Rows, SortField};
+
+/// A column to sort by. Nulls come first and NaN after all other numbers, unless told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SortKey {
+    pub(crate) column: String,
+    pub(crate) options: SortOptions,
+}
+
+impl SortKey {
+    /// Smallest first.
+    pub fn ascending(column: impl Into<String>) -> Self {
+        SortKey { column: column.into(), options: SortOptions { descending: false, nulls_first: true } }
+    }
+
+    /// Largest first, nulls last.
+    pub fn descending(column: impl Into<String>) -> Self {
+        SortKey { column: column.into(), options: SortOptions { descending: true, nulls_first: false } }
+    }
+
+    /// Whether nulls come first.
+    #[must_use]
+    pub fn nulls_first(mut self, nulls_first: bool) -> Self {
+        self.options.nulls_first = nulls_first;
+        self
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let way = if self.options.descending { " descending" } else { "" };
+        let nulls = if self.options.nulls_first == self.options.descending { " (nulls the other way)" } else { "" };
+        format!("{}{way}{nulls}", self.column)
+    }
+}
+
+/// Makes comparable bytes of rows.
+#[derive(Clone)]
+pub(crate) struct Order {
+    columns: Vec<usize>,
+    converter: Arc<RowConverter>,
+}
+
+impl Order {
+    pub(crate) fn new(schema: &SchemaRef, keys: &[SortKey]) -> Result<Self, ArrowError> {
+        let mut columns = Vec::new();
+        let mut fields = Vec::new();
+        for key in keys {
+            let at = schema.index_of(&key.column)?;
+            fields.push(SortField::new_with_options(schema.field(at).data_type().clone(), key.options));
+            columns.push(at);
+        }
+        Ok(Order { columns, converter: Arc::new(RowConverter::new(fields)?) })
+    }
+
+    pub(crate) fn rows(&self, batch: &RecordBatch) -> Result<Rows, ArrowError> {
+        let columns: Vec<_> = self.columns.iter().map(|&at| batch.column(at).clone()).collect();
+        self.converter.convert_columns(&columns)
+    }
+}
+
+/// Bytes of a key that a [`prefix`] holds. No row's bytes are the beginning of another's, so keys that are no longer are
+/// equal when their prefixes are.
+pub(crate) const PREFIX_BYTES: usize = 16;
+
+/// The first bytes of a row as a number that compares like them: most comparisons end here.
+#[inline]
+pub(crate) fn prefix(row: &[u8]) -> u128 {
+    match row.first_chunk::<PREFIX_BYTES>() {
+        Some(bytes) => u128::from_be_bytes(*bytes),
+        None => {
+            let mut bytes = [0; PREFIX_BYTES];
+            bytes[..row.len()].copy_from_slice(row);
+            u128::from_be_bytes(bytes)
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! Reducing: many rows of a group become one of the same columns. What was reduced can be reduced again, so it is done
+//! wherever rows meet: at the sender, at every inner worker of a tree, at the receiver.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, ArrowPrimitiveType, PrimitiveArray, RecordBatch, RecordBatchOptions, UInt32Array,
+    downcast_primitive_array, make_comparator,
+};
+use arrow::compute::{SortOptions, concat_batches, take};
+use arrow::datatypes::{ArrowNativeTypeOp, DataType, Field, Schema, SchemaRef};
+
+use super::groups::Groups;
+use crate::error::{DataflowError, TaskError};
+use crate::flow::batch_bytes;
+use crate::keys::KeyHasher;
+use crate::memory::{Governor, Partitions, Reservation, SpillFile};
+
+/// Rows collected before they are folded into what there is, at least.
+const FOLD_ROWS_MIN: usize = 64 << 10;
+/// Rows of a batch of results, at most.
+const ROWS_MAX: usize = 8192;
+/// How often groups that do not fit are split further.
+const LEVELS_MAX: u32 = 6;
+
+/// How one column is reduced. Nulls are left out; a group of nulls is null.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ColumnOp {
+    /// The sum; beyond the type's range an error.
+    Sum,
+    /// The product; beyond the type's range an error.
+    Product,
+    /// The smallest, in Arrow's order: NaN is largest.
+    Min,
+    /// The largest.
+    Max,
+    /// One of them, whichever.
+    Any,
+}
+
+/// A reduction of a whole batch: `(rows, group of each row, number of groups) -> a row for each group`, with the columns it
+/// was given. Associative and commutative.
+pub type FoldFunction = Arc<dyn Fn(&RecordBatch, &[u32], usize) -> Result<RecordBatch, TaskError> + Send + Sync>;
+
+/// What a reduction does with the columns that are not keys.
+#[derive(Clone)]
+pub struct Reduce {
+    pub(crate) fold: Fold,
+}
+
+#[derive(Clone)]
+pub(crate) enum Fold {
+    Columns(Vec<(String, ColumnOp)>),
+    Function { name: String, columns: Vec<String>, function: FoldFunction },
+}
+
+impl Default for Reduce {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Reduce {
+    /// A reduction of no column yet: of the keys alone, which makes them distinct.
+    pub fn new() -> Self {
+        Reduce { fold: Fold::Columns(Vec::new()) }
+    }
+
+    /// Also reduces `column` with `op`.
+    ///
+    /// # Panics
+    /// On a reduction by a function.
+    #[must_use]
+    pub fn column(mut self, column: impl Into<String>, op: ColumnOp) -> Self {
+        let Fold::Columns(columns) = &mut self.fold else {
+            panic!("a reduction by a function has its columns already")
+        };
+        columns.push((column.into(), op));
+        self
+    }
+
+    /// Also sums `column`.
+    #[must_use]
+    pub fn sum(self, column: impl Into<String>) -> Self {
+        self.column(column, ColumnOp::Sum)
+    }
+
+    /// Also takes the smallest of `column`.
+    #[must_use]
+    pub fn min(self, column: impl Into<String>) -> Self {
+        self.column(column, ColumnOp::Min)
+    }
+
+    /// Also takes the largest of `column`.
+    #[must_use]
+    pub fn max(self, column: impl Into<String>) -> Self {
+        self.column(column, ColumnOp::Max)
+    }
+
+    /// A reduction of `columns` by a function; `name` stands for it in plans, and must change when it does.
+    pub fn with<S: Into<String>>(
+        name: impl Into<String>,
+        columns: impl IntoIterator<Item = S>,
+        function: impl Fn(&RecordBatch, &[u32], usize) -> Result<RecordBatch, TaskError> + Send + Sync + 'static,
+    ) -> Self {
+        let columns = columns.into_iter().map(Into::into).collect();
+        Reduce { fold: Fold::Function { name: name.into(), columns, function: Arc::new(function) } }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match &self.fold {
+            Fold::Columns(columns) => {
+                let columns = columns.iter().map(|(name, op)| format!("{op:?}({name})").to_lowercase());
+                columns.collect::<Vec<_>>().join(", ")
+            }
+            Fold::Function { name, columns, .. } => format!("{name}({})", columns.join(", ")),
+        }
+    }
+
+    /// The names of the columns that are reduced.
+    fn columns(&self) -> Vec<String> {
+        match &self.fold {
+            Fold::Columns(columns) => columns.iter().map(|(name, _)| name.clone()).collect(),
+            Fold::Function { columns, .. } => columns.clone(),
+        }
+    }
+
+    /// The schema of results: keys, then reduced columns.
+    pub(crate) fn schema(&self, schema: &SchemaRef, keys: &[String]) -> Result<SchemaRef, String> {
+        let reduced = self.columns();
+        if let Some(column) = reduced.iter().find(|column| keys.contains(column)) {
+            return Err(format!("column \"{column}\" is a key and cannot be reduced, too"));
+        }
+        let mut fields: Vec<Field> = Vec::new();
+        for at in crate::exchange::columns(schema, keys)? {
+            fields.push(schema.field(at).clone());
+        }
+        for at in crate::exchange::columns(schema, &reduced)? {
+            // A sum of nothing is null.
+            fields.push(schema.field(at).clone());
+        }
+        if let Fold::Columns(columns) = &self.fold {
+            for ((name, op), at) in columns.iter().zip(crate::exchange::columns(schema, &reduced)?) {
+                let data_type = schema.field(at).data_type();
+                let arithmetic = data_type.is_numeric() || matches!(data_type, DataType::Duration(_));
+                if matches!(op, ColumnOp::Sum | ColumnOp::Product) && !arithmetic {
+                    return Err(format!("column \"{name}\" ({data_type}) has no {op:?}").to_lowercase());
+                }
+                if matches!(op, ColumnOp::Min | ColumnOp::Max) {
+                    let empty = arrow::array::new_empty_array(data_type);
+                    let compare = make_comparator(&empty, &empty, SortOptions::default());
+                    drop(compare.map_err(|_| format!("column \"{name}\" ({data_type}) has no order"))?);
+                }
+            }
+        }
+        Ok(Arc::new(Schema::new(fields)))
+    }
+
+    fn fold(&self, values: &RecordBatch, groups: &[u32], count: usize) -> Result<RecordBatch, TaskError> {
+        match &self.fold {
+            Fold::Columns(columns) => {
+                let columns = columns
+                    .iter()
+                    .zip(values.columns())
+                    .map(|((_, op), column)| fold_column(*op, column, groups, count))
+                    .collect::<Result<_, _>>()?;
+                let options = RecordBatchOptions::new().with_row_count(Some(count));
+                Ok(RecordBatch::try_new_with_options(values.schema(), columns, &options)?)
+            }
+            Fold::Function { name, function, .. } => {
+                let folded = function(values, groups, count)?;
+                if folded.num_rows() != count {
+                    return Err(format!("{name} returned {} rows for {count} groups", folded.num_rows()).into());
+                }
+                crate::graph::check::fits(&folded.schema(), &values.schema()).map_err(|e| format!("{name}: {e}"))?;
+                Ok(folded)
+            }
+        }
+    }
+}
+
+fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) -> Result<ArrayRef, TaskError> {
+    fn arithmetic<T: ArrowPrimitiveType>(
+        array: &PrimitiveArray<T>,
+        groups: &[u32],
+        count: usize,
+        combine: impl Fn(T::Native, T::Native) -> Result<T::Native, arrow::error::ArrowError>,
+    ) -> Result<ArrayRef, TaskError>
+    where
+        T::Native: ArrowNativeTypeOp,
+    {
+        let mut folded = vec![T::Native::default(); count];
+        let mut seen = vec![false; count];
+        for (row, &group) in groups.iter().enumerate() {
+            if array.is_valid(row) {
+                let (folded, seen) = (&mut folded[group as usize], &mut seen[group as usize]);
+                *folded = if *seen { combine(*folded, array.value(row))? } else { array.value(row) };
+                *seen = true;
+            }
+        }
+        let nulls = arrow::buffer::NullBuffer::from(seen);
+        let nulls = (nulls.null_count() > 0).then_some(nulls);
+        Ok(Arc::new(PrimitiveArray::<T>::new(folded.into(), nulls).with_data_type(array.data_type().clone())))
+    }
+    fn pick(
+        column: &ArrayRef,
+        groups: &[u32],
+        count: usize,
+        better: impl Fn(usize, usize) -> bool,
+    ) -> Result<ArrayRef, TaskError> {
+        let mut picked: Vec<Option<u32>> = vec![None; count];
+        let nulls = column.logical_nulls();
+        for (row, &group) in groups.iter().enumerate() {
+            if nulls.as_ref().is_none_or(|nulls| nulls.is_valid(row)) {
+                let picked = &mut picked[group as usize];
+                if picked.is_none_or(|best| better(row, best as usize)) {
+                    *picked = Some(row as u32);
+                }
+            }
+        }
+        Ok(take(column, &UInt32Array::from(picked), None)?)
+    }
+    let array: &dyn Array = column.as_ref();
+    match op {
+        ColumnOp::Sum => downcast_primitive_array!(
+            array => arithmetic(array, groups, count, |a, b| a.add_checked(b)),
+            other => Err(format!("{other} has no sum").into())
+        ),
+        ColumnOp::Product => downcast_primitive_array!(
+            array => arithmetic(array, groups, count, |a, b| a.mul_checked(b)),
+            other => Err(format!("{other} has no product").into())
+        ),
+        ColumnOp::Min | ColumnOp::Max => {
+            let compare = make_comparator(array, array, SortOptions::default())?;
+            let wanted = if op == ColumnOp::Min { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater };
+            pick(column, groups, count, |row, best| compare(row, best) == wanted)
+        }
+        ColumnOp::Any => pick(column, groups, count, |_, _| false),
+    }
+}
+
+/// Reduces rows by their key, in a bounded part of memory: when it runs out, groups go to disk, parted by their hash, and
+/// each part is reduced on its own in the end.
+pub(crate) struct Reducer {
+    plan: Plan,
+    level: u32,
+    groups: Groups,
+    /// One row for each group that has been folded.
+    folded: RecordBatch,
+    pending: Vec<RecordBatch>,
+    pending_groups: Vec<u32>,
+    pending_bytes: u64,
+    reservation: Reservation,
+    spilled: Option<Partitions>,
+}
+
+/// What does not change from part to part.
+#[derive(Clone)]
+struct Plan {
+    reduce: Reduce,
+    /// Of results.
+    schema: SchemaRef,
+    keys: usize,
+    governor: Governor,
+    name: String,
+}
+
+impl Reducer {
+    /// For rows of `schema`, which is that of results: keys first.
+    pub(crate) fn new(
+        schema: &SchemaRef,
+        keys: usize,
+        reduce: &Reduce,
+        governor: &Governor,
+        name: &str,
+    ) -> Result<Self, DataflowError> {
+        let (reduce, governor, name) = (reduce.clone(), governor.clone(), name.to_owned());
+        Self::at_level(Plan { reduce, schema: SchemaRef::clone(schema), keys, governor, name }, 0)
+    }
+
+    fn at_level(plan: Plan, level: u32) -> Result<Self, DataflowError> {
+        let groups = Groups::new(&plan.schema, (0..plan.keys).collect())?;
+        let values: Vec<usize> = (plan.keys..plan.schema.fields().len()).collect();
+        let folded = RecordBatch::new_empty(Arc::new(plan.schema.project(&values)?));
+        let reservation = plan.governor.reservation(&plan.name);
+        Ok(Reducer {
+            plan,
+            level,
+            groups,
+            folded,
+            pending: Vec::new(),
+            pending_groups: Vec::new(),
+            pending_bytes: 0,
+            reservation,
+            spilled: None,
+        })
+    }
+
+    pub(crate) fn push(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
+        let mut groups = Vec::new();
+        self.groups.assign(batch, &mut groups)?;
+        let values: Vec<usize> = (self.plan.keys..batch.num_columns()).collect();
+        let values = batch.project(&values)?;
+        self.pending_bytes += batch_bytes(&values) + 4 * groups.len() as u64;
+        self.pending.push(values);
+        self.pending_groups.append(&mut groups);
+        // As many rows again as there are groups: each row is folded a bounded number of times on average.
+        if self.pending_groups.len() >= FOLD_ROWS_MIN.max(self.groups.count()) {
+            self.fold()?;
+        }
+        self.account()
+    }
+
+    /// Tells the governor what is held; spills when it is too much.
+    fn account(&mut self) -> Result<(), TaskError> {
+        let bytes = self.groups.bytes() + batch_bytes(&self.folded) + self.pending_bytes;
+        let held = self.reservation.bytes();
+        // In steps: the governor need not hear of every batch.
+        let step = (held / 8).max(64 << 10);
+        if bytes > held + step && !self.reservation.try_grow(bytes - held) {
+            self.fold()?;
+            self.spill()?;
+        }
+        Ok(())
+    }
+
+    fn fold(&mut self) -> Result<(), TaskError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let mut groups: Vec<u32> = (0..self.folded.num_rows() as u32).collect();
+        groups.append(&mut self.pending_groups);
+        let nothing = RecordBatch::new_empty(self.folded.schema());
+        let mut rows = vec![std::mem::replace(&mut self.folded, nothing)];
+        rows.append(&mut self.pending);
+        self.pending_bytes = 0;
+        let rows = concat_batches(&rows[0].schema(), &rows)?;
+        self.folded = self.plan.reduce.fold(&rows, &groups, self.groups.count())?;
+        Ok(())
+    }
+
+    /// All groups there are, one row each.
+    fn results(&self) -> Result<RecordBatch, DataflowError> {
+        let mut columns = if self.groups.count() == 0 { Vec::new() } else { self.groups.key_columns()? };
+        if self.groups.count() == 0 {
+            return Ok(RecordBatch::new_empty(SchemaRef::clone(&self.plan.schema)));
+        }
+        columns.extend(self.folded.columns().iter().cloned());
+        let options = RecordBatchOptions::new().with_row_count(Some(self.groups.count()));
+        Ok(RecordBatch::try_new_with_options(SchemaRef::clone(&self.plan.schema), columns, &options)?)
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        if self.level >= LEVELS_MAX || self.plan.keys == 0 {
+            // Splitting does not help: it is one group, or many of one hash.
+            let bytes = self.groups.bytes() + batch_bytes(&self.folded);
+            return Ok(self.reservation.grow(bytes.saturating_sub(self.reservation.bytes()))?);
+        }
+        let results = self.results()?;
+        let plan = &self.plan;
+        if self.spilled.is_none() {
+            let hasher = KeyHasher::new((0..plan.keys).collect());
+            self.spilled = Some(Partitions::new(&plan.governor, &plan.schema, hasher, self.level)?);
+        }
+        self.spilled.as_mut().expect("just made").write(&results)?;
+        let values = self.folded.schema();
+        self.groups = Groups::new(&plan.schema, (0..plan.keys).collect())?;
+        self.folded = RecordBatch::new_empty(values);
+        self.reservation.free();
+        Ok(())
+    }
+
+    /// The results, in batches.
+    pub(crate) fn finish(mut self) -> Result<Reduced, TaskError> {
+        self.fold()?;
+        let mut parts = Vec::new();
+        if self.spilled.is_some() {
+            self.spill()?;
+            parts = self.spilled.take().expect("looked at above").finish()?;
+        }
+        let results = self.results()?;
+        let Reducer { plan, level, reservation, .. } = self;
+        Ok(Reduced { plan, level, results, next: 0, parts, inner: None, reservation })
+    }
+}
+
+/// What a [`Reducer`] ends with.
+pub(crate) struct Reduced {
+    plan: Plan,
+    level: u32,
+    results: RecordBatch,
+    next: usize,
+    parts: Vec<SpillFile>,
+    inner: Option<Box<Reduced>>,
+    reservation: Reservation,
+}
+
+impl Reduced {
+    pub(crate) fn next_batch(&mut self) -> Result<Option<RecordBatch>, TaskError> {
+        loop {
+            let rows = (self.results.num_rows() - self.next).min(ROWS_MAX);
+            if rows > 0 {
+                self.next += rows;
+                return Ok(Some(self.results.slice(self.next - rows, rows)));
+            }
+            self.results = RecordBatch::new_empty(SchemaRef::clone(&self.plan.schema));
+            self.next = 0;
+            self.reservation.free();
+            if let Some(inner) = &mut self.inner {
+                if let Some(batch) = inner.next_batch()? {
+                    return Ok(Some(batch));
+                }
+                self.inner = None;
+            }
+            let Some(part) = self.parts.pop() else { return Ok(None) };
+            let mut reducer = Reducer::at_level(self.plan.clone(), self.level + 1)?;
+            let mut reader = part.read()?;
+            while let Some(batch) = reader.next_batch()? {
+                reducer.push(&batch)?;
+            }
+            self.inner = Some(Box::new(reducer.finish()?));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use arrow::array::{AsArray, Float64Array, Int64Array, StringArray};
+    use arrow::datatypes::{Float64Type, Int64Type};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::MemorySettings;
+
+    fn batch(rows: &[(i64, Option<i64>, f64)]) -> RecordBatch {
+        let k: ArrayRef = Arc::new(StringArray::from_iter_values(rows.iter().map(|row| format!("key {}", row.0))));
+        let n: ArrayRef = Arc::new(Int64Array::from_iter(rows.iter().map(|row| row.1)));
+        let x: ArrayRef = Arc::new(Float64Array::from_iter_values(rows.iter().map(|row| row.2)));
+        RecordBatch::try_from_iter_with_nullable([("k", k, true), ("n", n, true), ("x", x, true)]).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+        /// A group counted twice, or torn apart by spilling, shows up against a map.
+        #[test]
+        fn equals_a_map(
+            rows in prop::collection::vec(
+                prop::collection::vec((0i64..300, prop::option::of(-50i64..50), -3.0f64..3.0), 0..200), 0..20),
+            spill: bool,
+        ) {
+            let budget_bytes = if spill { 200 << 10 } else { 0 };
+            let settings = MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() };
+            let governor = Governor::new(settings);
+            let schema = batch(&[]).schema();
+            let reduce = Reduce::new().sum("n").max("x");
+            let mut reducer = Reducer::new(&schema, 1, &reduce, &governor, "test").unwrap();
+            let mut expected: BTreeMap<String, (Option<i64>, f64)> = BTreeMap::new();
+            for rows in &rows {
+                reducer.push(&batch(rows)).unwrap();
+                for &(k, n, x) in rows {
+                    let entry = expected.entry(format!("key {k}")).or_insert((None, f64::MIN));
+                    entry.0 = match (entry.0, n) { (Some(a), Some(b)) => Some(a + b), (a, b) => a.or(b) };
+                    entry.1 = entry.1.max(x);
+                }
+            }
+            let mut reduced = reducer.finish().unwrap();
+            let mut found = BTreeMap::new();
+            while let Some(batch) = reduced.next_batch().unwrap() {
+                let (k, n, x) = (batch.column(0).as_string::<i32>(), batch.column(1).as_primitive::<Int64Type>(),
+                    batch.column(2).as_primitive::<Float64Type>());
+                for row in 0..batch.num_rows() {
+                    let value = (n.is_valid(row).then(|| n.value(row)), x.value(row));
+                    prop_assert!(found.insert(k.value(row).to_owned(), value).is_none());
+                }
+            }
+            prop_assert_eq!(found, expected);
+            drop(reduced);
+            prop_assert_eq!(governor.reserved_bytes(), 0);
+        }
+    }
+
+    /// Many groups in little memory: parts are split again, and every group comes out once.
+    #[test]
+    fn more_groups_than_fit() {
+        let settings = MemorySettings { budget_bytes: 4 << 20, watch_process: false, ..MemorySettings::default() };
+        let governor = Governor::new(settings);
+        let schema = batch(&[]).schema();
+        let mut reducer = Reducer::new(&schema, 1, &Reduce::new().sum("n").max("x"), &governor, "test").unwrap();
+        for at in 0..600i64 {
+            let rows: Vec<_> = (0..1000).map(|row| ((at * 1000 + row) % 300_000, Some(1), 0.5)).collect();
+            reducer.push(&batch(&rows)).unwrap();
+        }
+        assert!(governor.spilled_bytes() > 0);
+        let mut reduced = reducer.finish().unwrap();
+        let mut count = 0;
+        while let Some(batch) = reduced.next_batch().unwrap() {
+            assert!(batch.column(1).as_primitive::<Int64Type>().iter().all(|n| n == Some(2)));
+            count += batch.num_rows();
+        }
+        assert_eq!(count, 300_000);
+    }
+
+    /// Sums that do not fit their type are errors, not other numbers.
+    #[test]
+    fn overflow_is_an_error() {
+        let governor = Governor::new(MemorySettings::default());
+        let rows = batch(&[(1, Some(i64::MAX), 0.0), (1, Some(1), 0.0)]);
+        let mut reducer = Reducer::new(&rows.schema(), 1, &Reduce::new().sum("n").max("x"), &governor, "test").unwrap();
+        reducer.push(&rows).unwrap();
+        assert!(reducer.finish().err().unwrap().to_string().to_lowercase().contains("overflow"));
+    }
+}

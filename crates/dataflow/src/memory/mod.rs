@@ -1,0 +1,287 @@
+//! Memory is budgeted: one governor per worker knows what operators hold and how large the process really is, and answers
+//! who asks for more. In this order, as memory runs out:
+//!
+//! 1. [`Level::Slow`]: streams into this worker get less credit, so that sources slow down;
+//! 2. [`Level::Spill`]: operators that can are told to write to disk instead of growing;
+//! 3. a refusal, an error that names the operator that holds most. The kernel's out-of-memory killer never decides.
+//!
+//! What the process holds is read from `/proc/self/statm`, at most every few milliseconds: the operators' own counts miss
+//! queues, batches on their way, the allocator's slack and whatever else the program does.
+
+mod partitions;
+mod spill;
+mod stash;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+pub(crate) use partitions::Partitions;
+pub use spill::{SpillFile, SpillReader, SpillWriter};
+pub(crate) use stash::Stash;
+
+use crate::error::DataflowError;
+
+/// Parts of the budget, in percent, at which the levels begin.
+const SLOW_PERCENT: u64 = 70;
+const SPILL_PERCENT: u64 = 85;
+/// Between looks at the process.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How much of the budget is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Enough.
+    Ok,
+    /// Sources should slow down.
+    Slow,
+    /// Operators should spill.
+    Spill,
+}
+
+/// How a worker's memory is governed.
+#[derive(Clone, Debug)]
+pub struct MemorySettings {
+    /// The worker's budget; 0 is none.
+    pub budget_bytes: u64,
+    /// Whether the whole process counts, not only what operators say. Off where several workers are threads of one process.
+    pub watch_process: bool,
+    /// Where operators spill to.
+    pub spill_dir: PathBuf,
+}
+
+impl Default for MemorySettings {
+    fn default() -> Self {
+        MemorySettings { budget_bytes: 0, watch_process: true, spill_dir: std::env::temp_dir() }
+    }
+}
+
+/// See the module. Clones are the same governor.
+#[derive(Clone)]
+pub struct Governor(Arc<Inner>);
+
+struct Inner {
+    settings: MemorySettings,
+    reserved: AtomicU64,
+    holders: Mutex<Vec<Arc<Holder>>>,
+    process_bytes: AtomicU64,
+    process_bytes_max: AtomicU64,
+    looked: Mutex<Option<Instant>>,
+    spilled_bytes: AtomicU64,
+}
+
+struct Holder {
+    name: String,
+    bytes: AtomicU64,
+}
+
+impl Governor {
+    /// A governor of its own.
+    pub fn new(settings: MemorySettings) -> Self {
+        Governor(Arc::new(Inner {
+            settings,
+            reserved: AtomicU64::new(0),
+            holders: Mutex::default(),
+            process_bytes: AtomicU64::new(0),
+            process_bytes_max: AtomicU64::new(0),
+            looked: Mutex::default(),
+            spilled_bytes: AtomicU64::new(0),
+        }))
+    }
+
+    /// The settings it was made with.
+    pub fn settings(&self) -> &MemorySettings {
+        &self.0.settings
+    }
+
+    /// An empty reservation for an operator; `name` appears in refusals.
+    pub fn reservation(&self, name: impl Into<String>) -> Reservation {
+        let holder = Arc::new(Holder { name: name.into(), bytes: AtomicU64::new(0) });
+        self.0.holders.lock().push(Arc::clone(&holder));
+        Reservation { governor: self.clone(), holder }
+    }
+
+    /// How much of the budget is used.
+    pub fn level(&self) -> Level {
+        let budget = self.0.settings.budget_bytes;
+        if budget == 0 {
+            return Level::Ok;
+        }
+        let used = self.0.reserved.load(Ordering::Relaxed).max(self.process_bytes());
+        match used.saturating_mul(100) / budget {
+            percent if percent >= SPILL_PERCENT => Level::Spill,
+            percent if percent >= SLOW_PERCENT => Level::Slow,
+            _ => Level::Ok,
+        }
+    }
+
+    /// Bytes that operators hold by their own account.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.0.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Bytes written to the spill directory so far, as they lie there.
+    pub fn spilled_bytes(&self) -> u64 {
+        self.0.spilled_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The largest size of the process that was seen.
+    pub fn process_bytes_max(&self) -> u64 {
+        self.0.process_bytes_max.load(Ordering::Relaxed)
+    }
+
+    fn process_bytes(&self) -> u64 {
+        if !self.0.settings.watch_process {
+            return 0;
+        }
+        // One looks, the others take what was seen last.
+        if let Some(mut looked) = self.0.looked.try_lock()
+            && looked.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL)
+        {
+            let bytes = resident_bytes();
+            self.0.process_bytes.store(bytes, Ordering::Relaxed);
+            self.0.process_bytes_max.fetch_max(bytes, Ordering::Relaxed);
+            *looked = Some(Instant::now());
+        }
+        self.0.process_bytes.load(Ordering::Relaxed)
+    }
+
+    fn forget(&self, holder: &Arc<Holder>) {
+        self.0.holders.lock().retain(|other| !Arc::ptr_eq(other, holder));
+    }
+}
+
+/// The resident size of this process; 0 where it cannot be read.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok();
+    let pages = pages.and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+/// What one operator holds. Dropping it gives everything back.
+pub struct Reservation {
+    governor: Governor,
+    holder: Arc<Holder>,
+}
+
+impl Reservation {
+    /// Bytes held.
+    pub fn bytes(&self) -> u64 {
+        self.holder.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Takes `bytes` more if there is room below the level at which operators spill; else the operator should spill.
+    #[must_use]
+    pub fn try_grow(&self, bytes: u64) -> bool {
+        let budget = self.governor.0.settings.budget_bytes;
+        if budget > 0 {
+            let limit = budget / 100 * SPILL_PERCENT;
+            let reserved = self.governor.0.reserved.load(Ordering::Relaxed);
+            if reserved.saturating_add(bytes) > limit || self.governor.process_bytes() > limit {
+                return false;
+            }
+        }
+        self.add(bytes);
+        true
+    }
+
+    /// Takes `bytes` more that the operator cannot do without.
+    ///
+    /// # Errors
+    /// [`DataflowError::Memory`] beyond the budget.
+    pub fn grow(&self, bytes: u64) -> Result<(), DataflowError> {
+        let (inner, budget_bytes) = (&self.governor.0, self.governor.0.settings.budget_bytes);
+        if budget_bytes > 0 && inner.reserved.load(Ordering::Relaxed).saturating_add(bytes) > budget_bytes {
+            let holders = inner.holders.lock();
+            let most = holders.iter().max_by_key(|holder| holder.bytes.load(Ordering::Relaxed));
+            let most = most.expect("this reservation is among them");
+            return Err(DataflowError::Memory {
+                wants: self.holder.name.clone(),
+                bytes,
+                budget_bytes,
+                holder: most.name.clone(),
+                held_bytes: most.bytes.load(Ordering::Relaxed),
+            });
+        }
+        self.add(bytes);
+        Ok(())
+    }
+
+    /// Gives `bytes` back.
+    pub fn shrink(&self, bytes: u64) {
+        let bytes = bytes.min(self.bytes());
+        self.holder.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.governor.0.reserved.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives everything back.
+    pub fn free(&self) {
+        self.shrink(self.bytes());
+    }
+
+    fn add(&self, bytes: u64) {
+        self.holder.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.governor.0.reserved.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.free();
+        self.governor.forget(&self.holder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn governor(budget_bytes: u64) -> Governor {
+        Governor::new(MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() })
+    }
+
+    /// An operator that is not told to spill is refused later; one that is refused must hear who holds the memory.
+    #[test]
+    fn slow_then_spill_then_refuse() {
+        let governor = governor(1000);
+        let (sort, join) = (governor.reservation("sort"), governor.reservation("join"));
+        assert!(sort.try_grow(690));
+        assert_eq!(governor.level(), Level::Ok);
+        assert!(join.try_grow(100));
+        assert_eq!(governor.level(), Level::Slow);
+        assert!(!join.try_grow(61), "85 percent is where spilling begins");
+        join.grow(150).unwrap();
+        assert_eq!(governor.level(), Level::Spill);
+        let error = join.grow(100).unwrap_err().to_string();
+        assert!(
+            error.contains("\"join\" asked for 100 bytes") && error.contains("\"sort\" holds most (690"),
+            "{error}"
+        );
+        drop(sort);
+        assert_eq!(governor.reserved_bytes(), 250);
+        join.free();
+        assert_eq!((governor.level(), governor.reserved_bytes()), (Level::Ok, 0));
+    }
+
+    /// Without a budget nobody is ever told no.
+    #[test]
+    fn no_budget_no_limit() {
+        let governor = governor(0);
+        let reservation = governor.reservation("sort");
+        assert!(reservation.try_grow(u64::MAX / 2));
+        assert_eq!(governor.level(), Level::Ok);
+    }
+
+    /// A process that is larger than the budget says, whatever operators count.
+    #[test]
+    fn the_process_counts() {
+        let settings = MemorySettings { budget_bytes: 1 << 20, ..MemorySettings::default() };
+        let governor = Governor::new(settings);
+        assert_eq!(governor.level(), Level::Spill);
+        assert!(governor.process_bytes_max() > 1 << 20);
+        assert!(!governor.reservation("any").try_grow(1));
+    }
+}

@@ -1,0 +1,257 @@
+//! Spilling: batches in files of the spill directory, compressed and checksummed, read back in order.
+//!
+//! A file has no name from the moment it is open (`O_TMPFILE`, or unlinked at once), so however the worker ends, nothing is
+//! left. Its blocks are frames as on the wire, their bodies pieces of an Arrow IPC stream with LZ4.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Error, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::sync::atomic::Ordering;
+
+use arrow::array::RecordBatch;
+use arrow::buffer::{Buffer, MutableBuffer};
+use arrow::datatypes::SchemaRef;
+
+use super::Governor;
+use crate::error::DataflowError;
+use crate::wire::{Decoder, Encoder, Frame, HEADER_BYTES, Header, Kind, Received};
+
+/// Read and written at once.
+const IO_BYTES: usize = 256 << 10;
+
+fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
+    let reason = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            format!("{error}; free space there, or name another directory with --spill-dir")
+        }
+        _ => error.to_string(),
+    };
+    DataflowError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
+}
+
+/// A file being written.
+pub struct SpillWriter {
+    governor: Governor,
+    file: BufWriter<File>,
+    schema: SchemaRef,
+    encoder: Encoder,
+    blocks: u64,
+    rows: u64,
+    bytes: u64,
+}
+
+impl SpillWriter {
+    /// A new file in the governor's spill directory.
+    ///
+    /// # Errors
+    /// When it cannot be made there.
+    pub fn new(governor: &Governor, schema: &SchemaRef) -> Result<Self, DataflowError> {
+        let file = tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|e| spill_error(governor, &e))?;
+        Ok(SpillWriter {
+            governor: governor.clone(),
+            file: BufWriter::with_capacity(IO_BYTES, file),
+            schema: SchemaRef::clone(schema),
+            encoder: Encoder::compressed(schema)?,
+            blocks: 0,
+            rows: 0,
+            bytes: 0,
+        })
+    }
+
+    /// Appends a batch.
+    ///
+    /// # Errors
+    /// When the disk is full or fails.
+    pub fn write(&mut self, batch: &RecordBatch) -> Result<(), DataflowError> {
+        let header = Header { seq: self.blocks, rows: batch.num_rows() as u64, ..Header::new(Kind::Batch, 0) };
+        let frame = Frame::new(&header, &self.encoder.encode(batch)?).into_buffer();
+        self.file.write_all(&frame).map_err(|error| spill_error(&self.governor, &error))?;
+        self.blocks += 1;
+        self.rows += header.rows;
+        self.bytes += frame.len() as u64;
+        self.governor.0.spilled_bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Bytes written, as they lie on disk.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Ends writing.
+    ///
+    /// # Errors
+    /// As [`SpillWriter::write`].
+    pub fn finish(self) -> Result<SpillFile, DataflowError> {
+        let SpillWriter { governor, file, schema, blocks, rows, bytes, .. } = self;
+        let file = file.into_inner().map_err(|error| spill_error(&governor, error.error()))?;
+        // What is freed by spilling shall leave the process, whose size is what counts.
+        #[cfg(target_env = "gnu")]
+        // SAFETY: the function only returns free memory of the allocator to the system; it may be called at any time.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+        Ok(SpillFile { governor, file, schema, blocks, rows, bytes })
+    }
+}
+
+/// A file that was written.
+pub struct SpillFile {
+    governor: Governor,
+    file: File,
+    schema: SchemaRef,
+    blocks: u64,
+    rows: u64,
+    bytes: u64,
+}
+
+impl SpillFile {
+    /// Rows in it.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// What its batches have in common.
+    pub fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// Reads it once, from the start.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn read(self) -> Result<SpillReader, DataflowError> {
+        let SpillFile { governor, mut file, schema, blocks, bytes, .. } = self;
+        file.seek(SeekFrom::Start(0)).map_err(|error| spill_error(&governor, &error))?;
+        let decoder = Decoder::new(&schema)?;
+        let file = BufReader::with_capacity(IO_BYTES, file);
+        Ok(SpillReader { governor, file, decoder, next: 0, blocks, left_bytes: bytes })
+    }
+}
+
+/// The batches of a file, in order.
+pub struct SpillReader {
+    governor: Governor,
+    file: BufReader<File>,
+    decoder: Decoder,
+    next: u64,
+    blocks: u64,
+    left_bytes: u64,
+}
+
+impl SpillReader {
+    /// The next batch.
+    ///
+    /// # Errors
+    /// When the disk fails, or returns something else than was written.
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+        if self.next == self.blocks {
+            return Ok(None);
+        }
+        let damaged = |reason: &dyn std::fmt::Display| {
+            let reason = format!("what was written is not what is read: {reason}; is the disk sound?");
+            DataflowError::Spill { dir: self.governor.settings().spill_dir.display().to_string(), reason }
+        };
+        let mut read = |bytes: &mut [u8]| match self.file.read_exact(bytes) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(damaged(&"the file ends early")),
+            other => other.map_err(|error| spill_error(&self.governor, &error)),
+        };
+        let mut header = [0; HEADER_BYTES];
+        read(&mut header)?;
+        let len = Received::len(&header).map_err(|error| damaged(&error))?;
+        // What the file says must not size an allocation before it is known to be possible.
+        if len as u64 > self.left_bytes {
+            return Err(damaged(&"the file ends early"));
+        }
+        self.left_bytes -= len as u64;
+        let mut bytes = MutableBuffer::new(len);
+        bytes.extend_from_slice(&header);
+        bytes.resize(len, 0);
+        read(&mut bytes[HEADER_BYTES..])?;
+        let frame = Received::take(&mut Buffer::from(bytes)).map_err(|error| damaged(&error))?;
+        frame.verify().map_err(|error| damaged(&error))?;
+        if frame.header.seq != self.next {
+            return Err(damaged(&format!("block {} in place of {}", frame.header.seq, self.next)));
+        }
+        self.next += 1;
+        let batch = self.decoder.decode(frame.body(), frame.header.rows as usize);
+        batch.map(Some).map_err(|error| damaged(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, DictionaryArray, Int64Array, StringArray};
+    use arrow::datatypes::Int32Type;
+
+    use super::*;
+    use crate::memory::MemorySettings;
+
+    fn governor() -> Governor {
+        Governor::new(MemorySettings::default())
+    }
+
+    fn batch(seed: i64, rows: i64) -> RecordBatch {
+        let n: Int64Array = (0..rows).map(|row| (row % 7 != 0).then_some(seed * 1000 + row)).collect();
+        let s: StringArray = (0..rows).map(|row| Some(format!("text {row}"))).collect();
+        let d: DictionaryArray<Int32Type> = (0..rows).map(|row| Some(["a", "b"][(row + seed) as usize % 2])).collect();
+        let columns: Vec<(&str, ArrayRef, bool)> =
+            vec![("n", Arc::new(n), true), ("s", Arc::new(s), true), ("d", Arc::new(d), true)];
+        RecordBatch::try_from_iter_with_nullable(columns).unwrap()
+    }
+
+    fn file(batches: &[RecordBatch]) -> SpillFile {
+        let mut writer = SpillWriter::new(&governor(), &batches[0].schema()).unwrap();
+        batches.iter().for_each(|batch| writer.write(batch).unwrap());
+        writer.finish().unwrap()
+    }
+
+    /// What comes back must be what went in, dictionaries and empty batches included, and smaller on the way.
+    #[test]
+    fn batches_come_back() {
+        let batches: Vec<_> = [(1, 5000), (2, 0), (3, 1), (4, 3000)].map(|(seed, rows)| batch(seed, rows)).into();
+        let mut writer = SpillWriter::new(&governor(), &batches[0].schema()).unwrap();
+        batches.iter().for_each(|batch| writer.write(batch).unwrap());
+        let raw: u64 = batches.iter().map(crate::flow::batch_bytes).sum();
+        assert!(writer.bytes() < raw / 2, "{} of {raw} bytes", writer.bytes());
+        let mut reader = writer.finish().unwrap().read().unwrap();
+        for batch in &batches {
+            assert_eq!(reader.next_batch().unwrap().as_ref(), Some(batch));
+        }
+        assert!(reader.next_batch().unwrap().is_none());
+    }
+
+    /// A disk that returns other bytes is an error that says so, never rows.
+    #[test]
+    fn damage_is_an_error() {
+        for at in [3, 26, 44, 50, 70, 5000] {
+            let file = file(&[batch(1, 5000)]);
+            let mut byte = [0];
+            file.file.read_exact_at(&mut byte, at).unwrap();
+            file.file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+            let error = file.read().unwrap().next_batch().unwrap_err().to_string();
+            assert!(error.contains("not what is read"), "{at}: {error}");
+        }
+        let short = file(&[batch(1, 5000)]);
+        short.file.set_len(4000).unwrap();
+        assert!(short.read().unwrap().next_batch().unwrap_err().to_string().contains("ends early"));
+    }
+
+    /// No room is an error that says what to do. `/dev/full` is a disk without any.
+    #[test]
+    fn a_full_disk_is_a_clear_error() {
+        let mut writer = SpillWriter::new(&governor(), &batch(0, 0).schema()).unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        writer.file = BufWriter::new(full);
+        let error = match writer.write(&batch(1, 50_000)) {
+            Err(error) => error,
+            Ok(()) => writer.finish().err().expect("nothing fits"),
+        };
+        assert!(error.to_string().contains("--spill-dir"), "{error}");
+        let missing = MemorySettings { spill_dir: "/nowhere/at/all".into(), ..MemorySettings::default() };
+        let error = SpillWriter::new(&Governor::new(missing), &batch(0, 0).schema()).err().unwrap().to_string();
+        assert!(error.contains("/nowhere/at/all"), "{error}");
+    }
+}

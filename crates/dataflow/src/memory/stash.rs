@@ -1,0 +1,85 @@
+//! A queue of batches that must be kept however many they are: in memory while that lasts, then on disk.
+
+use std::collections::VecDeque;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use super::{Governor, Reservation, SpillReader, SpillWriter};
+use crate::error::DataflowError;
+use crate::flow::batch_bytes;
+
+/// See the module. First in, first out; once taking has begun nothing more is put in.
+pub(crate) struct Stash {
+    schema: SchemaRef,
+    governor: Governor,
+    reservation: Reservation,
+    memory: VecDeque<RecordBatch>,
+    disk: Option<SpillWriter>,
+    reader: Option<SpillReader>,
+}
+
+impl Stash {
+    pub(crate) fn new(schema: &SchemaRef, governor: &Governor, name: &str) -> Self {
+        Stash {
+            schema: SchemaRef::clone(schema),
+            governor: governor.clone(),
+            reservation: governor.reservation(name),
+            memory: VecDeque::new(),
+            disk: None,
+            reader: None,
+        }
+    }
+
+    pub(crate) fn push(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
+        assert!(self.reader.is_none(), "a stash is filled before it is emptied");
+        if self.disk.is_none() && self.reservation.try_grow(batch_bytes(&batch)) {
+            self.memory.push_back(batch);
+            return Ok(());
+        }
+        let disk = match &mut self.disk {
+            Some(disk) => disk,
+            None => self.disk.insert(SpillWriter::new(&self.governor, &self.schema)?),
+        };
+        disk.write(&batch)
+    }
+
+    pub(crate) fn pop(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+        if let Some(batch) = self.memory.pop_front() {
+            self.reservation.shrink(batch_bytes(&batch));
+            return Ok(Some(batch));
+        }
+        if let Some(disk) = self.disk.take() {
+            self.reader = Some(disk.finish()?.read()?);
+        }
+        match &mut self.reader {
+            Some(reader) => reader.next_batch(),
+            None => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, Int64Array};
+
+    use super::*;
+    use crate::memory::MemorySettings;
+
+    /// A batch that changed places between memory and disk would come out of order.
+    #[test]
+    fn first_in_first_out_through_memory_and_disk() {
+        let settings = MemorySettings { budget_bytes: 20_000, watch_process: false, ..MemorySettings::default() };
+        let governor = Governor::new(settings);
+        let batch = |n: i64| {
+            let column: ArrayRef = std::sync::Arc::new(Int64Array::from(vec![n; 100]));
+            RecordBatch::try_from_iter([("n", column)]).unwrap()
+        };
+        let mut stash = Stash::new(&batch(0).schema(), &governor, "stash");
+        (0..50).for_each(|n| stash.push(batch(n)).unwrap());
+        assert!(governor.spilled_bytes() > 0 && governor.reserved_bytes() > 10_000);
+        (0..50).for_each(|n| assert_eq!(stash.pop().unwrap(), Some(batch(n))));
+        assert_eq!(stash.pop().unwrap(), None);
+        assert_eq!(governor.reserved_bytes(), 0);
+    }
+}

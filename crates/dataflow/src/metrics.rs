@@ -1,0 +1,116 @@
+//! What a worker counts on every edge while a graph runs, and the report a run ends with.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use serde::{Deserialize, Serialize};
+
+/// Rows and bytes of each bucket of a keyed edge, as this worker has sent them.
+#[derive(Debug, Default)]
+pub struct BucketCounts {
+    rows: Vec<AtomicU64>,
+    bytes: Vec<AtomicU64>,
+}
+
+impl BucketCounts {
+    pub(crate) fn new(buckets: usize) -> Arc<Self> {
+        let zeros = || (0..buckets).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(BucketCounts { rows: zeros(), bytes: zeros() })
+    }
+
+    pub(crate) fn add(&self, bucket: usize, rows: u64, bytes: u64) {
+        self.rows[bucket].fetch_add(rows, Ordering::Relaxed);
+        self.bytes[bucket].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Rows by bucket.
+    pub fn rows(&self) -> Vec<u64> {
+        self.rows.iter().map(|n| n.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Bytes by bucket, a batch's bytes shared out by rows.
+    pub fn bytes(&self) -> Vec<u64> {
+        self.bytes.iter().map(|n| n.load(Ordering::Relaxed)).collect()
+    }
+}
+
+/// Counters of one edge on one worker; may be read while the graph runs.
+#[derive(Debug, Default)]
+pub struct EdgeMetrics {
+    pub(crate) rows_sent: AtomicU64,
+    pub(crate) rows_received: AtomicU64,
+    pub(crate) local_blocks: AtomicU64,
+    pub(crate) local_bytes: AtomicU64,
+    pub(crate) remote_blocks: AtomicU64,
+    pub(crate) remote_bytes: AtomicU64,
+    pub(crate) blocked_ns: AtomicU64,
+    pub(crate) buckets: OnceLock<Arc<BucketCounts>>,
+}
+
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+impl EdgeMetrics {
+    pub(crate) fn report(&self, edge: &str, queue_bytes_max: u64) -> EdgeReport {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        EdgeReport {
+            edge: edge.to_owned(),
+            rows_sent: load(&self.rows_sent),
+            rows_received: load(&self.rows_received),
+            local_blocks: load(&self.local_blocks),
+            local_bytes: load(&self.local_bytes),
+            remote_blocks: load(&self.remote_blocks),
+            remote_bytes: load(&self.remote_bytes),
+            blocked_ns: load(&self.blocked_ns),
+            queue_bytes_max,
+            bucket_rows: self.buckets.get().map(|buckets| buckets.rows()).unwrap_or_default(),
+            bucket_bytes: self.buckets.get().map(|buckets| buckets.bytes()).unwrap_or_default(),
+        }
+    }
+}
+
+/// What one worker saw on one edge.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EdgeReport {
+    /// The edge, as it is named in errors and plans.
+    pub edge: String,
+    /// Rows this worker's copies sent; a row broadcast to many counts once.
+    pub rows_sent: u64,
+    /// Rows this worker's copies took; a row broadcast to two of them counts twice.
+    pub rows_received: u64,
+    /// Batches handed to copies of the same worker.
+    pub local_blocks: u64,
+    /// Their bytes.
+    pub local_bytes: u64,
+    /// Blocks sent to other workers, forwarded ones included.
+    pub remote_blocks: u64,
+    /// Their bytes on the wire.
+    pub remote_bytes: u64,
+    /// Time its copies waited for credit, together.
+    pub blocked_ns: u64,
+    /// The most bytes that were queued at one of its copies.
+    pub queue_bytes_max: u64,
+    /// For keyed edges: rows sent by bucket.
+    pub bucket_rows: Vec<u64>,
+    /// For keyed edges: bytes sent by bucket.
+    pub bucket_bytes: Vec<u64>,
+}
+
+/// What one worker saw in a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunReport {
+    /// Every edge, those inside exchanges included.
+    pub edges: Vec<EdgeReport>,
+    /// Time from the first copy's start to the last worker's end.
+    pub wall_ns: u64,
+    /// Bytes written to the spill directory.
+    pub spilled_bytes: u64,
+}
+
+impl RunReport {
+    /// The first edge whose name contains `part`.
+    pub fn edge(&self, part: &str) -> Option<&EdgeReport> {
+        self.edges.iter().find(|edge| edge.edge.contains(part))
+    }
+}

@@ -1,0 +1,121 @@
+//! Operators: tasks without a loop of their own. One driver feeds them batches, sends what they emit with back-pressure,
+//! and flushes exchanges when there is nothing to do.
+
+use arrow::array::RecordBatch;
+
+use crate::error::TaskError;
+use crate::flow::{Inputs, Item, Outputs};
+
+/// Batches on their way out of an operator, by output port.
+#[derive(Debug, Default)]
+pub struct Emit(Vec<(usize, RecordBatch)>);
+
+impl Emit {
+    /// Sends `batch` out of the only output port.
+    pub fn send(&mut self, batch: RecordBatch) {
+        self.send_to(0, batch);
+    }
+
+    /// Sends `batch` out of an output port.
+    pub fn send_to(&mut self, port: usize, batch: RecordBatch) {
+        self.0.push((port, batch));
+    }
+}
+
+/// Whether an operator has more to emit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Send what was emitted, then call `more`.
+    More,
+    /// Nothing is left.
+    Done,
+}
+
+/// What is done with batches. Calls come one at a time.
+pub trait Operator: Send {
+    /// Takes a batch of an input port. What it emits should not be many times what it took: return [`Flow::More`] and emit
+    /// the rest in [`Operator::more`], so that a slow receiver bounds memory.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError>;
+
+    /// An input port has ended.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn on_input_end(&mut self, input: usize, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let _ = (input, emit);
+        Ok(Flow::Done)
+    }
+
+    /// All input ports have ended.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let _ = emit;
+        Ok(Flow::Done)
+    }
+
+    /// Goes on emitting after [`Flow::More`].
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let _ = emit;
+        Ok(Flow::Done)
+    }
+
+    /// Whether batches of this port are wanted now. Those of others wait at their senders: a join takes one side first. At
+    /// least one port that has not ended must be wanted.
+    fn wants(&self, input: usize) -> bool {
+        let _ = input;
+        true
+    }
+}
+
+/// Runs an operator to its end.
+pub(crate) async fn drive(
+    mut operator: impl Operator,
+    mut inputs: Inputs,
+    mut outputs: Outputs,
+) -> Result<(), TaskError> {
+    let mut emit = Emit::default();
+    let mut wanted = Vec::new();
+    while !inputs.is_over() {
+        if inputs.is_idle() {
+            outputs.flush().await?;
+        }
+        wanted.clear();
+        wanted.extend((0..inputs.len()).map(|port| operator.wants(port)));
+        let flow = match inputs.recv_any(|port| wanted[port]).await? {
+            Some((port, Some(Item::Batch(batch)))) => operator.on_batch(port, batch, &mut emit)?,
+            Some((port, None)) => operator.on_input_end(port, &mut emit)?,
+            None => return Err("the operator wants none of the ports that have not ended".into()),
+        };
+        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+    }
+    let flow = operator.on_end(&mut emit)?;
+    send(&mut operator, flow, &mut emit, &mut outputs).await
+}
+
+async fn send(
+    operator: &mut impl Operator,
+    mut flow: Flow,
+    emit: &mut Emit,
+    outputs: &mut Outputs,
+) -> Result<(), TaskError> {
+    loop {
+        for (port, batch) in emit.0.drain(..) {
+            if port >= outputs.len() {
+                return Err(format!("the operator emits to output port {port} of {}", outputs.len()).into());
+            }
+            outputs.port(port).send(batch).await?;
+        }
+        if flow == Flow::Done {
+            return Ok(());
+        }
+        flow = operator.more(emit)?;
+    }
+}

@@ -1,0 +1,190 @@
+//! Placement: which worker runs which copy of which task. A placement is asked once per run, on every worker, and must
+//! answer the same everywhere; its answer, the [`Plan`], is data that can be printed, kept and given back.
+//!
+//! | placement      | puts a copy                                                                       |
+//! |----------------|-----------------------------------------------------------------------------------|
+//! | [`RoundRobin`] | on the next worker in turn; the default                                           |
+//! | [`FirstFit`]   | on the first worker that still has its cores and memory                           |
+//! | [`Locality`]   | on a worker of a host that holds its data, the one with the least to do           |
+//! | a [`Plan`]     | where the plan says                                                               |
+
+mod first_fit;
+mod locality;
+mod round_robin;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use first_fit::FirstFit;
+pub use locality::Locality;
+pub use round_robin::RoundRobin;
+
+use crate::error::DataflowError;
+use crate::graph::{Graph, Parallelism, Resources};
+
+/// What a placement knows of a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerInfo {
+    /// The host's name; workers of one host have the same.
+    pub host: String,
+    /// Processor cores it may use.
+    pub cores: f32,
+    /// Bytes of memory it may use.
+    pub memory_bytes: u64,
+}
+
+/// What a placement knows of a task.
+#[derive(Clone, Debug)]
+pub struct TaskInfo<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// How many copies.
+    pub copies: u32,
+    /// Copies are spread over all workers evenly, one per worker and round; placements do not choose.
+    pub per_worker: bool,
+    /// What each copy needs.
+    pub resources: &'a Resources,
+}
+
+/// Decides where copies run.
+pub trait Placement: Send + Sync {
+    /// The worker of each copy of each task, in order. The same arguments give the same answer on every worker.
+    ///
+    /// # Errors
+    /// In words, when it cannot be done; they name the task and what it lacks.
+    fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<Plan, String>;
+}
+
+/// Where every copy of one task runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskPlan {
+    /// The task.
+    pub task: String,
+    /// The worker of each copy.
+    pub workers: Vec<u32>,
+}
+
+/// Where everything runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The graph's tasks, in its order.
+    pub tasks: Vec<TaskPlan>,
+}
+
+impl Plan {
+    pub(crate) fn workers_of(&self, task: usize) -> &[u32] {
+        &self.tasks[task].workers
+    }
+
+    /// Makes the plan for a graph and checks what a placement, or a person, has written into it.
+    pub(crate) fn make(
+        graph: &Graph,
+        placement: &dyn Placement,
+        workers: &[WorkerInfo],
+    ) -> Result<Plan, DataflowError> {
+        let size = workers.len() as u32;
+        let tasks: Vec<TaskInfo<'_>> = graph
+            .tasks
+            .iter()
+            .map(|task| TaskInfo {
+                name: &task.name,
+                copies: task.parallelism.copies(size),
+                per_worker: matches!(task.parallelism, Parallelism::PerWorker(_)),
+                resources: &task.resources,
+            })
+            .collect();
+        let plan = placement.place(&tasks, workers).map_err(DataflowError::Placement)?;
+        if plan.tasks.len() != tasks.len() {
+            return Err(DataflowError::Placement(format!(
+                "the plan has {} tasks, the graph has {}",
+                plan.tasks.len(),
+                tasks.len()
+            )));
+        }
+        for (planned, (task, spec)) in plan.tasks.iter().zip(tasks.iter().zip(&graph.tasks)) {
+            let wrong = |what: String| Err(DataflowError::Placement(format!("task \"{}\": {what}", task.name)));
+            if planned.task != task.name || planned.workers.len() != task.copies as usize {
+                let (name, count) = (&planned.task, planned.workers.len());
+                return wrong(format!("the plan has \"{name}\" with {count} copies in its place, not {}", task.copies));
+            }
+            if let Some(worker) = planned.workers.iter().find(|&&worker| worker >= size) {
+                return wrong(format!("the plan names worker {worker}, but there are {size}"));
+            }
+            let mut seen = planned.workers.clone();
+            seen.sort_unstable();
+            if spec.comm && seen.windows(2).any(|pair| pair[0] == pair[1]) {
+                return wrong("two copies are on one worker, but its copies have a communicator (with_comm)".into());
+            }
+        }
+        Ok(plan)
+    }
+}
+
+impl Placement for Plan {
+    fn place(&self, _tasks: &[TaskInfo<'_>], _workers: &[WorkerInfo]) -> Result<Plan, String> {
+        Ok(self.clone())
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tasks.iter().try_for_each(|task| writeln!(f, "{}: {:?}", task.task, task.workers))
+    }
+}
+
+/// Copies of a task that runs on every worker.
+fn everywhere(task: &TaskInfo<'_>, workers: usize) -> TaskPlan {
+    TaskPlan { task: task.name.to_owned(), workers: (0..task.copies).map(|copy| copy % workers as u32).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workers(sizes: &[(&str, f32, u64)]) -> Vec<WorkerInfo> {
+        let info =
+            |&(host, cores, memory_bytes): &(&str, f32, u64)| WorkerInfo { host: host.into(), cores, memory_bytes };
+        sizes.iter().map(info).collect()
+    }
+
+    fn task(resources: &Resources, copies: u32) -> TaskInfo<'_> {
+        TaskInfo { name: "t", copies, per_worker: false, resources }
+    }
+
+    /// A copy on a worker that lacks the memory would be a copy that is killed.
+    #[test]
+    fn first_fit_respects_cores_and_memory_of_unequal_workers() {
+        let workers = workers(&[("a", 1.0, 100), ("b", 4.0, 50), ("c", 4.0, 400)]);
+        let needs = Resources { cores: 1.0, memory_bytes: 60, ..Resources::default() };
+        let plan = FirstFit.place(&[task(&needs, 4)], &workers).unwrap();
+        assert_eq!(plan.tasks[0].workers, [0, 2, 2, 2]);
+        let error = FirstFit.place(&[task(&needs, 6)], &workers).unwrap_err();
+        assert!(error.contains("copy 5") && error.contains("60 bytes"), "{error}");
+    }
+
+    /// Data read across the network although a worker sits beside it would be slow, and piling all of it on one, too.
+    #[test]
+    fn locality_goes_to_the_data_and_spreads() {
+        let workers = workers(&[("a", 1.0, 0), ("b", 1.0, 0), ("b", 1.0, 0)]);
+        let hosts = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        let data_hosts = vec![hosts(&["b"]), hosts(&["b", "a"]), hosts(&["b"]), hosts(&["z"]), vec![]];
+        let needs = Resources { data_hosts, ..Resources::default() };
+        let plan = Locality.place(&[task(&needs, 5)], &workers).unwrap();
+        assert_eq!(plan.tasks[0].workers[..3], [1, 0, 2]);
+        let mut all = plan.tasks[0].workers.clone();
+        all.sort_unstable();
+        assert_eq!(all.len(), 5);
+        assert!(all.contains(&0) && all.contains(&1) && all.contains(&2));
+    }
+
+    /// A plan that was written to a file comes back as it was.
+    #[test]
+    fn plans_are_data() {
+        let needs = Resources::default();
+        let plan = RoundRobin.place(&[task(&needs, 5)], &workers(&[("a", 1.0, 0), ("a", 1.0, 0)])).unwrap();
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+        assert_eq!(plan.to_string(), "t: [0, 1, 0, 1, 0]\n");
+    }
+}

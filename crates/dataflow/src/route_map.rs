@@ -1,0 +1,103 @@
+//! The route map: which copy owns which bucket. A key's hash says its bucket, the same on every worker, machine and
+//! release; the map says who owns it, and may change from version to version.
+
+use serde::{Deserialize, Serialize};
+
+/// Buckets of a keyed exchange, unless told.
+pub const BUCKETS: u32 = 1024;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteMap {
+    version: u64,
+    /// The copy that owns each bucket.
+    owners: Vec<u32>,
+}
+
+impl RouteMap {
+    /// Buckets dealt evenly, neighbours together.
+    ///
+    /// # Panics
+    /// When either number is 0.
+    pub fn even(buckets: u32, copies: u32) -> Self {
+        assert!(buckets > 0 && copies > 0, "a route map has at least one bucket and one copy");
+        let owner = |bucket: u32| (u64::from(bucket) * u64::from(copies) / u64::from(buckets)) as u32;
+        RouteMap { version: 1, owners: (0..buckets).map(owner).collect() }
+    }
+
+    /// A map by hand: the owner of each bucket.
+    ///
+    /// # Panics
+    /// When there is no bucket.
+    pub fn new(version: u64, owners: Vec<u32>) -> Self {
+        assert!(!owners.is_empty(), "a route map has at least one bucket");
+        RouteMap { version, owners }
+    }
+
+    /// Grows with every change.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// How many buckets there are.
+    pub fn buckets(&self) -> u32 {
+        self.owners.len() as u32
+    }
+
+    /// The bucket of a key's hash: its high bits, so that other uses of the low ones stay independent.
+    #[inline]
+    pub fn bucket(&self, hash: u64) -> u32 {
+        ((u128::from(hash) * self.owners.len() as u128) >> 64) as u32
+    }
+
+    /// The copy that owns a bucket.
+    #[inline]
+    pub fn copy(&self, bucket: u32) -> u32 {
+        self.owners[bucket as usize]
+    }
+
+    /// The owner of every bucket.
+    pub fn copies(&self) -> impl Iterator<Item = u32> {
+        self.owners.iter().copied()
+    }
+
+    /// The next version, with some buckets moved: `(bucket, new owner)`.
+    #[must_use]
+    pub fn moved(&self, moves: &[(u32, u32)]) -> Self {
+        let mut owners = self.owners.clone();
+        moves.iter().for_each(|&(bucket, owner)| owners[bucket as usize] = owner);
+        RouteMap { version: self.version + 1, owners }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let mut bytes = Vec::with_capacity(self.owners.len() * 4);
+        self.owners.iter().for_each(|owner| bytes.extend_from_slice(&owner.to_le_bytes()));
+        let hash = twox_hash::XxHash3_64::oneshot(&bytes);
+        format!("route map v{} of {} buckets ({:08x})", self.version, self.buckets(), hash as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bucket more here than there would be a copy with more work; a bucket without owner, an error at run time.
+    #[test]
+    fn even_maps_are_even() {
+        for copies in [1, 2, 3, 7, 64, 1000, 1024] {
+            let map = RouteMap::even(BUCKETS, copies);
+            let mut counts = vec![0u32; copies as usize];
+            map.copies().for_each(|copy| counts[copy as usize] += 1);
+            let (min, max) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            assert!(max - min <= 1 && *min > 0, "{copies}: {min} to {max}");
+        }
+    }
+
+    #[test]
+    fn hashes_fill_all_buckets() {
+        let map = RouteMap::even(1000, 3);
+        assert_eq!((map.bucket(0), map.bucket(u64::MAX), map.bucket(u64::MAX / 2)), (0, 999, 499));
+        let moved = map.moved(&[(999, 0)]);
+        assert_eq!((moved.version(), moved.copy(999), map.copy(999)), (2, 0, 2));
+    }
+}

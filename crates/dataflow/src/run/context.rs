@@ -1,0 +1,64 @@
+//! What a task copy knows of itself and of the run.
+
+use std::sync::Arc;
+
+use tidemill_collective::Communicator;
+
+use crate::memory::{Governor, Reservation};
+
+/// Given to every copy of a task. Clones are the same.
+#[derive(Clone)]
+pub struct TaskContext(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub task: String,
+    pub copy: u32,
+    pub copies: u32,
+    pub worker: u32,
+    pub workers: u32,
+    pub comm: Option<Communicator>,
+    pub governor: Governor,
+}
+
+impl TaskContext {
+    /// The task's name.
+    pub fn task(&self) -> &str {
+        &self.0.task
+    }
+
+    /// Which copy this is, from 0.
+    pub fn copy(&self) -> u32 {
+        self.0.copy
+    }
+
+    /// How many copies the task has.
+    pub fn copies(&self) -> u32 {
+        self.0.copies
+    }
+
+    /// The worker it runs on, as a rank of the communicator the graph runs in.
+    pub fn worker(&self) -> u32 {
+        self.0.worker
+    }
+
+    /// Workers of the run.
+    pub fn workers(&self) -> u32 {
+        self.0.workers
+    }
+
+    /// The governor of the worker's memory.
+    pub fn governor(&self) -> &Governor {
+        &self.0.governor
+    }
+
+    /// A reservation of the worker's memory in the copy's name.
+    pub fn reservation(&self) -> Reservation {
+        self.0.governor.reservation(format!("{}, copy {}", self.0.task, self.0.copy))
+    }
+
+    /// The communicator of the task's copies, ranked by copy; for tasks that asked for it
+    /// ([`TaskSpec::with_comm`](crate::TaskSpec::with_comm)). Its calls block: use it in copies that have a thread.
+    pub fn comm(&self) -> Option<&Communicator> {
+        self.0.comm.as_ref()
+    }
+}

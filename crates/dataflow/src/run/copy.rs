@@ -1,0 +1,82 @@
+//! One task copy from its start to its end: runs its future, ends its outputs, and tells the run how it went.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use parking_lot::Mutex;
+
+use super::cancel::CancelToken;
+use super::fault::Fault;
+use super::state::RunState;
+use crate::error::{DataflowError, TaskError};
+use crate::flow::Outlet;
+use crate::graph::TaskFuture;
+
+/// A copy that is about to run.
+pub(crate) struct Copy {
+    pub task: String,
+    pub copy: u32,
+    pub state: Arc<RunState>,
+    pub cancel: CancelToken,
+    /// How many outlets its outputs were given.
+    pub outlets: usize,
+    /// Where they come back to.
+    pub returned: Arc<Mutex<Vec<Outlet>>>,
+}
+
+impl Copy {
+    /// Runs the copy. `start` makes its future; what it panics with is an error like any other.
+    pub(crate) async fn run(self, start: impl FnOnce() -> TaskFuture) {
+        let work = async {
+            let body = std::panic::catch_unwind(AssertUnwindSafe(start)).map_err(panicked)?;
+            CatchUnwind(body).await?;
+            self.end_outputs().await
+        };
+        let result = self.cancel.guard(work).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
+        // A copy that is told to give up is not who failed.
+        if let Err(error) = result
+            && !matches!(error.downcast_ref(), Some(DataflowError::Cancelled))
+        {
+            let rank = self.state.links.rank(self.state.links.me).0;
+            self.state.fail(Fault { rank, task: self.task.clone(), copy: self.copy, message: error.to_string() });
+        }
+        self.returned.lock().clear();
+        self.state.copy_done();
+    }
+
+    async fn end_outputs(&self) -> Result<(), TaskError> {
+        let mut outlets = std::mem::take(&mut *self.returned.lock());
+        if outlets.len() < self.outlets && outlets.iter().all(|outlet| !outlet.is_ended()) {
+            return Err("it returned but kept an output: its stream can never end".into());
+        }
+        for outlet in &mut outlets {
+            outlet.finish().await?;
+        }
+        Ok(())
+    }
+}
+
+fn panicked(payload: Box<dyn Any + Send>) -> TaskError {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "something".into());
+    format!("panicked: {text}").into()
+}
+
+/// Turns a panic of the future into an error.
+struct CatchUnwind(TaskFuture);
+
+impl Future for CatchUnwind {
+    type Output = Result<(), TaskError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let body = self.0.as_mut();
+        match std::panic::catch_unwind(AssertUnwindSafe(|| pin!(body).poll(context))) {
+            Ok(poll) => poll,
+            Err(payload) => Poll::Ready(Err(panicked(payload))),
+        }
+    }
+}

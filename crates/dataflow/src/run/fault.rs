@@ -1,0 +1,54 @@
+//! What failed first, in a form that travels: every worker returns the same error.
+
+use crate::error::DataflowError;
+use tidemill_net::Rank;
+
+/// A failure that began in a task copy, or beneath it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// The worker's rank in the job.
+    pub rank: u32,
+    pub task: String,
+    pub copy: u32,
+    pub message: String,
+}
+
+impl Fault {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for word in [self.rank, self.copy, self.task.len() as u32] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.extend_from_slice(self.task.as_bytes());
+        bytes.extend_from_slice(self.message.as_bytes());
+        bytes
+    }
+
+    /// What [`Fault::encode`] made; `None` for anything else.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let end = 12usize.checked_add(word(8)? as usize)?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (task, message) = (text(bytes.get(12..end)?), text(bytes.get(end..)?));
+        Some(Fault { rank: word(0)?, copy: word(4)?, task, message })
+    }
+
+    pub(crate) fn into_error(self) -> DataflowError {
+        DataflowError::Task { task: self.task, copy: self.copy, worker: Rank(self.rank), message: self.message }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message cut wrongly would name the wrong task, or read beyond the end.
+    #[test]
+    fn faults_survive_encoding() {
+        let fault = Fault { rank: 3, task: "größe".into(), copy: 7, message: "a\nb".into() };
+        let bytes = fault.encode();
+        assert_eq!(Fault::decode(&bytes), Some(fault));
+        (0..12 + 7).for_each(|len| assert_eq!(Fault::decode(&bytes[..len]), None, "{len}"));
+        assert_eq!(Fault::decode(&[0xff; 40]), None);
+    }
+}

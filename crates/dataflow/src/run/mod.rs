@@ -1,0 +1,463 @@
+//! Running a graph: the runner makes the flow, starts this worker's copies, and moves bytes until all are done.
+//!
+//! The thread that calls [`Runner::run`] becomes the worker's I/O thread: it sits in the endpoint's wait, which polls for a
+//! moment and then sleeps. Copies run on the runner's pool, or on threads of their own. A run ends when every worker has
+//! sent its last frame to every other; so nothing of one run is left on the links when the next one begins.
+
+mod cancel;
+mod context;
+mod copy;
+mod fault;
+mod state;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tidemill_collective::{Communicator, Op};
+use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait};
+use tokio::runtime::Runtime;
+
+#[cfg(test)]
+pub(crate) use cancel::Cancel;
+pub(crate) use cancel::{CancelToken, block_on};
+pub use context::TaskContext;
+pub(crate) use fault::Fault;
+
+use self::copy::Copy;
+use self::state::RunState;
+use crate::error::DataflowError;
+use crate::flow::{Edge, Flow, Inlet, Input, Inputs, Outlet, Output, Outputs, edge_limits, lower};
+use crate::graph::{Executor, Graph, TaskFuture, fingerprint};
+use crate::link::{Links, Pump};
+use crate::memory::{Governor, MemorySettings};
+use crate::metrics::RunReport;
+use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
+
+/// How a worker runs graphs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Threads of the pool; 0 is as many as the worker has cores.
+    pub threads: usize,
+    /// What all streams of an edge into one copy may have queued, or on their way, together.
+    pub queue_bytes: u64,
+    /// What exchanges put small pieces together to before they send them.
+    pub batch_bytes: u64,
+    /// The worker's memory budget, and where it spills to.
+    pub memory: MemorySettings,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { threads: 0, queue_bytes: 16 << 20, batch_bytes: 512 << 10, memory: MemorySettings::default() }
+    }
+}
+
+/// Called every so often while a run waits, for who has signals to look at. An error gives the run up on all workers.
+pub type Look<'a> = &'a mut dyn FnMut() -> Result<(), String>;
+
+/// Runs graphs on the workers of a communicator. Every worker makes one, and runs the same graphs in the same order.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+///
+/// use arrow::array::{Int64Array, RecordBatch};
+/// use arrow::datatypes::{DataType, Field, Schema};
+/// use tidemill_collective::run_ranks;
+/// use tidemill_dataflow::exchange::Partition;
+/// use tidemill_dataflow::{Graph, Item, Runner, Settings, TaskSpec};
+///
+/// let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
+/// let rows = run_ranks(2, |comm| {
+///     let runner = Runner::new(&comm, Settings::default()).unwrap();
+///     let (sender, seen) = std::sync::mpsc::channel();
+///     let (schema, of_batch) = (schema.clone(), schema.clone());
+///     let mut graph = Graph::new("count");
+///     let source = graph.add(TaskSpec::new("numbers", move |_, outputs, _| {
+///         let schema = of_batch.clone();
+///         async move {
+///             let batch = RecordBatch::try_new(schema, vec![Arc::new(Int64Array::from_iter_values(0..100))])?;
+///             outputs.into_only().send(batch).await
+///         }
+///     }).output("out", schema));
+///     let sink = graph.add(TaskSpec::new("count", move |inputs, _, _| {
+///         let sender = sender.clone();
+///         async move {
+///             let mut input = inputs.into_only();
+///             while let Some(Item::Batch(batch)) = input.recv().await? {
+///                 sender.send(batch.num_rows())?;
+///             }
+///             Ok(())
+///         }
+///     }).input("in"));
+///     graph.connect(source, sink, Partition::by_key(["n"]));
+///     runner.run(&graph).unwrap();
+///     drop(graph);
+///     seen.iter().sum::<usize>()
+/// });
+/// assert_eq!(rows.unwrap().iter().sum::<usize>(), 200);
+/// ```
+pub struct Runner {
+    comm: Communicator,
+    settings: Settings,
+    pool: Runtime,
+    workers: Vec<WorkerInfo>,
+    hosts: Vec<u32>,
+    governor: Governor,
+    runs: AtomicU32,
+}
+
+impl Runner {
+    /// A runner on the workers of `comm`. Collective.
+    ///
+    /// # Errors
+    /// The job's fault; when threads cannot be started.
+    pub fn new(comm: &Communicator, settings: Settings) -> Result<Self, DataflowError> {
+        let comm = comm.dup()?;
+        comm.set_name("dataflow");
+        let mut memory = vec![0u64; comm.size() as usize];
+        comm.allgather(&[settings.memory.budget_bytes], &mut memory)?;
+        let placements = comm.endpoint().placements();
+        let places: Vec<_> = comm.world_ranks().iter().map(|rank| &placements[rank.index()]).collect();
+        let hosts = places
+            .iter()
+            .map(|place| places.iter().position(|other| other.host == place.host).expect("it equals itself") as u32);
+        let info = |(place, memory): (&&tidemill_net::topology::Placement, u64)| WorkerInfo {
+            host: place.hostname.clone(),
+            cores: place.cores_allowed as f32,
+            memory_bytes: if memory == 0 { u64::MAX } else { memory },
+        };
+        let workers = places.iter().zip(memory).map(info).collect();
+        let threads = match settings.threads {
+            0 => places[comm.rank() as usize].cores_allowed,
+            threads => threads,
+        };
+        let pool = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("tidemill-exec")
+            .build()
+            .map_err(|error| DataflowError::Arrow(format!("cannot start {threads} threads: {error}")))?;
+        let hosts = hosts.collect();
+        let governor = Governor::new(settings.memory.clone());
+        Ok(Runner { comm, settings, pool, workers, hosts, governor, runs: AtomicU32::new(0) })
+    }
+
+    /// This worker's number in the runs.
+    pub fn worker(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    /// The governor of this worker's memory: others may hold reservations of it, too.
+    pub fn governor(&self) -> &Governor {
+        &self.governor
+    }
+
+    /// What placements know of the workers.
+    pub fn workers(&self) -> &[WorkerInfo] {
+        &self.workers
+    }
+
+    /// Runs a graph to its end, its copies placed in turn. Collective: every worker calls it with the same graph.
+    ///
+    /// # Errors
+    /// The same on every worker: what is wrong with the graph, or what failed first. After an error of the graph or of a
+    /// task the runner can run again; after the job's fault it cannot.
+    pub fn run(&self, graph: &Graph) -> Result<RunReport, DataflowError> {
+        self.run_placed(graph, &RoundRobin, &mut || Ok(()))
+    }
+
+    /// The plan that [`Runner::run_placed`] would follow.
+    ///
+    /// # Errors
+    /// When the graph makes no sense or the placement cannot be done.
+    pub fn plan(&self, graph: &Graph, placement: &dyn Placement) -> Result<Plan, DataflowError> {
+        graph.check(self.comm.size())?;
+        Plan::make(graph, placement, &self.workers)
+    }
+
+    /// [`Runner::run`] with a placement of one's own, and with `look` called every 100 ms or so.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn run_placed(
+        &self,
+        graph: &Graph,
+        placement: &dyn Placement,
+        look: Look<'_>,
+    ) -> Result<RunReport, DataflowError> {
+        let checked = graph.checked(self.comm.size());
+        let parts = checked.as_ref().map_or_else(|errors| vec![errors.to_string()], |e| fingerprint::parts(graph, e));
+        let plan = match &checked {
+            Ok(_) => Plan::make(graph, placement, &self.workers),
+            Err(errors) => Err(errors.clone().into()),
+        };
+        // Also with an error: another worker whose graph is sound would wait for this one.
+        self.compare(&parts, &plan)?;
+        let (edges, plan) = (checked?, plan?);
+        let flow = lower(graph, &edges, &plan, &self.hosts);
+        let comms = self.task_comms(&flow)?;
+        Run::start(self, &flow, comms)?.drive(look)
+    }
+
+    /// Whether all workers have the same graph and plan.
+    fn compare(&self, parts: &[String], plan: &Result<Plan, DataflowError>) -> Result<(), DataflowError> {
+        let mut all = parts.to_vec();
+        all.push(match plan {
+            Ok(plan) => format!("plan {plan:?}"),
+            Err(error) => format!("plan error {error}"),
+        });
+        let hashes = fingerprint::hashes(&all);
+        let size = self.comm.size() as usize;
+        let mut longest = [0u64];
+        self.comm.allreduce(&[hashes.len() as u64], &mut longest, &Op::Max)?;
+        let longest = longest[0] as usize;
+        let mut mine = hashes;
+        mine.resize(longest, 0);
+        let mut everybody = vec![0u64; longest * size];
+        self.comm.allgather(&mine, &mut everybody)?;
+        for (worker, theirs) in everybody.chunks_exact(longest).enumerate() {
+            if let Some(at) = (0..longest).find(|&at| theirs[at] != mine[at]) {
+                let rank = |worker: u32| self.comm.world_rank(worker);
+                return Err(DataflowError::Differs {
+                    ours: all.get(at).cloned().unwrap_or_else(|| "nothing".into()),
+                    our_worker: rank(self.comm.rank()),
+                    theirs: if theirs[at] == 0 { "nothing".into() } else { format!("another ({:016x})", theirs[at]) },
+                    their_worker: rank(worker as u32),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// For each task that wants one, the communicator of its copies.
+    fn task_comms(&self, flow: &Flow) -> Result<Vec<Option<Communicator>>, DataflowError> {
+        let mine = |workers: &[u32]| workers.iter().position(|&worker| worker == self.comm.rank());
+        let comm = |task: &crate::flow::FlowTask| {
+            if !task.comm {
+                return Ok(None);
+            }
+            let copy = mine(&task.workers);
+            let comm = self.comm.split(copy.map(|_| 0), copy.unwrap_or(0) as i64)?;
+            comm.iter().for_each(|comm| comm.set_name(&task.name));
+            Ok(comm)
+        };
+        flow.tasks.iter().map(comm).collect()
+    }
+}
+
+/// A run under way on this worker.
+struct Run {
+    state: Arc<RunState>,
+    links: Arc<Links>,
+    endpoint: Endpoint,
+    pump: GroupId,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    begun: Instant,
+    governor: Governor,
+    spilled_before: u64,
+}
+
+impl Run {
+    fn start(runner: &Runner, flow: &Flow, comms: Vec<Option<Communicator>>) -> Result<Run, DataflowError> {
+        let comm = &runner.comm;
+        let (me, endpoint) = (comm.rank(), comm.endpoint().clone());
+        let run = runner.runs.fetch_add(1, Ordering::Relaxed);
+        let links = Links::new(endpoint.clone(), comm.message_context(), me, run, comm.world_ranks());
+        let copies = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
+        let state = RunState::new(&links, copies);
+
+        // The queues of each task's input ports, by copy; then the edges between them.
+        let queues: Vec<Vec<Vec<Option<Arc<Inlet>>>>> = flow
+            .tasks
+            .iter()
+            .map(|task| {
+                let queue = |&worker: &u32| (worker == me).then(Arc::default);
+                (0..task.inputs).map(|_| task.workers.iter().map(queue).collect()).collect()
+            })
+            .collect();
+        let limits = edge_limits(&runner.settings, &runner.governor);
+        let edges: Vec<Arc<Edge>> = flow
+            .edges
+            .iter()
+            .enumerate()
+            .map(|(id, edge)| {
+                let workers = |task: usize| flow.tasks[task].workers.clone();
+                let ends = (workers(edge.source.task), workers(edge.target.task));
+                let inlets = &queues[edge.target.task][edge.target.port];
+                Arc::new(Edge::new(id as u32, edge, ends, inlets, &links, &runner.hosts, limits.clone()))
+            })
+            .collect();
+        state.set_edges(edges.clone());
+
+        let stop = Arc::new(AtomicBool::new(false));
+        let pump = Pump::new(&links, Arc::clone(&state) as _, &stop);
+        let pump = endpoint.lock().add_task(Box::new(pump));
+        let begun = Instant::now();
+        let governor = runner.governor.clone();
+        let spilled_before = governor.spilled_bytes();
+        let threads = Vec::new();
+        let mut run = Run { state, links, endpoint, pump, stop, threads, begun, governor, spilled_before };
+        for (index, task) in flow.tasks.iter().enumerate() {
+            for copy in (0..task.workers.len()).filter(|&copy| task.workers[copy] == me) {
+                run.start_copy(runner, flow, index, copy as u32, &edges, &queues[index], comms[index].clone())?;
+            }
+        }
+        Ok(run)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all of a copy's surroundings, used once")]
+    fn start_copy(
+        &mut self,
+        runner: &Runner,
+        flow: &Flow,
+        index: usize,
+        copy: u32,
+        edges: &[Arc<Edge>],
+        queues: &[Vec<Option<Arc<Inlet>>>],
+        comm: Option<Communicator>,
+    ) -> Result<(), DataflowError> {
+        let task = &flow.tasks[index];
+        let cancel = self.state.cancel.token();
+        let inputs = queues.iter().enumerate().map(|(port, queues)| {
+            let queue = queues[copy as usize].as_ref().expect("a copy of this worker has its queues");
+            let mut input = Input::new(Arc::clone(queue), copy, self.state.cancel.token());
+            let leads_here = |edge: &&Arc<Edge>| flow.edges[edge.id as usize].target.is(index, port);
+            edges.iter().filter(leads_here).for_each(|edge| input.add_edge(edge));
+            input
+        });
+        let inputs = Inputs::new(inputs.collect());
+        let returned: Arc<Mutex<Vec<Outlet>>> = Arc::default();
+        let mut outlets_total = 0;
+        let outputs = task.outputs.iter().enumerate().map(|(port, schema)| {
+            let begins_here = |edge: &&Arc<Edge>| flow.edges[edge.id as usize].source.is(index, port);
+            let outlets: Vec<Outlet> =
+                edges.iter().filter(begins_here).map(|edge| Outlet::new(edge, copy, &self.links)).collect();
+            outlets_total += outlets.len();
+            Output::new(outlets, Arc::clone(schema), self.state.cancel.token(), &returned)
+        });
+        let outputs = Outputs::new(outputs.collect());
+        let context = TaskContext(Arc::new(context::Inner {
+            task: task.name.clone(),
+            copy,
+            copies: task.workers.len() as u32,
+            worker: self.links.me,
+            workers: self.links.workers(),
+            comm,
+            governor: self.governor.clone(),
+        }));
+        let running = Copy {
+            task: task.name.clone(),
+            copy,
+            state: Arc::clone(&self.state),
+            cancel,
+            outlets: outlets_total,
+            returned,
+        };
+        let factory = Arc::clone(&task.factory);
+        let start = move || -> TaskFuture { factory(inputs, outputs, context) };
+        match task.executor {
+            Executor::Pool => drop(runner.pool.spawn(running.run(start))),
+            Executor::Thread => {
+                let handle = runner.pool.handle().clone();
+                let work = move || {
+                    // For code that uses the pool's timers or spawns on it.
+                    let _entered = handle.enter();
+                    block_on(running.run(start));
+                };
+                let name = format!("tidemill-{}", task.name.chars().take(6).collect::<String>());
+                let spawned = std::thread::Builder::new().name(name).spawn(work);
+                self.threads.push(spawned.map_err(|e| DataflowError::Arrow(format!("cannot start a thread: {e}")))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves bytes until every worker is done.
+    fn drive(mut self, look: Look<'_>) -> Result<RunReport, DataflowError> {
+        let state = Arc::clone(&self.state);
+        let done = self.wait(look, || state.is_done());
+        // Without the job there is nobody to agree with, but this worker's copies still have to end.
+        if done.is_err() {
+            while !state.copies_done() {
+                std::thread::park_timeout(std::time::Duration::from_millis(1));
+            }
+        }
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        if state.cancel.is_raised() {
+            self.links.discard_queued();
+        }
+        state.edges().iter().for_each(|edge| edge.clear());
+        done?;
+        state.send_finish();
+        let links = Arc::clone(&self.links);
+        self.wait(look, || state.all_finished() && links.is_empty())?;
+        self.stop.store(true, Ordering::SeqCst);
+        let pump = self.pump;
+        self.endpoint.lock().note_moved();
+        self.endpoint.wait(&Who(&self.links), |engine| engine.is_complete(pump).then(|| engine.take(pump)))?;
+        state.outcome()?;
+        let mut report = RunReport { wall_ns: self.begun.elapsed().as_nanos() as u64, ..RunReport::default() };
+        report.spilled_bytes = self.governor.spilled_bytes() - self.spilled_before;
+        report.edges = state.edges().iter().map(|e| e.metrics.report(&e.name, e.queue_bytes_max())).collect();
+        Ok(report)
+    }
+
+    /// Drives the engine until `until`; the job's fault ends it early.
+    fn wait(&self, look: Look<'_>, until: impl Fn() -> bool) -> Result<(), DataflowError> {
+        let (state, links) = (&self.state, &self.links);
+        loop {
+            // A wait of its own for each slice: a run that takes long is no stall.
+            let waited = self.endpoint.wait_slice(&mut Wait::default(), &Who(links), |engine| {
+                if links.is_dirty() {
+                    links.pump(engine);
+                    engine.flush();
+                }
+                if state.cancel.is_raised()
+                    && let Some(error) = state.net_error()
+                {
+                    return Some(Err(error));
+                }
+                until().then_some(Ok(()))
+            });
+            match waited {
+                Ok(Some(())) => return Ok(()),
+                Ok(None) => {
+                    if let Err(message) = look() {
+                        let rank = self.links.rank(self.links.me).0;
+                        state.fail(Fault { rank, task: "(run)".into(), copy: 0, message });
+                    }
+                }
+                Err(error) => {
+                    state.fail_net(error.clone());
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // After a run that ended well both are so already; else nothing of it stays behind in the engine.
+        self.state.cancel.raise();
+        self.stop.store(true, Ordering::SeqCst);
+        self.endpoint.lock().note_moved();
+    }
+}
+
+/// For stall reports of others: what this worker is doing.
+struct Who<'a>(&'a Links);
+
+impl Caller for Who<'_> {
+    fn describe(&self) -> String {
+        "a dataflow run".into()
+    }
+
+    fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {
+        self.0.others().map(|worker| Some(self.0.rank(worker))).collect()
+    }
+}

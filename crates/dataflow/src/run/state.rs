@@ -1,0 +1,172 @@
+//! The state of a run on one worker, shared by its copies, the pump and the thread that drives it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use tidemill_net::NetError;
+
+use super::cancel::Cancel;
+use super::fault::Fault;
+use crate::error::DataflowError;
+use crate::flow::Edge;
+use crate::link::{Inbox, Links};
+use crate::wire::{Frame, Header, Kind, Received};
+
+/// See the module.
+pub(crate) struct RunState {
+    pub links: Arc<Links>,
+    pub cancel: Arc<Cancel>,
+    edges: OnceLock<Vec<Arc<Edge>>>,
+    copies_left: AtomicUsize,
+    faults: Mutex<Faults>,
+}
+
+#[derive(Default)]
+struct Faults {
+    /// The first fault that began here before any other was known.
+    own: Option<Fault>,
+    /// By worker: whether it has sent its last frame, and the fault that began there.
+    finished: Vec<Option<Option<Fault>>>,
+    /// The job itself failed; nothing more can be agreed on.
+    net: Option<NetError>,
+}
+
+impl RunState {
+    pub(crate) fn new(links: &Arc<Links>, copies: usize) -> Arc<Self> {
+        let finished = vec![None; links.workers() as usize];
+        Arc::new(RunState {
+            links: Arc::clone(links),
+            cancel: Arc::default(),
+            edges: OnceLock::new(),
+            copies_left: AtomicUsize::new(copies),
+            faults: Mutex::new(Faults { finished, ..Faults::default() }),
+        })
+    }
+
+    /// Set once, before the first frame can come.
+    pub(crate) fn set_edges(&self, edges: Vec<Arc<Edge>>) {
+        assert!(self.edges.set(edges).is_ok(), "a run's edges are set once");
+    }
+
+    pub(crate) fn edges(&self) -> &[Arc<Edge>] {
+        self.edges.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// A fault begins here: everybody is told, everything is given up.
+    pub(crate) fn fail(&self, fault: Fault) {
+        let mut faults = self.faults.lock();
+        if self.cancel.is_raised() || faults.own.is_some() {
+            return;
+        }
+        faults.own = Some(fault.clone());
+        drop(faults);
+        self.cancel.raise();
+        let frame = || Frame::new(&Header::new(Kind::Abort, self.links.run), &[fault.encode().into()]);
+        self.links.others().for_each(|worker| self.links.enqueue(worker, frame()));
+        self.links.endpoint().rouse();
+    }
+
+    /// The job has failed.
+    pub(crate) fn fail_net(&self, error: NetError) {
+        self.faults.lock().net.get_or_insert(error);
+        self.cancel.raise();
+        self.links.endpoint().rouse();
+    }
+
+    pub(crate) fn net_error(&self) -> Option<NetError> {
+        self.faults.lock().net.clone()
+    }
+
+    /// A copy is over.
+    pub(crate) fn copy_done(&self) {
+        if self.copies_left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.links.endpoint().rouse();
+        }
+    }
+
+    /// Whether all copies are over.
+    pub(crate) fn copies_done(&self) -> bool {
+        self.copies_left.load(Ordering::SeqCst) == 0
+    }
+
+    /// Whether nothing of this worker's part is left: copies are over and others' streams have ended, or it is given up.
+    pub(crate) fn is_done(&self) -> bool {
+        self.copies_done() && (self.cancel.is_raised() || self.edges().iter().all(|edge| edge.is_quiet()))
+    }
+
+    /// Says to all others that this worker's part is over.
+    pub(crate) fn send_finish(&self) {
+        let own = self.faults.lock().own.clone();
+        self.faults.lock().finished[self.links.me as usize] = Some(own.clone());
+        let body: Vec<arrow::buffer::Buffer> = own.iter().map(|fault| fault.encode().into()).collect();
+        for worker in self.links.others() {
+            self.links.enqueue(worker, Frame::new(&Header::new(Kind::Finish, self.links.run), &body));
+        }
+    }
+
+    /// Whether everybody's part is over.
+    pub(crate) fn all_finished(&self) -> bool {
+        self.faults.lock().finished.iter().all(Option::is_some)
+    }
+
+    /// The outcome, the same on every worker once all have finished: of several faults that began at once, the lowest
+    /// worker's.
+    pub(crate) fn outcome(&self) -> Result<(), DataflowError> {
+        let faults = self.faults.lock();
+        if let Some(error) = &faults.net {
+            return Err(error.clone().into());
+        }
+        let first = faults.finished.iter().flatten().flatten().next();
+        first.map_or(Ok(()), |fault| Err(fault.clone().into_error()))
+    }
+
+    /// Something that is no task's fault alone.
+    fn fail_beneath(&self, edge: &str, reason: String) {
+        let rank = self.links.rank(self.links.me).0;
+        let error = DataflowError::Edge { edge: edge.to_owned(), reason };
+        self.fail(Fault { rank, task: "(exchange)".into(), copy: 0, message: error.to_string() });
+    }
+}
+
+impl Inbox for RunState {
+    fn frame(&self, from: u32, frame: Received, links: &Links) {
+        match frame.header.kind {
+            Kind::Abort => self.cancel.raise(),
+            Kind::Finish => {
+                let fault = match frame.verify() {
+                    Ok(()) => Fault::decode(&frame.body()),
+                    Err(error) => return self.damaged(from, error.to_string()),
+                };
+                if fault.is_some() {
+                    self.cancel.raise();
+                }
+                self.faults.lock().finished[from as usize] = Some(fault);
+            }
+            Kind::Batch | Kind::End | Kind::Credit => {
+                let Some(edge) = self.edges().get(frame.header.edge as usize) else {
+                    return self.damaged(from, format!("a frame of edge {}, which there is not", frame.header.edge));
+                };
+                // Whatever still comes after a failure has nowhere to go.
+                if self.cancel.is_raised() {
+                    return;
+                }
+                if let Err(reason) = edge.frame(from, frame, links) {
+                    self.fail_beneath(&edge.name, format!("from worker {from}: {reason}"));
+                }
+            }
+        }
+    }
+
+    fn damaged(&self, from: u32, reason: String) {
+        self.fail_beneath("between workers", format!("worker {from} sent {reason}"));
+    }
+
+    fn is_finished(&self, worker: u32) -> bool {
+        self.faults.lock().finished[worker as usize].is_some()
+    }
+
+    fn left(&self, error: NetError) {
+        self.fail_net(error);
+    }
+}

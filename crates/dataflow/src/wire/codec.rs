@@ -1,0 +1,144 @@
+//! Batches to bytes and back, one pair for every stream from a copy to a copy. Both ends begin with the schema; a
+//! dictionary goes over when it is not the one before. Decoded columns lie in the buffer that arrived.
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, UInt64Array};
+use arrow::buffer::Buffer;
+use arrow::datatypes::{DataType, SchemaRef};
+use arrow::error::ArrowError;
+use arrow_ipc::CompressionType;
+use arrow_ipc::reader::StreamDecoder;
+use arrow_ipc::writer::{IpcWriteOptions, StreamEncoder};
+
+/// The sending end of a stream.
+pub(crate) struct Encoder {
+    inner: StreamEncoder,
+    /// Columns that may drag along memory that no row refers to.
+    loose: Vec<usize>,
+}
+
+/// What begins every stream and is never sent, as both ends make it from the schema: the schema, empty dictionaries and an
+/// empty batch.
+fn beginning(schema: &SchemaRef, options: IpcWriteOptions) -> Result<(StreamEncoder, Buffer), ArrowError> {
+    let mut encoder = StreamEncoder::try_new_with_options(schema, options)?;
+    let mut bytes = Vec::new();
+    for part in encoder.encode(&RecordBatch::new_empty(SchemaRef::clone(schema)))? {
+        bytes.extend_from_slice(&part);
+    }
+    Ok((encoder, Buffer::from(bytes)))
+}
+
+/// The next batch in `bytes`.
+fn next(decoder: &mut StreamDecoder, bytes: &mut Buffer) -> Result<RecordBatch, ArrowError> {
+    let nothing = || ArrowError::IpcError("a block without a batch".into());
+    match decoder.decode(bytes)? {
+        Some(batch) => Ok(batch),
+        // The decoder looks at a message without a body (no rows, or all columns null) only when something follows: four
+        // bytes of a next message's start, which it does not take.
+        None => decoder.decode(&mut Buffer::from(vec![0xff_u8; 4]))?.ok_or_else(nothing),
+    }
+}
+
+impl Encoder {
+    pub(crate) fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
+        Self::with_options(schema, IpcWriteOptions::default())
+    }
+
+    /// An encoder whose bodies are compressed with LZ4. Decoders see to that by themselves.
+    pub(crate) fn compressed(schema: &SchemaRef) -> Result<Self, ArrowError> {
+        Self::with_options(schema, IpcWriteOptions::default().try_with_compression(Some(CompressionType::LZ4_FRAME))?)
+    }
+
+    fn with_options(schema: &SchemaRef, options: IpcWriteOptions) -> Result<Self, ArrowError> {
+        let loose = |data_type: &DataType| {
+            matches!(data_type, DataType::Utf8View | DataType::BinaryView | DataType::Dictionary(..))
+        };
+        let fields = schema.fields().iter().enumerate();
+        let loose = fields.filter(|(_, field)| loose(field.data_type())).map(|(at, _)| at).collect();
+        Ok(Encoder { inner: beginning(schema, options)?.0, loose })
+    }
+
+    /// The batch as pieces of the stream; most are the batch's own buffers, not copies.
+    pub(crate) fn encode(&mut self, batch: &RecordBatch) -> Result<Vec<Buffer>, ArrowError> {
+        if batch.num_columns() == 0 {
+            return Ok(Vec::new());
+        }
+        if self.loose.is_empty() {
+            return self.inner.encode(batch);
+        }
+        let mut columns = batch.columns().to_vec();
+        for &at in &self.loose {
+            columns[at] = tighten(&columns[at])?;
+        }
+        self.inner.encode(&RecordBatch::try_new(batch.schema(), columns)?)
+    }
+}
+
+/// A column without the values that none of its rows refers to, if there are many: a slice of a big batch must not bring
+/// all the batch's strings along.
+fn tighten(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    match column.data_type() {
+        DataType::Utf8View => {
+            let views = column.as_string_view();
+            let held: usize = views.data_buffers().iter().map(Buffer::len).sum();
+            Ok(if held > 2 * views.total_bytes_len() + 4096 { std::sync::Arc::new(views.gc()) } else { column.clone() })
+        }
+        DataType::BinaryView => {
+            let views = column.as_binary_view();
+            let held: usize = views.data_buffers().iter().map(Buffer::len).sum();
+            Ok(if held > 2 * views.total_bytes_len() + 4096 { std::sync::Arc::new(views.gc()) } else { column.clone() })
+        }
+        DataType::Dictionary(..) => {
+            let dictionary = column.as_any_dictionary();
+            let values = dictionary.values();
+            // One that is no larger than its rows is sent whole: it is likely to serve the next batch, too.
+            if values.len() <= 1024.max(2 * column.len()) || values.data_type().is_nested() {
+                return Ok(column.clone());
+            }
+            let keys = dictionary.normalized_keys();
+            let mut used: Vec<u64> =
+                keys.iter().enumerate().filter(|(row, _)| column.is_valid(*row)).map(|(_, &key)| key as u64).collect();
+            used.sort_unstable();
+            used.dedup();
+            let compact = arrow::compute::take(values, &UInt64Array::from(used.clone()), None)?;
+            let new_keys: arrow::array::Int64Array = keys
+                .iter()
+                .enumerate()
+                .map(|(row, &key)| {
+                    column.is_valid(row).then(|| used.binary_search(&(key as u64)).expect("collected above") as i64)
+                })
+                .collect();
+            let new_keys = arrow::compute::cast(&new_keys, dictionary.keys().data_type())?;
+            let data = new_keys.to_data().into_builder().data_type(column.data_type().clone());
+            Ok(arrow::array::make_array(data.child_data(vec![compact.to_data()]).build()?))
+        }
+        _ => Ok(column.clone()),
+    }
+}
+
+/// The receiving end of a stream.
+pub(crate) struct Decoder {
+    inner: StreamDecoder,
+    schema: SchemaRef,
+}
+
+impl Decoder {
+    pub(crate) fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
+        let mut inner = StreamDecoder::new();
+        next(&mut inner, &mut beginning(schema, IpcWriteOptions::default())?.1)?;
+        Ok(Decoder { inner, schema: SchemaRef::clone(schema) })
+    }
+
+    /// The batch in a body.
+    pub(crate) fn decode(&mut self, mut body: Buffer, rows: usize) -> Result<RecordBatch, ArrowError> {
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        if self.schema.fields().is_empty() {
+            return RecordBatch::try_new_with_options(SchemaRef::clone(&self.schema), Vec::new(), &options);
+        }
+        let batch = next(&mut self.inner, &mut body)?;
+        if batch.num_rows() != rows || !body.is_empty() {
+            return Err(ArrowError::IpcError(format!("a block of {} rows says it has {rows}", batch.num_rows())));
+        }
+        // The stream's schema has dictionary numbers of its own; the task's is what tasks compare.
+        RecordBatch::try_new_with_options(SchemaRef::clone(&self.schema), batch.columns().to_vec(), &options)
+    }
+}

@@ -1,0 +1,195 @@
+//! What crosses workers: frames, each a header and a body, several to a message.
+//!
+//! ```text
+//!  0     4     8     12    16      20      24    32     40     48         56       64
+//!  | magic | kind | run | edge | source | target | seq | rows | length | checksum | 0 | body ... | 0 to a multiple of 64 |
+//! ```
+//!
+//! Little endian. The checksum (XXH3) covers header and body. A frame begins at a multiple of 64 of its message, so a body
+//! can be used where it landed. The body of a batch is a piece of an Arrow IPC stream without its schema, which both ends
+//! know from the graph; a dictionary is sent when it changes, not with every batch.
+
+mod codec;
+
+use arrow::buffer::Buffer;
+use twox_hash::XxHash3_64;
+
+pub(crate) use codec::{Decoder, Encoder};
+
+/// Bytes of a header, and what frames are aligned to.
+pub(crate) const HEADER_BYTES: usize = 64;
+/// Changes when the layout does.
+const MAGIC: u32 = u32::from_le_bytes(*b"TMD1");
+
+/// Larger bodies are not made: batches are cut long before.
+const BODY_BYTES_MAX: u64 = 1 << 40;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Rows.
+    Batch,
+    /// The stream from `source` to `target` is over: `seq` blocks with `rows` rows were sent.
+    End,
+    /// `rows` bytes of the stream from `source` to `target` have been taken.
+    Credit,
+    /// A task of the sender failed: the body is a [`Fault`](crate::run::Fault).
+    Abort,
+    /// The sender's last frame in the run. A body is the fault that began there.
+    Finish,
+}
+
+const KINDS: [Kind; 5] = [Kind::Batch, Kind::End, Kind::Credit, Kind::Abort, Kind::Finish];
+
+/// A frame's header, but for what belongs to the encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub kind: Kind,
+    /// Which run of the graph runner; a frame of another is a bug or a stranger.
+    pub run: u32,
+    pub edge: u32,
+    /// The sending copy.
+    pub source: u32,
+    /// The receiving copy; for a broadcast the receiving worker, or `u32::MAX` for all.
+    pub target: u32,
+    /// The number of the block in its stream.
+    pub seq: u64,
+    pub rows: u64,
+}
+
+impl Header {
+    pub(crate) fn new(kind: Kind, run: u32) -> Self {
+        Header { kind, run, edge: 0, source: 0, target: 0, seq: 0, rows: 0 }
+    }
+
+    fn encode(&self, len: u64) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        let kind = KINDS.iter().position(|&k| k == self.kind).expect("every kind is in the list") as u32;
+        for (at, word) in [MAGIC, kind, self.run, self.edge, self.source, self.target].into_iter().enumerate() {
+            bytes[at * 4..at * 4 + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        for (at, word) in [self.seq, self.rows, len].into_iter().enumerate() {
+            bytes[24 + at * 8..32 + at * 8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+fn checksum(header: &[u8], body: &[u8]) -> u64 {
+    XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(header), body)
+}
+
+/// A frame on its way out.
+pub(crate) struct Frame(Vec<u8>);
+
+impl Frame {
+    /// Encodes a frame whose body is `parts`, one after the other.
+    pub(crate) fn new(header: &Header, parts: &[Buffer]) -> Self {
+        let len: usize = parts.iter().map(Buffer::len).sum();
+        let mut bytes = Vec::with_capacity((HEADER_BYTES + len).next_multiple_of(HEADER_BYTES));
+        bytes.extend_from_slice(&header.encode(len as u64));
+        parts.iter().for_each(|part| bytes.extend_from_slice(part));
+        let sum = checksum(&bytes[..48], &bytes[HEADER_BYTES..]);
+        bytes[48..56].copy_from_slice(&sum.to_le_bytes());
+        bytes.resize(bytes.len().next_multiple_of(HEADER_BYTES), 0);
+        Frame(bytes)
+    }
+
+    /// A frame that is its header.
+    pub(crate) fn bare(header: &Header) -> Self {
+        Self::new(header, &[])
+    }
+
+    /// Its length on the wire, which is what it costs in credit.
+    pub(crate) fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    pub(crate) fn into_buffer(self) -> Buffer {
+        Buffer::from(self.0)
+    }
+}
+
+/// Why bytes are no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FrameError {
+    #[error("a message ends in the middle of a frame")]
+    Short,
+    #[error("bytes that are no frame (do all workers run the same version of Tidemill?)")]
+    Magic,
+    #[error("a frame of unknown kind {0}")]
+    Kind(u32),
+    #[error("a frame that claims to have {0} bytes")]
+    Long(u64),
+    #[error("a frame whose checksum is wrong: it was damaged on its way")]
+    Checksum,
+}
+
+/// A frame as it arrived: its bytes are still in the message's buffer.
+#[derive(Clone, Debug)]
+pub(crate) struct Received {
+    pub header: Header,
+    /// Header, body and padding, to be passed on as they are.
+    pub whole: Buffer,
+    body_len: usize,
+}
+
+impl Received {
+    /// The length of the frame that begins with `header`, padding included.
+    pub(crate) fn len(header: &[u8]) -> Result<usize, FrameError> {
+        let magic = header.get(0..4).ok_or(FrameError::Short)?;
+        if magic != MAGIC.to_le_bytes() {
+            return Err(FrameError::Magic);
+        }
+        let body = header.get(40..48).ok_or(FrameError::Short)?;
+        let body = u64::from_le_bytes(body.try_into().expect("eight bytes"));
+        // No frame comes near that; what says so is damaged, and must not size an allocation.
+        if body > BODY_BYTES_MAX {
+            return Err(FrameError::Long(body));
+        }
+        Ok((HEADER_BYTES + body as usize).next_multiple_of(HEADER_BYTES))
+    }
+
+    /// Takes the frame at the front of `message`, which is left with the rest. The checksum is not looked at.
+    pub(crate) fn take(message: &mut Buffer) -> Result<Received, FrameError> {
+        let bytes = message.as_slice();
+        if bytes.len() < HEADER_BYTES {
+            return Err(FrameError::Short);
+        }
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let kind = *KINDS.get(word(4) as usize).ok_or(FrameError::Kind(word(4)))?;
+        let len = Self::len(bytes)?;
+        if len > bytes.len() {
+            return Err(FrameError::Short);
+        }
+        let body_len = long(40) as usize;
+        let header = Header {
+            kind,
+            run: word(8),
+            edge: word(12),
+            source: word(16),
+            target: word(20),
+            seq: long(24),
+            rows: long(32),
+        };
+        let whole = message.slice_with_length(0, len);
+        message.advance(len);
+        Ok(Received { header, whole, body_len })
+    }
+
+    /// Whether header and body are as they were sent.
+    pub(crate) fn verify(&self) -> Result<(), FrameError> {
+        let bytes = self.whole.as_slice();
+        let sum = u64::from_le_bytes(bytes[48..56].try_into().expect("eight bytes"));
+        match checksum(&bytes[..48], &bytes[HEADER_BYTES..HEADER_BYTES + self.body_len]) == sum {
+            true => Ok(()),
+            false => Err(FrameError::Checksum),
+        }
+    }
+
+    /// The body, still in the message's buffer.
+    pub(crate) fn body(&self) -> Buffer {
+        self.whole.slice_with_length(HEADER_BYTES, self.body_len)
+    }
+}

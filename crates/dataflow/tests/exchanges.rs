@@ -1,0 +1,365 @@
+//! Exchanges that work on rows as they move them: reductions, gathers by key, sorts, joins, unions; each against a few lines
+//! of the standard library, on any number of workers and copies, in memory and on disk.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use arrow::array::*;
+use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
+use common::{Data, run_graph, schema, sink, source, tight};
+use proptest::prelude::*;
+use tidemill_dataflow::exchange::*;
+use tidemill_dataflow::memory::MemorySettings;
+use tidemill_dataflow::{Item, Overlay, RunReport, Settings, TaskSpec};
+
+type Row = (Option<i64>, i64, f64);
+
+fn rows_schema() -> SchemaRef {
+    schema(&[("k", DataType::Int64), ("n", DataType::Int64), ("x", DataType::Float64)])
+}
+
+fn batch(schema: &SchemaRef, rows: &[Row]) -> RecordBatch {
+    let k: Int64Array = rows.iter().map(|row| row.0).collect();
+    let n = Int64Array::from_iter_values(rows.iter().map(|row| row.1));
+    let x = Float64Array::from_iter_values(rows.iter().map(|row| row.2));
+    RecordBatch::try_new(schema.clone(), vec![Arc::new(k), Arc::new(n), Arc::new(x)]).unwrap()
+}
+
+/// The rows of copy `copy`: `batches` times up to `size`, keys below `keys` with nulls among them.
+fn rows_of(seed: u64, copy: u32, batches: usize, size: usize, keys: u64) -> Vec<Vec<Row>> {
+    let mut state = seed * 1_000_003 + u64::from(copy) * 7919 + 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..batches)
+        .map(|at| {
+            let row = |_| {
+                let k = next() % (keys + 1);
+                ((k < keys).then_some(k as i64), (next() % 1000) as i64 - 500, (next() % 64) as f64 / 4.0)
+            };
+            (0..(size * (at + 1)) % (size + 1)).map(row).collect()
+        })
+        .collect()
+}
+
+fn data(schema: SchemaRef, seed: u64, batches: usize, size: usize, keys: u64) -> (Data, impl Fn(u32) -> Vec<Row>) {
+    let of = move |copy: u32| rows_of(seed, copy, batches, size, keys);
+    let data: Data = Arc::new(move |copy| of(copy).iter().map(|rows| batch(&schema, rows)).collect());
+    (data, move |copies: u32| (0..copies).flat_map(of).flatten().collect())
+}
+
+fn read(batch: &RecordBatch) -> Vec<Row> {
+    let k = batch.column(0).as_primitive::<Int64Type>();
+    let n = batch.column(1).as_primitive::<Int64Type>();
+    let x = batch.column(2).as_primitive::<Float64Type>();
+    (0..batch.num_rows()).map(|row| (k.is_valid(row).then(|| k.value(row)), n.value(row), x.value(row))).collect()
+}
+
+fn settings(spill: bool) -> Settings {
+    let budget_bytes = if spill { 200 << 10 } else { 0 };
+    let memory = MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() };
+    Settings { memory, ..tight() }
+}
+
+/// One source through `exchange`: the rows of each copy of the target, in order.
+fn run(
+    workers: u32,
+    copies: (u32, u32),
+    data: &Data,
+    settings: &Settings,
+    exchange: impl Exchange + Clone + 'static,
+) -> (BTreeMap<u32, Vec<RecordBatch>>, Vec<RunReport>) {
+    run_graph(workers, settings, |graph, kept| {
+        let from = graph.add(source("from", &rows_schema(), copies.0, data));
+        let to = graph.add(sink("to", copies.1, kept));
+        graph.connect(from, to, exchange.clone());
+    })
+    .unwrap()
+}
+
+fn order(a: &Row, b: &Row) -> std::cmp::Ordering {
+    a.0.cmp(&b.0).then(a.1.cmp(&b.1)).then(a.2.total_cmp(&b.2))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
+
+    /// A key reduced at two copies, twice, or not at all.
+    #[test]
+    fn keyed_reduce_equals_a_map(
+        workers in 1u32..=5, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
+        keys in 1u64..2000, seed in 0u64..1000, spill: bool,
+    ) {
+        let (data, all) = data(rows_schema(), seed, batches, size, keys);
+        let mut expected: BTreeMap<Option<i64>, (i64, f64)> = BTreeMap::new();
+        for (k, n, x) in all(from) {
+            let entry = expected.entry(k).or_insert((0, f64::MIN));
+            *entry = (entry.0 + n, entry.1.max(x));
+        }
+        let exchange = KeyedReduce::new(["k"], Reduction::new().sum("n").max("x"));
+        let (kept, _) = run(workers, (from, to), &data, &settings(spill), exchange);
+        let mut found = BTreeMap::new();
+        for (k, n, x) in kept.values().flatten().flat_map(read) {
+            prop_assert!(found.insert(k, (n, x)).is_none());
+        }
+        prop_assert_eq!(found, expected);
+    }
+
+    /// A key that comes again after another has come would be seen as two groups.
+    #[test]
+    fn keyed_gather_brings_each_key_once(
+        workers in 1u32..=5, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
+        keys in 1u64..300, seed in 0u64..1000, spill: bool,
+    ) {
+        let (data, all) = data(rows_schema(), seed, batches, size, keys);
+        let (kept, _) = run(workers, (from, to), &data, &settings(spill), KeyedGather::new(["k"]));
+        let mut seen = BTreeSet::new();
+        let mut found = Vec::new();
+        for batches in kept.values() {
+            let mut last = None;
+            for row in batches.iter().flat_map(read) {
+                if last != Some(row.0) {
+                    prop_assert!(seen.insert(row.0), "key {:?} comes again", row.0);
+                    last = Some(row.0);
+                }
+                found.push(row);
+            }
+        }
+        let mut expected = all(from);
+        expected.sort_by(order);
+        found.sort_by(order);
+        prop_assert_eq!(found, expected);
+    }
+
+    /// One row at the root, or everywhere, along every tree; and none of no rows.
+    #[test]
+    fn reduce_and_all_reduce(
+        workers in 1u32..=6, from in 1u32..6, to in 1u32..5, batches in 0usize..4, size in 1usize..300, seed in 0u64..1000,
+        kind in 0usize..4,
+    ) {
+        let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
+        let (data, all) = data(rows_schema(), seed, batches, size, 50);
+        let all = all(from);
+        let reduction = || Reduction::new().max("k").sum("n").min("x");
+        let expected: Vec<Row> = match all.is_empty() {
+            true => Vec::new(),
+            false => vec![(
+                all.iter().filter_map(|row| row.0).max(),
+                all.iter().map(|row| row.1).sum(),
+                all.iter().map(|row| row.2).fold(f64::MAX, f64::min),
+            )],
+        };
+        let rows = |kept: &BTreeMap<u32, Vec<RecordBatch>>, copy: u32| -> Vec<Row> {
+            kept.get(&copy).into_iter().flatten().flat_map(read).collect()
+        };
+        let exchange = tidemill_dataflow::exchange::Reduce::new(reduction()).to(to - 1).along(overlay);
+        let (kept, _) = run(workers, (from, to), &data, &tight(), exchange);
+        for copy in 0..to {
+            prop_assert_eq!(rows(&kept, copy), if copy == to - 1 { expected.clone() } else { Vec::new() });
+        }
+        let (kept, _) = run(workers, (from, to), &data, &tight(), AllReduce::new(reduction()).along(overlay));
+        for copy in 0..to {
+            prop_assert_eq!(rows(&kept, copy), expected.clone());
+        }
+    }
+
+    /// All copies one after the other are the sorted rows.
+    #[test]
+    fn sort_equals_a_sort(
+        workers in 1u32..=5, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
+        keys in 1u64..2000, seed in 0u64..1000, spill: bool, descending: bool,
+    ) {
+        let (data, all) = data(rows_schema(), seed, batches, size, keys);
+        let first = if descending { SortKey::descending("k") } else { SortKey::ascending("k") };
+        let exchange = Sort::by([first, SortKey::ascending("n"), SortKey::ascending("x")]);
+        let (kept, _) = run(workers, (from, to), &data, &settings(spill), exchange);
+        let found: Vec<Row> = kept.values().flatten().flat_map(read).collect();
+        let mut expected = all(from);
+        expected.sort_by(|a, b| {
+            let k = if descending { b.0.cmp(&a.0) } else { a.0.cmp(&b.0) };
+            k.then(a.1.cmp(&b.1)).then(a.2.total_cmp(&b.2))
+        });
+        prop_assert_eq!(found, expected);
+    }
+
+    /// Every kind of join equals two loops, partitioned, and with the right side broadcast where that may be.
+    #[test]
+    fn joins_equal_two_loops(
+        workers in 1u32..=5, left_copies in 1u32..4, right_copies in 1u32..4, to in 1u32..4,
+        size in 1usize..120, keys in 1u64..60, seed in 0u64..1000, kind in 0usize..6, spill: bool, broadcast: bool,
+    ) {
+        let kinds = [JoinKind::Inner, JoinKind::Left, JoinKind::Right, JoinKind::Full, JoinKind::Semi, JoinKind::Anti];
+        let kind = kinds[kind];
+        let broadcast = broadcast && !matches!(kind, JoinKind::Right | JoinKind::Full);
+        let left_copies = if broadcast { to } else { left_copies };
+        let right_schema = schema(&[("rk", DataType::Int64), ("rn", DataType::Int64), ("rx", DataType::Float64)]);
+        let (left, all_left) = data(rows_schema(), seed, 3, size, keys);
+        let (right, all_right) = data(right_schema.clone(), seed + 5000, 2, size, keys);
+        let (all_left, all_right) = (all_left(left_copies), all_right(right_copies));
+        let equal = |l: &Row, r: &Row| l.0.is_some() && l.0 == r.0;
+        let mut expected: Vec<(Option<Row>, Option<Row>)> = Vec::new();
+        for l in &all_left {
+            let partners: Vec<&Row> = all_right.iter().filter(|r| equal(l, r)).collect();
+            match kind {
+                JoinKind::Semi if !partners.is_empty() => expected.push((Some(*l), None)),
+                JoinKind::Anti if partners.is_empty() => expected.push((Some(*l), None)),
+                JoinKind::Semi | JoinKind::Anti => {}
+                _ => {
+                    expected.extend(partners.iter().map(|r| (Some(*l), Some(**r))));
+                    if partners.is_empty() && matches!(kind, JoinKind::Left | JoinKind::Full) {
+                        expected.push((Some(*l), None));
+                    }
+                }
+            }
+        }
+        if matches!(kind, JoinKind::Right | JoinKind::Full) {
+            let alone = all_right.iter().filter(|r| !all_left.iter().any(|l| equal(l, r)));
+            expected.extend(alone.map(|r| (None, Some(*r))));
+        }
+        let (kept, _) = run_graph(workers, &settings(spill), |graph, kept| {
+            let l = graph.add(source("left", &rows_schema(), left_copies, &left));
+            let r = graph.add(source("right", &right_schema, right_copies, &right));
+            let to = graph.add(sink("to", to, kept));
+            let join = Join::new(kind, [("k", "rk")]);
+            let join = if broadcast { join.broadcast_right() } else { join };
+            graph.connect_all(vec![l.into(), r.into()], to, join);
+        })
+        .unwrap();
+        let mut found = Vec::new();
+        for batch in kept.values().flatten() {
+            let side = |from: usize| -> Vec<Option<Row>> {
+                if from >= batch.num_columns() {
+                    return vec![None; batch.num_rows()];
+                }
+                let at: Vec<usize> = (from..from + 3).collect();
+                let part = batch.project(&at).unwrap();
+                let there = part.column(1).clone();
+                read(&part).into_iter().enumerate().map(|(row, r)| there.is_valid(row).then_some(r)).collect()
+            };
+            found.extend(side(0).into_iter().zip(side(3)));
+        }
+        let key = |pair: &(Option<Row>, Option<Row>)| format!("{pair:?}");
+        found.sort_by_key(key);
+        expected.sort_by_key(key);
+        prop_assert_eq!(found, expected);
+    }
+}
+
+/// A source that feeds both sides of a join, directly and through another task: the side that is taken second must not stop
+/// the source, or the first would never end.
+#[test]
+fn a_join_with_itself_ends() {
+    let (data, all) = data(rows_schema(), 3, 40, 1000, 500);
+    for spill in [false, true] {
+        let (kept, _) = run_graph(2, &settings(spill), |graph, kept| {
+            let from = graph.add(source("from", &rows_schema(), 2, &data));
+            let sums = schema(&[("rk", DataType::Int64), ("rn", DataType::Int64)]);
+            let of_task = sums.clone();
+            let rename = TaskSpec::new("rename", move |inputs, outputs, _| {
+                let schema = of_task.clone();
+                async move {
+                    let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
+                    while let Some(Item::Batch(batch)) = input.recv().await? {
+                        output.send(RecordBatch::try_new(schema.clone(), batch.columns()[..2].to_vec())?).await?;
+                    }
+                    Ok(())
+                }
+            });
+            let rename = graph.add(rename.input("in").output("out", sums).copies(2));
+            let to = graph.add(sink("to", 2, kept));
+            graph.connect(from, rename, Direct);
+            graph.connect_all(vec![from.into(), rename.into()], to, Join::new(JoinKind::Semi, [("k", "rk")]));
+        })
+        .unwrap();
+        let with_key = all(2).iter().filter(|row| row.0.is_some()).count();
+        assert_eq!(kept.values().flatten().map(RecordBatch::num_rows).sum::<usize>(), with_key);
+    }
+}
+
+/// Three sources into one port, by one edge and by three.
+#[test]
+fn unions_bring_everything() {
+    let (data, all) = data(rows_schema(), 7, 3, 100, 50);
+    let mut expected: Vec<Row> = (0..3).flat_map(|_| all(2)).collect();
+    expected.sort_by(order);
+    for one_edge in [true, false] {
+        let (kept, _) = run_graph(3, &tight(), |graph, kept| {
+            let sources = ["a", "b", "c"].map(|name| graph.add(source(name, &rows_schema(), 2, &data)));
+            let to = graph.add(sink("to", 2, kept));
+            if one_edge {
+                graph.connect_all(sources.map(Into::into).into(), to, Union::by(Partition::by_key(["k"])));
+            } else {
+                sources.into_iter().for_each(|from| {
+                    graph.connect(from, to, Direct);
+                });
+            }
+        })
+        .unwrap();
+        let mut found: Vec<Row> = kept.values().flatten().flat_map(read).collect();
+        found.sort_by(order);
+        assert_eq!(found, expected);
+    }
+}
+
+/// Ranges are even when the input's order would mislead a sample of its beginning, and spilling is reported.
+#[test]
+fn sorted_input_is_spread_evenly() {
+    let of_batch = rows_schema();
+    let data: Data = Arc::new(move |copy| {
+        let batch = |at: i64| {
+            let row = |i: i64| (Some((at * 1000 + i) * 2 + i64::from(copy)), i, 0.0);
+            batch(&of_batch, &(0..1000).map(row).collect::<Vec<Row>>())
+        };
+        (0..100).map(batch).collect()
+    });
+    let memory = MemorySettings { budget_bytes: 2 << 20, watch_process: false, ..MemorySettings::default() };
+    let settings = Settings { memory, ..tight() };
+    let (kept, reports) = run(2, (2, 4), &data, &settings, Sort::by([SortKey::ascending("k")]));
+    let counts: Vec<usize> = kept.values().map(|b| b.iter().map(RecordBatch::num_rows).sum()).collect();
+    assert_eq!(counts.iter().sum::<usize>(), 200_000);
+    assert!(counts.iter().all(|rows| (45_000..55_000).contains(rows)), "{counts:?}");
+    assert!(reports.iter().map(|report| report.spilled_bytes).sum::<u64>() > 0);
+    let keys: Vec<i64> = kept.values().flatten().flat_map(read).map(|row| row.0.unwrap()).collect();
+    assert!(keys.is_sorted());
+}
+
+/// A function of one's own reduces like the built-in ones; NaN keys are one key, and so are both zeros.
+#[test]
+fn own_reductions_and_odd_keys() {
+    let schema = schema(&[("f", DataType::Float64), ("n", DataType::Int64)]);
+    let of_batch = schema.clone();
+    let data: Data = Arc::new(move |copy| {
+        let nan = if copy == 0 { f64::NAN } else { -f64::NAN };
+        let zero = if copy == 0 { 0.0 } else { -0.0 };
+        let f = Float64Array::from(vec![nan, zero, 1.5, nan]);
+        let n = Int64Array::from(vec![1, 10, 100, 1000]);
+        vec![RecordBatch::try_new(of_batch.clone(), vec![Arc::new(f), Arc::new(n)]).unwrap(); 2]
+    });
+    let exchange = KeyedReduce::new(
+        ["f"],
+        Reduction::with("bitwise or of n", ["n"], |rows, groups, count| {
+            let n = rows.column(0).as_primitive::<Int64Type>();
+            let mut folded = vec![0; count];
+            groups.iter().zip(n.values()).for_each(|(&group, n)| folded[group as usize] |= n);
+            Ok(RecordBatch::try_new(rows.schema(), vec![Arc::new(Int64Array::from(folded))])?)
+        }),
+    );
+    let (kept, _) = run_graph(3, &tight(), |graph, kept| {
+        let from = graph.add(source("from", &schema, 2, &data));
+        let to = graph.add(sink("to", 3, kept));
+        graph.connect(from, to, exchange.clone());
+    })
+    .unwrap();
+    let mut found: Vec<(String, i64)> = Vec::new();
+    for batch in kept.values().flatten() {
+        let (f, n) = (batch.column(0).as_primitive::<Float64Type>(), batch.column(1).as_primitive::<Int64Type>());
+        found.extend((0..batch.num_rows()).map(|row| (format!("{}", f.value(row).abs()), n.value(row))));
+    }
+    found.sort();
+    assert_eq!(found, [("0".into(), 10), ("1.5".into(), 100), ("NaN".into(), 1 | 1000)]);
+}

@@ -1,0 +1,281 @@
+//! What goes wrong is the same error on every worker, names where it began, hangs nobody and leaves the runner fit for the
+//! next run; a slow consumer stops its producers.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, SchemaRef};
+use common::{Data, Kept, run_graph, schema, sink, source, tight};
+use tidemill_collective::run_ranks;
+use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
+use tidemill_dataflow::placement::RoundRobin;
+use tidemill_dataflow::{DataflowError, Graph, Item, Runner, Settings, TaskError, TaskSpec};
+
+fn numbers() -> SchemaRef {
+    schema(&[("n", DataType::Int64)])
+}
+
+fn batch(schema: &SchemaRef, from: i64, rows: i64) -> RecordBatch {
+    RecordBatch::try_new(schema.clone(), vec![Arc::new(Int64Array::from_iter_values(from..from + rows))]).unwrap()
+}
+
+/// So many batches of 1000 rows from each copy.
+fn many(batches: i64) -> Data {
+    let schema = numbers();
+    Arc::new(move |_| (0..batches).map(|at| batch(&schema, at * 1000, 1000)).collect())
+}
+
+/// A sink whose copy 1 fails on its third batch.
+fn failing(how: fn(u32) -> Result<(), TaskError>) -> TaskSpec {
+    TaskSpec::new("fragile", move |inputs, _, context| async move {
+        let mut input = inputs.into_only();
+        let mut seen = 0;
+        while let Some(Item::Batch(_)) = input.recv().await? {
+            seen += 1;
+            if context.copy() == 1 && seen == 3 {
+                how(seen)?;
+            }
+        }
+        Ok(())
+    })
+    .input("in")
+}
+
+/// A task that fails or panics fails the run on every worker with one error; the next run works.
+#[test]
+fn a_failing_task_fails_the_run_everywhere() {
+    type How = fn(u32) -> Result<(), TaskError>;
+    let ways: [(How, &str); 2] =
+        [(|seen| Err(format!("batch {seen} is bad").into()), "batch 3 is bad"), (|_| panic!("boom"), "panicked: boom")];
+    for (how, words) in ways {
+        for workers in [1, 2, 5] {
+            let errors = run_ranks(workers, |comm| {
+                let runner = Runner::new(&comm, tight()).unwrap();
+                for attempt in 0..3 {
+                    let kept = Kept::default();
+                    let mut graph = Graph::new("test");
+                    let from = graph.add(source("from", &numbers(), 4, &many(200)));
+                    let to = graph.add(if attempt == 1 { failing(how).copies(3) } else { sink("to", 3, &kept) });
+                    graph.connect(from, to, Partition::by_key(["n"]));
+                    let result = runner.run(&graph);
+                    if attempt == 1 {
+                        let error = result.unwrap_err();
+                        let DataflowError::Task { task, copy, message, .. } = &error else { panic!("{error}") };
+                        assert_eq!((task.as_str(), *copy), ("fragile", 1));
+                        assert!(message.contains(words), "{message}");
+                    } else {
+                        result.unwrap();
+                    }
+                }
+                // The same words everywhere, the worker's number included.
+                let mut graph = Graph::new("test");
+                let from = graph.add(source("from", &numbers(), 4, &many(200)));
+                let to = graph.add(failing(how).copies(3));
+                graph.connect(from, to, Broadcast::default());
+                runner.run(&graph).unwrap_err().to_string()
+            })
+            .unwrap();
+            assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+            assert!(errors[0].contains(&format!("worker {}", 1 % workers)), "{}", errors[0]);
+        }
+    }
+}
+
+/// The job's fault ends a run in the middle of an exchange on every worker.
+#[test]
+fn a_lost_worker_ends_the_run() {
+    let errors = run_ranks(3, |comm| {
+        let endpoint = comm.endpoint().clone();
+        let mut graph = Graph::new("test");
+        let from = graph.add(source("from", &numbers(), 3, &many(500)));
+        let to = graph.add(
+            TaskSpec::new("to", move |inputs, _, context| {
+                let endpoint = endpoint.clone();
+                async move {
+                    let mut input = inputs.into_only();
+                    let mut seen = 0;
+                    while let Some(Item::Batch(_)) = input.recv().await? {
+                        seen += 1;
+                        if context.copy() == 2 && seen == 5 {
+                            endpoint.report_failure("the cable was pulled");
+                        }
+                    }
+                    Ok(())
+                }
+            })
+            .input("in"),
+        );
+        graph.connect(from, to, Partition::by_key(["n"]));
+        let runner = Runner::new(&comm, tight()).unwrap();
+        runner.run(&graph).unwrap_err().to_string()
+    })
+    .unwrap();
+    errors.iter().for_each(|error| assert!(error.contains("the cable was pulled"), "{error}"));
+}
+
+/// A consumer that stops early stops nobody else: what still comes for it is dropped.
+#[test]
+fn a_consumer_may_stop_early() {
+    fn check(exchange: impl Exchange + Clone + 'static, runs: [u32; 2]) {
+        for workers in runs {
+            let (_, reports) = run_graph(workers, &tight(), |graph, kept| {
+                let from = graph.add(source("from", &numbers(), 3, &many(300)));
+                let limit = graph.add(
+                    TaskSpec::new("limit", |inputs, outputs, _| async move {
+                        let mut input = inputs.into_only();
+                        if let Some(Item::Batch(batch)) = input.recv().await? {
+                            outputs.into_only().send(batch.slice(0, 1)).await?;
+                        }
+                        Ok(())
+                    })
+                    .input("in")
+                    .output("out", numbers())
+                    .copies(3),
+                );
+                let to = graph.add(sink("to", 1, kept));
+                graph.connect(from, limit, exchange.clone()).connect(limit, to, Gather::default());
+            })
+            .unwrap();
+            let sent: u64 = reports.iter().map(|report| report.edge("from").unwrap().rows_sent).sum();
+            assert_eq!(sent, 900_000);
+        }
+    }
+    check(Direct, [1, 2]);
+    check(Partition::by_key(["n"]), [2, 3]);
+    check(Broadcast::default(), [2, 3]);
+}
+
+/// However fast the producer and slow the consumer, what is queued stays within the window.
+#[test]
+fn a_slow_consumer_bounds_memory() {
+    for (workers, copies) in [(1, 1), (2, 2), (3, 4)] {
+        let exchanges: [fn(&mut Graph, tidemill_dataflow::TaskId, tidemill_dataflow::TaskId); 3] = [
+            |graph, from, to| drop_ref(graph.connect(from, to, Partition::by_key(["n"]))),
+            |graph, from, to| drop_ref(graph.connect(from, to, Broadcast::along(tidemill_dataflow::Overlay::Chain))),
+            |graph, from, to| drop_ref(graph.connect(from, to, Gather::default())),
+        ];
+        for connect in exchanges {
+            let (_, reports) = run_graph(workers, &tight(), |graph, _| {
+                let from = graph.add(source("from", &numbers(), 2, &many(400)));
+                let slow = TaskSpec::blocking("slow", |inputs, _, _| {
+                    let mut input = inputs.into_only();
+                    while input.recv_blocking()?.is_some() {
+                        std::thread::sleep(Duration::from_micros(20));
+                    }
+                    Ok(())
+                });
+                let to = graph.add(slow.input("in").copies(copies));
+                connect(graph, from, to);
+            })
+            .unwrap();
+            // 2 x 3.2 MB go through windows of 64 KiB, one for each of the two sources; a block is at most a batch more.
+            let queued = reports.iter().map(|report| report.edges[0].queue_bytes_max).max().unwrap();
+            assert!((1..2 * (64 << 10) + 2 * 20_000).contains(&queued), "{queued} bytes were queued");
+        }
+    }
+}
+
+fn drop_ref<T>(_: &mut T) {}
+
+/// Workers that build different graphs hear what differs before anything runs.
+#[test]
+fn different_graphs_are_named() {
+    let results = run_ranks(3, |comm| {
+        let runner = Runner::new(&comm, tight()).unwrap();
+        let mut graph = Graph::new("test");
+        let kept = Kept::default();
+        let from = graph.add(source("from", &numbers(), 2, &many(1)));
+        let to = graph.add(sink("to", if comm.rank() == 1 { 3 } else { 4 }, &kept));
+        graph.connect(from, to, Partition::by_key(["n"]));
+        let error = runner.run(&graph).unwrap_err().to_string();
+        // A graph that cannot run on one worker runs nowhere.
+        let mut graph = Graph::new("test");
+        let from = graph.add(source("from", &numbers(), 2, &many(1)));
+        let to = graph.add(sink("to", 2, &kept));
+        if comm.rank() != 2 {
+            graph.connect(from, to, Direct);
+        }
+        let second = runner.run(&graph).unwrap_err().to_string();
+        (error, second)
+    })
+    .unwrap();
+    for (error, second) in results {
+        assert!(error.contains("graphs differ") && error.contains("task \"to\""), "{error}");
+        assert!(second.contains("graphs differ"), "{second}");
+    }
+}
+
+/// Batches that are not what a port declares are refused where they are sent.
+#[test]
+fn wrong_batches_are_refused() {
+    let other = schema(&[("m", DataType::Int64)]);
+    let error = run_graph(2, &tight(), |graph, kept| {
+        let other = other.clone();
+        let task = TaskSpec::new("liar", move |_, outputs, _| {
+            let batch = batch(&other, 0, 10);
+            async move { outputs.into_only().send(batch).await }
+        });
+        let from = graph.add(task.output("out", numbers()));
+        let to = graph.add(sink("to", 2, kept));
+        graph.connect(from, to, Direct);
+    })
+    .unwrap_err()
+    .to_string();
+    assert!(error.contains("\"liar\"") && error.contains("column \"m\""), "{error}");
+}
+
+/// Who looks at signals can give a run up, on all workers.
+#[test]
+fn a_run_can_be_given_up() {
+    let errors = run_ranks(2, |comm| {
+        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let mut graph = Graph::new("test");
+        let endless = TaskSpec::new("endless", |_, outputs, _| async move {
+            let (mut output, schema) = (outputs.into_only(), numbers());
+            loop {
+                output.send(batch(&schema, 0, 1000)).await?;
+            }
+        });
+        let from = graph.add(endless.output("out", numbers()));
+        let to = graph.add(TaskSpec::new("never", |_inputs, _, _| std::future::pending()).input("in"));
+        graph.connect(from, to, Partition::by_key(["n"]));
+        let rank = comm.rank();
+        let mut look = || if rank == 1 { Err("interrupted".to_owned()) } else { Ok(()) };
+        runner.run_placed(&graph, &RoundRobin, &mut look).unwrap_err().to_string()
+    })
+    .unwrap();
+    assert!(errors.iter().all(|error| error.contains("interrupted") && *error == errors[0]), "{errors:?}");
+}
+
+/// The copies of a task compute together, each on a thread of its own.
+#[test]
+fn copies_have_a_communicator() {
+    let sums = run_ranks(3, |comm| {
+        let runner = Runner::new(&comm, tight()).unwrap();
+        let (sender, sums) = std::sync::mpsc::channel();
+        let mut graph = Graph::new("test");
+        let from = graph.add(source("from", &numbers(), 2, &many(50)));
+        let task = TaskSpec::blocking("solver", move |inputs, _, context| {
+            let mut input = inputs.into_only();
+            let mut rows = 0i64;
+            while let Some(Item::Batch(batch)) = input.recv_blocking()? {
+                rows += batch.num_rows() as i64;
+            }
+            let comm = context.comm().ok_or("no communicator")?;
+            assert_eq!((comm.rank(), comm.size()), (context.copy(), context.copies()));
+            let mut sum = [0];
+            comm.allreduce(&[rows], &mut sum, &tidemill_collective::Op::Sum)?;
+            Ok(sender.send(sum[0])?)
+        });
+        let to = graph.add(task.input("in").copies(2).with_comm());
+        graph.connect(from, to, Partition::by_key(["n"]));
+        runner.run(&graph).unwrap();
+        drop(graph);
+        sums.iter().collect::<Vec<i64>>()
+    })
+    .unwrap();
+    assert_eq!(sums.concat(), [100_000, 100_000]);
+}

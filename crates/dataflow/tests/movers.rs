@@ -1,0 +1,224 @@
+//! Direct, broadcast, gather, partition: what arrives is what was sent, to whom it was meant, in order where that is
+//! promised; on any number of workers and copies, of any type of column.
+
+mod common;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use arrow::array::*;
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, Int32Type, SchemaRef};
+use common::{Data, all_rows, rows, run_graph, schema, sink, sorted_rows, source, tight};
+use proptest::prelude::*;
+use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
+use tidemill_dataflow::{Overlay, RouteMap};
+
+/// A batch of every kind of column: numbers with NaN, strings, views, dictionaries, nested; with nulls everywhere.
+fn mixed(seed: u64, count: usize) -> RecordBatch {
+    let n = |row: usize| (seed.wrapping_mul(31).wrapping_add(row as u64 * 7919)) % 97;
+    let null = |row: usize| n(row).is_multiple_of(11);
+    let some = |row: usize| (!null(row)).then(|| n(row));
+    let text = |row: usize| some(row).map(|n| format!("word {} {}", n % 10, "x".repeat(n as usize % 20)));
+    let ints: Int64Array = (0..count).map(|row| some(row).map(|n| n as i64)).collect();
+    let floats: Float64Array =
+        (0..count).map(|row| some(row).map(|n| if n % 5 == 0 { f64::NAN } else { n as f64 })).collect();
+    let strings: StringArray = (0..count).map(text).collect();
+    let views: StringViewArray = (0..count).map(text).collect();
+    let flags: BooleanArray = (0..count).map(|row| some(row).map(|n| n % 2 == 0)).collect();
+    let words: DictionaryArray<Int32Type> =
+        (0..count).map(|row| some(row).map(|n| ["a", "b", "c"][n as usize % 3])).collect();
+    let lists = ListArray::from_iter_primitive::<Int32Type, _, _>(
+        (0..count).map(|row| some(row).map(|n| (0..n % 4).map(|i| (i != 2).then_some(i as i32)).collect::<Vec<_>>())),
+    );
+    let pair_int: ArrayRef = Arc::new(ints.clone());
+    let pair_text: ArrayRef = Arc::new(strings.clone());
+    let fields = vec![Field::new("n", DataType::Int64, true), Field::new("t", DataType::Utf8, true)];
+    let pairs = StructArray::new(fields.into(), vec![pair_int, pair_text], None);
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("i", Arc::new(ints)),
+        ("f", Arc::new(floats)),
+        ("s", Arc::new(strings)),
+        ("v", Arc::new(views)),
+        ("b", Arc::new(flags)),
+        ("d", Arc::new(words)),
+        ("l", Arc::new(lists)),
+        ("p", Arc::new(pairs)),
+    ];
+    let fields: Vec<(&str, DataType)> = columns.iter().map(|(name, c)| (*name, c.data_type().clone())).collect();
+    RecordBatch::try_new(schema(&fields), columns.into_iter().map(|(_, column)| column).collect()).unwrap()
+}
+
+fn mixed_schema() -> SchemaRef {
+    mixed(0, 0).schema()
+}
+
+/// Copies send different numbers of batches of different sizes, some empty, some none.
+fn mixed_data(seed: u64, batches: usize, rows: usize) -> Data {
+    Arc::new(move |copy| {
+        let batch = |at: usize| mixed(seed + u64::from(copy) * 1000 + at as u64, (rows * at) % (rows + 1));
+        (0..batches + copy as usize % 2).map(batch).collect()
+    })
+}
+
+fn sent(data: &Data, copies: u32) -> Vec<RecordBatch> {
+    (0..copies).flat_map(|copy| data(copy)).collect()
+}
+
+fn run(
+    workers: u32,
+    copies: (u32, u32),
+    data: &Data,
+    schema: &SchemaRef,
+    exchange: impl Exchange + Clone + 'static,
+) -> BTreeMap<u32, Vec<RecordBatch>> {
+    let result = run_graph(workers, &tight(), |graph, kept| {
+        let from = graph.add(source("from", schema, copies.0, data));
+        let to = graph.add(sink("to", copies.1, kept));
+        graph.connect(from, to, exchange.clone());
+    });
+    let (kept, reports) = result.unwrap();
+    let rows: usize = kept.values().flatten().map(RecordBatch::num_rows).sum();
+    assert_eq!(reports.iter().map(|report| report.edges[0].rows_received).sum::<u64>(), rows as u64);
+    for batch in kept.values().flatten() {
+        assert!(batch.num_rows() > 0);
+        assert_eq!(batch.schema(), *schema);
+    }
+    kept
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// A row lost, doubled, changed or sent to the wrong copy shows up against where its key was seen first.
+    #[test]
+    fn partition_by_key_keeps_rows_and_brings_equal_keys_together(
+        workers in 1u32..=8, from in 1u32..6, to in 1u32..6, batches in 0usize..6, rows_max in 0usize..400,
+        seed in 0u64..1000, keys in 0usize..5,
+    ) {
+        let data = mixed_data(seed, batches, rows_max);
+        let names = [&["i"][..], &["s", "f"], &["d"], &["l", "b"], &["p"]][keys];
+        let kept = run(workers, (from, to), &data, &mixed_schema(), Partition::by_key(names.iter().copied()));
+        prop_assert_eq!(all_rows(&kept), sorted_rows(&sent(&data, from)));
+        let mut owner: HashMap<Vec<u8>, u32> = HashMap::new();
+        for (&copy, batches) in &kept {
+            let only: Vec<RecordBatch> = batches.iter().map(|batch| {
+                let at: Vec<usize> = names.iter().map(|name| batch.schema().index_of(name).unwrap()).collect();
+                batch.project(&at).unwrap()
+            }).collect();
+            for key in rows(&only) {
+                prop_assert_eq!(*owner.entry(key).or_insert(copy), copy);
+            }
+        }
+    }
+
+    /// Batches in turn, gathered and by hand: nothing lost; gathered streams keep their order.
+    #[test]
+    fn other_movers_keep_rows_and_order(
+        workers in 1u32..=8, from in 1u32..6, to in 1u32..6, batches in 0usize..6, rows_max in 0usize..400, seed in 0u64..1000,
+    ) {
+        let (data, schema) = (mixed_data(seed, batches, rows_max), mixed_schema());
+        let all = sorted_rows(&sent(&data, from));
+
+        prop_assert_eq!(all_rows(&run(workers, (from, to), &data, &schema, Partition::round_robin())), all.clone());
+
+        let by_size = Partition::with("size", |batch, copies| {
+            Ok((0..batch.num_rows()).map(|row| row as u32 % copies).collect())
+        });
+        let kept = run(workers, (from, to), &data, &schema, by_size);
+        prop_assert_eq!(all_rows(&kept), all.clone());
+
+        let kept = run(workers, (from, to), &data, &schema, Gather::to(to - 1));
+        prop_assert!(kept.keys().all(|&copy| copy == to - 1));
+        prop_assert_eq!(all_rows(&kept), all);
+        // With one source the order is the source's; direct edges have one source each.
+        let kept = run(workers, (1, to), &data, &schema, Gather::to(0));
+        prop_assert_eq!(rows(kept.get(&0).map_or(&[], Vec::as_slice)), rows(&data(0)));
+        let kept = run(workers, (from, from), &data, &schema, Direct);
+        for copy in 0..from {
+            prop_assert_eq!(rows(kept.get(&copy).map_or(&[], Vec::as_slice)), rows(&data(copy)));
+        }
+    }
+
+    /// Every copy gets everything, along every kind of tree.
+    #[test]
+    fn broadcasts_reach_every_copy(
+        workers in 1u32..=8, from in 1u32..4, to in 1u32..9, batches in 0usize..6, rows_max in 0usize..400, seed in 0u64..1000,
+        kind in 0usize..4,
+    ) {
+        let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
+        let data = mixed_data(seed, batches, rows_max);
+        let kept = run(workers, (from, to), &data, &mixed_schema(), Broadcast::along(overlay));
+        let all = sorted_rows(&sent(&data, from));
+        for copy in 0..to {
+            prop_assert_eq!(sorted_rows(kept.get(&copy).map_or(&[], Vec::as_slice)), all.clone());
+        }
+    }
+}
+
+/// A route map by hand is followed, bucket by bucket, and its buckets are counted.
+#[test]
+fn route_maps_are_followed_and_counted() {
+    let schema = schema(&[("k", DataType::Int64)]);
+    let of_batch = schema.clone();
+    let data: Data = Arc::new(move |copy| {
+        let keys: Int64Array = (0..1000i64).map(|i| Some(i * 10 + i64::from(copy))).collect();
+        vec![RecordBatch::try_new(of_batch.clone(), vec![Arc::new(keys)]).unwrap()]
+    });
+    // Everything to copy 1, but for bucket 3.
+    let map = RouteMap::new(1, vec![1, 1, 1, 2, 1, 1, 1, 1]);
+    let (kept, reports) = run_graph(2, &tight(), |graph, kept| {
+        let from = graph.add(source("from", &schema, 2, &data));
+        let to = graph.add(sink("to", 3, kept));
+        graph.connect(from, to, Partition::by_key(["k"]).route(map.clone()));
+    })
+    .unwrap();
+    let count = |copy: u32| kept.get(&copy).map_or(0, |b| b.iter().map(|b| b.num_rows() as u64).sum());
+    let buckets: Vec<u64> = (0..8).map(|b| reports.iter().map(|report| report.edges[0].bucket_rows[b]).sum()).collect();
+    assert_eq!(buckets.iter().sum::<u64>(), 2000);
+    assert_eq!((count(0), count(1), count(2)), (0, 2000 - buckets[3], buckets[3]));
+    assert!(buckets.iter().all(|&rows| (190..310).contains(&rows)), "{buckets:?}");
+}
+
+/// A column that is a slice of a large dictionary, or of many long strings, takes its values along and no more; a dictionary
+/// that stays the same is sent once.
+#[test]
+fn dictionaries_and_views_cross_without_their_ballast() {
+    let words: Vec<String> = (0..50_000).map(|i| format!("a rather long word with the number {i}")).collect();
+    let strings: ArrayRef = Arc::new(StringArray::from(words));
+    let dictionary_type = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+    for data_type in [dictionary_type, DataType::Utf8View] {
+        let big = cast(&strings, &data_type).unwrap();
+        let schema: SchemaRef = Arc::new(arrow::datatypes::Schema::new(vec![Field::new("w", data_type.clone(), true)]));
+        let batch = RecordBatch::try_new(schema.clone(), vec![big]).unwrap();
+        let slices = batch.clone();
+        let data: Data = Arc::new(move |_| (0..100).map(|i| slices.slice(i * 500, 500)).collect());
+        let (kept, reports) = run_graph(2, &tight(), |graph, kept| {
+            let from = graph.add(source("from", &schema, 1, &data));
+            let to = graph.add(sink("to", 2, kept));
+            graph.connect(from, to, Gather::to(1));
+        })
+        .unwrap();
+        assert_eq!(rows(&kept[&1]), rows(&[batch]));
+        let bytes: u64 = reports.iter().map(|report| report.edges[0].remote_bytes).sum();
+        assert!(bytes < 5 << 20, "{data_type}: {bytes} bytes");
+    }
+}
+
+/// Rows without columns, and columns without memory, are rows all the same.
+#[test]
+fn rows_without_bytes_arrive() {
+    for fields in [&[][..], &[("n", DataType::Null), ("m", DataType::Null)]] {
+        let schema = schema(fields);
+        let of_batch = schema.clone();
+        let data: Data = Arc::new(move |_| {
+            let columns: Vec<ArrayRef> = of_batch.fields().iter().map(|_| Arc::new(NullArray::new(7)) as _).collect();
+            let options = RecordBatchOptions::new().with_row_count(Some(7));
+            vec![RecordBatch::try_new_with_options(of_batch.clone(), columns, &options).unwrap(); 3]
+        });
+        let kept = run(2, (2, 2), &data, &schema, Broadcast::default());
+        for copy in 0..2 {
+            assert_eq!(kept[&copy].iter().map(RecordBatch::num_rows).sum::<usize>(), 42);
+        }
+    }
+}

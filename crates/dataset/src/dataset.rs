@@ -1,0 +1,409 @@
+//! `DataSet`: a lazy table. Each method adds a step to a DataFusion plan; nothing is read before an action runs it.
+//!
+//! Column names are unqualified and unique at every step, so that a name always means one thing; `join` renames what would
+//! clash. A wrong column or type is an error of the step that uses it, not of the action.
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use arrow::record_batch::RecordBatch;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{Column, TableReference};
+use datafusion::dataframe::DataFrame;
+use datafusion::datasource::MemTable;
+use datafusion::logical_expr::expr::Sort;
+use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
+use datafusion::logical_expr::{Expr, LogicalPlanBuilder, Partitioning};
+use datafusion::prelude::{SQLOptions, SessionContext};
+
+use crate::engine::Engine;
+use crate::error::{DataSetError, Result};
+use crate::expr::{column, named, output_name};
+use crate::sources::Sources;
+
+/// Rows of one slice of a table in memory: DataFusion's own batch size.
+const SLICE_ROWS: usize = 8192;
+
+/// A lazy table. Cloning is cheap; every method leaves `self` as it is.
+#[derive(Debug, Clone)]
+pub struct DataSet {
+    frame: DataFrame,
+}
+
+impl DataSet {
+    /// Wraps a DataFusion frame.
+    ///
+    /// # Errors
+    /// `Query` if two columns have the same name.
+    pub fn new(frame: DataFrame) -> Result<Self> {
+        let schema = frame.schema();
+        if schema.iter().all(|(qualifier, _)| qualifier.is_none()) {
+            return Ok(DataSet { frame });
+        }
+        // Qualifiers are of use inside SQL only; here they would make `col("a")` ambiguous after a join.
+        let columns: Vec<Expr> = schema
+            .iter()
+            .map(|(qualifier, field)| {
+                Expr::Column(Column::new(qualifier.cloned(), field.name())).alias(field.name().clone())
+            })
+            .collect();
+        Ok(DataSet { frame: frame.select(columns)? })
+    }
+
+    /// A table in memory, cut into as many partitions as the engine has threads, in order.
+    ///
+    /// # Errors
+    /// `Data` if a batch does not have the schema.
+    pub fn from_batches(engine: &Engine, schema: SchemaRef, batches: &[RecordBatch]) -> Result<Self> {
+        let partitions_max = engine.context().copied_config().target_partitions();
+        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        let rows_each = rows.div_ceil(partitions_max).max(SLICE_ROWS);
+        let mut partitions = vec![Vec::new()];
+        let mut filled = 0;
+        for batch in batches {
+            let mut start = 0;
+            while start < batch.num_rows() {
+                if filled >= rows_each {
+                    partitions.push(Vec::new());
+                    filled = 0;
+                }
+                let length = SLICE_ROWS.min(batch.num_rows() - start);
+                partitions.last_mut().expect("never empty").push(batch.slice(start, length));
+                start += length;
+                filled += length;
+            }
+        }
+        let table = MemTable::try_new(schema, partitions)?;
+        DataSet::new(engine.context().read_table(Arc::new(table))?)
+    }
+
+    /// The result of a SQL query over `tables`, by the names given here, and over files named as `'path/of.csv'`.
+    ///
+    /// # Errors
+    /// `Query` if the SQL does not parse or is not a query; `UnknownColumn`.
+    pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
+        // A session of its own: the tables of one query are no concern of another.
+        let config = engine.context().copied_config();
+        let context = SessionContext::new_with_config_rt(config, engine.context().runtime_env()).enable_url_table();
+        for (name, table) in tables {
+            context.register_table(TableReference::bare(name), table.frame.into_view())?;
+        }
+        let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
+        DataSet::new(context.sql_with_options(query, options).await?)
+    }
+
+    /// The DataFusion frame.
+    pub fn frame(&self) -> &DataFrame {
+        &self.frame
+    }
+
+    /// Names and types of the columns.
+    pub fn schema(&self) -> SchemaRef {
+        Arc::clone(self.frame.schema().inner())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.frame.schema().fields().iter().map(|field| field.name().clone()).collect()
+    }
+
+    fn check_column(&self, name: &str) -> Result<()> {
+        if self.frame.schema().has_column_with_unqualified_name(name) {
+            return Ok(());
+        }
+        Err(DataSetError::unknown_column(name, self.names()))
+    }
+
+    /// These columns and no others. If any of them aggregates, all do, over the whole table.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` for types that do not fit or a name that is there twice.
+    pub fn select(&self, exprs: Vec<Expr>) -> Result<Self> {
+        if exprs.is_empty() {
+            return Err(DataSetError::Query("select needs at least one column".into()));
+        }
+        if !find_aggregate_exprs(&exprs).is_empty() {
+            return self.aggregate(Vec::new(), exprs);
+        }
+        let frame = self.frame.clone().select(exprs.into_iter().map(named).collect::<Vec<_>>())?;
+        DataSet::new(frame)
+    }
+
+    /// All columns and these; one of an existing name takes its place.
+    ///
+    /// # Errors
+    /// As for [`DataSet::select`].
+    pub fn with_columns(&self, exprs: Vec<Expr>) -> Result<Self> {
+        if let Some(aggregate) = find_aggregate_exprs(&exprs).first() {
+            return Err(DataSetError::Query(format!(
+                "{aggregate} has one value for many rows; give it a window with over(), or use select or agg"
+            )));
+        }
+        let mut columns: Vec<Expr> = self.names().iter().map(|name| column(name)).collect();
+        let mut places: std::collections::HashMap<String, usize> =
+            self.names().into_iter().enumerate().map(|(place, name)| (name, place)).collect();
+        for expr in exprs {
+            let name = output_name(&expr);
+            match places.get(&name) {
+                Some(&place) => columns[place] = named(expr),
+                None => {
+                    places.insert(name, columns.len());
+                    columns.push(named(expr));
+                }
+            }
+        }
+        self.select(columns)
+    }
+
+    /// All columns but these.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` if no column would be left.
+    pub fn drop_columns(&self, names: &[String]) -> Result<Self> {
+        names.iter().try_for_each(|name| self.check_column(name))?;
+        self.select(self.names().iter().filter(|name| !names.contains(name)).map(|name| column(name)).collect())
+    }
+
+    /// The same columns, some by new names, given as pairs (old, new).
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` if a name would be there twice.
+    pub fn rename(&self, pairs: &[(String, String)]) -> Result<Self> {
+        pairs.iter().try_for_each(|(old, _)| self.check_column(old))?;
+        let renamed = |name: String| match pairs.iter().find(|(old, _)| *old == name) {
+            Some((_, new)) => column(&name).alias(new.clone()),
+            None => column(&name),
+        };
+        self.select(self.names().into_iter().map(renamed).collect())
+    }
+
+    /// The rows for which `predicate` is true; those for which it is null go too.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` if the predicate is no boolean.
+    pub fn filter(&self, predicate: Expr) -> Result<Self> {
+        if find_window_exprs([&predicate]).is_empty() {
+            return DataSet::new(self.frame.clone().filter(predicate)?);
+        }
+        // A plan's filter knows no windows: their values become a column for the time of the filter.
+        const KEPT: &str = "tidemill kept";
+        let columns = self.names().iter().map(|name| column(name)).collect();
+        self.with_columns(vec![predicate.alias(KEPT)])?.filter(column(KEPT))?.select(columns)
+    }
+
+    /// One row for each different value of `keys`, with `aggregates` over its rows; without keys one row for all.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` for an expression that neither aggregates nor is a key.
+    pub fn aggregate(&self, keys: Vec<Expr>, aggregates: Vec<Expr>) -> Result<Self> {
+        let keys: Vec<Expr> = keys.into_iter().map(named).collect();
+        let functions = find_aggregate_exprs(&aggregates);
+        let plan = LogicalPlanBuilder::from(self.frame.logical_plan().clone())
+            .aggregate(keys.clone(), functions.clone())?
+            .build()?;
+        // The plan's node computes bare functions; what is built around them comes after.
+        let mut outputs: Vec<Expr> = keys.iter().map(|key| column(&output_name(key))).collect();
+        for expr in aggregates {
+            let name = output_name(&expr);
+            let rest = expr.transform_down(|node| {
+                Ok(if functions.contains(&node) {
+                    Transformed::new(
+                        Expr::Column(Column::from_name(node.schema_name().to_string())),
+                        true,
+                        datafusion::common::tree_node::TreeNodeRecursion::Jump,
+                    )
+                } else {
+                    Transformed::no(node)
+                })
+            })?;
+            outputs.push(rest.data.unalias().alias(name));
+        }
+        let (state, _) = self.frame.clone().into_parts();
+        DataSet::new(DataFrame::new(state, plan).select(outputs)?)
+    }
+
+    /// Sorted rows.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` for a type that has no order.
+    pub fn sort(&self, by: Vec<Sort>) -> Result<Self> {
+        DataSet::new(self.frame.clone().sort(by)?)
+    }
+
+    /// At most `count` rows after the first `skip`: of a sorted table the first ones, else any.
+    ///
+    /// # Errors
+    /// None known.
+    pub fn limit(&self, skip: usize, count: Option<usize>) -> Result<Self> {
+        DataSet::new(self.frame.clone().limit(skip, count)?)
+    }
+
+    /// Each different row once; with `subset` one row, any, for each different value of those columns.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` for types without equality.
+    pub fn distinct(&self, subset: &[String]) -> Result<Self> {
+        if subset.is_empty() {
+            return DataSet::new(self.frame.clone().distinct()?);
+        }
+        subset.iter().try_for_each(|name| self.check_column(name))?;
+        let all = self.names().iter().map(|name| column(name)).collect();
+        DataSet::new(self.frame.clone().distinct_on(subset.iter().map(|name| column(name)).collect(), all, None)?)
+    }
+
+    /// The rows of both, which have the same columns, in any order of columns.
+    ///
+    /// # Errors
+    /// `Query` if a column is in one only, or has types that do not fit.
+    pub fn union(&self, other: &DataSet) -> Result<Self> {
+        let (ours, theirs) = (self.names(), other.names());
+        let only = |a: &[String], b: &[String]| a.iter().filter(|name| !b.contains(name)).cloned().collect::<Vec<_>>();
+        let (missing, extra) = (only(&ours, &theirs), only(&theirs, &ours));
+        if !missing.is_empty() || !extra.is_empty() {
+            return Err(DataSetError::Query(format!(
+                "union needs the same columns: only the first has {missing:?}, only the second has {extra:?}"
+            )));
+        }
+        DataSet::new(self.frame.clone().union_by_name(other.frame.clone())?)
+    }
+
+    /// Cuts the rows into `partitions`: by the hash of `by`, or evenly where `by` is empty.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` for zero partitions.
+    pub fn repartition(&self, partitions: usize, by: Vec<Expr>) -> Result<Self> {
+        if partitions == 0 {
+            return Err(DataSetError::Query("repartition needs at least one partition".into()));
+        }
+        let how =
+            if by.is_empty() { Partitioning::RoundRobinBatch(partitions) } else { Partitioning::Hash(by, partitions) };
+        DataSet::new(self.frame.clone().repartition(how)?)
+    }
+
+    /// One row for each element of the lists in `names`; the other columns are repeated.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` if a column holds no lists.
+    pub fn explode(&self, names: &[String]) -> Result<Self> {
+        names.iter().try_for_each(|name| self.check_column(name))?;
+        let columns = names.iter().map(Column::from_name).collect();
+        let plan = LogicalPlanBuilder::from(self.frame.logical_plan().clone())
+            .unnest_columns_with_options(columns, Default::default())?
+            .build()?;
+        let (state, _) = self.frame.clone().into_parts();
+        DataSet::new(DataFrame::new(state, plan))
+    }
+
+    /// Runs the query; its batches come in order of the partitions, empty ones are left out.
+    ///
+    /// # Errors
+    /// `Data`, `Io`, `Memory`: what went wrong on the way.
+    pub async fn collect(self) -> Result<Vec<RecordBatch>> {
+        let sources = Sources::of(&self.frame);
+        let partitions = self.frame.collect_partitioned().await.map_err(|error| sources.name_in(error))?;
+        Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
+    }
+
+    /// How many rows the query has.
+    ///
+    /// # Errors
+    /// As for [`DataSet::collect`].
+    pub async fn count(self) -> Result<usize> {
+        let sources = Sources::of(&self.frame);
+        self.frame.count().await.map_err(|error| sources.name_in(error))
+    }
+
+    /// What will be done, as text.
+    ///
+    /// # Errors
+    /// `Query` if no plan can be made; with `Analyze`, which runs the query, as for [`DataSet::collect`].
+    pub async fn explain(self, how: Explain) -> Result<String> {
+        let plan = match how {
+            Explain::Logical => return Ok(self.frame.logical_plan().display_indent().to_string()),
+            Explain::Optimized => return Ok(self.frame.into_optimized_plan()?.display_indent().to_string()),
+            Explain::Physical | Explain::Analyze => self.frame.create_physical_plan().await?,
+        };
+        if how == Explain::Physical {
+            return Ok(datafusion::physical_plan::displayable(plan.as_ref()).indent(false).to_string());
+        }
+        let context = Arc::new(self.frame.task_ctx());
+        datafusion::physical_plan::collect_partitioned(Arc::clone(&plan), context).await?;
+        Ok(datafusion::physical_plan::display::DisplayableExecutionPlan::with_metrics(plan.as_ref())
+            .indent(false)
+            .to_string())
+    }
+}
+
+/// How much [`DataSet::explain`] says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Explain {
+    /// The steps as they were written.
+    Logical,
+    /// The steps after optimization.
+    Optimized,
+    /// What runs.
+    Physical,
+    /// What ran, with rows and times.
+    Analyze,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+    use crate::expr::{aggregate, binary, count_rows};
+    use arrow::array::{Array, Float64Array, Int64Array};
+    use datafusion::logical_expr::lit;
+
+    fn engine() -> Engine {
+        Engine::new(&EngineConfig { threads: 3, memory_bytes: None, spill_dir: None }).unwrap()
+    }
+
+    fn numbers(engine: &Engine, rows: i64) -> DataSet {
+        let values: Arc<dyn Array> = Arc::new(Int64Array::from_iter_values(0..rows));
+        let batch = RecordBatch::try_from_iter([("x", Arc::clone(&values)), ("k", values)]).unwrap();
+        DataSet::from_batches(engine, batch.schema(), &[batch]).unwrap()
+    }
+
+    fn column_of(batches: &[RecordBatch], place: usize) -> Vec<i64> {
+        let values =
+            |batch: &RecordBatch| batch.column(place).as_any().downcast_ref::<Int64Array>().unwrap().values().to_vec();
+        batches.iter().flat_map(values).collect()
+    }
+
+    /// Partitions are collected in order, so that a table comes back as it went in however many threads there are.
+    #[test]
+    fn tables_keep_their_order() {
+        let engine = engine();
+        for rows in [0, 1, SLICE_ROWS as i64, 100_000] {
+            let batches = engine.run(numbers(&engine, rows).collect()).unwrap();
+            assert_eq!(column_of(&batches, 0), (0..rows).collect::<Vec<_>>());
+        }
+    }
+
+    /// Aggregates inside other expressions are computed first, and the expression around them after.
+    #[test]
+    fn expressions_of_aggregates() {
+        let engine = engine();
+        let context = engine.context();
+        let sum = aggregate(context, "sum", vec![column("x")], false, None, Vec::new()).unwrap();
+        let mean = binary("/", sum, count_rows(context).unwrap()).unwrap().alias("mean");
+        let parity = binary("%", column("k"), lit(2i64)).unwrap();
+        let data = numbers(&engine, 10).aggregate(vec![parity], vec![mean]).unwrap();
+        let sorted = data.sort(vec![column("k").sort(true, false)]).unwrap();
+        let batches = engine.run(sorted.collect()).unwrap();
+        assert_eq!(column_of(&batches, 0), [0, 1]);
+        let means = batches[0].column(1).as_any().downcast_ref::<Float64Array>().unwrap();
+        assert_eq!(means.values().as_ref(), [4.0, 5.0]);
+    }
+
+    /// A wrong name is an error of the step that uses it: nothing runs.
+    #[test]
+    fn steps_check_names() {
+        let engine = engine();
+        let data = numbers(&engine, 1);
+        let error = data.select(vec![column("y")]).unwrap_err();
+        assert!(matches!(error, DataSetError::UnknownColumn { ref name, .. } if name == "y"), "{error}");
+        assert!(data.rename(&[("x".into(), "k".into())]).is_err());
+        assert!(data.drop_columns(&["x".into(), "k".into()]).is_err());
+    }
+}

@@ -1,0 +1,198 @@
+//! The engine: threads that run queries, the memory they may use, and the functions they know. One for a process.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use tokio::runtime::{Handle, Runtime};
+use tokio::task::AbortHandle;
+
+use crate::error::{DataSetError, Result};
+
+/// What an engine may use of the machine.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Threads that run queries, and partitions a query is cut into; at least 1.
+    pub threads: usize,
+    /// Bytes that sorts, joins and aggregations may hold together before they spill; `None`: no limit.
+    pub memory_bytes: Option<usize>,
+    /// Where spilled runs go; `None`: the system's folder for temporary files.
+    pub spill_dir: Option<PathBuf>,
+}
+
+/// Runs queries. Cheap to ask, costly to make: keep one for the life of the process.
+pub struct Engine {
+    /// There until the engine is dropped.
+    runtime: Option<Runtime>,
+    threads: Handle,
+    context: SessionContext,
+}
+
+impl Engine {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// `Query` without threads; `Io` if threads or the folder for spilling cannot be had.
+    pub fn new(config: &EngineConfig) -> Result<Self> {
+        if config.threads == 0 {
+            return Err(DataSetError::Query("an engine needs at least one thread".into()));
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(config.threads)
+            .thread_name("tidemill-query")
+            .enable_all()
+            .build()
+            .map_err(|error| DataSetError::Io(format!("cannot start query threads: {error}")))?;
+        // A folder may have been written again since it was last listed; what a file holds is told from its time and size.
+        let mut environment = RuntimeEnvBuilder::new().with_object_list_cache_limit(0);
+        if let Some(bytes) = config.memory_bytes {
+            environment = environment.with_memory_pool(std::sync::Arc::new(FairSpillPool::new(bytes)));
+        }
+        if let Some(dir) = &config.spill_dir {
+            environment = environment.with_temp_file_path(dir.clone());
+        }
+        let session = SessionConfig::new()
+            .with_target_partitions(config.threads)
+            // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
+            .set_bool("datafusion.sql_parser.enable_ident_normalization", false);
+        let context = SessionContext::new_with_config_rt(session, environment.build_arc()?);
+        Ok(Engine { threads: runtime.handle().clone(), runtime: Some(runtime), context })
+    }
+
+    /// DataFusion's session of this engine.
+    pub fn context(&self) -> &SessionContext {
+        &self.context
+    }
+
+    /// Starts `work` on the engine's threads.
+    pub fn start<T, F>(&self, work: F) -> Running<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        // One slot: the result waits there if nobody asks for it yet.
+        let (sender, outcome) = sync_channel(1);
+        let task = self.threads.spawn(async move {
+            // The caller may have given up; then nobody wants the result.
+            let _ = sender.send(work.await);
+        });
+        Running { outcome, task: task.abort_handle() }
+    }
+
+    /// Runs `work` to its end. Not to be called from one of the engine's threads.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn run<T, F>(&self, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let running = self.start(work);
+        loop {
+            if let Some(outcome) = running.wait(Duration::from_secs(3600)) {
+                return outcome;
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Not waiting for threads: one may be deep in a join that nobody wants any more, and the process is to end now.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// An action under way. Dropping it cancels the action.
+pub struct Running<T> {
+    outcome: Receiver<Result<T>>,
+    task: AbortHandle,
+}
+
+impl<T> Running<T> {
+    /// Waits for the end at most so long; `None`: not yet.
+    pub fn wait(&self, at_most: Duration) -> Option<Result<T>> {
+        match self.outcome.recv_timeout(at_most) {
+            Ok(outcome) => Some(outcome),
+            Err(RecvTimeoutError::Timeout) => None,
+            // The task ended without a result: it panicked, and the panic has been printed.
+            Err(RecvTimeoutError::Disconnected) => {
+                Some(Err(DataSetError::Internal("the query's task panicked; its message is above".into())))
+            }
+        }
+    }
+}
+
+impl<T> Drop for Running<T> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn config() -> EngineConfig {
+        EngineConfig { threads: 2, memory_bytes: None, spill_dir: None }
+    }
+
+    #[test]
+    fn runs_and_returns_errors() {
+        let engine = Engine::new(&config()).unwrap();
+        assert_eq!(engine.run(async { Ok(3) }).unwrap(), 3);
+        let error = engine.run::<(), _>(async { Err(DataSetError::Data("x".into())) }).unwrap_err();
+        assert_eq!(error, DataSetError::Data("x".into()));
+    }
+
+    /// A panic in a query must come back as an error, not as a wait without end.
+    #[test]
+    fn a_panic_is_an_error() {
+        let engine = Engine::new(&config()).unwrap();
+        let error = engine.run::<(), _>(async { panic!("on purpose") }).unwrap_err();
+        assert!(matches!(error, DataSetError::Internal(_)), "{error}");
+    }
+
+    /// Ctrl-C drops what is running; it must really end.
+    #[test]
+    fn dropping_cancels() {
+        let engine = Engine::new(&config()).unwrap();
+        let (alive, gone) = tokio::sync::oneshot::channel::<()>();
+        let running = engine.start(async move {
+            let _alive = alive;
+            std::future::pending::<Result<()>>().await
+        });
+        assert!(running.wait(Duration::from_millis(10)).is_none());
+        drop(running);
+        assert!(engine.run(async move { Ok(gone.await) }).unwrap().is_err());
+    }
+
+    /// The end of a program must not wait for a cancelled query whose thread has not noticed yet.
+    #[test]
+    fn dropping_the_engine_does_not_wait() {
+        let engine = Engine::new(&config()).unwrap();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (started, running) = std::sync::mpsc::channel();
+        drop(engine.start(async move {
+            started.send(()).unwrap();
+            let _ = held.recv();
+            Ok(())
+        }));
+        // Cancelled before or after it began; where it began, its thread is held until the last line.
+        let _ = running.recv();
+        drop(engine);
+        drop(release);
+    }
+
+    #[test]
+    fn no_threads_no_engine() {
+        assert!(Engine::new(&EngineConfig { threads: 0, ..config() }).is_err());
+    }
+}

@@ -1,0 +1,204 @@
+//! What can go wrong with a DataSet, in words for the person who wrote the query.
+
+use arrow::error::ArrowError;
+use datafusion::common::SchemaError;
+use datafusion::error::DataFusionError;
+
+/// Result of everything in this crate.
+pub type Result<T> = std::result::Result<T, DataSetError>;
+
+/// Why a query could not be built or run. Every message stands alone and names the thing at fault.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataSetError {
+    /// A column that the data does not have.
+    #[error("no column {name:?}{}; there are: {}", suggestion(nearest.as_deref()), listed(columns))]
+    UnknownColumn {
+        /// The name asked for.
+        name: String,
+        /// The existing name most like it.
+        nearest: Option<String>,
+        /// All names there are.
+        columns: Vec<String>,
+    },
+    /// A function that no registry has.
+    #[error("no function {name:?}{}", suggestion(nearest.as_deref()))]
+    UnknownFunction {
+        /// The name asked for.
+        name: String,
+        /// The existing name most like it.
+        nearest: Option<String>,
+    },
+    /// The query makes no sense: types that do not fit, names twice, SQL that does not parse.
+    #[error("{0}")]
+    Query(String),
+    /// The data is not what the query expects: a malformed file, a value that cannot be cast.
+    #[error("{0}")]
+    Data(String),
+    /// Reading or writing failed.
+    #[error("{0}")]
+    Io(String),
+    /// The memory budget or the space for spilling is used up.
+    #[error("out of memory budget: {0}")]
+    Memory(String),
+    /// Something that Tidemill or DataFusion does not do (yet).
+    #[error("not supported: {0}")]
+    Unsupported(String),
+    /// The action was given up by its caller.
+    #[error("the action was cancelled")]
+    Cancelled,
+    /// A bug: in Tidemill or below.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+fn suggestion(nearest: Option<&str>) -> String {
+    nearest.map(|name| format!(" (did you mean {name:?}?)")).unwrap_or_default()
+}
+
+/// Names for a message: all of them, unless there are very many.
+fn listed(names: &[String]) -> String {
+    const SHOWN_MAX: usize = 30;
+    let mut text = names.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN_MAX {
+        text.push_str(&format!(", and {} more", names.len() - SHOWN_MAX));
+    }
+    if text.is_empty() { "none".into() } else { text }
+}
+
+impl DataSetError {
+    /// The error of a column that `columns` does not have.
+    pub fn unknown_column(name: &str, mut columns: Vec<String>) -> Self {
+        // DataFusion may look twice, and then lists every column twice.
+        let mut seen = std::collections::HashSet::new();
+        columns.retain(|column| seen.insert(column.clone()));
+        let nearest = nearest(name, columns.iter().map(String::as_str));
+        DataSetError::UnknownColumn { name: name.into(), nearest, columns }
+    }
+
+    /// The error of a function that is none of `known`.
+    pub fn unknown_function<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        DataSetError::UnknownFunction { name: name.into(), nearest: nearest(name, known) }
+    }
+}
+
+/// The candidate most like `name`, if any is: case does not count, and at most half of the letters differ.
+fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<String> {
+    let wanted = name.to_lowercase();
+    candidates
+        .map(|candidate| (strsim::damerau_levenshtein(&wanted, &candidate.to_lowercase()), candidate))
+        .filter(|(distance, candidate)| distance * 2 <= candidate.chars().count().max(wanted.chars().count()))
+        .min_by_key(|&(distance, _)| distance)
+        .map(|(_, candidate)| candidate.to_owned())
+}
+
+impl From<DataFusionError> for DataSetError {
+    fn from(error: DataFusionError) -> Self {
+        match error {
+            DataFusionError::SchemaError(inner, _) => match *inner {
+                SchemaError::FieldNotFound { field, valid_fields } => DataSetError::unknown_column(
+                    &field.name,
+                    valid_fields.into_iter().map(|column| column.name).collect(),
+                ),
+                other => DataSetError::Query(other.to_string()),
+            },
+            // Context tells of DataFusion's own steps, a diagnostic repeats what its error says.
+            DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => (*inner).into(),
+            DataFusionError::Shared(inner) => match std::sync::Arc::try_unwrap(inner) {
+                Ok(inner) => inner.into(),
+                Err(shared) => shared_text(&shared),
+            },
+            DataFusionError::Collection(errors) => match errors.into_iter().next() {
+                Some(first) => first.into(),
+                None => DataSetError::Internal("an empty collection of errors".into()),
+            },
+            DataFusionError::External(inner) => match inner.downcast::<DataSetError>() {
+                Ok(ours) => *ours,
+                Err(other) => DataSetError::Data(other.to_string()),
+            },
+            DataFusionError::ArrowError(inner, _) => (*inner).into(),
+            other => shared_text(&other),
+        }
+    }
+}
+
+/// An error that can only be looked at: other tasks of the query hold it too.
+fn shared_text(error: &DataFusionError) -> DataSetError {
+    match error {
+        DataFusionError::Plan(text) | DataFusionError::Configuration(text) => DataSetError::Query(text.clone()),
+        DataFusionError::SQL(error, _) => DataSetError::Query(format!("SQL: {error}")),
+        DataFusionError::Execution(text) => DataSetError::Data(text.clone()),
+        DataFusionError::ParquetError(error) => DataSetError::Data(error.to_string()),
+        DataFusionError::ObjectStore(error) => DataSetError::Io(error.to_string()),
+        DataFusionError::IoError(error) => DataSetError::Io(error.to_string()),
+        DataFusionError::ResourcesExhausted(text) => DataSetError::Memory(text.clone()),
+        DataFusionError::NotImplemented(text) => DataSetError::Unsupported(text.clone()),
+        DataFusionError::ExecutionJoin(error) if error.is_cancelled() => DataSetError::Cancelled,
+        DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => shared_text(inner),
+        DataFusionError::Shared(inner) => shared_text(inner),
+        DataFusionError::External(inner) => match inner.downcast_ref::<DataSetError>() {
+            Some(ours) => ours.clone(),
+            None => DataSetError::Data(inner.to_string()),
+        },
+        DataFusionError::ArrowError(error, _) => arrow_text(error),
+        DataFusionError::SchemaError(inner, _) => DataSetError::Query(inner.to_string()),
+        other => DataSetError::Internal(other.to_string()),
+    }
+}
+
+fn arrow_text(error: &ArrowError) -> DataSetError {
+    match error {
+        ArrowError::IoError(text, _) => DataSetError::Io(text.clone()),
+        ArrowError::NotYetImplemented(text) => DataSetError::Unsupported(text.clone()),
+        ArrowError::ExternalError(inner) => match inner.downcast_ref::<DataFusionError>() {
+            Some(error) => shared_text(error),
+            None => DataSetError::Data(inner.to_string()),
+        },
+        other => DataSetError::Data(other.to_string()),
+    }
+}
+
+impl From<ArrowError> for DataSetError {
+    fn from(error: ArrowError) -> Self {
+        arrow_text(&error)
+    }
+}
+
+impl From<DataSetError> for DataFusionError {
+    fn from(error: DataSetError) -> Self {
+        DataFusionError::External(Box::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A typing error must lead to the right name, a wild guess to none.
+    #[test]
+    fn nearest_name() {
+        let names = ["price", "volume", "symbol"];
+        assert_eq!(nearest("pirce", names.into_iter()).as_deref(), Some("price"));
+        assert_eq!(nearest("Symbol", names.into_iter()).as_deref(), Some("symbol"));
+        assert_eq!(nearest("zzz", names.into_iter()), None);
+    }
+
+    #[test]
+    fn message_of_an_unknown_column() {
+        let error = DataSetError::unknown_column("pirce", vec!["price".into(), "volume".into(), "price".into()]);
+        assert_eq!(error.to_string(), r#"no column "pirce" (did you mean "price"?); there are: price, volume"#);
+        let none = DataSetError::unknown_column("x", Vec::new());
+        assert_eq!(none.to_string(), r#"no column "x"; there are: none"#);
+    }
+
+    /// Errors cross DataFusion, shared between its tasks, and come out as they went in.
+    #[test]
+    fn ours_pass_through_datafusion() {
+        let ours = DataSetError::Data("a.csv: line 3".into());
+        let shared = std::sync::Arc::new(DataFusionError::from(ours.clone()));
+        let kept = std::sync::Arc::clone(&shared);
+        let outer = DataFusionError::Context("x".into(), Box::new(DataFusionError::Shared(shared)));
+        assert_eq!(DataSetError::from(outer), ours);
+        drop(kept);
+    }
+}

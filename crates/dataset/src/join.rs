@@ -1,0 +1,148 @@
+//! Joins of two DataSets on columns that are equal.
+
+use arrow::datatypes::DataType;
+use datafusion::common::{Column, JoinType};
+use datafusion::dataframe::DataFrame;
+use datafusion::functions::expr_fn::coalesce;
+use datafusion::logical_expr::{Expr, LogicalPlanBuilder};
+
+use crate::dataset::DataSet;
+use crate::error::{DataSetError, Result};
+use crate::expr::column;
+
+/// Which rows a join keeps, and what columns it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Pairs of rows whose keys are equal.
+    Inner,
+    /// Those, and left rows without a partner.
+    Left,
+    /// Those, and right rows without a partner.
+    Right,
+    /// All rows of both.
+    Full,
+    /// Left rows that have a partner, once each.
+    Semi,
+    /// Left rows that have none.
+    Anti,
+    /// Every pair of rows; there are no keys.
+    Cross,
+}
+
+impl How {
+    /// From the word that people use.
+    ///
+    /// # Errors
+    /// `Query`, naming the words there are.
+    pub fn parse(word: &str) -> Result<Self> {
+        Ok(match word {
+            "inner" => How::Inner,
+            "left" => How::Left,
+            "right" => How::Right,
+            "full" | "outer" => How::Full,
+            "semi" => How::Semi,
+            "anti" => How::Anti,
+            "cross" => How::Cross,
+            other => {
+                return Err(DataSetError::Query(format!(
+                    "no join {other:?}; there are inner, left, right, full, semi, anti and cross"
+                )));
+            }
+        })
+    }
+
+    fn join_type(self) -> JoinType {
+        match self {
+            How::Inner | How::Cross => JoinType::Inner,
+            How::Left => JoinType::Left,
+            How::Right => JoinType::Right,
+            How::Full => JoinType::Full,
+            How::Semi => JoinType::LeftSemi,
+            How::Anti => JoinType::LeftAnti,
+        }
+    }
+}
+
+impl DataSet {
+    /// Joins on equal keys, given as pairs (left, right). A null equals nothing.
+    ///
+    /// The result has the left's columns, then the right's without its keys; a right column whose name the left has too gets
+    /// `suffix`. Where a row has no left partner its keys are the right's. `Semi` and `Anti` have the left's columns only.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` for keys of different kinds, or a name that is there twice even with `suffix`.
+    pub fn join(&self, right: &DataSet, on: &[(String, String)], how: How, suffix: &str) -> Result<DataSet> {
+        if on.is_empty() != (how == How::Cross) {
+            return Err(DataSetError::Query("every join but a cross join needs columns to join on".into()));
+        }
+        let (left_schema, right_schema) = (self.schema(), right.schema());
+        for (left_key, right_key) in on {
+            let find = |schema: &arrow::datatypes::Schema, name: &str| match schema.field_with_name(name) {
+                Ok(field) => Ok(field.data_type().clone()),
+                Err(_) => {
+                    let names = schema.fields().iter().map(|field| field.name().clone()).collect();
+                    Err(DataSetError::unknown_column(name, names))
+                }
+            };
+            check_kinds(left_key, &find(&left_schema, left_key)?, right_key, &find(&right_schema, right_key)?)?;
+        }
+        // No name of the right can clash with one of the left, or with one that the result will have.
+        let inner_name = |name: &str| format!("right {name}\u{1f}");
+        let renamed: Vec<Expr> =
+            right_schema.fields().iter().map(|field| column(field.name()).alias(inner_name(field.name()))).collect();
+        let (_, right_plan) = right.frame().clone().select(renamed)?.into_parts();
+        let (state, left_plan) = self.frame().clone().into_parts();
+        let left_keys: Vec<Column> = on.iter().map(|(left, _)| Column::from_name(left)).collect();
+        let right_keys: Vec<Column> = on.iter().map(|(_, right)| Column::from_name(inner_name(right))).collect();
+        let builder = LogicalPlanBuilder::from(left_plan);
+        let plan = match how {
+            How::Cross => builder.cross_join(right_plan)?,
+            _ => builder.join(right_plan, how.join_type(), (left_keys, right_keys), None)?,
+        };
+        let joined = DataFrame::new(state, plan.build()?);
+        if matches!(how, How::Semi | How::Anti) {
+            return DataSet::new(joined);
+        }
+        let mut outputs = Vec::new();
+        for field in left_schema.fields() {
+            let own = column(field.name());
+            outputs.push(match on.iter().find(|(left, _)| left == field.name()) {
+                Some((_, key)) if how == How::Right => column(&inner_name(key)).alias(field.name().clone()),
+                Some((_, key)) if how == How::Full => {
+                    coalesce(vec![own, column(&inner_name(key))]).alias(field.name().clone())
+                }
+                _ => own,
+            });
+        }
+        for field in right_schema.fields() {
+            let name = field.name();
+            if on.iter().any(|(_, key)| key == name) {
+                continue;
+            }
+            let shown = match left_schema.field_with_name(name) {
+                Ok(_) => format!("{name}{suffix}"),
+                Err(_) => name.clone(),
+            };
+            outputs.push(column(&inner_name(name)).alias(shown));
+        }
+        DataSet::new(joined.select(outputs)?)
+    }
+}
+
+/// Refuses keys that could only be compared as text: a number and a string are never meant to be equal.
+fn check_kinds(left: &str, left_type: &DataType, right: &str, right_type: &DataType) -> Result<()> {
+    let kind = |data_type: &DataType| match data_type {
+        DataType::Dictionary(_, value) => is_text(value),
+        other => is_text(other),
+    };
+    if kind(left_type) != kind(right_type) && !left_type.is_null() && !right_type.is_null() {
+        return Err(DataSetError::Query(format!(
+            "cannot join {left:?} of type {left_type} with {right:?} of type {right_type}; cast one of them"
+        )));
+    }
+    Ok(())
+}
+
+fn is_text(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
+}

@@ -1,0 +1,34 @@
+//! What people write: lazy tables, expressions and SQL. The work is DataFusion's; this crate gives it names, checks and errors
+//! that people can use.
+//!
+//! | module    | what                                                                      |
+//! |-----------|---------------------------------------------------------------------------|
+//! | `engine`  | threads and memory that queries run with; actions that can be cancelled    |
+//! | `dataset` | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
+//! | `join`    | joins of two DataSets                                                      |
+//! | `expr`    | expressions by the names that Python uses                                  |
+//! | `types`   | column types by name                                                       |
+//! | `read`    | DataSets of files; `lines` reads text                                      |
+//! | `sources` | which files a query reads, for its errors                                 |
+//! | `write`   | files of DataSets, all or nothing                                          |
+//! | `error`   | `DataSetError`: every message stands alone                                 |
+#![warn(missing_docs)]
+
+mod dataset;
+mod engine;
+mod error;
+pub mod expr;
+mod join;
+mod lines;
+mod read;
+mod sources;
+pub mod types;
+mod write;
+
+pub use datafusion;
+pub use dataset::{DataSet, Explain};
+pub use engine::{Engine, EngineConfig, Running};
+pub use error::{DataSetError, Result};
+pub use join::How;
+pub use read::{CsvLayout, Format, read};
+pub use write::Output;

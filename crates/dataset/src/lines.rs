@@ -1,0 +1,290 @@
+//! Text files as one column `line`. A file is cut into byte ranges that threads read apart; lines are views into the blocks
+//! they were read in, so that their bytes are copied once, from the file.
+//!
+//! A line belongs to the range that its first byte lies in. Line ends are `\n` or `\r\n`, and are not part of the line.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::StringViewBuilder;
+use arrow::buffer::Buffer;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::record_batch::RecordBatch;
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
+use datafusion::error::DataFusionError;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
+use datafusion::physical_plan::streaming::PartitionStream;
+
+use crate::dataset::DataSet;
+use crate::engine::Engine;
+use crate::error::{DataSetError, Result};
+
+/// Bytes read at a time. A longer line grows its block.
+const BLOCK_BYTES: usize = 1 << 20;
+/// Lines of a batch: DataFusion's own batch size.
+const BATCH_LINES: usize = 8192;
+/// A longer line is an error: it is hardly text, and an Arrow view cannot point further.
+const LINE_BYTES_MAX: usize = 1 << 30;
+
+/// A table of all lines of `files`, in their order within each partition.
+pub(crate) fn read(engine: &Engine, files: Vec<PathBuf>, compression: FileCompressionType) -> Result<DataSet> {
+    let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
+    let partitions_max = engine.context().copied_config().target_partitions();
+    let groups = if compression == FileCompressionType::UNCOMPRESSED {
+        by_bytes(&files, partitions_max)?
+    } else {
+        by_files(files, partitions_max)
+    };
+    let partitions = groups.into_iter().map(|pieces| {
+        let lines = Lines { schema: Arc::clone(&schema), pieces, compression };
+        Arc::new(lines) as Arc<dyn PartitionStream>
+    });
+    let table = StreamingTable::try_new(Arc::clone(&schema), partitions.collect())?;
+    DataSet::new(engine.context().read_table(Arc::new(table))?)
+}
+
+/// A range of a file's bytes; `end` is `u64::MAX` where it ends with the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Piece {
+    file: PathBuf,
+    start: u64,
+    end: u64,
+}
+
+/// As equal parts of all bytes as there are partitions.
+fn by_bytes(files: &[PathBuf], partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
+    let size = |file: &PathBuf| std::fs::metadata(file).map(|meta| meta.len()).map_err(|error| io(file, &error));
+    let sizes = files.iter().map(size).collect::<Result<Vec<u64>>>()?;
+    let each = sizes.iter().sum::<u64>().div_ceil(partitions_max as u64).max(BLOCK_BYTES as u64);
+    let mut groups = vec![Vec::new()];
+    let mut left = each;
+    for (file, &size) in files.iter().zip(&sizes) {
+        let mut start = 0;
+        while start < size {
+            if left == 0 {
+                groups.push(Vec::new());
+                left = each;
+            }
+            let end = size.min(start + left);
+            groups.last_mut().expect("never empty").push(Piece { file: file.clone(), start, end });
+            left -= end - start;
+            start = end;
+        }
+    }
+    Ok(groups)
+}
+
+/// Whole files: a compressed one can only be read from its beginning.
+fn by_files(files: Vec<PathBuf>, partitions_max: usize) -> Vec<Vec<Piece>> {
+    let each = files.len().div_ceil(partitions_max).max(1);
+    let whole = |file: &PathBuf| Piece { file: file.clone(), start: 0, end: u64::MAX };
+    files.chunks(each).map(|some| some.iter().map(whole).collect()).collect()
+}
+
+fn io(file: &Path, error: &std::io::Error) -> DataSetError {
+    DataSetError::Io(format!("{}: {error}", file.display()))
+}
+
+#[derive(Debug)]
+struct Lines {
+    schema: SchemaRef,
+    pieces: Vec<Piece>,
+    compression: FileCompressionType,
+}
+
+impl PartitionStream for Lines {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        // Two batches ahead: reading goes on while one is worked on, and no further.
+        let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
+        let sender = builder.tx();
+        let (schema, pieces, compression) = (Arc::clone(&self.schema), self.pieces.clone(), self.compression);
+        builder.spawn_blocking(move || {
+            for piece in pieces {
+                let mut wanted = true;
+                let emit = |batch| {
+                    wanted = sender.blocking_send(Ok(batch)).is_ok();
+                    wanted
+                };
+                read_piece(&piece, compression, &schema, emit).map_err(DataFusionError::from)?;
+                if !wanted {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        builder.build()
+    }
+}
+
+/// Gives the lines of `piece` to `emit`, until that returns false.
+fn read_piece(
+    piece: &Piece,
+    compression: FileCompressionType,
+    schema: &SchemaRef,
+    mut emit: impl FnMut(RecordBatch) -> bool,
+) -> Result<()> {
+    let failed = |error: std::io::Error| io(&piece.file, &error);
+    let mut file = File::open(&piece.file).map_err(failed)?;
+    // Where the next byte of the source lies in the file (after decompression).
+    let mut position = piece.start.saturating_sub(1);
+    file.seek(SeekFrom::Start(position)).map_err(failed)?;
+    let mut source = compression.convert_read(file)?;
+    // The line that begins before this piece is another's, unless the byte before the piece ends it.
+    let mut skipping = piece.start > 0;
+    let mut carried: Vec<u8> = Vec::new();
+    let mut ended = false;
+    while !ended {
+        let mut block = std::mem::take(&mut carried);
+        let kept = block.len();
+        let read = source.by_ref().take(BLOCK_BYTES as u64).read_to_end(&mut block).map_err(failed)?;
+        let mut block_start = position - kept as u64;
+        position += read as u64;
+        ended = read == 0;
+        if skipping {
+            let Some(at) = memchr::memchr(b'\n', &block) else {
+                // Still inside the line that is not ours; the piece may end within it.
+                if position >= piece.end {
+                    return Ok(());
+                }
+                continue;
+            };
+            block.drain(..=at);
+            block_start += at as u64 + 1;
+            skipping = false;
+        }
+        // Whole lines only; the rest waits for its end.
+        let whole = if ended { block.len() } else { memchr::memrchr(b'\n', &block).map_or(0, |at| at + 1) };
+        if block.len() - whole > LINE_BYTES_MAX {
+            return Err(DataSetError::Data(format!(
+                "{}: the line at byte {} is longer than 1 GiB",
+                piece.file.display(),
+                block_start + whole as u64
+            )));
+        }
+        carried = block.split_off(whole);
+        let more = emit_lines(block, block_start, piece, schema, &mut emit)?;
+        if !more {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Gives the lines of `block` that begin before the piece's end to `emit`. Returns whether there may be more.
+fn emit_lines(
+    block: Vec<u8>,
+    block_start: u64,
+    piece: &Piece,
+    schema: &SchemaRef,
+    emit: &mut impl FnMut(RecordBatch) -> bool,
+) -> Result<bool> {
+    let mut ends = memchr::memchr_iter(b'\n', &block).collect::<Vec<usize>>();
+    if block.last().is_some_and(|&last| last != b'\n') {
+        ends.push(block.len());
+    }
+    let buffer = Buffer::from_vec(block);
+    let mut start = 0;
+    for some in ends.chunks(BATCH_LINES) {
+        let mut lines = StringViewBuilder::with_capacity(some.len());
+        let id = lines.append_block(buffer.clone());
+        let mut is_last = false;
+        for &end in some {
+            if block_start + start as u64 >= piece.end {
+                is_last = true;
+                break;
+            }
+            let stop = if end > start && buffer[end - 1] == b'\r' { end - 1 } else { end };
+            lines.try_append_view(id, start as u32, (stop - start) as u32).map_err(|_| {
+                DataSetError::Data(format!(
+                    "{}: the line at byte {} is not UTF-8",
+                    piece.file.display(),
+                    block_start + start as u64
+                ))
+            })?;
+            start = end + 1;
+        }
+        let lines = lines.finish();
+        if !arrow::array::Array::is_empty(&lines) {
+            let batch = RecordBatch::try_new(Arc::clone(schema), vec![Arc::new(lines)])?;
+            if !emit(batch) {
+                return Ok(false);
+            }
+        }
+        if is_last {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::{Array, StringViewArray};
+
+    fn lines_of(file: &Path, start: u64, end: u64) -> Result<Vec<String>> {
+        let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
+        let mut lines = Vec::new();
+        let piece = Piece { file: file.to_owned(), start, end };
+        read_piece(&piece, FileCompressionType::UNCOMPRESSED, &schema, |batch| {
+            let column = batch.column(0).as_any().downcast_ref::<StringViewArray>().unwrap().clone();
+            lines.extend(column.iter().map(|line| line.unwrap().to_owned()));
+            true
+        })?;
+        Ok(lines)
+    }
+
+    /// However a file is cut, every line is read once and in order: also empty ones, and the last without an end.
+    #[test]
+    fn every_cut_gives_every_line_once() {
+        let file = std::env::temp_dir().join(format!("tidemill-lines-{}", std::process::id()));
+        for text in ["", "\n", "one", "a\n\nbb\r\nccc\n", "a\nb\nlast without end", "\n\n\n", "ä\nöü\n"] {
+            std::fs::write(&file, text).unwrap();
+            let expected: Vec<String> = text.lines().map(str::to_owned).collect();
+            let size = text.len() as u64;
+            for first in 0..=size {
+                for second in first..=size {
+                    let mut lines = Vec::new();
+                    for (start, end) in [(0, first), (first, second), (second, size)] {
+                        if start < end {
+                            lines.extend(lines_of(&file, start, end).unwrap());
+                        }
+                    }
+                    assert_eq!(lines, expected, "{text:?} cut at {first} and {second}");
+                }
+            }
+        }
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    /// Lines longer than a block, and files of many blocks.
+    #[test]
+    fn long_lines_grow_their_block() {
+        let file = std::env::temp_dir().join(format!("tidemill-long-{}", std::process::id()));
+        let long = "x".repeat(3 * BLOCK_BYTES);
+        let text = format!("short\n{long}\n{}end", "line\n".repeat(BLOCK_BYTES / 4));
+        std::fs::write(&file, &text).unwrap();
+        let size = text.len() as u64;
+        let mut lines = lines_of(&file, 0, size / 2).unwrap();
+        lines.extend(lines_of(&file, size / 2, size).unwrap());
+        std::fs::remove_file(&file).unwrap();
+        assert!(lines.iter().map(String::as_str).eq(text.lines()));
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_named() {
+        let file = std::env::temp_dir().join(format!("tidemill-bytes-{}", std::process::id()));
+        std::fs::write(&file, b"good\nb\xffd\n").unwrap();
+        let error = lines_of(&file, 0, 9).unwrap_err();
+        std::fs::remove_file(&file).unwrap();
+        assert!(error.to_string().ends_with("the line at byte 5 is not UTF-8"), "{error}");
+    }
+}

@@ -1,0 +1,198 @@
+//! Writing a DataSet into a folder, all or nothing: files go to a hidden folder beside it, which is renamed at the end.
+//!
+//! A crash leaves the hidden folder, never half of the output; `read` does not look into hidden folders.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{RecordBatch, UInt64Array};
+use arrow::datatypes::Schema;
+use arrow::ipc::writer::FileWriter;
+use datafusion::common::config::{CsvOptions, JsonOptions, TableParquetOptions};
+use datafusion::common::parsers::CompressionTypeVariant;
+use datafusion::dataframe::DataFrame;
+use datafusion::datasource::file_format::arrow::ArrowFormatFactory;
+use datafusion::datasource::file_format::csv::CsvFormatFactory;
+use datafusion::datasource::file_format::json::JsonFormatFactory;
+use datafusion::datasource::file_format::parquet::ParquetFormatFactory;
+use datafusion::datasource::file_format::{FileFormatFactory, format_as_file_type};
+use datafusion::error::DataFusionError;
+use datafusion::logical_expr::LogicalPlanBuilder;
+use datafusion::parquet::arrow::ArrowWriter;
+
+use crate::dataset::DataSet;
+use crate::error::{DataSetError, Result};
+use crate::sources::Sources;
+
+/// What the files look like.
+#[derive(Debug, Clone)]
+pub enum Output {
+    /// Values between delimiters, the columns' names in the first line.
+    Csv {
+        /// Between values.
+        delimiter: u8,
+        /// Whether the first line names the columns.
+        has_header: bool,
+        /// `""`, `gzip`, `bzip2`, `xz` or `zstd`.
+        compression: String,
+    },
+    /// One JSON object in each line.
+    Json {
+        /// As for CSV.
+        compression: String,
+    },
+    /// Apache Parquet.
+    Parquet {
+        /// `uncompressed`, `snappy`, `lz4_raw`, or `gzip(level)`, `brotli(level)`, `zstd(level)`.
+        compression: String,
+    },
+    /// Arrow IPC files.
+    Ipc,
+}
+
+impl Output {
+    fn factory(&self) -> Result<Arc<dyn FileFormatFactory>> {
+        Ok(match self {
+            Output::Csv { delimiter, has_header, compression } => {
+                Arc::new(CsvFormatFactory::new_with_options(CsvOptions {
+                    delimiter: *delimiter,
+                    has_header: Some(*has_header),
+                    compression: whole_file(compression)?,
+                    ..Default::default()
+                }))
+            }
+            Output::Json { compression } => Arc::new(JsonFormatFactory::new_with_options(JsonOptions {
+                compression: whole_file(compression)?,
+                ..Default::default()
+            })),
+            Output::Parquet { compression } => {
+                let mut options = TableParquetOptions::default();
+                options.global.compression = Some(compression.clone());
+                Arc::new(ParquetFormatFactory::new_with_options(options))
+            }
+            Output::Ipc => Arc::new(ArrowFormatFactory::new()),
+        })
+    }
+}
+
+fn whole_file(name: &str) -> Result<CompressionTypeVariant> {
+    name.parse()
+        .map_err(|_| DataSetError::Query(format!("no compression {name:?}; there are gzip, bzip2, xz, zstd and none")))
+}
+
+impl DataSet {
+    /// Writes the rows into files in the new folder `dir`, which appears when all is written. Returns the number of rows.
+    ///
+    /// `partition_by`: a folder `column=value` for each different value of these columns, which then are not in the files.
+    ///
+    /// # Errors
+    /// `Io` if `dir` exists and is not to be replaced, or the disk says no; `UnknownColumn`; what the query fails with.
+    /// Nothing is left behind then, and an existing `dir` is as it was.
+    pub async fn write(self, dir: &str, output: Output, partition_by: Vec<String>, overwrite: bool) -> Result<u64> {
+        let schema = self.schema();
+        for name in &partition_by {
+            if schema.field_with_name(name).is_err() {
+                let names = schema.fields().iter().map(|field| field.name().clone()).collect();
+                return Err(DataSetError::unknown_column(name, names));
+            }
+        }
+        let commit = Commit::begin(Path::new(dir), overwrite)?;
+        // The slash tells DataFusion that this is a folder of files.
+        let url = format!("{}/", commit.hidden.display());
+        let file_type = format_as_file_type(output.factory()?);
+        let (state, plan) = self.frame().clone().into_parts();
+        let plan = LogicalPlanBuilder::copy_to(plan, url, file_type, HashMap::new(), partition_by)?.build()?;
+        let sources = Sources::of(self.frame());
+        let counts = DataFrame::new(state, plan).collect().await.map_err(|error| sources.name_in(error))?;
+        let rows = counts
+            .iter()
+            .filter_map(|batch| batch.column(0).as_any().downcast_ref::<UInt64Array>())
+            .flat_map(|column| column.iter().flatten())
+            .sum();
+        if rows == 0 {
+            empty_file(&commit.hidden, &output, &schema)?;
+        }
+        commit.end()?;
+        Ok(rows)
+    }
+}
+
+/// Writes a file without rows: of no rows DataFusion makes no file, and the columns would be lost.
+fn empty_file(dir: &Path, output: &Output, schema: &Schema) -> Result<()> {
+    let create = |name: &str| {
+        let path = dir.join(name);
+        File::create(&path).map_err(|error| failed(&path, &error))
+    };
+    match output {
+        Output::Csv { delimiter, has_header, .. } => {
+            let writer = arrow::csv::WriterBuilder::new().with_delimiter(*delimiter).with_header(*has_header);
+            writer.build(create("empty.csv")?).write(&RecordBatch::new_empty(schema.clone().into()))?;
+        }
+        Output::Json { .. } => drop(create("empty.json")?),
+        Output::Parquet { .. } => {
+            let writer = ArrowWriter::try_new(create("empty.parquet")?, schema.clone().into(), None);
+            writer.and_then(ArrowWriter::close).map_err(DataFusionError::from)?;
+        }
+        Output::Ipc => FileWriter::try_new(create("empty.arrow")?, schema)?.finish()?,
+    }
+    Ok(())
+}
+
+/// Output under way. Dropping it before `end` removes what was written.
+struct Commit {
+    target: PathBuf,
+    hidden: PathBuf,
+    overwrite: bool,
+    done: bool,
+}
+
+impl Commit {
+    fn begin(target: &Path, overwrite: bool) -> Result<Self> {
+        let target = std::path::absolute(target).map_err(|error| failed(target, &error))?;
+        let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
+            return Err(DataSetError::Query(format!("{} cannot be written to", target.display())));
+        };
+        if target.exists() && !overwrite {
+            return Err(DataSetError::Io(format!("{} exists; overwrite=True replaces it", target.display())));
+        }
+        let hidden = parent.join(format!(".{}.unfinished-{}", name.to_string_lossy(), std::process::id()));
+        std::fs::create_dir_all(&hidden).map_err(|error| failed(&hidden, &error))?;
+        Ok(Commit { hidden, target, overwrite, done: false })
+    }
+
+    fn end(mut self) -> Result<()> {
+        let old = self.hidden.with_extension("replaced");
+        let replaces = self.overwrite && self.target.exists();
+        if replaces {
+            std::fs::rename(&self.target, &old).map_err(|error| failed(&self.target, &error))?;
+        }
+        if let Err(error) = std::fs::rename(&self.hidden, &self.target) {
+            if replaces {
+                // Best effort: what was there goes back, and the first error is the one to tell.
+                let _ = std::fs::rename(&old, &self.target);
+            }
+            return Err(failed(&self.target, &error));
+        }
+        self.done = true;
+        if replaces {
+            let removed = if old.is_dir() { std::fs::remove_dir_all(&old) } else { std::fs::remove_file(&old) };
+            removed.map_err(|error| failed(&old, &error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Commit {
+    fn drop(&mut self) {
+        if !self.done {
+            // The error that led here is the one to tell.
+            let _ = std::fs::remove_dir_all(&self.hidden);
+        }
+    }
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> DataSetError {
+    DataSetError::Io(format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,429 @@
+//! Lloyd's step in few features, every row against every centre: rows lie as columns of `f32`, so that a step only streams.
+//!
+//! As in the tile, `v = |c|^2 / 2 - x.c` orders the centres. Columns are `f32` whatever the type of the rows. A row whose two
+//! smallest `v` are closer than rounding can tell apart is compared again in `f64` from the row as it came: labels are
+//! those of exact arithmetic. So are the sums, which read the rows as they came too.
+
+use super::exact;
+use super::rows::Rows;
+use super::sums::{Sums, apart};
+use crate::memory::Aligned;
+use crate::pool::{Pool, share};
+use crate::simd::{Element, Isa, Kernel, Simd, WIDE, dispatch, prefetch};
+use std::ops::Range;
+
+/// The most features it is compiled for: with more, the tile's transposition costs little beside its arithmetic.
+pub(crate) const FEATURES_MAX: usize = 4;
+
+/// Elements after the last point that a vector load may touch.
+const PADDING: usize = super::rows::PANEL_MAX;
+
+/// Rows of any number of features up to [`FEATURES_MAX`].
+pub(crate) struct Columns<T>(Box<dyn AnyColumns<T>>);
+
+trait AnyColumns<T>: Send + Sync {
+    fn step(&mut self, pool: &Pool, isa: Isa, rows: Rows<'_, T>, centres: &[f64], total: &mut Sums, renew: bool)
+    -> u64;
+    fn labels(&self, pool: &Pool, out: &mut [i32]);
+}
+
+impl<T: Element> Columns<T> {
+    pub(crate) fn new(pool: &Pool, rows: Rows<'_, T>, k: usize) -> Self {
+        Columns(match rows.d() {
+            1 => Box::new(All::<1>::new(pool, rows, k)),
+            2 => Box::new(All::<2>::new(pool, rows, k)),
+            3 => Box::new(All::<3>::new(pool, rows, k)),
+            4 => Box::new(All::<4>::new(pool, rows, k)),
+            d => panic!("columns take at most {FEATURES_MAX} features, not {d}"),
+        })
+    }
+
+    /// Gives every row its nearest centre; `total` follows the rows that change, and with `renew` is formed anew. Returns
+    /// how many rows `f32` could not decide.
+    pub(crate) fn step(
+        &mut self,
+        pool: &Pool,
+        isa: Isa,
+        rows: Rows<'_, T>,
+        centres: &[f64],
+        total: &mut Sums,
+        renew: bool,
+    ) -> u64 {
+        self.0.step(pool, isa, rows, centres, total, renew)
+    }
+
+    /// The label of each row, after a step.
+    pub(crate) fn labels(&self, pool: &Pool, out: &mut [i32]) {
+        self.0.labels(pool, out);
+    }
+}
+
+/// What all threads keep.
+struct All<const D: usize> {
+    parts: Vec<Part<D>>,
+}
+
+/// What one thread keeps. Aligned, as threads write to their own all the time.
+#[repr(align(128))]
+struct Part<const D: usize> {
+    range: Range<usize>,
+    /// Whether a step has made the columns and labels.
+    labelled: bool,
+    /// Elements of a column, [`PADDING`] more than rows.
+    stride: usize,
+    /// Column after column.
+    points: Aligned<f32>,
+    /// Numbers of centres as elements, to be compared in vectors.
+    labels: Aligned<f32>,
+    /// What each cluster has gained in this step.
+    gains: Vec<Gain<D>>,
+    changed: u64,
+    unsure: u64,
+    block: Box<Block>,
+    /// Points of the block that may change their label.
+    pending: Vec<usize>,
+}
+
+/// What a cluster has gained: side by side, because a row adds to all of it.
+#[derive(Clone, Copy)]
+struct Gain<const D: usize> {
+    sum: [f64; D],
+    weight: f64,
+    /// Rows with a weight; not kept where all weigh 1.
+    count: i64,
+}
+
+impl<const D: usize> Gain<D> {
+    const NONE: Self = Gain { sum: [0.0; D], weight: 0.0, count: 0 };
+}
+
+/// Points that are searched before anything is done with what was found: a search waits for no branch, and the memory of
+/// rows that move is fetched meanwhile.
+const BLOCK: usize = 1024;
+const _: () = assert!(BLOCK.is_multiple_of(PADDING) && 64usize.is_multiple_of(PADDING));
+
+/// What a search found for a block of points.
+#[repr(align(64))]
+struct Block {
+    found: [f32; BLOCK],
+    numbers: [u32; BLOCK],
+    /// A bit for each point whose label differs or is unsure, and for each that is unsure.
+    open: [u64; BLOCK / 64],
+    unsure: [u64; BLOCK / 64],
+}
+
+impl<const D: usize> All<D> {
+    fn new<T: Element>(pool: &Pool, rows: Rows<'_, T>, k: usize) -> Self {
+        assert!((k as u64) < f32::INTEGER_MAX, "labels travel as f32");
+        let parts: Vec<Part<D>> = (0..pool.threads())
+            .map(|thread| Part {
+                range: share(rows.n(), PADDING, thread, pool.threads()),
+                labelled: false,
+                stride: 0,
+                points: Aligned::default(),
+                labels: Aligned::default(),
+                gains: apart(k, Gain::NONE),
+                changed: 0,
+                unsure: 0,
+                block: Box::new(Block {
+                    found: [0.0; BLOCK],
+                    numbers: [0; BLOCK],
+                    open: [0; BLOCK / 64],
+                    unsure: [0; BLOCK / 64],
+                }),
+                pending: Vec::new(),
+            })
+            .collect();
+        All { parts }
+    }
+}
+
+impl<T: Element, const D: usize> AnyColumns<T> for All<D> {
+    fn step(
+        &mut self,
+        pool: &Pool,
+        isa: Isa,
+        rows: Rows<'_, T>,
+        centres: &[f64],
+        total: &mut Sums,
+        renew: bool,
+    ) -> u64 {
+        let near = Centre::<D>::all(centres);
+        pool.each(&mut self.parts, |_, part| dispatch(isa, Step { part, rows, centres: &near, exact: centres, renew }));
+        if renew {
+            total.clear();
+        }
+        for part in &self.parts {
+            for (j, gain) in part.gains.iter().enumerate() {
+                let count = if rows.is_weighted() { gain.count } else { gain.weight as i64 };
+                total.add_sum(gain.sum, gain.weight, count, j as u32);
+            }
+        }
+        total.changed = self.parts.iter().map(|part| part.changed).sum();
+        self.parts.iter().map(|part| part.unsure).sum()
+    }
+
+    fn labels(&self, pool: &Pool, mut out: &mut [i32]) {
+        let mut parts = Vec::new();
+        for part in &self.parts {
+            let (mine, rest) = out.split_at_mut(part.range.len());
+            out = rest;
+            parts.push((part, mine));
+        }
+        pool.each(&mut parts, |_, (part, out)| {
+            for (out, &label) in out.iter_mut().zip(part.labels.as_slice()) {
+                // SAFETY: a label is the number of a centre. Benefit: a check of the range would take longer than the rest.
+                *out = unsafe { label.to_int_unchecked() };
+            }
+        });
+    }
+}
+
+/// A centre in `f32`.
+#[derive(Clone, Copy)]
+struct Centre<const D: usize> {
+    x: [f32; D],
+    /// `|c|^2 / 2`.
+    half: f32,
+    number: f32,
+}
+
+impl<const D: usize> Centre<D> {
+    fn all(centres: &[f64]) -> Vec<Self> {
+        let (centres, _) = centres.as_chunks::<D>();
+        let rounded = |(j, centre): (usize, &[f64; D])| {
+            let squared: f64 = centre.iter().map(|x| x * x).sum();
+            Centre { x: centre.map(|x| x as f32), half: (squared / 2.0) as f32, number: j as f32 }
+        };
+        centres.iter().enumerate().map(rounded).collect()
+    }
+}
+
+struct Step<'a, T, const D: usize> {
+    part: &'a mut Part<D>,
+    rows: Rows<'a, T>,
+    centres: &'a [Centre<D>],
+    exact: &'a [f64],
+    renew: bool,
+}
+
+impl<T: Element, const D: usize> Kernel<f32> for Step<'_, T, D> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd<Elem = f32>>(mut self, s: S) {
+        let n = self.part.range.len();
+        self.part.gains.fill(Gain::NONE);
+        (self.part.changed, self.part.unsure) = (0, 0);
+        if !self.part.labelled {
+            self.part.stride = n + PADDING;
+            self.part.labels = Aligned::zeroed(self.part.stride);
+            self.part.points = Aligned::zeroed(self.part.stride * D);
+        }
+        for first in (0..n).step_by(BLOCK) {
+            let count = BLOCK.min(n - first);
+            if self.part.labelled {
+                self.search(s, first, count);
+                self.settle(first, count);
+            } else {
+                self.load(first, count);
+                self.search(s, first, count);
+                self.settle_first(first, count);
+            }
+        }
+        self.part.labelled = true;
+        if self.renew {
+            self.part.gains.fill(Gain::NONE);
+            let Part { range, labels, gains, .. } = &mut *self.part;
+            let mut gains = Gains::new(self.rows, gains);
+            for (i, &label) in range.clone().zip(labels.as_slice()) {
+                gains.add(i, label as u32, 1.0);
+            }
+        }
+    }
+}
+
+impl<T: Element, const D: usize> Step<'_, T, D> {
+    /// Makes columns of a block of rows.
+    #[inline(always)]
+    fn load(&mut self, first: usize, count: usize) {
+        let start = self.part.range.start + first;
+        let shift: [T; D] = self.rows.shift().try_into().expect("D features");
+        let (raw, _) = self.rows.block(start..start + count).as_chunks::<D>();
+        for (f, column) in self.part.points.as_mut_slice().chunks_exact_mut(self.part.stride).enumerate() {
+            for (out, x) in column[first..].iter_mut().zip(raw) {
+                *out = x[f].minus(shift[f]).to_f64() as f32;
+            }
+        }
+    }
+
+    /// Finds the nearest centre of each point of a block.
+    #[inline(always)]
+    fn search<S: Simd<Elem = f32>>(&mut self, s: S, first: usize, count: usize) {
+        let infinity = s.splat(f32::INFINITY);
+        let margin = Margin::new(s, D);
+        let Part { stride, points: columns, labels, block, .. } = &mut *self.part;
+        block.open.fill(0);
+        block.unsure.fill(0);
+        for at in (0..count).step_by(WIDE * S::LANES) {
+            let (mut best, mut second, mut index) = ([infinity; WIDE], [infinity; WIDE], [infinity; WIDE]);
+            let mut points = [[infinity; WIDE]; D];
+            for (f, point) in points.iter_mut().enumerate() {
+                for (w, point) in point.iter_mut().enumerate() {
+                    let at = f * *stride + first + at + w * S::LANES;
+                    // SAFETY: a column has `PADDING >= WIDE * LANES` elements after its points. Benefit: no bounds checks
+                    // where the step spends its time.
+                    *point = unsafe { s.load(columns.as_slice().as_ptr().add(at)) };
+                }
+            }
+            for centre in self.centres {
+                let number = s.splat(centre.number);
+                for w in 0..WIDE {
+                    let mut v = s.splat(centre.half);
+                    for (point, &c) in points.iter().zip(&centre.x) {
+                        v = s.neg_mul_add(point[w], s.splat(c), v);
+                    }
+                    s.keep_nearest(v, number, &mut best[w], &mut second[w], &mut index[w]);
+                }
+            }
+            for w in 0..WIDE {
+                let at = at + w * S::LANES;
+                let margin = margin.of(s, points.map(|point| point[w]), best[w], second[w]);
+                // SAFETY: as above; and `found` has room for whole vectors, as `BLOCK` is a multiple of `PADDING`.
+                let label = unsafe {
+                    s.store(block.found.as_mut_ptr().add(at), index[w]);
+                    s.load(labels.as_slice().as_ptr().add(first + at))
+                };
+                // Also where something is not a number, because it was too large for f32.
+                let unsure = !s.bits(s.lt(margin, s.sub(second[w], best[w])));
+                let differ = s.bits(s.lt(label, index[w])) | s.bits(s.lt(index[w], label));
+                let lanes = u64::MAX >> (64 - S::LANES);
+                block.open[at / 64] |= (u64::from(unsure | differ) & lanes) << (at % 64);
+                block.unsure[at / 64] |= (u64::from(unsure) & lanes) << (at % 64);
+            }
+        }
+        // What lies beyond the last point is nothing.
+        if !count.is_multiple_of(64) {
+            block.open[count / 64] &= (1 << (count % 64)) - 1;
+        }
+    }
+
+    /// Labels points that had none.
+    #[inline(always)]
+    fn settle_first(&mut self, first: usize, count: usize) {
+        self.decide(first, count);
+        let Part { range, block, labels, gains, changed, .. } = &mut *self.part;
+        labels.as_mut_slice()[first..first + count].copy_from_slice(&block.found[..count]);
+        for (number, &found) in block.numbers.iter_mut().zip(&block.found) {
+            *number = found as i32 as u32;
+        }
+        let mut gains = Gains::new(self.rows, gains);
+        for (i, &number) in (range.start + first..).zip(&block.numbers[..count]) {
+            gains.add(i, number, 1.0);
+        }
+        *changed += count as u64;
+    }
+
+    /// Moves the points whose label differs.
+    #[inline(always)]
+    fn settle(&mut self, first: usize, count: usize) {
+        let Part { block, pending, range, .. } = &mut *self.part;
+        pending.clear();
+        for (word, &bits) in block.open[..count.div_ceil(64)].iter().enumerate() {
+            let mut bits = bits;
+            while bits != 0 {
+                let at = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                prefetch(self.rows.raw(range.start + first + at).as_ptr());
+                pending.push(at);
+            }
+        }
+        self.decide(first, count);
+        let Part { range, block, labels, gains, changed, pending, .. } = &mut *self.part;
+        let mut gains = Gains::new(self.rows, gains);
+        let labels = &mut labels.as_mut_slice()[first..first + count];
+        for &at in pending.iter() {
+            let (label, old) = (block.found[at], labels[at]);
+            if label != old {
+                gains.add(range.start + first + at, label as u32, 1.0);
+                gains.add(range.start + first + at, old as u32, -1.0);
+                labels[at] = label;
+                *changed += 1;
+            }
+        }
+    }
+
+    /// Finds the labels of the unsure points of the block, exactly.
+    #[inline(always)]
+    fn decide(&mut self, first: usize, count: usize) {
+        let Part { range, block, unsure, .. } = &mut *self.part;
+        for word in 0..count.div_ceil(64) {
+            // Beyond the last point all are unsure, and none is open.
+            let mut bits = block.unsure[word] & block.open[word];
+            while bits != 0 {
+                let at = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                *unsure += 1;
+                block.found[at] = exact::nearest(&self.rows, range.start + first + at, self.exact).0 as f32;
+            }
+        }
+    }
+}
+
+/// Rows as what clusters gain.
+struct Gains<'a, T, const D: usize> {
+    rows: Rows<'a, T>,
+    shift: [T; D],
+    clusters: &'a mut [Gain<D>],
+}
+
+impl<'a, T: Element, const D: usize> Gains<'a, T, D> {
+    #[inline(always)]
+    fn new(rows: Rows<'a, T>, clusters: &'a mut [Gain<D>]) -> Self {
+        Gains { rows, shift: rows.shift().try_into().expect("D features"), clusters }
+    }
+
+    /// Gives a cluster row `i`, or takes it away, by the sign.
+    #[inline(always)]
+    fn add(&mut self, i: usize, label: u32, sign: f64) {
+        let row: &[T; D] = self.rows.raw(i).try_into().expect("D features");
+        let gain = &mut self.clusters[label as usize];
+        let mut weight = sign;
+        if self.rows.is_weighted() {
+            let own = self.rows.weight(i);
+            weight *= own;
+            gain.count += if own > 0.0 { sign as i64 } else { 0 };
+        }
+        for (f, sum) in gain.sum.iter_mut().enumerate() {
+            *sum += weight * row[f].minus(self.shift[f]).to_f64();
+        }
+        gain.weight += weight;
+    }
+}
+
+/// A bound of what rounding can do to the difference of the two smallest `v` of a point: `12 |x|^2 + 5 |v|` for each, times
+/// `(d + 8) u`; `exact` says why. There is one rounding more than in the tile, that of the point.
+struct Margin<S: Simd> {
+    per_squared_norm: S::V,
+    per_v: S::V,
+    tiny: S::V,
+}
+
+impl<S: Simd<Elem = f32>> Margin<S> {
+    #[inline(always)]
+    fn new(s: S, d: usize) -> Self {
+        // Both together, and a little for the rounding of the margin itself.
+        let relative = (d as f32 + 8.0) * f32::EPSILON * 1.001;
+        let tiny = (2 * d + 8) as f32 * f32::MIN_POSITIVE;
+        Margin { per_squared_norm: s.splat(12.0 * relative), per_v: s.splat(5.0 * relative), tiny: s.splat(tiny) }
+    }
+
+    #[inline(always)]
+    fn of<const D: usize>(&self, s: S, point: [S::V; D], best: S::V, second: S::V) -> S::V {
+        let zero = s.splat(0.0);
+        let squared = point.into_iter().fold(zero, |squared, x| s.mul_add(x, x, squared));
+        // The larger of both: the second is not below the best.
+        let v = s.max(second, s.sub(zero, best));
+        s.mul_add(squared, self.per_squared_norm, s.mul_add(v, self.per_v, self.tiny))
+    }
+}

@@ -1,0 +1,438 @@
+//! Building the forest: cells from a sample, rows to cells, then a branch over each thread's cells; all but the sample on
+//! all threads.
+//!
+//! Space is first cut at medians of a sample, down to cells of about two thousand rows: that follows the data, however
+//! uneven. Within a cell, halving the longest side a few times at once is good enough, and one counting sort does it.
+
+use super::{Branch, Forest, Leaf, Node, PADDING, Part, walk};
+use crate::kmeans::rows::Rows;
+use crate::kmeans::sums::{NONE, Sums};
+use crate::memory::{reserved, zeroed};
+use crate::pool::{Pool, share};
+use crate::simd::{Element, Isa};
+use std::ops::Range;
+
+/// Rows of the sample, and rows and cells aimed at.
+const SAMPLE: usize = 32_768;
+const CELL_ROWS: usize = 2048;
+const CELLS_MAX: usize = 4096; // numbers of 16 bits hold them
+
+/// A cell is halved at most so many times by one sort.
+const HALVINGS_MAX: u32 = 5;
+
+/// A shifted row and its number.
+#[derive(Clone, Copy)]
+struct Entry<T, const D: usize> {
+    x: [T; D],
+    row: u32,
+}
+
+/// A box around points.
+type Bounds<const D: usize> = ([f64; D], [f64; D]);
+
+/// A complete binary tree of cuts, root at 1: the cell of a point is where it falls out at the bottom.
+struct Cuts<T> {
+    depth: u32,
+    cuts: Vec<(T, u32)>,
+}
+
+impl<T: Element> Cuts<T> {
+    fn new<const D: usize>(sample: &mut [[T; D]], depth: u32) -> Self {
+        let mut cuts = Cuts { depth, cuts: vec![(T::default(), 0); 1 << depth] };
+        cuts.cut(sample, 1);
+        cuts
+    }
+
+    fn cut<const D: usize>(&mut self, sample: &mut [[T; D]], at: usize) {
+        if at >= self.cuts.len() || sample.is_empty() {
+            return;
+        }
+        let (low, high) = bounds(sample, |point| *point);
+        let feature = widest(&low, &high);
+        let middle = sample.len() / 2;
+        let order = |a: &[T; D], b: &[T; D]| a[feature].partial_cmp(&b[feature]).unwrap_or(std::cmp::Ordering::Equal);
+        sample.select_nth_unstable_by(middle, order);
+        self.cuts[at] = (sample[middle][feature], feature as u32);
+        let (left, right) = sample.split_at_mut(middle);
+        self.cut(left, 2 * at);
+        self.cut(right, 2 * at + 1);
+    }
+
+    /// The cells of eight points at once: each step waits for the one before, so one point alone would mostly wait.
+    #[inline(always)]
+    fn cells<const D: usize>(&self, points: &[[T; D]; 8]) -> [u16; 8] {
+        let mut at = [1; 8];
+        for _ in 0..self.depth {
+            for (at, x) in at.iter_mut().zip(points) {
+                let (value, feature) = self.cuts[*at];
+                *at = 2 * *at + usize::from(x[feature as usize] >= value);
+            }
+        }
+        at.map(|at| (at - self.cuts.len()) as u16)
+    }
+}
+
+/// The smallest box around points. Four at a time, because each comparison waits for the one before.
+#[inline(always)]
+fn bounds<V, T: Element, const D: usize>(points: &[V], x: impl Fn(&V) -> [T; D]) -> Bounds<D> {
+    let infinity = T::from_f64(f64::INFINITY);
+    let mut low = [[infinity; D]; 4];
+    let mut high = [[T::from_f64(f64::NEG_INFINITY); D]; 4];
+    let mut take = |lane: usize, point: &V| {
+        let x = x(point);
+        for f in 0..D {
+            low[lane][f] = if x[f] < low[lane][f] { x[f] } else { low[lane][f] };
+            high[lane][f] = if x[f] > high[lane][f] { x[f] } else { high[lane][f] };
+        }
+    };
+    let chunks = points.chunks_exact(4);
+    chunks.remainder().iter().for_each(|point| take(0, point));
+    for chunk in chunks {
+        for (lane, point) in chunk.iter().enumerate() {
+            take(lane, point);
+        }
+    }
+    (
+        std::array::from_fn(|f| low.iter().map(|lane| lane[f].to_f64()).fold(f64::INFINITY, f64::min)),
+        std::array::from_fn(|f| high.iter().map(|lane| lane[f].to_f64()).fold(f64::NEG_INFINITY, f64::max)),
+    )
+}
+
+fn widest<const D: usize>(low: &[f64; D], high: &[f64; D]) -> usize {
+    let mut widest = 0;
+    for f in 1..D {
+        if high[f] - low[f] > high[widest] - low[widest] {
+            widest = f;
+        }
+    }
+    widest
+}
+
+impl<T: Element, const D: usize> Forest<T, D> {
+    pub(super) fn new(pool: &Pool, _isa: Isa, rows: Rows<'_, T>, k: usize) -> Self {
+        let (n, threads) = (rows.n(), pool.threads());
+        let shift: [T; D] = rows.shift().try_into().expect("D features");
+        let (raw, _) = rows.block(0..n).as_chunks::<D>();
+        let entry = |i: usize| Entry { x: std::array::from_fn(|f| raw[i][f].minus(shift[f])), row: i as u32 };
+        let cells = (n / CELL_ROWS).clamp(1, CELLS_MAX).next_power_of_two();
+        let stride = (n / SAMPLE).max(1);
+        let mut sample: Vec<[T; D]> = (0..n).step_by(stride).map(|i| entry(i).x).collect();
+        let cuts = Cuts::new(&mut sample, cells.trailing_zeros());
+
+        // Every thread sorts its own rows, so that no two write to one place.
+        let mut sorted: Vec<Sorted<T, D>> =
+            (0..threads).map(|_| Sorted { entries: Vec::new(), ends: vec![0; cells] }).collect();
+        pool.each(&mut sorted, |worker, sorted| {
+            let range = worker.share(n, 1);
+            let mut numbers = reserved(range.len() + 8);
+            for first in range.clone().step_by(8) {
+                let points = std::array::from_fn(|lane| entry((first + lane).min(range.end - 1)).x);
+                numbers.extend_from_slice(&cuts.cells::<D>(&points));
+            }
+            numbers.truncate(range.len());
+            for &number in &numbers {
+                sorted.ends[number as usize] += 1;
+            }
+            let mut sum = 0;
+            for end in &mut sorted.ends {
+                sum += *end;
+                *end = sum - *end;
+            }
+            sorted.entries = reserved(range.len());
+            sorted.entries.resize(range.len(), Entry { x: [T::default(); D], row: 0 });
+            for (i, number) in range.zip(numbers) {
+                let at = &mut sorted.ends[number as usize];
+                sorted.entries[*at] = entry(i);
+                *at += 1;
+            }
+        });
+
+        let counts: Vec<usize> = (0..cells).map(|cell| sorted.iter().map(|one| one.cell(cell).len()).sum()).collect();
+        let leaf_max = leaf_size(n, k);
+        let mut owned: Vec<(Range<usize>, Option<Branch<T, D>>)> =
+            balanced(&counts, threads).into_iter().map(|range| (range, None)).collect();
+        pool.each(&mut owned, |_, (range, branch)| {
+            *branch = Some(Branch::new(range.clone(), &counts, &sorted, &rows, leaf_max));
+        });
+        let part = |branch| Part { branch, delta: Sums::new(k, D), scratch: walk::Scratch::default(), searched: 0 };
+        let parts = owned.into_iter().map(|(_, branch)| part(branch.expect("every thread made its branch"))).collect();
+        Forest { parts }
+    }
+}
+
+/// Points in a leaf: few enough that most leaves meet one or two centres, enough to fill vectors.
+fn leaf_size(n: usize, k: usize) -> usize {
+    (n / k / 16).clamp(48, 1024)
+}
+
+/// Splits cells with these counts into `threads` contiguous ranges of about equal sums.
+fn balanced(counts: &[usize], threads: usize) -> Vec<Range<usize>> {
+    let total: usize = counts.iter().sum();
+    let (mut ranges, mut start, mut passed) = (Vec::new(), 0, 0);
+    for thread in 0..threads {
+        let goal = share(total, 1, thread, threads).end;
+        let mut end = start;
+        while end < counts.len() && (passed + counts[end] / 2 < goal || thread + 1 == threads) {
+            passed += counts[end];
+            end += 1;
+        }
+        ranges.push(start..end);
+        start = end;
+    }
+    ranges
+}
+
+/// The rows of one thread, cell after cell.
+struct Sorted<T, const D: usize> {
+    entries: Vec<Entry<T, D>>,
+    /// Where each cell ends.
+    ends: Vec<usize>,
+}
+
+impl<T, const D: usize> Sorted<T, D> {
+    fn cell(&self, cell: usize) -> &[Entry<T, D>] {
+        let start = if cell == 0 { 0 } else { self.ends[cell - 1] };
+        &self.entries[start..self.ends[cell]]
+    }
+}
+
+/// What growing a branch needs besides it.
+struct Soil<'a, T, const D: usize> {
+    rows: &'a Rows<'a, T>,
+    leaf_max: usize,
+    spare: Vec<Entry<T, D>>,
+    numbers: Vec<u8>,
+}
+
+/// Grows what is below one number of a range.
+type Grow<'a, T, const D: usize> = dyn FnMut(&mut Branch<T, D>, usize) -> Bounds<D> + 'a;
+
+impl<T: Element, const D: usize> Branch<T, D> {
+    fn new(
+        cells: Range<usize>,
+        counts: &[usize],
+        sorted: &[Sorted<T, D>],
+        rows: &Rows<'_, T>,
+        leaf_max: usize,
+    ) -> Self {
+        let n: usize = counts[cells.clone()].iter().sum();
+        let mut branch = Branch {
+            nodes: Vec::new(),
+            leaves: Vec::new(),
+            points: std::array::from_fn(|_| reserved(n + PADDING)),
+            labels: zeroed(n + PADDING),
+            weights: Vec::new(),
+            rows: reserved(n),
+        };
+        let mut soil = Soil { rows, leaf_max, spare: Vec::new(), numbers: Vec::new() };
+        let mut entries = Vec::new();
+        if n > 0 {
+            branch.join(cells, &|cell| counts[cell] > 0, &mut |branch, cell| {
+                entries.clear();
+                for one in sorted {
+                    entries.extend_from_slice(one.cell(cell));
+                }
+                branch.grow(&mut entries, &mut soil)
+            });
+        }
+        for feature in &mut branch.points {
+            feature.resize(n + PADDING, T::default());
+        }
+        branch
+    }
+
+    /// Adds nodes over a range of numbers, some of which are filled, each of which `grow` takes further. Numbers are cut
+    /// where their highest bit differs, as the space behind them was.
+    fn join(
+        &mut self,
+        mut numbers: Range<usize>,
+        filled: &dyn Fn(usize) -> bool,
+        grow: &mut Grow<'_, T, D>,
+    ) -> Bounds<D> {
+        // Of the halves at most one is empty: the ends are filled.
+        while !filled(numbers.start) {
+            numbers.start += 1;
+        }
+        while !filled(numbers.end - 1) {
+            numbers.end -= 1;
+        }
+        if numbers.len() == 1 {
+            return grow(self, numbers.start);
+        }
+        let last = numbers.end - 1;
+        let bit = (numbers.start ^ last).ilog2();
+        let middle = last >> bit << bit;
+        let at = self.nodes.len();
+        let first_leaf = self.leaves.len() as u32;
+        self.nodes.push(Node { low: [0.0; D], high: [0.0; D], right: 0, first_leaf, end_leaf: 0 });
+        let left = self.join(numbers.start..middle, filled, grow);
+        let right_at = self.nodes.len() as u32;
+        let right = self.join(middle..numbers.end, filled, grow);
+        let low = std::array::from_fn(|f| left.0[f].min(right.0[f]));
+        let high = std::array::from_fn(|f| left.1[f].max(right.1[f]));
+        self.nodes[at] = Node { low, high, right: right_at, first_leaf, end_leaf: self.leaves.len() as u32 };
+        (low, high)
+    }
+
+    /// Adds the node of `entries`, which it reorders, and all below.
+    fn grow(&mut self, entries: &mut [Entry<T, D>], soil: &mut Soil<'_, T, D>) -> Bounds<D> {
+        let (low, high) = bounds(entries, |entry| entry.x);
+        // Equal points cannot be told apart by centres either: one leaf holds them all. Nor can a box whose side is beyond
+        // the largest number be halved.
+        let spread = (0..D).map(|f| high[f] - low[f]).fold(0.0, f64::max);
+        if entries.len() <= soil.leaf_max || spread == 0.0 || spread.is_infinite() {
+            let leaf = self.leaves.len() as u32;
+            self.nodes.push(Node { low, high, right: 0, first_leaf: leaf, end_leaf: leaf + 1 });
+            self.add_leaf(entries, soil.rows);
+            return (low, high);
+        }
+        // The box is tight, so both ends of its longest side have a point: at least two numbers are filled.
+        let ends = sort_by_halves(entries, &low, &high, soil);
+        let start = |number: usize| if number == 0 { 0 } else { ends[number - 1] };
+        self.join(0..ends.len(), &|number| ends[number] > start(number), &mut |branch, number| {
+            branch.grow(&mut entries[start(number)..ends[number]], soil)
+        })
+    }
+
+    fn add_leaf(&mut self, entries: &[Entry<T, D>], rows: &Rows<'_, T>) {
+        let start = self.rows.len();
+        for (f, points) in self.points.iter_mut().enumerate() {
+            points.extend(entries.iter().map(|entry| entry.x[f]));
+        }
+        self.rows.extend(entries.iter().map(|entry| entry.row));
+        let (mut sum, mut total, mut count) = ([0.0; D], 0.0, 0);
+        for entry in entries {
+            let weight = rows.weight(entry.row as usize);
+            if rows.is_weighted() {
+                self.weights.push(weight);
+            }
+            total += weight;
+            count += u32::from(weight > 0.0);
+            for (sum, x) in sum.iter_mut().zip(entry.x) {
+                *sum += weight * x.to_f64();
+            }
+        }
+        let end = self.rows.len() as u32;
+        self.leaves.push(Leaf { start: start as u32, end, owner: NONE, count, weight: total, sum });
+    }
+}
+
+/// Halves the box again and again, each time its longest side, and sorts the entries by the piece they are in; returns where
+/// each piece ends. Pieces that were cut first differ in the highest bit of their number.
+fn sort_by_halves<T: Element, const D: usize>(
+    entries: &mut [Entry<T, D>],
+    low: &[f64; D],
+    high: &[f64; D],
+    soil: &mut Soil<'_, T, D>,
+) -> Vec<usize> {
+    let wanted = (entries.len() / soil.leaf_max.max(1)).next_power_of_two().trailing_zeros();
+    let halvings = wanted.clamp(1, HALVINGS_MAX);
+    let mut sides: [f64; D] = std::array::from_fn(|f| high[f] - low[f]);
+    let mut pieces = [1u32; D];
+    // What each piece along a feature adds to the number.
+    let mut part = [[0u8; 1 << HALVINGS_MAX]; D];
+    for halving in 0..halvings {
+        let mut longest = 0;
+        for f in 1..D {
+            longest = if sides[f] > sides[longest] { f } else { longest };
+        }
+        sides[longest] /= 2.0;
+        let bit = 1u8 << (halvings - 1 - halving);
+        for piece in (0..pieces[longest] as usize).rev() {
+            let above = part[longest][piece];
+            part[longest][2 * piece] = above;
+            part[longest][2 * piece + 1] = above | bit;
+        }
+        pieces[longest] *= 2;
+    }
+    let scale: [f64; D] =
+        std::array::from_fn(|f| if high[f] > low[f] { f64::from(pieces[f]) / (high[f] - low[f]) } else { 0.0 });
+    let mut ends = vec![0usize; 1 << halvings];
+    soil.numbers.clear();
+    for entry in entries.iter() {
+        let mut number = 0;
+        for f in 0..D {
+            let piece = ((entry.x[f].to_f64() - low[f]) * scale[f]) as u32;
+            number |= part[f][piece.min(pieces[f] - 1) as usize];
+        }
+        soil.numbers.push(number);
+        ends[number as usize] += 1;
+    }
+    let mut sum = 0;
+    for end in &mut ends {
+        sum += *end;
+        *end = sum - *end;
+    }
+    soil.spare.clear();
+    soil.spare.extend_from_slice(entries);
+    for (entry, &number) in soil.spare.iter().zip(&soil.numbers) {
+        let at = &mut ends[number as usize];
+        entries[*at] = *entry;
+        *at += 1;
+    }
+    ends
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn balanced_ranges_cover_all_cells() {
+        for counts in [vec![], vec![5], vec![0, 0, 9], vec![1; 64], vec![1000, 1, 1, 1]] {
+            for threads in 1..5 {
+                let ranges = balanced(&counts, threads);
+                assert_eq!(ranges.len(), threads);
+                assert_eq!(ranges[0].start, 0);
+                assert_eq!(ranges[threads - 1].end, counts.len());
+                assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            }
+        }
+    }
+
+    fn check_branch<const D: usize>(branch: &Branch<f64, D>, n: usize, leaf_max: usize) {
+        let mut rows: Vec<u32> = branch.rows.clone();
+        rows.sort_unstable();
+        assert!(rows.iter().enumerate().all(|(i, &row)| row as usize == i) && rows.len() == n, "every row once");
+        let mut start = 0;
+        for leaf in &branch.leaves {
+            assert_eq!(leaf.start, start, "leaves follow one another");
+            assert!(leaf.end > leaf.start);
+            start = leaf.end;
+        }
+        for node in &branch.nodes {
+            let leaves = &branch.leaves[node.first_leaf as usize..node.end_leaf as usize];
+            assert_eq!(node.right == 0, leaves.len() == 1);
+            for at in leaves[0].start as usize..leaves[leaves.len() - 1].end as usize {
+                let point = branch.point(at);
+                assert!((0..D).all(|f| node.low[f] <= point[f] && point[f] <= node.high[f]), "a box holds its points");
+            }
+            let count = leaves[leaves.len() - 1].end - leaves[0].start;
+            assert!(node.right != 0 || count as usize <= leaf_max || node.low == node.high);
+        }
+    }
+
+    /// Skew, twins and neighbouring numbers: halving must come to an end, and lose no row.
+    #[test]
+    fn branches_hold_every_row_once() {
+        let skewed: Vec<f64> = (0..600).map(|i| 2f64.powi(i % 500)).collect();
+        let twins: Vec<f64> = (0..600).map(|i| if i == 0 { 0.0 } else { 1.0 }).collect();
+        let close: Vec<f64> = (0..600).map(|i| if i % 2 == 0 { 1.0 } else { 1.0 + f64::EPSILON }).collect();
+        let one = vec![4.0];
+        let huge: Vec<f64> = (0..600).map(|i| if i % 2 == 0 { 1e308 } else { -1e308 } / f64::from(i + 1)).collect();
+        for x in [skewed, twins, close, one, huge] {
+            let n = x.len();
+            let line = Rows::new(&x, &[0.0], None);
+            let entries = (0..n).map(|i| Entry { x: [x[i]], row: i as u32 }).collect();
+            check_branch(&Branch::<f64, 1>::new(0..1, &[n], &[Sorted { entries, ends: vec![n] }], &line, 48), n, 48);
+            let plane = Rows::new(&x[..n / 2 * 2], &[0.0; 2], None);
+            let entries: Vec<_> = (0..n / 2).map(|i| Entry { x: [x[2 * i], x[2 * i + 1]], row: i as u32 }).collect();
+            let count = entries.len();
+            check_branch(
+                &Branch::<f64, 2>::new(0..1, &[count], &[Sorted { entries, ends: vec![count] }], &plane, 5),
+                count,
+                5,
+            );
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A number that only grows, and threads that wait for it: first spinning, then asleep.
+//!
+//! Invariant: no wake-up is lost. A waiter counts itself in `sleepers` before its last look at `value`; an advancer moves
+//! `value` before it looks at `sleepers`; the sequentially consistent fences between make at least one see the other.
+//! Model-checked in `tests/loom.rs`, which is why this file uses nothing of the crate but `sync`.
+
+use crate::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, fence, spin_loop};
+use std::sync::PoisonError;
+
+/// See the module.
+pub(crate) struct Gate {
+    value: AtomicU64,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Self {
+        Gate { value: AtomicU64::new(0), sleepers: AtomicUsize::new(0), lock: Mutex::new(()), wake: Condvar::new() }
+    }
+
+    /// The number now; what was written before the advances that led to it is visible.
+    pub(crate) fn value(&self) -> u64 {
+        self.value.load(Ordering::Acquire)
+    }
+
+    /// Adds one, wakes the sleepers, and returns the new number.
+    pub(crate) fn advance(&self) -> u64 {
+        let value = self.value.fetch_add(1, Ordering::AcqRel) + 1;
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            // Passing through the lock waits for a sleeper that has looked at `value` but not yet begun to wait.
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            self.wake.notify_all();
+        }
+        value
+    }
+
+    /// Waits until the number is at least `goal`: `spins` looks, then asleep.
+    pub(crate) fn wait_for(&self, goal: u64, spins: u32) {
+        for _ in 0..spins {
+            if self.value() >= goal {
+                return;
+            }
+            spin_loop();
+        }
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        while self.value() < goal {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+}

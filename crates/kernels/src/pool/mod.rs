@@ -1,0 +1,331 @@
+//! Long-running threads for kernels: they stay bound to their processors and meet at spin barriers.
+//!
+//! [`Pool::run`] runs one function on every thread at once and returns when all are done; the caller is thread 0. Between
+//! runs the others spin for a moment and then sleep, so that an idle pool costs nothing.
+//!
+//! Invariant: the function lives in the caller's frame. Threads reach it only between the `start` gate opening and their
+//! own arrival at `done`, and `run` leaves only after all have arrived, also when one panics.
+
+mod affinity;
+mod gate;
+
+pub use affinity::{Affinity, usable_cpus};
+
+use affinity::{CpuSet, place};
+use gate::Gate;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// Whether threads stay between runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// They stay, and meet at spin barriers (bulk synchronous parallel).
+    #[default]
+    Bsp,
+    /// Each run starts its own and waits for their end.
+    ForkJoin,
+}
+
+/// What a pool is made of.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Threads, the caller included; at least 1.
+    pub threads: usize,
+    /// Whether they stay between runs.
+    pub mode: Mode,
+    /// How they are bound.
+    pub affinity: Affinity,
+    /// Threads of workers before this one on the same host: theirs are the first processors.
+    pub first: usize,
+    /// Looks at a gate before going to sleep; about 50 ns each. Use 0 where threads outnumber processors.
+    pub spins: u32,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        PoolConfig { threads: 1, mode: Mode::Bsp, affinity: Affinity::None, first: 0, spins: 2000 }
+    }
+}
+
+/// One thread's view of a run.
+#[derive(Clone, Copy)]
+pub struct Worker<'a> {
+    /// Its number, `0..threads`.
+    pub thread: usize,
+    /// How many there are.
+    pub threads: usize,
+    meeting: &'a Meeting,
+}
+
+impl Worker<'_> {
+    /// Waits until every thread of the run has come here as often as this one.
+    ///
+    /// # Panics
+    /// If another thread of the run panicked: it will never come.
+    pub fn barrier(&self) {
+        self.meeting.meet(self.threads);
+    }
+
+    /// This thread's share of `0..n`: contiguous, in thread order, a multiple of `grain` long except the last.
+    #[must_use]
+    pub fn share(&self, n: usize, grain: usize) -> std::ops::Range<usize> {
+        share(n, grain, self.thread, self.threads)
+    }
+}
+
+/// The share of thread `thread` of `threads` in `0..n`; see [`Worker::share`].
+#[must_use]
+pub fn share(n: usize, grain: usize, thread: usize, threads: usize) -> std::ops::Range<usize> {
+    let grains = n.div_ceil(grain);
+    let at = |thread: usize| (grains * thread / threads * grain).min(n);
+    at(thread)..at(thread + 1)
+}
+
+/// A spin barrier for one run at a time.
+struct Meeting {
+    arrived: std::sync::atomic::AtomicUsize,
+    round: Gate,
+    broken: AtomicBool,
+    spins: u32,
+}
+
+impl Meeting {
+    fn new(spins: u32) -> Self {
+        Meeting { arrived: Default::default(), round: Gate::new(), broken: AtomicBool::new(false), spins }
+    }
+
+    fn meet(&self, threads: usize) {
+        // Read before `broken`: if a break-up is not seen below, its `advance` is still to come and ends the wait.
+        let next = self.round.value() + 1;
+        self.check();
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == threads {
+            self.arrived.store(0, Ordering::Relaxed); // ordered before the round by `advance`
+            self.round.advance();
+        } else {
+            self.round.wait_for(next, self.spins);
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        assert!(!self.broken.load(Ordering::Acquire), "another thread of this run panicked");
+    }
+
+    /// Releases every thread that waits or will wait in this run.
+    fn break_up(&self) {
+        self.broken.store(true, Ordering::Release);
+        self.round.advance();
+    }
+
+    fn mend(&self) {
+        self.broken.store(false, Ordering::Relaxed);
+        self.arrived.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The function of a run, in the caller's frame.
+struct Job<'a> {
+    function: &'a (dyn Fn(Worker<'_>) + Sync),
+}
+
+struct Shared {
+    start: Gate,
+    done: Gate,
+    job: AtomicPtr<Job<'static>>,
+    meeting: Meeting,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    threads: usize,
+}
+
+impl Shared {
+    /// Runs the function as `thread`, keeping the first panic for the caller.
+    fn work(&self, function: &(dyn Fn(Worker<'_>) + Sync), thread: usize) {
+        let worker = Worker { thread, threads: self.threads, meeting: &self.meeting };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| function(worker))) {
+            lock(&self.panic).get_or_insert(payload);
+            self.meeting.break_up();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Threads that run kernels; see the module.
+///
+/// ```
+/// use tidemill_kernels::pool::{Pool, PoolConfig};
+/// let pool = Pool::new(PoolConfig { threads: 3, ..PoolConfig::default() });
+/// let mut parts = [0, 0, 0];
+/// pool.each(&mut parts, |worker, part| *part = worker.thread * 10);
+/// assert_eq!(parts, [0, 10, 20]);
+/// ```
+pub struct Pool {
+    config: PoolConfig,
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+    places: Option<Vec<CpuSet>>,
+    /// One run at a time; also holds the number of runs so far.
+    runs: Mutex<u64>,
+    pid: u32,
+}
+
+impl Pool {
+    /// Starts the threads.
+    ///
+    /// # Panics
+    /// If `threads` is 0, or the operating system refuses a thread.
+    #[must_use]
+    pub fn new(config: PoolConfig) -> Pool {
+        assert!(config.threads > 0, "a pool needs at least one thread");
+        let shared = Arc::new(Shared {
+            start: Gate::new(),
+            done: Gate::new(),
+            job: AtomicPtr::new(std::ptr::null_mut()),
+            meeting: Meeting::new(config.spins),
+            panic: Mutex::new(None),
+            threads: config.threads,
+        });
+        let places = place(config.affinity, config.threads, config.first, &CpuSet::current());
+        let mut handles = Vec::new();
+        if config.mode == Mode::Bsp {
+            for thread in 1..config.threads {
+                let (shared, spins) = (Arc::clone(&shared), config.spins);
+                let place = places.as_ref().map(|places| places[thread].clone());
+                let builder = thread::Builder::new().name(format!("tidemill-{thread}"));
+                let body = move || {
+                    if let Some(place) = place {
+                        place.bind_current_thread();
+                    }
+                    serve(&shared, thread, spins);
+                };
+                handles.push(builder.spawn(body).expect("the operating system refused a kernel thread"));
+            }
+        }
+        Pool { config, shared, handles, places, runs: Mutex::new(0), pid: std::process::id() }
+    }
+
+    /// Threads, the caller included.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.config.threads
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// Whether the threads are bound to processors.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        self.places.is_some()
+    }
+
+    /// Runs `function` on every thread at once. One run at a time: a second caller waits. Not to be called from inside a
+    /// run, where it would wait for itself.
+    ///
+    /// # Panics
+    /// With the panic of the first thread that panicked, after all have ended.
+    pub fn run<F: Fn(Worker<'_>) + Sync>(&self, function: F) {
+        let mut runs = lock(&self.runs);
+        let shared = &*self.shared;
+        let bound = self.places.as_ref().map(|places| Bound::to(&places[0]));
+        shared.meeting.mend();
+        // After a fork only the calling thread exists in the child.
+        if self.config.mode == Mode::ForkJoin || std::process::id() != self.pid {
+            thread::scope(|scope| {
+                for thread in 1..shared.threads {
+                    let (function, places) = (&function, &self.places);
+                    scope.spawn(move || {
+                        if let Some(places) = places {
+                            places[thread].bind_current_thread();
+                        }
+                        shared.work(function, thread);
+                    });
+                }
+                shared.work(&function, 0);
+            });
+        } else if shared.threads == 1 {
+            shared.work(&function, 0);
+        } else {
+            *runs += 1;
+            let job = Job { function: &function };
+            shared.job.store((&raw const job).cast_mut().cast(), Ordering::Release);
+            shared.start.advance();
+            shared.work(&function, 0);
+            // `job` must outlive every use: nothing between `advance` and this wait can return or unwind.
+            shared.done.wait_for(*runs * (shared.threads as u64 - 1), self.config.spins);
+        }
+        drop(bound);
+        drop(runs);
+        let panic = lock(&shared.panic).take();
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Runs `function` on every thread with a part of its own.
+    ///
+    /// # Panics
+    /// If there is not one part for each thread; and as [`Pool::run`].
+    pub fn each<P: Send, F: Fn(Worker<'_>, &mut P) + Sync>(&self, parts: &mut [P], function: F) {
+        assert_eq!(parts.len(), self.threads(), "one part for each thread");
+        let parts: Vec<Mutex<&mut P>> = parts.iter_mut().map(Mutex::new).collect();
+        self.run(|worker| function(worker, &mut lock(&parts[worker.thread])));
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if std::process::id() != self.pid {
+            return; // after a fork there is nobody to join
+        }
+        self.shared.job.store(std::ptr::null_mut(), Ordering::Release);
+        self.shared.start.advance();
+        for handle in self.handles.drain(..) {
+            let _ = handle.join();
+        }
+    }
+}
+
+/// The life of a thread other than the caller.
+fn serve(shared: &Shared, thread: usize, spins: u32) {
+    for run in 1.. {
+        shared.start.wait_for(run, spins);
+        let job = shared.job.load(Ordering::Acquire);
+        if job.is_null() {
+            return;
+        }
+        // SAFETY: the caller of `run` keeps the job alive until every thread has advanced `done` for this run, which
+        // this thread does only after its last use of it.
+        let function = unsafe { (*job).function };
+        shared.work(function, thread);
+        shared.done.advance();
+    }
+}
+
+/// Binds the calling thread for the length of a run: it is the user's thread, and gets its freedom back.
+struct Bound(CpuSet);
+
+impl Bound {
+    fn to(place: &CpuSet) -> Bound {
+        let before = CpuSet::current();
+        place.bind_current_thread();
+        Bound(before)
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        self.0.bind_current_thread();
+    }
+}
+
+#[cfg(test)]
+mod tests;

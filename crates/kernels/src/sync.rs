@@ -1,0 +1,10 @@
+//! What `pool/gate.rs` synchronizes with. `tests/loom.rs` compiles that file a second time against its own `sync`, made of
+//! loom's types, and tries every interleaving.
+
+pub(crate) use std::{
+    hint::spin_loop,
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering, fence},
+    },
+};

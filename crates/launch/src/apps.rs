@@ -1,0 +1,28 @@
+//! The ready-made applications: Python modules that `tidemill <name>` runs as a job.
+
+/// One application.
+pub struct App {
+    /// The subcommand.
+    pub name: &'static str,
+    /// The Python module that every worker runs.
+    pub module: &'static str,
+    /// One line for `tidemill --help`.
+    pub about: &'static str,
+}
+
+/// Every application that is a subcommand of its own.
+pub const APPS: &[App] = &[
+    App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
+    App {
+        name: "tune",
+        module: "tidemill.apps.tune",
+        about: "Measure the collectives here, so that the fastest algorithms are chosen",
+    },
+];
+
+/// What `tidemill info --job` runs.
+pub const JOB_INFO: &App = &App {
+    name: "info --job",
+    module: "tidemill.apps.job_info",
+    about: "Measure latency and bandwidth between the workers of a job",
+};

@@ -1,0 +1,166 @@
+//! What a worker learns from its environment; `tidemill.init()` in Python and the rendezvous in Rust read it.
+
+use std::ffi::OsString;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
+use crate::options::JobOptions;
+use crate::terminal;
+
+/// Thread counts of numerical libraries. Unless the user has set them, each worker uses its share of the cores.
+const LIBRARY_THREADS: [&str; 5] =
+    ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"];
+
+/// What is the same for every worker of a job.
+pub struct Contract {
+    /// Names the job.
+    pub job: String,
+    /// Number of workers.
+    pub size: usize,
+    secret: String,
+    threads: u32,
+    bind: bool,
+    common: Vec<(&'static str, OsString)>,
+}
+
+impl Contract {
+    /// A new job with a name and a secret of its own.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn new(options: &JobOptions) -> io::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let size = options.workers.unwrap_or(cores);
+        let threads = options.threads.unwrap_or_else(|| u32::try_from(cores / size).unwrap_or(1).max(1));
+        let mut common: Vec<(&'static str, OsString)> = Vec::new();
+        if let Some(transport) = options.transport {
+            common.push(("TIDEMILL_TRANSPORT", transport.name().into()));
+        }
+        if let Some(wait) = options.stall_warning {
+            common.push(("TIDEMILL_STALL_WARNING", wait.as_secs_f64().to_string().into()));
+        }
+        if let Some(columns) = terminal::columns() {
+            common.push(("TIDEMILL_TERMINAL", columns.to_string().into()));
+        }
+        // A pipe makes Python keep lines back; the user shall see them when they are printed.
+        let mut defaults: Vec<(&'static str, OsString)> = vec![("PYTHONUNBUFFERED", "1".into())];
+        defaults.extend(LIBRARY_THREADS.map(|name| (name, threads.to_string().into())));
+        common.extend(defaults.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
+        Ok(Self { job: random_hex::<8>()?, size, secret: random_hex::<32>()?, threads, bind: !options.no_bind, common })
+    }
+
+    /// The cores that worker `rank` gets for itself: an equal share of those this process may use, whole workers side by
+    /// side. `None` when there are fewer cores than workers, or none shall be bound. Two workers that wait for each other
+    /// on one core would take turns at the pace of the scheduler.
+    pub fn cores(&self, rank: usize) -> Option<CpuSet> {
+        let allowed = sched_getaffinity(Pid::from_raw(0)).ok()?;
+        let all: Vec<usize> = (0..CpuSet::count()).filter(|&core| allowed.is_set(core) == Ok(true)).collect();
+        if !self.bind || all.len() < self.size {
+            return None;
+        }
+        let mut mine = CpuSet::new();
+        for &core in &all[rank * all.len() / self.size..(rank + 1) * all.len() / self.size] {
+            mine.set(core).ok()?;
+        }
+        Some(mine)
+    }
+
+    /// The variables of one worker.
+    pub fn environment(
+        &self,
+        rank: usize,
+        root: SocketAddr,
+        listener: Option<BorrowedFd<'_>>,
+        crash_dir: &Path,
+    ) -> Vec<(&'static str, OsString)> {
+        let mut all = self.common.clone();
+        all.extend([
+            ("TIDEMILL_RANK", rank.to_string().into()),
+            ("TIDEMILL_SIZE", self.size.to_string().into()),
+            ("TIDEMILL_LOCAL_RANK", rank.to_string().into()),
+            ("TIDEMILL_LOCAL_SIZE", self.size.to_string().into()),
+            ("TIDEMILL_JOB", self.job.clone().into()),
+            // Only this user can read another process's environment; arguments could be read by everybody.
+            ("TIDEMILL_SECRET", self.secret.clone().into()),
+            ("TIDEMILL_ROOT", root.to_string().into()),
+            ("TIDEMILL_THREADS", self.threads.to_string().into()),
+            ("TIDEMILL_CRASH_DIR", crash_dir.into()),
+        ]);
+        if self.cores(rank).is_some() {
+            all.push(("TIDEMILL_BOUND", "1".into()));
+        }
+        if let Some(fd) = listener {
+            all.push(("TIDEMILL_LISTEN_FD", fd.as_raw_fd().to_string().into()));
+        }
+        all
+    }
+}
+
+fn random_hex<const BYTES: usize>() -> io::Result<String> {
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(rank: usize) -> Vec<(&'static str, OsString)> {
+        let options = JobOptions { workers: Some(3), threads: Some(2), ..JobOptions::default() };
+        let contract = Contract::new(&options).expect("the system has random numbers");
+        contract.environment(rank, ([127, 0, 0, 1], 4000).into(), None, Path::new("/c"))
+    }
+
+    fn value(of: &[(&'static str, OsString)], name: &str) -> Option<String> {
+        of.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn a_worker_learns_its_place() {
+        let all = environment(2);
+        let got = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "THREADS", "ROOT", "CRASH_DIR"]
+            .map(|name| value(&all, &format!("TIDEMILL_{name}")).unwrap_or_default());
+        assert_eq!(got, ["2", "3", "2", "3", "2", "127.0.0.1:4000", "/c"]);
+        assert_eq!(value(&all, "TIDEMILL_LISTEN_FD"), None);
+    }
+
+    /// A core given to two workers would halve the speed of both, and one given to nobody would be lost.
+    #[test]
+    fn every_core_goes_to_one_worker() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        for size in 1..=cores {
+            let options = JobOptions { workers: Some(size), ..JobOptions::default() };
+            let contract = Contract::new(&options).expect("the system has random numbers");
+            let mut taken = vec![0; CpuSet::count()];
+            for rank in 0..size {
+                let mine = contract.cores(rank).expect("there are enough cores");
+                taken
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(core, times)| *times += usize::from(mine.is_set(core) == Ok(true)));
+            }
+            let allowed = sched_getaffinity(Pid::from_raw(0)).expect("Linux says");
+            assert!(
+                taken.iter().enumerate().all(|(core, &times)| times == usize::from(allowed.is_set(core) == Ok(true)))
+            );
+        }
+        let unbound = JobOptions { workers: Some(1), no_bind: true, ..JobOptions::default() };
+        assert!(Contract::new(&unbound).expect("the system has random numbers").cores(0).is_none());
+    }
+
+    /// Two jobs that shared a name or a secret could join each other.
+    #[test]
+    fn jobs_differ() {
+        let (one, two) = (environment(0), environment(0));
+        for (name, digits) in [("TIDEMILL_JOB", 16), ("TIDEMILL_SECRET", 64)] {
+            assert_eq!(value(&one, name).unwrap().len(), digits);
+            assert_ne!(value(&one, name), value(&two, name));
+        }
+    }
+}

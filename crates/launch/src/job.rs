@@ -1,0 +1,442 @@
+//! One job: its workers, their output, and the event loop that stays with them until the last is gone.
+//!
+//! Everything happens in one thread around one `poll`: signals arrive as bytes in a pipe, ends of workers as `SIGCHLD`,
+//! and each output takes only as much as it can without blocking. So nothing here can wait for anything else forever.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{Signal, killpg, raise};
+use nix::unistd::Pid;
+
+use crate::apps::App;
+use crate::crash::{Crash, CrashDir};
+use crate::guard::Guard;
+use crate::lines::Stream;
+use crate::options::{self, JobOptions};
+use crate::policy::{Action, Event, Exit, Grace, Policy, Report};
+use crate::signals::{self, Signals};
+use crate::sink::Sink;
+use crate::terminal::Keyboard;
+use crate::worker::{self, Input, Program, Setting, StartError};
+use crate::{contract, notes};
+
+/// Bytes read from a worker at once.
+const READ_BYTES: usize = 1 << 16;
+
+/// How often to look whether a process group that sends no signal has become empty.
+const GROUP_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long an output is read on after every process of the job has ended: a daemon may hold it open forever.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// Runs an application as a job.
+pub fn run_app(options: &JobOptions, app: &App, args: Vec<OsString>, python: &Path) -> i32 {
+    let mut options = options.clone();
+    let help = args.iter().any(|word| word == "-h" || word == "--help");
+    if help {
+        // One worker explains itself, as if it had been started without us.
+        (options.workers, options.no_prefix) = (Some(1), true);
+    }
+    let mut command: Vec<OsString> = vec!["-m".into(), app.module.into()];
+    command.extend(args);
+    let code = run(&options, &command, python);
+    if help && code == 0 {
+        // Not `println`, which panics when nobody reads.
+        let _ = writeln!(io::stdout(), "{}", options::APP_HELP);
+    }
+    code
+}
+
+/// Runs `command` as a job and returns its exit code.
+pub fn run(options: &JobOptions, command: &[OsString], python: &Path) -> i32 {
+    match Program::find(command, python).and_then(|program| Job::start(options, &program)) {
+        Ok(job) => job.supervise(),
+        Err(error) => {
+            eprintln!("tidemill: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+struct Worker {
+    child: Child,
+    group: Pid,
+    exit: Option<Exit>,
+    /// Whether the process group still has members; the worker itself is one until it is reaped.
+    group_lives: bool,
+    crash: Option<Crash>,
+    outputs: [Option<Output>; 2],
+}
+
+/// Standard output or error of one worker.
+struct Output {
+    pipe: OwnedFd,
+    stream: Stream,
+    sink: usize,
+}
+
+struct Job {
+    // Fields are dropped in this order: the guard must hear its farewell before the signals are Python's again.
+    guard: Guard,
+    crashes: CrashDir,
+    workers: Vec<Worker>,
+    sinks: Vec<Sink>,
+    stderr_sink: usize,
+    keyboard: Option<Keyboard>,
+    policy: Policy,
+    show_prefix: bool,
+    drain_until: Option<Instant>,
+    killed_at: Option<Instant>,
+    noted: bool,
+    /// When an output last took something.
+    last_write: Instant,
+    signals: Signals,
+}
+
+impl Job {
+    fn start(options: &JobOptions, program: &Program) -> Result<Self, StartError> {
+        let system = |what| move |source: io::Error| StartError::System { what, source };
+        let signals = Signals::catch().map_err(|error| system("catch signals")(error.into()))?;
+        set_child_subreaper(true).map_err(|error| system("become a subreaper")(error.into()))?;
+        let contract = contract::Contract::new(options).map_err(system("prepare the job"))?;
+        let crashes = CrashDir::create(&contract.job).map_err(system("make a temporary folder"))?;
+        let guard = Guard::start(crashes.path()).map_err(|e| system("start the guard")(e.into()))?;
+        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(system("listen on the loopback address"))?;
+        let root = listener.local_addr().map_err(system("listen on the loopback address"))?;
+        let open_files = make_room_for_files(contract.size);
+
+        let (sinks, sink_of) = Sink::standard();
+        let show_prefix = !options.no_prefix;
+        let grace = Grace {
+            failure: options.grace.unwrap_or(Duration::from_secs(2)),
+            signal: options.grace.unwrap_or(Duration::from_secs(10)),
+        };
+        let mut job = Self {
+            guard,
+            crashes,
+            workers: Vec::with_capacity(contract.size),
+            sinks,
+            stderr_sink: sink_of[1],
+            keyboard: None,
+            policy: Policy::new(contract.size, grace),
+            show_prefix,
+            drain_until: None,
+            killed_at: None,
+            noted: false,
+            last_write: Instant::now(),
+            signals,
+        };
+        let at_terminal = Keyboard::is_terminal();
+        for rank in 0..contract.size {
+            let input = match rank {
+                0 if at_terminal => Input::Pipe,
+                0 => Input::Inherit,
+                _ => Input::Null,
+            };
+            let listener = (rank == 0).then(|| listener.as_fd());
+            let environment = contract.environment(rank, root, listener, job.crashes.path());
+            let cores = contract.cores(rank);
+            let setting = Setting { environment: &environment, input, listener, open_files, cores };
+            // On an error the job is dropped, which kills and reaps the workers started so far.
+            let mut child = worker::start(program, &setting)?;
+            if let Some(stdin) = child.stdin.take() {
+                job.keyboard = Some(Keyboard::new(stdin));
+            }
+            job.add(rank, child, sink_of);
+        }
+        // `listener` closes here: should rank 0 die before it listens, the others are refused at once and not left waiting.
+        Ok(job)
+    }
+
+    fn add(&mut self, rank: usize, mut child: Child, sink_of: [usize; 2]) {
+        let group = Pid::from_raw(child.id() as i32);
+        self.guard.add(group);
+        let pipes: [Option<OwnedFd>; 2] = [child.stdout.take().map(Into::into), child.stderr.take().map(Into::into)];
+        let mut kind = 0..2;
+        let outputs = pipes.map(|pipe| {
+            let kind = kind.next().expect("two pipes");
+            let sink = sink_of[kind];
+            let prefix = if self.show_prefix { notes::prefix(rank, &self.sinks[sink]) } else { Vec::new() };
+            pipe.map(|pipe| Output { pipe, stream: Stream::new(2 * rank + kind, prefix), sink })
+        });
+        self.workers.push(Worker { child, group, exit: None, group_lives: true, crash: None, outputs });
+    }
+
+    /// The event loop.
+    fn supervise(mut self) -> i32 {
+        let mut buffer = vec![0; READ_BYTES];
+        loop {
+            let now = Instant::now();
+            if self.is_over(now) {
+                return self.policy.exit_code();
+            }
+            let ready = self.wait(now);
+            let now = Instant::now();
+            if ready.signals {
+                for signal in self.signals.take() {
+                    self.on_signal(now, signal);
+                }
+            }
+            for (rank, kind) in ready.outputs {
+                self.read(rank, kind, now, &mut buffer);
+            }
+            if let Some(keyboard) = &mut self.keyboard
+                && !keyboard.carry(&ready.keyboard)
+            {
+                self.keyboard = None;
+            }
+            for sink in ready.sinks {
+                self.last_write = now;
+                if self.sinks[sink].write().is_err() {
+                    self.happens(now, Event::OutputClosed);
+                }
+            }
+            self.show_old_beginnings(now);
+            if self.policy.live() == 0 {
+                self.look_at_groups(now);
+            }
+            self.happens(now, Event::Tick);
+        }
+    }
+
+    /// Whether nothing is left to do. Says what went wrong once all output of the workers is out.
+    fn is_over(&mut self, now: Instant) -> bool {
+        if self.policy.live() > 0 || self.workers.iter().any(|worker| worker.group_lives) {
+            return false;
+        }
+        if self.drain_until.is_none() {
+            self.last_write = now;
+        }
+        if self.drain_until.is_none() || self.sinks.iter().any(|sink| !sink.has_room()) {
+            self.policy.handle(now, Event::AllGone);
+            self.drain_until = Some(now + DRAIN);
+        }
+        // Whoever interrupts a job whose output nobody reads (a pager, say) does not want to wait for the reader.
+        if self.policy.was_signalled() && now >= self.last_write + DRAIN {
+            self.sinks.iter_mut().for_each(Sink::abandon);
+        }
+        if self.drain_until.is_some_and(|until| now >= until) {
+            for output in self.workers.iter_mut().flat_map(|worker| &mut worker.outputs) {
+                *output = None;
+            }
+        }
+        if self.workers.iter().any(|worker| worker.outputs.iter().any(Option::is_some)) {
+            return false;
+        }
+        if !std::mem::replace(&mut self.noted, true) {
+            let crashes: Vec<_> = self.workers.iter().map(|worker| (worker.exit, worker.crash.as_ref())).collect();
+            let sink = &mut self.sinks[self.stderr_sink];
+            for line in notes::farewell(&self.policy, &crashes, |rank| {
+                if self.show_prefix { notes::prefix(rank, sink) } else { Vec::new() }
+            }) {
+                self.sinks[self.stderr_sink].note(&line);
+            }
+        }
+        !self.sinks.iter().any(Sink::wants_write)
+    }
+
+    fn wait(&self, now: Instant) -> Ready {
+        let mut what = vec![Source::Signals];
+        let mut fds = vec![PollFd::new(self.signals.fd(), PollFlags::POLLIN)];
+        for (index, sink) in self.sinks.iter().enumerate().filter(|(_, sink)| sink.wants_write()) {
+            what.push(Source::Sink(index));
+            fds.push(PollFd::new(sink.fd(), PollFlags::POLLOUT));
+        }
+        for (rank, worker) in self.workers.iter().enumerate() {
+            for (kind, output) in worker.outputs.iter().enumerate() {
+                if let Some(output) = output.as_ref().filter(|output| self.sinks[output.sink].has_room()) {
+                    what.push(Source::Output(rank, kind));
+                    fds.push(PollFd::new(output.pipe.as_fd(), PollFlags::POLLIN));
+                }
+            }
+        }
+        for (fd, flags) in self.keyboard.iter().flat_map(Keyboard::wants) {
+            what.push(Source::Keyboard(flags));
+            fds.push(PollFd::new(fd, flags));
+        }
+        let timeout = self.next_deadline(now).map_or(PollTimeout::NONE, |deadline| {
+            // Rounded up, so as not to wake just before the deadline and spin until it.
+            let millis = deadline.saturating_duration_since(now).as_millis() + 1;
+            PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
+        });
+        let mut ready = Ready::default();
+        match poll(&mut fds, timeout) {
+            Ok(_) => {}
+            // The signal's byte is in the pipe: the next round finds it.
+            Err(Errno::EINTR) => return ready,
+            Err(error) => panic!("poll refuses descriptors that this process holds open: {error}"),
+        }
+        for (source, fd) in what.into_iter().zip(&fds) {
+            if fd.any() == Some(true) {
+                match source {
+                    Source::Signals => ready.signals = true,
+                    Source::Sink(index) => ready.sinks.push(index),
+                    Source::Output(rank, kind) => ready.outputs.push((rank, kind)),
+                    Source::Keyboard(flags) => ready.keyboard.push(flags),
+                }
+            }
+        }
+        ready
+    }
+
+    fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let beginnings = self.workers.iter().flat_map(|worker| worker.outputs.iter().flatten());
+        let ripe = beginnings.filter_map(|output| self.sinks[output.sink].lines.ripe_at(&output.stream)).min();
+        let groups_left = self.policy.live() == 0 && self.workers.iter().any(|worker| worker.group_lives);
+        let groups = groups_left.then(|| now + GROUP_INTERVAL);
+        let keyboard = self.keyboard.as_ref().and_then(|keyboard| keyboard.look_again_at(now));
+        [self.policy.deadline(), ripe, groups, self.drain_until, keyboard].into_iter().flatten().min()
+    }
+
+    fn on_signal(&mut self, now: Instant, signal: Signal) {
+        match signal {
+            Signal::SIGCHLD => self.reap(now),
+            Signal::SIGTSTP => {
+                self.signal_groups(Signal::SIGSTOP);
+                // Returns when the shell continues us.
+                let _ = raise(Signal::SIGSTOP);
+                self.signal_groups(Signal::SIGCONT);
+            }
+            passing if signals::PASSING.contains(&passing) => self.signal_groups(passing),
+            ending => self.happens(now, Event::Stop(ending)),
+        }
+    }
+
+    fn happens(&mut self, now: Instant, event: Event) {
+        let Some(Action::Signal(signal)) = self.policy.handle(now, event) else { return };
+        if signal == Signal::SIGKILL && matches!(event, Event::Tick) {
+            let late: Vec<usize> = (0..self.workers.len()).filter(|&rank| self.workers[rank].group_lives).collect();
+            let note = notes::killed(&late, late.iter().all(|&rank| self.workers[rank].exit.is_some()));
+            self.sinks[self.stderr_sink].note(&note);
+        }
+        if signal == Signal::SIGKILL {
+            self.killed_at.get_or_insert(now);
+        }
+        self.signal_groups(signal);
+    }
+
+    fn signal_groups(&self, signal: Signal) {
+        for worker in self.workers.iter().filter(|worker| worker.group_lives) {
+            // An empty group is what we want; no other error can occur for our own children.
+            let _ = killpg(worker.group, signal);
+            if signals::ENDING.contains(&signal) {
+                // A stopped process would not see it.
+                let _ = killpg(worker.group, Signal::SIGCONT);
+            }
+        }
+    }
+
+    /// Collects whatever has ended: workers, and what they had started and left to us as the subreaper. Without that such
+    /// orphans would stay zombies, in a container perhaps forever, and their group would never become empty.
+    fn reap(&mut self, now: Instant) {
+        loop {
+            let mut status = 0;
+            // SAFETY: writes to a live variable.
+            let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+            if pid <= 0 {
+                return;
+            }
+            let of_pid = |worker: &Worker| worker.group.as_raw() == pid && worker.exit.is_none();
+            if let Some(rank) = self.workers.iter().position(of_pid) {
+                self.ended(rank, ExitStatus::from_raw(status), now);
+            }
+            self.look_at_groups(now);
+        }
+    }
+
+    fn ended(&mut self, rank: usize, status: ExitStatus, now: Instant) {
+        let worker = &mut self.workers[rank];
+        let exit = match (status.code(), status.signal()) {
+            (Some(code), _) => Exit::Code(code),
+            (None, signal) => Exit::Signal(signal.unwrap_or_default()),
+        };
+        worker.exit = Some(exit);
+        if exit != Exit::Code(0) {
+            worker.crash = self.crashes.read(rank);
+        }
+        let report = worker.crash.as_ref().map_or(Report::None, |crash| crash.report);
+        self.look_at_groups(now);
+        self.happens(now, Event::Exited { rank, exit, report });
+    }
+
+    /// Finds the groups that have become empty. Right after its worker was reaped, so that the number is not reused yet.
+    fn look_at_groups(&mut self, now: Instant) {
+        // What does not even die of SIGKILL (a broken disk, a zombie of a stranger) is not waited for.
+        let hopeless = self.killed_at.is_some_and(|killed_at| now >= killed_at + DRAIN);
+        for worker in self.workers.iter_mut().filter(|worker| worker.exit.is_some() && worker.group_lives) {
+            if hopeless || killpg(worker.group, None) == Err(Errno::ESRCH) {
+                worker.group_lives = false;
+                self.guard.remove(worker.group);
+            }
+        }
+    }
+
+    fn read(&mut self, rank: usize, kind: usize, now: Instant, buffer: &mut [u8]) {
+        let Some(output) = &mut self.workers[rank].outputs[kind] else { return };
+        let sink = &mut self.sinks[output.sink];
+        match nix::unistd::read(&output.pipe, buffer) {
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Ok(0) | Err(_) => {
+                sink.lines.finish(&mut output.stream, &mut sink.pending);
+                self.workers[rank].outputs[kind] = None;
+            }
+            Ok(count) => sink.lines.accept(&mut output.stream, &buffer[..count], now, &mut sink.pending),
+        }
+        sink.drop_if_closed();
+    }
+
+    fn show_old_beginnings(&mut self, now: Instant) {
+        for output in self.workers.iter_mut().flat_map(|worker| worker.outputs.iter_mut().flatten()) {
+            let sink = &mut self.sinks[output.sink];
+            sink.lines.age(&mut output.stream, now, &mut sink.pending);
+        }
+    }
+}
+
+impl Drop for Job {
+    /// However this ends (also by a panic), no process of the job stays.
+    fn drop(&mut self) {
+        self.signal_groups(Signal::SIGKILL);
+        for worker in self.workers.iter_mut().filter(|worker| worker.exit.is_none()) {
+            let _ = worker.child.wait();
+        }
+        let _ = set_child_subreaper(false);
+    }
+}
+
+enum Source {
+    Signals,
+    Sink(usize),
+    Output(usize, usize),
+    Keyboard(PollFlags),
+}
+
+#[derive(Default)]
+struct Ready {
+    signals: bool,
+    sinks: Vec<usize>,
+    outputs: Vec<(usize, usize)>,
+    keyboard: Vec<PollFlags>,
+}
+
+/// Two pipes for each worker need descriptors. Returns the limits to be put back in the workers, if they were raised.
+fn make_room_for_files(workers: usize) -> Option<(u64, u64)> {
+    let needed = 64 + 4 * workers as u64;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    if soft >= needed {
+        return None;
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard).ok()?;
+    Some((soft, hard))
+}

@@ -1,0 +1,93 @@
+//! The `tidemill` command.
+//!
+//! `tidemill run` starts the workers of a job on this host and stays with them until the last has ended; `tidemill info`
+//! says what the machine offers. The Python console script hands its arguments to [`main`] and exits with what it
+//! returns, so everything here runs inside a Python process that is otherwise idle.
+//!
+//! | module     | does                                                                     |
+//! |------------|--------------------------------------------------------------------------|
+//! | `options`  | the command line                                                         |
+//! | `apps`     | the table of ready-made applications                                     |
+//! | `job`      | the event loop: pipes, signals and exits of one job                      |
+//! | `policy`   | what to do when a worker fails or a signal comes: decisions without I/O  |
+//! | `lines`    | whole lines, each with its rank in front                                 |
+//! | `sink`     | bytes to a terminal, pipe or file without ever blocking the event loop   |
+//! | `terminal` | what is typed, to rank 0                                                 |
+//! | `contract` | the environment that tells a worker who it is                            |
+//! | `worker`   | one worker process: program, environment, start                          |
+//! | `guard`    | the process that ends the workers should the launcher itself be killed   |
+//! | `crash`    | the reports that failing workers leave                                   |
+//! | `notes`    | what the launcher itself says                                            |
+//! | `signals`  | signals as bytes in a pipe                                               |
+//! | `info`     | version, processors, limits, and what is wrong with them                 |
+
+mod apps;
+mod contract;
+mod crash;
+mod guard;
+mod info;
+mod job;
+mod lines;
+mod notes;
+mod options;
+mod policy;
+mod signals;
+mod sink;
+mod terminal;
+mod worker;
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::path::PathBuf;
+
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+
+use options::Request;
+
+/// The version of Tidemill, as `tidemill --version` prints it.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Runs the `tidemill` command and returns its exit code.
+///
+/// `args` begins with the name of the command, as `sys.argv` does. `python` is the interpreter that runs `.py` files and
+/// modules. Signal handlers are replaced while a job runs and put back before this returns; call it from the main thread,
+/// because Linux ends the workers when the *thread* that started them ends.
+///
+/// Exit codes: 0; what the first failing worker returned (128 + its signal if one killed it); 126 or 127 when the program
+/// cannot be started; 2 for a wrong command line.
+pub fn main(args: Vec<OsString>, python: PathBuf) -> i32 {
+    occupy_standard_descriptors();
+    let request = match options::parse(args) {
+        Ok(request) => request,
+        Err(error) => {
+            // A closed terminal is all that can go wrong, and then there is nobody to tell.
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    match request {
+        Request::Run(run) => job::run(&run.options, &run.command, &python),
+        Request::App(app, app_args) => job::run_app(&app_args.options, app, app_args.args, &python),
+        Request::Info(mut info) if info.job => {
+            // A measurement between workers needs two.
+            info.options.workers.get_or_insert(2);
+            let args = if info.json { vec!["--json".into()] } else { vec![] };
+            job::run_app(&info.options, apps::JOB_INFO, args, &python)
+        }
+        Request::Info(info) => info::print(info.json),
+    }
+}
+
+/// A shell may start us with standard descriptors closed (`>&-`). Our own pipes must not take their numbers, or what a
+/// worker prints would be read as something else.
+fn occupy_standard_descriptors() {
+    // Without O_CLOEXEC: rank 0 inherits standard input.
+    while let Ok(file) = open("/dev/null", OFlag::O_RDWR, Mode::empty()) {
+        if file.as_raw_fd() > 2 {
+            return;
+        }
+        // Kept until the process ends.
+        let _ = file.into_raw_fd();
+    }
+}

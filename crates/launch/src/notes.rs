@@ -1,0 +1,100 @@
+//! What the launcher itself says: prefixes, and the last words about a job that failed.
+
+use nix::sys::signal::Signal;
+
+use crate::crash::Crash;
+use crate::policy::{Exit, Policy, Report};
+use crate::sink::Sink;
+
+/// `[rank] `, in colour on a terminal that has any.
+pub fn prefix(rank: usize, sink: &Sink) -> Vec<u8> {
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+        || std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    if sink.is_terminal() && !plain {
+        format!("\x1b[3{}m[{rank}]\x1b[0m ", 1 + rank % 6).into_bytes()
+    } else {
+        format!("[{rank}] ").into_bytes()
+    }
+}
+
+/// Workers (or, if they have `ended`, what they had started) did not end in time.
+pub fn killed(ranks: &[usize], ended: bool) -> Vec<u8> {
+    let text = if ended {
+        format!("tidemill: killed what {} left running\n", workers(ranks))
+    } else {
+        format!("tidemill: killed {}, still running after being told to end\n", workers(ranks))
+    };
+    text.into_bytes()
+}
+
+/// The lines about how a job ended: nothing when it ended well, else the origin's traceback, once, and what happened.
+pub fn farewell(
+    policy: &Policy,
+    workers_: &[(Option<Exit>, Option<&Crash>)],
+    prefix: impl Fn(usize) -> Vec<u8>,
+) -> Vec<Vec<u8>> {
+    let mut lines = Vec::new();
+    let mut show = |rank: usize, crash: &Crash| {
+        for line in crash.traceback.lines() {
+            lines.push([prefix(rank).as_slice(), line.as_bytes(), b"\n"].concat());
+        }
+    };
+    let Some((origin, exit)) = policy.origin() else {
+        // After Ctrl-C one traceback says where the job was.
+        if policy.exit_code() != 0
+            && let Some((rank, crash)) = workers_.iter().enumerate().find_map(|(r, (_, crash))| Some((r, (*crash)?)))
+        {
+            show(rank, crash);
+        }
+        return lines;
+    };
+    let crash = workers_[origin].1;
+    if let Some(crash) = crash {
+        show(origin, crash);
+    }
+    let others = match workers_.len() - 1 {
+        0 => String::new(),
+        1 => "; the other worker was stopped".into(),
+        count => format!("; the other {count} workers were stopped"),
+    };
+    lines.push(format!("tidemill: worker {origin} {}{others}\n", describe(exit)).into_bytes());
+
+    let also: Vec<(usize, &Crash)> = workers_
+        .iter()
+        .enumerate()
+        .filter_map(|(rank, (_, crash))| Some((rank, (*crash)?)))
+        .filter(|(rank, crash)| *rank != origin && crash.report == Report::Error)
+        .collect();
+    let (same, different): (Vec<_>, Vec<_>) =
+        also.into_iter().partition(|(_, other)| crash.is_some_and(|crash| crash.summary == other.summary));
+    if !same.is_empty() {
+        let ranks: Vec<usize> = same.iter().map(|(rank, _)| *rank).collect();
+        lines.push(format!("tidemill: {} failed in the same way\n", workers(&ranks)).into_bytes());
+    }
+    for (rank, other) in different {
+        lines.push(format!("tidemill: worker {rank} also failed: {}\n", other.summary).into_bytes());
+    }
+    lines
+}
+
+fn describe(exit: Exit) -> String {
+    match exit {
+        Exit::Code(code) => format!("failed with exit code {code}"),
+        Exit::Signal(number) => {
+            let name = Signal::try_from(number).map_or_else(|_| format!("signal {number}"), |s| s.to_string());
+            let hint = match Signal::try_from(number) {
+                Ok(Signal::SIGKILL) => " (if nobody did that, the system ran out of memory: see `dmesg`)",
+                Ok(Signal::SIGSEGV | Signal::SIGBUS | Signal::SIGILL) => {
+                    " (PYTHONFAULTHANDLER=1 in the environment shows where)"
+                }
+                _ => "",
+            };
+            format!("was killed by {name}{hint}")
+        }
+    }
+}
+
+fn workers(ranks: &[usize]) -> String {
+    let names: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    if ranks.len() == 1 { format!("worker {}", names[0]) } else { format!("workers {}", names.join(", ")) }
+}

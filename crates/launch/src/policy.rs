@@ -1,0 +1,389 @@
+//! What the launcher does when workers end, fail or a signal comes: a plain state machine without clock, process or pipe.
+//!
+//! The first *origin* of trouble decides the job's exit code and is the one whose traceback is shown. A worker that fails
+//! because another did (`Report::PeerFailed`) is not an origin; such a worker often ends first, because the origin is
+//! still busy telling everybody, so its end only makes the job *suspect* until the origin ends or the grace is over.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It returned this code.
+    Code(i32),
+    /// This signal killed it. A number, because real-time signals have no name.
+    Signal(i32),
+}
+
+impl Exit {
+    /// The exit code a shell would give it.
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(number) => 128 + number,
+        }
+    }
+}
+
+/// What a worker left behind about its failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// Nothing: not Python, `sys.exit(n)`, or killed.
+    None,
+    /// An exception of its own.
+    Error,
+    /// An exception because another worker failed or vanished.
+    PeerFailed,
+}
+
+/// What happens to a job.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// A worker ended.
+    Exited { rank: usize, exit: Exit, report: Report },
+    /// The user or a scheduler sent the launcher a signal that ends jobs.
+    Stop(Signal),
+    /// Nobody reads our output any more.
+    OutputClosed,
+    /// Every worker has ended and nothing they started is left.
+    AllGone,
+    /// The deadline may have passed.
+    Tick,
+}
+
+/// What is to be done about it, to every process group of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send this signal.
+    Signal(Signal),
+}
+
+/// How long workers have to end by themselves.
+#[derive(Clone, Copy, Debug)]
+pub struct Grace {
+    /// After another worker failed.
+    pub failure: Duration,
+    /// After the user or a scheduler asked for the end.
+    pub signal: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// A worker failed because of another one, which has not ended yet.
+    Suspect {
+        until: Instant,
+    },
+    /// Every worker ended well, but processes that they started still run.
+    Lingering {
+        until: Instant,
+    },
+    /// Told to end; killed when the grace is over.
+    Stopping {
+        kill_at: Instant,
+    },
+    Killed,
+    Gone,
+}
+
+/// Why the job was ended before all workers had ended by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Signal(Signal),
+    OutputClosed,
+}
+
+/// The state of one job.
+pub struct Policy {
+    phase: Phase,
+    live: usize,
+    grace: Grace,
+    cause: Option<Cause>,
+    /// The first failures, in the order in which they were seen, before the others were told to end.
+    origin: Option<(usize, Exit)>,
+    secondary: Option<(usize, Exit)>,
+    failed: bool,
+    signalled: bool,
+}
+
+impl Policy {
+    /// A job of `size` running workers.
+    pub fn new(size: usize, grace: Grace) -> Self {
+        Self {
+            phase: Phase::Running,
+            live: size,
+            grace,
+            cause: None,
+            origin: None,
+            secondary: None,
+            failed: false,
+            signalled: false,
+        }
+    }
+
+    /// Takes `event`, which happened at `now`, and says what to do.
+    pub fn handle(&mut self, now: Instant, event: Event) -> Option<Action> {
+        match event {
+            Event::Exited { rank, exit, report } => {
+                self.live -= 1;
+                if exit == Exit::Code(0) { self.well_ended(now) } else { self.failed(now, rank, exit, report) }
+            }
+            // Whoever asks twice means it.
+            Event::Stop(Signal::SIGINT) if self.cause == Some(Cause::Signal(Signal::SIGINT)) => self.kill(),
+            Event::Stop(signal) => {
+                self.signalled = true;
+                if self.cause.is_none() && !self.told_to_end() {
+                    self.cause = Some(Cause::Signal(signal));
+                }
+                self.stop(now, signal, self.grace.signal)
+            }
+            Event::OutputClosed => {
+                if self.told_to_end() {
+                    return None;
+                }
+                self.cause = Some(Cause::OutputClosed);
+                self.stop(now, Signal::SIGTERM, self.grace.failure)
+            }
+            Event::AllGone => {
+                self.phase = Phase::Gone;
+                None
+            }
+            Event::Tick => self.tick(now),
+        }
+    }
+
+    /// When to call with [`Event::Tick`], if nothing else happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Suspect { until } | Phase::Lingering { until } => Some(until),
+            Phase::Stopping { kill_at } => Some(kill_at),
+            Phase::Running | Phase::Killed | Phase::Gone => None,
+        }
+    }
+
+    /// Workers that have not ended.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Whether the workers were told to end.
+    pub fn told_to_end(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { .. } | Phase::Killed)
+    }
+
+    /// Whether somebody asked for the end, also when a failure had come first.
+    pub fn was_signalled(&self) -> bool {
+        self.signalled
+    }
+
+    /// The worker whose failure ended the job, and how it ended.
+    pub fn origin(&self) -> Option<(usize, Exit)> {
+        self.origin.or(self.secondary)
+    }
+
+    /// The exit code of the whole job.
+    pub fn exit_code(&self) -> i32 {
+        match (self.cause, self.origin()) {
+            // Programs that take the signal as a polite request and end well have ended well.
+            (Some(Cause::Signal(_)), None) if !self.failed => 0,
+            (Some(Cause::Signal(signal)), None) => 128 + signal as i32,
+            // As if the launcher had died of writing to a closed pipe.
+            (Some(Cause::OutputClosed), None) => 128 + Signal::SIGPIPE as i32,
+            (_, Some((_, exit))) => exit.code(),
+            (None, None) => 0,
+        }
+    }
+
+    fn well_ended(&mut self, now: Instant) -> Option<Action> {
+        if self.live == 0 && self.phase == Phase::Running {
+            self.phase = Phase::Lingering { until: now + self.grace.failure };
+        }
+        self.nobody_left_to_blame(now)
+    }
+
+    fn failed(&mut self, now: Instant, rank: usize, exit: Exit, report: Report) -> Option<Action> {
+        self.failed = true;
+        if self.told_to_end() {
+            // An exception of its own while it was being ended for someone else's consequence: here is the origin.
+            if report == Report::Error && self.cause.is_none() && self.origin.is_none() {
+                self.origin = Some((rank, exit));
+            }
+            return None;
+        }
+        if report == Report::PeerFailed {
+            self.secondary.get_or_insert((rank, exit));
+            if !matches!(self.phase, Phase::Suspect { .. }) {
+                self.phase = Phase::Suspect { until: now + self.grace.failure };
+            }
+            return self.nobody_left_to_blame(now);
+        }
+        self.origin.get_or_insert((rank, exit));
+        self.stop(now, Signal::SIGTERM, self.grace.failure)
+    }
+
+    /// Every worker has ended while the job was suspect: there is no origin to wait for.
+    fn nobody_left_to_blame(&mut self, now: Instant) -> Option<Action> {
+        if self.live > 0 || !matches!(self.phase, Phase::Suspect { .. }) {
+            return None;
+        }
+        self.stop(now, Signal::SIGTERM, self.grace.failure)
+    }
+
+    fn stop(&mut self, now: Instant, signal: Signal, grace: Duration) -> Option<Action> {
+        match self.phase {
+            Phase::Killed | Phase::Gone => return None,
+            // A later request never gives more time than the earlier one.
+            Phase::Stopping { kill_at } => self.phase = Phase::Stopping { kill_at: kill_at.min(now + grace) },
+            _ => self.phase = Phase::Stopping { kill_at: now + grace },
+        }
+        Some(Action::Signal(signal))
+    }
+
+    fn kill(&mut self) -> Option<Action> {
+        if self.phase == Phase::Gone {
+            return None;
+        }
+        self.phase = Phase::Killed;
+        Some(Action::Signal(Signal::SIGKILL))
+    }
+
+    fn tick(&mut self, now: Instant) -> Option<Action> {
+        match self.phase {
+            Phase::Suspect { until } | Phase::Lingering { until } if now >= until => {
+                self.stop(now, Signal::SIGTERM, self.grace.failure)
+            }
+            Phase::Stopping { kill_at } if now >= kill_at => self.kill(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Grace = Grace { failure: Duration::from_secs(2), signal: Duration::from_secs(10) };
+    const TERM: Option<Action> = Some(Action::Signal(Signal::SIGTERM));
+    const INT: Option<Action> = Some(Action::Signal(Signal::SIGINT));
+    const KILL: Option<Action> = Some(Action::Signal(Signal::SIGKILL));
+
+    fn exited(rank: usize, code: i32, report: Report) -> Event {
+        Event::Exited { rank, exit: Exit::Code(code), report }
+    }
+
+    struct Scene {
+        policy: Policy,
+        start: Instant,
+    }
+
+    impl Scene {
+        fn new(size: usize) -> Self {
+            Self { policy: Policy::new(size, GRACE), start: Instant::now() }
+        }
+        fn at(&mut self, seconds: u64, event: Event) -> Option<Action> {
+            self.policy.handle(self.start + Duration::from_secs(seconds), event)
+        }
+    }
+
+    #[test]
+    fn all_well() {
+        let mut scene = Scene::new(2);
+        assert_eq!(scene.at(0, exited(0, 0, Report::None)), None);
+        assert_eq!(scene.at(9, exited(1, 0, Report::None)), None);
+        assert_eq!(scene.at(9, Event::AllGone), None);
+        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (0, None));
+    }
+
+    #[test]
+    fn first_failure_stops_the_rest_and_gives_the_code() {
+        let mut scene = Scene::new(3);
+        assert_eq!(scene.at(0, exited(1, 3, Report::None)), TERM);
+        assert_eq!(scene.at(1, Event::Exited { rank: 0, exit: Exit::Signal(15), report: Report::None }), None);
+        assert_eq!(scene.at(1, Event::Tick), None);
+        assert_eq!(scene.at(2, Event::Tick), KILL);
+        assert_eq!(scene.at(2, Event::Exited { rank: 2, exit: Exit::Signal(9), report: Report::None }), None);
+        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (3, Some((1, Exit::Code(3)))));
+    }
+
+    /// Workers that fail *because* rank 2 failed may end before it; rank 2 must still be named.
+    #[test]
+    fn the_origin_may_end_last() {
+        let mut scene = Scene::new(3);
+        assert_eq!(scene.at(0, exited(0, 1, Report::PeerFailed)), None);
+        assert_eq!(scene.at(1, exited(1, 1, Report::PeerFailed)), None);
+        assert_eq!(scene.at(1, exited(2, 5, Report::Error)), TERM);
+        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (5, Some((2, Exit::Code(5)))));
+    }
+
+    #[test]
+    fn an_origin_that_never_ends_is_not_waited_for() {
+        let mut scene = Scene::new(2);
+        assert_eq!(scene.at(0, exited(0, 1, Report::PeerFailed)), None);
+        assert_eq!(scene.at(2, Event::Tick), TERM);
+        assert_eq!(scene.at(3, exited(1, 7, Report::Error)), None);
+        assert_eq!(scene.policy.origin(), Some((1, Exit::Code(7))));
+    }
+
+    #[test]
+    fn without_an_origin_the_first_consequence_is_named() {
+        let mut scene = Scene::new(2);
+        assert_eq!(scene.at(0, exited(1, 1, Report::PeerFailed)), None);
+        assert_eq!(scene.at(0, exited(0, 0, Report::None)), TERM);
+        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (1, Some((1, Exit::Code(1)))));
+    }
+
+    #[test]
+    fn interrupt_is_passed_on_then_kills() {
+        let mut scene = Scene::new(2);
+        assert_eq!(scene.at(0, Event::Stop(Signal::SIGINT)), INT);
+        assert_eq!(scene.at(1, Event::Exited { rank: 0, exit: Exit::Signal(2), report: Report::None }), None);
+        assert_eq!(scene.at(9, Event::Tick), None);
+        assert_eq!(scene.at(10, Event::Tick), KILL);
+        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (130, None));
+    }
+
+    #[test]
+    fn second_interrupt_kills_at_once() {
+        let mut scene = Scene::new(1);
+        assert_eq!(scene.at(0, Event::Stop(Signal::SIGINT)), INT);
+        assert_eq!(scene.at(1, Event::Stop(Signal::SIGINT)), KILL);
+    }
+
+    #[test]
+    fn a_signal_that_every_worker_takes_well_is_no_failure() {
+        let mut scene = Scene::new(1);
+        assert_eq!(scene.at(0, Event::Stop(Signal::SIGTERM)), TERM);
+        assert_eq!(scene.at(1, exited(0, 0, Report::None)), None);
+        assert_eq!(scene.policy.exit_code(), 0);
+    }
+
+    /// Ctrl-C while a failed job is being stopped keeps the failure's code.
+    #[test]
+    fn a_failure_stays_the_cause() {
+        let mut scene = Scene::new(2);
+        assert_eq!(scene.at(0, exited(0, 4, Report::Error)), TERM);
+        assert_eq!(scene.at(1, Event::Stop(Signal::SIGINT)), INT);
+        assert_eq!(scene.at(2, Event::Tick), KILL);
+        assert_eq!(scene.policy.exit_code(), 4);
+    }
+
+    #[test]
+    fn what_workers_leave_running_is_ended() {
+        let mut scene = Scene::new(1);
+        assert_eq!(scene.at(0, exited(0, 0, Report::None)), None);
+        assert_eq!(scene.at(2, Event::Tick), TERM);
+        assert_eq!(scene.at(4, Event::Tick), KILL);
+        assert_eq!(scene.policy.exit_code(), 0);
+    }
+
+    #[test]
+    fn closed_output_ends_the_job() {
+        let mut scene = Scene::new(1);
+        assert_eq!(scene.at(0, Event::OutputClosed), TERM);
+        assert_eq!(scene.at(0, Event::OutputClosed), None);
+        assert_eq!(scene.at(0, Event::Exited { rank: 0, exit: Exit::Signal(15), report: Report::None }), None);
+        assert_eq!(scene.policy.exit_code(), 141);
+    }
+}

@@ -1,0 +1,176 @@
+//! The control plane of workers that are threads of one process: no sockets, the same events.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{ControlError, ControlEvent, QUEUE_BYTES_MAX, Target};
+use crate::Rank;
+use crate::threads::spawn_native;
+
+struct Group {
+    inboxes: Vec<Inbox>,
+    exchange: Mutex<Exchange>,
+    changed: Condvar,
+}
+
+struct Inbox {
+    sender: Sender<Option<ControlEvent>>,
+    queued_bytes: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Exchange {
+    round: u64,
+    parts: Vec<Option<Vec<u8>>>,
+    result: Arc<Vec<Vec<u8>>>,
+    gone: Vec<Gone>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    Present,
+    Left,
+    Lost,
+}
+
+const ENDED: &str = "its thread ended without leaving the job";
+
+/// One worker's membership, during start-up. Dropped before `start`, the worker is lost to the others.
+pub(crate) struct Member {
+    group: Arc<Group>,
+    rank: Rank,
+    receiver: Option<Receiver<Option<ControlEvent>>>,
+}
+
+pub(super) fn group(size: u32) -> Vec<Member> {
+    assert!(size > 0, "a job has at least one worker");
+    let (inboxes, receivers): (Vec<_>, Vec<_>) = (0..size)
+        .map(|_| {
+            let (sender, receiver) = mpsc::channel();
+            (Inbox { sender, queued_bytes: AtomicUsize::new(0) }, receiver)
+        })
+        .unzip();
+    let exchange =
+        Exchange { parts: vec![None; size as usize], gone: vec![Gone::Present; size as usize], ..Exchange::default() };
+    let group = Arc::new(Group { inboxes, exchange: Mutex::new(exchange), changed: Condvar::new() });
+    (0..size)
+        .zip(receivers)
+        .map(|(rank, receiver)| Member { group: Arc::clone(&group), rank: Rank(rank), receiver: Some(receiver) })
+        .collect()
+}
+
+impl Member {
+    pub(super) fn allgather(&mut self, mine: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, ControlError> {
+        let deadline = Instant::now() + timeout;
+        let mut exchange = self.group.exchange.lock();
+        let round = exchange.round;
+        exchange.parts[self.rank.index()] = Some(mine.to_vec());
+        if exchange.parts.iter().all(Option::is_some) {
+            exchange.result = Arc::new(exchange.parts.iter_mut().map(|part| part.take().expect("checked")).collect());
+            exchange.round += 1;
+            self.group.changed.notify_all();
+        }
+        while exchange.round == round {
+            let absent = |r: &usize| exchange.parts[*r].is_none();
+            if let Some(rank) = (0..exchange.parts.len()).filter(absent).find(|&r| exchange.gone[r] != Gone::Present) {
+                return Err(ControlError::Lost { rank: Rank(rank as u32), reason: ENDED.into() });
+            }
+            if self.group.changed.wait_until(&mut exchange, deadline).timed_out() && exchange.round == round {
+                let missing = (0..exchange.parts.len()).filter(|&r| exchange.parts[r].is_none());
+                let missing = missing.map(|r| Rank(r as u32)).collect();
+                return Err(ControlError::TimedOut { missing, waited_s: timeout.as_secs() });
+            }
+        }
+        let result = Arc::clone(&exchange.result);
+        drop(exchange);
+        Ok(result.to_vec())
+    }
+
+    pub(super) fn start(mut self, on_event: Box<dyn Fn(ControlEvent) + Send + Sync>) -> Result<Running, ControlError> {
+        let receiver = self.receiver.take().expect("a member starts once");
+        let (group, rank) = (Arc::clone(&self.group), self.rank);
+        let inbox_of = Arc::clone(&group);
+        let name = format!("tidemill-ctl-{rank}");
+        spawn_native(name, move || {
+            while let Ok(Some(event)) = receiver.recv() {
+                if let ControlEvent::Message { bytes, .. } = &event {
+                    inbox_of.inboxes[rank.index()].queued_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
+                }
+                on_event(event);
+            }
+        })?;
+        Ok(Running { group, rank })
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // Still here: never started.
+        if self.receiver.is_some() {
+            self.group.depart(self.rank, Gone::Lost);
+        }
+    }
+}
+
+/// One worker's membership, with its thread.
+pub(super) struct Running {
+    group: Arc<Group>,
+    rank: Rank,
+}
+
+impl Running {
+    pub(super) fn send(&self, to: Target, bytes: &[u8]) -> Result<(), ControlError> {
+        match to {
+            Target::One(rank) => self.group.post(self.rank, rank, bytes),
+            Target::All => {
+                let others = (0..self.group.inboxes.len() as u32).map(Rank).filter(|&rank| rank != self.rank);
+                others.map(|rank| self.group.post(self.rank, rank, bytes)).fold(Ok(()), Result::and)
+            }
+        }
+    }
+
+    pub(super) fn leave(&self) {
+        self.group.depart(self.rank, Gone::Left);
+    }
+
+    pub(super) fn shutdown(&self) {
+        self.group.depart(self.rank, Gone::Lost);
+        let _ = self.group.inboxes[self.rank.index()].sender.send(None);
+    }
+}
+
+impl Group {
+    fn post(&self, from: Rank, to: Rank, bytes: &[u8]) -> Result<(), ControlError> {
+        let inbox = &self.inboxes[to.index()];
+        if inbox.queued_bytes.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len() > QUEUE_BYTES_MAX {
+            inbox.queued_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
+            return Err(ControlError::QueueFull);
+        }
+        // A worker whose thread has ended is not told; its end is news of its own.
+        let _ = inbox.sender.send(Some(ControlEvent::Message { from, bytes: bytes.to_vec() }));
+        Ok(())
+    }
+
+    /// The first departure counts: who has left is not lost later.
+    fn depart(&self, rank: Rank, how: Gone) {
+        let mut exchange = self.exchange.lock();
+        if exchange.gone[rank.index()] != Gone::Present {
+            return;
+        }
+        exchange.gone[rank.index()] = how;
+        for (index, inbox) in self.inboxes.iter().enumerate() {
+            if index != rank.index() {
+                let event = match how {
+                    Gone::Left => ControlEvent::Left { rank },
+                    _ => ControlEvent::Lost { rank, reason: ENDED.into() },
+                };
+                let _ = inbox.sender.send(Some(event));
+            }
+        }
+        self.changed.notify_all();
+    }
+}

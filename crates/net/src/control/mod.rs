@@ -1,0 +1,353 @@
+//! The control plane: who is in the job, exchanges at start-up, small messages, and news of workers that end.
+//!
+//! A star around rank 0. At start-up [`Control`] is driven by its caller ([`Control::allgather`]); [`Control::start`]
+//! hands it to a native thread of its own that sleeps unless something happens, never touches Python, and exchanges
+//! heartbeats, so that a worker is not taken for dead because its main thread is busy.
+//!
+//! A worker that ends without [`ControlHandle::leave`] is `Lost`, seen by rank 0 as the end of its connection and told
+//! to all within milliseconds; a host that falls silent is lost after the failure timeout. When rank 0 itself is lost
+//! everybody sees it, and the control plane is over.
+
+mod driver;
+pub(crate) mod exchange;
+mod in_process;
+mod star;
+pub(crate) mod wire;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Rank;
+use crate::fork::Origin;
+use crate::rendezvous::{JobKey, Secret};
+use wire::Link;
+pub use wire::MESSAGE_BYTES_MAX;
+
+/// Silence after which a worker is lost, unless told otherwise (`TIDEMILL_FAILURE_TIMEOUT`, in seconds).
+pub const FAILURE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time between two heartbeats.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Bytes of messages that [`ControlHandle::send`] queues before it refuses.
+pub const QUEUE_BYTES_MAX: usize = 32 << 20;
+
+/// News from the control plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControlEvent {
+    /// A worker is gone without having left. Reported once per worker; nothing from it follows.
+    Lost {
+        /// Who.
+        rank: Rank,
+        /// How it was noticed.
+        reason: String,
+    },
+    /// A worker has left in good order.
+    Left {
+        /// Who.
+        rank: Rank,
+    },
+    /// A worker sent a message. In order per sender.
+    Message {
+        /// Who sent it.
+        from: Rank,
+        /// What it sent.
+        bytes: Vec<u8>,
+    },
+}
+
+/// Whom a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// One worker, which may be the sender.
+    One(Rank),
+    /// Every worker but the sender.
+    All,
+}
+
+/// What can go wrong on the control plane.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// A worker ended during an exchange.
+    #[error("worker {rank} was lost: {reason}")]
+    Lost {
+        /// Who.
+        rank: Rank,
+        /// How it was noticed.
+        reason: String,
+    },
+    /// Rank 0 gave the exchange up.
+    #[error("the job did not start: {reason}")]
+    Failed {
+        /// Rank 0's words.
+        reason: String,
+    },
+    /// Workers did not take part in an exchange in time.
+    #[error("no word from worker(s) {} within {waited_s} s", ranks(missing))]
+    TimedOut {
+        /// Who is missing.
+        missing: Vec<Rank>,
+        /// How long this worker waited, in seconds.
+        waited_s: u64,
+    },
+    /// Too much is queued already; the message was dropped.
+    #[error("more than {QUEUE_BYTES_MAX} bytes of control messages are queued")]
+    QueueFull,
+    /// The message is longer than [`MESSAGE_BYTES_MAX`].
+    #[error("a control message of {len_bytes} bytes is longer than {MESSAGE_BYTES_MAX}")]
+    TooLong {
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// The destination is not in the job.
+    #[error("there is no worker {rank} in this job")]
+    NoSuchRank {
+        /// The destination.
+        rank: Rank,
+    },
+    /// This worker has shut its control plane down.
+    #[error("the control plane of this worker is shut down")]
+    Closed,
+    /// The caller is a forked child of the worker. It is not a member of the job.
+    #[error(
+        "this process was forked from a worker and is no member of the job; use spawn instead of fork, or do not use Tidemill in the child"
+    )]
+    Forked,
+    /// The operating system refused something.
+    #[error("control plane: {0}")]
+    System(String),
+}
+
+impl From<std::io::Error> for ControlError {
+    fn from(error: std::io::Error) -> Self {
+        ControlError::System(error.to_string())
+    }
+}
+
+/// Ranks for people: `1, 2, 5`; a long list is cut.
+pub(crate) fn ranks(list: &[Rank]) -> String {
+    const SHOWN_MAX: usize = 16;
+    let mut text = list.iter().take(SHOWN_MAX).map(Rank::to_string).collect::<Vec<_>>().join(", ");
+    if list.len() > SHOWN_MAX {
+        text += &format!(" and {} more", list.len() - SHOWN_MAX);
+    }
+    text
+}
+
+/// This worker's place in the job, during start-up.
+pub struct Control {
+    rank: Rank,
+    size: u32,
+    failure_timeout: Duration,
+    key: JobKey,
+    origin: Origin,
+    inner: Inner,
+}
+
+pub(crate) enum Inner {
+    Solo,
+    /// Rank 0: a link to every other worker, at index rank - 1.
+    Hub(Vec<Link>),
+    /// Everybody else: a link to rank 0.
+    Leaf(Link),
+    InProcess(in_process::Member),
+}
+
+impl Control {
+    pub(crate) fn new(rank: Rank, size: u32, failure_timeout: Duration, key: JobKey, inner: Inner) -> Self {
+        Control { rank, size, failure_timeout, key, origin: Origin::here(), inner }
+    }
+
+    /// A job of one worker.
+    pub fn solo() -> Self {
+        Control::new(Rank(0), 1, FAILURE_TIMEOUT, JobKey::new(&Secret::random(), ""), Inner::Solo)
+    }
+
+    /// A job whose `size` workers are threads of this process; one for each.
+    ///
+    /// # Panics
+    /// When `size` is 0.
+    pub fn in_process(size: u32) -> Vec<Self> {
+        let key = JobKey::new(&Secret::random(), "");
+        let members = (0..size).zip(in_process::group(size));
+        let control =
+            |(rank, member)| Control::new(Rank(rank), size, FAILURE_TIMEOUT, key.clone(), Inner::InProcess(member));
+        members.map(control).collect()
+    }
+
+    /// This worker's number.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many workers the job has.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// With what connections between the job's workers prove themselves.
+    pub fn key(&self) -> &JobKey {
+        &self.key
+    }
+
+    /// Whether all workers are threads of this process.
+    pub fn is_in_process(&self) -> bool {
+        matches!(self.inner, Inner::InProcess(_) | Inner::Solo)
+    }
+
+    /// Addresses of this host that other workers have reached or been reached from; no duplicates, none for a job
+    /// within one process. Good ones to publish first.
+    pub fn local_addresses(&self) -> Vec<IpAddr> {
+        let links = match &self.inner {
+            Inner::Hub(links) => links.as_slice(),
+            Inner::Leaf(link) => std::slice::from_ref(link),
+            Inner::Solo | Inner::InProcess(_) => &[],
+        };
+        let mut addresses: Vec<IpAddr> =
+            links.iter().filter_map(|l| l.stream().local_addr().ok()).map(|a| a.ip().to_canonical()).collect();
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    }
+
+    /// Gives every worker what every worker passed, by rank. Collective: all call it, equally often.
+    ///
+    /// # Errors
+    /// On every worker when one ends or does not call within [`crate::OPEN_TIMEOUT`], naming it.
+    pub fn allgather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ControlError> {
+        if !self.origin.is_here() {
+            return Err(ControlError::Forked);
+        }
+        // The parts travel to everybody in one message.
+        if mine.len() + 4 > MESSAGE_BYTES_MAX / self.size as usize {
+            return Err(ControlError::TooLong { len_bytes: mine.len() });
+        }
+        match &mut self.inner {
+            Inner::Solo => Ok(vec![mine.to_vec()]),
+            Inner::Hub(links) => exchange::gather_at_hub(links, mine, crate::OPEN_TIMEOUT),
+            Inner::Leaf(link) => exchange::gather_at_leaf(link, self.rank, self.size, mine, crate::OPEN_TIMEOUT),
+            Inner::InProcess(member) => member.allgather(mine, crate::OPEN_TIMEOUT),
+        }
+    }
+
+    /// Hands the control plane to its thread, which calls `on_event` for all news, one at a time and in order.
+    /// `on_event` must not block for long: heartbeats wait for it.
+    ///
+    /// # Errors
+    /// When the system gives no thread or descriptor.
+    pub fn start(self, on_event: Box<dyn Fn(ControlEvent) + Send + Sync>) -> Result<ControlHandle, ControlError> {
+        if !self.origin.is_here() {
+            return Err(ControlError::Forked);
+        }
+        let core = match self.inner {
+            Inner::Solo => Core::InProcess(in_process::group(1).remove(0).start(on_event)?),
+            Inner::InProcess(member) => Core::InProcess(member.start(on_event)?),
+            Inner::Hub(links) => {
+                let links = links.into_iter().zip(1..).map(|(link, rank)| (Rank(rank), link)).collect();
+                Core::Star(driver::start(self.rank, self.size, self.failure_timeout, links, on_event)?)
+            }
+            Inner::Leaf(link) => {
+                let links = vec![(Rank(0), link)];
+                Core::Star(driver::start(self.rank, self.size, self.failure_timeout, links, on_event)?)
+            }
+        };
+        Ok(ControlHandle { shared: Arc::new(Shared { rank: self.rank, size: self.size, origin: self.origin, core }) })
+    }
+}
+
+/// The running control plane of a worker. Clones share it; when the last one goes without [`ControlHandle::leave`], this
+/// worker is lost to the others, as if it had crashed.
+#[derive(Clone)]
+pub struct ControlHandle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    rank: Rank,
+    size: u32,
+    origin: Origin,
+    core: Core,
+}
+
+enum Core {
+    InProcess(in_process::Running),
+    Star(driver::Driver),
+}
+
+impl ControlHandle {
+    /// This worker's number.
+    pub fn rank(&self) -> Rank {
+        self.shared.rank
+    }
+
+    /// How many workers the job has.
+    pub fn size(&self) -> u32 {
+        self.shared.size
+    }
+
+    /// Queues a message and returns at once. It arrives unless a worker on its way ends or the queue there is full
+    /// (then rank 0 logs that it was dropped).
+    ///
+    /// # Errors
+    /// `QueueFull`, and the message is dropped; `TooLong`; `NoSuchRank`; `Closed`; `Forked`.
+    pub fn send(&self, to: Target, bytes: &[u8]) -> Result<(), ControlError> {
+        self.check()?;
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(ControlError::TooLong { len_bytes: bytes.len() });
+        }
+        if let Target::One(rank) = to
+            && rank.0 >= self.shared.size
+        {
+            return Err(ControlError::NoSuchRank { rank });
+        }
+        match &self.shared.core {
+            Core::InProcess(running) => running.send(to, bytes),
+            Core::Star(driver) => driver.send(to, bytes),
+        }
+    }
+
+    /// Leaves in good order: the others get `Left`, not `Lost`, and this worker may end. Waits until that is on its way,
+    /// two seconds at most. On rank 0 messages of the others still pass until `shutdown`.
+    ///
+    /// # Errors
+    /// `Closed`; `Forked`.
+    pub fn leave(&self) -> Result<(), ControlError> {
+        self.check()?;
+        match &self.shared.core {
+            Core::InProcess(running) => running.leave(),
+            Core::Star(driver) => driver.leave(),
+        }
+        Ok(())
+    }
+
+    /// Ends the control plane of this worker and its thread. Without `leave` before, the others take it for lost.
+    /// Called by dropping the last handle.
+    pub fn shutdown(&self) {
+        self.shared.shutdown();
+    }
+
+    fn check(&self) -> Result<(), ControlError> {
+        if self.shared.origin.is_here() { Ok(()) } else { Err(ControlError::Forked) }
+    }
+}
+
+impl Shared {
+    fn shutdown(&self) {
+        // A forked child has the handle but neither the thread nor the sockets, and the thread's locks may be held
+        // forever in its copy.
+        if self.origin.is_here() {
+            match &self.core {
+                Core::InProcess(running) => running.shutdown(),
+                Core::Star(driver) => driver.shutdown(),
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}

@@ -1,0 +1,316 @@
+//! The decisions of the control plane, apart from its sockets: who is present, who left, who is lost, and who is told.
+//!
+//! A star: every worker has one link, to rank 0, which passes messages on. Same inputs in, same actions out; the thread
+//! in [`super::driver`] feeds it and carries the actions out.
+//!
+//! Silence is counted in this worker's own ticks, not on a clock: a job that was stopped as a whole (Ctrl-Z, a suspended
+//! machine) did not tick either and goes on where it was.
+
+use super::wire::{Kind, Message};
+use super::{ControlEvent, Target};
+use crate::Rank;
+
+/// How many times longer than usual a worker may be silent before its first word. Until then it may still be starting.
+const PATIENCE_BEFORE_FIRST_WORD: u32 = 6;
+
+/// What happens to a star.
+pub(crate) enum Input {
+    /// `from` is the other end of the link, not who wrote the message.
+    Received { from: Rank, message: Message },
+    /// The link to `from` is gone.
+    Closed { from: Rank, reason: String },
+    /// A heartbeat interval has passed.
+    Tick,
+    /// This worker wants a message sent.
+    Send { to: Target, bytes: Vec<u8> },
+    /// This worker leaves in good order.
+    Leave,
+}
+
+/// What is to be done about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Send over the link to `link`.
+    Send { link: Rank, message: Message },
+    /// Close the link to `link`.
+    Close { link: Rank },
+    /// Tell this worker.
+    Emit(ControlEvent),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peer {
+    Present { silent_ticks: u32, heard: bool },
+    Left,
+    Lost,
+}
+
+/// One worker's view of the job.
+pub(crate) struct Star {
+    me: Rank,
+    peers: Vec<Peer>,
+    silent_ticks_max: u32,
+    left: bool,
+}
+
+impl Star {
+    pub(crate) fn new(me: Rank, size: u32, silent_ticks_max: u32) -> Self {
+        let peers = vec![Peer::Present { silent_ticks: 0, heard: false }; size as usize];
+        Star { me, peers, silent_ticks_max: silent_ticks_max.max(2), left: false }
+    }
+
+    fn is_hub(&self) -> bool {
+        self.me.0 == 0
+    }
+
+    fn is_present(&self, rank: Rank) -> bool {
+        matches!(self.peers.get(rank.index()), Some(Peer::Present { .. }))
+    }
+
+    /// Ranks at the other end of this worker's links.
+    fn linked(&self) -> impl Iterator<Item = Rank> + use<> {
+        let ranks = if self.is_hub() { 1..self.peers.len() as u32 } else { 0..1 };
+        ranks.map(Rank)
+    }
+
+    pub(crate) fn handle(&mut self, input: Input, out: &mut Vec<Action>) {
+        match input {
+            Input::Received { from, message } => self.received(from, message, out),
+            Input::Closed { from, reason } => self.gone(from, reason, out),
+            Input::Tick => self.tick(out),
+            Input::Send { to, bytes } => self.send(to, bytes, out),
+            Input::Leave if self.left => {}
+            Input::Leave => {
+                self.left = true;
+                if self.is_hub() {
+                    self.tell_all(None, Kind::Left, self.me, &[], out);
+                } else {
+                    self.to_hub(Message::new(Kind::Leave, self.me, Vec::new()), out);
+                }
+            }
+        }
+    }
+
+    fn received(&mut self, from: Rank, message: Message, out: &mut Vec<Action>) {
+        if let Some(Peer::Present { silent_ticks, heard }) = self.peers.get_mut(from.index()) {
+            *silent_ticks = 0;
+            *heard = true;
+        } else if self.is_hub() {
+            // Its last words after it was given up: whoever was told that it is lost must not hear from it again.
+            return;
+        }
+        let hub = self.is_hub();
+        match message.kind {
+            Kind::Ping => {}
+            Kind::ToOne if !hub => {
+                out.push(Action::Emit(ControlEvent::Message { from: message.rank, bytes: message.payload }))
+            }
+            Kind::ToOne if message.rank == self.me => {
+                out.push(Action::Emit(ControlEvent::Message { from, bytes: message.payload }));
+            }
+            Kind::ToOne if self.is_present(message.rank) => {
+                out.push(Action::Send { link: message.rank, message: Message { rank: from, ..message } });
+            }
+            Kind::ToOne => {}
+            Kind::ToAll if hub => {
+                self.tell_all(Some(from), Kind::ToOne, from, &message.payload, out);
+                out.push(Action::Emit(ControlEvent::Message { from, bytes: message.payload }));
+            }
+            Kind::Leave if hub => {
+                self.peers[from.index()] = Peer::Left;
+                self.tell_all(None, Kind::Left, from, &[], out);
+                out.push(Action::Emit(ControlEvent::Left { rank: from }));
+            }
+            Kind::Left if !hub && self.is_present(message.rank) => {
+                self.peers[message.rank.index()] = Peer::Left;
+                out.push(Action::Emit(ControlEvent::Left { rank: message.rank }));
+            }
+            Kind::Lost if !hub && self.is_present(message.rank) => {
+                self.peers[message.rank.index()] = Peer::Lost;
+                let reason = message.text();
+                out.push(Action::Emit(ControlEvent::Lost { rank: message.rank, reason }));
+            }
+            Kind::Left | Kind::Lost if !hub => {}
+            other => self.gone(from, format!("it sent {other:?}, which has no place here"), out),
+        }
+    }
+
+    fn gone(&mut self, rank: Rank, reason: String, out: &mut Vec<Action>) {
+        out.push(Action::Close { link: rank });
+        if !self.is_present(rank) {
+            return;
+        }
+        self.peers[rank.index()] = Peer::Lost;
+        if self.is_hub() {
+            self.tell_all(None, Kind::Lost, rank, reason.as_bytes(), out);
+        }
+        if !self.left {
+            out.push(Action::Emit(ControlEvent::Lost { rank, reason }));
+        }
+    }
+
+    fn tick(&mut self, out: &mut Vec<Action>) {
+        let hub = self.is_hub();
+        for rank in self.linked() {
+            match &mut self.peers[rank.index()] {
+                Peer::Present { silent_ticks, heard } => {
+                    *silent_ticks += 1;
+                    let patience = if *heard { 1 } else { PATIENCE_BEFORE_FIRST_WORD };
+                    if *silent_ticks > self.silent_ticks_max.saturating_mul(patience) {
+                        let reason = format!(
+                            "no sign of life for {} heartbeats; its host or network is gone, or it is stopped",
+                            *silent_ticks
+                        );
+                        self.gone(rank, reason, out);
+                        continue;
+                    }
+                }
+                // Who has left may still pass messages on (rank 0) and counts our heartbeats.
+                Peer::Left if !hub => {}
+                Peer::Left | Peer::Lost => continue,
+            }
+            out.push(Action::Send { link: rank, message: Message::new(Kind::Ping, self.me, Vec::new()) });
+        }
+    }
+
+    fn send(&mut self, to: Target, bytes: Vec<u8>, out: &mut Vec<Action>) {
+        match to {
+            Target::One(rank) if rank == self.me => {
+                out.push(Action::Emit(ControlEvent::Message { from: self.me, bytes }));
+            }
+            Target::One(rank) if self.is_hub() => {
+                if self.is_present(rank) {
+                    out.push(Action::Send { link: rank, message: Message::new(Kind::ToOne, self.me, bytes) });
+                }
+            }
+            Target::One(rank) => self.to_hub(Message::new(Kind::ToOne, rank, bytes), out),
+            Target::All if self.is_hub() => self.tell_all(None, Kind::ToOne, self.me, &bytes, out),
+            Target::All => self.to_hub(Message::new(Kind::ToAll, self.me, bytes), out),
+        }
+    }
+
+    fn to_hub(&self, message: Message, out: &mut Vec<Action>) {
+        // Rank 0 passes messages on after it has left, as long as its process lives.
+        if self.peers[0] != Peer::Lost {
+            out.push(Action::Send { link: Rank(0), message });
+        }
+    }
+
+    /// Sends to the other end of every link that is present, except `but` and the rank it is about.
+    fn tell_all(&self, but: Option<Rank>, kind: Kind, about: Rank, payload: &[u8], out: &mut Vec<Action>) {
+        for rank in self.linked() {
+            if Some(rank) != but && rank != about && self.is_present(rank) {
+                out.push(Action::Send { link: rank, message: Message::new(kind, about, payload.to_vec()) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SILENT_TICKS_MAX: u32 = 4;
+
+    fn step(star: &mut Star, input: Input) -> Vec<Action> {
+        let mut out = Vec::new();
+        star.handle(input, &mut out);
+        out
+    }
+
+    fn received(star: &mut Star, from: u32, kind: Kind, rank: u32) -> Vec<Action> {
+        step(star, Input::Received { from: Rank(from), message: Message::new(kind, Rank(rank), b"x".to_vec()) })
+    }
+
+    fn lost(actions: &[Action]) -> Vec<Rank> {
+        let rank = |action: &Action| match action {
+            Action::Emit(ControlEvent::Lost { rank, .. }) => Some(*rank),
+            _ => None,
+        };
+        actions.iter().filter_map(rank).collect()
+    }
+
+    fn told(actions: &[Action], kind: Kind) -> Vec<(u32, u32)> {
+        let told = |action: &Action| match action {
+            Action::Send { link, message } if message.kind == kind => Some((link.0, message.rank.0)),
+            _ => None,
+        };
+        actions.iter().filter_map(told).collect()
+    }
+
+    /// Silence is told from life, a worker that starts slowly is not silent, and a loss is told once to each other.
+    #[test]
+    fn a_silent_worker_is_lost_and_a_talking_one_is_not() {
+        let mut hub = Star::new(Rank(0), 4, SILENT_TICKS_MAX);
+        for rank in [1, 2] {
+            assert_eq!(received(&mut hub, rank, Kind::Ping, rank), []);
+        }
+        for _ in 0..SILENT_TICKS_MAX {
+            assert_eq!(lost(&step(&mut hub, Input::Tick)), []);
+            received(&mut hub, 1, Kind::Ping, 1);
+        }
+        let actions = step(&mut hub, Input::Tick);
+        assert_eq!(lost(&actions), [Rank(2)], "2 was silent; 1 talked; 3 has not begun");
+        assert_eq!(told(&actions, Kind::Lost), [(1, 2), (3, 2)]);
+        assert!(actions.contains(&Action::Close { link: Rank(2) }));
+        assert_eq!(received(&mut hub, 2, Kind::ToAll, 2), [], "words of the lost are not passed on");
+        let silent: Vec<Rank> = (0..40)
+            .flat_map(|_| {
+                received(&mut hub, 1, Kind::Ping, 1);
+                lost(&step(&mut hub, Input::Tick))
+            })
+            .collect();
+        assert_eq!(silent, [Rank(3)], "patience with a slow start ends too");
+    }
+
+    #[test]
+    fn the_end_of_a_link_is_a_loss_unless_the_worker_left() {
+        let mut hub = Star::new(Rank(0), 4, SILENT_TICKS_MAX);
+        let actions = received(&mut hub, 3, Kind::Leave, 3);
+        assert_eq!(told(&actions, Kind::Left), [(1, 3), (2, 3)]);
+        let closed = |from| Input::Closed { from: Rank(from), reason: "gone".into() };
+        assert_eq!(step(&mut hub, closed(3)), [Action::Close { link: Rank(3) }]);
+        let actions = step(&mut hub, closed(1));
+        assert_eq!((lost(&actions), told(&actions, Kind::Lost)), (vec![Rank(1)], vec![(2, 1)]));
+        assert_eq!(lost(&step(&mut hub, closed(1))), [], "a loss is told once");
+    }
+
+    #[test]
+    fn the_others_believe_rank_0_and_notice_its_end() {
+        let mut leaf = Star::new(Rank(2), 4, SILENT_TICKS_MAX);
+        assert_eq!(lost(&received(&mut leaf, 0, Kind::Lost, 1)), [Rank(1)]);
+        assert_eq!(lost(&received(&mut leaf, 0, Kind::Lost, 1)), []);
+        assert_eq!(received(&mut leaf, 0, Kind::Left, 3), [Action::Emit(ControlEvent::Left { rank: Rank(3) })]);
+        assert_eq!(lost(&received(&mut leaf, 0, Kind::Lost, 3)), [], "who has left is not lost");
+        assert_eq!(lost(&step(&mut leaf, Input::Closed { from: Rank(0), reason: "gone".into() })), [Rank(0)]);
+        let message = Input::Send { to: Target::All, bytes: b"into the void".to_vec() };
+        assert_eq!(step(&mut leaf, message), []);
+    }
+
+    /// Rank 0 that leaves first goes on to count heartbeats and pass messages on, so those must go on too.
+    #[test]
+    fn heartbeats_go_on_after_rank_0_has_left() {
+        let mut leaf = Star::new(Rank(1), 2, SILENT_TICKS_MAX);
+        received(&mut leaf, 0, Kind::Left, 0);
+        for _ in 0..100 {
+            let actions = step(&mut leaf, Input::Tick);
+            assert_eq!((lost(&actions), told(&actions, Kind::Ping)), (vec![], vec![(0, 1)]));
+        }
+        assert_eq!(told(&step(&mut leaf, Input::Leave), Kind::Leave), [(0, 1)]);
+        assert_eq!(step(&mut leaf, Input::Leave), [], "leaving twice is leaving once");
+    }
+
+    #[test]
+    fn messages_are_passed_on_to_whom_they_are_for() {
+        let mut hub = Star::new(Rank(0), 4, SILENT_TICKS_MAX);
+        assert_eq!(told(&received(&mut hub, 1, Kind::ToOne, 3), Kind::ToOne), [(3, 1)]);
+        let actions = received(&mut hub, 1, Kind::ToAll, 1);
+        assert_eq!(told(&actions, Kind::ToOne), [(2, 1), (3, 1)]);
+        assert_eq!(actions.len(), 3, "and rank 0 hears it too");
+        assert_eq!(received(&mut hub, 1, Kind::ToOne, 77), [], "no such worker");
+        for nonsense in [Kind::Welcome, Kind::Gathered, Kind::Lost, Kind::Left] {
+            let mut hub = Star::new(Rank(0), 4, SILENT_TICKS_MAX);
+            assert_eq!(lost(&received(&mut hub, 2, nonsense, 1)), [Rank(2)], "{nonsense:?} from a worker");
+        }
+    }
+}

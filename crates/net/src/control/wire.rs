@@ -1,0 +1,204 @@
+//! Control messages between rank 0 and the others, and the link that carries them.
+//!
+//! ```text
+//!  0      4      5          8      12
+//!  | len  | kind | zero     | rank | payload of len bytes
+//! ```
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::Rank;
+use crate::fork::Guarded;
+
+const HEADER_BYTES: usize = 12;
+
+/// Longest payload of one control message. Control is for addresses, errors and tracebacks, not for data.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes read from a link at once. Memory grows with what arrived, never with what a header announces.
+const READ_BYTES: usize = 64 << 10;
+
+/// What a control message is.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Rank 0: everybody is here.
+    Welcome = 1,
+    /// Rank 0: the job does not start, or an exchange failed. Payload: the reason, for people.
+    Failed = 2,
+    /// One worker's part of an exchange.
+    Gather = 3,
+    /// Everybody's parts: per rank a length (u32) and the bytes.
+    Gathered = 4,
+    /// I am alive.
+    Ping = 5,
+    /// To rank `rank` on the way to rank 0, from rank `rank` on the way from it.
+    ToOne = 6,
+    /// From a worker to all others, by way of rank 0, which passes it on as `ToOne`.
+    ToAll = 7,
+    /// I leave in good order.
+    Leave = 8,
+    /// Rank 0: worker `rank` left in good order.
+    Left = 9,
+    /// Rank 0: worker `rank` is gone. Payload: how it was noticed.
+    Lost = 10,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Kind::Welcome,
+            2 => Kind::Failed,
+            3 => Kind::Gather,
+            4 => Kind::Gathered,
+            5 => Kind::Ping,
+            6 => Kind::ToOne,
+            7 => Kind::ToAll,
+            8 => Kind::Leave,
+            9 => Kind::Left,
+            10 => Kind::Lost,
+            _ => return None,
+        })
+    }
+}
+
+/// A decoded control message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) kind: Kind,
+    pub(crate) rank: Rank,
+    pub(crate) payload: Vec<u8>,
+}
+
+impl Message {
+    pub(crate) fn new(kind: Kind, rank: Rank, payload: Vec<u8>) -> Self {
+        Message { kind, rank, payload }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.payload).into_owned()
+    }
+}
+
+/// Appends one message to `out`.
+pub(crate) fn encode(out: &mut Vec<u8>, kind: Kind, rank: Rank, payload: &[u8]) {
+    debug_assert!(payload.len() <= MESSAGE_BYTES_MAX);
+    out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    out.extend_from_slice(&[kind as u8, 0, 0, 0]);
+    out.extend_from_slice(&rank.0.to_le_bytes());
+    out.extend_from_slice(payload);
+}
+
+/// Cuts a stream of bytes into messages.
+#[derive(Default)]
+pub(crate) struct Decoder {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Decoder {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        if self.taken > 0 && self.taken == self.bytes.len() {
+            self.bytes.clear();
+            self.taken = 0;
+        } else if self.taken > READ_BYTES {
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole message, if it has arrived.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes; the link is unusable then.
+    pub(crate) fn next(&mut self) -> Result<Option<Message>, String> {
+        let rest = &self.bytes[self.taken..];
+        let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let len = number(0) as usize;
+        let Some(kind) = Kind::from_byte(header[4]) else {
+            return Err(format!("unknown kind {} of control message", header[4]));
+        };
+        if len > MESSAGE_BYTES_MAX || header[5..8] != [0; 3] {
+            return Err(format!("malformed control message of {len} bytes"));
+        }
+        let Some(payload) = rest.get(HEADER_BYTES..HEADER_BYTES + len) else { return Ok(None) };
+        let message = Message::new(kind, Rank(number(8)), payload.to_vec());
+        self.taken += HEADER_BYTES + len;
+        Ok(Some(message))
+    }
+}
+
+/// A non-blocking stream of control messages to one other worker.
+pub(crate) struct Link {
+    stream: Guarded<TcpStream>,
+    decoder: Decoder,
+    outbox: Vec<u8>,
+    sent: usize,
+}
+
+impl Link {
+    pub(crate) fn new(stream: Guarded<TcpStream>) -> Self {
+        Link { stream, decoder: Decoder::default(), outbox: Vec::new(), sent: 0 }
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Bytes queued and not yet taken by the kernel.
+    pub(crate) fn backlog(&self) -> usize {
+        self.outbox.len() - self.sent
+    }
+
+    /// Queues a message; `flush` sends.
+    pub(crate) fn queue(&mut self, kind: Kind, rank: Rank, payload: &[u8]) {
+        encode(&mut self.outbox, kind, rank, payload);
+    }
+
+    /// Sends what the kernel takes. `true`: nothing is left.
+    pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        while self.sent < self.outbox.len() {
+            match (&*self.stream).write(&self.outbox[self.sent..]) {
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.sent = 0;
+        self.outbox.clear();
+        self.outbox.shrink_to(READ_BYTES);
+        Ok(true)
+    }
+
+    /// The next message that has arrived. `Ok(None)`: none now.
+    ///
+    /// # Errors
+    /// How the link ended. What had arrived before the end was returned before.
+    pub(crate) fn receive(&mut self) -> Result<Option<Message>, String> {
+        loop {
+            if let Some(message) = self.decoder.next()? {
+                return Ok(Some(message));
+            }
+            let mut buffer = [0; READ_BYTES];
+            match (&*self.stream).read(&mut buffer) {
+                Ok(0) => return Err("its process ended".into()),
+                Ok(n) => self.decoder.feed(&buffer[..n]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Err("its process ended (reset)".into()),
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

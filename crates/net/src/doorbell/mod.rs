@@ -1,0 +1,306 @@
+//! Sleep and wake-up of a worker, across processes and threads.
+//!
+//! The owner arms its [`Doorbell`], looks once more for work, and sleeps: on a futex, or, if it also waits for file
+//! descriptors, in `ppoll` on them and a pipe. Whoever hands it work rings its [`Bell`], which costs a fence and a load
+//! while the owner is awake. `word.rs` holds the argument that no wake-up is lost.
+//!
+//! ```text
+//! loop {
+//!     if poll() { break }                       // a while, spinning with one pause between looks
+//!     let armed = doorbell.arm(epoll_fd);
+//!     if poll() { break }                       // dropping `armed` takes the announcement back
+//!     if armed.sleep(timeout) == Woken::Interrupted { check for signals }
+//! }
+//! ```
+
+pub(crate) mod word;
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::segment::{PAGE_BYTES, Segment, SegmentError, Shared, check, open_descriptor};
+use crate::sync::{Ordering, fence};
+
+/// Why a sleep ended. Spurious wake-ups are possible; look for work after each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Woken {
+    /// Somebody rang, or the descriptor is ready.
+    Rung,
+    /// Nobody rang in time.
+    TimedOut,
+    /// A signal handler ran; the caller should see what it wants.
+    Interrupted,
+}
+
+/// Where a worker sleeps. Several of its threads may sleep at once; a ring wakes them all.
+#[derive(Debug)]
+pub struct Doorbell {
+    word: Shared<AtomicU32>,
+    pipe_read: OwnedFd,
+    pipe_write: Arc<OwnedFd>,
+    sleepers: Mutex<Sleepers>,
+}
+
+#[derive(Debug, Default)]
+struct Sleepers {
+    count: u32,
+    /// A byte may lie in the pipe.
+    pipe_used: bool,
+}
+
+impl Doorbell {
+    /// A doorbell for the threads of this process.
+    ///
+    /// # Errors
+    /// When out of memory or descriptors.
+    pub fn in_process() -> Result<Self, SegmentError> {
+        Self::on(Arc::new(Segment::private(PAGE_BYTES)?).shared(0))
+    }
+
+    /// A doorbell whose word is in shared memory. `word` starts as zero and belongs to this doorbell.
+    pub(crate) fn on(word: Shared<AtomicU32>) -> Result<Self, SegmentError> {
+        let (pipe_read, pipe_write) =
+            pipe().map_err(|source| SegmentError::Memory { action: "make a pipe beside", len: 0, source })?;
+        Ok(Self { word, pipe_read, pipe_write: Arc::new(pipe_write), sleepers: Mutex::default() })
+    }
+
+    /// The descriptor of the pipe's write end, for [`Bell::open`] in another process.
+    pub(crate) fn pipe_fd(&self) -> RawFd {
+        self.pipe_write.as_raw_fd()
+    }
+
+    /// A bell for others in this process.
+    pub fn bell(&self) -> Bell {
+        Bell { word: self.word.clone(), pipe: self.pipe_write.clone() }
+    }
+
+    /// Announces that the caller is about to sleep, on the futex or, with `fd` given, until `fd` is readable too. The
+    /// caller must look for work once more before it sleeps.
+    pub fn arm(&self, fd: Option<RawFd>) -> Armed<'_> {
+        let mut sleepers = self.sleepers.lock();
+        sleepers.count += 1;
+        sleepers.pipe_used |= fd.is_some();
+        let bits = if fd.is_some() { word::ON_PIPE } else { word::ON_WORD };
+        Armed { doorbell: self, fd, ticket: word::announce(&self.word, bits) }
+    }
+}
+
+/// An announced sleeper. Dropping it takes the announcement back.
+#[derive(Debug)]
+#[must_use]
+pub struct Armed<'a> {
+    doorbell: &'a Doorbell,
+    fd: Option<RawFd>,
+    ticket: u32,
+}
+
+impl Armed<'_> {
+    /// Sleeps until somebody rings, the descriptor is ready, a signal handler has run, or `timeout` is over.
+    pub fn sleep(self, timeout: Duration) -> Woken {
+        // There is always a timeout: without one, SA_RESTART handlers would not interrupt a futex wait.
+        let timeout = timeout.min(Duration::from_secs(3600));
+        let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos() as i64 };
+        let word = &self.doorbell.word;
+        let result = match self.fd {
+            None => {
+                let at: *const AtomicU32 = &**word;
+                // SAFETY: the word stays mapped during the call, and `timeout` is a valid relative time. Not the
+                // private kind of futex: ringers may be other processes.
+                check(unsafe { libc::syscall(libc::SYS_futex, at, libc::FUTEX_WAIT, self.ticket, &timeout) } as i32)
+                    .map(|_| 1)
+            }
+            Some(fd) => {
+                let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+                let mut fds = [entry(self.doorbell.pipe_read.as_raw_fd()), entry(fd)];
+                // SAFETY: two entries, a valid time, no signal mask.
+                check(unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &timeout, std::ptr::null()) })
+            }
+        };
+        match result {
+            Ok(0) => Woken::TimedOut,
+            Ok(_) => Woken::Rung,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => Woken::Interrupted,
+                Some(libc::ETIMEDOUT) => Woken::TimedOut,
+                Some(libc::EAGAIN) => Woken::Rung, // The word had changed before we slept.
+                _ => panic!("cannot sleep: {error}"), // Bad address or descriptor: a bug of ours.
+            },
+        }
+    }
+}
+
+impl Drop for Armed<'_> {
+    fn drop(&mut self) {
+        let doorbell = self.doorbell;
+        let mut sleepers = doorbell.sleepers.lock();
+        sleepers.count -= 1;
+        // The last one clears up, so that it takes neither an announcement nor a byte from under another sleeper. A
+        // ringer that has cleared the bits but not yet written its byte causes one spurious wake-up later.
+        if sleepers.count == 0 {
+            word::withdraw(&doorbell.word);
+            if std::mem::take(&mut sleepers.pipe_used) {
+                let mut bytes = [0u8; 64];
+                let fd = doorbell.pipe_read.as_raw_fd();
+                // SAFETY: `bytes` is writable. The pipe does not block.
+                while unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) } == bytes.len() as isize {}
+            }
+        }
+    }
+}
+
+/// Wakes the owner of a [`Doorbell`].
+#[derive(Clone, Debug)]
+pub struct Bell {
+    word: Shared<AtomicU32>,
+    pipe: Arc<OwnedFd>,
+}
+
+impl Bell {
+    /// The bell of a doorbell in another process, given its word and its pipe's descriptor there.
+    pub(crate) fn open(word: Shared<AtomicU32>, pid: u32, pipe_fd: RawFd) -> Result<Self, SegmentError> {
+        // Opened for reading too, which we never do: so the pipe always has a reader and no write raises SIGPIPE.
+        let pipe = open_descriptor(pid, pipe_fd, libc::O_RDWR | libc::O_NONBLOCK)?;
+        Ok(Self { word, pipe: Arc::new(pipe) })
+    }
+
+    /// Wakes the owner if it sleeps or is about to. What it shall find must have been written before.
+    #[inline]
+    pub fn ring(&self) {
+        fence(Ordering::SeqCst);
+        self.ring_fenced();
+    }
+
+    /// [`Bell::ring`] for callers that have made the fence themselves, once for many bells.
+    #[inline]
+    pub(crate) fn ring_fenced(&self) {
+        let bits = word::ring_fenced(&self.word);
+        if bits != 0 {
+            self.wake(bits);
+        }
+    }
+
+    #[cold]
+    fn wake(&self, bits: u32) {
+        if bits & word::ON_WORD != 0 {
+            let at: *const AtomicU32 = &*self.word;
+            // SAFETY: the word is mapped. Waking cannot fail for a valid address.
+            unsafe { libc::syscall(libc::SYS_futex, at, libc::FUTEX_WAKE, i32::MAX) };
+        }
+        if bits & word::ON_PIPE != 0 {
+            // SAFETY: one readable byte. A full pipe (EAGAIN) wakes just as well; a vanished owner needs no waking.
+            unsafe { libc::write(self.pipe.as_raw_fd(), [1u8].as_ptr().cast(), 1) };
+        }
+    }
+}
+
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [0; 2];
+    // SAFETY: room for two descriptors.
+    check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) })?;
+    // SAFETY: the kernel has just given us both.
+    Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    /// A ring between `arm` and `sleep` must not be slept through, in both ways of sleeping.
+    #[test]
+    fn ring_before_sleep_is_seen() {
+        let doorbell = Doorbell::in_process().unwrap();
+        let other = pipe().unwrap().0; // Its writer is gone, but no data: readiness is POLLHUP, so use a live one.
+        drop(other);
+        let (quiet, _keep) = pipe().unwrap();
+        for fd in [None, Some(quiet.as_raw_fd())] {
+            let armed = doorbell.arm(fd);
+            doorbell.bell().ring();
+            assert_eq!(armed.sleep(Duration::from_secs(30)), Woken::Rung);
+            let armed = doorbell.arm(fd);
+            assert_eq!(armed.sleep(Duration::from_millis(1)), Woken::TimedOut, "the earlier ring is used up");
+        }
+    }
+
+    /// A descriptor that becomes ready ends the sleep.
+    #[test]
+    fn descriptor_wakes() {
+        let doorbell = Doorbell::in_process().unwrap();
+        let (read, write) = pipe().unwrap();
+        // SAFETY: one readable byte.
+        unsafe { libc::write(write.as_raw_fd(), [1u8].as_ptr().cast(), 1) };
+        assert_eq!(doorbell.arm(Some(read.as_raw_fd())).sleep(Duration::from_secs(30)), Woken::Rung);
+    }
+
+    /// Each of several sleepers, of both kinds, must wake on every ring; a lost one would hang the test.
+    #[test]
+    fn ring_wakes_all_sleepers() {
+        let doorbell = Doorbell::in_process().unwrap();
+        let (quiet, _keep) = pipe().unwrap();
+        let (round, asleep) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        const SLEEPERS: usize = 4;
+        const ROUNDS: usize = 100;
+        std::thread::scope(|scope| {
+            for sleeper in 0..SLEEPERS {
+                let fd = (sleeper % 2 == 1).then_some(quiet.as_raw_fd());
+                let (doorbell, round, asleep) = (&doorbell, &round, &asleep);
+                scope.spawn(move || {
+                    for want in 1..=ROUNDS {
+                        asleep.fetch_add(1, Ordering::SeqCst);
+                        while round.load(Ordering::SeqCst) < want {
+                            let armed = doorbell.arm(fd);
+                            if round.load(Ordering::SeqCst) < want {
+                                let _ = armed.sleep(Duration::from_secs(3600));
+                            }
+                        }
+                    }
+                });
+            }
+            for next in 1..=ROUNDS {
+                while asleep.load(Ordering::SeqCst) < next * SLEEPERS {
+                    std::thread::yield_now();
+                }
+                round.store(next, Ordering::SeqCst);
+                doorbell.bell().ring();
+            }
+        });
+    }
+
+    /// Ctrl-C must get through to a sleeping worker, in both ways of sleeping.
+    #[test]
+    #[cfg_attr(miri, ignore = "signals")]
+    fn signals_interrupt() {
+        extern "C" fn nothing(_: i32) {}
+        // SAFETY: installs a handler that does nothing, with SA_RESTART as Python and others do.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+            action.sa_flags = libc::SA_RESTART;
+            assert_eq!(libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()), 0);
+        }
+        let doorbell = Doorbell::in_process().unwrap();
+        let (quiet, _keep) = pipe().unwrap();
+        for fd in [None, Some(quiet.as_raw_fd())] {
+            // SAFETY: a plain call.
+            let sleeper = unsafe { libc::pthread_self() };
+            let done = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !done.load(Ordering::SeqCst) {
+                        // SAFETY: the thread lives until `done`, and the handler does nothing.
+                        unsafe { libc::pthread_kill(sleeper, libc::SIGUSR2) };
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                });
+                assert_eq!(doorbell.arm(fd).sleep(Duration::from_secs(60)), Woken::Interrupted);
+                done.store(true, Ordering::SeqCst);
+            });
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! The engine's half that frames arrive in: matching, credit, landing places. Everything but the transports, so that a
+//! transport can deliver into it while it is borrowed itself.
+
+use std::collections::VecDeque;
+
+use super::engine::Contradiction;
+use super::matching::{Body, Context, Pattern, Unexpected};
+use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
+use super::transfer::{Help, Pull, Stream};
+use crate::local::LocalClaim;
+use crate::{Accept, Header, Kind, NetError, Offer, Rank, Sink, TransportError};
+
+/// Eager bytes a receiver stores at most for one sender that it does not receive from.
+pub(super) const CREDIT_BYTES: u64 = 1 << 20;
+/// What a stored message costs beside its bytes.
+pub(super) const MESSAGE_COST_BYTES: u64 = 64;
+/// Contexts are small numbers handed out in step; a larger one in a frame is damage.
+const CONTEXT_MAX: u32 = 1 << 20;
+
+pub(super) enum Landing {
+    Nothing,
+    /// Straight into a receive's buffer.
+    Op(OpIndex),
+    /// Into a buffer of ours, for a message nobody has asked for yet.
+    Unexpected(Vec<u8>),
+    /// Into a buffer of ours, handled as a whole frame when complete.
+    Frame(Vec<u8>),
+}
+
+pub(super) struct Link {
+    /// Index into `Engine::transports`; `None` for the worker itself.
+    pub(super) transport: Option<usize>,
+    pub(super) queue: VecDeque<Out>,
+    pub(super) streams: VecDeque<Stream>,
+    /// A queued frame that is partly sent must be continued before anything else.
+    pub(super) streaming: bool,
+    pub(super) credit: u64,
+    /// Credit taken from the peer and not yet returned.
+    pub(super) owed: u64,
+    pub(super) landing: Landing,
+    pub(super) eager_bytes_max: usize,
+    pub(super) frame_bytes_max: usize,
+    pub(super) single_copy: bool,
+    /// Shared copying of messages from the peer, and to it.
+    pub(super) claims: Option<(LocalClaim, LocalClaim)>,
+    /// A message from the peer is being copied by both: one at a time.
+    pub(super) claimed: bool,
+    pub(super) down: Option<String>,
+    pub(super) left: bool,
+}
+
+/// Everything but the transports, so that a transport can deliver into it while it is borrowed itself.
+pub(super) struct Core {
+    pub(super) rank: Rank,
+    pub(super) ops: Ops,
+    pub(super) contexts: Vec<Context>,
+    pub(super) links: Vec<Link>,
+    /// Links with queued frames.
+    pub(super) busy: Vec<Rank>,
+    pub(super) pulls: VecDeque<Pull>,
+    pub(super) helps: Vec<Help>,
+    pub(super) pool: Vec<Vec<u8>>,
+    pub(super) contradictions: Vec<Contradiction>,
+    pub(super) lost: Vec<TransportError>,
+}
+
+pub(super) fn new_recv(group: GroupId, region: Region) -> Op {
+    Op::Recv { group, region, received: 0, status: Status::default(), sent_bytes: 0 }
+}
+
+pub(super) fn copy_message(source: Rank, tag: i32, data: &[u8], region: Region) -> Result<Status, NetError> {
+    let n = data.len().min(region.len);
+    // SAFETY: `post_recv`'s caller keeps the region writable while the receive is pending, and `n` is within both.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), region.ptr, n) };
+    check_length(source, tag, data.len() as u64, region.len)
+}
+
+pub(super) fn check_length(source: Rank, tag: i32, sent_bytes: u64, room: usize) -> Result<Status, NetError> {
+    if sent_bytes > room as u64 {
+        return Err(NetError::Truncated { from: source, sent_bytes, room_bytes: room as u64 });
+    }
+    Ok(Status { source, tag, len: sent_bytes })
+}
+
+impl Core {
+    pub(super) fn context(&mut self, id: u32) -> &mut Context {
+        let index = id as usize;
+        if index >= self.contexts.len() {
+            self.contexts.resize_with(index + 1, Context::default);
+        }
+        &mut self.contexts[index]
+    }
+
+    pub(super) fn enqueue(&mut self, dest: Rank, out: Out) {
+        let link = &mut self.links[dest.index()];
+        if link.queue.is_empty() && link.streams.is_empty() {
+            self.busy.push(dest);
+        }
+        link.queue.push_back(out);
+    }
+
+    /// Queues a control frame; to oneself it takes effect at once.
+    pub(super) fn reply(&mut self, dest: Rank, header: Header, payload: &[u8]) {
+        if dest == self.rank {
+            self.frame(dest, &header, payload);
+        } else {
+            self.enqueue(dest, Out { header, payload: Payload::inline(payload), sent: 0, completes: None });
+        }
+    }
+
+    pub(super) fn take_unexpected(&mut self, context: u32, pattern: &Pattern) -> Option<(Rank, Unexpected)> {
+        self.context(context).take_unexpected(pattern)
+    }
+
+    pub(super) fn buffer(&mut self, len: usize) -> Vec<u8> {
+        let mut buffer = self.pool.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.reserve(len);
+        buffer
+    }
+
+    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
+        // A few buffers of ordinary size are kept; bursts and giants go back to the allocator.
+        if self.pool.len() < 64 && buffer.capacity() <= 64 << 10 {
+            self.pool.push(buffer);
+        }
+    }
+
+    pub(super) fn return_credit(&mut self, src: Rank, len: u64) {
+        if src == self.rank {
+            return;
+        }
+        let link = &mut self.links[src.index()];
+        link.owed += len + MESSAGE_COST_BYTES;
+        if link.owed >= CREDIT_BYTES / 4 && !link.left && link.down.is_none() {
+            let header = Header { seq: link.owed as u32, ..Header::new(Kind::Credit, 0) };
+            link.owed = 0;
+            self.reply(src, header, &[]);
+        }
+    }
+
+    pub(super) fn check_signature(&mut self, src: Rank, header: &Header) {
+        if self.context(header.context).contradicts(header) {
+            self.contradictions.push(Contradiction {
+                context: header.context,
+                seq: header.seq,
+                rank: src,
+                theirs: None,
+            });
+        }
+    }
+
+    pub(super) fn eager(&mut self, src: Rank, header: &Header, payload: &[u8]) {
+        let context = self.context(header.context);
+        if context.closed {
+            return self.return_credit(src, header.len);
+        }
+        if let Some(op) = context.take_posted(src, header) {
+            if header.seq != 0 {
+                self.check_signature(src, header);
+            }
+            let Some(Op::Recv { region, .. }) = self.ops.get_mut(op) else { unreachable!("posted ops are receives") };
+            let result = copy_message(src, header.tag, payload, *region);
+            self.ops.complete(op, result);
+            self.return_credit(src, header.len);
+        } else {
+            if header.seq != 0 {
+                self.check_signature(src, header);
+            }
+            let mut data = self.buffer(payload.len());
+            data.extend_from_slice(payload);
+            self.context(header.context).push_unexpected(src, *header, Body::Eager(data));
+        }
+    }
+
+    pub(super) fn offer(&mut self, src: Rank, header: &Header, offer: Offer) {
+        let context = self.context(header.context);
+        if context.closed {
+            // The communicator is gone: take nothing, so that the sender is not kept.
+            return self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
+        }
+        let posted = context.take_posted(src, header);
+        if header.seq != 0 {
+            self.check_signature(src, header);
+        }
+        match posted {
+            Some(op) => self.accept(op, src, header, offer),
+            None => {
+                let body = Body::Offer { total_len: offer.total_len, addr: offer.addr };
+                self.context(header.context).push_unexpected(src, *header, body);
+            }
+        }
+    }
+
+    pub(super) fn finish_recv(&mut self, op: OpIndex) {
+        let Some(Op::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
+            unreachable!("only receives are finished")
+        };
+        let result = check_length(status.source, status.tag, *sent_bytes, region.len);
+        self.ops.complete(op, result);
+    }
+
+    /// Room for the next `len` bytes of a message that arrives in pieces.
+    pub(super) fn piece_room(&mut self, src: Rank, header: &Header) -> Result<*mut u8, String> {
+        match self.ops.get_mut(header.token) {
+            Some(Op::Recv { region, received, status, .. })
+                if status.source == src && *received + header.len <= region.len as u64 =>
+            {
+                // SAFETY: `received + len` is within the region, as just checked.
+                Ok(unsafe { region.ptr.add(*received as usize) })
+            }
+            _ => Err(format!("sends a piece of message {}, which was not accepted like that", header.token)),
+        }
+    }
+
+    pub(super) fn piece_landed(&mut self, header: &Header) {
+        let Some(Op::Recv { received, sent_bytes, region, .. }) = self.ops.get_mut(header.token) else {
+            unreachable!("checked by piece_room")
+        };
+        *received += header.len;
+        if *received == (*sent_bytes).min(region.len as u64) {
+            self.finish_recv(header.token);
+        }
+    }
+
+    pub(super) fn corrupt(&mut self, src: Rank, reason: String) {
+        self.lost.push(TransportError::Corrupt { peer: src, reason });
+    }
+
+    pub(super) fn all_left(&self) -> Option<Rank> {
+        let mut others = self.links.iter().enumerate().filter(|(r, _)| *r != self.rank.index());
+        (self.links.len() > 1 && others.all(|(_, link)| link.left)).then(|| Rank(u32::from(self.rank.0 == 0)))
+    }
+
+    /// `rank` has left and all it sent has been read: what still waits for it never ends by itself.
+    pub(super) fn depart(&mut self, rank: Rank) {
+        let link = &mut self.links[rank.index()];
+        link.left = true;
+        link.queue.clear();
+        link.streams.clear();
+        link.streaming = false;
+        self.busy.retain(|busy| *busy != rank);
+        self.settle_pulls(|from| from == rank);
+        self.pulls.retain(|pull| pull.from != rank);
+        self.helps.retain(|help| help.dest != rank);
+        for context in &mut self.contexts {
+            let _ = context.drain_posted(rank);
+        }
+        let all_left = self.all_left().is_some();
+        for index in self.ops.indices() {
+            let contexts = &self.contexts;
+            let concerns = match self.ops.get_mut(index) {
+                Some(Op::Send { dest, .. }) => *dest == rank,
+                // A receive that is in no list and has no source yet was posted for the departed worker alone.
+                Some(Op::Recv { status, .. }) if status.source.0 == u32::MAX => {
+                    let posted = contexts.iter().any(|c| c.is_posted(index));
+                    !posted || all_left
+                }
+                Some(Op::Recv { status, .. }) => status.source == rank,
+                Some(Op::Task { .. }) | None => false,
+            };
+            if concerns {
+                for context in &mut self.contexts {
+                    context.unpost(index);
+                }
+                self.ops.complete(index, Err(NetError::PeerLeft { rank }));
+            }
+        }
+    }
+
+    pub(super) fn fail_all(&mut self, error: &NetError) {
+        for context in &mut self.contexts {
+            *context = Context::default();
+        }
+        for link in &mut self.links {
+            link.queue.clear();
+            link.streams.clear();
+        }
+        self.busy.clear();
+        self.settle_pulls(|_| true);
+        self.pulls.clear();
+        self.helps.clear();
+        for index in self.ops.indices() {
+            self.ops.complete(index, Err(error.clone()));
+        }
+    }
+}
+
+impl Sink for Core {
+    fn frame(&mut self, src: Rank, header: &Header, payload: &[u8]) {
+        if header.context >= CONTEXT_MAX {
+            return self.corrupt(src, format!("context {} is out of range", header.context));
+        }
+        let result = match header.kind() {
+            Some(Kind::Eager) => {
+                self.eager(src, header, payload);
+                Ok(())
+            }
+            Some(Kind::Offer) => match bytemuck::try_pod_read_unaligned::<Offer>(payload) {
+                Ok(offer) => {
+                    self.offer(src, header, offer);
+                    Ok(())
+                }
+                Err(_) => Err("an offer of the wrong length".into()),
+            },
+            Some(Kind::Accept) => match bytemuck::try_pod_read_unaligned::<Accept>(payload) {
+                Ok(accept) => self.accepted(src, header.token, accept),
+                Err(_) => Err("an accept of the wrong length".into()),
+            },
+            Some(Kind::Piece) => self.piece_room(src, header).map(|room| {
+                // SAFETY: `piece_room` checked that `len` bytes of the pending receive's region start at `room`.
+                unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), room, payload.len()) };
+                self.piece_landed(header);
+            }),
+            Some(Kind::Done) => match self.ops.get_mut(header.token) {
+                Some(Op::Send { dest, .. }) if *dest == src => {
+                    self.ops.complete(header.token, Ok(Status::default()));
+                    Ok(())
+                }
+                _ => Err(format!("finishes send {}, which is not pending", header.token)),
+            },
+            Some(Kind::Credit) => {
+                let link = &mut self.links[src.index()];
+                link.credit = (link.credit + u64::from(header.seq)).min(CREDIT_BYTES);
+                Ok(())
+            }
+            Some(Kind::Control) => Ok(()),
+            None => Err(format!("frame of unknown kind {}", header.kind_raw)),
+        };
+        if let Err(reason) = result {
+            self.corrupt(src, reason);
+        }
+    }
+
+    fn begin(&mut self, src: Rank, header: &Header) -> *mut u8 {
+        let len = header.len as usize;
+        let landing = match header.kind() {
+            Some(Kind::Piece) => match self.piece_room(src, header) {
+                Ok(room) => {
+                    self.links[src.index()].landing = Landing::Op(header.token);
+                    return room;
+                }
+                Err(reason) => {
+                    self.corrupt(src, reason);
+                    Landing::Frame(self.buffer(len))
+                }
+            },
+            Some(Kind::Eager) if header.context < CONTEXT_MAX && !self.context(header.context).closed => {
+                if header.seq != 0 {
+                    self.check_signature(src, header);
+                }
+                match self.context(header.context).take_posted(src, header) {
+                    Some(op) => {
+                        let Some(Op::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
+                            unreachable!("posted ops are receives")
+                        };
+                        *status = Status { source: src, tag: header.tag, len: header.len };
+                        *sent_bytes = header.len;
+                        let (ptr, room) = (region.ptr, region.len);
+                        if len <= room {
+                            self.links[src.index()].landing = Landing::Op(op);
+                            return ptr;
+                        }
+                        // Too long for its buffer: land it elsewhere and let the error be found.
+                        self.ops.complete(op, check_length(src, header.tag, header.len, room));
+                        self.return_credit(src, header.len);
+                        Landing::Frame(self.buffer(len))
+                    }
+                    None => {
+                        self.context(header.context).push_unexpected(src, *header, Body::Landing);
+                        Landing::Unexpected(self.buffer(len))
+                    }
+                }
+            }
+            _ => Landing::Frame(self.buffer(len)),
+        };
+        let link = &mut self.links[src.index()];
+        link.landing = landing;
+        match &mut link.landing {
+            Landing::Unexpected(buffer) | Landing::Frame(buffer) => buffer.as_mut_ptr(),
+            Landing::Nothing | Landing::Op(_) => unreachable!("set above"),
+        }
+    }
+
+    fn landed(&mut self, src: Rank, header: &Header) {
+        let len = header.len as usize;
+        match std::mem::replace(&mut self.links[src.index()].landing, Landing::Nothing) {
+            Landing::Op(op) if header.kind() == Some(Kind::Piece) => {
+                debug_assert_eq!(op, header.token);
+                self.piece_landed(header);
+            }
+            Landing::Op(op) => {
+                self.finish_recv(op);
+                self.return_credit(src, header.len);
+            }
+            Landing::Unexpected(mut data) => {
+                // SAFETY: `begin` reserved `len` bytes and the transport has written all of them.
+                unsafe { data.set_len(len) };
+                // A receive may have been posted while the message was landing, or the communicator have ended.
+                let context = self.context(header.context);
+                if context.closed {
+                    self.return_credit(src, header.len);
+                    return self.recycle(data);
+                }
+                match context.take_posted(src, header) {
+                    Some(op) => {
+                        context.forget_landing(src);
+                        let Some(Op::Recv { region, .. }) = self.ops.get_mut(op) else {
+                            unreachable!("posted ops are receives")
+                        };
+                        let result = copy_message(src, header.tag, &data, *region);
+                        self.ops.complete(op, result);
+                        self.return_credit(src, header.len);
+                        self.recycle(data);
+                    }
+                    None => context.landed(src, data),
+                }
+            }
+            Landing::Frame(mut data) => {
+                // SAFETY: as above.
+                unsafe { data.set_len(len) };
+                // An eager message lands here only when its error has been reported or its communicator is gone.
+                if header.kind() != Some(Kind::Eager) {
+                    self.frame(src, header, &data);
+                }
+                self.recycle(data);
+            }
+            Landing::Nothing => unreachable!("a transport lands only what it began"),
+        }
+    }
+
+    fn lost(&mut self, error: TransportError) {
+        self.lost.push(error);
+    }
+}

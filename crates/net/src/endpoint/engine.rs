@@ -1,0 +1,611 @@
+//! The engine: turns messages into frames and frames into messages, over whatever transports the job opened.
+//!
+//! - Small messages go *eagerly*: one frame, straight from the sender's buffer. Each link has a credit of eager bytes,
+//!   spent by sending and returned when the receiver has taken the message, so a receiver that does not receive holds at
+//!   most that much per sender.
+//! - Larger messages, and any message out of credit, are *offered*: the receiver answers when a receive matches, and
+//!   then copies them straight out of the sender's memory where the transport can, else gets them in pieces.
+//!
+//! `Engine` is a plain state machine behind one lock: callers post ops and call `progress`; nothing here blocks.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::core::{CREDIT_BYTES, Core, Landing, Link, MESSAGE_COST_BYTES, copy_message, new_recv};
+use super::faults::Faults;
+use super::matching::{Body, Context, Pattern, Unexpected};
+use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
+use crate::{Header, Kind, NetError, Offer, Push, Rank, Transport, TransportError};
+
+/// Envelope of a message: everything a receive matches on, and the collective's fingerprint.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Envelope {
+    /// The communicator's context.
+    pub context: u32,
+    /// User tag, 0 for collectives.
+    pub tag: i32,
+    /// Collective number, 0 for point to point.
+    pub seq: u32,
+    /// Fingerprint of the collective call, 0 for point to point.
+    pub signature: u32,
+}
+
+impl Envelope {
+    fn header(&self, kind: Kind, len: u64) -> Header {
+        Header {
+            context: self.context,
+            tag: self.tag,
+            seq: self.seq,
+            signature: self.signature,
+            ..Header::new(kind, len)
+        }
+    }
+}
+
+/// A message taken out of the queue by a matching probe, to be received by [`Engine::post_matched`] alone.
+pub struct Matched {
+    source: Rank,
+    message: Unexpected,
+}
+
+impl Matched {
+    /// Source, tag and bytes of the message.
+    pub fn status(&self) -> Status {
+        let len = match &self.message.body {
+            Body::Eager(data) => data.len() as u64,
+            Body::Offer { total_len, .. } => *total_len,
+            Body::Landing => unreachable!("a landing message is not matched"),
+        };
+        Status { source: self.source, tag: self.message.header.tag, len }
+    }
+}
+
+/// Work of several rounds that goes on whenever anybody drives the engine: a non-blocking collective.
+pub trait Task: Send {
+    /// Does what can be done now. `Some` when it is over.
+    fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>>;
+
+    /// What it is waiting for now, for stall reports; `None` stands for any worker.
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>>;
+}
+
+/// A collective call that met another: who, and the other's fingerprint. The communicator words the error.
+#[derive(Clone, Copy, Debug)]
+pub struct Contradiction {
+    /// The context it happened in.
+    pub context: u32,
+    /// The collective number.
+    pub seq: u32,
+    /// The worker whose call differs from ours.
+    pub rank: Rank,
+    /// Its call, if known already; else it is asked.
+    pub theirs: Option<[u64; 2]>,
+}
+
+/// See the module.
+pub struct Engine {
+    pub(super) tasks: Vec<(OpIndex, Box<dyn Task>)>,
+    pub(super) transports: Vec<Box<dyn Transport>>,
+    pub(super) core: Core,
+    pub(super) faults: std::sync::Arc<Faults>,
+    pub(super) faults_seen: u32,
+    /// After a fault that ends the job nothing moves any more: buffers of failed calls may be gone.
+    pub(super) dead: bool,
+    /// A contradiction was found and is being explained; no call returns a result meanwhile.
+    pub(super) verdict_pending: bool,
+    /// Something was moved outside of `progress`: by a caller's own means, or by posting. It counts as progress, or a task
+    /// that waited for just that would never be stepped.
+    pub(super) moved_aside: bool,
+    /// `Ops::completions` when tasks were last stepped.
+    pub(super) stepped_at: u64,
+    /// When a call last drove this engine, on the coarse monotonic clock.
+    pub(super) driven_at: Duration,
+}
+
+/// The kernel's coarse monotonic clock: a few milliseconds' resolution for a few nanoseconds.
+pub(super) fn coarse_now() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for writing; the clock exists on every Linux this crate runs on.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+impl Engine {
+    /// An engine for worker `rank`; `routes[r]` is the index of the transport that reaches worker `r`. Endpoints make
+    /// their own; this is for who drives engines by hand, as the simulator does.
+    pub fn new(
+        rank: Rank,
+        transports: Vec<Box<dyn Transport>>,
+        routes: &[Option<usize>],
+        faults: std::sync::Arc<Faults>,
+    ) -> Self {
+        let links = routes
+            .iter()
+            .enumerate()
+            .map(|(peer, &transport)| {
+                let limits = transport.map(|t| transports[t].limits(Rank(peer as u32)));
+                Link {
+                    transport,
+                    queue: VecDeque::new(),
+                    streams: VecDeque::new(),
+                    streaming: false,
+                    credit: CREDIT_BYTES,
+                    owed: 0,
+                    landing: Landing::Nothing,
+                    eager_bytes_max: limits.map_or(4096, |l| l.eager_bytes_max.min(l.frame_bytes_max)),
+                    frame_bytes_max: limits.map_or(usize::MAX, |l| l.frame_bytes_max),
+                    single_copy: limits.is_none_or(|l| l.single_copy),
+                    claims: transport.and_then(|t| transports[t].claims(Rank(peer as u32))),
+                    claimed: false,
+                    down: None,
+                    left: false,
+                }
+            })
+            .collect();
+        let core = Core {
+            rank,
+            ops: Ops::default(),
+            contexts: Vec::new(),
+            links,
+            busy: Vec::new(),
+            pulls: VecDeque::new(),
+            helps: Vec::new(),
+            pool: Vec::new(),
+            contradictions: Vec::new(),
+            lost: Vec::new(),
+        };
+        Engine {
+            tasks: Vec::new(),
+            transports,
+            core,
+            faults,
+            faults_seen: 0,
+            dead: false,
+            verdict_pending: false,
+            moved_aside: false,
+            stepped_at: 0,
+            driven_at: coarse_now(),
+        }
+    }
+
+    /// A new, complete group.
+    pub fn new_group(&mut self) -> GroupId {
+        self.core.ops.new_group()
+    }
+
+    /// Whether no op of the group is pending.
+    pub fn is_complete(&self, group: GroupId) -> bool {
+        self.core.ops.is_complete(group)
+    }
+
+    /// Takes the outcome of a complete group; the handle is used up.
+    ///
+    /// # Errors
+    /// The first error of any of its ops.
+    pub fn take(&mut self, group: GroupId) -> Result<Status, NetError> {
+        self.core.ops.take(group)
+    }
+
+    /// The first error so far of a group that lives on.
+    pub fn take_error(&mut self, group: GroupId) -> Option<NetError> {
+        self.core.ops.take_error(group)
+    }
+
+    /// Gives up on a group: receives that have not begun are withdrawn, the rest runs on in the background, and
+    /// `keepalive` (the buffers' owner) is dropped when it is over.
+    pub fn detach(&mut self, group: GroupId, keepalive: Option<Box<dyn Any + Send>>) {
+        self.cancel_recvs(group);
+        self.core.ops.detach(group, keepalive);
+    }
+
+    /// Withdraws receives of the group that no message has matched yet. Returns whether there were any; they complete
+    /// with an empty status.
+    pub fn cancel_recvs(&mut self, group: GroupId) -> bool {
+        let mut any = false;
+        for index in self.core.ops.indices() {
+            if matches!(self.core.ops.get_mut(index), Some(Op::Recv { group: g, .. }) if *g == group)
+                && self.core.contexts.iter_mut().any(|c| c.unpost(index))
+            {
+                self.core.ops.complete(index, Ok(Status::default()));
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Whether ops are pending that may need progress when no call is blocked.
+    pub(super) fn has_pending(&self) -> bool {
+        self.core.ops.pending_ops > 0 || !self.core.busy.is_empty()
+    }
+
+    /// Sends `region` to `dest`. When the group is complete the memory may be reused.
+    ///
+    /// # Safety
+    /// `region` is readable until `group` is complete (or, after `detach`, until its keepalive is dropped).
+    pub unsafe fn post_send(&mut self, group: GroupId, dest: Rank, envelope: &Envelope, region: Region) {
+        // SAFETY: by this function's contract.
+        unsafe { self.post_send_as(group, dest, envelope, region, true) }
+    }
+
+    /// The same, but the group is only complete when a receive has taken the message.
+    ///
+    /// # Safety
+    /// As [`Engine::post_send`].
+    pub unsafe fn post_send_synchronous(&mut self, group: GroupId, dest: Rank, envelope: &Envelope, region: Region) {
+        // SAFETY: by this function's contract.
+        unsafe { self.post_send_as(group, dest, envelope, region, false) }
+    }
+
+    #[inline]
+    unsafe fn post_send_as(&mut self, group: GroupId, dest: Rank, envelope: &Envelope, region: Region, unasked: bool) {
+        let link = &mut self.core.links[dest.index()];
+        if link.left || self.dead {
+            self.core.ops.note(group, Err(self.faults.fatal().unwrap_or(NetError::PeerLeft { rank: dest })));
+            return;
+        }
+        let Some(transport) = link.transport else {
+            return self.send_to_self(group, envelope, region, unasked);
+        };
+        let cost = region.len as u64 + MESSAGE_COST_BYTES;
+        if unasked && region.len <= link.eager_bytes_max && cost <= link.credit {
+            link.credit -= cost;
+            let header = envelope.header(Kind::Eager, region.len as u64);
+            let payload = Payload::Region(region);
+            let mut sent = 0;
+            if link.queue.is_empty() && link.streams.is_empty() {
+                match self.transports[transport].push(dest, &header, payload.as_slice(), &mut sent) {
+                    Ok(Push::Sent) => return,
+                    Ok(Push::Blocked) => {}
+                    Err(error) => self.core.lost.push(error),
+                }
+            }
+            let op = self.core.ops.insert(Op::Send { group, dest, region });
+            self.core.enqueue(dest, Out { header, payload, sent, completes: Some(op) });
+        } else {
+            let op = self.core.ops.insert(Op::Send { group, dest, region });
+            let header = Header { token: op, ..envelope.header(Kind::Offer, size_of::<Offer>() as u64) };
+            let offer = Offer { total_len: region.len as u64, addr: region.ptr as u64 };
+            let payload = Payload::inline(bytemuck::bytes_of(&offer));
+            self.core.enqueue(dest, Out { header, payload, sent: 0, completes: None });
+            self.drain_links();
+        }
+    }
+
+    fn send_to_self(&mut self, group: GroupId, envelope: &Envelope, region: Region, unasked: bool) {
+        let me = self.core.rank;
+        // No transport will say that something came, but a task may have been waiting for it.
+        self.moved_aside = true;
+        if unasked && region.len <= self.core.links[me.index()].eager_bytes_max {
+            let header = envelope.header(Kind::Eager, region.len as u64);
+            self.core.eager(me, &header, Payload::Region(region).as_slice());
+        } else {
+            let op = self.core.ops.insert(Op::Send { group, dest: me, region });
+            let header = Header { token: op, ..envelope.header(Kind::Offer, size_of::<Offer>() as u64) };
+            self.core.offer(me, &header, Offer { total_len: region.len as u64, addr: region.ptr as u64 });
+            self.step_pulls();
+        }
+    }
+
+    /// Receives one message that `pattern` takes into `region`.
+    ///
+    /// # Safety
+    /// `region` is writable, and touched by nobody else, until `group` is complete.
+    pub unsafe fn post_recv(&mut self, group: GroupId, context: u32, pattern: Pattern, region: Region) {
+        if self.dead {
+            self.core.ops.note(group, Err(self.faults.fatal().unwrap_or(NetError::Closed)));
+            return;
+        }
+        let (source, unexpected) = match self.core.take_unexpected(context, &pattern) {
+            Some(found) => found,
+            None => {
+                let gone = match pattern.source {
+                    Some(rank) => self.core.links[rank.index()].left.then_some(rank),
+                    None => self.core.all_left(),
+                };
+                if let Some(rank) = gone {
+                    self.core.ops.note(group, Err(NetError::PeerLeft { rank }));
+                    return;
+                }
+                let op = self.core.ops.insert(new_recv(group, region));
+                self.core.context(context).post(op, pattern);
+                return;
+            }
+        };
+        self.receive_unexpected(group, source, unexpected, region);
+    }
+
+    /// Receives a message that a matching probe has taken. Safety as for [`Engine::post_recv`].
+    ///
+    /// # Safety
+    /// As for [`Engine::post_recv`].
+    pub unsafe fn post_matched(&mut self, group: GroupId, matched: Matched, region: Region) {
+        self.receive_unexpected(group, matched.source, matched.message, region);
+    }
+
+    fn receive_unexpected(&mut self, group: GroupId, source: Rank, unexpected: Unexpected, region: Region) {
+        match unexpected.body {
+            Body::Eager(data) => {
+                let result = copy_message(source, unexpected.header.tag, &data, region);
+                self.core.ops.note(group, result);
+                self.core.return_credit(source, data.len() as u64);
+                self.core.recycle(data);
+                if !self.core.busy.is_empty() {
+                    self.drain_links();
+                }
+            }
+            Body::Offer { total_len, addr } => {
+                let op = self.core.ops.insert(new_recv(group, region));
+                self.core.accept(op, source, &unexpected.header, Offer { total_len, addr });
+                self.drain_links();
+                self.step_pulls();
+            }
+            Body::Landing => unreachable!("find_unexpected skips landing messages"),
+        }
+    }
+
+    /// Source, tag and length of the first message that `pattern` would take, without taking it.
+    pub fn peek(&mut self, context: u32, pattern: &Pattern) -> Option<Status> {
+        let (source, header, len) = self.core.context(context).peek_unexpected(pattern)?;
+        Some(Status { source, tag: header.tag, len })
+    }
+
+    /// Takes the first message that `pattern` takes out of matching.
+    pub fn take_matched(&mut self, context: u32, pattern: &Pattern) -> Option<Matched> {
+        let (source, message) = self.core.take_unexpected(context, pattern)?;
+        Some(Matched { source, message })
+    }
+
+    /// Whether a receive by `pattern` can never be served, because who would send has left.
+    pub fn never(&self, pattern: &Pattern) -> Option<NetError> {
+        let gone = match pattern.source {
+            Some(rank) => self.core.links[rank.index()].left.then_some(rank),
+            None => self.core.all_left(),
+        };
+        gone.map(|rank| NetError::PeerLeft { rank })
+    }
+
+    /// Notes that collective `seq` of `context` begins here with fingerprint `signature`. `call` describes it, in the
+    /// communicator's own code; it comes back from [`Engine::call`].
+    pub fn begin_collective(&mut self, context: u32, seq: u32, signature: u32, call: [u64; 2]) {
+        if let Some(rank) = self.core.context(context).begin_collective(seq, signature, call) {
+            self.core.contradictions.push(Contradiction { context, seq, rank, theirs: None });
+        }
+    }
+
+    /// A caller has found a contradiction by other means than a message.
+    pub fn contradict(&mut self, contradiction: Contradiction) {
+        self.core.contradictions.push(contradiction);
+    }
+
+    /// What was started here as collective `seq` of `context`, if it is not long ago.
+    pub fn call(&mut self, context: u32, seq: u32) -> Option<[u64; 2]> {
+        self.core.context(context).call(seq)
+    }
+
+    /// A call drives the engine now.
+    #[inline]
+    pub(super) fn note_drive(&mut self) {
+        self.driven_at = coarse_now();
+    }
+
+    pub(super) fn idle_for(&self) -> Duration {
+        coarse_now().saturating_sub(self.driven_at)
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    pub(super) fn wait_for_verdict(&mut self) {
+        self.verdict_pending = true;
+    }
+
+    #[inline]
+    pub(super) fn is_waiting_for_verdict(&self) -> bool {
+        self.verdict_pending
+    }
+
+    /// Whether a collective call met a different one. Results since then are not to be trusted.
+    #[inline]
+    pub(super) fn is_suspect(&self) -> bool {
+        !self.core.contradictions.is_empty()
+    }
+
+    /// Collective calls that met a different one since the last look.
+    pub(super) fn take_contradiction(&mut self) -> Option<Contradiction> {
+        self.core.contradictions.pop()
+    }
+
+    /// The communicator is gone: its stray messages are dropped.
+    pub fn close_context(&mut self, context: u32) {
+        let slot = self.core.context(context);
+        *slot = Context::default();
+        slot.closed = true;
+    }
+
+    /// The context is used (again): messages for it are kept.
+    pub fn open_context(&mut self, context: u32) {
+        self.core.context(context).closed = false;
+    }
+
+    /// What the pending ops of a group, or the task behind it, wait for; `None` stands for any worker.
+    pub fn waiting_for(&self, group: GroupId) -> Vec<Option<Rank>> {
+        if let Some((_, task)) = self.tasks.iter().find(|(op, _)| self.core.ops.belongs(*op, group)) {
+            return task.waiting_for(self);
+        }
+        let contexts = &self.core.contexts;
+        self.core.ops.waiting_for(group, |op| contexts.iter().find_map(|c| c.posted_source(op)))
+    }
+
+    /// Moves what can be moved without waiting. Returns whether anything did.
+    pub fn progress(&mut self) -> bool {
+        if self.dead {
+            return false;
+        }
+        if self.faults.epoch() != self.faults_seen {
+            self.look_at_faults();
+            if self.dead {
+                return true;
+            }
+        }
+        let mut moved = std::mem::take(&mut self.moved_aside);
+        for transport in &mut self.transports {
+            moved |= transport.poll(&mut self.core);
+        }
+        if !self.core.busy.is_empty() {
+            moved |= self.drain_links();
+        }
+        if !self.core.pulls.is_empty() {
+            moved |= self.step_pulls();
+        }
+        if !self.core.helps.is_empty() {
+            moved |= self.step_helps();
+        }
+        if !self.core.lost.is_empty() {
+            self.look_at_lost_links();
+        }
+        // A task waits for a message to come or for an op to complete, in a poll or while some call posted.
+        if !self.tasks.is_empty() && (moved || self.core.ops.completions != self.stepped_at) {
+            self.step_tasks();
+            moved = true;
+        }
+        moved
+    }
+
+    /// Wakes peers that sleep and have been sent something since the last flush. Before a call returns or sleeps.
+    #[inline]
+    pub fn flush(&mut self) {
+        for transport in &mut self.transports {
+            transport.flush();
+        }
+    }
+
+    /// The caller has moved something by other means than the engine's, and may be able to go on: nobody sleeps yet.
+    pub fn note_moved(&mut self) {
+        self.moved_aside = true;
+    }
+
+    /// Wakes a peer that sleeps, whatever for.
+    pub fn wake(&mut self, peer: Rank) {
+        if let Some(transport) = self.core.links[peer.index()].transport {
+            self.transports[transport].wake(peer);
+        }
+    }
+
+    /// Starts a task; the group it returns is complete when the task is over. It takes its first step at once.
+    pub fn add_task(&mut self, task: Box<dyn Task>) -> GroupId {
+        let group = self.new_group();
+        if self.dead {
+            self.core.ops.note(group, Err(self.faults.fatal().unwrap_or(NetError::Closed)));
+            return group;
+        }
+        let op = self.core.ops.insert(Op::Task { group });
+        self.tasks.push((op, task));
+        self.step_tasks();
+        group
+    }
+
+    fn step_tasks(&mut self) {
+        self.stepped_at = self.core.ops.completions;
+        // Tasks need the whole engine, so they are taken out while they run. One that is added meanwhile runs later.
+        let mut tasks = std::mem::take(&mut self.tasks);
+        tasks.retain_mut(|(op, task)| match task.step(self) {
+            Some(result) => {
+                // A fault in the middle of the step has failed the op already.
+                if self.core.ops.get_mut(*op).is_some() && !self.dead {
+                    self.core.ops.complete(*op, result.map(|()| Status::default()));
+                }
+                false
+            }
+            None => true,
+        });
+        tasks.append(&mut self.tasks);
+        self.tasks = tasks;
+    }
+
+    fn look_at_lost_links(&mut self) {
+        for error in std::mem::take(&mut self.core.lost) {
+            let (TransportError::PeerLost { peer, .. } | TransportError::Corrupt { peer, .. }) = &error;
+            let link = &mut self.core.links[peer.index()];
+            let first = link.down.is_none();
+            match &error {
+                // Whether the peer died or left is for the control plane to say, which hears it at the same moment.
+                TransportError::PeerLost { peer, reason } => {
+                    link.down = Some(reason.clone());
+                    if first {
+                        self.faults.link_down(*peer, reason.clone());
+                    }
+                }
+                TransportError::Corrupt { peer, reason } => {
+                    self.faults.fail(NetError::WorkerLost { rank: *peer, reason: format!("corrupt frame: {reason}") });
+                }
+            }
+        }
+        self.look_at_faults();
+    }
+
+    /// Takes note of what the control plane has said since the last look.
+    fn look_at_faults(&mut self) {
+        self.faults_seen = self.faults.epoch();
+        if let Some(error) = self.faults.fatal() {
+            self.dead = true;
+            // In this order: tasks own receive buffers that peers may still be writing into until the ops are ended.
+            self.core.fail_all(&error);
+            self.tasks.clear();
+            return;
+        }
+        for rank in self.faults.departed() {
+            let link = &self.core.links[rank.index()];
+            if link.left {
+                continue;
+            }
+            // What the departed worker sent before it left is still delivered: its link is read to the end first. A
+            // connection's end is its closing; shared memory has no more to come once it is empty.
+            if let Some(transport) = link.transport {
+                while self.transports[transport].poll(&mut self.core) {}
+                if self.transports[transport].epoll_fd().is_some() && self.core.links[rank.index()].down.is_none() {
+                    self.faults_seen = self.faults_seen.wrapping_sub(1);
+                    continue;
+                }
+            }
+            self.core.depart(rank);
+            // Tasks learn of their failed messages at their next step.
+            self.moved_aside = true;
+        }
+    }
+
+    /// Stops everything: used when the endpoint is closed.
+    pub(super) fn close(&mut self) {
+        self.dead = true;
+        self.core.fail_all(&NetError::Closed);
+        self.transports.clear();
+    }
+
+    /// Whether frames are still queued for peers that have not left.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.core.busy.is_empty()
+    }
+
+    /// The descriptors that become ready when a transport without a doorbell has work.
+    pub(super) fn epoll_fds(&self) -> Vec<std::os::fd::RawFd> {
+        self.transports.iter().filter_map(|t| t.epoll_fd()).collect()
+    }
+
+    /// Name and limits of the transport that reaches `peer`; `None` for the worker itself.
+    pub fn route(&self, peer: Rank) -> Option<(&'static str, crate::Limits)> {
+        let transport = &self.transports[self.core.links[peer.index()].transport?];
+        Some((transport.name(), transport.limits(peer)))
+    }
+
+    /// Copies out of a peer's memory; for collectives that agreed on the address.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the peer is gone or its transport cannot.
+    pub fn read_peer(&mut self, peer: Rank, addr: u64, into: &mut [u8]) -> Result<(), TransportError> {
+        match self.core.links[peer.index()].transport {
+            Some(t) => self.transports[t].read_peer(peer, addr, into),
+            None => Err(TransportError::PeerLost { peer, reason: "a worker does not read itself as a peer".into() }),
+        }
+    }
+}

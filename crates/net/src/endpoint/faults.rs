@@ -1,0 +1,102 @@
+//! What has gone wrong in the job, as one worker knows it. Written by the control plane's thread and by transports,
+//! read by every waiting call through one atomic.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::{ControlEvent, NetError, Rank};
+
+/// A broken link whose cause nobody has explained after this long is a lost worker.
+const VERDICT_TIMEOUT: Duration = Duration::from_millis(1500);
+
+#[derive(Default)]
+struct State {
+    fatal: Option<NetError>,
+    departed: Vec<Rank>,
+    down: Vec<(Rank, String, Instant)>,
+}
+
+/// See the module. The epoch changes with every piece of news.
+#[derive(Default)]
+pub struct Faults {
+    epoch: AtomicU32,
+    state: Mutex<State>,
+    on_news: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+}
+
+impl Faults {
+    /// `wake` is called after every piece of news, to rouse sleeping calls.
+    pub(super) fn set_wake(&self, wake: Box<dyn Fn() + Send + Sync>) {
+        *self.on_news.lock() = Some(wake);
+    }
+
+    #[inline]
+    pub(super) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    fn announce(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        if let Some(wake) = &*self.on_news.lock() {
+            wake();
+        }
+    }
+
+    /// Takes note of who is lost or has left; messages are not for here.
+    pub(super) fn hear(&self, event: ControlEvent) {
+        match event {
+            ControlEvent::Lost { rank, reason } => self.fail(NetError::WorkerLost { rank, reason }),
+            ControlEvent::Left { rank } => self.depart(rank),
+            ControlEvent::Message { .. } => {}
+        }
+    }
+
+    /// The job cannot go on. The first reason is the one every call reports.
+    pub fn fail(&self, error: NetError) {
+        self.state.lock().fatal.get_or_insert(error);
+        self.announce();
+    }
+
+    /// A worker's program ended well.
+    pub fn depart(&self, rank: Rank) {
+        let mut state = self.state.lock();
+        if !state.departed.contains(&rank) {
+            state.departed.push(rank);
+        }
+        drop(state);
+        self.announce();
+    }
+
+    /// A link broke; the control plane is expected to say why.
+    pub(super) fn link_down(&self, rank: Rank, reason: String) {
+        let mut state = self.state.lock();
+        if !state.departed.contains(&rank) {
+            state.down.push((rank, reason, Instant::now()));
+        }
+    }
+
+    /// Turns broken links that stayed unexplained into lost workers. Called from waits, every so often.
+    pub(super) fn judge_links(&self) {
+        let mut state = self.state.lock();
+        let State { fatal, departed, down } = &mut *state;
+        down.retain(|(rank, _, _)| !departed.contains(rank));
+        let overdue = down.iter().find(|(_, _, since)| since.elapsed() > VERDICT_TIMEOUT);
+        if let (Some((rank, reason, _)), None) = (overdue, &fatal) {
+            let error = NetError::WorkerLost { rank: *rank, reason: reason.clone() };
+            *fatal = Some(error);
+            drop(state);
+            self.announce();
+        }
+    }
+
+    /// Why the job cannot go on, if so.
+    pub fn fatal(&self) -> Option<NetError> {
+        self.state.lock().fatal.clone()
+    }
+
+    pub(super) fn departed(&self) -> Vec<Rank> {
+        self.state.lock().departed.clone()
+    }
+}

@@ -1,0 +1,222 @@
+//! Matching: which arriving message belongs to which posted receive.
+//!
+//! A context is one communicator's point-to-point or collective traffic. Within it a message matches a receive by
+//! source, tag and (for collectives) sequence number; among several the earliest posted wins, and messages of one
+//! source are considered in the order they arrived (MPI 4.1 section 3.5).
+
+use std::collections::VecDeque;
+
+use super::ops::OpIndex;
+use crate::{Header, Rank};
+
+/// What a receive asks for. `None` is any source or any tag.
+#[derive(Clone, Copy, Debug)]
+pub struct Pattern {
+    /// The sender, or any.
+    pub source: Option<Rank>,
+    /// The tag, or any.
+    pub tag: Option<i32>,
+    /// The collective's sequence number; 0 for point to point.
+    pub seq: u32,
+}
+
+impl Pattern {
+    fn takes(&self, header: &Header) -> bool {
+        self.seq == header.seq && self.tag.is_none_or(|tag| tag == header.tag)
+    }
+}
+
+struct Posted {
+    op: OpIndex,
+    pattern: Pattern,
+    order: u64,
+}
+
+/// A message that came before its receive.
+pub(super) struct Unexpected {
+    pub header: Header,
+    pub body: Body,
+    arrival: u64,
+}
+
+pub(super) enum Body {
+    /// Copied out of the transport.
+    Eager(Vec<u8>),
+    /// An eager message that a transport is still placing into `Engine`'s landing buffer for its source.
+    Landing,
+    /// Waits in its sender's memory. `total_len`, `addr`.
+    Offer { total_len: u64, addr: u64 },
+}
+
+#[derive(Default)]
+struct Source {
+    posted: VecDeque<Posted>,
+    unexpected: VecDeque<Unexpected>,
+}
+
+/// One communicator's point-to-point or collective traffic.
+#[derive(Default)]
+pub(super) struct Context {
+    sources: Vec<Source>,
+    posted_any: VecDeque<Posted>,
+    /// Orders posts, and separately arrivals.
+    counter: u64,
+    /// Signatures of the latest collectives started here, so that one that differs is noticed when it arrives, even if
+    /// no receive of ours would ever take it. Indexed by `seq % RECENT`.
+    recent: Vec<Recent>,
+    pub(super) closed: bool,
+}
+
+/// A collective that was started here.
+#[derive(Clone, Copy, Default)]
+struct Recent {
+    seq: u32,
+    signature: u32,
+    call: [u64; 2],
+}
+
+const RECENT: usize = 64;
+
+impl Context {
+    fn source(&mut self, rank: Rank) -> &mut Source {
+        if rank.index() >= self.sources.len() {
+            self.sources.resize_with(rank.index() + 1, Source::default);
+        }
+        &mut self.sources[rank.index()]
+    }
+
+    pub(super) fn post(&mut self, op: OpIndex, pattern: Pattern) {
+        self.counter += 1;
+        let entry = Posted { op, pattern, order: self.counter };
+        match pattern.source {
+            Some(rank) => self.source(rank).posted.push_back(entry),
+            None => self.posted_any.push_back(entry),
+        }
+    }
+
+    /// The earliest posted receive that takes `header` from `src`; it is removed.
+    pub(super) fn take_posted(&mut self, src: Rank, header: &Header) -> Option<OpIndex> {
+        let any = self.posted_any.iter().position(|p| p.pattern.takes(header));
+        let source = self.source(src);
+        let exact = source.posted.iter().position(|p| p.pattern.takes(header));
+        let (exact_order, exact_at) = match exact {
+            Some(at) => (source.posted[at].order, at),
+            None => (u64::MAX, 0),
+        };
+        match any {
+            Some(at) if self.posted_any[at].order < exact_order => self.posted_any.remove(at).map(|p| p.op),
+            _ if exact_order != u64::MAX => self.source(src).posted.remove(exact_at).map(|p| p.op),
+            _ => None,
+        }
+    }
+
+    pub(super) fn unpost(&mut self, op: OpIndex) -> bool {
+        let lists = self.sources.iter_mut().map(|s| &mut s.posted).chain(std::iter::once(&mut self.posted_any));
+        for list in lists {
+            if let Some(at) = list.iter().position(|p| p.op == op) {
+                list.remove(at);
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(super) fn posted_source(&self, op: OpIndex) -> Option<Rank> {
+        self.sources.iter().enumerate().find_map(|(r, s)| s.posted.iter().any(|p| p.op == op).then_some(Rank(r as u32)))
+    }
+
+    pub(super) fn is_posted(&self, op: OpIndex) -> bool {
+        self.posted_any.iter().chain(self.sources.iter().flat_map(|s| &s.posted)).any(|p| p.op == op)
+    }
+
+    /// Receives posted for `source` alone, for failing them when it is gone.
+    pub(super) fn drain_posted(&mut self, source: Rank) -> Vec<OpIndex> {
+        self.source(source).posted.drain(..).map(|p| p.op).collect()
+    }
+
+    pub(super) fn push_unexpected(&mut self, src: Rank, header: Header, body: Body) {
+        self.counter += 1;
+        let arrival = self.counter;
+        self.source(src).unexpected.push_back(Unexpected { header, body, arrival });
+    }
+
+    /// The latest message of `src` that is still landing has landed.
+    pub(super) fn landed(&mut self, src: Rank, data: Vec<u8>) {
+        let entry = self.source(src).unexpected.back_mut().expect("a landing message is in the list");
+        debug_assert!(matches!(entry.body, Body::Landing));
+        entry.body = Body::Eager(data);
+    }
+
+    /// The message of `src` that has just landed goes to a receive instead.
+    pub(super) fn forget_landing(&mut self, src: Rank) {
+        let entry = self.source(src).unexpected.pop_back();
+        debug_assert!(entry.is_some_and(|e| matches!(e.body, Body::Landing)));
+    }
+
+    fn find_unexpected(&mut self, pattern: &Pattern) -> Option<(Rank, usize)> {
+        // A message that is still landing is not yet there: matching waits for it, and nothing behind it of the same
+        // source may overtake it.
+        let ready = |source: &Source| {
+            let at = source.unexpected.iter().position(|u| pattern.takes(&u.header))?;
+            (!matches!(source.unexpected[at].body, Body::Landing)).then_some(at)
+        };
+        match pattern.source {
+            Some(rank) => ready(self.source(rank)).map(|at| (rank, at)),
+            None => {
+                let mut best: Option<(u64, Rank, usize)> = None;
+                for (r, source) in self.sources.iter().enumerate() {
+                    if let Some(at) = ready(source) {
+                        let arrival = source.unexpected[at].arrival;
+                        if best.is_none_or(|(b, _, _)| arrival < b) {
+                            best = Some((arrival, Rank(r as u32), at));
+                        }
+                    }
+                }
+                best.map(|(_, rank, at)| (rank, at))
+            }
+        }
+    }
+
+    pub(super) fn take_unexpected(&mut self, pattern: &Pattern) -> Option<(Rank, Unexpected)> {
+        let (rank, at) = self.find_unexpected(pattern)?;
+        self.source(rank).unexpected.remove(at).map(|u| (rank, u))
+    }
+
+    /// Looks without taking: source, header and bytes of the message.
+    pub(super) fn peek_unexpected(&mut self, pattern: &Pattern) -> Option<(Rank, Header, u64)> {
+        let (rank, at) = self.find_unexpected(pattern)?;
+        let message = &self.source(rank).unexpected[at];
+        let len = match &message.body {
+            Body::Eager(data) => data.len() as u64,
+            Body::Offer { total_len, .. } => *total_len,
+            Body::Landing => unreachable!("find_unexpected skips landing messages"),
+        };
+        Some((rank, message.header, len))
+    }
+
+    /// Notes that collective `seq` with `signature` begins here, and returns an early message that belongs to another
+    /// call under the same number.
+    pub(super) fn begin_collective(&mut self, seq: u32, signature: u32, call: [u64; 2]) -> Option<Rank> {
+        if self.recent.is_empty() {
+            self.recent.resize(RECENT, Recent::default());
+        }
+        self.recent[seq as usize % RECENT] = Recent { seq, signature, call };
+        self.sources.iter().enumerate().find_map(|(r, source)| {
+            let differs = source.unexpected.iter().any(|u| u.header.seq == seq && u.header.signature != signature);
+            differs.then_some(Rank(r as u32))
+        })
+    }
+
+    /// The call that was started here as number `seq`, if it is not long ago.
+    pub(super) fn call(&self, seq: u32) -> Option<[u64; 2]> {
+        self.recent.iter().find(|r| r.seq == seq && seq != 0).map(|r| r.call)
+    }
+
+    /// Whether a message of collective `header.seq` contradicts what was started here under that number.
+    pub(super) fn contradicts(&self, header: &Header) -> bool {
+        header.seq != 0
+            && !self.recent.is_empty()
+            && matches!(self.recent[header.seq as usize % RECENT],
+                        Recent { seq, signature, .. } if seq == header.seq && signature != header.signature)
+    }
+}

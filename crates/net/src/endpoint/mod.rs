@@ -1,0 +1,428 @@
+//! The endpoint: a worker's one handle on its peers. Wraps the [`Engine`] in a lock and adds waiting.
+//!
+//! A blocking call drives progress itself, so a small message pays for no hand-over between threads: it polls for a
+//! moment, then yields its core to whoever can use it, then sleeps on the worker's doorbell, which peers ring. A
+//! background thread drives only while requests are pending and no call is.
+
+mod background;
+mod core;
+mod engine;
+mod faults;
+mod matching;
+mod open;
+mod ops;
+mod stall;
+mod transfer;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+
+pub use engine::{Contradiction, Engine, Envelope, Matched, Task};
+pub use faults::Faults;
+pub use matching::Pattern;
+pub use open::{OpenError, Settings, TransportChoice};
+pub use ops::{GroupId, Region, Status};
+pub use stall::Caller;
+
+use crate::control::{ControlHandle, Target};
+use crate::fork::Origin;
+use crate::topology::Placement;
+use crate::{Doorbell, NetError, Rank, Woken};
+
+/// Polls before a waiting call first yields its core, when every worker has a core of its own.
+const POLLS_OWN_CORE: u32 = 4000;
+/// The same when workers share cores: the peer may be waiting for this very core, and each poll keeps it from it.
+const POLLS_SHARED_CORE: u32 = 1;
+/// Yields before a waiting call goes to sleep.
+const YIELDS: u32 = 200;
+/// Polls of [`Endpoint::poll_briefly`], a microsecond or two.
+const POLLS_BRIEF: u32 = 60;
+/// A sleep ends after this long even if nothing happens, to look at signals and stalls.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Gives up the lock of a host language, if this thread holds it, while it runs what it is given; else returns `false`
+/// and runs nothing.
+pub type LockWait = fn(&mut (dyn FnMut() + Send)) -> bool;
+
+static LOCK_WAIT: OnceLock<LockWait> = OnceLock::new();
+
+/// How threads of a host language with a lock of its own (Python's GIL) wait for an endpoint that another thread uses.
+/// That thread may be waiting for the very lock, to run a user's function. The first call counts.
+pub fn set_lock_wait(around: LockWait) {
+    let _ = LOCK_WAIT.set(around);
+}
+
+/// A worker's handle on the job's other workers. Clones share it.
+#[derive(Clone)]
+pub struct Endpoint(Arc<Shared>);
+
+pub(crate) struct Shared {
+    rank: Rank,
+    size: u32,
+    engine: Mutex<Engine>,
+    /// Threads that want the engine while a spinning call holds it.
+    contenders: AtomicU32,
+    faults: Arc<Faults>,
+    doorbell: Arc<Doorbell>,
+    /// Becomes readable when a transport that rings no doorbell has work.
+    epoll_fd: Option<std::os::fd::RawFd>,
+    polls: u32,
+    placements: Vec<Placement>,
+    control: ControlHandle,
+    settings: Settings,
+    stall: stall::Stall,
+    background: background::Background,
+    /// For threads that outlive a call.
+    this: std::sync::Weak<Shared>,
+    in_process: bool,
+    origin: Origin,
+    closed: Mutex<bool>,
+    context_next: AtomicU32,
+}
+
+/// One call's wait, over as many slices as it takes.
+#[derive(Default)]
+pub struct Wait {
+    since: Option<Instant>,
+    warned: bool,
+}
+
+impl Endpoint {
+    /// This worker's number.
+    pub fn rank(&self) -> Rank {
+        self.0.rank
+    }
+
+    /// Workers in the job.
+    pub fn size(&self) -> u32 {
+        self.0.size
+    }
+
+    /// Where each worker runs.
+    pub fn placements(&self) -> &[Placement] {
+        &self.0.placements
+    }
+
+    /// How the endpoint was opened.
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// What has gone wrong in the job.
+    pub fn faults(&self) -> &Faults {
+        &self.0.faults
+    }
+
+    /// Whether this process may communicate: a forked child of a worker may not, whose memory and sockets are its
+    /// parent's. Every call begins with this; it costs one load.
+    ///
+    /// # Errors
+    /// [`NetError::Forked`] in a forked child.
+    #[inline]
+    pub fn check_process(&self) -> Result<(), NetError> {
+        if self.0.origin.is_here() { Ok(()) } else { Err(NetError::Forked) }
+    }
+
+    /// The engine, for posting ops and looking at their state. Hold it briefly.
+    #[inline]
+    pub fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.0.lock()
+    }
+
+    /// Runs `step` and progress in turn for a microsecond or two. `None`: not yet; go on with [`Endpoint::wait_slice`].
+    /// Python calls this before it releases the GIL.
+    ///
+    /// # Errors
+    /// What `step` returns; the job's fault, if there is one.
+    #[inline]
+    pub fn poll_briefly<R>(
+        &self,
+        mut step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
+    ) -> Result<Option<R>, NetError> {
+        let mut engine = self.lock();
+        for poll in 0..POLLS_BRIEF.min(self.0.polls) {
+            if let Some(result) = self.0.attempt(&mut engine, &mut step) {
+                return result.map(Some);
+            }
+            if poll == 0 {
+                engine.note_drive();
+            }
+            if !engine.progress() {
+                std::hint::spin_loop();
+            }
+        }
+        engine.flush();
+        Ok(None)
+    }
+
+    /// Runs `step` and progress in turn: polls, yields, sleeps. `None` after a signal or a slice of 100 ms: look at
+    /// signals and call again with the same `wait`. `caller` says what is being waited for, should it take long.
+    ///
+    /// # Errors
+    /// What `step` returns; the job's fault, if there is one.
+    pub fn wait_slice<R>(
+        &self,
+        wait: &mut Wait,
+        caller: &dyn Caller,
+        mut step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
+    ) -> Result<Option<R>, NetError> {
+        let shared = &*self.0;
+        let mut engine = shared.lock();
+        let (mut polls, mut yields) = (0, 0);
+        loop {
+            if let Some(result) = shared.attempt(&mut engine, &mut step) {
+                return result.map(Some);
+            }
+            if engine.progress() {
+                polls = 0;
+                continue;
+            }
+            polls += 1;
+            if polls < shared.polls {
+                std::hint::spin_loop();
+                if shared.contenders.load(Ordering::Relaxed) > 0 {
+                    MutexGuard::bump(&mut engine);
+                }
+            } else if yields < YIELDS {
+                yields += 1;
+                drop(engine);
+                std::thread::yield_now();
+                engine = shared.lock();
+            } else {
+                break;
+            }
+        }
+        drop(engine);
+        self.sleep_slice(wait, caller, &mut step)
+    }
+
+    /// Waits until `step` is done. For callers without signals to look at.
+    ///
+    /// # Errors
+    /// What `step` returns; the job's fault, if there is one.
+    pub fn wait<R>(
+        &self,
+        caller: &dyn Caller,
+        mut step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
+    ) -> Result<R, NetError> {
+        let mut wait = Wait::default();
+        loop {
+            if let Some(result) = self.wait_slice(&mut wait, caller, &mut step)? {
+                return Ok(result);
+            }
+        }
+    }
+
+    #[cold]
+    fn sleep_slice<R>(
+        &self,
+        wait: &mut Wait,
+        caller: &dyn Caller,
+        step: &mut impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
+    ) -> Result<Option<R>, NetError> {
+        let shared = &*self.0;
+        let since = *wait.since.get_or_insert_with(Instant::now);
+        let _entry = shared.stall.enter(caller, since);
+        let deadline = Instant::now() + SLICE;
+        caller.falls_asleep();
+        let result = loop {
+            let armed = shared.doorbell.arm(shared.epoll_fd);
+            // Announced; whatever came before the announcement is seen now, whatever comes after rings.
+            let mut engine = shared.lock();
+            let moved = engine.progress();
+            if let Some(result) = shared.attempt(&mut engine, step) {
+                break result.map(Some);
+            }
+            engine.note_drive();
+            engine.flush();
+            drop(engine);
+            if moved {
+                continue;
+            }
+            match armed.sleep(deadline.saturating_duration_since(Instant::now())) {
+                Woken::Rung => {}
+                Woken::Interrupted => break Ok(None),
+                Woken::TimedOut => {
+                    shared.faults.judge_links();
+                    break Ok(None);
+                }
+            }
+        };
+        caller.is_awake();
+        let patience = shared.settings.stall_warning;
+        if !wait.warned && !patience.is_zero() && since.elapsed() > patience {
+            wait.warned = true;
+            shared.warn_of_stall(caller, since.elapsed());
+        }
+        result
+    }
+
+    /// After posting ops that are still pending when the call returns: makes sure that they progress.
+    #[inline]
+    pub fn leave_to_background(&self) {
+        self.0.background.want(&self.0);
+    }
+
+    /// Wakes this worker's own sleeping calls, so that they look at their `step` again. Costs a fence when none sleeps.
+    #[inline]
+    pub fn rouse(&self) {
+        self.0.doorbell.bell().ring();
+    }
+
+    /// Tells every worker that this one's program failed; their blocked and later calls raise it.
+    pub fn report_failure(&self, traceback: &str) {
+        let error = NetError::PeerFailed { rank: self.0.rank, traceback: traceback.to_owned() };
+        // Without a control plane nobody is left to be told.
+        let _ = self.0.control.send(Target::All, &stall::Message::Failed(traceback.to_owned()).encode());
+        self.0.faults.fail(error);
+    }
+
+    /// Contexts for communicators: the smallest number no communicator of this worker has used.
+    pub fn context_next(&self) -> u32 {
+        self.0.context_next.load(Ordering::Relaxed)
+    }
+
+    /// Contexts below `next` are in use.
+    pub fn set_context_next(&self, next: u32) {
+        self.0.context_next.fetch_max(next, Ordering::Relaxed);
+    }
+
+    /// How often a waiting call polls before it yields; few where workers share cores.
+    pub fn polls(&self) -> u32 {
+        self.0.polls
+    }
+
+    /// Whether messages to `peer` go through shared memory (or it is this worker).
+    pub fn shares_memory_with(&self, peer: Rank) -> bool {
+        self.0.engine.lock().route(peer).is_none_or(|(name, _)| name != "tcp")
+    }
+
+    /// Whether this worker can read `peer`'s memory (or is it).
+    pub fn reads_memory_of(&self, peer: Rank) -> bool {
+        self.0.engine.lock().route(peer).is_none_or(|(_, limits)| limits.single_copy)
+    }
+
+    /// One look: a bit of progress, then `step`.
+    ///
+    /// # Errors
+    /// What `step` returns; the job's fault, if there is one.
+    pub fn try_once<R>(
+        &self,
+        mut step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
+    ) -> Result<Option<R>, NetError> {
+        let mut engine = self.lock();
+        engine.note_drive();
+        engine.progress();
+        let result = self.0.attempt(&mut engine, &mut step);
+        engine.flush();
+        result.transpose()
+    }
+
+    /// Leaves the job: queued messages are sent, then the others are told that this worker is done. Idempotent.
+    pub fn leave(&self) {
+        self.0.leave();
+    }
+}
+
+impl Shared {
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, Engine> {
+        match self.engine.try_lock() {
+            Some(engine) => engine,
+            None => self.lock_contended(),
+        }
+    }
+
+    #[cold]
+    fn lock_contended(&self) -> MutexGuard<'_, Engine> {
+        self.contenders.fetch_add(1, Ordering::Relaxed);
+        let engine = loop {
+            // Not with the engine in hand: to get the host's lock back may take long.
+            let waited = LOCK_WAIT.get().is_some_and(|around| around(&mut || drop(self.engine.lock())));
+            if !waited {
+                break self.engine.lock();
+            }
+            if let Some(engine) = self.engine.try_lock() {
+                break engine;
+            }
+        };
+        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        engine
+    }
+
+    /// One look at whether a call is done, with faults considered. A result is only given while the job is sound, so
+    /// that a call that met a different one never returns rubbish.
+    #[inline]
+    fn attempt<R>(
+        &self,
+        engine: &mut Engine,
+        step: &mut impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
+    ) -> Option<Result<R, NetError>> {
+        if engine.is_suspect() {
+            self.inquire(engine);
+        }
+        if engine.is_waiting_for_verdict() {
+            return self.faults.fatal().map(Err);
+        }
+        match step(engine) {
+            Some(result) => {
+                engine.flush();
+                Some(result)
+            }
+            None if engine.is_dead() => Some(Err(self.faults.fatal().unwrap_or(NetError::Closed))),
+            None => None,
+        }
+    }
+
+    fn leave(&self) {
+        // In a forked child the locks may be held for ever, and the job is its parent's.
+        if !self.origin.is_here() {
+            return;
+        }
+        let mut closed = self.closed.lock();
+        if std::mem::replace(&mut *closed, true) {
+            return;
+        }
+        // Bounded: a peer that never reads does not keep this worker from ending for ever.
+        let deadline = Instant::now() + self.settings.leave_timeout;
+        loop {
+            let mut engine = self.lock();
+            engine.progress();
+            if !engine.has_queued() || engine.is_dead() || Instant::now() > deadline {
+                break;
+            }
+            drop(engine);
+            std::thread::yield_now();
+        }
+        self.background.stop();
+        let _ = self.control.leave();
+        self.stay_for_others();
+        self.lock().close();
+    }
+
+    /// Rank 0 is the hub of the control plane: it stays until the others have left too, so that they go on hearing of
+    /// each other's failures. A signal ends that.
+    fn stay_for_others(&self) {
+        if self.rank.0 != 0 || self.in_process {
+            return;
+        }
+        while self.faults.departed().len() + 1 < self.size as usize && self.faults.fatal().is_none() {
+            let armed = self.doorbell.arm(None);
+            if self.faults.departed().len() + 1 == self.size as usize || self.faults.fatal().is_some() {
+                return;
+            }
+            if armed.sleep(SLICE) == Woken::Interrupted {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

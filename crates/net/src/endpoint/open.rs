@@ -1,0 +1,290 @@
+//! Opening an endpoint: which transport reaches which worker, agreed on by both ends of every pair.
+//!
+//! Steps, each an exchange over the control plane: who is where; how to reach each other's shared memory and listeners;
+//! whose shared memory could really be opened. A pair uses shared memory only if both ends could; all others use TCP.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::background::Background;
+use super::faults::Faults;
+use super::{Endpoint, Engine, POLLS_OWN_CORE, POLLS_SHARED_CORE, Shared};
+use crate::control::{Control, ControlError, ControlEvent};
+use crate::fork::Origin;
+use crate::local::{Inbox, InboxAddress, LocalTransport, PeerInbox};
+use crate::tcp::{Listener, TcpTransport};
+use crate::topology::Placement;
+use crate::{OPEN_TIMEOUT, Rank, SegmentError, Transport};
+
+/// Which transports may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// Shared memory within a host, TCP between hosts.
+    #[default]
+    Auto,
+    /// Shared memory only; workers on other hosts are an error.
+    SharedMemory,
+    /// TCP only.
+    Tcp,
+}
+
+impl std::str::FromStr for TransportChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" | "" => Ok(Self::Auto),
+            "shm" => Ok(Self::SharedMemory),
+            "tcp" => Ok(Self::Tcp),
+            _ => Err(format!("transport {text:?} is not known; choose auto, shm or tcp")),
+        }
+    }
+}
+
+/// How an endpoint behaves.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which transports may be used.
+    pub transport: TransportChoice,
+    /// A wait longer than this is explained once; zero never explains.
+    pub stall_warning: Duration,
+    /// How long leaving tries to hand over queued messages.
+    pub leave_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            transport: TransportChoice::Auto,
+            stall_warning: Duration::from_secs(10),
+            leave_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why an endpoint could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The exchange between workers failed.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// This worker's own shared memory could not be made.
+    #[error("shared memory: {0}")]
+    Segment(#[from] SegmentError),
+    /// A TCP connection could not be opened.
+    #[error("tcp: {0}")]
+    Tcp(String),
+    /// Shared memory was demanded but does not reach everybody.
+    #[error("TIDEMILL_TRANSPORT=shm, but worker {rank} cannot be reached by shared memory: {reason}")]
+    NotLocal {
+        /// Who.
+        rank: Rank,
+        /// Why not.
+        reason: String,
+    },
+    /// A peer sent an address this version does not understand.
+    #[error("worker {rank} sent an address that makes no sense; do all workers run the same version of Tidemill?")]
+    BadAddress {
+        /// Who.
+        rank: Rank,
+    },
+}
+
+/// What workers tell each other about how to reach them.
+struct Reach {
+    inbox: Option<InboxAddress>,
+    listener: Vec<std::net::SocketAddr>,
+}
+
+impl Reach {
+    fn encode(&self) -> Vec<u8> {
+        let listener: Vec<String> = self.listener.iter().map(ToString::to_string).collect();
+        let mut bytes = listener.join(" ").into_bytes();
+        bytes.push(b'\n');
+        if let Some(inbox) = &self.inbox {
+            bytes.extend_from_slice(&inbox.encode());
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Reach> {
+        let end = bytes.iter().position(|&b| b == b'\n')?;
+        let text = std::str::from_utf8(&bytes[..end]).ok()?;
+        let listener = text.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+        let rest = &bytes[end + 1..];
+        let inbox = if rest.is_empty() { None } else { Some(InboxAddress::decode(rest)?) };
+        Some(Reach { inbox, listener })
+    }
+}
+
+/// Whether the workers of this host have a core each: then waiting by polling takes nothing from anybody.
+fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
+    let here = || placements.iter().filter(|p| p.host == mine.host);
+    let mut processors: Vec<u32> = here().flat_map(|p| p.processors.iter().copied()).collect();
+    processors.sort_unstable();
+    processors.dedup();
+    // A quota may allow less than the processors; it counts for workers that share them, not for bound ones.
+    let bound = here().all(|p| p.processors.len() < processors.len());
+    let cores = if bound { processors.len() } else { processors.len().min(mine.cores_allowed) };
+    here().count() <= cores
+}
+
+impl Endpoint {
+    /// Opens the endpoint of this worker. Collective: every worker of `control`'s job calls it.
+    ///
+    /// # Errors
+    /// [`OpenError`] on every worker that cannot go on.
+    pub fn open(mut control: Control, settings: Settings) -> Result<Endpoint, OpenError> {
+        let (rank, size) = (control.rank(), control.size());
+        let in_process = control.is_in_process();
+        let mine = Placement::here();
+        let placements: Vec<Placement> = control
+            .allgather(&mine.encode())?
+            .iter()
+            .enumerate()
+            .map(|(r, bytes)| Placement::decode(bytes).ok_or(OpenError::BadAddress { rank: Rank(r as u32) }))
+            .collect::<Result<_, _>>()?;
+
+        let others = || (0..size).filter(|&r| r != rank.0).map(Rank);
+        let try_local = |peer: Rank| {
+            settings.transport != TransportChoice::Tcp && placements[peer.index()].host.shares_memory_with(&mine.host)
+        };
+        let locals: Vec<Rank> = others().filter(|&p| try_local(p)).collect();
+        let inbox = Inbox::create(&locals, rank, in_process)?;
+        // The listener is opened even where shared memory should do: a pair may still fall back.
+        let (listener, addresses) = if in_process || size == 1 || settings.transport == TransportChoice::SharedMemory {
+            (None, Vec::new())
+        } else {
+            let (listener, addresses) =
+                Listener::bind(&control.local_addresses()).map_err(|e| OpenError::Tcp(e.to_string()))?;
+            (Some(listener), addresses)
+        };
+        let reach = Reach { inbox: (!locals.is_empty()).then(|| inbox.address()), listener: addresses };
+        let reaches: Vec<Reach> = control
+            .allgather(&reach.encode())?
+            .iter()
+            .enumerate()
+            .map(|(r, bytes)| Reach::decode(bytes).ok_or(OpenError::BadAddress { rank: Rank(r as u32) }))
+            .collect::<Result<_, _>>()?;
+
+        let mut opened: Vec<(Rank, PeerInbox)> = Vec::new();
+        for &peer in &locals {
+            let result = match &reaches[peer.index()].inbox {
+                Some(address) => PeerInbox::open(address, rank).map_err(|e| e.to_string()),
+                None => Err("it offers no shared memory".into()),
+            };
+            match result {
+                Ok(inbox) => opened.push((peer, inbox)),
+                Err(reason) if settings.transport == TransportChoice::SharedMemory => {
+                    return Err(OpenError::NotLocal { rank: peer, reason });
+                }
+                Err(reason) => {
+                    eprintln!(
+                        "tidemill: rank {rank}: no shared memory with rank {peer} on this host, using tcp: {reason}"
+                    );
+                }
+            }
+        }
+        let mut could = vec![0u8; size as usize];
+        opened.iter().for_each(|(peer, _)| could[peer.index()] = 1);
+        let all_could = control.allgather(&could)?;
+        let both = |peer: Rank| could[peer.index()] == 1 && all_could[peer.index()].get(rank.index()) == Some(&1);
+        opened.retain(|(peer, _)| both(*peer));
+
+        let mut transports: Vec<Box<dyn Transport>> = Vec::new();
+        let mut routes = vec![None; size as usize];
+        let doorbell = inbox.doorbell();
+        if !opened.is_empty() {
+            opened.iter().for_each(|(peer, _)| routes[peer.index()] = Some(transports.len()));
+            transports.push(Box::new(LocalTransport::open(rank, inbox, opened)));
+        }
+        let remote: Vec<(Rank, Vec<std::net::SocketAddr>)> = others()
+            .filter(|peer| routes[peer.index()].is_none())
+            .map(|peer| (peer, reaches[peer.index()].listener.clone()))
+            .collect();
+        if let Some((peer, _)) = remote.first() {
+            let Some(listener) = listener else {
+                return Err(OpenError::NotLocal { rank: *peer, reason: "it is on another host".into() });
+            };
+            remote.iter().for_each(|(peer, _)| routes[peer.index()] = Some(transports.len()));
+            let tcp = TcpTransport::open(rank, &remote, listener, control.key(), OPEN_TIMEOUT)
+                .map_err(|e| OpenError::Tcp(e.to_string()))?;
+            transports.push(Box::new(tcp));
+        }
+        // Nobody goes on before everybody can be reached, so that a failure to open is everybody's error.
+        control.allgather(&[])?;
+
+        let polls = if has_own_core(&placements, &mine) { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
+        let faults = Arc::new(Faults::default());
+        let engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
+        let bell = doorbell.bell();
+        faults.set_wake(Box::new(move || bell.ring()));
+
+        // The control thread starts before the endpoint exists: news in between waits in `early`.
+        let target: Arc<OnceLock<Weak<Shared>>> = Arc::new(OnceLock::new());
+        let early: Arc<Mutex<Vec<ControlEvent>>> = Arc::default();
+        let handle = {
+            let (target, early, faults) = (Arc::clone(&target), Arc::clone(&early), Arc::clone(&faults));
+            control.start(Box::new(move |event| {
+                let mut early = early.lock();
+                match target.get() {
+                    None => early.push(event),
+                    Some(shared) => {
+                        drop(early);
+                        match shared.upgrade() {
+                            Some(shared) => shared.on_control(event),
+                            // Its last owner is dropping it, and waits in there for the others to leave.
+                            None => faults.hear(event),
+                        }
+                    }
+                }
+            }))?
+        };
+        let epoll_fd = engine.epoll_fds().first().copied();
+        let shared = Arc::new_cyclic(|this| Shared {
+            rank,
+            size,
+            engine: Mutex::new(engine),
+            contenders: Default::default(),
+            faults,
+            doorbell,
+            epoll_fd,
+            polls,
+            placements,
+            control: handle,
+            settings,
+            stall: Default::default(),
+            background: Background::default(),
+            this: this.clone(),
+            in_process,
+            origin: Origin::here(),
+            closed: Mutex::new(false),
+            context_next: Default::default(),
+        });
+        {
+            // Whatever came early is handled before anything later can be: `early` is held while the target is set.
+            let mut early = early.lock();
+            target.set(Arc::downgrade(&shared)).expect("set once");
+            early.drain(..).for_each(|event| shared.on_control(event));
+        }
+        Background::start(&shared);
+        Ok(Endpoint(shared))
+    }
+
+    /// Endpoints of a job whose workers are threads of this process. Each must be used by a thread of its own.
+    ///
+    /// # Errors
+    /// When memory or threads run out.
+    pub fn in_process(size: u32) -> Result<Vec<Endpoint>, OpenError> {
+        std::thread::scope(|scope| {
+            let openers: Vec<_> = Control::in_process(size)
+                .into_iter()
+                .map(|control| scope.spawn(|| Endpoint::open(control, Settings::default())))
+                .collect();
+            openers.into_iter().map(|opener| opener.join().expect("opening does not panic")).collect()
+        })
+    }
+}

@@ -1,0 +1,269 @@
+//! Operations in flight and the groups that wait for them.
+//!
+//! An op is one send or receive. Every op belongs to a group; a group is complete when none of its ops is pending, so
+//! that waiting for one message, or for the round of a collective, is one comparison. Both live in slabs whose slots
+//! are reused: no allocation per message.
+
+use std::any::Any;
+
+use crate::{Header, NetError, Rank};
+
+/// A stretch of memory that an op reads or writes until it completes.
+#[derive(Clone, Copy, Debug)]
+pub struct Region {
+    /// First byte.
+    pub ptr: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: a region is only an address; whoever posts an op promises (see `Engine::post_send`) that the memory outlives
+// it and is not touched in conflict, on whichever thread progress happens to run.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// The region a receive writes to.
+    pub fn of_mut(slice: &mut [u8]) -> Self {
+        Region { ptr: slice.as_mut_ptr(), len: slice.len() }
+    }
+
+    /// The region a send reads from. Never written through.
+    pub fn of(slice: &[u8]) -> Self {
+        Region { ptr: slice.as_ptr().cast_mut(), len: slice.len() }
+    }
+
+    /// No bytes.
+    pub const EMPTY: Region = Region { ptr: std::ptr::NonNull::<u8>::dangling().as_ptr(), len: 0 };
+}
+
+/// What a completed receive was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The sender.
+    pub source: Rank,
+    /// The message's tag.
+    pub tag: i32,
+    /// Bytes received.
+    pub len: u64,
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Status { source: Rank(u32::MAX), tag: -1, len: 0 }
+    }
+}
+
+/// Names a group. Stale handles are caught by the generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupId {
+    index: u32,
+    generation: u32,
+}
+
+pub(super) type OpIndex = u32;
+
+pub(super) enum Op {
+    /// A send that waits in its link's queue or for the receiver's answer to an offer.
+    Send { group: GroupId, dest: Rank, region: Region },
+    /// A receive: posted, or matched and filling.
+    Recv { group: GroupId, region: Region, received: u64, status: Status, sent_bytes: u64 },
+    /// A task: pending until its last step.
+    Task { group: GroupId },
+}
+
+impl Op {
+    fn group(&self) -> GroupId {
+        match self {
+            Op::Send { group, .. } | Op::Recv { group, .. } | Op::Task { group } => *group,
+        }
+    }
+}
+
+#[derive(Default)]
+struct GroupState {
+    generation: u32,
+    pending: u32,
+    status: Status,
+    error: Option<NetError>,
+    /// Nobody will ask; free the slot when the last op completes.
+    detached: bool,
+    live: bool,
+    keepalive: Option<Box<dyn Any + Send>>,
+}
+
+/// The slabs.
+#[derive(Default)]
+pub(super) struct Ops {
+    ops: Vec<Option<Op>>,
+    free_ops: Vec<u32>,
+    groups: Vec<GroupState>,
+    free_groups: Vec<u32>,
+    /// Groups that are live and not complete; the background thread works only while there are some.
+    pub(super) pending_ops: usize,
+    /// Ops completed so far: tells whether a task may be able to go on.
+    pub(super) completions: u64,
+}
+
+impl Ops {
+    pub(super) fn new_group(&mut self) -> GroupId {
+        let index = self.free_groups.pop().unwrap_or_else(|| {
+            self.groups.push(GroupState::default());
+            (self.groups.len() - 1) as u32
+        });
+        let group = &mut self.groups[index as usize];
+        group.live = true;
+        GroupId { index, generation: group.generation }
+    }
+
+    fn group(&mut self, id: GroupId) -> &mut GroupState {
+        let group = &mut self.groups[id.index as usize];
+        assert!(group.live && group.generation == id.generation, "a group is used after it was taken");
+        group
+    }
+
+    pub(super) fn insert(&mut self, op: Op) -> OpIndex {
+        self.group(op.group()).pending += 1;
+        self.pending_ops += 1;
+        match self.free_ops.pop() {
+            Some(index) => {
+                self.ops[index as usize] = Some(op);
+                index
+            }
+            None => {
+                self.ops.push(Some(op));
+                (self.ops.len() - 1) as u32
+            }
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, index: OpIndex) -> Option<&mut Op> {
+        self.ops.get_mut(index as usize).and_then(Option::as_mut)
+    }
+
+    pub(super) fn belongs(&self, index: OpIndex, group: GroupId) -> bool {
+        self.ops[index as usize].as_ref().is_some_and(|op| op.group() == group)
+    }
+
+    /// The op is over: its group is told, its slot freed.
+    pub(super) fn complete(&mut self, index: OpIndex, result: Result<Status, NetError>) {
+        let op = self.ops[index as usize].take().expect("an op completes once");
+        self.free_ops.push(index);
+        self.pending_ops -= 1;
+        self.completions += 1;
+        let group = op.group();
+        self.note(group, result);
+        let state = self.group(group);
+        state.pending -= 1;
+        if state.pending == 0 && state.detached {
+            self.free(group);
+        }
+    }
+
+    /// Records the outcome of something that needed no op of its own.
+    pub(super) fn note(&mut self, group: GroupId, result: Result<Status, NetError>) {
+        let state = self.group(group);
+        match result {
+            Ok(status) => state.status = status,
+            Err(error) => {
+                state.error.get_or_insert(error);
+            }
+        }
+    }
+
+    pub(super) fn is_complete(&self, id: GroupId) -> bool {
+        let group = &self.groups[id.index as usize];
+        debug_assert!(group.live && group.generation == id.generation);
+        group.pending == 0
+    }
+
+    /// Takes the outcome of a complete group and frees it.
+    pub(super) fn take(&mut self, id: GroupId) -> Result<Status, NetError> {
+        let state = self.group(id);
+        assert!(state.pending == 0, "a group is taken before it is complete");
+        let result = match state.error.take() {
+            Some(error) => Err(error),
+            None => Ok(state.status),
+        };
+        self.free(id);
+        result
+    }
+
+    /// Outcome so far of a group that will be used again for the next round.
+    pub(super) fn take_error(&mut self, id: GroupId) -> Option<NetError> {
+        self.group(id).error.take()
+    }
+
+    /// Nobody will wait for this group any more; `keepalive` (the buffers' owner) is dropped when its last op is over.
+    pub(super) fn detach(&mut self, id: GroupId, keepalive: Option<Box<dyn Any + Send>>) {
+        let state = self.group(id);
+        if state.pending == 0 {
+            self.free(id);
+        } else {
+            state.detached = true;
+            state.keepalive = keepalive;
+        }
+    }
+
+    fn free(&mut self, id: GroupId) {
+        let state = &mut self.groups[id.index as usize];
+        *state = GroupState { generation: state.generation.wrapping_add(1), ..GroupState::default() };
+        self.free_groups.push(id.index);
+    }
+
+    /// Ops of one group that are still pending, with what they wait for: `(peer, is_receive)`; wildcard receives name
+    /// no peer. For stall reports, so it may be slow.
+    pub(super) fn waiting_for(
+        &self,
+        id: GroupId,
+        posted_source: impl Fn(OpIndex) -> Option<Rank>,
+    ) -> Vec<Option<Rank>> {
+        let mut peers = Vec::new();
+        for (index, op) in self.ops.iter().enumerate() {
+            match op {
+                Some(Op::Send { group, dest, .. }) if *group == id => peers.push(Some(*dest)),
+                Some(Op::Recv { group, status, .. }) if *group == id => {
+                    let known = (status.source.0 != u32::MAX).then_some(status.source);
+                    peers.push(known.or_else(|| posted_source(index as u32)));
+                }
+                _ => {}
+            }
+        }
+        peers.dedup();
+        peers
+    }
+
+    /// Every pending op, for failing them all.
+    pub(super) fn indices(&self) -> Vec<OpIndex> {
+        (0..self.ops.len() as u32).filter(|&i| self.ops[i as usize].is_some()).collect()
+    }
+}
+
+/// A frame on its way out of a link's queue.
+pub(super) struct Out {
+    pub header: Header,
+    pub payload: Payload,
+    pub sent: usize,
+    /// Completed when the frame has left.
+    pub completes: Option<OpIndex>,
+}
+
+pub(super) enum Payload {
+    Region(Region),
+    Inline { bytes: [u8; 24], len: u8 },
+}
+
+impl Payload {
+    pub(super) fn inline(bytes: &[u8]) -> Self {
+        let mut inline = [0; 24];
+        inline[..bytes.len()].copy_from_slice(bytes);
+        Payload::Inline { bytes: inline, len: bytes.len() as u8 }
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        match self {
+            // SAFETY: the op that owns this frame is pending, so its poster keeps the memory alive and unwritten.
+            Payload::Region(region) => unsafe { std::slice::from_raw_parts(region.ptr, region.len) },
+            Payload::Inline { bytes, len } => &bytes[..*len as usize],
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Nobody waits in the dark: long waits are explained, and calls that contradict each other are named, by asking the
+//! workers concerned over the control plane. Their control threads answer, whatever their program is doing.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Contradiction, Engine, Shared};
+use crate::control::{ControlEvent, Target};
+use crate::{NetError, Rank};
+
+/// How long an asked worker has to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a worker tries to find out where its program is, which needs the interpreter's cooperation.
+const LOCATE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Who is waiting, for stall reports. Asked only when a wait has become long.
+pub trait Caller {
+    /// The call in words, such as `allreduce #417 on comm "rows"`.
+    fn describe(&self) -> String;
+    /// Whom it waits for; `None` stands for any worker.
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>>;
+    /// The call is about to look for the last time before it sleeps. For calls that peers do not wake by messages.
+    fn falls_asleep(&self) {}
+    /// The other end of `falls_asleep`.
+    fn is_awake(&self) {}
+}
+
+/// What workers tell each other over the control plane.
+pub(super) enum Message {
+    /// The sender's program raised; its traceback.
+    Failed(String),
+    /// The job fails because calls contradict each other; the explanation.
+    Mismatch(String),
+    /// What are you doing?
+    AskActivity { id: u32 },
+    /// Which call was number `seq` on `context`?
+    AskCall { id: u32, context: u32, seq: u32 },
+    /// The answer to either question.
+    Tell { id: u32, text: String },
+}
+
+impl Message {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (kind, numbers, text): (u8, &[u32], &str) = match self {
+            Message::Failed(text) => (1, &[], text),
+            Message::Mismatch(text) => (2, &[], text),
+            Message::AskActivity { id } => (3, &[*id], ""),
+            Message::AskCall { id, context, seq } => (4, &[*id, *context, *seq], ""),
+            Message::Tell { id, text } => (5, &[*id], text),
+        };
+        let mut bytes = vec![kind];
+        numbers.iter().for_each(|n| bytes.extend_from_slice(&n.to_le_bytes()));
+        bytes.extend_from_slice(text.as_bytes());
+        bytes
+    }
+
+    /// `None` for anything that `encode` does not produce.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Message> {
+        let (&kind, rest) = bytes.split_first()?;
+        let number = |at: usize| Some(u32::from_le_bytes(rest.get(at * 4..at * 4 + 4)?.try_into().ok()?));
+        let text = |from: usize| Some(String::from_utf8_lossy(rest.get(from..)?).into_owned());
+        Some(match kind {
+            1 => Message::Failed(text(0)?),
+            2 => Message::Mismatch(text(0)?),
+            3 => Message::AskActivity { id: number(0)? },
+            4 => Message::AskCall { id: number(0)?, context: number(1)?, seq: number(2)? },
+            5 => Message::Tell { id: number(0)?, text: text(4)? },
+            _ => return None,
+        })
+    }
+}
+
+type Locator = Arc<dyn Fn() -> Option<String> + Send + Sync>;
+type CallFormatter = fn([u64; 2]) -> String;
+/// What was called under a number, for calls that the engine has not seen.
+type CallLookup = Arc<dyn Fn(u32) -> Option<[u64; 2]> + Send + Sync>;
+
+#[derive(Default)]
+pub(super) struct Stall {
+    /// Calls asleep now: what, since when.
+    asleep: Mutex<Vec<(u32, String, Instant)>>,
+    ids: AtomicU32,
+    answers: Mutex<HashMap<(u32, Rank), String>>,
+    answered: Condvar,
+    locator: Mutex<Option<Locator>>,
+    formatter: Mutex<Option<CallFormatter>>,
+    names: Mutex<HashMap<u32, String>>,
+    lookups: Mutex<HashMap<u32, CallLookup>>,
+}
+
+/// Takes the call off the list when its sleep ends.
+pub(super) struct Entry<'a>(&'a Stall, u32);
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.0.asleep.lock().retain(|(id, _, _)| *id != self.1);
+    }
+}
+
+impl Stall {
+    pub(super) fn enter(&self, caller: &dyn Caller, since: Instant) -> Entry<'_> {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        self.asleep.lock().push((id, caller.describe(), since));
+        Entry(self, id)
+    }
+}
+
+impl super::Endpoint {
+    /// How to find out which line the program is at: called on a thread of its own, may block, may fail.
+    pub fn set_locator(&self, locator: Locator) {
+        *self.0.stall.locator.lock() = Some(locator);
+    }
+
+    /// How to word the `call` given to [`Engine::begin_collective`].
+    pub fn set_call_formatter(&self, formatter: CallFormatter) {
+        *self.0.stall.formatter.lock() = Some(formatter);
+    }
+
+    /// Where to look up calls on `context` that never reached the engine. Called with the engine locked.
+    pub fn set_call_lookup(&self, context: u32, lookup: CallLookup) {
+        self.0.stall.lookups.lock().insert(context, lookup);
+    }
+
+    /// The communicator is gone.
+    pub fn forget_context(&self, context: u32) {
+        self.0.stall.names.lock().remove(&context);
+        self.0.stall.lookups.lock().remove(&context);
+        self.lock().close_context(context);
+    }
+
+    /// The communicator's name in messages to people.
+    pub fn set_context_name(&self, context: u32, name: &str) {
+        self.0.stall.names.lock().insert(context, name.to_owned());
+    }
+
+    /// See [`Endpoint::set_context_name`].
+    pub fn context_name(&self, context: u32) -> String {
+        self.0.context_name(context)
+    }
+}
+
+impl Shared {
+    fn context_name(&self, context: u32) -> String {
+        self.stall.names.lock().get(&context).cloned().unwrap_or_else(|| format!("#{context}"))
+    }
+
+    /// Handles what the control plane says. Runs on its thread: nothing here may wait long.
+    pub(super) fn on_control(self: &Arc<Self>, event: ControlEvent) {
+        match event {
+            ControlEvent::Message { from, bytes } => match Message::decode(&bytes) {
+                Some(Message::Failed(traceback)) => self.faults.fail(NetError::PeerFailed { rank: from, traceback }),
+                Some(Message::Mismatch(text)) => self.faults.fail(NetError::Mismatch(text)),
+                Some(Message::AskActivity { id }) => self.aside(move |shared| {
+                    let text = shared.activity();
+                    let _ = shared.control.send(Target::One(from), &Message::Tell { id, text }.encode());
+                }),
+                Some(Message::AskCall { id, context, seq }) => self.aside(move |shared| {
+                    let text = shared.describe_call(&mut shared.lock(), context, seq);
+                    let _ = shared.control.send(Target::One(from), &Message::Tell { id, text }.encode());
+                }),
+                Some(Message::Tell { id, text }) => {
+                    self.stall.answers.lock().insert((id, from), text);
+                    self.stall.answered.notify_all();
+                }
+                None => tracing::warn!(%from, "ignored a control message of {} bytes that makes no sense", bytes.len()),
+            },
+            news => self.faults.hear(news),
+        }
+    }
+
+    /// Runs `work` on a thread of its own; questions are rare.
+    fn aside(self: &Arc<Self>, work: impl FnOnce(&Arc<Shared>) + Send + 'static) {
+        let shared = Arc::clone(self);
+        let spawned = crate::threads::spawn_native("tidemill-answer".into(), move || work(&shared));
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "cannot start a thread to answer a question");
+        }
+    }
+
+    /// Asks and waits for the answer, at most [`ANSWER_TIMEOUT`].
+    fn ask(&self, rank: Rank, question: impl FnOnce(u32) -> Message) -> Option<String> {
+        let id = self.stall.ids.fetch_add(1, Ordering::Relaxed);
+        let _ = self.control.send(Target::One(rank), &question(id).encode());
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        let mut answers = self.stall.answers.lock();
+        loop {
+            if let Some(text) = answers.remove(&(id, rank)) {
+                return Some(text);
+            }
+            if self.stall.answered.wait_until(&mut answers, deadline).timed_out() {
+                return None;
+            }
+        }
+    }
+
+    /// What this worker is doing, in words that follow "which is".
+    fn activity(&self) -> String {
+        let asleep = self.stall.asleep.lock().iter().min_by_key(|(_, _, since)| *since).cloned();
+        if let Some((_, what, since)) = asleep {
+            return format!("in {what} since {:.0} s", since.elapsed().as_secs_f64());
+        }
+        let busy = self.lock().idle_for().as_secs_f64();
+        match self.locate() {
+            Some(place) => format!("in {place} (busy) since {busy:.0} s"),
+            None => format!("busy in native code, which does not say where, since {busy:.0} s"),
+        }
+    }
+
+    fn locate(&self) -> Option<String> {
+        let locator = self.stall.locator.lock().clone()?;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        // The interpreter may be held for long; then this thread stays behind and ends when it is released.
+        crate::threads::spawn_native("tidemill-locate".into(), move || {
+            let _ = sender.send(locator());
+        })
+        .ok()?;
+        receiver.recv_timeout(LOCATE_TIMEOUT).ok().flatten()
+    }
+
+    fn describe_call(&self, engine: &mut Engine, context: u32, seq: u32) -> String {
+        let lookup = self.stall.lookups.lock().get(&context).cloned();
+        let call = engine.call(context, seq).or_else(|| lookup.and_then(|lookup| lookup(seq)));
+        match (call, *self.stall.formatter.lock()) {
+            (Some(call), Some(format)) => format(call),
+            _ => "another collective".into(),
+        }
+    }
+
+    /// A call has waited long: finds out for whom and prints it once, without holding up the call.
+    #[cold]
+    pub(super) fn warn_of_stall(&self, caller: &dyn super::Caller, waited: Duration) {
+        let what = caller.describe();
+        let ranks = caller.waiting_for(&self.lock());
+        let Some(shared) = self.this.upgrade() else { return };
+        shared.aside(move |shared| {
+            let mut reasons = Vec::new();
+            for rank in ranks.iter().take(8) {
+                reasons.push(match rank {
+                    None => "a message from any worker".into(),
+                    Some(rank) => match shared.ask(*rank, |id| Message::AskActivity { id }) {
+                        Some(activity) => format!("rank {rank}, which is {activity}"),
+                        None => format!("rank {rank}, which does not answer"),
+                    },
+                });
+            }
+            if ranks.len() > 8 {
+                reasons.push(format!("{} more", ranks.len() - 8));
+            }
+            if reasons.is_empty() {
+                reasons.push("its peers".into());
+            }
+            let waited = waited.as_secs_f64();
+            eprintln!("tidemill: rank {}: {what}: waiting for {waited:.0} s for {}", shared.rank, reasons.join("; "));
+        });
+    }
+
+    /// Calls contradict each other: finds out what the other one was and fails the job with both named.
+    #[cold]
+    pub(super) fn inquire(&self, engine: &mut Engine) {
+        let Some(Contradiction { context, seq, rank, theirs }) = engine.take_contradiction() else { return };
+        let name = self.context_name(context);
+        let formatter = *self.stall.formatter.lock();
+        let ours = self.describe_call(engine, context, seq);
+        let me = self.rank;
+        let word = move |theirs: &str| {
+            format!("collective #{seq} on comm \"{name}\": rank {me} called {ours}, but rank {rank} called {theirs}")
+        };
+        engine.wait_for_verdict();
+        let Some(shared) = self.this.upgrade() else { return };
+        shared.aside(move |shared| {
+            let theirs = match (theirs, formatter) {
+                (Some(call), Some(format)) => Some(format(call)),
+                _ => shared.ask(rank, |id| Message::AskCall { id, context, seq }),
+            };
+            let text = word(theirs.as_deref().unwrap_or("another one (it does not say which)"));
+            let _ = shared.control.send(Target::All, &Message::Mismatch(text.clone()).encode());
+            shared.faults.fail(NetError::Mismatch(text));
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message that came out different would blame the wrong worker or line.
+    #[test]
+    fn messages_survive_encoding() {
+        for message in [
+            Message::Failed("Traceback\n …".into()),
+            Message::Mismatch(String::new()),
+            Message::AskActivity { id: 7 },
+            Message::AskCall { id: u32::MAX, context: 3, seq: 417 },
+            Message::Tell { id: 1, text: "in app.py:88".into() },
+        ] {
+            let bytes = message.encode();
+            assert_eq!(Message::decode(&bytes).map(|m| m.encode()), Some(bytes));
+        }
+        for bytes in [&[][..], &[0], &[3, 1, 2], &[4, 0, 0, 0, 0], &[9, 9]] {
+            assert!(Message::decode(bytes).is_none());
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Messages too large to send unasked: copied out of their sender's memory, by both sides at once if they are long, or
+//! sent in pieces where memory cannot be read.
+
+use std::time::Duration;
+
+use super::core::{Core, Link};
+use super::engine::{Engine, coarse_now};
+use super::ops::{Op, OpIndex, Ops, Region, Status};
+use crate::claim::{CHUNKS_MAX, Transfer};
+use crate::{Accept, Header, Kind, Offer, Push, Rank, Transport, TransportError};
+
+/// Bytes copied out of a peer's memory before other work gets its turn.
+const PULL_CHUNK_BYTES: usize = 128 << 10;
+/// Messages from this size on are copied by both sides at once.
+const SHARED_PULL_BYTES_MIN: usize = 64 << 10;
+/// A peer in the middle of a chunk finishes it in microseconds, unless it is stopped or dead.
+const CHUNK_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// An accepted message that leaves in pieces.
+pub(super) struct Stream {
+    pub(super) op: OpIndex,
+    pub(super) token: u32,
+    pub(super) region: Region,
+    pub(super) offset: usize,
+    /// Bytes of the current piece's frame already handed over.
+    pub(super) sent: usize,
+}
+
+/// An offered message being copied out of its sender's memory.
+pub(super) struct Pull {
+    pub(super) op: OpIndex,
+    pub(super) from: Rank,
+    pub(super) token: u32,
+    pub(super) addr: u64,
+    pub(super) len: usize,
+    pub(super) done: usize,
+    /// The peer copies too, from the end, in chunks of [`shared_chunk_bytes`].
+    pub(super) shared: Option<Transfer>,
+}
+
+/// A message of ours that its receiver and we copy together.
+pub(super) struct Help {
+    pub(super) dest: Rank,
+    pub(super) from: Region,
+    pub(super) addr: u64,
+    pub(super) transfer: Transfer,
+}
+
+/// Chunk of a message that both sides copy: both derive it from the length alone. Small enough that the two ends meet
+/// closely, large enough that a chunk's system call does not count.
+fn shared_chunk_bytes(len: usize) -> usize {
+    let chunk = (len / 8).clamp(32 << 10, 256 << 10);
+    chunk.max(len.div_ceil(CHUNKS_MAX as usize)).next_multiple_of(4096)
+}
+
+impl Engine {
+    /// Pushes queued frames as far as the transports take them.
+    pub(super) fn drain_links(&mut self) -> bool {
+        let mut moved = false;
+        let mut i = 0;
+        while i < self.core.busy.len() {
+            let dest = self.core.busy[i];
+            let link = &mut self.core.links[dest.index()];
+            let Some(transport) = link.transport else { unreachable!("messages to oneself are not queued") };
+            match drain_link(&mut *self.transports[transport], dest, link, &mut self.core.ops) {
+                Ok(m) => moved |= m,
+                Err(error) => {
+                    self.core.lost.push(error);
+                    link.queue.retain(|out| out.completes.is_some());
+                    self.core.busy.swap_remove(i);
+                    continue;
+                }
+            }
+            if link.queue.is_empty() && link.streams.is_empty() {
+                self.core.busy.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        self.moved_aside |= moved;
+        moved
+    }
+
+    /// Copies a chunk of each offered message that waits in a peer's memory.
+    pub(super) fn step_pulls(&mut self) -> bool {
+        let mut moved = false;
+        for _ in 0..self.core.pulls.len() {
+            let Some(mut pull) = self.core.pulls.pop_front() else { break };
+            let Some(Op::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
+                unreachable!("a pull's receive is pending until the pull is over")
+            };
+            let link = &self.core.links[pull.from.index()];
+            let (start, n) = match pull.shared {
+                None => (pull.done, (pull.len - pull.done).min(PULL_CHUNK_BYTES)),
+                Some(transfer) => {
+                    let (claim, _) = link.claims.as_ref().expect("shared copying has a claim");
+                    let chunk = shared_chunk_bytes(pull.len);
+                    match claim.take_front(transfer) {
+                        Some(index) => {
+                            let start = index as usize * chunk;
+                            (start, (pull.len - start).min(chunk))
+                        }
+                        // All taken: wait for the sender's last chunk.
+                        None if !claim.is_complete(transfer) => {
+                            self.core.pulls.push_back(pull);
+                            continue;
+                        }
+                        None => {
+                            self.core.links[pull.from.index()].claimed = false;
+                            self.core.finish_pull(&pull);
+                            moved = true;
+                            continue;
+                        }
+                    }
+                }
+            };
+            moved = true;
+            let addr = pull.addr + start as u64;
+            // SAFETY: `post_recv`'s caller keeps the region valid while the op is pending; `accept` cut `len` to it.
+            let into = unsafe { std::slice::from_raw_parts_mut(region.ptr.add(start), n) };
+            let result = match link.transport {
+                Some(transport) => self.transports[transport].read_peer(pull.from, addr, into),
+                None => {
+                    // SAFETY: a message to oneself: the send op keeps the source alive until `Done`; MPI forbids the
+                    // two buffers to overlap, but `copy` would be right even then.
+                    unsafe { std::ptr::copy(addr as *const u8, into.as_mut_ptr(), n) };
+                    Ok(())
+                }
+            };
+            if let Err(error) = result {
+                // A chunk that failed is never counted: the message must not look complete.
+                self.core.lost.push(error);
+                continue;
+            }
+            if let (Some(_), Some((claim, _))) = (pull.shared, &link.claims) {
+                claim.finish(1);
+            }
+            pull.done += n;
+            if pull.shared.is_none() && pull.done == pull.len {
+                self.core.finish_pull(&pull);
+            } else {
+                self.core.pulls.push_back(pull);
+            }
+        }
+        self.moved_aside |= moved;
+        self.drain_links();
+        moved
+    }
+
+    /// Copies a chunk, from the end, of each message of ours that its receiver copies from the front.
+    pub(super) fn step_helps(&mut self) -> bool {
+        let mut moved = false;
+        let mut i = 0;
+        while i < self.core.helps.len() {
+            let help = &self.core.helps[i];
+            let link = &self.core.links[help.dest.index()];
+            let (Some((_, claim)), Some(transport)) = (&link.claims, link.transport) else {
+                unreachable!("accepted only with a claim")
+            };
+            let Some(index) = claim.take_back(help.transfer) else {
+                self.core.helps.swap_remove(i);
+                continue;
+            };
+            let chunk = shared_chunk_bytes(help.from.len);
+            let start = index as usize * chunk;
+            let n = (help.from.len - start).min(chunk);
+            // SAFETY: the send op is pending until the receiver's `Done`, which follows the last chunk.
+            let from = unsafe { std::slice::from_raw_parts(help.from.ptr.add(start), n) };
+            let result = self.transports[transport].write_peer(help.dest, help.addr + start as u64, from);
+            if let Err(error) = result {
+                self.core.lost.push(error);
+                self.core.helps.swap_remove(i);
+                continue;
+            }
+            claim.finish(1);
+            moved = true;
+            i += 1;
+        }
+        moved
+    }
+}
+
+impl Core {
+    /// A receive has met an offer: copy the message out of the sender's memory, or ask for it in pieces.
+    pub(super) fn accept(&mut self, op: OpIndex, src: Rank, header: &Header, offer: Offer) {
+        let Some(Op::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
+            unreachable!("offers meet receives")
+        };
+        *status = Status { source: src, tag: header.tag, len: offer.total_len };
+        *sent_bytes = offer.total_len;
+        let len = (offer.total_len as usize).min(region.len);
+        if len == 0 {
+            self.finish_recv(op);
+            self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
+        } else if self.links[src.index()].single_copy {
+            let link = &mut self.links[src.index()];
+            let mut shared = None;
+            if let (true, false, Some((claim, _))) = (len >= SHARED_PULL_BYTES_MIN, link.claimed, &link.claims) {
+                let transfer = claim.start(len.div_ceil(shared_chunk_bytes(len)) as u32);
+                link.claimed = true;
+                shared = Some(transfer);
+                let addr = region.ptr as u64;
+                let accept = Accept { len: len as u64, addr, token: u64::from(transfer.generation) };
+                let header = Header { token: header.token, ..Header::new(Kind::Accept, size_of::<Accept>() as u64) };
+                self.reply(src, header, bytemuck::bytes_of(&accept));
+            }
+            self.pulls.push_back(Pull { op, from: src, token: header.token, addr: offer.addr, len, done: 0, shared });
+        } else {
+            let accept = Accept { len: len as u64, addr: 0, token: u64::from(op) };
+            let header = Header { token: header.token, ..Header::new(Kind::Accept, size_of::<Accept>() as u64) };
+            self.reply(src, header, bytemuck::bytes_of(&accept));
+        }
+    }
+
+    pub(super) fn accepted(&mut self, src: Rank, token: u32, accept: Accept) -> Result<(), String> {
+        let Some(Op::Send { dest, region, .. }) = self.ops.get_mut(token) else {
+            return Err(format!("accepts send {token}, which is not pending"));
+        };
+        if *dest != src || accept.len as usize > region.len {
+            return Err(format!("accepts send {token}, which was not offered to it like that"));
+        }
+        let region = Region { ptr: region.ptr, len: accept.len as usize };
+        let link = &mut self.links[src.index()];
+        if accept.addr != 0 {
+            if link.claims.is_none() || region.len == 0 {
+                return Err(format!("wants to share the copying of send {token}, which cannot be"));
+            }
+            let chunks = region.len.div_ceil(shared_chunk_bytes(region.len)) as u32;
+            let transfer = Transfer { generation: accept.token as u32, chunks };
+            self.helps.push(Help { dest: src, from: region, addr: accept.addr, transfer });
+            return Ok(());
+        }
+        if link.queue.is_empty() && link.streams.is_empty() {
+            self.busy.push(src);
+        }
+        link.streams.push_back(Stream { op: token, token: accept.token as u32, region, offset: 0, sent: 0 });
+        Ok(())
+    }
+
+    pub(super) fn finish_pull(&mut self, pull: &Pull) {
+        self.finish_recv(pull.op);
+        self.reply(pull.from, Header { token: pull.token, ..Header::new(Kind::Done, 0) }, &[]);
+    }
+
+    /// Takes back what peers have not yet taken of messages that both copy, and waits for chunks that they are copying
+    /// right now: afterwards nobody writes into a receive buffer any more, and its owner may free it.
+    pub(super) fn settle_pulls(&mut self, concerns: impl Fn(Rank) -> bool) {
+        for pull in self.pulls.iter().filter(|pull| concerns(pull.from)) {
+            if let (Some(transfer), Some((claim, _))) = (pull.shared, &self.links[pull.from.index()].claims) {
+                while claim.take_front(transfer).is_some() {
+                    claim.finish(1);
+                }
+                let deadline = coarse_now() + CHUNK_TIMEOUT;
+                while !claim.is_complete(transfer) && coarse_now() < deadline {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+}
+
+fn drain_link(
+    transport: &mut dyn Transport,
+    dest: Rank,
+    link: &mut Link,
+    ops: &mut Ops,
+) -> Result<bool, TransportError> {
+    let mut moved = false;
+    loop {
+        // Queued frames go before further pieces, so that a small message never waits behind a large one; but a piece
+        // that is half out is finished first.
+        if !link.streaming {
+            while let Some(out) = link.queue.front_mut() {
+                let before = out.sent;
+                let push = transport.push(dest, &out.header, out.payload.as_slice(), &mut out.sent)?;
+                moved |= out.sent != before;
+                match push {
+                    Push::Blocked => return Ok(moved),
+                    Push::Sent => {
+                        moved = true;
+                        if let Some(op) = out.completes {
+                            ops.complete(op, Ok(Status::default()));
+                        }
+                        link.queue.pop_front();
+                    }
+                }
+            }
+        }
+        let Some(stream) = link.streams.front_mut() else { return Ok(moved) };
+        let n = (stream.region.len - stream.offset).min(link.frame_bytes_max);
+        let header = Header { token: stream.token, ..Header::new(Kind::Piece, n as u64) };
+        // SAFETY: the send op is pending while its stream is queued, so the region is readable.
+        let piece = unsafe { std::slice::from_raw_parts(stream.region.ptr.add(stream.offset), n) };
+        let before = stream.sent;
+        let push = transport.push(dest, &header, piece, &mut stream.sent)?;
+        moved |= stream.sent != before;
+        match push {
+            Push::Blocked => {
+                link.streaming = stream.sent > 0;
+                return Ok(moved);
+            }
+            Push::Sent => {
+                moved = true;
+                link.streaming = false;
+                stream.offset += n;
+                stream.sent = 0;
+                if stream.offset == stream.region.len {
+                    ops.complete(stream.op, Ok(Status::default()));
+                    link.streams.pop_front();
+                } else {
+                    // Several large messages to one peer share the link.
+                    link.streams.rotate_left(1);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What can go wrong between workers, as every layer above sees it.
+
+use crate::Rank;
+
+/// An error of the job or of one message. Cheap to clone: one fault is handed to every blocked call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetError {
+    /// A worker's process or host is gone.
+    #[error("worker {rank} was lost: {reason}")]
+    WorkerLost {
+        /// Who.
+        rank: Rank,
+        /// How it was noticed.
+        reason: String,
+    },
+    /// A worker's program raised; the job cannot go on.
+    #[error("worker {rank} failed:\n{traceback}")]
+    PeerFailed {
+        /// Where the error began.
+        rank: Rank,
+        /// Its traceback or message.
+        traceback: String,
+    },
+    /// A worker's program ended well, but this call still needs it.
+    #[error("worker {rank} has left the job (its program ended) but this call needs it")]
+    PeerLeft {
+        /// Who.
+        rank: Rank,
+    },
+    /// A message is longer than the buffer it was received into.
+    #[error("message of {sent_bytes} bytes from worker {from} does not fit the receive buffer of {room_bytes} bytes")]
+    Truncated {
+        /// Sender.
+        from: Rank,
+        /// Bytes sent.
+        sent_bytes: u64,
+        /// Bytes of room.
+        room_bytes: u64,
+    },
+    /// Two workers made different collective calls where the same was due.
+    #[error("collective calls differ: {0}")]
+    Mismatch(String),
+    /// A reduction could not be done.
+    #[error("{0}")]
+    Operation(String),
+    /// A signal arrived; the caller looks at it and either gives up or waits again.
+    #[error("interrupted by a signal")]
+    Interrupted,
+    /// The endpoint was closed by `leave`.
+    #[error("the job has been left (finalized); no further communication is possible")]
+    Closed,
+    /// The process was forked; only the original process may communicate.
+    #[error("this process is a fork of a worker; only the worker itself may communicate (start processes by spawn)")]
+    Forked,
+}

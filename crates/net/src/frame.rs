@@ -1,0 +1,112 @@
+//! The frame: a 32-byte header and a payload. The only thing that crosses a transport.
+//!
+//! Byte layout, little-endian, also the wire format of TCP (format 1):
+//!
+//! ```text
+//!  0        8            12     16     20           24      28     29        32
+//!  | len    | context    | tag  | seq  | signature  | token | kind | reserved |
+//! ```
+
+use bytemuck::{Pod, Zeroable};
+
+/// Bytes of a header on every transport.
+pub const HEADER_BYTES: usize = size_of::<Header>();
+
+/// What a frame is for. Anything else on the wire is a corrupt frame and an error, never a guess.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole message: the payload follows the header.
+    Eager = 1,
+    /// Request to send: announces a message too large to send unasked. Payload: [`Offer`].
+    Offer = 2,
+    /// The receiver of an offer is ready. `token` is the sender's; payload: [`Accept`].
+    Accept = 3,
+    /// A piece of an accepted message. `token` is the receiver's. Pieces arrive in order.
+    Piece = 4,
+    /// The receiver has copied the whole of an offered message out of the sender's memory; `token` is the sender's.
+    Done = 5,
+    /// Returns `seq` bytes of eager credit to the sender.
+    Credit = 6,
+    /// Control between engines (liveness, errors); never matched against receives.
+    Control = 7,
+}
+
+/// Describes a frame. Plain old data; every bit pattern can be read, [`Header::kind`] says whether it makes sense.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Header {
+    /// Payload bytes that follow in this frame.
+    pub len: u64,
+    /// Communicator context the message belongs to.
+    pub context: u32,
+    /// User tag for point to point, 0 for collectives.
+    pub tag: i32,
+    /// Sequence number of the collective on its communicator; 0 for point to point.
+    pub seq: u32,
+    /// Fingerprint of the collective call (kind, count, dtype, op, root); 0 for point to point.
+    pub signature: u32,
+    /// Names one side's operation in a large transfer.
+    pub token: u32,
+    /// A [`Kind`], raw.
+    pub kind_raw: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+impl Header {
+    /// A header of `kind` with everything else zero.
+    #[inline]
+    pub fn new(kind: Kind, len: u64) -> Self {
+        Header { len, context: 0, tag: 0, seq: 0, signature: 0, token: 0, kind_raw: kind as u8, reserved: [0; 3] }
+    }
+
+    /// The frame's kind, or `None` for a byte no version of this format has used.
+    #[inline]
+    pub fn kind(&self) -> Option<Kind> {
+        Some(match self.kind_raw {
+            1 => Kind::Eager,
+            2 => Kind::Offer,
+            3 => Kind::Accept,
+            4 => Kind::Piece,
+            5 => Kind::Done,
+            6 => Kind::Credit,
+            7 => Kind::Control,
+            _ => return None,
+        })
+    }
+
+    /// The header as it crosses the wire. Little-endian machines only; see `lib.rs`.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8; HEADER_BYTES] {
+        bytemuck::cast_ref(self)
+    }
+
+    /// Reads a header. Never fails: `kind` and `len` are judged by who reads it, against what it allows.
+    #[inline]
+    pub fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Self {
+        bytemuck::pod_read_unaligned(bytes)
+    }
+}
+
+/// Payload of [`Kind::Offer`]: where the message lies in the sender's memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Offer {
+    /// Bytes of the whole message.
+    pub total_len: u64,
+    /// Address in the sender's address space, for transports that can read a peer's memory.
+    pub addr: u64,
+}
+
+/// Payload of [`Kind::Accept`]: where the receiver wants the message.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Accept {
+    /// Bytes the receiver takes (a shorter receive buffer truncates, which the receiver reports).
+    pub len: u64,
+    /// Address in the receiver's address space; 0 when pieces shall be sent as frames.
+    pub addr: u64,
+    /// The receiver's token, for `Piece` frames.
+    pub token: u64,
+}

@@ -1,0 +1,284 @@
+//! What fuzz targets and property tests feed with bytes from nowhere. Each function panics when a decoder misbehaves:
+//! beyond not crashing, it must not trust, not depend on how bytes were cut, and not hold more memory than arrived.
+
+use std::collections::VecDeque;
+
+use crate::control::wire::Decoder;
+use crate::rendezvous::proof::{Call, Client, HandshakeError, Purpose, Server, Step};
+use crate::rendezvous::{JobKey, Secret};
+use crate::tcp::assembly::Assembly;
+use crate::topology::Placement;
+use crate::{Header, Rank, Sink, TransportError};
+
+/// A header and its payload.
+type Frame = (Header, Vec<u8>);
+
+/// Keeps frames, wherever they were put.
+#[derive(Default)]
+struct Frames {
+    all: Vec<Frame>,
+    placing: Option<Vec<u8>>,
+}
+
+impl Sink for Frames {
+    fn frame(&mut self, _: Rank, header: &Header, payload: &[u8]) {
+        assert!(self.placing.is_none(), "a frame within a frame");
+        self.all.push((*header, payload.to_vec()));
+    }
+    fn begin(&mut self, _: Rank, header: &Header) -> *mut u8 {
+        assert!(self.placing.is_none() && header.len <= 1 << 20);
+        self.placing.insert(vec![0; header.len as usize]).as_mut_ptr()
+    }
+    fn landed(&mut self, _: Rank, header: &Header) {
+        let payload = self.placing.take().expect("begun before");
+        self.all.push((*header, payload));
+    }
+    fn lost(&mut self, _: TransportError) {}
+}
+
+/// Feeds a TCP connection's receiving half, at most `cut` bytes at once (0: as many as it takes).
+fn assemble(mut bytes: &[u8], cuts: &[u8]) -> (Vec<Frame>, Result<(), String>) {
+    let mut assembly = Assembly::new(Rank(1));
+    let mut frames = Frames::default();
+    let mut cuts = cuts.iter().cycle();
+    while !bytes.is_empty() {
+        let room = assembly.room();
+        let cut = match cuts.next() {
+            None | Some(0) => usize::MAX,
+            Some(&n) => n as usize,
+        };
+        let got = bytes.len().min(room.first.1 + room.second.1).min(cut);
+        let first = got.min(room.first.1);
+        // SAFETY: `Room` promises both parts writable, and together they have room for `got` bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), room.first.0, first);
+            if got > first {
+                std::ptr::copy_nonoverlapping(bytes[first..].as_ptr(), room.second.0, got - first);
+            }
+        }
+        bytes = &bytes[got..];
+        if let Err(reason) = assembly.arrived(got, &mut frames) {
+            return (frames.all, Err(reason));
+        }
+    }
+    (frames.all, Ok(()))
+}
+
+/// Frames decode alike however the stream is cut, and are what a ten-line decoder says.
+pub fn frames(stream: &[u8], cuts: &[u8]) {
+    let mut expected = Vec::new();
+    let mut rest = stream;
+    let mut sound = Ok(());
+    while let Some((header, behind)) = rest.split_first_chunk::<32>() {
+        let header = Header::from_bytes(header);
+        if header.kind().is_none() || header.len > 1 << 20 || header.reserved != [0; 3] {
+            sound = Err(());
+            break;
+        }
+        let Some((payload, behind)) = behind.split_at_checked(header.len as usize) else { break };
+        expected.push((header, payload.to_vec()));
+        rest = behind;
+    }
+    for cuts in [cuts, &[]] {
+        let (frames, outcome) = assemble(stream, cuts);
+        assert_eq!(frames, expected);
+        assert_eq!(outcome.map_err(drop), sound);
+    }
+}
+
+/// Control messages decode alike however the stream is cut, and cost no more memory than arrived.
+pub fn control(stream: &[u8], cuts: &[u8]) {
+    let decode = |cuts: &[u8]| {
+        let mut decoder = Decoder::default();
+        let mut messages = Vec::new();
+        let mut rest = stream;
+        let mut cuts = cuts.iter().cycle();
+        while !rest.is_empty() {
+            let cut = cuts.next().map_or(usize::MAX, |&n| n as usize + 1).min(rest.len());
+            decoder.feed(&rest[..cut]);
+            rest = &rest[cut..];
+            loop {
+                match decoder.next() {
+                    Ok(Some(message)) => messages.push(message),
+                    Ok(None) => break,
+                    Err(reason) => return (messages, Err(reason)),
+                }
+            }
+        }
+        (messages, Ok(()))
+    };
+    let whole = decode(&[]);
+    assert!(whole.0.iter().map(|message| message.payload.len()).sum::<usize>() <= stream.len());
+    assert_eq!(whole, decode(cuts));
+}
+
+/// Nobody gets through a handshake without the key, as a client or as a server; what is said beforehand is bounded.
+pub fn handshake(stream: &[u8]) {
+    let key = || JobKey::new(&Secret::from_hex(&"5a".repeat(32)).expect("64 digits"), "fuzz");
+    let mut said = Vec::new();
+    let (mut server, step) = Server::start(key(), Purpose::Join, Rank(0), [3; 32]);
+    drive(stream, step, |chunk| server.receive(chunk, &mut said));
+    assert!(said.len() <= 80 && !proves(&said));
+
+    let mut said = Vec::new();
+    let call = Call { purpose: Purpose::Join, from: Rank(1), to: Rank(0), size: 2 };
+    let (mut client, step) = Client::start(key(), call, [4; 32], &mut said);
+    drive(stream, step, |chunk| client.receive(chunk, &mut said));
+    assert!(said.len() <= 56 + 32);
+}
+
+/// Whether a server's words end in a welcome.
+fn proves(said: &[u8]) -> bool {
+    said.len() == 80 && said[44] == 0
+}
+
+fn drive(stream: &[u8], mut step: Step, mut receive: impl FnMut(&[u8]) -> Result<Step, HandshakeError>) {
+    let mut rest: VecDeque<u8> = stream.iter().copied().collect();
+    while let Step::Read(wanted) = step {
+        assert!(wanted > 0 && wanted <= crate::rendezvous::proof::CHUNK_BYTES_MAX);
+        if rest.len() < wanted {
+            return;
+        }
+        let chunk: Vec<u8> = rest.drain(..wanted).collect();
+        match receive(&chunk) {
+            Ok(next) => step = next,
+            Err(_) => return,
+        }
+    }
+    panic!("somebody without the key got through");
+}
+
+/// What workers tell about where they run.
+pub fn placement(bytes: &[u8]) {
+    if let Some(placement) = Placement::decode(bytes) {
+        let again = Placement::decode(&placement.encode());
+        assert_eq!(again, Some(placement));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kind;
+    use proptest::prelude::*;
+
+    /// Mostly sound frames, so that more than the first header is reached.
+    fn stream_of_frames() -> impl Strategy<Value = Vec<u8>> {
+        let len = prop_oneof![4 => 0usize..100, 2 => 8000usize..9000, 1 => 60_000usize..70_000, 1 => Just(1 << 20)];
+        let frame = (len, any::<u32>(), prop::sample::select(vec![1u8, 1, 1, 4, 4, 7, 2, 0, 99]));
+        (prop::collection::vec(frame, 1..6), 0usize..40).prop_map(|(frames, tail)| {
+            let mut bytes = Vec::new();
+            for (len, seq, kind_raw) in frames {
+                let header = Header { seq, kind_raw, ..Header::new(Kind::Eager, len as u64) };
+                bytes.extend_from_slice(header.as_bytes());
+                bytes.extend((0..len).map(|i| (i as u32 ^ seq) as u8));
+            }
+            bytes.extend(vec![1; tail]);
+            bytes
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+        #[test]
+        fn frames_decode_alike_however_cut(
+            stream in stream_of_frames(),
+            cuts in prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..6),
+        ) {
+            frames(&stream, &cuts);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_frames_or_refused(stream in prop::collection::vec(any::<u8>(), 0..300), cuts in any::<[u8; 3]>()) {
+            frames(&stream, &cuts);
+            control(&stream, &cuts);
+            placement(&stream);
+        }
+
+        #[test]
+        fn control_messages_decode_alike_however_cut(
+            messages in prop::collection::vec((1u8..11, any::<u32>(), 0usize..200), 0..8),
+            cuts in prop::collection::vec(any::<u8>(), 0..4),
+        ) {
+            let mut stream = Vec::new();
+            for (kind, rank, len) in messages {
+                stream.extend_from_slice(&(len as u32).to_le_bytes());
+                stream.extend_from_slice(&[kind, 0, 0, 0]);
+                stream.extend_from_slice(&rank.to_le_bytes());
+                stream.extend(vec![kind; len]);
+            }
+            control(&stream, &cuts);
+        }
+
+        /// Starts as an honest client's and an honest server's words do, so that every state is reached.
+        #[test]
+        fn nobody_gets_through_without_the_key(
+            sound in 0usize..12, last in 0u8..4, side in 0u8..3, rest in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut stream = b"TIDEMILL\x01\x00".to_vec();
+            stream.extend_from_slice(&[last, side]);
+            stream.truncate(12 - sound % 3);
+            stream.extend(rest);
+            handshake(&stream);
+        }
+    }
+
+    /// Two machines that share the key and talk to each other do get through, and neither does when one bit is turned.
+    #[test]
+    fn those_with_the_key_get_through_unless_a_bit_is_turned() {
+        let talk = |turned: Option<(bool, usize)>| -> bool {
+            let key = |name| JobKey::new(&Secret::from_hex(&"17".repeat(32)).unwrap(), name);
+            let call = Call { purpose: Purpose::Frames, from: Rank(2), to: Rank(1), size: 0 };
+            let (mut to_server, mut to_client) = (Vec::new(), Vec::new());
+            let (mut client, mut client_step) = Client::start(key("job"), call, [1; 32], &mut to_server);
+            let (mut server, mut server_step) = Server::start(key("job"), Purpose::Frames, Rank(1), [2; 32]);
+            let (mut server_read, mut client_read) = (0, 0);
+            let turn = |bytes: &mut Vec<u8>, at: usize| {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte ^= 0x10
+                }
+            };
+            let mut turned = turned;
+            loop {
+                if let Some((at_server, at)) = turned {
+                    let bytes = if at_server { &mut to_server } else { &mut to_client };
+                    if bytes.len() > at {
+                        turn(bytes, at);
+                        turned = None;
+                    }
+                }
+                if let Step::Read(n) = server_step
+                    && to_server.len() >= server_read + n
+                {
+                    let chunk = to_server[server_read..server_read + n].to_vec();
+                    server_read += n;
+                    match server.receive(&chunk, &mut to_client) {
+                        Ok(step) => server_step = step,
+                        Err(_) => return false,
+                    }
+                } else if let Step::Read(n) = client_step
+                    && to_client.len() >= client_read + n
+                {
+                    let chunk = to_client[client_read..client_read + n].to_vec();
+                    client_read += n;
+                    match client.receive(&chunk, &mut to_server) {
+                        Ok(step) => client_step = step,
+                        Err(_) => return false,
+                    }
+                } else {
+                    return matches!((&server_step, &client_step), (Step::Done(a), Step::Done(b)) if *a == call && *b == call);
+                }
+            }
+        };
+        assert!(talk(None));
+        for at in 0..88 {
+            assert!(!talk(Some((true, at))), "byte {at} to the server is not covered");
+        }
+        for at in (0..80).filter(|at| !(45..48).contains(at)) {
+            assert!(!talk(Some((false, at))), "byte {at} to the client is not covered");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! A worker's inbox: one segment with a ring for each other worker of the host, and the doorbell that wakes its owner.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Weak};
+
+use bytemuck::{Pod, Zeroable};
+use parking_lot::Mutex;
+
+use super::layout::{self, Layout, NONCE_OFFSET};
+use super::single_copy::{self, SingleCopy};
+use crate::Rank;
+use crate::doorbell::{Bell, Doorbell};
+use crate::ring::Shape;
+use crate::segment::{Segment, SegmentError};
+
+/// Sizes of a worker's inbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InboxOptions {
+    /// Frames in flight from one peer at most: a power of two, at least 4.
+    pub ring_slots: u32,
+    /// Payload bytes in flight from one peer at most: a power of two, at least 256. A frame is at most a quarter.
+    pub ring_bytes: u32,
+}
+
+impl InboxOptions {
+    /// What suits a worker with `peer_count` others on its host. Rings are as large as bandwidth asks for while there
+    /// are few; later what counts is that the rings of all pairs together stay small: 64 workers make 4,032 rings.
+    pub fn for_peers(peer_count: usize) -> Self {
+        match peer_count {
+            0..8 => Self { ring_slots: 256, ring_bytes: 256 << 10 },
+            8..16 => Self { ring_slots: 256, ring_bytes: 128 << 10 },
+            _ => Self { ring_slots: 128, ring_bytes: 64 << 10 },
+        }
+    }
+}
+
+/// With up to this many peers, rings are made present at once instead of by page faults.
+const POPULATE_PEERS_MAX: usize = 3;
+
+/// More peers than any host has, to bound what an address can make us map.
+const PEERS_MAX: u32 = 4096;
+
+/// How peers find an inbox. Plain bytes, to travel through the rendezvous.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct InboxAddress {
+    /// Random; says that what a peer opened is this inbox, and proves a successful single copy.
+    nonce: [u64; 2],
+    /// Inode of the owner's PID namespace: in another one, `pid` would mean nothing or somebody else.
+    pid_namespace: u64,
+    /// Where the nonce lies in the owner's address space.
+    nonce_addr: u64,
+    pid: u32,
+    /// -1 if the inbox is for threads of the owner's process only.
+    segment_fd: i32,
+    pipe_fd: i32,
+    peer_count: u32,
+    ring_slots: u32,
+    ring_bytes: u32,
+    /// Whether the owner lets peers read and write its memory.
+    single_copy: u32,
+    reserved: u32,
+}
+
+impl InboxAddress {
+    /// Bytes of an encoded address.
+    pub const LEN: usize = size_of::<Self>();
+
+    /// For the way through the rendezvous.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        bytemuck::cast(*self)
+    }
+
+    /// From [`InboxAddress::encode`]; `None` if there are too few or too many bytes, or sizes no inbox has.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let address: Self = bytemuck::try_pod_read_unaligned(bytes).ok()?;
+        (address.layout().shape.is_valid() && address.peer_count <= PEERS_MAX).then_some(address)
+    }
+
+    /// The owner's process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn layout(&self) -> Layout {
+        let shape = Shape { slots: self.ring_slots, bulk_bytes: self.ring_bytes };
+        Layout { peer_count: self.peer_count, shape }
+    }
+}
+
+/// The owner's side of an inbox.
+#[derive(Debug)]
+pub struct Inbox {
+    pub(super) segment: Arc<Segment>,
+    pub(super) layout: Layout,
+    pub(super) peers: Vec<Rank>,
+    doorbell: Arc<Doorbell>,
+    nonce: [u64; 2],
+}
+
+impl Inbox {
+    /// Makes the inbox that the workers `peers` can write to: threads of this process if `in_process`, else processes of
+    /// this host. For the latter it also allows other processes of this user to read and write our memory, for single
+    /// copies, where the kernel (Yama) would ask. `rank` is the owner's.
+    ///
+    /// # Errors
+    /// [`SegmentError`] at a limit; the caller then does without shared memory.
+    pub fn create(peers: &[Rank], rank: Rank, in_process: bool) -> Result<Self, SegmentError> {
+        Self::with_options(peers, rank, in_process, InboxOptions::for_peers(peers.len()))
+    }
+
+    /// [`Inbox::create`] with sizes chosen.
+    ///
+    /// # Errors
+    /// As [`Inbox::create`].
+    ///
+    /// # Panics
+    /// If a size is out of range, a peer is named twice, or `rank` is among the peers.
+    pub fn with_options(
+        peers: &[Rank],
+        rank: Rank,
+        in_process: bool,
+        options: InboxOptions,
+    ) -> Result<Self, SegmentError> {
+        let shape = Shape { slots: options.ring_slots, bulk_bytes: options.ring_bytes };
+        assert!(shape.is_valid(), "ring sizes must be powers of two, of at least 4 frames and 256 bytes: {options:?}");
+        assert!(peers.len() <= PEERS_MAX as usize, "{} peers on one host; at most {PEERS_MAX}", peers.len());
+        let mut distinct: Vec<Rank> = peers.iter().copied().chain([rank]).collect();
+        distinct.sort_unstable();
+        assert!(distinct.windows(2).all(|pair| pair[0] != pair[1]), "worker {rank} and peers {peers:?} overlap");
+
+        let layout = Layout { peer_count: peers.len() as u32, shape };
+        let segment = Arc::new(if in_process {
+            Segment::private(layout.len())?
+        } else {
+            single_copy::allow_peers();
+            Segment::create(layout.len())?
+        });
+        let nonce = random_nonce();
+        layout::write_header(&segment, layout, peers, nonce);
+        if peers.len() <= POPULATE_PEERS_MAX {
+            (0..layout.peer_count).for_each(|index| layout.populate(&segment, index));
+        }
+        let doorbell = Arc::new(Doorbell::on(layout.doorbell(&segment))?);
+        if in_process {
+            IN_PROCESS.lock().get_or_insert_default().insert(nonce, (Arc::downgrade(&segment), doorbell.bell()));
+        }
+        Ok(Self { segment, layout, peers: peers.to_vec(), doorbell, nonce })
+    }
+
+    /// Where the owner sleeps. One for all transports of the worker: each rings it or shows it a descriptor.
+    pub fn doorbell(&self) -> Arc<Doorbell> {
+        self.doorbell.clone()
+    }
+
+    /// How peers find this inbox.
+    pub fn address(&self) -> InboxAddress {
+        InboxAddress {
+            nonce: self.nonce,
+            pid_namespace: pid_namespace(),
+            nonce_addr: self.segment.range(NONCE_OFFSET, 16).as_ptr().expose_provenance() as u64,
+            pid: std::process::id(),
+            segment_fd: self.segment.fd().unwrap_or(-1),
+            pipe_fd: self.doorbell.pipe_fd(),
+            peer_count: self.layout.peer_count,
+            ring_slots: self.layout.shape.slots,
+            ring_bytes: self.layout.shape.bulk_bytes,
+            single_copy: !single_copy::is_disabled() as u32,
+            reserved: 0,
+        }
+    }
+}
+
+/// Inboxes of workers that are threads of this process, until their peers have opened them all the same way as others:
+/// by address. An entry goes with its inbox.
+type InProcess = HashMap<[u64; 2], (Weak<Segment>, Bell)>;
+static IN_PROCESS: Mutex<Option<InProcess>> = Mutex::new(None);
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        if self.segment.fd().is_none() {
+            IN_PROCESS.lock().get_or_insert_default().remove(&self.nonce);
+        }
+    }
+}
+
+/// A peer's inbox, to write to.
+#[derive(Debug)]
+pub struct PeerInbox {
+    pub(super) segment: Arc<Segment>,
+    pub(super) layout: Layout,
+    /// Which of the inbox's peers we are.
+    pub(super) own_index: u32,
+    pub(super) bell: Bell,
+    pub(super) single_copy: SingleCopy,
+}
+
+impl PeerInbox {
+    /// Opens the inbox of another worker of this host for us, the worker `rank`, and finds out whether single copies
+    /// work.
+    ///
+    /// # Errors
+    /// [`SegmentError`] if it cannot be reached from here; the caller falls back to TCP and warns with this error.
+    pub fn open(address: &InboxAddress, rank: Rank) -> Result<Self, SegmentError> {
+        let (pid, layout) = (address.pid, address.layout());
+        let mismatch = |reason: String| SegmentError::Mismatch { pid, reason };
+        let (own, theirs) = (pid_namespace(), address.pid_namespace);
+        if own != theirs {
+            let reason = format!("it runs in another PID namespace ({theirs}, ours is {own}), say another container");
+            return Err(mismatch(reason));
+        }
+        let in_process = address.segment_fd < 0;
+        let (segment, bell, single_copy);
+        if in_process {
+            let registered = IN_PROCESS.lock().as_ref().and_then(|map| map.get(&address.nonce).cloned());
+            let found = registered.and_then(|(weak, bell)| Some((weak.upgrade()?, bell)));
+            (segment, bell) = found.ok_or_else(|| mismatch("its inbox is not in this process".into()))?;
+            if segment.len() != layout.len() {
+                return Err(mismatch("its size differs".into()));
+            }
+        } else {
+            segment = Arc::new(Segment::open(pid, address.segment_fd as RawFd, layout.len())?);
+            bell = Bell::open(layout.doorbell(&segment), pid, address.pipe_fd)?;
+        }
+        layout::check_header(&segment, layout, address.nonce, pid)?;
+        let own_index = layout
+            .index_of(&segment, rank)
+            .ok_or_else(|| mismatch(format!("its inbox has no ring for worker {rank}")))?;
+        if !layout.take_producer(&segment, own_index) {
+            return Err(mismatch(format!("a worker {rank} has already opened its inbox")));
+        }
+        if in_process {
+            single_copy = SingleCopy::SameProcess;
+        } else if address.single_copy == 0 && !single_copy::is_disabled() {
+            single_copy = SingleCopy::Unavailable("switched off at the peer".into());
+        } else {
+            single_copy = single_copy::probe(pid, address.nonce_addr, address.nonce);
+        }
+        Ok(Self { segment, layout, own_index, bell, single_copy })
+    }
+}
+
+fn random_nonce() -> [u64; 2] {
+    let mut nonce = [0; 16];
+    getrandom::fill(&mut nonce).expect("the kernel has random numbers");
+    bytemuck::cast(nonce)
+}
+
+fn pid_namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    // Without /proc nothing can be opened anyway; that error comes next and is clearer.
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
+}

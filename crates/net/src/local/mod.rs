@@ -1,0 +1,298 @@
+//! The transport between workers of one host: processes over shared memory, or threads of one process over ordinary
+//! memory. The same rings serve both; only where a [`Segment`](crate::Segment) comes from and how large messages are
+//! copied differs.
+//!
+//! | file             | what                                                              |
+//! |------------------|-------------------------------------------------------------------|
+//! | `inbox.rs`       | a worker's segment, how peers find and open it                    |
+//! | `layout.rs`      | where things lie in it                                            |
+//! | `single_copy.rs` | one copy instead of two, through the kernel                       |
+//! | `../ring.rs`     | the ring of frames; `../doorbell/` sleep and wake; `../claim.rs` two workers copy one message |
+
+mod inbox;
+mod layout;
+mod single_copy;
+
+use crate::claim::{Claim, ClaimWords};
+use crate::ring::{Consumer, Popped, Producer};
+use crate::segment::Shared;
+use crate::sync::{Ordering, fence};
+use crate::{Bell, Header, Limits, Push, Rank, Sink, Transport, TransportError};
+
+pub use inbox::{Inbox, InboxAddress, InboxOptions, PeerInbox};
+use layout::Mapped;
+use single_copy::SingleCopy;
+
+/// Frames taken from one peer before the next one's turn.
+const FRAMES_PER_TURN: u32 = 32;
+
+/// Above this size, a single copy with its handshake beats two copies through the ring (bench `local`).
+const EAGER_SINGLE_COPY_BYTES_MAX: usize = 16 << 10;
+/// The same where memory cannot be read, and an offer only saves the receiver a copy.
+const EAGER_BYTES_MAX: usize = 16 << 10;
+/// Pieces of large messages: smaller ones cost more frames, larger ones are copied in and out less in parallel, and
+/// from 16 KiB to 64 KiB the stream is as fast as it gets (bench `local`).
+const FRAME_BYTES_MAX: usize = 32 << 10;
+
+/// A claim over shared memory, for a message that both sides copy. See [`crate::claim`].
+pub type LocalClaim = Claim<Shared<ClaimWords>>;
+
+/// Links to the other workers of the host.
+pub struct LocalTransport {
+    name: &'static str,
+    links: Vec<Link>,
+    /// Index into `links` by rank; `NO_LINK` elsewhere.
+    link_of_rank: Vec<u32>,
+    /// Links that have to be rung, each once.
+    to_ring: Vec<u32>,
+    /// Where the next poll starts.
+    first: usize,
+    /// Links marked lost whose loss the sink has not heard of.
+    losses_to_tell: u32,
+    /// Keeps the descriptors alive by which late peers find us.
+    _inbox: Inbox,
+}
+
+const NO_LINK: u32 = u32::MAX;
+
+struct Link {
+    rank: Rank,
+    consumer: Consumer<Mapped>,
+    producer: Producer<Mapped>,
+    bell: Bell,
+    in_to_ring: bool,
+    state: LinkState,
+    limits: Limits,
+    single_copy: SingleCopy,
+    claim_in: LocalClaim,
+    claim_out: LocalClaim,
+}
+
+enum LinkState {
+    Up,
+    /// Frames that arrived before the loss are still delivered.
+    Lost(LinkError),
+    LostAndTold(LinkError),
+}
+
+/// A [`TransportError`] that can be given out again and again.
+#[derive(Clone)]
+enum LinkError {
+    Lost(String),
+    Corrupt(String),
+}
+
+impl LinkError {
+    fn of(&self, peer: Rank) -> TransportError {
+        match self.clone() {
+            Self::Lost(reason) => TransportError::PeerLost { peer, reason },
+            Self::Corrupt(reason) => TransportError::Corrupt { peer, reason },
+        }
+    }
+}
+
+impl LocalTransport {
+    /// Connects the inbox of worker `rank` with those of its peers, which do the same.
+    ///
+    /// # Panics
+    /// If a peer is named twice, or is not among those the inbox was made for.
+    pub fn open(rank: Rank, inbox: Inbox, peers: Vec<(Rank, PeerInbox)>) -> Self {
+        let name = if inbox.segment.fd().is_some() { "shm" } else { "in-process" };
+        let mut link_of_rank = vec![NO_LINK; peers.iter().map(|(rank, _)| rank.index() + 1).max().unwrap_or(0)];
+        let mut links = Vec::with_capacity(peers.len());
+        for (peer_rank, peer) in peers {
+            let index = inbox.peers.iter().position(|known| *known == peer_rank);
+            let index =
+                index.unwrap_or_else(|| panic!("the inbox of worker {rank} has no ring for {peer_rank}")) as u32;
+            let link_of_rank = &mut link_of_rank[peer_rank.index()];
+            assert_eq!(
+                std::mem::replace(link_of_rank, links.len() as u32),
+                NO_LINK,
+                "worker {peer_rank} is named twice"
+            );
+            // SAFETY: `inbox` was fresh and is consumed here, and each peer comes once: no second consumer.
+            let consumer = unsafe { Consumer::new(inbox.layout.ring(&inbox.segment, index), inbox.layout.shape) };
+            // SAFETY: `PeerInbox::open` made sure that no other worker has the writing end, and `peer` is consumed here.
+            let producer = unsafe { Producer::new(peer.layout.ring(&peer.segment, peer.own_index), peer.layout.shape) };
+            let can_single_copy = !matches!(peer.single_copy, SingleCopy::Unavailable(_));
+            let frame_bytes_max = peer.layout.shape.frame_bytes_max().min(FRAME_BYTES_MAX);
+            let eager_bytes_max = if can_single_copy { EAGER_SINGLE_COPY_BYTES_MAX } else { EAGER_BYTES_MAX };
+            links.push(Link {
+                rank: peer_rank,
+                consumer,
+                producer,
+                in_to_ring: false,
+                state: LinkState::Up,
+                limits: Limits {
+                    frame_bytes_max,
+                    eager_bytes_max: eager_bytes_max.min(frame_bytes_max),
+                    in_flight_bytes_max: peer.layout.shape.bulk_bytes as usize,
+                    single_copy: can_single_copy,
+                },
+                claim_in: inbox.layout.claim(&inbox.segment, index),
+                claim_out: peer.layout.claim(&peer.segment, peer.own_index),
+                bell: peer.bell,
+                single_copy: peer.single_copy,
+            });
+        }
+        let to_ring = Vec::with_capacity(links.len());
+        Self { name, links, link_of_rank, to_ring, first: 0, losses_to_tell: 0, _inbox: inbox }
+    }
+
+    /// Who can be reached.
+    pub fn peers(&self) -> impl Iterator<Item = Rank> {
+        self.links.iter().map(|link| link.rank)
+    }
+
+    /// Why large messages to and from `peer` are copied twice; `None` if they are not. For people.
+    pub fn no_single_copy_reason(&self, peer: Rank) -> Option<&str> {
+        match &self.link(peer).single_copy {
+            SingleCopy::Unavailable(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    fn link_index(&self, peer: Rank) -> usize {
+        let index = self.link_of_rank.get(peer.index()).copied().unwrap_or(NO_LINK);
+        assert!(index != NO_LINK, "worker {peer} is not among the peers of this transport");
+        index as usize
+    }
+
+    fn link(&self, peer: Rank) -> &Link {
+        &self.links[self.link_index(peer)]
+    }
+
+    fn ring_later(&mut self, index: usize) {
+        if !std::mem::replace(&mut self.links[index].in_to_ring, true) {
+            self.to_ring.push(index as u32);
+        }
+    }
+
+    fn fail(&mut self, index: usize, error: LinkError) {
+        let link = &mut self.links[index];
+        if matches!(link.state, LinkState::Up) {
+            link.state = LinkState::Lost(error);
+            self.losses_to_tell += 1;
+        }
+    }
+
+    /// Reports losses once their rings are drained, which they are: the poll that calls this came by every link.
+    #[cold]
+    fn tell_losses(&mut self, sink: &mut dyn Sink) {
+        for link in &mut self.links {
+            if let LinkState::Lost(error) = &link.state {
+                let error = error.clone();
+                sink.lost(error.of(link.rank));
+                link.state = LinkState::LostAndTold(error);
+            }
+        }
+        self.losses_to_tell = 0;
+    }
+}
+
+impl Transport for LocalTransport {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn limits(&self, peer: Rank) -> Limits {
+        self.link(peer).limits
+    }
+
+    #[inline]
+    fn push(&mut self, dest: Rank, header: &Header, payload: &[u8], sent: &mut usize) -> Result<Push, TransportError> {
+        let index = self.link_index(dest);
+        let link = &mut self.links[index];
+        if let LinkState::Lost(error) | LinkState::LostAndTold(error) = &link.state {
+            return Err(error.of(dest));
+        }
+        match link.producer.push(header, payload) {
+            Ok(true) => {
+                *sent = size_of::<Header>() + payload.len();
+                self.ring_later(index);
+                Ok(Push::Sent)
+            }
+            Ok(false) => Ok(Push::Blocked),
+            Err(corrupt) => {
+                let error = LinkError::Corrupt(corrupt.to_string());
+                self.fail(index, error.clone());
+                Err(error.of(dest))
+            }
+        }
+    }
+
+    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+        let mut moved = false;
+        let (count, first) = (self.links.len(), self.first);
+        for turn in 0..count {
+            let index = if first + turn < count { first + turn } else { first + turn - count };
+            let link = &mut self.links[index];
+            let rank = link.rank;
+            for _ in 0..FRAMES_PER_TURN {
+                match link.consumer.pop(|header, payload| sink.frame(rank, header, payload)) {
+                    Ok(Popped::Nothing) => break,
+                    Ok(Popped::Frame) => moved = true,
+                    Ok(Popped::FrameAndSpace) => {
+                        moved = true;
+                        self.ring_later(index);
+                        break;
+                    }
+                    Err(corrupt) => {
+                        self.fail(index, LinkError::Corrupt(corrupt.to_string()));
+                        break;
+                    }
+                }
+            }
+        }
+        if moved {
+            self.first = if first + 1 < count { first + 1 } else { 0 };
+        } else if self.losses_to_tell > 0 {
+            self.tell_losses(sink);
+            return true;
+        }
+        moved
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        if self.to_ring.is_empty() {
+            return;
+        }
+        // One fence for all bells: it orders every push before every look at a doorbell.
+        fence(Ordering::SeqCst);
+        for index in self.to_ring.drain(..) {
+            let link = &mut self.links[index as usize];
+            link.in_to_ring = false;
+            link.bell.ring_fenced();
+        }
+    }
+
+    fn claims(&self, peer: Rank) -> Option<(LocalClaim, LocalClaim)> {
+        let link = self.link(peer);
+        link.limits.single_copy.then(|| (link.claim_in.clone(), link.claim_out.clone()))
+    }
+
+    fn wake(&mut self, peer: Rank) {
+        self.link(peer).bell.ring();
+    }
+
+    fn read_peer(&mut self, peer: Rank, addr: u64, into: &mut [u8]) -> Result<(), TransportError> {
+        self.link(peer).single_copy.read(addr, into).map_err(|error| lost_in_copy(peer, "process_vm_readv", &error))
+    }
+
+    fn write_peer(&mut self, peer: Rank, addr: u64, from: &[u8]) -> Result<(), TransportError> {
+        self.link(peer).single_copy.write(addr, from).map_err(|error| lost_in_copy(peer, "process_vm_writev", &error))
+    }
+
+    fn mark_lost(&mut self, peer: Rank, reason: &str) {
+        self.fail(self.link_index(peer), LinkError::Lost(reason.into()));
+    }
+}
+
+fn lost_in_copy(peer: Rank, call: &str, error: &std::io::Error) -> TransportError {
+    let reason = match error.raw_os_error() {
+        Some(libc::ESRCH) => "its process has ended".into(),
+        _ => format!("{call}: {error}"),
+    };
+    TransportError::PeerLost { peer, reason }
+}

@@ -1,0 +1,147 @@
+//! Copies straight between two workers' buffers: `process_vm_readv` and `process_vm_writev` between processes, a plain
+//! copy between threads. Half the copies of a ring, but a system call each, and not allowed everywhere; so it is tried
+//! once, when a link opens.
+
+use std::io;
+
+/// Whether memory of a peer can be read and written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SingleCopy {
+    /// The peer is a thread of this process.
+    SameProcess,
+    /// The kernel copies.
+    Process(u32),
+    /// It cannot, for this reason.
+    Unavailable(String),
+}
+
+/// Set to `0` to do without single copies: then no worker opens its memory to its user's other processes.
+const SWITCH: &str = "TIDEMILL_SINGLE_COPY";
+
+/// Whether the user wants no single copies.
+pub(super) fn is_disabled() -> bool {
+    std::env::var_os(SWITCH).is_some_and(|value| value == "0")
+}
+
+/// Lets the other workers access this process's memory where Yama would let only its parents do so.
+pub(super) fn allow_peers() {
+    if !is_disabled() {
+        // Fails where there is no Yama, where it is not needed either.
+        // SAFETY: changes one attribute of this process.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+    }
+}
+
+/// Tries to read the peer's nonce.
+pub(super) fn probe(pid: u32, nonce_addr: u64, nonce: [u64; 2]) -> SingleCopy {
+    if is_disabled() {
+        return SingleCopy::Unavailable(format!("switched off by {SWITCH}=0"));
+    }
+    let mut found = [0u8; 16];
+    let copy = SingleCopy::Process(pid);
+    match copy.read(nonce_addr, &mut found) {
+        Ok(()) if found == bytemuck::cast::<_, [u8; 16]>(nonce) => copy,
+        Ok(()) => SingleCopy::Unavailable("the peer's memory is not where it said".into()),
+        Err(error) => {
+            let hint = match error.raw_os_error() {
+                Some(libc::EPERM) => " (see /proc/sys/kernel/yama/ptrace_scope; containers need CAP_SYS_PTRACE)",
+                Some(libc::ENOSYS) => " (the kernel or a sandbox has no process_vm_readv)",
+                _ => "",
+            };
+            SingleCopy::Unavailable(format!("process_vm_readv: {error}{hint}"))
+        }
+    }
+}
+
+impl SingleCopy {
+    /// Copies from the peer's memory at `addr`.
+    pub fn read(&self, addr: u64, into: &mut [u8]) -> io::Result<()> {
+        match self {
+            // SAFETY: the peer, a thread of this process, keeps what it offered alive and unwritten until told, and
+            // `into` is exclusively ours, so the two do not overlap.
+            Self::SameProcess => unsafe {
+                into.as_mut_ptr()
+                    .copy_from_nonoverlapping(std::ptr::with_exposed_provenance(addr as usize), into.len());
+                Ok(())
+            },
+            Self::Process(pid) => all_of(into.len(), |done| {
+                let local = libc::iovec { iov_base: into[done..].as_mut_ptr().cast(), iov_len: into.len() - done };
+                let remote = libc::iovec { iov_base: (addr as usize + done) as *mut _, iov_len: local.iov_len };
+                // SAFETY: `local` is writable; the kernel checks `remote` against the peer's address space.
+                unsafe { libc::process_vm_readv(*pid as i32, &local, 1, &remote, 1, 0) }
+            }),
+            Self::Unavailable(reason) => Err(io::Error::new(io::ErrorKind::Unsupported, reason.clone())),
+        }
+    }
+
+    /// Copies to the peer's memory at `addr`.
+    pub fn write(&self, addr: u64, from: &[u8]) -> io::Result<()> {
+        match self {
+            // SAFETY: the peer, a thread of this process, accepted `from.len()` bytes at `addr` and keeps them alive and
+            // untouched until told.
+            Self::SameProcess => unsafe {
+                let to = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
+                to.copy_from_nonoverlapping(from.as_ptr(), from.len());
+                Ok(())
+            },
+            Self::Process(pid) => all_of(from.len(), |done| {
+                let local = libc::iovec { iov_base: from[done..].as_ptr() as *mut _, iov_len: from.len() - done };
+                let remote = libc::iovec { iov_base: (addr as usize + done) as *mut _, iov_len: local.iov_len };
+                // SAFETY: `local` is readable; the kernel checks `remote` against the peer's address space.
+                unsafe { libc::process_vm_writev(*pid as i32, &local, 1, &remote, 1, 0) }
+            }),
+            Self::Unavailable(reason) => Err(io::Error::new(io::ErrorKind::Unsupported, reason.clone())),
+        }
+    }
+}
+
+/// Repeats a partial copy until `len` bytes are done. The kernel moves at most 2 GiB less a page in one call, and fewer
+/// when it meets a page that is not there.
+fn all_of(len: usize, mut copy: impl FnMut(usize) -> isize) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        match copy(done) {
+            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the kernel copied nothing")),
+            moved if moved > 0 => done += moved as usize,
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel's copy limit of one call must not show.
+    #[test]
+    fn partial_copies_are_continued() {
+        let mut calls = Vec::new();
+        all_of(10, |done| {
+            calls.push(done);
+            4.min(10 - done as isize)
+        })
+        .unwrap();
+        assert_eq!(calls, [0, 4, 8]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no process_vm_readv")]
+    fn own_process_can_be_read_and_written() {
+        let pid = std::process::id();
+        let nonce = [3u64, 4];
+        let copy = probe(pid, nonce.as_ptr().expose_provenance() as u64, nonce);
+        assert_eq!(copy, SingleCopy::Process(pid));
+        let mut target = [0u8; 3];
+        copy.write(target.as_mut_ptr().expose_provenance() as u64, &[1, 2, 3]).unwrap();
+        assert_eq!(target, [1, 2, 3]);
+        let wrong = probe(pid, nonce.as_ptr().expose_provenance() as u64, [4, 4]);
+        assert!(matches!(wrong, SingleCopy::Unavailable(_)));
+        assert!(copy.read(8, &mut target).is_err(), "a bad address is an error, not a crash");
+    }
+}

@@ -1,0 +1,154 @@
+//! One handshake on one non-blocking socket: moves bytes between the stream and the state machine of [`super::proof`].
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+
+use super::proof::{CHUNK_BYTES_MAX, Call, Client, HandshakeError, JobKey, Purpose, Server, Step, random_bytes};
+use crate::Rank;
+use crate::fork::Guarded;
+
+enum Side {
+    Client(Client),
+    Server(Server),
+}
+
+/// A handshake under way.
+pub(crate) struct Conversation {
+    stream: Guarded<TcpStream>,
+    side: Side,
+    peer: SocketAddr,
+    deadline: Instant,
+    chunk: [u8; CHUNK_BYTES_MAX],
+    chunk_len: usize,
+    wanted: usize,
+    out: Vec<u8>,
+    done: Option<Call>,
+}
+
+/// A handshake's end: the stream, still non-blocking, with nothing read past the handshake.
+pub(crate) struct Met {
+    pub(crate) stream: Guarded<TcpStream>,
+    pub(crate) call: Call,
+}
+
+impl Conversation {
+    /// Answers whoever is at the other end of `stream`.
+    pub(crate) fn answer(
+        stream: Guarded<TcpStream>,
+        peer: SocketAddr,
+        key: &JobKey,
+        (purpose, me): (Purpose, Rank),
+        deadline: Instant,
+    ) -> Self {
+        let (server, step) = Server::start(key.clone(), purpose, me, random_bytes());
+        Self::new(stream, Side::Server(server), peer, deadline, step, Vec::new())
+    }
+
+    /// Calls over `stream`, which may still be connecting: then the first write fails or waits like any other.
+    pub(crate) fn call(
+        stream: Guarded<TcpStream>,
+        peer: SocketAddr,
+        key: &JobKey,
+        call: Call,
+        deadline: Instant,
+    ) -> Self {
+        let mut out = Vec::new();
+        let (client, step) = Client::start(key.clone(), call, random_bytes(), &mut out);
+        Self::new(stream, Side::Client(client), peer, deadline, step, out)
+    }
+
+    fn new(
+        stream: Guarded<TcpStream>,
+        side: Side,
+        peer: SocketAddr,
+        deadline: Instant,
+        step: Step,
+        out: Vec<u8>,
+    ) -> Self {
+        let Step::Read(wanted) = step else { unreachable!("a handshake takes more than one message") };
+        let chunk = [0; CHUNK_BYTES_MAX];
+        Conversation { stream, side, peer, deadline, chunk, chunk_len: 0, wanted, out, done: None }
+    }
+
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// What to wait for. A conversation with something to say does not listen.
+    pub(crate) fn interest(&self) -> PollFlags {
+        if self.out.is_empty() { PollFlags::IN } else { PollFlags::OUT }
+    }
+
+    /// Goes on as far as it can without blocking. `true`: done, [`Conversation::finish`] has the result.
+    pub(crate) fn advance(&mut self) -> Result<bool, HandshakeError> {
+        loop {
+            if !self.write()? {
+                return Ok(false);
+            }
+            if self.done.is_some() {
+                return Ok(true);
+            }
+            if !self.read()? {
+                return Ok(false);
+            }
+            let chunk = &self.chunk[..self.chunk_len];
+            let step = match &mut self.side {
+                Side::Client(client) => client.receive(chunk, &mut self.out),
+                Side::Server(server) => server.receive(chunk, &mut self.out),
+            };
+            self.chunk_len = 0;
+            match step {
+                Ok(Step::Read(wanted)) => self.wanted = wanted,
+                Ok(Step::Done(call)) => self.done = Some(call),
+                Err(error) => {
+                    // The reason, for an honest caller. It fits into an empty socket buffer; a stranger's full one
+                    // is not worth waiting for.
+                    let _ = self.write();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The stream and what was agreed, after `advance` said so.
+    pub(crate) fn finish(self) -> Met {
+        let call = self.done.expect("finish follows a successful advance");
+        Met { stream: self.stream, call }
+    }
+
+    fn write(&mut self) -> Result<bool, HandshakeError> {
+        while !self.out.is_empty() {
+            match (&*self.stream).write(&self.out) {
+                Ok(n) => drop(self.out.drain(..n)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(HandshakeError::Broken(e.to_string())),
+            }
+        }
+        Ok(true)
+    }
+
+    fn read(&mut self) -> Result<bool, HandshakeError> {
+        while self.chunk_len < self.wanted {
+            match (&*self.stream).read(&mut self.chunk[self.chunk_len..self.wanted]) {
+                Ok(0) => return Err(HandshakeError::Broken("the connection was closed".into())),
+                Ok(n) => self.chunk_len += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(HandshakeError::Broken(e.to_string())),
+            }
+        }
+        Ok(true)
+    }
+}

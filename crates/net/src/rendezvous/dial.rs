@@ -1,0 +1,166 @@
+//! The calling side: connects to one worker at any of its addresses, again and again until it is there.
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+
+use super::conversation::{Conversation, Met};
+use super::proof::{Call, HandshakeError, JobKey};
+use crate::fork::Guarded;
+
+/// How long one try may take, connecting and handshake together. Above the peer's pause when it is busy, below what
+/// makes trying the next address of a host feel stuck.
+const TRY_TIMEOUT: Duration = Duration::from_secs(5);
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// A refusal that will not change is believed after this long: at first it may come from a remnant of an earlier job.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(2);
+
+pub(crate) struct Dial {
+    addresses: Vec<SocketAddr>,
+    next: usize,
+    key: JobKey,
+    call: Call,
+    state: State,
+    pause: Duration,
+    refused_since: Option<Instant>,
+    last_error: String,
+}
+
+enum State {
+    Waiting { until: Instant },
+    Talking(Box<Conversation>),
+    Finished,
+}
+
+impl Dial {
+    pub(crate) fn new(addresses: Vec<SocketAddr>, key: JobKey, call: Call, now: Instant) -> Self {
+        Dial {
+            addresses,
+            next: 0,
+            key,
+            call,
+            state: State::Waiting { until: now },
+            pause: PAUSE_MIN,
+            refused_since: None,
+            last_error: "no address".into(),
+        }
+    }
+
+    /// Other addresses to try from the next try on, as name resolution finds them.
+    pub(crate) fn set_addresses(&mut self, addresses: Vec<SocketAddr>) {
+        self.addresses = addresses;
+    }
+
+    /// The last thing that went wrong.
+    pub(crate) fn last_error(&self) -> &str {
+        &self.last_error
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting { .. })
+    }
+
+    /// What to poll for, if anything.
+    pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
+        match &self.state {
+            State::Talking(c) => Some(PollFd::from_borrowed_fd(c.stream().as_fd(), c.interest())),
+            State::Waiting { .. } | State::Finished => None,
+        }
+    }
+
+    /// When to call `advance` at the latest.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Waiting { until } => Some(*until),
+            State::Talking(c) => Some(c.deadline()),
+            State::Finished => None,
+        }
+    }
+
+    /// Goes on. `ready` is the answer to `interest`, empty when there was none.
+    ///
+    /// # Errors
+    /// A refusal that trying again will not change.
+    pub(crate) fn advance(&mut self, now: Instant, ready: PollFlags) -> Result<Option<Met>, HandshakeError> {
+        match &mut self.state {
+            State::Finished => return Ok(None),
+            State::Waiting { until } => {
+                if now < *until || self.addresses.is_empty() {
+                    if now >= *until {
+                        self.retry(now);
+                    }
+                    return Ok(None);
+                }
+                let address = self.addresses[self.next % self.addresses.len()];
+                self.next += 1;
+                match connect(address) {
+                    Ok(stream) => {
+                        let deadline = now + TRY_TIMEOUT;
+                        let talk = Conversation::call(stream, address, &self.key, self.call, deadline);
+                        self.state = State::Talking(Box::new(talk));
+                    }
+                    Err(e) => {
+                        self.last_error = format!("{address}: {e}");
+                        self.retry(now);
+                    }
+                }
+                return Ok(None);
+            }
+            State::Talking(_) => {}
+        }
+        let State::Talking(mut talk) = std::mem::replace(&mut self.state, State::Finished) else { unreachable!() };
+        let outcome = if !ready.is_empty() {
+            talk.advance()
+        } else if now >= talk.deadline() {
+            Err(HandshakeError::Broken(format!("no answer within {} s", TRY_TIMEOUT.as_secs())))
+        } else {
+            Ok(false)
+        };
+        match outcome {
+            Ok(true) => Ok(Some(talk.finish())),
+            Ok(false) => {
+                self.state = State::Talking(talk);
+                Ok(None)
+            }
+            Err(error) => {
+                self.last_error = format!("{}: {error}", talk.peer());
+                if error.is_final() {
+                    let since = *self.refused_since.get_or_insert(now);
+                    if now - since >= REFUSAL_PATIENCE {
+                        return Err(error);
+                    }
+                } else {
+                    self.refused_since = None;
+                }
+                self.retry(now);
+                Ok(None)
+            }
+        }
+    }
+
+    fn retry(&mut self, now: Instant) {
+        // The other addresses of the host first, then a pause.
+        let another = self.addresses.len() > 1 && !self.next.is_multiple_of(self.addresses.len());
+        let until = if another { now } else { now + self.pause };
+        if !another {
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
+        }
+        self.state = State::Waiting { until };
+    }
+}
+
+/// Starts a connection without waiting for it.
+fn connect(address: SocketAddr) -> std::io::Result<Guarded<TcpStream>> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    let stream = Guarded::new(TcpStream::from(socket));
+    match rustix::net::connect(&stream, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(stream),
+        Err(e) => Err(e.into()),
+    }
+}

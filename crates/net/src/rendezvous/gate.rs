@@ -1,0 +1,141 @@
+//! The listening side: many handshakes at once, none of which can hold up another.
+//!
+//! Whoever connects gets [`HANDSHAKE_TIMEOUT`] and a few hundred bytes of memory. At most `pending_max` handshakes are
+//! open; one more pushes out the oldest. Honest workers try again when pushed out, so a flood delays them at most.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::conversation::{Conversation, Met};
+use super::proof::{JobKey, Purpose};
+use crate::Rank;
+use crate::fork::Guarded;
+
+/// How long one handshake may take.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections taken per round, so that a flood of them leaves time for the handshakes under way.
+const ACCEPTS_PER_ROUND: usize = 64;
+
+pub(crate) struct Gate {
+    listener: Guarded<TcpListener>,
+    key: JobKey,
+    expects: (Purpose, Rank),
+    pending: VecDeque<Conversation>,
+    pending_max: usize,
+    /// After an accept failed (out of descriptors), do not try again before this.
+    accept_after: Option<Instant>,
+    refused: u64,
+    last_refusal: Option<String>,
+}
+
+impl Gate {
+    /// Guards `listener`, which is made non-blocking, for calls of `purpose` to rank `me`.
+    pub(crate) fn new(listener: TcpListener, key: JobKey, purpose: Purpose, me: Rank, size: u32) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Gate {
+            listener: Guarded::new(listener),
+            key,
+            expects: (purpose, me),
+            pending: VecDeque::new(),
+            pending_max: 64 + 2 * size as usize,
+            accept_after: None,
+            refused: 0,
+            last_refusal: None,
+        })
+    }
+
+    /// Adds what to poll for; `advance` takes the answers in the same order.
+    pub(crate) fn interest<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        let flags = if self.accept_after.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), flags));
+        fds.extend(self.pending.iter().map(|c| PollFd::from_borrowed_fd(c.stream().as_fd(), c.interest())));
+    }
+
+    /// How many answers `advance` expects.
+    pub(crate) fn interest_len(&self) -> usize {
+        1 + self.pending.len()
+    }
+
+    /// Whether handshakes are under way.
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// When to call `advance` at the latest.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.pending.iter().map(Conversation::deadline).chain(self.accept_after).min()
+    }
+
+    /// Goes on with every handshake that `ready` says can go on, and returns those that ended well.
+    pub(crate) fn advance(&mut self, now: Instant, ready: &[PollFlags]) -> Vec<Met> {
+        let mut met = Vec::new();
+        for &flags in &ready[1..] {
+            let mut conversation = self.pending.pop_front().expect("one answer per pending handshake");
+            let outcome = if !flags.is_empty() {
+                conversation.advance().map_err(|e| e.to_string())
+            } else if now >= conversation.deadline() {
+                Err(format!("no proof within {} s", HANDSHAKE_TIMEOUT.as_secs()))
+            } else {
+                Ok(false)
+            };
+            match outcome {
+                Ok(true) => met.push(conversation.finish()),
+                Ok(false) => self.pending.push_back(conversation),
+                Err(reason) => self.refuse(conversation.peer(), reason),
+            }
+        }
+        if self.accept_after.is_some_and(|at| now >= at) {
+            self.accept_after = None;
+        }
+        if !ready[0].is_empty() {
+            self.accept(now);
+        }
+        met
+    }
+
+    /// What was refused, for an error message: honest workers with a wrong secret show up here.
+    pub(crate) fn refusals(&self) -> Option<String> {
+        let last = self.last_refusal.as_ref()?;
+        Some(format!("{} connection(s) refused, the last {last}", self.refused))
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS_PER_ROUND {
+            let (stream, peer) = match self.listener.accept() {
+                Ok(pair) => pair,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // The caller hung up before we looked.
+                Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => continue,
+                Err(e) => {
+                    tracing::warn!("cannot accept connections: {e}");
+                    self.accept_after = Some(now + Duration::from_millis(100));
+                    return;
+                }
+            };
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.pending.len() >= self.pending_max {
+                let oldest = self.pending.pop_front().expect("pending_max is not zero");
+                self.refuse(oldest.peer(), "too many connections without proof".into());
+            }
+            let deadline = now + HANDSHAKE_TIMEOUT;
+            self.pending.push_back(Conversation::answer(Guarded::new(stream), peer, &self.key, self.expects, deadline));
+        }
+    }
+
+    fn refuse(&mut self, peer: SocketAddr, reason: String) {
+        self.refused += 1;
+        // A scanner must not fill the log: every refusal at first, then each power of two.
+        if self.refused <= 16 || self.refused.is_power_of_two() {
+            tracing::warn!("refused a connection from {peer}: {reason} ({} refused so far)", self.refused);
+        }
+        self.last_refusal = Some(format!("from {peer}: {reason}"));
+    }
+}

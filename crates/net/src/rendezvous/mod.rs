@@ -1,0 +1,407 @@
+//! Joining a job: every worker finds rank 0, both prove that they know the job's secret, and a [`Control`] comes out.
+//!
+//! Rank 0 listens, the others connect again and again until the timeout. Strangers, port scans, garbage and wrong
+//! secrets are refused, logged and harmless ([`gate`]). What goes wrong for one worker is told to all that have come,
+//! so that every error names the same culprit.
+//!
+//! | module         | what                                                        |
+//! |----------------|-------------------------------------------------------------|
+//! | `proof`        | the handshake as a state machine                            |
+//! | `conversation` | one handshake on one socket                                 |
+//! | `gate`, `dial` | many handshakes: called, calling                            |
+//! | `launch`       | from what a launcher said to a joined job, by way of:       |
+//! | `same_host`    | a socket named after the job                                |
+//! | `pmix`, `pmi1` | the launcher's own key-value store                          |
+
+pub(crate) mod conversation;
+pub(crate) mod dial;
+pub(crate) mod gate;
+mod launch;
+mod pmi1;
+mod pmix;
+pub(crate) mod proof;
+mod same_host;
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::sockopt;
+
+use crate::control::wire::{Kind, Link};
+use crate::control::{Control, ControlError, Inner, exchange};
+use crate::environment::EnvironmentError;
+use crate::threads::{poll_until, sleep};
+use crate::{FAILURE_TIMEOUT, Rank};
+use conversation::Met;
+use dial::Dial;
+use gate::Gate;
+pub use launch::{join_from_environment, join_launched};
+pub(crate) use proof::random_bytes;
+use proof::{Call, Purpose};
+pub use proof::{JobKey, PROTOCOL, Secret};
+
+/// How long workers wait for each other, unless told otherwise (`TIDEMILL_JOIN_TIMEOUT`, in seconds).
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long the others wait for rank 0's verdict after it has given up itself.
+const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long rank 0 waits for latecomers, to tell them why the job does not start.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long rank 0 tries to bind a port that is in use: by the end of an earlier job, or for a moment by a worker that
+/// connected to itself while trying to reach rank 0.
+const BIND_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long name resolution is trusted before it is asked again: in a new cluster names appear late.
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What a worker must know to join its job.
+#[derive(Debug)]
+pub struct JoinConfig {
+    /// This worker's number.
+    pub rank: Rank,
+    /// How many workers the job has.
+    pub size: u32,
+    /// The job's name; workers of different jobs refuse each other.
+    pub job: String,
+    /// What only workers of this job know.
+    pub secret: Secret,
+    /// Where rank 0 listens, `host:port`; the others try several, separated by commas, in turn.
+    pub root: String,
+    /// On rank 0: the listening socket, when who started the job has bound it already.
+    pub listener: Option<OwnedFd>,
+    /// How long to wait for the others.
+    pub timeout: Duration,
+    /// Silence after which a worker counts as lost.
+    pub failure_timeout: Duration,
+}
+
+impl JoinConfig {
+    /// A configuration with default timeouts.
+    pub fn new(rank: Rank, size: u32, job: &str, secret: Secret, root: &str) -> Self {
+        JoinConfig {
+            rank,
+            size,
+            job: job.into(),
+            secret,
+            root: root.into(),
+            listener: None,
+            timeout: JOIN_TIMEOUT,
+            failure_timeout: FAILURE_TIMEOUT,
+        }
+    }
+}
+
+/// Why a worker did not join its job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The rank is outside of the job.
+    #[error("rank {rank} is outside of a job of {size} worker(s)")]
+    RankOutOfRange {
+        /// The rank.
+        rank: Rank,
+        /// The job's size.
+        size: u32,
+    },
+    /// Rank 0 cannot listen where it should.
+    #[error("rank 0 cannot listen on {root}: {reason}")]
+    Listen {
+        /// Where.
+        root: String,
+        /// Why not.
+        reason: String,
+    },
+    /// On rank 0: workers did not come in time.
+    #[error("worker(s) {} did not join within {waited_s} s{}", crate::control::ranks(missing), hint.as_ref().map(|h| format!(" ({h})")).unwrap_or_default())]
+    Missing {
+        /// Who.
+        missing: Vec<Rank>,
+        /// How long this worker waited, in seconds.
+        waited_s: u64,
+        /// What was refused meanwhile.
+        hint: Option<String>,
+    },
+    /// On the others: rank 0 cannot be reached.
+    #[error("worker 0 (rank 0) was not reached at {root} within {waited_s} s; last try: {last}")]
+    NoRoot {
+        /// Where it should be.
+        root: String,
+        /// How long this worker tried, in seconds.
+        waited_s: u64,
+        /// The last error.
+        last: String,
+    },
+    /// Refused by rank 0, or rank 0 could not be believed.
+    #[error("rank 0 at {root} and this worker refuse each other: {reason}")]
+    Refused {
+        /// Where.
+        root: String,
+        /// Why.
+        reason: String,
+    },
+    /// Workers disagree about the job; the same text on every worker.
+    #[error("{0}")]
+    Disagreement(String),
+    /// The environment makes no sense.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// The workers could not meet by what the launcher offers.
+    #[error("started by {launcher}, but the workers cannot meet: {reason}")]
+    Bootstrap {
+        /// Who started this worker.
+        launcher: String,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The control plane failed.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The operating system refused something.
+    #[error("joining the job: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// Joins the job: returns when all its workers have.
+///
+/// # Errors
+/// See [`JoinError`]; within `config.timeout` and a few seconds.
+pub fn join(config: JoinConfig) -> Result<Control, JoinError> {
+    if config.rank.0 >= config.size {
+        return Err(JoinError::RankOutOfRange { rank: config.rank, size: config.size });
+    }
+    let key = JobKey::new(&config.secret, &config.job);
+    let inner = match (config.size, config.rank.0) {
+        (1, _) => Inner::Solo,
+        (_, 0) => Inner::Hub(host(&config, &key)?),
+        _ => Inner::Leaf(knock(&config, &key)?),
+    };
+    Ok(Control::new(config.rank, config.size, config.failure_timeout, key, inner))
+}
+
+/// Rank 0: lets the others in. Returns their links by rank, from 1.
+fn host(config: &JoinConfig, key: &JobKey) -> Result<Vec<Link>, JoinError> {
+    let deadline = Instant::now() + config.timeout;
+    let listener = match &config.listener {
+        Some(fd) => TcpListener::from(fd.try_clone()?),
+        None => bind(&config.root)?,
+    };
+    let mut gate = Gate::new(listener, key.clone(), Purpose::Join, Rank(0), config.size)?;
+    let mut links: Vec<Option<Link>> = Vec::new();
+    links.resize_with(config.size as usize - 1, || None);
+    let outcome = admit_all(config, &mut gate, &mut links, deadline);
+    if let Err(error) = outcome {
+        refuse_all(&mut gate, links, &error.to_string());
+        return Err(error);
+    }
+    let mut present: Vec<Link> = links.into_iter().flatten().collect();
+    for link in &mut present {
+        link.queue(Kind::Welcome, Rank(0), &[]);
+    }
+    exchange::flush_all(&mut present, deadline.max(Instant::now() + VERDICT_PATIENCE));
+    Ok(present)
+}
+
+/// Tells everybody why the job does not start, also those who come a little later: they would try to reach this worker
+/// until their time is up.
+fn refuse_all(gate: &mut Gate, mut links: Vec<Option<Link>>, reason: &str) {
+    let until = Instant::now() + REFUSAL_PATIENCE;
+    let refuse = |link: &mut Link| exchange::tell(std::slice::from_mut(link), Kind::Failed, Rank(0), reason.as_bytes());
+    links.iter_mut().flatten().for_each(refuse);
+    while links.iter().any(Option::is_none) || gate.has_pending() {
+        let mut fds = Vec::new();
+        gate.interest(&mut fds);
+        let polled = poll_until(&mut fds, gate.next_deadline().map_or(until, |at| at.min(until)));
+        let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        let now = Instant::now();
+        for met in gate.advance(now, &ready) {
+            let rank = met.call.from;
+            let mut link = Link::new(met.stream);
+            refuse(&mut link);
+            // Whom this was is known; a closed link would do as well, an open one keeps the news from being cut off.
+            if let Some(slot) = rank.0.checked_sub(1).and_then(|index| links.get_mut(index as usize)) {
+                *slot = Some(link);
+            }
+        }
+        if polled.is_err() || now >= until {
+            return;
+        }
+    }
+}
+
+fn admit_all(
+    config: &JoinConfig,
+    gate: &mut Gate,
+    links: &mut [Option<Link>],
+    deadline: Instant,
+) -> Result<(), JoinError> {
+    while links.iter().any(Option::is_none) {
+        let until = gate.next_deadline().map_or(deadline, |at| at.min(deadline));
+        let mut fds = Vec::new();
+        gate.interest(&mut fds);
+        let gate_len = gate.interest_len();
+        fds.extend(links.iter().flatten().map(|link| PollFd::new(link, PollFlags::IN)));
+        poll_until(&mut fds, until)?;
+        let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        let now = Instant::now();
+
+        // A worker that ended while it waited may come again, started anew by its launcher.
+        let mut ready_links = ready[gate_len..].iter();
+        for (slot, rank) in links.iter_mut().zip(1..) {
+            let Some(link) = slot else { continue };
+            if ready_links.next().is_some_and(|flags| !flags.is_empty())
+                && let Err(reason) = link.receive()
+            {
+                tracing::warn!("worker {rank} is gone before the job started: {reason}");
+                *slot = None;
+            }
+        }
+        // One that is wrong does not keep out those who came with it: they are to be told.
+        let admitted = gate.advance(now, &ready[..gate_len]).into_iter().map(|met| admit(config, links, met));
+        admitted.fold(Ok(()), Result::and)?;
+        if now >= deadline && links.iter().any(Option::is_none) {
+            let missing =
+                links.iter().zip(1..).filter(|(slot, _)| slot.is_none()).map(|(_, rank)| Rank(rank)).collect();
+            return Err(JoinError::Missing { missing, waited_s: config.timeout.as_secs(), hint: gate.refusals() });
+        }
+    }
+    Ok(())
+}
+
+/// Takes in a worker that has proved to be one of ours. It may still be a mistake of the launcher's.
+fn admit(config: &JoinConfig, links: &mut [Option<Link>], met: Met) -> Result<(), JoinError> {
+    let Call { from, size, .. } = met.call;
+    let peer = met.stream.peer_addr().map_or_else(|_| "an unknown address".into(), |a| a.to_string());
+    let wrong = if size != config.size {
+        Some(format!(
+            "worker {from} at {peer} was told that the job has {size} worker(s), rank 0 that it has {}; \
+             start all workers with one launcher call and one size",
+            config.size
+        ))
+    } else if from.0 == 0 || from.0 >= config.size {
+        Some(format!("a worker at {peer} calls itself rank {from} in a job of {size} workers with a rank 0"))
+    } else if links[from.index() - 1].is_some() {
+        let first = links[from.index() - 1].as_ref().and_then(|link| link.stream().peer_addr().ok());
+        let first = first.map_or_else(|| "another".into(), |a| a.to_string());
+        Some(format!(
+            "two workers call themselves rank {from}: one at {first}, one at {peer}; \
+             give every worker its own rank (is an environment from an earlier job exported?)"
+        ))
+    } else {
+        None
+    };
+    let mut link = Link::new(met.stream);
+    if let Some(text) = wrong {
+        exchange::tell(std::slice::from_mut(&mut link), Kind::Failed, Rank(0), text.as_bytes());
+        if let Some(slot) = from.0.checked_sub(1).and_then(|index| links.get_mut(index as usize)) {
+            slot.get_or_insert(link);
+        }
+        return Err(JoinError::Disagreement(text));
+    }
+    tune(&link)?;
+    links[from.index() - 1] = Some(link);
+    Ok(())
+}
+
+/// The others: finds rank 0 and waits for its word.
+fn knock(config: &JoinConfig, key: &JobKey) -> Result<Link, JoinError> {
+    let start = Instant::now();
+    let deadline = start + config.timeout;
+    let call = Call { purpose: Purpose::Join, from: config.rank, to: Rank(0), size: config.size };
+    let mut dial = Dial::new(Vec::new(), key.clone(), call, start);
+    let mut resolve_at = start;
+    let mut resolve_error = None;
+    let met = loop {
+        let now = Instant::now();
+        if dial.is_waiting() && now >= resolve_at {
+            resolve_at = now + RESOLVE_INTERVAL;
+            match resolve(&config.root) {
+                Ok(addresses) => {
+                    resolve_error = None;
+                    dial.set_addresses(addresses);
+                }
+                Err(e) => resolve_error = Some(e.to_string()),
+            }
+        }
+        let until = dial.next_deadline().map_or(deadline, |at| at.min(deadline));
+        let mut fds: Vec<_> = dial.interest().into_iter().collect();
+        poll_until(&mut fds, until)?;
+        let ready = fds.first().map_or(PollFlags::empty(), PollFd::revents);
+        let now = Instant::now();
+        match dial.advance(now, ready) {
+            Ok(Some(met)) => break met,
+            Ok(None) => {}
+            Err(error) => return Err(JoinError::Refused { root: config.root.clone(), reason: error.to_string() }),
+        }
+        if now >= deadline {
+            let last = resolve_error.unwrap_or_else(|| dial.last_error().to_string());
+            return Err(JoinError::NoRoot { root: config.root.clone(), waited_s: config.timeout.as_secs(), last });
+        }
+    };
+    let mut link = Link::new(met.stream);
+    tune(&link)?;
+    match exchange::await_hub(&mut link, deadline + VERDICT_PATIENCE, config.timeout) {
+        Ok(message) if message.kind == Kind::Welcome => Ok(link),
+        Ok(message) => {
+            let reason = format!("it sent {:?} where a welcome was due", message.kind);
+            Err(ControlError::Lost { rank: Rank(0), reason }.into())
+        }
+        Err(ControlError::Failed { reason }) => Err(JoinError::Disagreement(reason)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// All addresses of a list of `host:port`. An error only if there is none.
+fn resolve(root: &str) -> std::io::Result<Vec<SocketAddr>> {
+    let mut addresses = Vec::new();
+    let mut error = None;
+    for part in root.split(',') {
+        match part.trim().to_socket_addrs() {
+            Ok(found) => addresses.extend(found),
+            Err(e) => error = Some(e),
+        }
+    }
+    match error {
+        Some(error) if addresses.is_empty() => Err(error),
+        _ => Ok(addresses),
+    }
+}
+
+/// Rank 0's listening socket at `root`; a name that is not this host's is an error of its own.
+fn bind(root: &str) -> Result<TcpListener, JoinError> {
+    let fail = |reason: String| JoinError::Listen { root: root.into(), reason };
+    let start = Instant::now();
+    loop {
+        let addresses: Vec<SocketAddr> = resolve(root).map_err(|e| fail(e.to_string()))?;
+        let error = match TcpListener::bind(&addresses[..]) {
+            Ok(listener) => return Ok(listener),
+            Err(e) => e,
+        };
+        let in_use = error.kind() == std::io::ErrorKind::AddrInUse;
+        if in_use && start.elapsed() < BIND_PATIENCE {
+            sleep(Duration::from_millis(50))?;
+            continue;
+        }
+        return Err(fail(match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "the port is in use; is another rank 0 of this job or an earlier job running? Choose another port"
+                    .into()
+            }
+            std::io::ErrorKind::AddrNotAvailable => {
+                "this is not an address of this host; rank 0 must run on the host that the address names".into()
+            }
+            _ => error.to_string(),
+        }));
+    }
+}
+
+/// Settings of a control link: small messages go out at once, and a host that vanished is noticed by the kernel too.
+fn tune(link: &Link) -> Result<(), JoinError> {
+    let fd = link.as_fd();
+    sockopt::set_tcp_nodelay(fd, true).map_err(std::io::Error::from)?;
+    sockopt::set_socket_keepalive(fd, true).map_err(std::io::Error::from)?;
+    Ok(())
+}

@@ -1,0 +1,347 @@
+//! The handshake that opens every connection of a job: a mutual challenge with HMAC-SHA256 under the job's secret.
+//!
+//! A state machine without sockets or clocks: bytes in, bytes out, so that it can be fuzzed and replayed.
+//!
+//! ```text
+//! client                                                       server
+//!   hello:   magic protocol purpose from to size nonce  ---->
+//!                                   <----  challenge: magic protocol code nonce
+//!   proof:   HMAC(key, "client" transcript)             ---->
+//!                                   <----  verdict:   code HMAC(key, "server" transcript)
+//! ```
+//!
+//! The server proves nothing before the client has, fresh nonces of both sides make a recorded conversation worthless,
+//! and the two labels keep one side's proof from being reflected as the other's. Each message has a fixed length, so an
+//! unproven peer costs at most [`CHUNK_BYTES_MAX`] bytes of memory. Nothing after the handshake is encrypted.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use crate::Rank;
+
+/// Number of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
+pub const PROTOCOL: u16 = 1;
+
+const MAGIC: [u8; 8] = *b"TIDEMILL";
+const PREFIX_BYTES: usize = 12;
+const HELLO_BYTES: usize = PREFIX_BYTES + 12 + NONCE_BYTES;
+const CHALLENGE_BYTES: usize = PREFIX_BYTES + NONCE_BYTES;
+const MAC_BYTES: usize = 32;
+const VERDICT_BYTES: usize = 4 + MAC_BYTES;
+const NONCE_BYTES: usize = 32;
+
+/// Longest piece that either side reads at once.
+pub(crate) const CHUNK_BYTES_MAX: usize = HELLO_BYTES;
+
+pub(crate) type Nonce = [u8; NONCE_BYTES];
+
+/// What the workers of one job know and nobody else: 32 random bytes, made by who starts the job.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// A fresh one from the operating system.
+    ///
+    /// # Panics
+    /// When the operating system has no randomness, which on Linux does not happen after boot.
+    pub fn random() -> Self {
+        Secret(random_bytes())
+    }
+
+    /// From the 64 hexadecimal digits of `TIDEMILL_SECRET`.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let text = text.as_bytes();
+        if text.len() != 64 {
+            return None;
+        }
+        let digit = |c: u8| (c as char).to_digit(16).map(|d| d as u8);
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        Some(Secret(bytes))
+    }
+
+    /// As 64 hexadecimal digits, for the environment of a worker. Keep it out of logs and command lines.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// A secret that everybody can work out who knows `text`. Only for launchers that share nothing better; whoever
+    /// uses it must say so to the user.
+    pub(crate) fn from_public(text: &str) -> Self {
+        use sha2::Digest;
+        Secret(Sha256::digest(format!("tidemill public {text}")).into())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    bytes
+}
+
+/// The secret and the job's name made one: workers of two jobs with one secret still refuse each other.
+#[derive(Clone)]
+pub struct JobKey(Hmac<Sha256>);
+
+impl fmt::Debug for JobKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JobKey(..)")
+    }
+}
+
+impl JobKey {
+    /// The key of the job called `job` with `secret`.
+    pub fn new(secret: &Secret, job: &str) -> Self {
+        let mut outer = Hmac::<Sha256>::new_from_slice(&secret.0).expect("HMAC takes keys of any length");
+        outer.update(b"tidemill job ");
+        outer.update(job.as_bytes());
+        let inner = outer.finalize().into_bytes();
+        JobKey(Hmac::new_from_slice(&inner).expect("HMAC takes keys of any length"))
+    }
+
+    fn prove(&self, label: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
+        let mut mac = self.0.clone();
+        mac.update(label);
+        mac.update(transcript);
+        mac
+    }
+}
+
+/// What a connection is for.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A worker joins the job at rank 0; the connection becomes its control link.
+    Join = 1,
+    /// Two workers exchange frames.
+    Frames = 2,
+}
+
+/// Who calls whom and why, as the client claims and its proof confirms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) purpose: Purpose,
+    pub(crate) from: Rank,
+    pub(crate) to: Rank,
+    pub(crate) size: u32,
+}
+
+/// Why a handshake came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum HandshakeError {
+    #[error("the other side does not speak Tidemill's protocol")]
+    Stranger,
+    #[error(
+        "the other side runs another version of Tidemill (wire protocol {theirs}, here {PROTOCOL}); install one version on every host"
+    )]
+    Protocol { theirs: u16 },
+    #[error(
+        "the secret or the job's name differs; give every worker the same TIDEMILL_SECRET and TIDEMILL_JOB (`tidemill run` does)"
+    )]
+    Secret,
+    #[error("the other side expected somebody else to call here")]
+    NotExpected,
+    #[error("the other side's proof is wrong: it does not know the job's secret")]
+    Impostor,
+    #[error("{0}")]
+    Broken(String),
+}
+
+impl HandshakeError {
+    /// Whether another try could go better: the peer may have been a remnant of an earlier job on this port, or busy.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, HandshakeError::Protocol { .. } | HandshakeError::Secret)
+    }
+}
+
+/// The server's answers, on the wire.
+mod code {
+    pub(super) const WELCOME: u8 = 0;
+    pub(super) const OTHER_PROTOCOL: u8 = 1;
+    pub(super) const WRONG_SECRET: u8 = 2;
+    pub(super) const NOT_EXPECTED: u8 = 3;
+}
+
+/// What the driver does next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Send what was put out, then read exactly this many bytes.
+    Read(usize),
+    /// Send what was put out; then the connection belongs to the caller.
+    Done(Call),
+}
+
+/// The calling side.
+pub(crate) struct Client {
+    key: JobKey,
+    call: Call,
+    transcript: Vec<u8>,
+    state: ClientState,
+}
+
+enum ClientState {
+    Prefix,
+    Nonce,
+    Verdict,
+}
+
+impl Client {
+    /// Starts a call and puts out the hello.
+    pub(crate) fn start(key: JobKey, call: Call, nonce: Nonce, out: &mut Vec<u8>) -> (Self, Step) {
+        let mut hello = Vec::with_capacity(HELLO_BYTES + CHALLENGE_BYTES);
+        hello.extend_from_slice(&prefix(FROM_CLIENT, call.purpose as u8));
+        for number in [call.from.0, call.to.0, call.size] {
+            hello.extend_from_slice(&number.to_le_bytes());
+        }
+        hello.extend_from_slice(&nonce);
+        debug_assert_eq!(hello.len(), HELLO_BYTES);
+        out.extend_from_slice(&hello);
+        (Client { key, call, transcript: hello, state: ClientState::Prefix }, Step::Read(PREFIX_BYTES))
+    }
+
+    /// Takes the bytes last asked for.
+    pub(crate) fn receive(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<Step, HandshakeError> {
+        match self.state {
+            ClientState::Prefix => {
+                let (theirs, verdict) = parse_prefix(FROM_SERVER, chunk)?;
+                if theirs != PROTOCOL || verdict == code::OTHER_PROTOCOL {
+                    return Err(HandshakeError::Protocol { theirs });
+                }
+                self.transcript.extend_from_slice(chunk);
+                self.state = ClientState::Nonce;
+                Ok(Step::Read(NONCE_BYTES))
+            }
+            ClientState::Nonce => {
+                self.transcript.extend_from_slice(chunk);
+                let proof = self.key.prove(b"client", &self.transcript).finalize().into_bytes();
+                out.extend_from_slice(&proof);
+                self.state = ClientState::Verdict;
+                Ok(Step::Read(VERDICT_BYTES))
+            }
+            ClientState::Verdict => {
+                let (verdict, proof) = chunk.split_at(4);
+                match verdict[0] {
+                    code::WELCOME => {}
+                    code::WRONG_SECRET => return Err(HandshakeError::Secret),
+                    code::NOT_EXPECTED => return Err(HandshakeError::NotExpected),
+                    _ => return Err(HandshakeError::Stranger),
+                }
+                let expected = self.key.prove(b"server", &self.transcript);
+                expected.verify_slice(proof).map_err(|_| HandshakeError::Impostor)?;
+                Ok(Step::Done(self.call))
+            }
+        }
+    }
+}
+
+/// The called side.
+pub(crate) struct Server {
+    key: JobKey,
+    purpose: Purpose,
+    me: Rank,
+    nonce: Nonce,
+    transcript: Vec<u8>,
+    call: Option<Call>,
+    state: ServerState,
+}
+
+enum ServerState {
+    Prefix,
+    Hello,
+    Proof,
+}
+
+impl Server {
+    /// Waits for a caller who wants `purpose` of rank `me`.
+    pub(crate) fn start(key: JobKey, purpose: Purpose, me: Rank, nonce: Nonce) -> (Self, Step) {
+        let transcript = Vec::with_capacity(HELLO_BYTES + CHALLENGE_BYTES);
+        let server = Server { key, purpose, me, nonce, transcript, call: None, state: ServerState::Prefix };
+        (server, Step::Read(PREFIX_BYTES))
+    }
+
+    /// Takes the bytes last asked for. On an error `out` may hold a last message that tells an honest caller why.
+    pub(crate) fn receive(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<Step, HandshakeError> {
+        match self.state {
+            ServerState::Prefix => {
+                let (theirs, _) = parse_prefix(FROM_CLIENT, chunk)?;
+                if theirs != PROTOCOL {
+                    out.extend_from_slice(&prefix(FROM_SERVER, code::OTHER_PROTOCOL));
+                    return Err(HandshakeError::Protocol { theirs });
+                }
+                self.transcript.extend_from_slice(chunk);
+                self.state = ServerState::Hello;
+                Ok(Step::Read(HELLO_BYTES - PREFIX_BYTES))
+            }
+            ServerState::Hello => {
+                self.transcript.extend_from_slice(chunk);
+                let number = |at: usize| u32::from_le_bytes(chunk[at..at + 4].try_into().expect("four bytes"));
+                let purpose = match self.transcript[10] {
+                    1 => Purpose::Join,
+                    2 => Purpose::Frames,
+                    _ => return Err(HandshakeError::Stranger),
+                };
+                self.call = Some(Call { purpose, from: Rank(number(0)), to: Rank(number(4)), size: number(8) });
+                let at = self.transcript.len();
+                self.transcript.extend_from_slice(&prefix(FROM_SERVER, code::WELCOME));
+                self.transcript.extend_from_slice(&self.nonce);
+                out.extend_from_slice(&self.transcript[at..]);
+                self.state = ServerState::Proof;
+                Ok(Step::Read(MAC_BYTES))
+            }
+            ServerState::Proof => {
+                let call = self.call.expect("a proof follows a hello");
+                let expected = self.key.prove(b"client", &self.transcript);
+                if expected.verify_slice(chunk).is_err() {
+                    out.extend_from_slice(&verdict(code::WRONG_SECRET, &[0; MAC_BYTES]));
+                    return Err(HandshakeError::Secret);
+                }
+                if call.purpose != self.purpose || call.to != self.me {
+                    out.extend_from_slice(&verdict(code::NOT_EXPECTED, &[0; MAC_BYTES]));
+                    return Err(HandshakeError::NotExpected);
+                }
+                let proof = self.key.prove(b"server", &self.transcript).finalize().into_bytes();
+                out.extend_from_slice(&verdict(code::WELCOME, &proof));
+                Ok(Step::Done(call))
+            }
+        }
+    }
+}
+
+/// Who says it. A client that connects to a free port in the ephemeral range may reach itself, and must not take its own
+/// hello for a challenge.
+const FROM_CLIENT: u8 = 1;
+const FROM_SERVER: u8 = 2;
+
+fn prefix(side: u8, last: u8) -> [u8; PREFIX_BYTES] {
+    let mut bytes = [0; PREFIX_BYTES];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..10].copy_from_slice(&PROTOCOL.to_le_bytes());
+    bytes[10] = last;
+    bytes[11] = side;
+    bytes
+}
+
+fn parse_prefix(side: u8, chunk: &[u8]) -> Result<(u16, u8), HandshakeError> {
+    if chunk[..8] != MAGIC || chunk[11] != side {
+        return Err(HandshakeError::Stranger);
+    }
+    Ok((u16::from_le_bytes([chunk[8], chunk[9]]), chunk[10]))
+}
+
+fn verdict(code: u8, proof: &[u8]) -> [u8; VERDICT_BYTES] {
+    let mut bytes = [0; VERDICT_BYTES];
+    bytes[0] = code;
+    bytes[4..].copy_from_slice(proof);
+    bytes
+}

@@ -1,0 +1,135 @@
+//! Meeting on one host without a launcher's help: rank 0 listens on an abstract unix socket named after the job, and
+//! hands its address and a fresh secret to processes of its own user.
+//!
+//! An abstract socket vanishes with its process, however that ends: nothing is left behind and nothing can be stale. The
+//! kernel tells each side the other's user, so neither a wiretap nor a squatter on the name learns or says anything.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use sha2::{Digest, Sha256};
+
+use crate::fork::Guarded;
+use crate::threads::{poll_until, sleep, spawn_native};
+
+/// Longest card: a few addresses and a secret.
+const CARD_BYTES_MAX: u64 = 4096;
+
+/// How long either side waits for the other on a connection between two processes of one host.
+const TALK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often the server looks whether it shall end.
+const ROUND: Duration = Duration::from_millis(20);
+
+fn address(job: &str) -> io::Result<SocketAddr> {
+    let user = rustix::process::getuid().as_raw();
+    let digest = Sha256::digest(job.as_bytes());
+    let digest: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    SocketAddr::from_abstract_name(format!("tidemill/{user}/{digest}"))
+}
+
+/// Whether the process at the other end runs as the same user.
+fn is_ours(stream: &UnixStream) -> bool {
+    let peer = rustix::net::sockopt::socket_peercred(stream);
+    peer.is_ok_and(|peer| peer.uid == rustix::process::getuid())
+}
+
+/// The process at the other end of a unix socket: one for all workers that a launcher started on this host.
+pub(super) fn witness(fd: BorrowedFd<'_>) -> Option<i32> {
+    let peer = rustix::net::sockopt::socket_peercred(fd).ok()?;
+    Some(peer.pid.as_raw_nonzero().get())
+}
+
+/// Rank 0's side: hands out a card until dropped.
+pub(super) struct Server {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves `card` to this user's processes that know the job's name.
+    pub(super) fn start(job: &str, card: String) -> io::Result<Server> {
+        let listener = Guarded::new(UnixListener::bind_addr(&address(job)?)?);
+        listener.set_nonblocking(true)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let serve = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let mut fds = [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
+                if !poll_until(&mut fds, Instant::now() + ROUND).unwrap_or(false) {
+                    continue;
+                }
+                let Ok((mut stream, _)) = listener.accept() else { continue };
+                if !is_ours(&stream) {
+                    tracing::warn!("refused a process of another user at the meeting point of this job");
+                    continue;
+                }
+                // A card fits into an empty socket's buffer, so nobody can hold the others up.
+                let _ = stream.set_nonblocking(true).and_then(|()| stream.write_all(card.as_bytes()));
+            }
+        };
+        let thread = spawn_native("tidemill-meet".into(), serve)?;
+        Ok(Server { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The others' side: fetches the card, as soon as rank 0 is there.
+pub(super) fn fetch(job: &str, deadline: Instant) -> Result<String, String> {
+    let mut pause = Duration::from_millis(2);
+    loop {
+        let error = match try_fetch(job) {
+            Ok(card) => return Ok(card),
+            Err(e) => e,
+        };
+        if Instant::now() + pause >= deadline {
+            return Err(error.to_string());
+        }
+        sleep(pause).map_err(|e| e.to_string())?;
+        pause = (pause * 2).min(Duration::from_millis(100));
+    }
+}
+
+fn try_fetch(job: &str) -> io::Result<String> {
+    let stream = UnixStream::connect_addr(&address(job)?)?;
+    if !is_ours(&stream) {
+        return Err(io::Error::other("another user's process listens at the meeting point of this job"));
+    }
+    stream.set_read_timeout(Some(TALK_TIMEOUT))?;
+    let mut card = String::new();
+    stream.take(CARD_BYTES_MAX).read_to_string(&mut card)?;
+    if card.ends_with('\n') { Ok(card) } else { Err(io::Error::other("rank 0 was interrupted")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_is_fetched_while_it_is_served_and_two_rank_0_exclude_each_other() {
+        let job = format!("test {}", std::process::id());
+        let soon = || Instant::now() + Duration::from_millis(50);
+        assert!(fetch(&job, soon()).is_err());
+        let server = Server::start(&job, "127.0.0.1:1 secret\n".into()).unwrap();
+        assert_eq!(fetch(&job, Instant::now() + TALK_TIMEOUT).unwrap(), "127.0.0.1:1 secret\n");
+        assert!(Server::start(&job, String::new()).is_err(), "a second rank 0 of one job");
+        drop(server);
+        assert!(fetch(&job, soon()).is_err(), "the name outlived the server");
+        drop(Server::start(&job, String::new()).unwrap());
+    }
+}

@@ -1,0 +1,126 @@
+//! Frames out of a stream of bytes: short ones are put together in a buffer, long ones go straight into place.
+//!
+//! Apart from the socket, so that it can be fed any bytes in any pieces.
+
+use super::FRAME_BYTES_MAX;
+use crate::{HEADER_BYTES, Header, Rank, Sink};
+
+/// Bytes received at once, so that many small frames cost one system call.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// A frame with at most this much payload is put together in the buffer and delivered whole; of a longer one that has
+/// arrived in part, the rest is read straight into place.
+const WHOLE_BYTES_MAX: usize = 8 << 10;
+
+/// Behind the rest of a long payload, only this much is read into the buffer: what follows is most likely the header of
+/// the next piece, and its payload shall go straight into place too.
+const BEHIND_BYTES: usize = 4 << 10;
+
+/// The receiving half of a connection.
+pub(crate) struct Assembly {
+    peer: Rank,
+    buffer: Box<[u8]>,
+    /// The part of `buffer` that has arrived and is not delivered.
+    start: usize,
+    end: usize,
+    placing: Option<Placing>,
+}
+
+/// A frame whose payload goes straight into place. Invariant: `filled < header.len`, and the `header.len` bytes at `at`
+/// are writable until `landed`, as [`Sink::begin`] promises.
+struct Placing {
+    header: Header,
+    at: *mut u8,
+    filled: usize,
+}
+
+// SAFETY: `at` is memory that the sink lends to the transport, not to a thread; it is used by `&mut self` only.
+unsafe impl Send for Placing {}
+
+/// Where the next bytes go, in this order: `first`, then `second`, which may be empty. The memory is the assembly's own
+/// or lent by the sink, writable until the next `arrived`, and the two do not overlap.
+pub(crate) struct Room {
+    pub(crate) first: (*mut u8, usize),
+    pub(crate) second: (*mut u8, usize),
+}
+
+impl Assembly {
+    pub(crate) fn new(peer: Rank) -> Self {
+        let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
+        Assembly { peer, buffer, start: 0, end: 0, placing: None }
+    }
+
+    /// Whether a frame has arrived in part.
+    pub(crate) fn is_within_frame(&self) -> bool {
+        self.placing.is_some() || self.start < self.end
+    }
+
+    /// Room for the next bytes; never none.
+    pub(crate) fn room(&mut self) -> Room {
+        let Some(placing) = &self.placing else {
+            // The undelivered part is less than one whole small frame: cheap to move, and then there is always room.
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            let room = &mut self.buffer[self.end..];
+            return Room { first: (room.as_mut_ptr(), room.len()), second: (std::ptr::null_mut(), 0) };
+        };
+        debug_assert!(self.start == self.end, "a payload is placed only when all bytes before it are delivered");
+        (self.start, self.end) = (0, 0);
+        // SAFETY: `filled < len`, so this stays within the `len` bytes at `at`; see `Placing`.
+        let at = unsafe { placing.at.add(placing.filled) };
+        let rest = placing.header.len as usize - placing.filled;
+        Room { first: (at, rest), second: (self.buffer.as_mut_ptr(), BEHIND_BYTES) }
+    }
+
+    /// Accounts for `got` bytes that were written to the room, and delivers every frame that is complete, or long enough
+    /// to be placed.
+    ///
+    /// # Errors
+    /// Why the bytes are no frames; the connection is unusable then.
+    pub(crate) fn arrived(&mut self, mut got: usize, sink: &mut dyn Sink) -> Result<(), String> {
+        if let Some(placing) = &mut self.placing {
+            let placed = got.min(placing.header.len as usize - placing.filled);
+            placing.filled += placed;
+            got -= placed;
+            if placing.filled < placing.header.len as usize {
+                return Ok(());
+            }
+            let header = placing.header;
+            self.placing = None;
+            sink.landed(self.peer, &header);
+        }
+        self.end += got;
+        while let Some(bytes) = self.buffer[self.start..self.end].first_chunk::<HEADER_BYTES>() {
+            let header = Header::from_bytes(bytes);
+            let len = check(&header)?;
+            let payload = &self.buffer[self.start + HEADER_BYTES..self.end];
+            if payload.len() >= len {
+                sink.frame(self.peer, &header, &payload[..len]);
+                self.start += HEADER_BYTES + len;
+            } else if len <= WHOLE_BYTES_MAX {
+                break;
+            } else {
+                let at = sink.begin(self.peer, &header);
+                // SAFETY: `begin` gives `len` writable bytes, more than `payload` has, and the buffer is our own.
+                unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), at, payload.len()) };
+                self.placing = Some(Placing { header, at, filled: payload.len() });
+                self.start = self.end;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The payload's length, if this is a frame that a sound peer sends.
+fn check(header: &Header) -> Result<usize, String> {
+    if header.kind().is_none() {
+        return Err(format!("unknown kind {}", header.kind_raw));
+    }
+    if header.len > FRAME_BYTES_MAX as u64 {
+        return Err(format!("{} bytes in a frame, {FRAME_BYTES_MAX} are allowed", header.len));
+    }
+    if header.reserved != [0; 3] {
+        return Err("reserved bytes are set".into());
+    }
+    Ok(header.len as usize)
+}

@@ -1,0 +1,141 @@
+//! One connection: frames out of the caller's memory into the socket, and out of the socket into place.
+
+use std::io::IoSlice;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+use super::assembly::{Assembly, Room};
+use crate::fork::Guarded;
+use crate::{HEADER_BYTES, Header, Push, Rank, Sink, TransportError};
+
+/// Frames up to this size are copied beside their header, which is cheaper than a system call with two pieces.
+const JOIN_BYTES_MAX: usize = 512;
+
+/// Bytes taken from one connection per poll, so that others get their turn.
+const TURN_BYTES: usize = 1 << 20;
+
+pub(super) struct Connection {
+    stream: Guarded<TcpStream>,
+    assembly: Assembly,
+    /// Whether epoll reports when there is room to send.
+    pub(super) wants_out: bool,
+}
+
+/// How a connection ended.
+pub(super) enum End {
+    Lost(String),
+    Corrupt(String),
+}
+
+impl End {
+    pub(super) fn into_error(self, peer: Rank) -> TransportError {
+        match self {
+            End::Lost(reason) => TransportError::PeerLost { peer, reason },
+            End::Corrupt(reason) => TransportError::Corrupt { peer, reason },
+        }
+    }
+}
+
+impl Connection {
+    pub(super) fn new(peer: Rank, stream: Guarded<TcpStream>) -> Self {
+        Connection { stream, assembly: Assembly::new(peer), wants_out: false }
+    }
+
+    /// Sends as much as there is room for. See [`crate::Transport::push`].
+    pub(super) fn push(&mut self, header: &Header, payload: &[u8], sent: &mut usize) -> Result<Push, End> {
+        let total = HEADER_BYTES + payload.len();
+        let mut joined = [0; HEADER_BYTES + JOIN_BYTES_MAX];
+        let whole: Option<&[u8]> = (payload.len() <= JOIN_BYTES_MAX).then(|| {
+            joined[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+            joined[HEADER_BYTES..total].copy_from_slice(payload);
+            &joined[..total]
+        });
+        while *sent < total {
+            let result = match whole {
+                Some(frame) => rustix::net::send(&self.stream, &frame[*sent..], SendFlags::NOSIGNAL),
+                None => {
+                    let header_rest = header.as_bytes().get(*sent..).unwrap_or(&[]);
+                    let payload_rest = &payload[sent.saturating_sub(HEADER_BYTES)..];
+                    let parts = [IoSlice::new(header_rest), IoSlice::new(payload_rest)];
+                    let parts = if header_rest.is_empty() { &parts[1..] } else { &parts[..] };
+                    let mut nothing = SendAncillaryBuffer::default();
+                    rustix::net::sendmsg(&self.stream, parts, &mut nothing, SendFlags::NOSIGNAL)
+                }
+            };
+            match result {
+                Ok(n) => *sent += n,
+                // The kernel is short of memory: as if the socket were full.
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(Push::Blocked),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(End::Lost(format!("sending failed: {}", std::io::Error::from(e)))),
+            }
+        }
+        Ok(Push::Sent)
+    }
+
+    /// Takes what has arrived, a turn's worth at most. Returns whether anything had.
+    pub(super) fn poll(&mut self, sink: &mut dyn Sink) -> Result<bool, End> {
+        let mut taken = 0;
+        while taken < TURN_BYTES {
+            let (wanted, got) = match self.receive() {
+                Ok((_, 0)) => return Err(self.closed()),
+                Ok(pair) => pair,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => continue,
+                Err(Errno::CONNRESET) => return Err(self.closed()),
+                Err(e) => return Err(End::Lost(format!("receiving failed: {}", std::io::Error::from(e)))),
+            };
+            taken += got;
+            self.assembly.arrived(got, sink).map_err(End::Corrupt)?;
+            // A short read emptied the socket; asking again would cost a system call to hear so.
+            if got < wanted {
+                break;
+            }
+        }
+        Ok(taken > 0)
+    }
+
+    /// One system call. Returns bytes of room and bytes received.
+    fn receive(&mut self) -> Result<(usize, usize), Errno> {
+        let Room { first, second } = self.assembly.room();
+        let wanted = first.1 + second.1;
+        // SAFETY: the room is writable until the next `arrived`, as `Room` promises. Benefit over slices: payloads land
+        // in place without an intermediate copy, and no `&mut` to memory to which the sink's owner may hold pointers is
+        // ever made. A message header of zeros is one without name, parts or ancillary data.
+        let got = unsafe {
+            if second.1 == 0 {
+                libc::recv(self.stream.as_raw_fd(), first.0.cast(), first.1, 0)
+            } else {
+                let mut parts = [first, second].map(|(at, len)| libc::iovec { iov_base: at.cast(), iov_len: len });
+                let mut message: libc::msghdr = std::mem::zeroed();
+                message.msg_iov = parts.as_mut_ptr();
+                message.msg_iovlen = parts.len();
+                libc::recvmsg(self.stream.as_raw_fd(), &mut message, 0)
+            }
+        };
+        if got < 0 {
+            return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+        }
+        Ok((wanted, got as usize))
+    }
+
+    fn closed(&self) -> End {
+        End::Lost(
+            if self.assembly.is_within_frame() {
+                "its connection closed within a frame"
+            } else {
+                "its connection closed"
+            }
+            .into(),
+        )
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

@@ -1,0 +1,134 @@
+//! The engine of this process, and what needs one: functions by name, files, tables in memory, SQL.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3_arrow::PySchema;
+use tidemill_dataset::{CsvLayout, DataSet, Engine, EngineConfig, Format, expr, read, types};
+
+use super::expr::{NativeExpr, SortKey, exprs, sorts};
+use super::frame::NativeDataSet;
+use super::table::NativeTable;
+use super::{finish, raised};
+
+/// Runs queries.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct QueryEngine(pub Arc<Engine>);
+
+/// A character of a file's layout; such files are read by bytes.
+pub fn byte(character: char) -> PyResult<u8> {
+    u8::try_from(character)
+        .ok()
+        .filter(u8::is_ascii)
+        .ok_or_else(|| PyValueError::new_err(format!("{character:?} is not an ASCII character")))
+}
+
+/// A schema as pairs (name, type), or any object with `__arrow_c_schema__`.
+#[derive(FromPyObject)]
+enum GivenSchema {
+    Pairs(Vec<(String, String)>),
+    Arrow(PySchema),
+}
+
+#[pymethods]
+impl QueryEngine {
+    #[new]
+    #[pyo3(signature = (threads, memory_bytes = None, spill_dir = None))]
+    fn new(py: Python<'_>, threads: usize, memory_bytes: Option<usize>, spill_dir: Option<PathBuf>) -> PyResult<Self> {
+        let config = EngineConfig { threads, memory_bytes, spill_dir };
+        let engine = py.detach(|| Engine::new(&config)).map_err(|error| raised(py, &error))?;
+        Ok(QueryEngine(Arc::new(engine)))
+    }
+
+    fn call(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {
+        let made = expr::call(self.0.context(), name, exprs(&args));
+        made.map(NativeExpr).map_err(|error| raised(py, &error))
+    }
+
+    #[pyo3(signature = (name, args, distinct = false, filter = None, order_by = Vec::new()))]
+    fn aggregate(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        args: Vec<Bound<'_, NativeExpr>>,
+        distinct: bool,
+        filter: Option<Bound<'_, NativeExpr>>,
+        order_by: Vec<SortKey<'_>>,
+    ) -> PyResult<NativeExpr> {
+        let filter = filter.map(|filter| filter.get().0.clone());
+        let made = expr::aggregate(self.0.context(), name, exprs(&args), distinct, filter, sorts(&order_by));
+        made.map(NativeExpr).map_err(|error| raised(py, &error))
+    }
+
+    fn count_rows(&self, py: Python<'_>) -> PyResult<NativeExpr> {
+        expr::count_rows(self.0.context()).map(NativeExpr).map_err(|error| raised(py, &error))
+    }
+
+    fn window(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {
+        let made = expr::window(self.0.context(), name, exprs(&args));
+        made.map(NativeExpr).map_err(|error| raised(py, &error))
+    }
+
+    fn table(&self, py: Python<'_>, table: &NativeTable) -> PyResult<NativeDataSet> {
+        let made = DataSet::from_batches(&self.0, table.schema.clone(), &table.batches);
+        made.map(NativeDataSet).map_err(|error| raised(py, &error))
+    }
+
+    fn sql(
+        &self,
+        py: Python<'_>,
+        query: String,
+        tables: Vec<(String, Bound<'_, NativeDataSet>)>,
+    ) -> PyResult<NativeDataSet> {
+        let tables = tables.into_iter().map(|(name, table)| (name, table.get().0.clone())).collect();
+        let engine = Arc::clone(&self.0);
+        let running = self.0.start(async move { DataSet::from_sql(&engine, &query, tables).await });
+        finish(py, running).map(NativeDataSet)
+    }
+
+    #[pyo3(signature = (paths, format, schema = None, infer_rows = 1000, *, header = true, delimiter = ',', quote = '"',
+                        comment = None, newlines_in_values = false, null = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
+    fn read(
+        &self,
+        py: Python<'_>,
+        paths: Vec<String>,
+        format: &str,
+        schema: Option<GivenSchema>,
+        infer_rows: usize,
+        header: bool,
+        delimiter: char,
+        quote: char,
+        comment: Option<char>,
+        newlines_in_values: bool,
+        null: Option<String>,
+    ) -> PyResult<NativeDataSet> {
+        let schema = match schema {
+            None => None,
+            Some(GivenSchema::Arrow(schema)) => Some(schema.into_inner()),
+            Some(GivenSchema::Pairs(pairs)) => {
+                let pairs = pairs.iter().map(|(name, kind)| (name.as_str(), kind.as_str()));
+                Some(types::schema(pairs).map_err(|error| raised(py, &error))?)
+            }
+        };
+        let format = match format {
+            "csv" => Format::Csv(CsvLayout {
+                has_header: header,
+                delimiter: byte(delimiter)?,
+                quote: byte(quote)?,
+                comment: comment.map(byte).transpose()?,
+                newlines_in_values,
+                null,
+            }),
+            "json" => Format::Json,
+            "parquet" => Format::Parquet,
+            "ipc" => Format::Ipc,
+            _ => Format::Text,
+        };
+        let engine = Arc::clone(&self.0);
+        let running = self.0.start(async move { read(&engine, &paths, format, schema, infer_rows).await });
+        finish(py, running).map(NativeDataSet)
+    }
+}

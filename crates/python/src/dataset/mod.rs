@@ -1,0 +1,47 @@
+//! DataSets, expressions and result tables. Private to `tidemill.dataset`, which checks and documents what users see.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use tidemill_dataset::{DataSetError, Running};
+
+mod engine;
+mod expr;
+mod frame;
+mod table;
+mod value;
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<engine::QueryEngine>()?;
+    m.add_class::<expr::NativeExpr>()?;
+    m.add_class::<frame::NativeDataSet>()?;
+    m.add_class::<table::NativeTable>()?;
+    Ok(())
+}
+
+/// The exception of a query that cannot be built or has failed.
+#[cold]
+fn raised(py: Python<'_>, error: &DataSetError) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    match CLASS.import(py, "tidemill.dataset._errors", "DataSetError") {
+        Ok(class) => PyErr::from_type(class.clone(), (error.to_string(),)),
+        Err(missing) => missing,
+    }
+}
+
+/// Waits for an action with the GIL released, looking at signals; what a signal handler raises cancels the action.
+fn finish<T: Send>(py: Python<'_>, mut running: Running<T>) -> PyResult<T> {
+    /// How long Ctrl-C may go unseen.
+    const SLICE: Duration = Duration::from_millis(50);
+    loop {
+        // Moved there and back: a receiver is for one thread, whichever that is.
+        let (outcome, back) = py.detach(move || (running.wait(SLICE), running));
+        match outcome {
+            Some(outcome) => return outcome.map_err(|error| raised(py, &error)),
+            None => py.check_signals()?,
+        }
+        running = back;
+    }
+}

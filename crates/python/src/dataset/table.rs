@@ -1,0 +1,192 @@
+//! The result of a query: record batches that any Arrow library takes without copying.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList};
+use pyo3_arrow::PyTable;
+use pyo3_arrow::ffi::{ArrayIterator, to_schema_pycapsule, to_stream_pycapsule};
+use tidemill_dataset::datafusion::arrow::array::{
+    Array, ArrayData, ArrayRef, BooleanArray, RecordBatch, StructArray, make_array,
+};
+use tidemill_dataset::datafusion::arrow::buffer::Buffer;
+use tidemill_dataset::datafusion::arrow::compute::{CastOptions, cast_with_options};
+use tidemill_dataset::datafusion::arrow::datatypes::{Field, Schema, SchemaRef};
+use tidemill_dataset::datafusion::arrow::error::ArrowError;
+use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
+use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
+use tidemill_dataset::datafusion::arrow::util::pretty::pretty_format_batches;
+use tidemill_dataset::types;
+
+use super::{raised, value};
+
+/// Rows in memory.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct NativeTable {
+    pub schema: SchemaRef,
+    pub batches: Vec<RecordBatch>,
+}
+
+impl NativeTable {
+    fn from_columns(py: Python<'_>, columns: Vec<(String, ArrayRef)>) -> PyResult<Self> {
+        let fields: Vec<Field> =
+            columns.iter().map(|(name, array)| Field::new(name, array.data_type().clone(), true)).collect();
+        let schema: SchemaRef = Schema::new(fields).into();
+        let arrays = columns.into_iter().map(|(_, array)| array).collect();
+        let batch = RecordBatch::try_new(schema.clone(), arrays).map_err(|error| raised(py, &error.into()))?;
+        Ok(NativeTable { schema, batches: vec![batch] })
+    }
+}
+
+#[pymethods]
+impl NativeTable {
+    /// From any object with the Arrow PyCapsule interface.
+    #[staticmethod]
+    fn take(table: PyTable) -> Self {
+        let (batches, schema) = table.into_inner();
+        NativeTable { schema, batches }
+    }
+
+    /// Of columns (name, values, type or none): Python values.
+    #[staticmethod]
+    fn from_lists(py: Python<'_>, columns: Vec<(String, Bound<'_, PyList>, Option<String>)>) -> PyResult<Self> {
+        let columns: PyResult<Vec<(String, ArrayRef)>> = columns
+            .into_iter()
+            .map(|(name, values, kind)| {
+                let made = value::array(&values).and_then(|array| match kind {
+                    None => Ok(array),
+                    Some(kind) => {
+                        let kind = types::parse(&kind).map_err(|error| raised(py, &error))?;
+                        let exact = CastOptions { safe: false, ..Default::default() };
+                        cast_with_options(&array, &kind, &exact).map_err(|error| raised(py, &error.into()))
+                    }
+                });
+                match made {
+                    Ok(array) => Ok((name, array)),
+                    Err(error) => {
+                        error.value(py).call_method1("add_note", (format!("in column {name:?}"),)).ok();
+                        Err(error)
+                    }
+                }
+            })
+            .collect();
+        Self::from_columns(py, columns?)
+    }
+
+    /// Of columns (name, NumPy's name of the type, bytes of its values).
+    #[staticmethod]
+    fn from_bytes(py: Python<'_>, columns: Vec<(String, String, Bound<'_, PyBytes>)>) -> PyResult<Self> {
+        let columns: PyResult<Vec<(String, ArrayRef)>> = columns
+            .into_iter()
+            .map(|(name, kind, bytes)| {
+                let bytes = bytes.as_bytes();
+                if kind == "bool" {
+                    let values: BooleanArray = bytes.iter().map(|&byte| Some(byte != 0)).collect();
+                    return Ok((name, std::sync::Arc::new(values) as ArrayRef));
+                }
+                let kind = types::parse(&kind).map_err(|error| raised(py, &error))?;
+                let width = kind.primitive_width().unwrap_or(1);
+                let data = ArrayData::builder(kind)
+                    .len(bytes.len() / width)
+                    .add_buffer(Buffer::from_slice_ref(bytes))
+                    .build()
+                    .map_err(|error| raised(py, &error.into()))?;
+                Ok((name, make_array(data)))
+            })
+            .collect();
+        Self::from_columns(py, columns?)
+    }
+
+    /// All rows as an Arrow IPC stream.
+    fn to_ipc<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let written = py.detach(|| {
+            let mut writer = StreamWriter::try_new(Vec::new(), &self.schema)?;
+            for batch in &self.batches {
+                writer.write(batch)?;
+            }
+            writer.into_inner()
+        });
+        Ok(PyBytes::new(py, &written.map_err(|error| raised(py, &error.into()))?))
+    }
+
+    #[staticmethod]
+    fn from_ipc(py: Python<'_>, data: &[u8]) -> PyResult<Self> {
+        let read = || {
+            let reader = StreamReader::try_new(data, None)?;
+            let schema = reader.schema();
+            Ok(NativeTable { schema, batches: reader.collect::<Result<_, ArrowError>>()? })
+        };
+        read().map_err(|error: ArrowError| raised(py, &error.into()))
+    }
+
+    #[getter]
+    fn num_rows(&self) -> usize {
+        self.batches.iter().map(RecordBatch::num_rows).sum()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.batches.iter().map(RecordBatch::get_array_memory_size).sum()
+    }
+
+    /// Names and types of the columns, in order.
+    #[getter]
+    fn fields(&self) -> Vec<(String, String)> {
+        self.schema.fields().iter().map(|field| (field.name().clone(), field.data_type().to_string())).collect()
+    }
+
+    fn slice(&self, skip: usize, count: usize) -> Self {
+        let (mut skip, mut left) = (skip, count);
+        let mut batches = Vec::new();
+        for batch in &self.batches {
+            let passed = skip.min(batch.num_rows());
+            let length = left.min(batch.num_rows() - passed);
+            if length > 0 {
+                batches.push(batch.slice(passed, length));
+            }
+            skip -= passed;
+            left -= length;
+        }
+        NativeTable { schema: self.schema.clone(), batches }
+    }
+
+    /// A list of Python values for each column.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let columns = PyDict::new(py);
+        for (place, field) in self.schema.fields().iter().enumerate() {
+            let cells = PyList::empty(py);
+            for batch in &self.batches {
+                cells.call_method1("extend", (value::list(py, batch.column(place).as_ref())?,))?;
+            }
+            columns.set_item(field.name(), cells)?;
+        }
+        Ok(columns)
+    }
+
+    /// The rows as a text table.
+    fn format(&self, py: Python<'_>) -> PyResult<String> {
+        let empty = [RecordBatch::new_empty(self.schema.clone())];
+        let batches = if self.batches.is_empty() { &empty[..] } else { &self.batches };
+        let table = pretty_format_batches(batches).map_err(|error| raised(py, &error.into()))?;
+        Ok(table.to_string())
+    }
+
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyCapsule>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let field =
+            Field::new_struct("", self.schema.fields().clone(), false).with_metadata(self.schema.metadata().clone());
+        let arrays: Vec<_> = self
+            .batches
+            .iter()
+            .map(|batch| Ok(std::sync::Arc::new(StructArray::from(batch.clone())) as ArrayRef))
+            .collect();
+        let reader = Box::new(ArrayIterator::new(arrays.into_iter(), field.into()));
+        Ok(to_stream_pycapsule(py, reader, requested_schema)?)
+    }
+
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        Ok(to_schema_pycapsule(py, self.schema.as_ref())?)
+    }
+}

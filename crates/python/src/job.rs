@@ -1,0 +1,153 @@
+//! Joining a job and leaving it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tidemill_collective::{Communicator, Table};
+use tidemill_net::control::Control;
+use tidemill_net::rendezvous::join_from_environment;
+use tidemill_net::{Endpoint, Rank, Settings, interruptible};
+
+use crate::comm::Comm;
+use crate::errors::{class, fail};
+use crate::wait::detach;
+
+/// This process as a worker of its job.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct Worker {
+    world: Communicator,
+    solo: Communicator,
+}
+
+fn settings(transport: &str, stall_warning_s: f64) -> PyResult<Settings> {
+    let stall_warning = Duration::try_from_secs_f64(stall_warning_s)
+        .map_err(|_| PyValueError::new_err(format!("stall_warning must be seconds, not {stall_warning_s}")))?;
+    let transport = transport.parse().map_err(PyValueError::new_err)?;
+    Ok(Settings { transport, stall_warning, ..Settings::default() })
+}
+
+/// Runs what waits for other workers, without the GIL; a signal handler that raises ends it with its exception.
+fn interruptibly<R: Send>(py: Python<'_>, work: impl FnOnce() -> Result<R, String> + Send) -> PyResult<R> {
+    let raised = Mutex::new(None);
+    let result = detach(py, || {
+        // The check must own what it uses: the slot outlives the call, which the type system cannot see.
+        let slot = Arc::new(Mutex::new(None));
+        let seen = Arc::clone(&slot);
+        let check = move || {
+            let error = Python::attach(|py| py.check_signals().err());
+            let stop = error.is_some();
+            *seen.lock() = error;
+            stop
+        };
+        let result = interruptible(Rc::new(check), work);
+        *raised.lock() = slot.lock().take();
+        result
+    });
+    match raised.into_inner() {
+        Some(error) => Err(error),
+        None => result.map_err(|text| fail(py, class::OTHER, format!("joining the job: {text}"))),
+    }
+}
+
+impl Worker {
+    fn open(
+        py: Python<'_>,
+        settings: Settings,
+        meet: impl FnOnce() -> Result<Control, String> + Send,
+    ) -> PyResult<Self> {
+        let (world, solo) = interruptibly(py, || {
+            let endpoint = Endpoint::open(meet()?, settings).map_err(|e| e.to_string())?;
+            // Rank 0's table becomes everybody's.
+            let table = match endpoint.rank() {
+                Rank(0) => Table::load_default().map_err(|e| e.to_string())?,
+                _ => Table::default(),
+            };
+            let table = Arc::new(table);
+            let solo = Communicator::solo(endpoint.clone(), Arc::clone(&table));
+            let world = Communicator::world(endpoint, table).map_err(|e| e.to_string())?;
+            Ok((world, solo))
+        })?;
+        Ok(Worker { world, solo })
+    }
+}
+
+#[pymethods]
+impl Worker {
+    /// Joins the job that the environment describes, a job of one worker if it describes none; returns when all workers
+    /// have. Raises `MPI.Exception` with the remedy when they do not come, or disagree.
+    #[staticmethod]
+    fn join(py: Python<'_>, transport: &str, stall_warning: f64) -> PyResult<Self> {
+        let settings = settings(transport, stall_warning)?;
+        Self::open(py, settings, || join_from_environment().map_err(|e| e.to_string()))
+    }
+
+    /// A job of this process alone, whatever the environment describes.
+    #[staticmethod]
+    fn alone(py: Python<'_>, transport: &str, stall_warning: f64) -> PyResult<Self> {
+        let settings = settings(transport, stall_warning)?;
+        Self::open(py, settings, || Ok(Control::solo()))
+    }
+
+    /// The communicator of all workers.
+    fn world(&self) -> Comm {
+        Comm::of(self.world.clone())
+    }
+
+    /// The communicator of this worker alone.
+    fn solo(&self) -> Comm {
+        Comm::of(self.solo.clone())
+    }
+
+    /// Tells every worker that this one's program failed.
+    fn report_failure(&self, py: Python<'_>, traceback: &str) {
+        detach(py, || self.world.endpoint().report_failure(traceback));
+    }
+
+    /// Leaves the job: queued messages are sent, then the others are told. Idempotent.
+    fn leave(&self, py: Python<'_>) {
+        detach(py, || self.world.endpoint().leave());
+    }
+
+    /// Why the job cannot go on, raised; nothing if it can.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        match self.world.endpoint().faults().fatal() {
+            Some(error) => Err(crate::errors::from_net(py, &error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells stall reports where the program is: `locate()` returns text such as `"app.py:88"`, or `None`.
+    fn set_locator(&self, locate: Py<PyAny>) {
+        self.world.endpoint().set_locator(Arc::new(move || {
+            Python::attach(|py| locate.call0(py).ok()?.extract::<Option<String>>(py).ok()?)
+        }));
+    }
+
+    /// Where each worker runs and what reaches it from here.
+    fn workers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let endpoint = self.world.endpoint();
+        let placements = endpoint.placements().iter().enumerate();
+        let describe = |(rank, placement): (usize, &tidemill_net::topology::Placement)| {
+            let route = endpoint.lock().route(Rank(rank as u32)).map(|(name, _)| name);
+            let entry = PyDict::new(py);
+            entry.set_item("rank", rank)?;
+            entry.set_item("host", &placement.hostname)?;
+            // The first worker of the same host: equal numbers share a host, whatever it is called.
+            entry.set_item("host_id", endpoint.placements().iter().position(|p| p.host == placement.host))?;
+            entry.set_item("pid", placement.pid)?;
+            entry.set_item("cores", placement.cores_allowed)?;
+            entry.set_item("socket", placement.socket)?;
+            entry.set_item("core", placement.core)?;
+            entry.set_item("transport", route)?;
+            entry.set_item("single_copy", endpoint.reads_memory_of(Rank(rank as u32)))?;
+            entry.set_item("shares_memory", endpoint.shares_memory_with(Rank(rank as u32)))?;
+            Ok(entry)
+        };
+        placements.map(describe).collect()
+    }
+}

@@ -1,0 +1,40 @@
+//! Python bindings: the extension module `tidemill._tidemill`. One file per Python-visible area; no logic of its own.
+
+use pyo3::prelude::*;
+
+mod array;
+mod collectives;
+mod comm;
+#[cfg(feature = "dataset")]
+mod dataset;
+mod errors;
+mod handles;
+mod job;
+mod kernels;
+mod launch;
+mod message;
+mod parcel;
+mod request;
+mod tune;
+mod wait;
+
+/// The native half of the `tidemill` package.
+#[pymodule]
+fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    tidemill_net::endpoint::set_lock_wait(wait::wait_unlocked);
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add_class::<handles::Datatype>()?;
+    m.add_class::<handles::Operation>()?;
+    m.add_class::<handles::Status>()?;
+    m.add_class::<request::Request>()?;
+    m.add_class::<comm::MatchedMessage>()?;
+    m.add_class::<comm::Comm>()?;
+    m.add_class::<job::Worker>()?;
+    m.add_function(wrap_pyfunction!(collectives::reduce_local, m)?)?;
+    m.add_function(wrap_pyfunction!(tune::tune, m)?)?;
+    #[cfg(feature = "dataset")]
+    dataset::register(m)?;
+    kernels::register(m)?;
+    launch::register(m)?;
+    Ok(())
+}

@@ -1,0 +1,378 @@
+//! Requests: native operations under way, and those that Python code drives (object messages, generalized requests).
+
+#![allow(non_snake_case)] // MPI and mpi4py write them so.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyList, PyType};
+use tidemill_collective::parcel::ParcelSlot;
+use tidemill_collective::{self as native, CollectiveError, Communicator, Started};
+
+use crate::errors::{class, fail, from_collective};
+use crate::handles::{ANY, PROC_NULL, Raised, Status};
+use crate::parcel;
+use crate::wait::{Owners, detach, explain, without_gil};
+
+/// What a completed request leaves.
+#[derive(Default)]
+pub struct Outcome {
+    pub status: Option<Received>,
+    pub cancelled: bool,
+    /// The object of a lower-case receive.
+    pub object: Option<Py<PyAny>>,
+    pub error: Option<Box<PyErr>>,
+}
+
+/// A completed receive in the ranks of its communicator.
+#[derive(Clone, Copy)]
+pub struct Received {
+    pub source: i32,
+    pub tag: i32,
+    pub nbytes: u64,
+}
+
+impl Received {
+    pub const FROM_NOBODY: Received = Received { source: PROC_NULL, tag: ANY, nbytes: 0 };
+
+    #[inline]
+    pub fn new(comm: &Communicator, status: &tidemill_net::Status) -> Self {
+        Received { source: comm.rank_of(status.source) as i32, tag: status.tag, nbytes: status.len }
+    }
+}
+
+impl Outcome {
+    fn report(&self, status: Option<&Bound<'_, Status>>) {
+        let Some(status) = status.map(Bound::get) else { return };
+        match self.status {
+            Some(received) => status.fill(received.source, received.tag, received.nbytes),
+            None => status.fill(ANY, ANY, 0),
+        }
+        status.Set_cancelled(self.cancelled);
+    }
+
+    fn fetch(self, status: Option<&Bound<'_, Status>>) -> PyResult<Option<Py<PyAny>>> {
+        self.report(status);
+        match self.error {
+            Some(error) => Err(*error),
+            None => Ok(self.object),
+        }
+    }
+}
+
+/// What belongs to a native operation: kept until it is over, and what is to be done then.
+#[derive(Default)]
+pub struct Kept {
+    pub is_receive: bool,
+    pub owners: Owners,
+    /// Called after completion: moves what was received to where it belongs.
+    pub unpack: Option<Py<PyAny>>,
+    pub raised: Option<Raised>,
+    /// Of a receive of an object: where it arrives, and what makes the object of it.
+    pub parcel: Option<(ParcelSlot, Py<PyAny>)>,
+}
+
+pub enum State {
+    /// `REQUEST_NULL`, or a persistent request that is not active.
+    Idle,
+    Active(native::Request, Kept),
+    /// A Python object with `step(block) -> bool`, `source`, `tag`, `nbytes` and `result`.
+    Driven(Py<PyAny>),
+    /// Over; the outcome is not fetched yet.
+    Over(Outcome),
+}
+
+/// An operation under way, or none.
+#[pyclass(subclass, frozen, module = "tidemill._tidemill")]
+pub struct Request {
+    state: Mutex<State>,
+    persistent: bool,
+}
+
+/// The class `tidemill.mpi.Request`, of which calls return instances.
+fn request_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    CLASS.import(py, "tidemill.mpi._request", "Request")
+}
+
+/// A new `tidemill.mpi.Request`.
+pub fn make(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyAny>> {
+    let request = request_class(py)?.call0()?;
+    // SAFETY: an instance of `tidemill.mpi.Request`, which is a subclass.
+    *unsafe { request.cast_unchecked::<Request>() }.get().state.lock() = state;
+    Ok(request)
+}
+
+/// The request of a non-blocking call on `comm`.
+pub fn started<'py>(
+    py: Python<'py>,
+    comm: &Communicator,
+    started: Result<Started, CollectiveError>,
+    kept: Kept,
+) -> PyResult<Bound<'py, PyAny>> {
+    let state = match started {
+        Ok(Started::Pending(request)) => {
+            comm.endpoint().leave_to_background();
+            State::Active(request, kept)
+        }
+        Ok(Started::Done(status)) => State::Over(kept.outcome(py, comm, Ok(status))),
+        // A failure of this very message is the request's, as MPI has it; others are the call's.
+        Err(CollectiveError::Net(error @ tidemill_net::NetError::Truncated { .. })) => {
+            State::Over(Outcome { error: Some(Box::new(explain(py, &error, None))), ..Outcome::default() })
+        }
+        Err(error) => return Err(from_collective(py, &error)),
+    };
+    make(py, state)
+}
+
+impl Kept {
+    /// What the operation leaves, now that it is over.
+    fn outcome(self, py: Python<'_>, comm: &Communicator, result: Result<tidemill_net::Status, PyErr>) -> Outcome {
+        let made = result.and_then(|status| {
+            if let Some((slot, finish)) = &self.parcel {
+                return parcel::outcome(py, comm, slot, finish.bind(py));
+            }
+            if let Some(unpack) = &self.unpack {
+                unpack.call1(py, (self.is_receive.then_some(status.len),))?;
+            }
+            let status = self.is_receive.then(|| Received::new(comm, &status));
+            Ok(Outcome { status, ..Outcome::default() })
+        });
+        made.unwrap_or_else(|error| Outcome { error: Some(Box::new(error)), ..Outcome::default() })
+    }
+}
+
+impl Request {
+    /// Makes progress; with `block`, until the operation is over. Its outcome if it is; then nothing is left here.
+    #[inline]
+    fn drive(&self, py: Python<'_>, block: bool) -> PyResult<Option<Outcome>> {
+        // The state is taken out while Python code or another thread may run; a second waiter finds it idle.
+        let state = std::mem::replace(&mut *self.state.lock(), State::Idle);
+        let next = match state {
+            State::Idle => return Ok(Some(Outcome::default())),
+            State::Over(outcome) => return Ok(Some(outcome)),
+            State::Active(mut request, kept) => {
+                let polled = if block { request.poll_briefly() } else { request.test() };
+                let result = match polled {
+                    Ok(Some(status)) => Some(Ok(status)),
+                    Ok(None) if !block => None,
+                    Ok(None) => match without_gil(py, &mut request, kept.raised.as_ref()) {
+                        Ok(status) => Some(Ok(status)),
+                        Err(error) if error.matches(py, crate::errors::comm_error(py)?)? => Some(Err(error)),
+                        Err(error) => {
+                            // A signal handler raised: the operation is still under way.
+                            *self.state.lock() = State::Active(request, kept);
+                            return Err(error);
+                        }
+                    },
+                    Err(error) => Some(Err(explain(py, &error, kept.raised.as_ref()))),
+                };
+                match result {
+                    Some(result) => return Ok(Some(kept.outcome(py, request.communicator(), result))),
+                    None => State::Active(request, kept),
+                }
+            }
+            State::Driven(driver) => match driver.call_method1(py, "step", (block,)).and_then(|d| d.is_truthy(py)) {
+                Ok(true) => return Ok(Some(outcome_of(driver.bind(py))?)),
+                Ok(false) => State::Driven(driver),
+                Err(error) if error.matches(py, crate::errors::comm_error(py)?)? => {
+                    return Ok(Some(Outcome { error: Some(Box::new(error)), ..Outcome::default() }));
+                }
+                Err(error) => {
+                    *self.state.lock() = State::Driven(driver);
+                    return Err(error);
+                }
+            },
+        };
+        *self.state.lock() = next;
+        Ok(None)
+    }
+
+    /// Waits until the operation is over and ends the request; the object received, if it is one.
+    #[inline]
+    fn end(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<Option<Py<PyAny>>> {
+        self.drive(py, true)?.unwrap_or_default().fetch(status)
+    }
+
+    /// Makes a bit of progress; whether the operation is over. The outcome stays, for `look` to see.
+    fn poll(&self, py: Python<'_>, look: impl FnOnce(&Outcome)) -> PyResult<bool> {
+        if self.is_idle() {
+            look(&Outcome::default());
+            return Ok(true);
+        }
+        let Some(outcome) = self.drive(py, false)? else { return Ok(false) };
+        look(&outcome);
+        *self.state.lock() = State::Over(outcome);
+        Ok(true)
+    }
+
+    fn is_idle(&self) -> bool {
+        matches!(*self.state.lock(), State::Idle)
+    }
+}
+
+fn outcome_of(driver: &Bound<'_, PyAny>) -> PyResult<Outcome> {
+    let source: Option<i32> = driver.getattr("source")?.extract()?;
+    let status = match source {
+        Some(source) => {
+            let (tag, nbytes) = (driver.getattr("tag")?.extract()?, driver.getattr("nbytes")?.extract()?);
+            Some(Received { source, tag, nbytes })
+        }
+        None => None,
+    };
+    let cancelled = driver.getattr("cancelled")?.extract()?;
+    let object = driver.getattr("result")?;
+    Ok(Outcome { status, cancelled, object: (!object.is_none()).then(|| object.unbind()), error: None })
+}
+
+#[pymethods]
+impl Request {
+    #[new]
+    #[pyo3(signature = (request=None, persistent=false))]
+    fn new(request: Option<&Bound<'_, PyAny>>, persistent: bool) -> PyResult<Self> {
+        // MPI.Request(other) takes over what the other stands for.
+        let state = match request {
+            Some(other) => std::mem::replace(&mut *other.cast::<Request>()?.get().state.lock(), State::Idle),
+            None => State::Idle,
+        };
+        Ok(Request { state: Mutex::new(state), persistent })
+    }
+
+    /// Waits until the operation is over; the object of a lower-case receive, else `None`.
+    #[pyo3(signature = (status=None))]
+    fn _wait(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<Option<Py<PyAny>>> {
+        self.end(py, status)
+    }
+
+    /// Waits until the operation is over.
+    ///
+    /// Returns `True`. Source: MPI 4.1 section 3.7.3.
+    #[pyo3(signature = (status=None))]
+    fn Wait(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<bool> {
+        self.end(py, status)?;
+        Ok(true)
+    }
+
+    /// Whether the operation is over; makes a bit of progress. Source: MPI 4.1 section 3.7.3.
+    #[pyo3(signature = (status=None))]
+    fn Test(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<bool> {
+        match self.drive(py, false)? {
+            Some(outcome) => outcome.fetch(status).map(|_| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Makes a bit of progress; whether the operation is over. The outcome stays.
+    fn _poll(&self, py: Python<'_>) -> PyResult<bool> {
+        self.poll(py, |_| ())
+    }
+
+    /// Whether the operation is over, without ending the request. Source: MPI 4.1 section 3.7.6.
+    #[pyo3(signature = (status=None))]
+    fn Get_status(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<bool> {
+        self.poll(py, |outcome| outcome.report(status))
+    }
+
+    /// Waits for all of a list natively. `statuses` is empty or equally long.
+    #[staticmethod]
+    fn _wait_all(py: Python<'_>, requests: &Bound<'_, PyAny>, statuses: &Bound<'_, PyList>) -> PyResult<()> {
+        let requests: Vec<Bound<'_, PyAny>> = requests.try_iter()?.collect::<PyResult<_>>()?;
+        let mut failed = None;
+        let wanted = !statuses.is_empty();
+        for (i, request) in requests.iter().enumerate() {
+            let request =
+                request.cast::<Request>().map_err(|_| PyTypeError::new_err("expected a list of requests"))?.get();
+            let status = if wanted { Some(statuses.get_item(i)?) } else { None };
+            let status = status.as_ref().map(|s| s.cast::<Status>()).transpose()?;
+            // All of them end, whatever happens to one.
+            let outcome = request.drive(py, true)?.unwrap_or_default();
+            if let Err(error) = outcome.fetch(status) {
+                failed.get_or_insert(error);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Withdraws a receive that no message has matched. Complete the request with a wait or test afterwards.
+    ///
+    /// Source: MPI 4.1 section 3.8.4. Sends and collectives are not cancelled.
+    fn Cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let mut state = self.state.lock();
+        match &mut *state {
+            State::Idle => Err(fail(py, class::REQUEST, "the request is REQUEST_NULL (or inactive)")),
+            State::Active(request, kept) => {
+                let withdrawn = match &kept.parcel {
+                    Some((slot, _)) => slot.cancel(),
+                    None => request.cancel(),
+                };
+                if withdrawn {
+                    *state = State::Over(Outcome { cancelled: true, ..Outcome::default() });
+                }
+                Ok(())
+            }
+            State::Driven(driver) => {
+                let driver = driver.clone_ref(py);
+                drop(state);
+                driver.call_method0(py, "cancel").map(|_| ())
+            }
+            State::Over(_) => Ok(()),
+        }
+    }
+
+    /// Lets the operation go on by itself; its memory is kept until it is over.
+    fn _release(&self, py: Python<'_>) -> PyResult<()> {
+        let state = std::mem::replace(&mut *self.state.lock(), State::Idle);
+        match state {
+            State::Idle if !self.persistent => Err(fail(py, class::REQUEST, "the request is REQUEST_NULL")),
+            State::Active(request, kept) => {
+                detach(py, || request.detach(Some(Box::new(kept.owners))));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes over the operation of another request; of persistent requests.
+    fn _adopt(&self, py: Python<'_>, other: &Bound<'_, Request>) -> PyResult<()> {
+        let mut state = self.state.lock();
+        if !matches!(*state, State::Idle) {
+            return Err(fail(py, class::REQUEST, "the persistent request is active; wait for it first"));
+        }
+        *state = std::mem::replace(&mut *other.get().state.lock(), State::Idle);
+        Ok(())
+    }
+
+    /// Drives the request by a Python object.
+    fn _drive(&self, driver: Py<PyAny>) {
+        *self.state.lock() = State::Driven(driver);
+    }
+
+    /// Whether nothing is under way or waits to be fetched.
+    #[getter]
+    fn _is_idle(&self) -> bool {
+        self.is_idle()
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // A forgotten request: what it uses must stay until the operation is over.
+        if let State::Active(request, kept) = std::mem::replace(self.state.get_mut(), State::Idle) {
+            Python::attach(|py| give_up_forgotten(py, request, kept.owners));
+        }
+    }
+}
+
+fn give_up_forgotten(py: Python<'_>, request: native::Request, owners: Owners) {
+    // Not cancelled: a message that a forgotten receive should have taken is not for somebody else.
+    let owners: Box<dyn std::any::Any + Send> = Box::new(owners);
+    detach(py, || request.detach(Some(owners)));
+}
+
+/// A slot for what a user function raises.
+pub fn raised() -> Raised {
+    Arc::new(Mutex::new(None))
+}

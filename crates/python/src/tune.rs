@@ -1,0 +1,63 @@
+//! Measuring the best algorithm for each collective: what `tidemill tune` runs on every worker.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use tidemill_collective::tuner::{Finding, SIZES_BYTES, Table, measure};
+
+use crate::comm::Comm;
+use crate::errors::from_collective;
+use crate::wait::detach;
+
+/// Measures every algorithm on the ranks of `comm` and adds the best to the table in `path` (default: this user's).
+///
+/// Collective. `budget_s` is the time spent on each way of running a collective at one size. `report` is called with
+/// (collective, order, bytes, algorithm, chunk_bytes, seconds, seconds_estimated) after each size. Rank 0 writes the
+/// file; returns its path. Raises `OSError` when it cannot be read or written.
+#[pyfunction]
+#[pyo3(signature = (comm, path, budget_s, largest_bytes, report))]
+pub fn tune(
+    py: Python<'_>,
+    comm: &Comm,
+    path: Option<PathBuf>,
+    budget_s: f64,
+    largest_bytes: usize,
+    report: Py<PyAny>,
+) -> PyResult<PathBuf> {
+    let comm = comm.get(py)?.clone();
+    let budget = Duration::try_from_secs_f64(budget_s).map_err(|e| PyValueError::new_err(format!("budget: {e}")))?;
+    let sizes: Vec<usize> = SIZES_BYTES.into_iter().filter(|&s| s <= largest_bytes.max(SIZES_BYTES[0])).collect();
+    let path = path
+        .or_else(Table::default_path)
+        .ok_or_else(|| PyOSError::new_err("there is no home directory for the table; name a file"))?;
+    // What was measured before, of other worker counts perhaps, is kept.
+    let mut table = if comm.rank() == 0 && path.exists() {
+        Table::load(&path).map_err(|e| PyOSError::new_err(e.to_string()))?
+    } else {
+        Table::default()
+    };
+    let mut failed = None;
+    detach(py, || {
+        measure(&comm, &mut table, &sizes, budget, |finding| {
+            let result = Python::attach(|py| call(py, &report, finding));
+            failed = failed.take().or(result.err());
+        })
+    })
+    .map_err(|e| from_collective(py, &e))?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    if comm.rank() == 0 {
+        table.save(&path).map_err(|e| PyOSError::new_err(e.to_string()))?;
+    }
+    Ok(path)
+}
+
+fn call(py: Python<'_>, report: &Py<PyAny>, finding: &Finding) -> PyResult<()> {
+    let (algorithm, chunk_bytes, time) = finding.best;
+    let names = (finding.collective.name(), finding.order.name(), finding.bytes, algorithm.name());
+    let numbers = (chunk_bytes, time.as_secs_f64(), finding.estimated.as_secs_f64());
+    report.call1(py, (names.0, names.1, names.2, names.3, numbers.0, numbers.1, numbers.2)).map(|_| ())
+}

@@ -1,0 +1,117 @@
+//! Waiting for native requests: a microsecond with the GIL, then without it, in slices between which signals are looked at.
+
+use std::cell::Cell;
+
+use pyo3::prelude::*;
+use smallvec::SmallVec;
+use tidemill_collective::{CollectiveError, Request, Started};
+use tidemill_net::{NetError, Status, Wait};
+
+use crate::errors::{from_collective, from_net};
+use crate::handles::Raised;
+
+/// What keeps the memory of an operation alive when its wait is given up. Most have one buffer or two.
+pub type Owners = SmallVec<[Py<PyAny>; 2]>;
+
+/// The exception of a failed operation: what a user function raised, if that is why it failed.
+#[cold]
+pub fn explain(py: Python<'_>, error: &NetError, raised: Option<&Raised>) -> PyErr {
+    raised.and_then(|slot| slot.lock().take()).unwrap_or_else(|| from_net(py, error))
+}
+
+/// Waits for what a blocking call has started. `owners` is asked for what keeps the memory alive should a signal handler
+/// raise before the operation is over.
+#[inline]
+pub fn blocking(
+    py: Python<'_>,
+    started: Result<Started, CollectiveError>,
+    raised: Option<&Raised>,
+    owners: impl FnOnce() -> Owners,
+) -> PyResult<Status> {
+    match started {
+        Ok(Started::Done(status)) => Ok(status),
+        Ok(Started::Pending(request)) => pending(py, request, raised, owners),
+        Err(CollectiveError::Net(error)) => Err(explain(py, &error, raised)),
+        Err(error) => Err(from_collective(py, &error)),
+    }
+}
+
+#[inline]
+fn pending(
+    py: Python<'_>,
+    mut request: Request,
+    raised: Option<&Raised>,
+    owners: impl FnOnce() -> Owners,
+) -> PyResult<Status> {
+    // Releasing the GIL costs as much as a short message takes; most replies come before that.
+    match request.poll_briefly() {
+        Ok(Some(status)) => return Ok(status),
+        Ok(None) => {}
+        Err(error) => return Err(explain(py, &error, raised)),
+    }
+    match without_gil(py, &mut request, raised) {
+        Ok(status) => Ok(status),
+        Err(error) => {
+            give_up(py, request, owners());
+            Err(error)
+        }
+    }
+}
+
+/// Waits with the GIL released.
+///
+/// # Errors
+/// What the operation failed with, or what a signal handler raised; then the request may still be under way.
+pub fn without_gil(py: Python<'_>, request: &mut Request, raised: Option<&Raised>) -> PyResult<Status> {
+    let mut wait = Wait::default();
+    loop {
+        match detach(py, || request.wait_slice(&mut wait)) {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) => py.check_signals()?,
+            Err(error) => return Err(explain(py, &error, raised)),
+        }
+    }
+}
+
+/// Nobody will wait for `request` any more: a receive is withdrawn if it can be, anything else goes on with `owners`.
+pub fn give_up(py: Python<'_>, mut request: Request, owners: Owners) {
+    if !request.cancel() {
+        let owners: Box<dyn std::any::Any + Send> = Box::new(owners);
+        detach(py, || request.detach(Some(owners)));
+    }
+}
+
+/// Runs native code that may block, without the GIL.
+pub fn detached<R: Send>(py: Python<'_>, run: impl FnOnce() -> Result<R, CollectiveError> + Send) -> PyResult<R> {
+    detach(py, run).map_err(|error| from_collective(py, &error))
+}
+
+thread_local! {
+    /// This thread is in [`detach`].
+    static DETACHED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work` without the GIL. Everything that may use an endpoint does so by this function, so that [`wait_unlocked`]
+/// knows.
+pub fn detach<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            DETACHED.set(self.0);
+        }
+    }
+    py.detach(|| {
+        let _restore = Restore(DETACHED.replace(true));
+        work()
+    })
+}
+
+/// Runs `wait` without the GIL if this thread holds it: whom it waits for may need the GIL, for a function of the user's.
+pub fn wait_unlocked(wait: &mut (dyn FnMut() + Send)) -> bool {
+    // SAFETY: asks for this thread's own state, which a thread that is none of Python's does not have.
+    if DETACHED.get() || unsafe { pyo3::ffi::PyGILState_GetThisThreadState() }.is_null() {
+        return false;
+    }
+    Python::attach(|py| detach(py, wait));
+    true
+}

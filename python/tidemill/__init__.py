@@ -1,0 +1,131 @@
+"""Tidemill: streaming, batch and bulk-synchronous programs in one job on one set of workers.
+
+>>> import tidemill as tm
+>>> job = tm.init()
+>>> job.rank, job.size
+(0, 1)
+>>> job.comm.allreduce(1)
+1
+
+Everything is loaded when it is first used, so that the import itself takes little time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill import dataset as dataset
+    from tidemill import ml, mpi
+    from tidemill._errors import (
+        BufferMismatchError,
+        CommError,
+        MismatchError,
+        OperationError,
+        PeerFailed,
+        TidemillError,
+        TruncationError,
+        UnsupportedError,
+        WorkerLost,
+    )
+    from tidemill._job import Job, init
+    from tidemill._run import run
+    from tidemill.dataset import *  # noqa: F403 -- for type checkers, every name of it
+    from tidemill.mpi import Intracomm as Communicator
+
+# The names of DataSets join this list when they are part of every build.
+__all__ = [
+    "BufferMismatchError",
+    "CommError",
+    "Communicator",
+    "Job",
+    "MismatchError",
+    "OperationError",
+    "PeerFailed",
+    "TidemillError",
+    "TruncationError",
+    "UnsupportedError",
+    "WorkerLost",
+    "__version__",
+    "init",
+    "ml",
+    "mpi",
+    "run",
+]
+
+__version__: str
+
+#: Where each name comes from: module, and name there (``None``: the module itself).
+_SOURCES: dict[str, tuple[str, str | None]] = {
+    "BufferMismatchError": ("tidemill._errors", "BufferMismatchError"),
+    "CommError": ("tidemill._errors", "CommError"),
+    "Communicator": ("tidemill.mpi", "Intracomm"),
+    "Job": ("tidemill._job", "Job"),
+    "MismatchError": ("tidemill._errors", "MismatchError"),
+    "OperationError": ("tidemill._errors", "OperationError"),
+    "PeerFailed": ("tidemill._errors", "PeerFailed"),
+    "TidemillError": ("tidemill._errors", "TidemillError"),
+    "TruncationError": ("tidemill._errors", "TruncationError"),
+    "UnsupportedError": ("tidemill._errors", "UnsupportedError"),
+    "WorkerLost": ("tidemill._errors", "WorkerLost"),
+    "__version__": ("tidemill._tidemill", "__version__"),
+    "dataset": ("tidemill.dataset", None),
+    "init": ("tidemill._job", "init"),
+    "ml": ("tidemill.ml", None),
+    "mpi": ("tidemill.mpi", None),
+    "run": ("tidemill._run", "run"),
+    **{
+        name: ("tidemill.dataset", name)
+        for name in (
+            "DataSet",
+            "DataSetError",
+            "Expr",
+            "GroupBy",
+            "Table",
+            "aggregate_function",
+            "coalesce",
+            "col",
+            "concat",
+            "count",
+            "dense_rank",
+            "from_arrow",
+            "from_dict",
+            "from_local",
+            "function",
+            "lit",
+            "rank",
+            "read_csv",
+            "read_ipc",
+            "read_json",
+            "read_npy",
+            "read_parquet",
+            "read_text",
+            "row_number",
+            "sql",
+            "when",
+        )
+    },
+}
+
+
+if "TIDEMILL_CRASH_DIR" in os.environ:
+    # Before the job is joined: what goes wrong on the way is then shown once too, not by every worker.
+    from tidemill import _crash
+
+    _crash.install()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SOURCES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, inner = _SOURCES[name]
+    found = importlib.import_module(module)
+    value = found if inner is None else getattr(found, inner)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,90 @@
+"""What a worker leaves behind when an exception ends it.
+
+Under ``tidemill run`` an uncaught exception is written to the job's crash folder instead of being printed, so that the
+launcher can show the traceback of the worker where the trouble began, once, instead of one from every worker. Without a
+launcher, or when the report cannot be written, the traceback is printed as always. The exit code stays Python's: 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+#: Exceptions that say that another worker failed. By name: this module is imported first and imports nothing of ours.
+_CONSEQUENCES = frozenset({"PeerFailed", "WorkerLost"})
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+_installed_in: int | None = None
+_notify: Callable[[str], None] | None = None
+
+
+def install(notify: Callable[[str], None] | None = None) -> None:
+    """Report the exception that ends this worker, if one does.
+
+    Reads ``TIDEMILL_CRASH_DIR`` and ``TIDEMILL_RANK``, and takes the former out of the environment, so that programs
+    which this worker starts do not report in its name. Installing again in the same process only sets `notify`.
+
+    Parameters
+    ----------
+    notify : callable taking str, optional
+        Called with the formatted traceback when the trouble began in this worker: the place to tell the others.
+    """
+    global _installed_in, _notify
+    process = os.getpid()
+    _notify = notify or _notify
+    if _installed_in == process:
+        return
+    _installed_in = process
+    folder = os.environ.pop("TIDEMILL_CRASH_DIR", None)
+    rank = int(os.environ.get("TIDEMILL_RANK", "0"))
+    earlier: Hook = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        # A forked child inherits this hook, but it is not the worker.
+        if os.getpid() != process:
+            earlier(kind, error, frames)
+            return
+        # File names and messages may hold bytes that are no text.
+        text = "".join(traceback.format_exception(kind, error, frames)).encode("utf-8", "backslashreplace").decode()
+        origin = not any(type(link).__name__ in _CONSEQUENCES for link in _chain(error))
+        if folder is None or not _write(Path(folder), rank, _report(rank, error, text, origin)):
+            earlier(kind, error, frames)
+        if origin and _notify is not None:
+            _notify(text)
+
+    sys.excepthook = hook
+
+
+def _report(rank: int, error: BaseException, text: str, origin: bool) -> dict[str, object]:
+    if isinstance(error, KeyboardInterrupt):
+        kind = "interrupt"
+    else:
+        kind = "error" if origin else "peer_failed"
+    lines = text.strip().splitlines()
+    return {"rank": rank, "kind": kind, "summary": lines[-1] if lines else "", "traceback": text}
+
+
+def _write(folder: Path, rank: int, report: dict[str, object]) -> bool:
+    """Write the report so that it is there whole or not at all; whether it is there."""
+    part = folder / f"rank-{rank}.part"
+    try:
+        part.write_text(json.dumps(report), encoding="utf-8")
+        part.replace(folder / f"rank-{rank}.json")
+    except OSError:
+        return False
+    return True
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exception and those that it was raised from or while handling."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ if link.__suppress_context__ else link.__cause__ or link.__context__

@@ -1,0 +1,234 @@
+"""The job: joining it, this worker's place in it, leaving it, and telling the others when this worker fails.
+
+`init` is idempotent and happens by itself when a communicator is first used. At the end of the program the worker leaves:
+what is queued is sent, and the others learn that it is done. An exception that ends the program, in any thread, is told to
+the others first: their blocked and later calls raise `PeerFailed` with its traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tidemill._errors import CommError
+
+if TYPE_CHECKING:
+    from tidemill import _tidemill
+    from tidemill.mpi import Intracomm
+
+_STALL_WARNING_S = 10.0
+
+_lock = threading.RLock()
+_job: Job | None = None
+_left = False
+
+
+class Job:
+    """A job seen from one of its workers. Made by `tidemill.init`.
+
+    Attributes
+    ----------
+    rank : int
+        This worker's number, ``0 <= rank < size``.
+    size : int
+        How many workers there are.
+    comm : tidemill.mpi.Intracomm
+        The communicator of all workers, ``MPI.COMM_WORLD``.
+    """
+
+    def __init__(self, worker: _tidemill.Worker) -> None:
+        from tidemill.mpi._comm import Intracomm
+
+        self._worker = worker
+        self._process = os.getpid()
+        self.comm: Intracomm = Intracomm._wrap(worker.world(), "MPI_COMM_WORLD")
+        self.comm._predefined_name = "COMM_WORLD"
+        self._self: Intracomm = Intracomm._wrap(worker.solo(), "MPI_COMM_SELF")
+        self._self._predefined_name = "COMM_SELF"
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
+
+    def __repr__(self) -> str:
+        return f"<tidemill.Job: rank {self.rank} of {self.size}>"
+
+    @property
+    def workers(self) -> list[dict[str, Any]]:
+        """Where each worker runs and how it is reached from here.
+
+        A dict for each rank: ``host``, ``pid``, ``cores`` (that it may keep busy), ``socket`` and ``core`` (if it is
+        bound to one), ``transport`` (``"shm"`` or ``"tcp"``; ``None`` for this worker itself).
+        """
+        return self._worker.workers()
+
+
+def init(*, transport: str | None = None, stall_warning: float | None = None) -> Job:
+    """Joins the job that this process was started in, or returns it if it has been joined.
+
+    A process started by ``tidemill run``, ``mpirun``, ``srun`` or with ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR`` in its
+    environment joins its job; any other is a job of one worker. Returns when all workers have joined.
+
+    Parameters
+    ----------
+    transport : {"auto", "shm", "tcp"}, optional
+        How workers on one host reach each other; default ``TIDEMILL_TRANSPORT``, else ``"auto"``. It only counts in the
+        first call.
+    stall_warning : float, optional
+        Seconds after which a wait is explained on standard error; default ``TIDEMILL_STALL_WARNING``, else 10. It only
+        counts in the first call.
+
+    Returns
+    -------
+    Job
+        With ``rank``, ``size`` and ``comm``.
+
+    Raises
+    ------
+    CommError
+        If the workers do not find each other in time or disagree about the job; the message names the remedy.
+    """
+    global _job
+    with _lock:
+        if _left:
+            raise CommError("the job has been left (MPI.Finalize); it cannot be joined again")
+        if _job is None:
+            from tidemill import _tidemill
+
+            if transport is None:
+                transport = os.environ.get("TIDEMILL_TRANSPORT", "auto")
+            if stall_warning is None:
+                stall_warning = float(os.environ.get("TIDEMILL_STALL_WARNING", _STALL_WARNING_S))
+            join = _tidemill.Worker.alone if _is_child_of_worker() else _tidemill.Worker.join
+            _job = Job(join(transport, stall_warning))
+            _watch(_job)
+            _keep_from_children()
+        return _job
+
+
+#: What tells a worker who it is: `tidemill run`'s own variables, and those of other launchers, which cannot be unset.
+_OURS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "ROOT", "SECRET", "JOB", "LISTEN_FD")
+_OTHERS = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_NAMESPACE",
+    "PMI_RANK",
+    "PMI_FD",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "MASTER_PORT",
+)
+_MARK = "TIDEMILL_JOINED"
+
+
+def _place() -> str:
+    return " ".join(os.environ.get(name, "-") for name in _OTHERS)
+
+
+def _keep_from_children() -> None:
+    """Keeps programs that this worker starts from taking its place in the job."""
+    for name in _OURS:
+        os.environ.pop(f"TIDEMILL_{name}", None)
+    os.environ[_MARK] = f"{os.getpid()} {_place()}"
+
+
+def _is_child_of_worker() -> bool:
+    """Whether a worker has joined as what the environment describes, and this process is not that worker."""
+    pid, _, place = os.environ.get(_MARK, "").partition(" ")
+    return "TIDEMILL_RANK" not in os.environ and bool(pid) and pid != str(os.getpid()) and place == _place()
+
+
+def current_rank() -> int:
+    """Return this worker's rank in its job."""
+    return init().rank
+
+
+def current_size() -> int:
+    """The number of workers of the job."""
+    return init().size
+
+
+def hosts() -> list[int]:
+    """For each worker a number of its host: that of the first worker there."""
+    workers = init().workers
+    first: dict[Any, int] = {}
+    return [first.setdefault(worker["host_id"], worker["rank"]) for worker in workers]
+
+
+def is_left() -> bool:
+    """Whether the job has been left."""
+    return _left
+
+
+def leave() -> None:
+    """Leaves the job, if it was joined. No communication is possible afterwards."""
+    global _left
+    with _lock:
+        if _left:
+            raise CommError("the job has been left already")
+        _left = True
+        if _job is not None and _job._process == os.getpid():
+            _job._worker.leave()
+
+
+def abort(code: int, name: str) -> NoReturn:
+    """Ends this process at once and the whole job with it."""
+    job = init()
+    where = "".join(traceback.format_stack(sys._getframe(2)))
+    text = f"MPI_Abort({code}) was called on rank {job.rank} in {name}\n{where}"
+    sys.stdout.flush()
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    job._worker.report_failure(text)
+    job._worker.leave()
+    os._exit(code & 0xFF or (1 if code else 0))
+
+
+def tell_others(traceback_text: str) -> None:
+    """Tells the other workers that this one's program has failed."""
+    if _job is not None and _job._process == os.getpid():
+        _job._worker.report_failure(traceback_text)
+
+
+def _watch(job: Job) -> None:
+    """Tells the others of an exception that ends this worker, and leaves the job at its end."""
+    from tidemill import _crash
+
+    process = os.getpid()
+    _crash.install(tell_others)
+    earlier = threading.excepthook
+
+    def thread_hook(args: Any) -> None:
+        earlier(args)
+        # The thread is gone and whatever it was to send with it; the others must not wait for that.
+        if os.getpid() == process and args.exc_type is not SystemExit and not _is_consequence(args.exc_value):
+            tell_others("".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)))
+
+    threading.excepthook = thread_hook
+    atexit.register(_at_exit, process)
+    job._worker.set_locator(_locate)
+
+
+def _is_consequence(error: BaseException | None) -> bool:
+    from tidemill._errors import PeerFailed, WorkerLost
+
+    return isinstance(error, (PeerFailed, WorkerLost))
+
+
+def _at_exit(process: int) -> None:
+    if os.getpid() == process and not _left:
+        leave()
+
+
+def _locate() -> str | None:
+    """Where the main thread is, outside of this package: ``"app.py:88"``."""
+    package = str(Path(__file__).absolute().parent) + os.sep
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((package, "<frozen")):
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

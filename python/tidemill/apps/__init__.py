@@ -1,0 +1,1 @@
+"""Programs that come with Tidemill: ``tidemill kmeans`` is ``tidemill run -m tidemill.apps.kmeans``."""

@@ -1,0 +1,72 @@
+"""``tidemill tune``: measure every collective algorithm on the workers of a job, and write down the best.
+
+Jobs of this user read the table at their start (rank 0 tells the others). Run it once per kind of machine, and once for
+each number of workers that matters: rules for other numbers of workers are kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import tidemill as tm
+from tidemill import _tidemill
+from tidemill.apps._arguments import Parser
+
+__all__ = ["main"]
+
+
+def _size(count: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count} {unit}"
+        count //= 1024
+    return f"{count} GiB"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command on this worker; returns its exit code."""
+    parser = Parser(
+        prog="tidemill tune",
+        description="Measure the collectives on the workers of this job, so that the fastest algorithms are chosen.",
+        epilog="tidemill tune -n 4: with 4 workers.",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="the table (default: $TIDEMILL_TUNE or ~/.config/tidemill/tune.toml)"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=0.02, metavar="SECONDS", help="time for each measurement (0.02)"
+    )
+    parser.add_argument("--largest", type=int, default=8 << 20, metavar="BYTES", help="largest size measured (8 MiB)")
+    options = parser.parse_args(argv)
+
+    job = tm.init()
+    if job.size == 1:
+        print(
+            "tidemill tune: one worker has nothing to measure; start several, as in: tidemill tune -n 4",
+            file=sys.stderr,
+        )
+        return 2
+
+    def report(
+        collective: str, order: str, size: int, algorithm: str, chunk: int, seconds: float, estimated: float
+    ) -> None:
+        if job.rank == 0:
+            how = f"{algorithm}, chunks of {_size(chunk)}" if chunk else algorithm
+            gain = f"{estimated / seconds:5.2f}x" if seconds > 0 and estimated > 0 else ""
+            print(f"{collective:21} {order:10} {_size(size):>8}  {seconds * 1e6:10.1f} us  {gain:7} {how}", flush=True)
+
+    if job.rank == 0:
+        print(f"{'collective':21} {'order':10} {'size':>8}  {'time':>13}  {'gain':7} algorithm")
+    try:
+        path = _tidemill.tune(job.comm, options.out, options.budget, options.largest, report)
+    except OSError as error:
+        print(f"tidemill tune: {error}", file=sys.stderr)
+        return 1
+    if job.rank == 0:
+        print(f"written: {path} (gain: over what the built-in estimate would have chosen)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

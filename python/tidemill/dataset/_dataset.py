@@ -1,0 +1,377 @@
+"""`DataSet`: a lazy table. Methods add steps, actions run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidemill._tidemill import NativeDataSet
+from tidemill.dataset import _workers
+from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, sort_keys
+from tidemill.dataset._group import GroupBy
+from tidemill.dataset._table import Table
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+__all__ = ["DataSet"]
+
+How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"]
+
+
+class DataSet:
+    """A lazy table; made by `read_csv` and its like, `from_arrow`, `sql`, and by the methods of another.
+
+    Methods return a new DataSet and read nothing; a column that does not exist is an error at once. Rows have no order but
+    that of `sort`. Actions (`collect`, ``to_*``, `count`, `show`, ``write_*``, `explain`) are collective: every worker of the
+    job calls them, and gets the same.
+
+    Attributes
+    ----------
+    schema : dict of str to str
+        Arrow's types by column.
+    columns : list of str
+        The columns' names, in order.
+    """
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: NativeDataSet) -> None:
+        self._native = native
+
+    @staticmethod
+    def _step(native: NativeDataSet) -> DataSet:
+        return DataSet(native)
+
+    def __repr__(self) -> str:
+        return f"<DataSet {', '.join(f'{name}: {kind}' for name, kind in self._native.fields)}>"
+
+    @property
+    def schema(self) -> dict[str, str]:
+        """Arrow's types by column."""
+        return dict(self._native.fields)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns' names, in order."""
+        return [name for name, _ in self._native.fields]
+
+    # Columns.
+
+    def select(self, *exprs: IntoExpr | Iterable[IntoExpr], **named: Any) -> DataSet:
+        """These columns and no others; with aggregates, one row over the whole table.
+
+        Parameters
+        ----------
+        *exprs : str, Expr or iterable of them
+            Strings are columns.
+        **named
+            Expressions by the names that they get.
+
+        >>> import tidemill as tm
+        >>> tm.from_dict({"a": [1, 2]}).select("a", b=tm.col("a") * 10).to_pylist()
+        [{'a': 1, 'b': 10}, {'a': 2, 'b': 20}]
+        """
+        return self._step(self._native.select(columns(exprs, named)))
+
+    def with_columns(self, *exprs: IntoExpr | Iterable[IntoExpr], **named: Any) -> DataSet:
+        """All columns and these; one with an existing name takes its place."""
+        return self._step(self._native.with_columns(columns(exprs, named)))
+
+    def drop(self, *names: str) -> DataSet:
+        """All columns but these."""
+        return self._step(self._native.drop(list(names)))
+
+    def rename(self, names: Mapping[str, str]) -> DataSet:
+        """The same columns, those that are keys of `names` by their new names."""
+        return self._step(self._native.rename(list(names.items())))
+
+    # Rows.
+
+    def filter(self, *predicates: Expr) -> DataSet:
+        """The rows for which all predicates are true (neither false nor null)."""
+        data = self
+        for predicate in predicates:
+            if not isinstance(predicate, Expr):
+                raise TypeError(f"filter needs expressions such as col('x') > 1, not {type(predicate).__name__}")
+            data = data._step(data._native.filter(predicate._native))
+        return data
+
+    def sort(
+        self, by: Order, *more: str | Expr, descending: bool | Iterable[bool] = False, nulls_last: bool = True
+    ) -> DataSet:
+        """Sorted rows.
+
+        Parameters
+        ----------
+        by, *more : str or Expr
+            What to sort by; later ones decide between equals.
+        descending : bool or iterable of bool, default=False
+            The direction of all, or of each.
+        nulls_last : bool, default=True
+            Whether nulls come after everything else, in both directions.
+        """
+        return self._step(self._native.sort(sort_keys([*listed(by), *more], descending, nulls_last)))
+
+    def limit(self, count: int, skip: int = 0) -> DataSet:
+        """At most `count` rows after the first `skip`: of a sorted table the first, else any."""
+        if count < 0 or skip < 0:
+            raise ValueError("limit cannot be negative")
+        return self._step(self._native.limit(skip, count))
+
+    def head(self, count: int = 5) -> DataSet:
+        """At most `count` rows."""
+        return self.limit(count)
+
+    def distinct(self, *subset: str) -> DataSet:
+        """Each different row once; with `subset`, one row, any, for each different value of those columns."""
+        return self._step(self._native.distinct(list(subset)))
+
+    def drop_nulls(self, *subset: str) -> DataSet:
+        """The rows without nulls (in those columns)."""
+        from tidemill.dataset._expr import col
+
+        return self.filter(*(col(name).is_not_null() for name in subset or self.columns))
+
+    def explode(self, *names: str) -> DataSet:
+        """One row for each element of the lists in these columns; other columns are repeated."""
+        return self._step(self._native.explode(list(names)))
+
+    # Several rows, several tables.
+
+    def group_by(self, *keys: IntoExpr) -> GroupBy:
+        """Groups of rows with the same keys; its ``agg`` says what is wanted of each."""
+        return GroupBy(self, keys)
+
+    def join(
+        self,
+        other: DataSet,
+        on: str | Iterable[str] | None = None,
+        how: How = "inner",
+        *,
+        left_on: str | Iterable[str] | None = None,
+        right_on: str | Iterable[str] | None = None,
+        suffix: str = "_right",
+    ) -> DataSet:
+        """Rows of this table with those of `other` that have the same keys; a null equals nothing.
+
+        Parameters
+        ----------
+        other : DataSet
+        on : str or iterable of str
+            Keys that have the same names in both.
+        how : {"inner", "left", "right", "full", "semi", "anti", "cross"}, default="inner"
+            Which rows are kept: ``left`` and ``right`` keep all of one table, ``full`` (or ``outer``) of both; ``semi`` keeps
+            the rows of this table that have a partner, ``anti`` those that have none; ``cross`` makes every pair.
+        left_on, right_on : str or iterable of str
+            Keys with different names, in place of `on`.
+        suffix : str, default="_right"
+            What columns of `other` get whose names this table has too.
+
+        Returns
+        -------
+        DataSet
+            This table's columns, then those of `other` without its keys.
+        """
+        if not isinstance(other, DataSet):
+            raise TypeError(f"join needs a DataSet, not {type(other).__name__}; from_arrow makes one of a table")
+        if on is not None and (left_on is not None or right_on is not None):
+            raise DataSetError("join: give either on, or left_on and right_on")
+        left, right = (_names(keys) for keys in ((on, on) if on is not None else (left_on, right_on)))
+        if len(left) != len(right):
+            raise DataSetError(f"join: {len(left)} keys on the left and {len(right)} on the right")
+        pairs = list(zip(left, right, strict=True))
+        return self._step(self._native.join(other._native, pairs, how, suffix))
+
+    def union(self, *others: DataSet) -> DataSet:
+        """The rows of all; they have the same columns, in any order."""
+        native = self._native
+        for other in others:
+            native = native.union(other._native)
+        return self._step(native)
+
+    def repartition(self, partitions: int, *by: IntoExpr) -> DataSet:
+        """The same rows in so many partitions: rows with equal `by` together, or evenly without."""
+        return self._step(self._native.repartition(partitions, columns(by, {})))
+
+    def cache(self) -> DataSet:
+        """Run the steps so far, and keep the rows in memory for all that comes after. An action."""
+        table = self.collect()
+        assert table is not None, "all workers get the result where no root is named"
+        return self._step(engine().table(table._native))
+
+    # Actions.
+
+    def collect(self, *, root: int | None = None) -> Table:
+        """Run the query.
+
+        Parameters
+        ----------
+        root : int, optional
+            The only worker that gets the rows; the others get an empty table. By default all do.
+
+        Returns
+        -------
+        Table
+
+        Raises
+        ------
+        DataSetError
+            What went wrong, on every worker.
+        """
+        table = _workers.run(lambda: Table(self._native.collect(engine())), root)
+        return Table(self._native.empty()) if table is None else table
+
+    def count(self) -> int:
+        """How many rows there are."""
+        rows = _workers.run(lambda: self._native.count(engine()))
+        assert rows is not None, "all workers get the result where no root is named"
+        return rows
+
+    def show(self, count: int = 20) -> None:
+        """Print at most `count` rows, on worker 0."""
+        table = self.limit(count).collect(root=0)
+        from tidemill._job import current_rank
+
+        if current_rank() == 0:
+            print(table)
+
+    def explain(self, how: Literal["logical", "optimized", "physical", "analyze"] = "physical") -> str:
+        """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told."""
+        text = _workers.run(lambda: self._native.explain(engine(), how))
+        assert text is not None, "all workers get the result where no root is named"
+        return text
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """A list of Python values for each column."""
+        return self.collect().to_dict()
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """A dict for each row."""
+        return self.collect().to_pylist()
+
+    def to_arrow(self) -> pyarrow.Table:
+        """A ``pyarrow.Table``; needs pyarrow."""
+        return self.collect().to_arrow()
+
+    def to_pandas(self, **options: Any) -> pandas.DataFrame:
+        """A pandas frame; needs pyarrow and pandas."""
+        return self.collect().to_pandas(**options)
+
+    def to_polars(self) -> polars.DataFrame:
+        """A Polars frame; needs Polars."""
+        return self.collect().to_polars()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.collect().__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> object:
+        return self._native.__arrow_c_schema__()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.collect())
+
+    # Output. The folder appears when all is written; without `overwrite` it must not exist.
+
+    def write_csv(
+        self,
+        path: str | Path,
+        *,
+        delimiter: str = ",",
+        header: bool = True,
+        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
+        partition_by: Iterable[str] = (),
+        overwrite: bool = False,
+    ) -> int:
+        """Write CSV files into the new folder `path`, all or nothing.
+
+        Parameters
+        ----------
+        path : str or Path
+        delimiter : str, default=","
+        header : bool, default=True
+            Whether files begin with the columns' names.
+        compression : {"gzip", "bzip2", "xz", "zstd"}, optional
+        partition_by : iterable of str
+            A folder ``column=value`` for each different value of these columns, which then are not in the files.
+        overwrite : bool, default=False
+            Whether an existing folder is replaced, at the very end.
+
+        Returns
+        -------
+        int
+            How many rows were written.
+
+        Raises
+        ------
+        DataSetError
+            On every worker; then nothing is left behind, and an existing folder is as it was.
+        """
+        return self._write(path, "csv", compression or "", partition_by, overwrite, delimiter=delimiter, header=header)
+
+    def write_json(
+        self,
+        path: str | Path,
+        *,
+        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
+        partition_by: Iterable[str] = (),
+        overwrite: bool = False,
+    ) -> int:
+        """Write files with a JSON object in each line; otherwise like `write_csv`."""
+        return self._write(path, "json", compression or "", partition_by, overwrite)
+
+    def write_parquet(
+        self,
+        path: str | Path,
+        *,
+        compression: str = "zstd(3)",
+        partition_by: Iterable[str] = (),
+        overwrite: bool = False,
+    ) -> int:
+        """Write Parquet files; otherwise like `write_csv`.
+
+        Parameters
+        ----------
+        compression : str, default="zstd(3)"
+            ``"uncompressed"``, ``"snappy"``, ``"lz4_raw"``, ``"gzip(6)"``, ``"brotli(5)"`` or ``"zstd(3)"``, with its level.
+        """
+        return self._write(path, "parquet", compression, partition_by, overwrite)
+
+    def write_ipc(self, path: str | Path, *, partition_by: Iterable[str] = (), overwrite: bool = False) -> int:
+        """Write Arrow IPC files; otherwise like `write_csv`."""
+        return self._write(path, "ipc", "", partition_by, overwrite)
+
+    def _write(
+        self,
+        path: str | Path,
+        format: str,
+        compression: str,
+        partition_by: Iterable[str],
+        overwrite: bool,
+        **layout: Any,
+    ) -> int:
+        keys = _names(partition_by)
+        rows = _workers.run(
+            lambda: self._native.write(
+                engine(),
+                str(path),
+                format,
+                compression=compression,
+                partition_by=keys,
+                overwrite=overwrite,
+                **layout,
+            )
+        )
+        assert rows is not None, "all workers get the result where no root is named"
+        return rows
+
+
+def _names(given: str | Iterable[str] | None) -> list[str]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, str) else list(given)

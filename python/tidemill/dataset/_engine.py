@@ -1,0 +1,54 @@
+"""The engine of this process: made when it is first needed, kept until the process ends.
+
+How many threads: ``TIDEMILL_THREADS``, else the usable processors shared among the workers of this host. How much memory
+queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``), else no limit. Where to: ``TIDEMILL_SPILL_DIR``,
+else the system's folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+
+from tidemill._tidemill import QueryEngine
+from tidemill.dataset._errors import DataSetError
+
+__all__ = ["engine"]
+
+_lock = threading.Lock()
+_engines: list[QueryEngine] = []
+# A child made by fork has none of its parent's threads.
+os.register_at_fork(after_in_child=_engines.clear)
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+def engine() -> QueryEngine:
+    """The engine of this process."""
+    if not _engines:
+        with _lock:
+            if not _engines:
+                _engines.append(QueryEngine(_threads(), _memory(), os.environ.get("TIDEMILL_SPILL_DIR") or None))
+    return _engines[0]
+
+
+def _threads() -> int:
+    text = os.environ.get("TIDEMILL_THREADS", "")
+    if text:
+        if not (text.isascii() and text.isdigit() and int(text)):
+            raise DataSetError(f"TIDEMILL_THREADS must be a whole number of at least 1, not {text!r}")
+        return int(text)
+    local_size = os.environ.get("TIDEMILL_LOCAL_SIZE", "")
+    sharing = int(local_size) if local_size.isdigit() and int(local_size) else 1
+    return max(1, len(os.sched_getaffinity(0)) // sharing)
+
+
+def _memory() -> int | None:
+    text = os.environ.get("TIDEMILL_MEMORY", "")
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise DataSetError(f"TIDEMILL_MEMORY must be a size such as 512MiB or 2GiB, not {text!r}")
+    return int(float(found[1]) * _UNITS[found[2].upper()])

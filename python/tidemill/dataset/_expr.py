@@ -1,0 +1,393 @@
+"""Expressions: what to compute from the columns of a row, of a group, or of a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, Union
+
+from tidemill._tidemill import NativeExpr
+from tidemill.dataset._engine import engine
+
+if TYPE_CHECKING:
+    from tidemill.dataset._namespaces import DateTimes, Lists, Strings
+
+__all__ = ["Expr", "IntoExpr", "as_expr", "call", "col", "columns", "lit", "sort_keys"]
+
+#: A column's name where a column is meant, else a literal.
+IntoExpr = Union["Expr", str, Any]
+#: What `str` means outside of `Expr`, where it is a property.
+Text = str
+
+
+class Expr:
+    """An expression. Made by `col`, `lit`, `when` and the methods here; it knows no data until a DataSet uses it.
+
+    Operators work as in Python: ``/`` is true division, ``//`` and ``%`` round down. Comparisons give expressions, and
+    ``&``, ``|``, ``~`` combine them: ``(col("a") > 1) & (col("b") == "x")``. With a null on either side the result is null.
+    ``col("s") + "text"`` joins texts; for texts of several columns there is `concat`.
+    An expression is called after its leftmost column unless `alias` says otherwise.
+    """
+
+    __slots__ = ("_native",)
+    # Comparisons make expressions, so equality cannot serve a hash table.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, native: NativeExpr) -> None:
+        self._native = native
+
+    def __repr__(self) -> Text:
+        return f"<Expr {self._native}>"
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("an expression is neither true nor false; use &, | and ~ in place of and, or and not")
+
+    def _binary(self, op: str, right: object) -> Expr:
+        return Expr(self._native.binary(op, as_value(right)._native))
+
+    def _reflected(self, op: str, left: object) -> Expr:
+        return Expr(as_value(left)._native.binary(op, self._native))
+
+    def __add__(self, other: object) -> Expr:
+        # Whether columns hold strings is not known here; of two columns `concat` makes one text.
+        return self._binary("||" if isinstance(other, str) else "+", other)
+
+    def __radd__(self, other: object) -> Expr:
+        return self._reflected("||" if isinstance(other, str) else "+", other)
+
+    def __sub__(self, other: object) -> Expr:
+        return self._binary("-", other)
+
+    def __rsub__(self, other: object) -> Expr:
+        return self._reflected("-", other)
+
+    def __mul__(self, other: object) -> Expr:
+        return self._binary("*", other)
+
+    def __rmul__(self, other: object) -> Expr:
+        return self._reflected("*", other)
+
+    def __truediv__(self, other: object) -> Expr:
+        return self._binary("/", other)
+
+    def __rtruediv__(self, other: object) -> Expr:
+        return self._reflected("/", other)
+
+    def __floordiv__(self, other: object) -> Expr:
+        return self._binary("//", other)
+
+    def __rfloordiv__(self, other: object) -> Expr:
+        return self._reflected("//", other)
+
+    def __mod__(self, other: object) -> Expr:
+        return self._binary("%", other)
+
+    def __rmod__(self, other: object) -> Expr:
+        return self._reflected("%", other)
+
+    def __pow__(self, other: object) -> Expr:
+        return call("power", self, as_value(other))
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return self._binary("==", other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return self._binary("!=", other)
+
+    def __lt__(self, other: object) -> Expr:
+        return self._binary("<", other)
+
+    def __le__(self, other: object) -> Expr:
+        return self._binary("<=", other)
+
+    def __gt__(self, other: object) -> Expr:
+        return self._binary(">", other)
+
+    def __ge__(self, other: object) -> Expr:
+        return self._binary(">=", other)
+
+    def __and__(self, other: object) -> Expr:
+        return self._binary("&", other)
+
+    def __rand__(self, other: object) -> Expr:
+        return self._reflected("&", other)
+
+    def __or__(self, other: object) -> Expr:
+        return self._binary("|", other)
+
+    def __ror__(self, other: object) -> Expr:
+        return self._reflected("|", other)
+
+    def __invert__(self) -> Expr:
+        return Expr(self._native.invert())
+
+    def __neg__(self) -> Expr:
+        return Expr(self._native.negative())
+
+    # Names and types.
+
+    def alias(self, name: Text) -> Expr:
+        """The same values, called `name`."""
+        return Expr(self._native.alias(name))
+
+    @property
+    def output_name(self) -> Text:
+        """What the result is called."""
+        return self._native.output_name
+
+    def cast(self, dtype: Text, *, strict: bool = True) -> Expr:
+        """The values as another type.
+
+        Parameters
+        ----------
+        dtype : str
+            Such as ``"int64"``, ``"float32"``, ``"str"``, ``"date"``, ``"datetime[ns]"``, ``"decimal(12, 2)"``.
+        strict : bool, default=True
+            Whether a value that does not fit is an error; else it becomes null.
+        """
+        return Expr(self._native.cast(dtype, strict))
+
+    # Nulls and choices.
+
+    def is_null(self) -> Expr:
+        """Whether the value is null."""
+        return Expr(self._native.is_null())
+
+    def is_not_null(self) -> Expr:
+        """Whether the value is not null."""
+        return ~self.is_null()
+
+    def fill_null(self, value: object) -> Expr:
+        """The value, or `value` where it is null."""
+        return call("coalesce", self, as_value(value))
+
+    def eq_missing(self, other: object) -> Expr:
+        """Whether both are equal or both null; never null itself."""
+        return self._binary("is_not_distinct", other)
+
+    def is_in(self, values: Iterable[object]) -> Expr:
+        """Whether the value is one of `values`."""
+        return Expr(self._native.is_in([as_value(value)._native for value in values]))
+
+    def between(self, low: object, high: object) -> Expr:
+        """Whether ``low <= value <= high``."""
+        return (self >= low) & (self <= high)
+
+    # Numbers.
+
+    def abs(self) -> Expr:
+        """Without its sign."""
+        return call("abs", self)
+
+    def round(self, decimals: int = 0) -> Expr:
+        """Rounded to so many decimals, halves away from zero."""
+        return call("round", self, lit(decimals))
+
+    def floor(self) -> Expr:
+        """The next whole number below."""
+        return call("floor", self)
+
+    def ceil(self) -> Expr:
+        """The next whole number above."""
+        return call("ceil", self)
+
+    def sqrt(self) -> Expr:
+        """The square root."""
+        return call("sqrt", self)
+
+    def exp(self) -> Expr:
+        """*e* to this power."""
+        return call("exp", self)
+
+    def log(self, base: float | None = None) -> Expr:
+        """The logarithm, natural unless `base` is given."""
+        return call("ln", self) if base is None else call("log", lit(float(base)), self)
+
+    def is_nan(self) -> Expr:
+        """Whether the value is a NaN."""
+        return call("isnan", self)
+
+    # Many values to one: of a group, a window, or a whole table. Nulls do not count.
+
+    def _aggregate(self, name: Text, *more: Expr, where: Expr | None = None, distinct: bool = False) -> Expr:
+        args = [self._native, *(expr._native for expr in more)]
+        return Expr(engine().aggregate(name, args, distinct, None if where is None else where._native))
+
+    def sum(self, *, where: Expr | None = None) -> Expr:
+        """The sum of the values (for which `where` holds)."""
+        return self._aggregate("sum", where=where)
+
+    def mean(self, *, where: Expr | None = None) -> Expr:
+        """Their mean."""
+        return self._aggregate("avg", where=where)
+
+    def min(self, *, where: Expr | None = None) -> Expr:
+        """The smallest."""
+        return self._aggregate("min", where=where)
+
+    def max(self, *, where: Expr | None = None) -> Expr:
+        """The largest."""
+        return self._aggregate("max", where=where)
+
+    def count(self, *, where: Expr | None = None) -> Expr:
+        """How many are not null."""
+        return self._aggregate("count", where=where)
+
+    def n_unique(self, *, where: Expr | None = None) -> Expr:
+        """How many different ones there are."""
+        return self._aggregate("count", where=where, distinct=True)
+
+    def std(self, *, where: Expr | None = None) -> Expr:
+        """The sample standard deviation (``ddof=1``)."""
+        return self._aggregate("stddev", where=where)
+
+    def var(self, *, where: Expr | None = None) -> Expr:
+        """The sample variance (``ddof=1``)."""
+        return self._aggregate("var", where=where)
+
+    def median(self, *, where: Expr | None = None) -> Expr:
+        """The median; of an even number of values the mean of the middle two."""
+        return self._aggregate("median", where=where)
+
+    def quantile(self, q: float, *, where: Expr | None = None) -> Expr:
+        """The value below which a share `q` lies, ``0 <= q <= 1``, interpolated."""
+        return self._aggregate("percentile_cont", lit(float(q)), where=where)
+
+    def any(self, *, where: Expr | None = None) -> Expr:
+        """Whether any is true."""
+        return self._aggregate("bool_or", where=where)
+
+    def all(self, *, where: Expr | None = None) -> Expr:
+        """Whether all are true."""
+        return self._aggregate("bool_and", where=where)
+
+    def first(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
+        """The first value in the order of `order_by`; without it, any."""
+        return self._ordered("first_value", order_by, where)
+
+    def last(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
+        """The last value in the order of `order_by`; without it, any."""
+        return self._ordered("last_value", order_by, where)
+
+    def to_list(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
+        """All values, nulls too, as one list."""
+        return self._ordered("array_agg", order_by, where)
+
+    def _ordered(self, name: Text, order_by: Order, where: Expr | None) -> Expr:
+        filters = None if where is None else where._native
+        return Expr(engine().aggregate(name, [self._native], False, filters, sort_keys(order_by)))
+
+    # Windows.
+
+    def over(
+        self,
+        partition_by: Order = (),
+        *,
+        order_by: Order = (),
+        descending: bool = False,
+        rows: tuple[int | None, int | None] | None = None,
+    ) -> Expr:
+        """Evaluate the aggregates in this expression for each row, over the rows of its window.
+
+        Parameters
+        ----------
+        partition_by : str, Expr or list of them
+            The window has the rows with the same values of these.
+        order_by : str, Expr or list of them
+            With an order, the window ends with the current row (and its equals): a running total.
+        descending : bool, default=False
+            The direction of `order_by`.
+        rows : (int or None, int or None), optional
+            First and last row of the window relative to the current one: ``(-2, 0)`` are three rows, ``(None, None)`` all.
+        """
+        partition = [as_expr(key)._native for key in listed(partition_by)]
+        return Expr(self._native.over(partition, sort_keys(order_by, descending), rows))
+
+    def shift(self, rows: int = 1) -> Expr:
+        """The value so many rows earlier (negative: later) in a window; needs `over` with an order."""
+        name = "lag" if rows >= 0 else "lead"
+        return Expr(engine().window(name, [self._native, lit(abs(rows))._native]))
+
+    # Kinds of values.
+
+    @property
+    def str(self) -> Strings:
+        """What can be done with strings."""
+        from tidemill.dataset._namespaces import Strings
+
+        return Strings(self)
+
+    @property
+    def dt(self) -> DateTimes:
+        """What can be done with dates and times."""
+        from tidemill.dataset._namespaces import DateTimes
+
+        return DateTimes(self)
+
+    @property
+    def list(self) -> Lists:
+        """What can be done with lists."""
+        from tidemill.dataset._namespaces import Lists
+
+        return Lists(self)
+
+    def field(self, name: Text) -> Expr:
+        """The field of a struct."""
+        return call("get_field", self, lit(name)).alias(name)
+
+
+#: One column or expression, or several of them.
+Order = str | Expr | Iterable[str | Expr]
+
+
+def col(name: str) -> Expr:
+    """The column called `name`, exactly as written."""
+    return Expr(NativeExpr.column(name))
+
+
+def lit(value: object) -> Expr:
+    """A literal: None, bool, int, float, str, bytes, date, datetime, timedelta, Decimal, or a NumPy scalar."""
+    return Expr(NativeExpr.literal(value))
+
+
+def as_expr(value: IntoExpr) -> Expr:
+    """Where columns are expected: a string is a column's name."""
+    if isinstance(value, Expr):
+        return value
+    return col(value) if isinstance(value, str) else lit(value)
+
+
+def as_value(value: object) -> Expr:
+    """Where values are expected: a string is itself."""
+    return value if isinstance(value, Expr) else lit(value)
+
+
+def call(name: str, *args: Expr) -> Expr:
+    """A scalar function of DataFusion."""
+    return Expr(engine().call(name, [arg._native for arg in args]))
+
+
+def listed(given: Order) -> list[str | Expr]:
+    """One thing or several as a list."""
+    return [given] if isinstance(given, (str, Expr)) else list(given)
+
+
+def columns(exprs: Iterable[IntoExpr | Iterable[IntoExpr]], named: dict[str, Any]) -> list[NativeExpr]:
+    """The arguments of select and its like: columns, lists of columns, and ``name=expression``."""
+    flat: list[NativeExpr] = []
+    for expr in exprs:
+        if isinstance(expr, Iterable) and not isinstance(expr, (str, bytes, Expr)):
+            flat += [as_expr(one)._native for one in expr]
+        else:
+            flat.append(as_expr(expr)._native)
+    return flat + [as_expr(expr).alias(name)._native for name, expr in named.items()]
+
+
+def sort_keys(
+    by: Order, descending: bool | Iterable[bool] = False, nulls_last: bool = True
+) -> list[tuple[NativeExpr, bool, bool]]:
+    """Sort keys with their directions."""
+    keys = [as_expr(key)._native for key in listed(by)]
+    down = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
+    if len(down) != len(keys):
+        raise ValueError(f"descending has {len(down)} values for {len(keys)} columns")
+    return [(key, direction, nulls_last) for key, direction in zip(keys, down, strict=True)]

@@ -1,0 +1,106 @@
+"""Functions that make expressions out of several, or out of none."""
+
+from __future__ import annotations
+
+from tidemill._tidemill import NativeExpr
+from tidemill.dataset._engine import engine
+from tidemill.dataset._expr import Expr, IntoExpr, as_expr, as_value, call
+
+__all__ = [
+    "When",
+    "aggregate_function",
+    "coalesce",
+    "concat",
+    "count",
+    "dense_rank",
+    "function",
+    "rank",
+    "row_number",
+    "when",
+]
+
+
+class When:
+    """A choice being written down: ``when(a).then(x).when(b).then(y).otherwise(z)``.
+
+    It is an expression of its own once it has a value: null where no condition holds and there is no ``otherwise``.
+    """
+
+    def __init__(self, branches: list[tuple[Expr, Expr]], condition: Expr) -> None:
+        self._branches = branches
+        self._condition = condition
+
+    def then(self, value: object) -> Then:
+        """The value where the condition holds; a string is itself, not a column."""
+        return Then([*self._branches, (self._condition, as_value(value))])
+
+
+class Then(Expr):
+    """A choice with at least one value."""
+
+    __slots__ = ("_branches",)
+
+    def __init__(self, branches: list[tuple[Expr, Expr]]) -> None:
+        self._branches = branches
+        super().__init__(self._case(None))
+
+    def _case(self, otherwise: NativeExpr | None) -> NativeExpr:
+        return NativeExpr.case([(when._native, then._native) for when, then in self._branches], otherwise)
+
+    def when(self, condition: Expr) -> When:
+        """Another condition, for rows where none before holds."""
+        return When(self._branches, condition)
+
+    def otherwise(self, value: object) -> Expr:
+        """The value where no condition holds."""
+        return Expr(self._case(as_value(value)._native))
+
+
+def when(condition: Expr) -> When:
+    """Begin a choice: ``when(col("x") > 0).then("plus").otherwise("minus")``."""
+    return When([], condition)
+
+
+def count(*, where: Expr | None = None) -> Expr:
+    """How many rows there are (for which `where` holds), called ``count``."""
+    if where is None:
+        return Expr(engine().count_rows())
+    return Expr(engine().aggregate("count", [as_value(1)._native], False, where._native)).alias("count")
+
+
+def coalesce(*exprs: IntoExpr) -> Expr:
+    """The first that is not null; strings are columns."""
+    return call("coalesce", *(as_expr(expr) for expr in exprs))
+
+
+def concat(*exprs: IntoExpr, separator: str = "") -> Expr:
+    """The texts of all, one after the other; nulls are left out, strings are columns."""
+    return call("concat_ws", as_value(separator), *(as_expr(expr) for expr in exprs)).alias(
+        as_expr(exprs[0]).output_name if exprs else "literal"
+    )
+
+
+def row_number() -> Expr:
+    """The row's number in its window, from 1; needs ``over``."""
+    return Expr(engine().window("row_number", []))
+
+
+def rank() -> Expr:
+    """The row's rank in its window's order, from 1; equals share the first one's. Needs ``over``."""
+    return Expr(engine().window("rank", []))
+
+
+def dense_rank() -> Expr:
+    """The row's rank, without gaps after equals. Needs ``over``."""
+    return Expr(engine().window("dense_rank", []))
+
+
+def function(name: str, *args: object) -> Expr:
+    """Any scalar function of DataFusion by its SQL name; strings are values, not columns."""
+    return call(name, *(as_value(arg) for arg in args))
+
+
+def aggregate_function(name: str, *args: object, distinct: bool = False, where: Expr | None = None) -> Expr:
+    """Any aggregate function of DataFusion by its SQL name; strings are values, not columns."""
+    native = [as_value(arg)._native for arg in args]
+    return Expr(engine().aggregate(name, native, distinct, None if where is None else where._native))

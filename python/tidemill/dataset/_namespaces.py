@@ -1,0 +1,212 @@
+"""What expressions of strings, dates and lists can do: ``col("x").str``, ``.dt`` and ``.list``."""
+
+from __future__ import annotations
+
+from tidemill.dataset._expr import Expr, as_value, call, lit
+
+__all__ = ["DateTimes", "Lists", "Strings"]
+
+
+class Strings:
+    """Functions of strings. Positions count characters from 0, patterns of ``match`` are regular expressions."""
+
+    def __init__(self, expr: Expr) -> None:
+        self._expr = expr
+
+    def upper(self) -> Expr:
+        """In upper case."""
+        return call("upper", self._expr)
+
+    def lower(self) -> Expr:
+        """In lower case."""
+        return call("lower", self._expr)
+
+    def strip(self, characters: str | None = None) -> Expr:
+        """Without blanks (or any of `characters`) at both ends."""
+        return self._strip("btrim", characters)
+
+    def lstrip(self, characters: str | None = None) -> Expr:
+        """Without them at the beginning."""
+        return self._strip("ltrim", characters)
+
+    def rstrip(self, characters: str | None = None) -> Expr:
+        """Without them at the end."""
+        return self._strip("rtrim", characters)
+
+    def _strip(self, name: str, characters: str | None) -> Expr:
+        return call(name, self._expr, lit(" \t\r\n" if characters is None else characters))
+
+    def len(self) -> Expr:
+        """How many characters."""
+        return call("character_length", self._expr)
+
+    def len_bytes(self) -> Expr:
+        """How many bytes in UTF-8."""
+        return call("octet_length", self._expr)
+
+    def contains(self, text: str | Expr) -> Expr:
+        """Whether `text` is in it, as it is."""
+        return call("contains", self._expr, as_value(text))
+
+    def starts_with(self, text: str | Expr) -> Expr:
+        """Whether it begins so."""
+        return call("starts_with", self._expr, as_value(text))
+
+    def ends_with(self, text: str | Expr) -> Expr:
+        """Whether it ends so."""
+        return call("ends_with", self._expr, as_value(text))
+
+    def like(self, pattern: str | Expr, *, ignore_case: bool = False) -> Expr:
+        """Whether all of it matches a SQL pattern: ``%`` is any text, ``_`` any character."""
+        return Expr(self._expr._native.like(as_value(pattern)._native, ignore_case))
+
+    def match(self, pattern: str, *, ignore_case: bool = False) -> Expr:
+        """Whether `pattern` is found anywhere in it."""
+        return call("regexp_like", self._expr, lit(pattern), *([lit("i")] if ignore_case else []))
+
+    def count_matches(self, pattern: str) -> Expr:
+        """How often `pattern` is found."""
+        return call("regexp_count", self._expr, lit(pattern))
+
+    def replace(self, old: str | Expr, new: str | Expr) -> Expr:
+        """With every `old` replaced, as it is."""
+        return call("replace", self._expr, as_value(old), as_value(new))
+
+    def replace_match(self, pattern: str, new: str) -> Expr:
+        r"""With everything that `pattern` finds replaced; ``\1`` in `new` is what the first parentheses found."""
+        return call("regexp_replace", self._expr, lit(pattern), lit(new), lit("g"))
+
+    def slice(self, start: int, length: int | None = None) -> Expr:
+        """The characters from `start` (0 is the first) on, at most `length`."""
+        if start < 0:
+            raise ValueError("start counts from the beginning and cannot be negative")
+        return call("substr", self._expr, lit(start + 1), *([] if length is None else [lit(length)]))
+
+    def split(self, by: str) -> Expr:
+        """A list of the parts between `by`."""
+        return call("string_to_array", self._expr, lit(by))
+
+    def split_part(self, by: str, index: int) -> Expr:
+        """Part `index` (0 is the first, -1 the last) between `by`; empty if there is none."""
+        return call("split_part", self._expr, lit(by), lit(index + 1 if index >= 0 else index))
+
+    def find(self, text: str | Expr) -> Expr:
+        """Where `text` first is; -1 if nowhere."""
+        return (call("strpos", self._expr, as_value(text)) - 1).cast("int64")
+
+    def pad_start(self, length: int, fill: str = " ") -> Expr:
+        """Filled at the beginning, or cut at the end, to `length` characters."""
+        return call("lpad", self._expr, lit(length), lit(fill))
+
+    def pad_end(self, length: int, fill: str = " ") -> Expr:
+        """Filled or cut at the end to `length` characters."""
+        return call("rpad", self._expr, lit(length), lit(fill))
+
+    def reverse(self) -> Expr:
+        """Backwards."""
+        return call("reverse", self._expr)
+
+    def to_date(self, format: str | None = None) -> Expr:
+        """As a date; `format` as in ``strptime``, else ISO 8601."""
+        return call("to_date", self._expr, *([lit(format)] if format else []))
+
+    def to_datetime(self, format: str | None = None) -> Expr:
+        """As a datetime; `format` as in ``strptime``, else ISO 8601."""
+        return call("to_timestamp_micros", self._expr, *([lit(format)] if format else []))
+
+
+class DateTimes:
+    """Functions of dates, datetimes and durations."""
+
+    def __init__(self, expr: Expr) -> None:
+        self._expr = expr
+
+    def _part(self, name: str) -> Expr:
+        return call("date_part", lit(name), self._expr).alias(self._expr.output_name)
+
+    def year(self) -> Expr:
+        """The year."""
+        return self._part("year")
+
+    def quarter(self) -> Expr:
+        """The quarter, 1 to 4."""
+        return self._part("quarter")
+
+    def month(self) -> Expr:
+        """The month, 1 to 12."""
+        return self._part("month")
+
+    def week(self) -> Expr:
+        """The ISO 8601 week, 1 to 53."""
+        return self._part("week")
+
+    def day(self) -> Expr:
+        """The day of the month, 1 to 31."""
+        return self._part("day")
+
+    def weekday(self) -> Expr:
+        """The day of the week, Monday is 0, as in ``datetime.date.weekday``."""
+        return (self._part("dow") + 6) % 7
+
+    def ordinal_day(self) -> Expr:
+        """The day of the year, 1 to 366."""
+        return self._part("doy")
+
+    def hour(self) -> Expr:
+        """The hour, 0 to 23."""
+        return self._part("hour")
+
+    def minute(self) -> Expr:
+        """The minute, 0 to 59."""
+        return self._part("minute")
+
+    def second(self) -> Expr:
+        """The second, 0 to 59."""
+        return self._part("second").cast("int32")
+
+    def epoch(self) -> Expr:
+        """Seconds since 1970, with their fraction."""
+        return self._part("epoch")
+
+    def truncate(self, unit: str) -> Expr:
+        """The beginning of its ``"second"``, ``"minute"``, ``"hour"``, ``"day"``, ``"week"``, ``"month"``, ``"quarter"``, ``"year"``."""
+        return call("date_trunc", lit(unit), self._expr).alias(self._expr.output_name)
+
+    def date(self) -> Expr:
+        """Without its time."""
+        return self._expr.cast("date")
+
+    def format(self, format: str) -> Expr:
+        """As text; `format` as in ``strftime``."""
+        return call("to_char", self._expr, lit(format))
+
+
+class Lists:
+    """Functions of lists."""
+
+    def __init__(self, expr: Expr) -> None:
+        self._expr = expr
+
+    def len(self) -> Expr:
+        """How many elements."""
+        return call("cardinality", self._expr)
+
+    def get(self, index: int) -> Expr:
+        """Element `index`, 0 is the first and -1 the last; null if there is none."""
+        return call("array_element", self._expr, lit(index + 1 if index >= 0 else index))
+
+    def contains(self, value: object) -> Expr:
+        """Whether `value` is an element."""
+        return call("array_has", self._expr, as_value(value))
+
+    def join(self, by: str) -> Expr:
+        """The elements as one string, with `by` between."""
+        return call("array_to_string", self._expr, lit(by))
+
+    def sort(self) -> Expr:
+        """In ascending order."""
+        return call("array_sort", self._expr)
+
+    def unique(self) -> Expr:
+        """Each different element once."""
+        return call("array_distinct", self._expr)

@@ -1,0 +1,113 @@
+"""The result of a query, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tidemill._tidemill import NativeTable
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+__all__ = ["Table"]
+
+#: Rows that are shown before the rest is only counted.
+_SHOWN_ROWS = 20
+
+
+class Table:
+    """Rows in memory. Any library that speaks the Arrow PyCapsule interface takes it, without copying.
+
+    Attributes
+    ----------
+    num_rows : int
+    columns : list of str
+    schema : dict of str to str
+        Arrow's types by column.
+    nbytes : int
+        Memory held.
+    """
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: NativeTable) -> None:
+        self._native = native
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return self._native.num_rows
+
+    @property
+    def schema(self) -> dict[str, str]:
+        """Arrow's types by column."""
+        return dict(self._native.fields)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns' names, in order."""
+        return [name for name, _ in self._native.fields]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        return self._native.nbytes
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return self.to_dict()[column]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.to_pylist())
+
+    def __repr__(self) -> str:
+        rest = self.num_rows - _SHOWN_ROWS
+        shown = self._native.slice(0, _SHOWN_ROWS).format()
+        return f"{shown}\n... {rest} more rows" if rest > 0 else shown
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_ipc, (self._native.to_ipc(),)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._native.__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> object:
+        return self._native.__arrow_c_schema__()
+
+    def slice(self, skip: int, count: int) -> Table:
+        """At most `count` rows after the first `skip`, without copying."""
+        return Table(self._native.slice(skip, count))
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """A list of Python values for each column; nulls are None."""
+        return self._native.to_dict()
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """A dict for each row."""
+        columns = self.to_dict()
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def to_arrow(self) -> pyarrow.Table:
+        """As a ``pyarrow.Table``, without copying; needs pyarrow."""
+        import pyarrow
+
+        return pyarrow.table(self)
+
+    def to_pandas(self, **options: Any) -> pandas.DataFrame:
+        """As a pandas frame; needs pyarrow and pandas. `options` go to ``pyarrow.Table.to_pandas``."""
+        return self.to_arrow().to_pandas(**options)
+
+    def to_polars(self) -> polars.DataFrame:
+        """As a Polars frame, without copying; needs Polars."""
+        import polars
+
+        return polars.DataFrame(self)
+
+
+def _from_ipc(data: bytes) -> Table:
+    return Table(NativeTable.from_ipc(data))

@@ -1,0 +1,150 @@
+"""Lloyd's iterations over all ranks: one step of the kernel and one all-reduce each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill import _tidemill as native
+from tidemill.ml._job import allreduce
+from tidemill.ml._shard import Array, Shard
+
+__all__ = ["Iteration", "Result", "lloyd"]
+
+
+#: A sum of squares this much smaller than the one it is the rest of has lost too many digits: it is formed anew.
+_CANCELLED = 1e-3
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration did; the same on every rank."""
+
+    number: int
+    inertia: float
+    #: Squared length of the way all centres moved together.
+    shift: float
+    #: Rows that changed their cluster.
+    changed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where Lloyd's iterations ended."""
+
+    #: (k, d), less the shift, as `settle` rounds them.
+    centres: Array
+    #: Of this rank's rows, for exactly these centres.
+    labels: NDArray[np.int32]
+    inertia: float
+    iterations: int
+    #: Clusters that have any weight.
+    filled: int
+    algorithm: str
+
+
+def lloyd(
+    shard: Shard,
+    centres: Array,
+    *,
+    max_iter: int,
+    tol: float,
+    algorithm: str,
+    squares: float,
+    settle: Callable[[Array], Array],
+    report: Callable[[Iteration], None],
+) -> Result:
+    """Iterate from `centres` until no label changes, the centres move less than `tol`, or `max_iter`.
+
+    Parameters
+    ----------
+    centres : ndarray of shape (k, d), less the shift
+    tol : float
+        Bound of the squared length of the way all centres move together.
+    squares : float
+        The weighted sum of squared norms of all ranks' shifted rows.
+    settle : callable
+        Rounds centres to what the user will see; labels and inertia are those of the rounded ones.
+    report : callable
+        Told of each iteration, on every rank.
+    """
+    k, d = centres.shape
+    fit = native.KMeansFit(shard.pool, shard.x, shard.shift, shard.weights, k, algorithm, max_iter)
+    # Sums of the clusters, their weights, and how many rows changed: all that ranks tell each other, in one message.
+    local = np.empty(k * d + k + 1)
+
+    def step(centres: Array) -> tuple[Array, Array, int]:
+        changed, _ = fit.step(shard.pool, shard.x, shard.shift, shard.weights, centres, local)
+        local[-1] = changed
+        total = allreduce(shard.comm, local)
+        return total[: k * d].reshape(k, d), total[k * d : -1], round(total[-1])
+
+    def inertia_of(centres: Array, sums: Array, totals: Array) -> float:
+        # Sum of w |x - c|^2 = sum of w |x|^2 + sum over clusters of (w |c|^2 - 2 c.s): no look at the rows is needed.
+        norms = np.einsum("kd,kd->k", centres, centres)
+        return max(0.0, squares + float(totals @ norms - 2.0 * np.vdot(centres, sums)))
+
+    number = 0
+    for number in range(1, max_iter + 1):
+        sums, totals, changed = step(centres)
+        inertia = inertia_of(centres, sums, totals)
+        filled = totals.all()
+        if not filled:
+            _refill(shard, fit, centres, sums, totals)
+        moved = centres.copy()
+        np.divide(sums, totals[:, None], out=moved, where=True if filled else totals[:, None] > 0)
+        way = moved - centres
+        shift = float(np.vdot(way, way))
+        centres = moved
+        report(Iteration(number, inertia, shift, changed))
+        if changed == 0 or shift <= tol:
+            break
+    centres = settle(centres)
+    sums, totals, _ = step(centres)
+    labels = fit.labels()
+    inertia = inertia_of(centres, sums, totals)
+    if inertia < _CANCELLED * squares:
+        inertia = shard.inertia(centres, labels)
+    return Result(centres, labels, inertia, number, int((totals > 0).sum()), fit.algorithm)
+
+
+def _refill(shard: Shard, fit: native.KMeansFit, centres: Array, sums: Array, totals: Array) -> None:
+    """Give each empty cluster one of the rows that are farthest from their centres, as scikit-learn does.
+
+    Changes `sums` and `totals`, alike on every rank. A row that is alone in its cluster stays there. Where fewer rows
+    than empty clusters lie off their centres, the rest stay empty.
+    """
+    k = len(totals)
+    empty = np.flatnonzero(totals <= 0)
+    labels = fit.labels()
+    # At most k rows are alone, so some of these are not, if any is.
+    found = native.kmeans_farthest(shard.x, shard.shift, shard.weights, centres, labels, len(empty) + k)
+    rows = np.array([row for _, row in found], dtype=np.intp)
+    mine = (
+        np.array([distance for distance, _ in found]),
+        rows + shard.offset,
+        labels[rows],
+        shard.weight(rows),
+        shard.shifted(rows),
+    )
+    columns = [np.concatenate(column) for column in zip(*shard.comm.allgather(mine), strict=True)]
+    distances, numbers, labels_of, weights, points = columns
+    order = np.lexsort((numbers, -distances))
+    goals = iter(empty)
+    goal = next(goals)
+    for i in order:
+        old = labels_of[i]
+        # The tolerance is for weights that do not add up exactly.
+        if totals[old] - weights[i] <= 1e-12 * totals[old]:
+            continue
+        sums[old] -= weights[i] * points[i]
+        totals[old] -= weights[i]
+        sums[goal] = weights[i] * points[i]
+        totals[goal] = weights[i]
+        following = next(goals, None)
+        if following is None:
+            return
+        goal = following

@@ -1,0 +1,455 @@
+"""`KMeans`: clustering by Lloyd's algorithm, over the rows of all ranks."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill import _tidemill as native
+from tidemill.ml import _seeding
+from tidemill.ml._estimator import (
+    Estimator,
+    check_features,
+    check_weights,
+    matrix,
+    not_finite,
+    warning_class,
+)
+from tidemill.ml._job import active, together, using
+from tidemill.ml._lloyd import Iteration, Result, lloyd
+from tidemill.ml._shard import Array, Moments, Shard, moments
+from tidemill.ml._threads import pool
+
+__all__ = ["KMeans"]
+
+Self = TypeVar("Self", bound="KMeans")
+Init = str | ArrayLike | Callable[..., ArrayLike]
+
+
+class KMeans(Estimator):
+    """Lloyd's k-means over the ranks of the active communicator; each rank passes its own rows of ``X``.
+
+    The conventions are scikit-learn's: so are the parameters, attributes and messages that both have. With one worker it
+    does the same as ``sklearn.cluster.KMeans``, up to seeding. With several, `fit`, `fit_predict`, `fit_transform` and
+    `score` are collective: every rank calls them, a rank may have no rows, and every rank ends with the same centres.
+    The number of ranks, and how rows are spread over them in order, change the result by rounding only. `predict` and
+    `transform` are local.
+
+    Parameters
+    ----------
+    n_clusters : int, default=8
+    init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or callable, \
+default="k-means||"
+        Where to start. A callable gets ``(X, n_clusters, random_state=RandomState)`` with the rows of rank 0. Array and
+        callable are taken from rank 0.
+    n_init : "auto" or int, default="auto"
+        How many starts to try; the result with the least inertia wins. ``"auto"`` is 10 for ``"random"`` and a callable,
+        else 1.
+    max_iter : int, default=300
+        Most iterations of one start.
+    tol : float, default=1e-4
+        Stop when the squared length of the way all centres moved together is at most this times the mean variance of the
+        features.
+    verbose : int, default=0
+        Print each iteration, on rank 0.
+    random_state : int, RandomState, Generator or None, default=None
+        Seed; taken from rank 0.
+    algorithm : {"auto", "lloyd", "hamerly", "elkan", "tree"}, default="auto"
+        How distances are avoided; labels and centres are the same with each. ``"lloyd"`` computes all, ``"hamerly"`` keeps
+        bounds, ``"tree"`` keeps a k-d tree over the rows and takes up to 6 features. ``"elkan"``, scikit-learn's name for
+        keeping bounds, means ``"hamerly"`` here: two bounds a row, not one for each centre. ``"auto"`` chooses by rows,
+        features and clusters.
+    n_threads : int or None, default=None
+        Threads of each rank; ``None`` for what the launcher was told, else all processors of the host, shared among its
+        workers.
+
+    Attributes
+    ----------
+    cluster_centers_ : ndarray of shape (n_clusters, n_features), dtype of ``X``; the same on every rank
+    labels_ : ndarray of shape (n_samples,), int32
+        The nearest centre of each row of this rank; of equally near ones the first.
+    inertia_ : float
+        The weighted sum of squared distances of all ranks' rows to their centres.
+    n_iter_ : int
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features,)
+        Only if ``X`` has column names that are all strings.
+
+    Raises
+    ------
+    ValueError, TypeError
+        On every rank, if input or a parameter is refused on one: a message that names the rank.
+
+    Notes
+    -----
+    An iteration costs at most ``n k d`` multiply-adds over all ranks, and one all-reduce of ``k (d + 1) + 1`` float64.
+    Sums are float64 whatever the dtype of ``X``. Source: Lloyd (1982); Hamerly (2010); Kanungo et al. (2002).
+
+    Examples
+    --------
+    >>> from tidemill.ml import KMeans
+    >>> model = KMeans(n_clusters=2, random_state=0).fit([[1.0, 2.0], [1.0, 4.0], [10.0, 2.0], [10.0, 4.0]])
+    >>> model.inertia_
+    4.0
+    >>> model.predict([[0.0, 3.0]]) == model.labels_[0]
+    array([ True])
+    """
+
+    _estimator_type: ClassVar[str] = "clusterer"
+
+    cluster_centers_: NDArray[Any]
+    labels_: NDArray[np.int32]
+    inertia_: float
+    n_iter_: int
+    n_features_in_: int
+    feature_names_in_: NDArray[np.object_]
+    #: The algorithm that ran on this rank.
+    _algorithm: str
+    #: What the kernels subtract from rows; see their documentation.
+    _shift: NDArray[Any]
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        init: Init = "k-means||",
+        n_init: str | int = "auto",
+        max_iter: int = 300,
+        tol: float = 1e-4,
+        verbose: int = 0,
+        random_state: int | np.random.RandomState | np.random.Generator | None = None,
+        algorithm: str = "auto",
+        n_threads: int | None = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.init = init
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.verbose = verbose
+        self.random_state = random_state
+        self.algorithm = algorithm
+        self.n_threads = n_threads
+
+    def fit(self: Self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
+        """Cluster the rows of all ranks. Collective.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            The rows of this rank; float32 stays float32, all else becomes float64. Not changed, and copied only if it is
+            not C-contiguous.
+        y : ignored
+        sample_weight : array-like of shape (n_samples,), optional
+            Weights of the rows of this rank.
+
+        Returns
+        -------
+        self
+        """
+        shard, squares, tol, names = self._prepare(X, sample_weight)
+        rng = np.random.default_rng(self._seed)
+        starts = self._starts()
+        best: Result | None = None
+        for number in range(starts):
+            if self.verbose and shard.comm.rank == 0 and starts > 1:
+                print(f"Start {number + 1} of {starts}.")
+            centres = self._start(shard, rng)
+            result = lloyd(
+                shard,
+                centres,
+                max_iter=self.max_iter,
+                tol=tol,
+                algorithm="hamerly" if self.algorithm == "elkan" else self.algorithm,
+                squares=squares,
+                settle=lambda centres: self._seen(shard, centres) - shard.shift.astype(np.float64),
+                report=self._report,
+            )
+            if best is None or result.inertia < best.inertia:
+                best = result
+        assert best is not None, "there is at least one start"
+        if best.filled < self.n_clusters and shard.comm.rank == 0:
+            warnings.warn(
+                f"Number of distinct clusters ({best.filled}) found smaller than n_clusters ({self.n_clusters}). "
+                "Possibly due to duplicate points in X.",
+                warning_class(),
+                stacklevel=2,
+            )
+        self.cluster_centers_ = self._seen(shard, best.centres).astype(shard.x.dtype)
+        self.labels_ = best.labels
+        self.inertia_ = best.inertia
+        self.n_iter_ = best.iterations
+        self._algorithm = best.algorithm
+        self._shift = shard.shift
+        self.n_features_in_ = shard.d
+        if names is not None:
+            self.feature_names_in_ = names
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[np.int32]:
+        """The nearest centre of each row; of equally near ones the first. Local.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,), int32
+        """
+        return self._shard(X).assign(self._centres())
+
+    def transform(self, X: ArrayLike) -> NDArray[Any]:
+        """The distance of each row from each centre. Local.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_clusters), float32 or float64 as ``X``
+        """
+        return self._distances(self._shard(X))
+
+    def score(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> float:
+        """Less the inertia of the rows of all ranks. Collective.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : ignored
+        sample_weight : array-like of shape (n_samples,), optional
+        """
+        comm = active()
+        mine: list[Shard] = []
+        together(comm, lambda: mine.append(self._shard(X, sample_weight, empty_allowed=comm.size > 1)))
+        shard, centres = mine[0], self._centres()
+        shard.comm = comm
+        return -shard.inertia(centres, shard.assign(centres))
+
+    def fit_predict(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> NDArray[np.int32]:
+        """`fit`, then ``labels_``. Collective."""
+        return self.fit(X, sample_weight=sample_weight).labels_
+
+    def fit_transform(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> NDArray[Any]:
+        """`fit`, then `transform`. Collective."""
+        self.fit(X, sample_weight=sample_weight)
+        shard = self._shard(X, empty_allowed=True)
+        return self._distances(shard)
+
+    def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
+        """Names of the columns that `transform` makes: ``kmeans0`` and so on."""
+        self._check_fitted()
+        return np.array([f"kmeans{i}" for i in range(len(self.cluster_centers_))], dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks estimators about themselves; needs scikit-learn."""
+        from sklearn.utils import Tags, TargetTags, TransformerTags
+
+        return Tags(
+            estimator_type="clusterer",
+            target_tags=TargetTags(required=False),
+            transformer_tags=TransformerTags(preserves_dtype=["float64", "float32"]),
+        )
+
+    def _report(self, iteration: Iteration) -> None:
+        """Told of each iteration, on every rank; a subclass may show progress."""
+        if self.verbose and active().rank == 0:
+            print(f"Iteration {iteration.number}, inertia {iteration.inertia:.6g}, {iteration.changed} rows moved.")
+
+    def _check_parameters(self) -> None:
+        def whole(name: str, least: int, value: object) -> None:
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+                raise ValueError(
+                    f"The {name!r} parameter of KMeans must be an int in the range [{least}, inf). Got {value!r} instead."
+                )
+
+        whole("n_clusters", 1, self.n_clusters)
+        whole("max_iter", 1, self.max_iter)
+        if self.n_threads is not None:
+            whole("n_threads", 1, self.n_threads)
+        if not (isinstance(self.n_init, str) and self.n_init == "auto"):
+            whole("n_init", 1, self.n_init)
+        if not isinstance(self.tol, numbers.Real) or not self.tol >= 0:
+            raise ValueError(
+                f"The 'tol' parameter of KMeans must be a float in the range [0.0, inf). Got {self.tol!r} instead."
+            )
+        algorithms = ("auto", "lloyd", "hamerly", "elkan", "tree")
+        if self.algorithm not in algorithms:
+            raise ValueError(
+                f"The 'algorithm' parameter of KMeans must be a str among {set(algorithms)}. Got {self.algorithm!r} instead."
+            )
+        inits = ("k-means||", "k-means++", "random")
+        if isinstance(self.init, str) and self.init not in inits:
+            raise ValueError(
+                f"The 'init' parameter of KMeans must be a str among {set(inits)}, a callable or an array-like. "
+                f"Got {self.init!r} instead."
+            )
+
+    def _starts(self) -> int:
+        if self.n_init == "auto":
+            return 10 if callable(self.init) or (isinstance(self.init, str) and self.init == "random") else 1
+        if not isinstance(self.init, str) and not callable(self.init):
+            return 1
+        return int(self.n_init)
+
+    def _prepare(
+        self, X: ArrayLike, sample_weight: ArrayLike | None
+    ) -> tuple[Shard, float, float, NDArray[np.object_] | None]:
+        """Check input and parameters on all ranks; the rows, their sum of squares, the tolerance and column names."""
+        comm = active()
+        name = type(self).__name__
+
+        def check() -> _Checked:
+            self._check_parameters()
+            x, names = matrix(X, name, empty_allowed=comm.size > 1)
+            weights = check_weights(sample_weight, len(x))
+            plain, weighted, finite = None, None, True
+            if x.size:
+                plain, weighted, finite = moments(pool(self.n_threads), x, weights)
+            if not finite:
+                raise not_finite(x, name)
+            seed = _draw_seed(self.random_state) if comm.rank == 0 else 0
+            return _Checked(len(x), x.shape[1], str(x.dtype), names, plain, weighted, seed, x, weights)
+
+        # The rows stay where they are: only what others need travels.
+        mine: list[_Checked] = []
+
+        def keep() -> _Checked:
+            mine.append(check())
+            return mine[0].without_rows()
+
+        everyone = together(comm, keep)
+        x, weights = mine[0].x, mine[0].weights
+        assert x is not None, "check has set it"
+        counts = [one.n for one in everyone]
+        n_total, offset = sum(counts), sum(counts[: comm.rank])
+        widths = {one.d for one in everyone if one.n > 0}
+        if n_total == 0 or widths == {0}:
+            raise ValueError(
+                f"Found array with 0 sample(s) over all {comm.size} ranks while a minimum of 1 is required by {name}."
+            )
+        if len(widths) > 1:
+            raise ValueError(f"The ranks disagree on the number of features: {[one.d for one in everyone]}.")
+        if n_total < self.n_clusters:
+            raise ValueError(f"n_samples={n_total} should be >= n_clusters={self.n_clusters}.")
+        if self.algorithm == "tree" and max(widths) > 6:
+            raise ValueError(f"algorithm='tree' takes at most 6 features, and X has {max(widths)}.")
+        d = widths.pop()
+        dtype = np.dtype("float64" if any(one.dtype == "float64" and one.n for one in everyone) else "float32")
+        x = np.ascontiguousarray(x if len(x) else np.empty((0, d)), dtype=dtype)
+        plain = [one.plain for one in everyone if one.plain is not None]
+        weighted = [one.weighted for one in everyone if one.weighted is not None]
+        # Sums in rank order, so that every rank gets the same to the bit.
+        mean = np.sum([part.total() for part in plain], axis=0) / n_total
+        variances = np.sum([part.squares_about(mean) for part in plain], axis=0) / n_total
+        shift = mean.astype(dtype)
+        squares = float(np.sum([part.squares_about(shift.astype(np.float64)) for part in weighted]))
+        if not sum(part.weight for part in weighted) > 0:
+            raise ValueError("sample_weight is zero for every row: at least one weight must be positive.")
+        if not np.isfinite(squares) or not np.isfinite(variances).all():
+            raise ValueError("Values of X are too large: their squares overflow float64.")
+        shard = Shard(comm, pool(self.n_threads), x, shift, weights, offset, n_total)
+        self._seed = everyone[0].seed
+        names = next((one.names for one in everyone if one.names is not None), None)
+        return shard, squares, float(self.tol * max(variances.mean(), 0.0)), names
+
+    def _start(self, shard: Shard, rng: np.random.Generator) -> Array:
+        """Centres to start from, less the shift, the same on every rank."""
+        k = self.n_clusters
+        if isinstance(self.init, str):
+            method = {
+                "k-means||": _seeding.parallel,
+                "k-means++": _seeding.plus_plus,
+                "random": _seeding.random_rows,
+            }[self.init]
+            return method(shard, k, rng)
+        state = np.random.RandomState(int(rng.integers(2**32)))
+
+        def given() -> Array | None:
+            if shard.comm.rank != 0:
+                return None
+            init = self.init(shard.x, k, random_state=state) if callable(self.init) else self.init
+            centres = np.array(init, dtype=np.float64)
+            if centres.shape != (k, shard.d):
+                raise ValueError(
+                    f"The shape of the initial centers {centres.shape} does not match the number of clusters and "
+                    f"features {(k, shard.d)}."
+                )
+            if not np.isfinite(centres).all():
+                raise ValueError("The initial centers contain NaN or infinity.")
+            return centres
+
+        first = together(shard.comm, given)[0]
+        assert first is not None, "rank 0 gives centres or raises"
+        return first - shard.shift.astype(np.float64)
+
+    @staticmethod
+    def _seen(shard: Shard, centres: Array) -> Array:
+        """Centres with the shift, rounded to the dtype of the rows."""
+        result: Array = (centres + shard.shift).astype(shard.x.dtype).astype(np.float64)
+        return result
+
+    def _distances(self, shard: Shard) -> NDArray[Any]:
+        return native.kmeans_transform(shard.pool, shard.x, shard.shift, self._centres())
+
+    def _centres(self) -> Array:
+        centres = np.asarray(self.cluster_centers_, dtype=np.float64)
+        return np.ascontiguousarray(centres - self._shift.astype(np.float64))
+
+    def _shard(self, X: ArrayLike, sample_weight: ArrayLike | None = None, empty_allowed: bool = False) -> Shard:
+        """Rows to be compared with the centres of a fitted model, alone."""
+        self._check_fitted()
+        x, names = matrix(X, type(self).__name__, empty_allowed)
+        if empty_allowed and len(x) == 0:
+            x = np.empty((0, self.n_features_in_), x.dtype)
+        else:
+            check_features(self, x, names)
+        # float64 rows less a float32 shift would be rounded twice; the shift is exact in both.
+        shift = self._shift.astype(x.dtype)
+        weights = check_weights(sample_weight, len(x))
+        with using(None):
+            shard = Shard(active(), pool(self.n_threads), x, shift, weights, 0, len(x))
+        if not np.isfinite(x).all():
+            raise not_finite(x, type(self).__name__)
+        return shard
+
+
+@dataclass
+class _Checked:
+    """What a rank's input is found to be; all but the arrays is told to the others."""
+
+    n: int
+    d: int
+    dtype: str
+    names: NDArray[np.object_] | None
+    plain: Moments | None
+    weighted: Moments | None
+    seed: int
+    x: NDArray[Any] | None = None
+    weights: Array | None = None
+
+    def without_rows(self) -> _Checked:
+        return _Checked(self.n, self.d, self.dtype, self.names, self.plain, self.weighted, self.seed)
+
+
+def _draw_seed(random_state: object) -> int:
+    """A seed from anything that scikit-learn takes as random state."""
+    if random_state is None:
+        return int(np.random.default_rng().integers(2**63))
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**63))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31 - 1))
+    if isinstance(random_state, numbers.Integral) and int(random_state) >= 0:
+        return int(random_state)
+    raise ValueError(f"{random_state!r} cannot be used to seed a numpy.random.RandomState instance")

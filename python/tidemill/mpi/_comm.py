@@ -1,0 +1,752 @@
+"""Communicators of one group. The upper-case calls on buffers are native; here is all the rest.
+
+Source: MPI 4.1 chapters 3, 6 and 7.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from tidemill import _tidemill
+from tidemill._errors import ERROR_CLASSES, CommError, added_classes, error_string, fail
+from tidemill.mpi import _constants as c
+from tidemill.mpi import _objects
+from tidemill.mpi._buffers import BOTTOM
+from tidemill.mpi._datatype import predefined as datatypes
+from tidemill.mpi._group import Group
+from tidemill.mpi._handle import Attributes
+from tidemill.mpi._info import ERRORS_ARE_FATAL, ERRORS_RETURN, INFO_NULL, Errhandler, Info
+from tidemill.mpi._memory import attached
+from tidemill.mpi._message import Message
+from tidemill.mpi._missing import missing
+from tidemill.mpi._objects import Combine
+from tidemill.mpi._op import Op
+from tidemill.mpi._op import predefined as ops
+from tidemill.mpi._pickle import pickle
+from tidemill.mpi._request import Prequest, Request
+from tidemill.mpi._status import Status
+
+SUM: Op = ops["SUM"]
+
+#: What the name of a new communicator says about where it comes from.
+_NAMES = {"world": "MPI_COMM_WORLD", "self": "MPI_COMM_SELF"}
+
+
+class _State:
+    """What handles of one communicator share besides the native one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.attributes: dict[int, Any] = {}
+        self.info: Info = Info.Create()
+        self.errhandler = ERRORS_ARE_FATAL
+        self.topology: Any = None
+        self.buffer: Any = None
+
+
+class Comm(_tidemill.Comm, Attributes["Comm"]):
+    """A group of processes that talk among themselves.
+
+    Upper-case calls move buffers and are native code; lower-case calls move any Python object.
+    """
+
+    _kind = "comm"
+    _state: _State
+
+    def __new__(cls, comm: Comm | None = None) -> Any:
+        if comm is not None and comm and not cls._takes(comm):
+            raise TypeError(f"cannot make a {cls.__name__} of a {type(comm).__name__}")
+        self = super().__new__(cls, comm)
+        if comm is not None:
+            self._state = comm._state
+            self._predefined_name = comm._predefined_name
+        else:
+            self._state = _State("MPI_COMM_NULL")
+        return self
+
+    @classmethod
+    def _wrap(cls, native: _tidemill.Comm, name: str = "") -> Any:
+        self = super().__new__(cls, native)
+        self._state = _State(name)
+        return self
+
+    @classmethod
+    def _takes(cls, comm: Comm) -> bool:
+        """Whether another communicator can be one of this class."""
+        return True
+
+    def _identity(self) -> object:
+        return self._state if self._is_usable() else None
+
+    def _check_usable(self) -> None:
+        self.Get_size()
+
+    @property
+    def _attributes(self) -> dict[int, Any]:  # type: ignore[override]
+        return self._state.attributes
+
+    # What it is.
+
+    @property
+    def group(self) -> Group:
+        """The group of its processes."""
+        return self.Get_group()
+
+    def Get_group(self) -> Group:
+        """The group of its processes."""
+        return Group._of(self._world_ranks())  # type: ignore[no-any-return]
+
+    def Is_inter(self) -> bool:
+        """Whether it connects two groups."""
+        self._check_usable()
+        return False
+
+    def Is_intra(self) -> bool:
+        """Whether it is of one group."""
+        self._check_usable()
+        return not self.Is_inter()
+
+    @property
+    def is_inter(self) -> bool:
+        """Whether it connects two groups."""
+        return self.Is_inter()
+
+    @property
+    def is_intra(self) -> bool:
+        """Whether it is of one group."""
+        return self.Is_intra()
+
+    def Get_topology(self) -> int:
+        """``MPI.CART``, ``MPI.GRAPH``, ``MPI.DIST_GRAPH`` or ``MPI.UNDEFINED``."""
+        self._check_usable()
+        return c.UNDEFINED if self._state.topology is None else int(self._state.topology.kind)
+
+    topology = property(Get_topology, doc="See `Get_topology`.")
+
+    @property
+    def is_topo(self) -> bool:
+        """Whether it has a topology."""
+        return self.Get_topology() != c.UNDEFINED
+
+    @classmethod
+    def _compare_groups(cls, a: Group, b: Group) -> int:
+        found = a.Compare(b)
+        return c.CONGRUENT if found == c.IDENT else found
+
+    def Compare(self, comm: Comm) -> int:
+        """``MPI.IDENT``, ``MPI.CONGRUENT`` (same group), ``MPI.SIMILAR`` (other order) or ``MPI.UNEQUAL``."""
+        self._check_usable()
+        comm._check_usable()
+        if self == comm:
+            return c.IDENT
+        if self.Is_inter() != comm.Is_inter():
+            return c.UNEQUAL
+        return self._compare_groups(self.Get_group(), comm.Get_group())
+
+    def Get_name(self) -> str:
+        """The name, for people."""
+        return self._state.name
+
+    def Set_name(self, name: str) -> None:
+        """Names the communicator on this process; error messages and stall reports use the name."""
+        self._rename(name)
+        self._state.name = name
+
+    name = property(Get_name, Set_name, doc="The name of the communicator.")
+
+    def Get_info(self) -> Info:
+        """A copy of its hints."""
+        self._check_usable()
+        return self._state.info.Dup()  # type: ignore[no-any-return]
+
+    def Set_info(self, info: Info) -> None:
+        """Sets hints. None has a meaning here."""
+        self._check_usable()
+        self._state.info.update(info)
+
+    @property
+    def info(self) -> Info:
+        """A copy of its hints."""
+        return self.Get_info()
+
+    @info.setter
+    def info(self, info: Info) -> None:
+        self.Set_info(info)
+
+    def Get_attr(self, keyval: int) -> Any:
+        """The value of an attribute; ``MPI.TAG_UB`` and the other predefined ones too."""
+        self._check_usable()
+        if keyval < 0:
+            return _predefined_attribute(keyval)
+        return super().Get_attr(keyval)
+
+    # Errors.
+
+    @classmethod
+    def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:
+        """An error handler, for `Call_errhandler`. Errors are raised as exceptions, whatever the handler."""
+        return Errhandler._of(errhandler_fn)
+
+    def Get_errhandler(self) -> Errhandler:
+        """The error handler."""
+        self._check_usable()
+        return Errhandler(self._state.errhandler)
+
+    def Set_errhandler(self, errhandler: Errhandler) -> None:
+        """Sets the error handler. Errors are raised as exceptions, whatever the handler."""
+        self._check_usable()
+        if not errhandler:
+            raise fail("ERR_ARG", "the error handler is ERRHANDLER_NULL")
+        # A copy: the caller may free his.
+        self._state.errhandler = Errhandler(errhandler)
+
+    def Call_errhandler(self, errorcode: int) -> None:
+        """Calls the error handler: a function of the program's own; else the error is raised, unless errors are returned."""
+        self._check_usable()
+        if self._state.errhandler._function is not None:
+            self._state.errhandler._function(self, errorcode)
+        elif errorcode and self._state.errhandler != ERRORS_RETURN:
+            raise CommError(errorcode, error_string(errorcode))
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """Ends the whole job at once. The others raise `PeerFailed`; this process exits with `errorcode`."""
+        from tidemill._job import abort
+
+        abort(errorcode, self._state.name)
+
+    # New ones.
+
+    def _make(self, native: _tidemill.Comm | None, kind: type[Comm] | None = None) -> Any:
+        """A handle for a new native communicator, ``COMM_NULL`` for none."""
+        kind = kind or type(self)
+        if native is None:
+            return COMM_NULL if kind is Comm else kind()
+        return kind._wrap(native)
+
+    def Clone(self) -> Any:
+        """A communicator of the same group, without attributes and hints. Collective."""
+        return self._inherit(self._make(self._dup()))
+
+    def _inherit(self, new: Any) -> Any:
+        """Passes on the topology."""
+        new._state.topology = self._state.topology
+        return new
+
+    def Dup(self, info: Info | None = None) -> Any:
+        """A communicator of the same group, with attributes copied by their keys' functions. Collective."""
+        new = self.Clone()
+        self._copy_attributes(new)
+        new._state.info.update(self._state.info if info is None else info)
+        return new
+
+    def Dup_with_info(self, info: Info) -> Any:
+        """The same as `Dup`."""
+        return self.Dup(info)
+
+    def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
+        """`Dup`, which is over when this returns, and a request that is over too."""
+        return self.Dup(info), self.Isend([BOTTOM, 0, datatypes["BYTE"]], c.PROC_NULL)
+
+    def Idup_with_info(self, info: Info) -> tuple[Any, Request]:
+        """The same as `Idup`."""
+        return self.Idup(info)
+
+    def Create(self, group: Group) -> Any:
+        """A communicator of a part of the group, ``COMM_NULL`` outside. Collective; groups may differ if disjoint."""
+        members = group._workers()
+        mine = self._world_ranks()
+        place = {worker: rank for rank, worker in enumerate(mine)}
+        if any(worker not in place for worker in members):
+            raise fail("ERR_GROUP", "the group has members that are not in the communicator")
+        me = mine[self.rank]
+        # The colour is the first member, so that disjoint groups become different communicators.
+        color = place[members[0]] if me in members else None
+        return self._make(self._split(color, members.index(me) if me in members else 0), self._plain())
+
+    @classmethod
+    def _plain(cls) -> type[Comm]:
+        """The class of parts of it: without the topology."""
+        return Intracomm
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """One communicator for each colour, ranked by `key`, then by rank here. Collective.
+
+        Returns ``COMM_NULL`` for the colour ``MPI.UNDEFINED``.
+        """
+        if color == c.UNDEFINED:
+            return self._make(self._split(None, key), self._plain())
+        if color < 0:
+            raise fail("ERR_ARG", f"colour {color} is negative")
+        return self._make(self._split(color, key), self._plain())
+
+    def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Any:
+        """One communicator for each host (``MPI.COMM_TYPE_SHARED``). Collective."""
+        if split_type not in (c.COMM_TYPE_SHARED, c.UNDEFINED, c.COMM_TYPE_HW_GUIDED, c.COMM_TYPE_HW_UNGUIDED):
+            raise fail("ERR_ARG", f"{split_type} is no type to split by")
+        by_resource = bool(info) and info.Get("mpi_hw_resource_type") == "mpi_shared_memory"
+        if split_type == c.UNDEFINED or (split_type != c.COMM_TYPE_SHARED and not by_resource):
+            return self.Split(c.UNDEFINED, key)
+        from tidemill._job import hosts
+
+        return self.Split(hosts()[self._world_ranks()[self.rank]], key)
+
+    def Free(self) -> None:
+        """Turns this handle into ``COMM_NULL``; the native communicator ends when nothing uses it any more."""
+        self._check_usable()
+        if self._predefined_name is not None:
+            raise fail("ERR_COMM", f"{self._state.name} is predefined and cannot be freed")
+        self._delete_attributes()
+        self._free()
+
+    def free(self) -> None:
+        """Frees the communicator unless it is null or predefined."""
+        if self and self._predefined_name is None:
+            self.Free()
+
+    def Disconnect(self) -> None:
+        """Waits for the others, then frees the communicator. Collective."""
+        self.Barrier()
+        self.Free()
+
+    # Point to point.
+
+    def Sendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = c.ANY_SOURCE,
+        recvtag: int = c.ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
+        """Sends a buffer and receives another message into it."""
+        request = self.Ibsend(buf, dest, sendtag)
+        self.Recv(buf, source, recvtag, status)
+        request.Wait()
+
+    def Isendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = c.ANY_SOURCE,
+        recvtag: int = c.ANY_TAG,
+    ) -> Request:
+        """Begins to send one message and to receive another."""
+        return _both(self.Irecv(recvbuf, source, recvtag), self.Isend(sendbuf, dest, sendtag))
+
+    def Isendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
+    ) -> Request:
+        """Begins to send a buffer and to receive another message into it."""
+        sending = self.Ibsend(buf, dest, sendtag)
+        return _both(self.Irecv(buf, source, recvtag), sending)
+
+    def Mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
+        """Waits for a message and takes it out of matching."""
+        message = Message()
+        self._match(message, source, tag, status, True)
+        return message
+
+    def Improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
+        """Takes a message out of matching, if there is one."""
+        message = Message()
+        return message if self._match(message, source, tag, status, False) else None
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends an object. Large arrays inside it are not copied."""
+        _objects.send(self, obj, dest, tag)
+
+    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends a copy of an object and returns at once."""
+        self.Ibsend(pickle.dumps(obj), dest, tag)
+
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends an object; returns when its receive has begun."""
+        _objects.send(self, obj, dest, tag, synchronous=True)
+
+    def recv(
+        self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
+    ) -> Any:
+        """Receives an object. `buf` is not needed here: there is room for any message."""
+        return _objects.recv(self, source, tag, status)
+
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = c.ANY_SOURCE,
+        recvtag: int = c.ANY_TAG,
+        status: Status | None = None,
+    ) -> Any:
+        """Sends one object and receives another."""
+        request = _objects.isend(self, sendobj, dest, sendtag)
+        found = _objects.recv(self, source, recvtag, status)
+        request.Wait()
+        return found
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begins to send an object, whose arrays must not change until the request is over."""
+        return _objects.isend(self, obj, dest, tag)
+
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begins to send a copy of an object: the request is over at once."""
+        request: Request = self.Ibsend(pickle.dumps(obj), dest, tag)
+        return request
+
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begins a synchronous send of an object: the request is over when the receive has begun."""
+        return _objects.isend(self, obj, dest, tag, synchronous=True)
+
+    def irecv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
+        """Begins to receive an object, which `Request.wait` returns. `buf` is not needed here."""
+        return _objects.irecv(self, source, tag)
+
+    def probe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
+        """Waits for a message that a receive would take."""
+        return bool(self.Probe(source, tag, status))
+
+    def iprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
+        """Whether there is a message that a receive would take."""
+        return bool(self.Iprobe(source, tag, status))
+
+    def mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
+        """Waits for a message and takes it out of matching."""
+        return self.Mprobe(source, tag, status)
+
+    def improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
+        """Takes a message out of matching, if there is one."""
+        return self.Improbe(source, tag, status)
+
+    # Buffered sends need no buffer here.
+
+    def Attach_buffer(self, buf: Any) -> None:
+        """Accepted for compatibility: buffered sends take the memory they need."""
+        self._check_usable()
+        self._state.buffer = attached(buf)
+
+    def Detach_buffer(self) -> Any:
+        """Returns what `Attach_buffer` was given."""
+        self._check_usable()
+        found, self._state.buffer = self._state.buffer, None
+        return found
+
+    def Flush_buffer(self) -> None:
+        """Accepted for compatibility."""
+        self._check_usable()
+
+    def Iflush_buffer(self) -> Request:
+        """Accepted for compatibility: a request that is over."""
+        return self.Isend([BOTTOM, 0, datatypes["BYTE"]], c.PROC_NULL)
+
+    # Objects among all.
+
+    def barrier(self) -> None:
+        """Waits until every rank has called it."""
+        self.Barrier()
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """The root's object to everybody."""
+        self._check_root(root)
+        return _objects.bcast(self, obj, root)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Everybody's object to the root, as a list by rank."""
+        self._check_root(root)
+        return _objects.gather(self, sendobj, root)
+
+    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+        """Object i of the root to rank i."""
+        self._check_root(root)
+        return _objects.scatter(self, sendobj, root)
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Everybody's object to everybody, as a list by rank."""
+        return _objects.allgather(self, sendobj)
+
+    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        """Object i of rank j becomes object j of rank i."""
+        return _objects.alltoall(self, sendobj)
+
+    def reduce(self, sendobj: Any, op: Combine = SUM, root: int = 0) -> Any:
+        """Combines everybody's object in rank order; the result goes to the root, the others get ``None``."""
+        self._check_root(root)
+        return _objects.reduce(self, sendobj, op, root)
+
+    def allreduce(self, sendobj: Any, op: Combine = SUM) -> Any:
+        """Combines everybody's object in rank order; the result goes to everybody."""
+        return _objects.allreduce(self, sendobj, op)
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.Get_size():
+            raise fail("ERR_ROOT", f"root {root} is not in a communicator of {self.size} ranks")
+
+    # Outside of what Tidemill offers.
+
+    @classmethod
+    def Get_parent(cls) -> Any:
+        """``COMM_NULL``: there are no dynamic processes."""
+        from tidemill.mpi._inter import Intercomm
+
+        return Intercomm()
+
+    @classmethod
+    def Join(cls, fd: int) -> NoReturn:
+        """Not available: dynamic processes."""
+        missing("Comm.Join", "dynamic processes")
+
+    def Revoke(self) -> NoReturn:
+        """Not available: fault tolerance by shrinking."""
+        missing("Comm.Revoke", "recovery from lost processes")
+
+    def Is_revoked(self) -> bool:
+        """False: communicators are not revoked."""
+        self._check_usable()
+        return False
+
+    def Shrink(self) -> NoReturn:
+        """Not available: fault tolerance by shrinking."""
+        missing("Comm.Shrink", "recovery from lost processes")
+
+    def Ishrink(self) -> NoReturn:
+        """Not available: fault tolerance by shrinking."""
+        missing("Comm.Ishrink", "recovery from lost processes")
+
+    def Agree(self, flag: int) -> NoReturn:
+        """Not available: fault tolerance by shrinking."""
+        missing("Comm.Agree", "recovery from lost processes")
+
+    def Iagree(self, flag: Any) -> NoReturn:
+        """Not available: fault tolerance by shrinking."""
+        missing("Comm.Iagree", "recovery from lost processes")
+
+    def Get_failed(self) -> NoReturn:
+        """Not available: fault tolerance by shrinking."""
+        missing("Comm.Get_failed", "recovery from lost processes")
+
+    def Ack_failed(self, num_to_ack: int | None = None) -> NoReturn:
+        """Not available: fault tolerance by shrinking."""
+        missing("Comm.Ack_failed", "recovery from lost processes")
+
+    def Psend_init(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not available: partitioned communication."""
+        missing("Comm.Psend_init", "partitioned communication")
+
+    def Precv_init(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not available: partitioned communication."""
+        missing("Comm.Precv_init", "partitioned communication")
+
+
+class _Both:
+    """Drives the request of a receive and a send that go together."""
+
+    def __init__(self, receive: Request, send: Request) -> None:
+        self.requests = [receive, send]
+        self.source: int | None = None
+        self.tag, self.nbytes, self.cancelled, self.result = c.ANY_TAG, 0, False, None
+
+    def step(self, block: bool) -> bool:
+        statuses = [Status(), Status()]
+        if block:
+            Request.Waitall(self.requests, statuses)
+        elif not Request.Testall(self.requests, statuses):
+            return False
+        self.source, self.tag, self.nbytes = statuses[0].source, statuses[0].tag, statuses[0].count
+        return True
+
+    def cancel(self) -> None:
+        self.requests[0].Cancel()
+
+
+def _both(receive: Request, send: Request) -> Request:
+    request = Request()
+    request._drive(_Both(receive, send))
+    return request
+
+
+def _add_persistent() -> None:
+    """``Send_init`` and its like: a persistent request starts the non-blocking call of the same name again and again."""
+    names = ["Send", "Recv", "Bsend", "Ssend", "Rsend"]
+    names += ["Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv", "Alltoall"]
+    names += ["Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter_block", "Reduce_scatter"]
+    for name in names:
+        setattr(Comm, f"{name}_init", persistent(name))
+
+
+def persistent(name: str) -> Callable[..., Prequest]:
+    """The persistent variant of a call."""
+    nonblocking = "I" + name[0].lower() + name[1:]
+
+    def call(self: Comm, *args: Any, **kwargs: Any) -> Prequest:
+        kwargs.pop("info", None)
+        self._check_usable()
+        return Prequest._of(functools.partial(getattr(self, nonblocking), *args, **kwargs))
+
+    call.__name__, call.__qualname__ = f"{name}_init", f"Comm.{name}_init"
+    call.__doc__ = (
+        f"A persistent request that does `{nonblocking}` with these arguments whenever it is started.\n\n"
+        "Source: MPI 4.1 sections 3.9 and 6.13."
+    )
+    return call
+
+
+def _predefined_attribute(keyval: int) -> Any:
+    from tidemill._job import current_size
+
+    known = {
+        c.TAG_UB: 2**31 - 1,
+        c.IO: c.PROC_NULL,
+        c.WTIME_IS_GLOBAL: False,
+        c.UNIVERSE_SIZE: None,
+        c.APPNUM: None,
+        c.LASTUSEDCODE: max(added_classes, default=ERROR_CLASSES["ERR_LASTCODE"]),
+    }
+    if keyval == c.UNIVERSE_SIZE:
+        return current_size()
+    if keyval not in known:
+        raise fail("ERR_KEYVAL", f"{keyval} is no attribute key")
+    return known[keyval]
+
+
+_add_persistent()
+COMM_NULL = Comm()
+COMM_NULL._predefined_name = "COMM_NULL"
+
+
+class Intracomm(Comm):
+    """A communicator of one group."""
+
+    @classmethod
+    def _takes(cls, comm: Comm) -> bool:
+        return not comm.Is_inter()
+
+    def Create_group(self, group: Group, tag: int = 0) -> Any:
+        """A communicator of a part of the group, called by its members only."""
+        place = {worker: rank for rank, worker in enumerate(self._world_ranks())}
+        members = group._workers()
+        if any(worker not in place for worker in members):
+            raise fail("ERR_GROUP", "the group has members that are not in the communicator")
+        if group.rank == c.UNDEFINED:
+            return Intracomm()
+        self._check_tag(tag, False)
+        return self._make(self._create_group([place[worker] for worker in members], tag), Intracomm)
+
+    @classmethod
+    def Create_from_group(
+        cls,
+        group: Group,
+        stringtag: str = "org.mpi4py",
+        info: Info = INFO_NULL,
+        errhandler: Errhandler | None = None,
+    ) -> Any:
+        """A communicator of a group, called by its members only."""
+        import zlib
+
+        from tidemill import mpi
+
+        return mpi.COMM_WORLD.Create_group(group, zlib.crc32(stringtag.encode()) & 0x7FFFFFFF)
+
+    def scan(self, sendobj: Any, op: Combine = SUM) -> Any:
+        """Combines the objects of ranks up to and including this one."""
+        return _objects.scan(self, sendobj, op)
+
+    def exscan(self, sendobj: Any, op: Combine = SUM) -> Any:
+        """Combines the objects of lower ranks; ``None`` on rank 0."""
+        return _objects.exscan(self, sendobj, op)
+
+    # Topologies.
+
+    def Create_cart(
+        self, dims: Sequence[int], periods: Sequence[bool] | bool | None = None, reorder: bool = False
+    ) -> Any:
+        """A communicator whose ranks lie in a grid of `dims`; ``COMM_NULL`` for ranks outside. Collective.
+
+        Parameters
+        ----------
+        dims : sequence of int
+            Ranks along each dimension.
+        periods : sequence of bool or bool, optional
+            Which dimensions wrap around; default none.
+        reorder : bool, default=False
+            Accepted for compatibility; ranks keep their order.
+        """
+        from tidemill.mpi._topology import create_cart
+
+        return create_cart(self, dims, periods)
+
+    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
+        """A communicator with a graph that every rank knows whole. Collective."""
+        from tidemill.mpi._topology import create_graph
+
+        return create_graph(self, index, edges)
+
+    def Create_dist_graph_adjacent(
+        self,
+        sources: Sequence[int] | None,
+        destinations: Sequence[int] | None,
+        sourceweights: Any = None,
+        destweights: Any = None,
+        info: Info = INFO_NULL,
+        reorder: bool = False,
+    ) -> Any:
+        """A communicator with a graph of which every rank knows its own edges. Collective."""
+        from tidemill.mpi._topology import create_dist_graph_adjacent
+
+        return create_dist_graph_adjacent(self, sources or [], destinations or [], sourceweights, destweights)
+
+    def Create_dist_graph(
+        self,
+        sources: Sequence[int],
+        degrees: Sequence[int],
+        destinations: Sequence[int],
+        weights: Any = None,
+        info: Info = INFO_NULL,
+        reorder: bool = False,
+    ) -> Any:
+        """A communicator with a graph whose edges any rank may name. Collective."""
+        from tidemill.mpi._topology import create_dist_graph
+
+        return create_dist_graph(self, sources, degrees, destinations, weights)
+
+    def Create_intercomm(self, local_leader: int, peer_comm: Intracomm, remote_leader: int, tag: int = 0) -> Any:
+        """An intercommunicator between this group and another, whose leaders know each other. Collective over both."""
+        from tidemill.mpi._inter import create_intercomm
+
+        return create_intercomm(self, local_leader, peer_comm, remote_leader, tag)
+
+    def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | bool | None = None) -> int:
+        """Return the rank's place in a grid: its rank, ``MPI.UNDEFINED`` outside."""
+        import math
+
+        return self.rank if self.rank < math.prod(dims) else c.UNDEFINED
+
+    def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
+        """Return the rank's place in a graph: its rank, ``MPI.UNDEFINED`` outside."""
+        return self.rank if self.rank < len(index) else c.UNDEFINED
+
+    # Dynamic processes.
+
+    def Spawn(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not available: dynamic processes. Start all workers at once, or use `tidemill.run`."""
+        missing("Intracomm.Spawn", "dynamic processes")
+
+    def Spawn_multiple(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not available: dynamic processes."""
+        missing("Intracomm.Spawn_multiple", "dynamic processes")
+
+    def Accept(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not available: dynamic processes."""
+        missing("Intracomm.Accept", "dynamic processes")
+
+    def Connect(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not available: dynamic processes."""
+        missing("Intracomm.Connect", "dynamic processes")
+
+
+for _name in ("Scan", "Exscan"):
+    setattr(Intracomm, f"{_name}_init", persistent(_name))

@@ -1,0 +1,77 @@
+"""Messages taken out of matching. Source: MPI 4.1 section 3.8.2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tidemill import _tidemill
+from tidemill.mpi import _constants as c
+from tidemill.mpi import _objects
+from tidemill.mpi._handle import _predefined
+from tidemill.mpi._request import Numbered, Request
+from tidemill.mpi._status import Status
+
+if TYPE_CHECKING:
+    from tidemill.mpi._comm import Comm
+
+
+class Message(_tidemill.MatchedMessage, Numbered):
+    """A message that a matching probe has taken; only this handle can receive it."""
+
+    def __bool__(self) -> bool:
+        return not self._is_null
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        if self._is_null or self._is_nobody:
+            return bool(self._is_null == other._is_null and self._is_nobody == other._is_nobody)
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        same = self.__eq__(other)
+        return same if same is NotImplemented else not same
+
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> Any:
+        for name in ("MESSAGE_NULL", "MESSAGE_NO_PROC"):
+            if self is globals()[name]:
+                return _predefined, (name,)
+        raise ValueError("cannot pickle a message")
+
+    @classmethod
+    def Probe(
+        cls, comm: Comm, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
+    ) -> Message:
+        """Waits for a message and takes it out of matching."""
+        message = cls()
+        comm._match(message, source, tag, status, True)
+        return message
+
+    @classmethod
+    def Iprobe(
+        cls, comm: Comm, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
+    ) -> Message | None:
+        """Takes a message out of matching, if there is one."""
+        message = cls()
+        return message if comm._match(message, source, tag, status, False) else None
+
+    probe = Probe
+    iprobe = Iprobe
+
+    def recv(self, status: Status | None = None) -> Any:
+        """Receives the object of the message."""
+        return _objects.opened(self._recv_parcel(), status)
+
+    def irecv(self) -> Request:
+        """Begins to receive the object of the message."""
+        request: Request = self._irecv_parcel(_objects.unpickle)
+        return request
+
+    def free(self) -> None:
+        """Does nothing: a message is received or lost."""
+
+
+MESSAGE_NULL = Message()
+MESSAGE_NO_PROC = Message(None, True)

@@ -1,0 +1,140 @@
+"""Reduction operations. Source: MPI 4.1 sections 6.9.2 and 6.9.5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tidemill import _tidemill
+from tidemill._errors import fail
+from tidemill.mpi._handle import Handle
+
+
+def _located(better: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
+    """The pair with the better value; of equal values, the one with the lower index."""
+
+    def choose(x: Any, y: Any) -> Any:
+        (u, i), (v, j) = x, y
+        if better(u, v):
+            return u, i
+        if better(v, u) or j < i:
+            return v, j
+        return u, i
+
+    return choose
+
+
+#: What a predefined operation does with two Python objects.
+_ON_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
+    "MAX": lambda x, y: y if y > x else x,
+    "MIN": lambda x, y: y if y < x else x,
+    "SUM": lambda x, y: x + y,
+    "PROD": lambda x, y: x * y,
+    "LAND": lambda x, y: bool(x) & bool(y),
+    "BAND": lambda x, y: x & y,
+    "LOR": lambda x, y: bool(x) | bool(y),
+    "BOR": lambda x, y: x | y,
+    "LXOR": lambda x, y: bool(x) ^ bool(y),
+    "BXOR": lambda x, y: x ^ y,
+    "MAXLOC": _located(lambda u, v: u > v),
+    "MINLOC": _located(lambda u, v: u < v),
+    "REPLACE": lambda x, y: y,
+    "NO_OP": lambda x, y: x,
+}
+
+
+class Op(_tidemill.Operation, Handle):
+    """How two values become one: ``MPI.SUM`` and its like, or a function of the program's own (`Op.Create`)."""
+
+    _kind = "op"
+    _token: object | None
+    _function: Callable[..., Any] | None
+
+    def __new__(cls, op: Op | None = None) -> Op:
+        if op is None or not op:
+            self = super().__new__(cls)
+            self._token = self._function = None
+            return self
+        if op._predefined_name is not None:
+            self = super().__new__(cls, op._predefined_name.lower())
+        else:
+            self = super().__new__(cls, None, op._function, op._is_commutative())
+        self.__dict__.update(op.__dict__)
+        return self
+
+    @classmethod
+    def _predefine(cls, name: str) -> Op:
+        self = super().__new__(cls, name.lower())
+        self._token, self._function, self._predefined_name = object(), None, name
+        return self
+
+    @classmethod
+    def Create(cls, function: Callable[[Any, Any, Any], None], commute: bool = False) -> Op:
+        """An operation of the program's own.
+
+        Parameters
+        ----------
+        function : callable(a, b, datatype)
+            Combines two pieces of memory elementwise and leaves the result in `b`; `a` holds the values of lower ranks.
+            It must be associative and may be called on any part of the arrays, from a thread of Tidemill.
+        commute : bool, default=False
+            Whether the operands may be exchanged. If not, results equal those of combining in rank order.
+        """
+        if not callable(function):
+            raise TypeError("expecting a callable")
+        self = super().__new__(cls, None, function, commute)
+        self._token, self._function = object(), function
+        return self
+
+    def _identity(self) -> object:
+        return self._token
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._token is None or self._predefined_name is not None:
+            return super().__reduce_ex__(protocol)
+        return Op.Create, (self._function, self._is_commutative())
+
+    def __call__(self, x: Any, y: Any, /) -> Any:
+        """Combines two Python objects."""
+        if self._predefined_name is not None and self._predefined_name in _ON_OBJECTS:
+            return _ON_OBJECTS[self._predefined_name](x, y)
+        if self._function is not None:
+            # As in mpi4py: a function that is to be used so looks at whether the datatype is None.
+            return self._function(x, y, None)
+        raise ValueError("the operation is OP_NULL (or was freed)")
+
+    def Free(self) -> None:
+        """Turns this handle into ``MPI.OP_NULL``."""
+        if self._token is None or self.is_predefined:
+            raise fail("ERR_OP", "a predefined operation (or OP_NULL) cannot be freed")
+        self._token = None
+
+    def free(self) -> None:
+        """Frees the operation unless it is null or one of the names of MPI."""
+        if not self._is_constant():
+            self._token = None
+
+    def Is_commutative(self) -> bool:
+        """Whether operands may be exchanged."""
+        if self._token is None:
+            raise fail("ERR_OP", "the operation is OP_NULL (or was freed)")
+        return bool(self._is_commutative())
+
+    @property
+    def is_commutative(self) -> bool:
+        """Whether operands may be exchanged."""
+        return self.Is_commutative()
+
+    @property
+    def is_predefined(self) -> bool:
+        """Whether this is one of the operations of MPI itself."""
+        return self._token is None or self._predefined_name is not None
+
+    def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
+        """Combines two local arrays, `inoutbuf = op(inbuf, inoutbuf)`. Source: MPI 4.1 section 6.9.7."""
+        _tidemill.reduce_local(inbuf, inoutbuf, self)
+
+
+OP_NULL = Op()
+OP_NULL._predefined_name = "OP_NULL"
+predefined: dict[str, Op] = {name: Op._predefine(name) for name in _ON_OBJECTS}

@@ -1,0 +1,94 @@
+"""What a completed receive was. Source: MPI 4.1 section 3.2.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill import _tidemill
+from tidemill._errors import fail
+from tidemill.mpi import _constants as c
+from tidemill.mpi._datatype import Datatype, elements_in, predefined
+
+
+class Status(_tidemill.Status):
+    """Source, tag, length and error of a message; filled by receives, probes and waits."""
+
+    def Get_count(self, datatype: Datatype = predefined["BYTE"]) -> int:
+        """Items of `datatype` in the message; ``MPI.UNDEFINED`` if it is no whole number."""
+        size = datatype.Get_size()
+        if size == 0:
+            return 0 if self._nbytes == 0 else c.UNDEFINED
+        items, rest = divmod(self._nbytes, size)
+        return c.UNDEFINED if rest else items
+
+    def Get_elements(self, datatype: Datatype) -> int:
+        """Predefined elements of `datatype` in the message, also of a last item that is not whole."""
+        found = elements_in(datatype, self._nbytes)
+        return c.UNDEFINED if found is None else found
+
+    def Set_elements(self, datatype: Datatype, count: int) -> None:
+        """Sets the length, as generalized requests do."""
+        layout = datatype._laid()
+        per_item = int((layout.lengths // layout.elements).sum())
+        self._nbytes = count * layout.size // max(per_item, 1)
+
+    source = property(_tidemill.Status.Get_source, _tidemill.Status.Set_source, doc="The rank the message came from.")
+    tag = property(_tidemill.Status.Get_tag, _tidemill.Status.Set_tag, doc="The tag of the message.")
+    error = property(_tidemill.Status.Get_error, _tidemill.Status.Set_error, doc="The error code.")
+    cancelled = property(
+        _tidemill.Status.Is_cancelled, _tidemill.Status.Set_cancelled, doc="Whether the request was cancelled."
+    )
+
+    @property
+    def count(self) -> int:
+        """Bytes of the message."""
+        return int(self._nbytes)
+
+    @count.setter
+    def count(self, value: int) -> None:
+        self._nbytes = value
+
+    def _state(self) -> tuple[int, ...]:
+        return self.source, self.tag, self.error, self.count, int(self.cancelled)
+
+    def __eq__(self, other: object) -> bool:
+        return self._state() == other._state() if isinstance(other, Status) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return self._state() != other._state() if isinstance(other, Status) else NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __getstate__(self) -> dict[str, int]:
+        names = ("source", "tag", "error", "count", "cancelled")
+        return dict(zip(names, self._state(), strict=True))
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        for name, value in state.items():
+            setattr(self, name, bool(value) if name == "cancelled" else value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (), self.__getstate__()
+
+    def py2f(self) -> list[int]:
+        """As a list of integers."""
+        return list(self._state())
+
+    @classmethod
+    def f2py(cls, arg: list[int]) -> Status:
+        """From what `py2f` gave."""
+        if len(arg) != F_STATUS_SIZE:
+            raise fail("ERR_ARG", f"expecting {F_STATUS_SIZE} integers")
+        status = cls()
+        status.source, status.tag, status.error, status.count = arg[:4]
+        status.cancelled = bool(arg[4])
+        return status
+
+    def tomemory(self) -> memoryview:
+        """As memory of integers."""
+        import numpy as np
+
+        return memoryview(np.array(self._state(), np.int64).data)
+
+
+F_SOURCE, F_TAG, F_ERROR, F_STATUS_SIZE = 0, 1, 2, 5

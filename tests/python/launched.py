@@ -1,0 +1,70 @@
+"""Starting the launcher from a test, and looking at the processes it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+#: Longer than anything takes on the slowest machine; only a hang gets there.
+PATIENCE_S = 60.0
+
+
+def command(*args: str | Path) -> list[str]:
+    """Return the command line of ``tidemill`` with `args`."""
+    return [sys.executable, "-m", "tidemill", *map(str, args)]
+
+
+def start(*args: str | Path, env: Mapping[str, str] | None = None, **more: object) -> subprocess.Popen[bytes]:
+    """Start ``tidemill`` with `args`; its output goes to pipes unless `more` says otherwise."""
+    options: dict[str, object] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options |= more
+    return subprocess.Popen(command(*args), env={**os.environ, **(env or {})}, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def run(
+    *args: str | Path, env: Mapping[str, str] | None = None, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``tidemill`` with `args` to its end."""
+    return subprocess.run(
+        command(*args), env={**os.environ, **(env or {})}, input=stdin, capture_output=True, timeout=PATIENCE_S
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for `condition`; fail naming `what` when it does not come."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"still waiting for: {what}"
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """Return the state letter of a process, or ``""`` when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    return state(pid) not in ("", "Z", "X")
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that are not over."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def pids_in(folder: Path, count: int) -> list[int]:
+    """Wait until `count` processes have written their pids as files in `folder`."""
+
+    def written() -> list[str]:
+        return [text for file in folder.glob("*.pid") if (text := file.read_text()).endswith("\n")]
+
+    wait_until(lambda: len(written()) >= count, f"{count} pid files in {folder}")
+    return [int(text) for text in written()]

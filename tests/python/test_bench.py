@@ -1,0 +1,149 @@
+"""The benchmarks in their tiny setting, so that they cannot rot, and the arithmetic of their reports."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+from harness import comm, kmeans, report  # noqa: E402
+
+
+# --- the whole, on Tidemill alone ------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder left by one tiny run."""
+    out = tmp_path_factory.mktemp("bench")
+    command = [sys.executable, str(BENCH / "run.py"), "--tiny", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_tiny_run_measures_every_communicator_point(tiny: Path) -> None:
+    """A worker that fails, hangs or computes something wrong would be in `failures` or leave a point empty."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    for configuration in results["comm"]["configurations"]:
+        assert configuration["failures"] == {}
+        for point, times in configuration["samples_s"].items():
+            assert len(times["tidemill"]) == 1 and times["tidemill"][0] > 0, point
+            assert configuration["checksums"][point]["tidemill"], point
+        assert configuration["wait_cpu"]["tidemill"][0] >= 0
+
+
+def test_tiny_run_fits_k_means_both_ways(tiny: Path) -> None:
+    """Two workers of one thread and one of two must give equally good centres."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    for case in results["kmeans"]["cases"]:
+        assert case["failures"] == {}
+        assert set(case["fit_s"]) == set(kmeans.OURS)
+        first, second = (case["inertia"][name] for name in kmeans.OURS)
+        assert first == pytest.approx(second, rel=1e-3)
+
+
+def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
+    """Raw results are kept so that a report can be remade: JSON must hold all a report needs."""
+    saved = next(tiny.glob("tiny-*.json"))
+    command = [sys.executable, str(BENCH / "run.py"), "--report", str(saved)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "2 workers, same host" in done.stdout
+    assert saved.with_suffix(".md").read_text().strip() == done.stdout.strip()
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+def results(workers: int = 2) -> dict[str, object]:
+    """Raw results with known ratios: 0.5 to MPICH on one point, 2.0 to Open MPI on the other, one point without us."""
+    samples = {
+        "bcast 8": {"tidemill": [1e-6, 9e-6, 1e-6], "openmpi": [4e-6] * 3, "mpich": [2e-6] * 3},
+        "allreduce 1048576": {"tidemill": [4e-3], "openmpi": [2e-3], "mpich": [3e-3]},
+        "barrier 0": {"openmpi": [1e-6]},
+    }
+    configuration = {
+        "transport": "shm",
+        "workers": workers,
+        "oversubscribed": workers > 2,
+        "samples_s": samples,
+        "wait_cpu": {"tidemill": [0.01], "openmpi": [1.0]},
+        "failures": {"mpich": "did not start: no such file"},
+    }
+    return {"configurations": [configuration]}
+
+
+def test_ratio_is_to_the_fastest_peer_by_medians() -> None:
+    """A mean instead of a median would take the one slow round of `bcast` for the rule."""
+    ratios = report.comm_ratios(results()["configurations"][0])
+    assert ratios["bcast 8"] == (pytest.approx(0.5), "mpich")
+    assert ratios["allreduce 1048576"] == (pytest.approx(2.0), "openmpi")
+    assert "barrier 0" not in ratios
+
+
+def test_more_workers_than_cores_are_judged_against_open_mpi() -> None:
+    """MPICH cannot yield; beating it there would prove nothing."""
+    ratios = report.comm_ratios(results(workers=4)["configurations"][0])
+    assert ratios["bcast 8"] == (pytest.approx(0.25), "openmpi")
+
+
+def test_summary_names_the_worst_point_and_the_mean() -> None:
+    text = report.comm_section(results())
+    assert "2.00 (allreduce 1 MiB)" in text and "1 of 2" in text
+    assert "| 1.00 |" in " ".join(text.split())  # geometric mean of 0.5 and 2
+    assert "mpich: did not start" in text and "tidemill 1%, openmpi 100%" in text
+
+
+def test_geometric_mean_and_spread() -> None:
+    assert report.geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
+    assert math.isnan(report.geometric_mean([]))
+    assert report.spread([1.0, 2.0, 3.0]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4.1e-7, "0.41 us"), (1.06e-4, "106 us"), (2.9e-3, "2.9 ms"), (0.999, "999 ms"), (1.5, "1.5 s")],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert report.duration(seconds) == text
+
+
+def test_k_means_ratio_is_the_worse_of_whole_and_further() -> None:
+    """A system with a cheap further iteration but a costly start must not be shown by its better side."""
+    case = {
+        "fit_s": {"tidemill-2x1": [3.0], "c-mpi": [4.0], "faiss": [5.0]},
+        "further_s": {"tidemill-2x1": [1.0], "c-mpi": [4.0], "faiss": [2.0]},
+    }
+    assert report.kmeans_ratios(case) == {"tidemill-2x1": (pytest.approx(0.75), "c-mpi")}
+
+
+def test_turns_rotate() -> None:
+    assert comm.rotated(["a", "b", "c"], 1) == ["b", "c", "a"]
+    assert comm.rotated([], 3) == []
+
+
+def test_inertia_is_that_of_the_definition() -> None:
+    np = pytest.importorskip("numpy")
+    rng = np.random.default_rng(1)
+    rows, centres = rng.normal(size=(50, 3)), rng.normal(size=(4, 3))
+    direct = sum(min(((row - centre) ** 2).sum() for centre in centres) for row in rows)
+    assert kmeans.inertia(rows, centres) == pytest.approx(direct)
+
+
+def test_data_is_seeded_and_centres_are_rows() -> None:
+    case = kmeans.Case(500, 3, 5, "float32")
+    rows, centres = case.generate()
+    again, _ = case.generate()
+    assert (rows == again).all() and rows.dtype == centres.dtype == "float32"
+    assert all((rows == centre).all(axis=1).any() for centre in centres)
+
+
+def test_plot_draws_svg_and_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written = report.plot({"comm": results()}, tmp_path / "ratios")
+    assert [path.suffix for path in written] == [".svg", ".png"]
+    assert all(path.stat().st_size > 1000 for path in written)
+    assert report.plot({}, tmp_path / "nothing") == []

@@ -1,0 +1,310 @@
+"""Steps of a DataSet: each against what plain Python makes of the same rows."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import random
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tidemill as tm
+from datasets import needs_datasets, rows
+
+pytestmark = needs_datasets
+
+RNG = random.Random(7)
+KEYS = [RNG.choice(["a", "b", "c", None]) for _ in range(20_000)]
+VALUES = [RNG.choice([None, *range(50)]) for _ in KEYS]
+
+
+@pytest.fixture(scope="module")
+def data() -> tm.DataSet:
+    """Enough rows for several batches and partitions, with nulls in both columns."""
+    return tm.from_dict({"k": KEYS, "x": VALUES})
+
+
+def test_columns(data: tm.DataSet) -> None:
+    assert data.columns == ["k", "x"]
+    assert data.schema == {"k": "Utf8", "x": "Int64"}
+    assert data.select("x", y=tm.col("x") + 1).columns == ["x", "y"]
+    assert data.select(["k", tm.col("x").alias("z")]).columns == ["k", "z"]
+    assert data.with_columns(tm.col("x") * 2, n=tm.lit(None)).columns == ["k", "x", "n"]
+    assert data.drop("k").columns == ["x"]
+    assert data.rename({"k": "key"}).columns == ["key", "x"]
+
+
+def test_a_replaced_column_keeps_its_place(data: tm.DataSet) -> None:
+    doubled = data.with_columns(tm.col("x") * 2).select("x").to_dict()["x"]
+    assert collections.Counter(doubled) == collections.Counter(None if x is None else 2 * x for x in VALUES)
+
+
+def test_filter_leaves_out_false_and_null(data: tm.DataSet) -> None:
+    kept = data.filter(tm.col("x") > 25, tm.col("k") == "a")
+    pairs = zip(KEYS, VALUES, strict=True)
+    assert rows(kept) == sorted(
+        ((k, x) for k, x in pairs if x is not None and x > 25 and k == "a"), key=lambda r: str(r[1])
+    )
+    assert data.drop_nulls().count() == sum(k is not None and x is not None for k, x in zip(KEYS, VALUES, strict=True))
+
+
+def test_group_by_against_python(data: tm.DataSet) -> None:
+    groups: dict[str | None, list[int]] = collections.defaultdict(list)
+    for k, x in zip(KEYS, VALUES, strict=True):
+        groups[k] += [] if x is None else [x]
+    x = tm.col("x")
+    found = data.group_by("k").agg(
+        sum=x.sum(),
+        mean=x.mean(),
+        low=x.min(),
+        high=x.max(),
+        n=x.count(),
+        rows=tm.count(),
+        unique=x.n_unique(),
+        std=x.std(),
+        var=x.var(),
+        median=x.median(),
+        p75=x.quantile(0.75),
+        big=x.sum(where=x > 25),
+        spread=x.max() - x.min(),
+    )
+    by_key = {row["k"]: row for row in found.collect()}
+    assert set(by_key) == set(groups)
+    for key, values in groups.items():
+        row = by_key[key]
+        assert row["sum"] == sum(values)
+        assert row["mean"] == pytest.approx(statistics.fmean(values))
+        assert (row["low"], row["high"], row["spread"]) == (min(values), max(values), max(values) - min(values))
+        assert (row["n"], row["rows"]) == (len(values), KEYS.count(key))
+        assert row["unique"] == len(set(values))
+        assert row["std"] == pytest.approx(statistics.stdev(values))
+        assert row["var"] == pytest.approx(statistics.variance(values))
+        assert row["median"] == statistics.median(values)
+        assert row["p75"] == pytest.approx(statistics.quantiles(values, n=4, method="inclusive")[2])
+        assert row["big"] == sum(value for value in values if value > 25)
+
+
+def test_aggregates_are_called_after_their_column(data: tm.DataSet) -> None:
+    assert data.group_by("k").agg(tm.col("x").sum()).columns == ["k", "x"]
+    assert data.group_by("k").count().columns == ["k", "count"]
+    assert data.select(tm.col("x").sum(), tm.count()).to_pylist() == [
+        {"x": sum(x for x in VALUES if x is not None), "count": len(VALUES)}
+    ]
+
+
+def test_group_by_an_expression() -> None:
+    data = tm.from_dict({"x": [1, 2, 3, 4, 5]})
+    found = data.group_by((tm.col("x") % 2).alias("odd")).agg(tm.col("x").to_list(order_by="x"))
+    assert rows(found) == [(0, [2, 4]), (1, [1, 3, 5])]
+
+
+def test_first_and_last_follow_their_order() -> None:
+    data = tm.from_dict({"k": [1, 1, 2], "t": [5, 3, 1], "v": ["late", "early", "only"]})
+    v = tm.col("v")
+    assert rows(data.group_by("k").agg(a=v.first("t"), b=v.last("t"))) == [(1, "early", "late"), (2, "only", "only")]
+
+
+LEFT = {"k": [1, 2, 2, None, 4], "v": ["a", "b", "c", "d", "e"]}
+RIGHT = {"k": [2, 2, 4, 5, None], "v": ["x", "y", "z", "w", "n"], "w": [1, 2, 3, 4, 5]}
+INNER: list[tuple[Any, ...]] = [
+    (2, "b", "x", 1),
+    (2, "b", "y", 2),
+    (2, "c", "x", 1),
+    (2, "c", "y", 2),
+    (4, "e", "z", 3),
+]
+LEFT_ONLY: list[tuple[Any, ...]] = [(1, "a", None, None), (None, "d", None, None)]
+RIGHT_ONLY: list[tuple[Any, ...]] = [(5, None, "w", 4), (None, None, "n", 5)]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("inner", INNER),
+        ("left", INNER + LEFT_ONLY),
+        ("right", INNER + RIGHT_ONLY),
+        ("full", INNER + LEFT_ONLY + RIGHT_ONLY),
+        ("outer", INNER + LEFT_ONLY + RIGHT_ONLY),
+        ("semi", [(2, "b"), (2, "c"), (4, "e")]),
+        ("anti", [(1, "a"), (None, "d")]),
+    ],
+)
+def test_joins(how: Any, expected: list[tuple[Any, ...]]) -> None:
+    joined = tm.from_dict(LEFT).join(tm.from_dict(RIGHT), on="k", how=how)
+    assert joined.columns == (["k", "v"] if how in ("semi", "anti") else ["k", "v", "v_right", "w"])
+    assert collections.Counter(rows(joined)) == collections.Counter(expected)
+
+
+def test_join_by_other_names_and_cross() -> None:
+    left, right = tm.from_dict({"a": [1, 2]}), tm.from_dict({"b": [2, 3], "a": ["x", "y"]})
+    assert rows(left.join(right, left_on="a", right_on="b")) == [(2, "x")]
+    assert left.join(right, left_on="a", right_on="b").columns == ["a", "a_right"]
+    assert rows(left.join(right, how="cross")) == [(1, 2, "x"), (1, 3, "y"), (2, 2, "x"), (2, 3, "y")]
+
+
+def test_a_table_joins_itself() -> None:
+    data = tm.from_dict({"k": [1, 2], "v": [10, 20]})
+    assert rows(data.join(data, on="k").join(data, on="k", suffix="_3")) == [(1, 10, 10, 10), (2, 20, 20, 20)]
+
+
+def test_sort(data: tm.DataSet) -> None:
+    found = data.sort("k", "x", descending=[True, False]).to_pylist()
+    # Nulls come last in both directions.
+    order = {"c": 0, "b": 1, "a": 2, None: 3}
+    pairs = sorted(zip(KEYS, VALUES, strict=True), key=lambda p: (order[p[0]], p[1] is None, p[1] or 0))
+    assert [(row["k"], row["x"]) for row in found] == pairs
+    assert data.sort(-tm.col("x"), nulls_last=False).limit(3, skip=VALUES.count(None)).to_dict()["x"] == [49, 49, 49]
+
+
+def test_rows_of_a_plain_table_keep_their_order(data: tm.DataSet) -> None:
+    assert data.to_dict() == {"k": KEYS, "x": VALUES}
+
+
+def test_limit_distinct_union(data: tm.DataSet) -> None:
+    assert data.limit(3).count() == 3
+    assert data.head(0).to_pylist() == []
+    assert data.distinct().count() == len(set(zip(KEYS, VALUES, strict=True)))
+    assert data.distinct("k").count() == 4
+    twice = data.union(data.select("x", "k"))
+    assert twice.columns == ["k", "x"]
+    assert collections.Counter(rows(twice)) == collections.Counter(
+        {pair: 2 * n for pair, n in collections.Counter(rows(data)).items()}
+    )
+
+
+def test_explode_and_repartition(data: tm.DataSet) -> None:
+    lists = tm.from_dict({"k": ["a", "b"], "v": [[1, 2], [3]]})
+    assert rows(lists.explode("v")) == [("a", 1), ("a", 2), ("b", 3)]
+    assert data.repartition(5).count() == len(KEYS)
+    assert rows(data.repartition(3, "k")) == rows(data)
+
+
+def test_cache_reads_once(tmp_path: object) -> None:
+    cached = tm.from_dict({"x": [3, 1]}).filter(tm.col("x") > 1).cache()
+    assert cached.to_dict() == {"x": [3]}
+    assert cached.schema == {"x": "Int64"}
+
+
+def test_windows() -> None:
+    data = tm.from_dict({"k": ["a", "a", "b", "a"], "t": [1, 2, 3, 4], "x": [1.0, 2.0, 10.0, 6.0]})
+    x = tm.col("x")
+    found = data.with_columns(
+        share=x / x.sum().over("k"),
+        total=x.sum().over("k", order_by="t"),
+        pair=x.mean().over("k", order_by="t", rows=(-1, 0)),
+        row=tm.row_number().over("k", order_by="t"),
+        rank=tm.rank().over(order_by="x", descending=True),
+        before=x.shift().over("k", order_by="t"),
+        after=x.shift(-1).over("k", order_by="t"),
+    ).sort("t")
+    assert found.to_dict() == {
+        "k": ["a", "a", "b", "a"],
+        "t": [1, 2, 3, 4],
+        "x": [1.0, 2.0, 10.0, 6.0],
+        "share": [1 / 9, 2 / 9, 1.0, 6 / 9],
+        "total": [1.0, 3.0, 10.0, 9.0],
+        "pair": [1.0, 1.5, 10.0, 4.0],
+        "row": [1, 2, 1, 3],
+        "rank": [4, 3, 1, 2],
+        "before": [None, 1.0, None, 2.0],
+        "after": [2.0, 6.0, None, None],
+    }
+    assert rows(data.filter(x == x.max().over("k")).select("k", "x")) == [("a", 6.0), ("b", 10.0)]
+
+
+def test_sql(data: tm.DataSet) -> None:
+    found = tm.sql("SELECT k, COUNT(*) AS N FROM data WHERE x > 10 GROUP BY k", data=data)
+    assert found.columns == ["k", "N"]
+    count = collections.Counter(k for k, x in zip(KEYS, VALUES, strict=True) if x is not None and x > 10)
+    assert dict(rows(found)) == dict(count)
+    both = tm.sql(
+        "select a.Key, b.v from a join b on a.Key = b.Key",
+        a=tm.from_dict({"Key": [1]}),
+        b=tm.from_dict({"Key": [1], "v": [2]}),
+    )
+    assert both.to_pylist() == [{"Key": 1, "v": 2}]
+    assert both.filter(tm.col("v") > 1).count() == 1
+
+
+def test_explain(data: tm.DataSet) -> None:
+    grouped = data.group_by("k").agg(tm.col("x").sum())
+    assert "Aggregate" in grouped.explain("logical")
+    assert "AggregateExec" in grouped.explain()
+    assert "output_rows" in grouped.explain("analyze")
+
+
+def test_show_and_repr(capsys: pytest.CaptureFixture[str], data: tm.DataSet) -> None:
+    tm.from_dict({"name": ["x", None]}).show()
+    assert capsys.readouterr().out == "+------+\n| name |\n+------+\n| x    |\n|      |\n+------+\n"
+    assert repr(data) == "<DataSet k: Utf8, x: Int64>"
+    assert repr(data.collect()).endswith(f"... {len(KEYS) - 20} more rows")
+
+
+def test_tables_can_be_pickled(data: tm.DataSet) -> None:
+    table = data.collect()
+    assert pickle.loads(pickle.dumps(table)).to_dict() == table.to_dict()
+    assert table.slice(3, 2).to_dict()["k"] == KEYS[3:5]
+    assert (len(table), table.num_rows, table["k"][:3]) == (len(KEYS), len(KEYS), KEYS[:3])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda d: d.select("X"), r'no column "X" \(did you mean "x"\?\); there are: k, x$'),
+        (lambda d: d.filter(tm.col("kk") == 1), r'no column "kk" \(did you mean "k"\?\)'),
+        (lambda d: d.drop("y"), r'no column "y"'),
+        (lambda d: d.sort("y"), r'no column "y"'),
+        (lambda d: d.group_by("y").agg(tm.count()), r'no column "y"'),
+        (lambda d: d.join(d, on="y"), r'no column "y"'),
+        (lambda d: d.rename({"y": "z"}), r'no column "y"'),
+        (lambda d: d.rename({"k": "x"}), r"x"),
+        (lambda d: d.join(d.select(k=tm.lit(1)), on="k"), r'cannot join "k" of type Utf8 with "k" of type Int64'),
+        (lambda d: d.join(d), r"needs columns to join on"),
+        (lambda d: d.join(d, on="k", how="outre"), r'no join "outre"'),
+        (lambda d: d.union(d.drop("k")), r'only the first has \["k"\]'),
+        (lambda d: d.with_columns(tm.col("x").sum()), r"over\(\)"),
+        (lambda d: d.with_columns(tm.col("x").over("k")), r"over\(\)"),
+        (lambda d: d.filter(tm.col("x") + 1), r"(?i)boolean"),
+        (lambda d: tm.function("uper", tm.col("k")), r'no function "uper" \(did you mean "upper"\?\)'),
+        (lambda d: tm.col("x").cast("integer"), r'no type "integer"'),
+        (lambda d: tm.sql("select nope from d", d=d), r'no column "nope"'),
+        (lambda d: tm.sql("selec x from d", d=d), r"SQL"),
+        (lambda d: tm.sql("drop table d", d=d), r"DDL"),
+        (lambda d: tm.sql("select * from missing"), r"missing"),
+        (lambda d: d.select(tm.col("k").cast("int64")).collect(), r"Cannot cast string '[abc]' to value of Int64"),
+        (lambda d: d.select(tm.col("x") // 0).collect(), r"(?i)divide by zero"),
+        (lambda d: d.collect(root=1), r"root=1: there is no such worker"),
+    ],
+)
+def test_mistakes_are_named(data: tm.DataSet, wrong: object, message: str) -> None:
+    with pytest.raises(tm.DataSetError, match=message) as caught:
+        wrong(data)  # type: ignore[operator]
+    assert isinstance(caught.value, tm.TidemillError)
+
+
+def test_wrong_kinds_of_arguments() -> None:
+    data = tm.from_dict({"x": [1]})
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(tm.col("x") == 1)
+    with pytest.raises(TypeError, match="filter needs expressions"):
+        data.filter("x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no literal can be made of a object"):
+        tm.lit(object())
+    with pytest.raises(TypeError, match="Int64 and Utf8"):
+        tm.from_dict({"x": [1, "a"]})
+    with pytest.raises(tm.DataSetError, match="different lengths"):
+        tm.from_dict({"x": [1], "y": []})
+
+
+def test_import_is_light() -> None:
+    """Importing tidemill loads neither the native module's users nor NumPy; the first DataSet does not need pyarrow."""
+    program = (
+        "import sys, tidemill as tm\n"
+        "assert not {'tidemill.dataset', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "assert tm.from_dict({'x': [1]}).count() == 1\n"
+        "assert not {'pyarrow', 'pandas', 'polars'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,206 @@
+"""Expressions: each against what Python itself says."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import zoneinfo
+from typing import Any
+
+import pytest
+import tidemill as tm
+from datasets import WITHOUT
+
+if WITHOUT:
+    pytest.skip(WITHOUT, allow_module_level=True)
+
+
+def evaluate(expr: tm.Expr, **columns: list[Any]) -> list[Any]:
+    return tm.from_dict(columns).select(result=expr).to_dict()["result"]
+
+
+x, y, s = tm.col("x"), tm.col("y"), tm.col("s")
+
+
+def test_arithmetic_is_pythons() -> None:
+    a, b = [7, -7, 7, -7, None], [2, 2, -2, -2, 1]
+    pairs = list(zip(a, b, strict=True))
+    for name, expr, python in [
+        ("+", x + y, lambda p, q: p + q),
+        ("-", x - y, lambda p, q: p - q),
+        ("*", x * y, lambda p, q: p * q),
+        ("/", x / y, lambda p, q: p / q),
+        ("//", x // y, lambda p, q: p // q),
+        ("%", x % y, lambda p, q: p % q),
+        ("**", x**2, lambda p, q: p**2),
+        ("neg", -x, lambda p, q: -p),
+        ("abs", x.abs(), lambda p, q: abs(p)),
+        ("r-", 10 - x, lambda p, q: 10 - p),
+        ("r/", 10 / x, lambda p, q: 10 / p),
+        ("r//", 10 // x, lambda p, q: 10 // p),
+        ("r%", 10 % x, lambda p, q: 10 % p),
+    ]:
+        assert evaluate(expr, x=a, y=b) == [None if p is None else python(p, q) for p, q in pairs], name
+
+
+def test_floats() -> None:
+    values = [0.5, 2.25, 9.0]
+    assert evaluate(x.sqrt(), x=values) == [math.sqrt(v) for v in values]
+    assert evaluate(x.log(), x=values) == pytest.approx([math.log(v) for v in values])
+    assert evaluate(x.log(2), x=values) == pytest.approx([math.log2(v) for v in values])
+    assert evaluate(x.exp(), x=values) == pytest.approx([math.exp(v) for v in values])
+    assert evaluate(x.floor(), x=[1.5, -1.5]) == [1.0, -2.0]
+    assert evaluate(x.ceil(), x=[1.5, -1.5]) == [2.0, -1.0]
+    assert evaluate(x.round(1), x=[1.26]) == [1.3]
+    assert evaluate(x / 0, x=[1.0]) == [math.inf]
+    assert evaluate(x.is_nan(), x=[math.nan, 1.0]) == [True, False]
+
+
+def test_comparisons_and_logic() -> None:
+    a, b = [1, 2, None], [1, 3, None]
+    assert evaluate(x == y, x=a, y=b) == [True, False, None]
+    assert evaluate(x != y, x=a, y=b) == [False, True, None]
+    assert evaluate((x < y) | (x >= 1), x=a, y=b) == [True, True, None]
+    assert evaluate(~(x <= y) & (x > 0), x=a, y=b) == [False, False, None]
+    assert evaluate(x.eq_missing(y), x=a, y=b) == [True, False, True]
+    assert evaluate(x.is_null(), x=a) == [False, False, True]
+    assert evaluate(x.is_not_null(), x=a) == [True, True, False]
+    assert evaluate(x.fill_null(0), x=a) == [1, 2, 0]
+    assert evaluate(x.is_in([2, 5]), x=a) == [False, True, None]
+    assert evaluate(x.between(2, 3), x=a) == [False, True, None]
+    assert evaluate(x > 1, x=a) == [False, True, None]
+
+
+def test_choices() -> None:
+    sign = tm.when(x > 0).then("plus").when(x < 0).then("minus")
+    assert evaluate(sign.otherwise("zero"), x=[1, -1, 0, None]) == ["plus", "minus", "zero", "zero"]
+    assert evaluate(sign, x=[1, 0]) == ["plus", None]
+    assert evaluate(tm.coalesce("x", "y", tm.lit(9)), x=[1, None, None], y=[None, 2, None]) == [1, 2, 9]
+
+
+def test_names() -> None:
+    data = tm.from_dict({"a": [1], "b": [2]})
+    assert data.select(tm.col("a") + tm.col("b")).columns == ["a"]
+    assert data.select((tm.col("a") + 1).alias("c")).columns == ["c"]
+    assert data.select(1 + tm.col("b")).columns == ["b"]
+    assert data.select(tm.when(tm.col("a") > 0).then(tm.col("b"))).columns == ["b"]
+    assert data.select(tm.lit(1)).columns == ["literal"]
+    odd = tm.from_dict({"Odd name.x": [1]})
+    assert odd.select(tm.col("Odd name.x") + 1).to_dict() == {"Odd name.x": [2]}
+
+
+LITERALS = [
+    True,
+    -5,
+    2**63 + 1,
+    2.5,
+    "täxt",
+    b"\x00\xff",
+    dt.date(1969, 12, 31),
+    dt.datetime(1966, 2, 3, 4, 5, 6, 789),
+    dt.datetime(2024, 7, 1, 12, 0, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+    dt.timedelta(days=-1, microseconds=5),
+    decimal.Decimal("-123.450"),
+]
+
+
+@pytest.mark.parametrize("value", LITERALS, ids=str)
+def test_values_come_back_as_they_went_in(value: object) -> None:
+    assert evaluate(tm.lit(value), x=[0]) == [value]
+    assert tm.from_dict({"v": [value, None]}).to_dict() == {"v": [value, None]}
+
+
+def test_decimals_keep_all_digits() -> None:
+    values = [decimal.Decimal(text) for text in ("1.5", "22.125", "-1E+3")]
+    assert tm.from_dict({"v": values}).to_dict()["v"] == values
+
+
+def test_casts() -> None:
+    assert evaluate(s.cast("int64"), s=["1", None]) == [1, None]
+    assert evaluate(s.cast("int64", strict=False), s=["1", "one"]) == [1, None]
+    assert evaluate(x.cast("str"), x=[1]) == ["1"]
+    assert evaluate(x.cast("float32"), x=[1]) == [1.0]
+    assert evaluate(s.cast("date"), s=["2024-02-29"]) == [dt.date(2024, 2, 29)]
+    assert evaluate(x.cast("decimal(10, 2)"), x=[1.5]) == [decimal.Decimal("1.50")]
+
+
+def test_strings() -> None:
+    texts = ["Hello World", " tab\t", "äöü", None]
+
+    def check(expr: tm.Expr, python: Any) -> None:
+        assert evaluate(expr, s=texts) == [None if text is None else python(text) for text in texts]
+
+    check(s.str.upper(), str.upper)
+    check(s.str.lower(), str.lower)
+    check(s.str.strip(), str.strip)
+    check(s.str.lstrip(" H"), lambda text: text.lstrip(" H"))
+    check(s.str.rstrip(), str.rstrip)
+    check(s.str.len(), len)
+    check(s.str.len_bytes(), lambda text: len(text.encode()))
+    check(s.str.contains("o W"), lambda text: "o W" in text)
+    check(s.str.starts_with("H"), lambda text: text.startswith("H"))
+    check(s.str.ends_with("d"), lambda text: text.endswith("d"))
+    check(s.str.like("H%o_%"), lambda text: text == "Hello World")
+    check(s.str.like("hello%", ignore_case=True), lambda text: text == "Hello World")
+    check(s.str.match(r"^\w+ \w+$"), lambda text: text == "Hello World")
+    check(s.str.count_matches("o"), lambda text: text.count("o"))
+    check(s.str.replace("l", "L"), lambda text: text.replace("l", "L"))
+    check(s.str.replace_match("[aeiou]", "."), lambda text: "".join("." if c in "aeiou" else c for c in text))
+    check(s.str.slice(2), lambda text: text[2:])
+    check(s.str.slice(1, 2), lambda text: text[1:3])
+    check(s.str.split(" "), lambda text: text.split(" "))
+    check(s.str.split_part(" ", 0), lambda text: text.split(" ")[0])
+    check(s.str.split_part(" ", -1), lambda text: text.split(" ")[-1])
+    check(s.str.find("o"), lambda text: text.find("o"))
+    check(s.str.pad_start(12, "*"), lambda text: text.rjust(12, "*"))
+    check(s.str.pad_end(12), lambda text: text.ljust(12))
+    check(s.str.reverse(), lambda text: text[::-1])
+    check(s + "!", lambda text: text + "!")
+    assert evaluate(tm.concat("s", "x", separator="-"), s=["a", None], x=[1, 2]) == ["a-1", "2"]
+
+
+def test_dates_and_times() -> None:
+    days = [dt.date(2024, 2, 29), dt.date(1969, 12, 31), dt.date(2023, 1, 1), None]
+    times = [None if day is None else dt.datetime(day.year, day.month, day.day, 13, 14, 15, 250_000) for day in days]
+
+    def check(expr: tm.Expr, python: Any, values: list[Any]) -> None:
+        assert evaluate(expr, t=values) == [None if value is None else python(value) for value in values]
+
+    t = tm.col("t").dt
+    for values in (days, times):
+        check(t.year(), lambda v: v.year, values)
+        check(t.quarter(), lambda v: (v.month + 2) // 3, values)
+        check(t.month(), lambda v: v.month, values)
+        check(t.week(), lambda v: v.isocalendar().week, values)
+        check(t.day(), lambda v: v.day, values)
+        check(t.weekday(), lambda v: v.weekday(), values)
+        check(t.ordinal_day(), lambda v: v.timetuple().tm_yday, values)
+        check(t.format("%Y/%m"), lambda v: v.strftime("%Y/%m"), values)
+    check(t.hour(), lambda v: v.hour, times)
+    check(t.minute(), lambda v: v.minute, times)
+    check(t.second(), lambda v: v.second, times)
+    check(t.date(), lambda v: v.date(), times)
+    check(t.epoch(), lambda v: v.replace(tzinfo=dt.timezone.utc).timestamp(), times)
+    check(t.truncate("hour"), lambda v: v.replace(minute=0, second=0, microsecond=0), times)
+    check(tm.col("t") + dt.timedelta(hours=1), lambda v: v + dt.timedelta(hours=1), times)
+    check(tm.col("t") > dt.datetime(2000, 1, 1), lambda v: v > dt.datetime(2000, 1, 1), times)
+    assert evaluate(s.str.to_date("%d.%m.%Y"), s=["29.02.2024"]) == [dt.date(2024, 2, 29)]
+    assert evaluate(s.str.to_datetime(), s=["2024-02-29T01:02:03"]) == [dt.datetime(2024, 2, 29, 1, 2, 3)]
+
+
+def test_lists() -> None:
+    values = [[3, 1, 3], [], None]
+    assert evaluate(x.list.len(), x=values) == [3, 0, None]
+    assert evaluate(x.list.get(0), x=values) == [3, None, None]
+    assert evaluate(x.list.get(-1), x=values) == [3, None, None]
+    assert evaluate(x.list.contains(1), x=values) == [True, False, None]
+    assert evaluate(x.list.sort(), x=values) == [[1, 3, 3], [], None]
+    assert [sorted(v) for v in evaluate(x.list.unique(), x=[[3, 1, 3]])] == [[1, 3]]
+    assert evaluate(x.list.join("-"), x=[[3, 1]]) == ["3-1"]
+
+
+def test_any_function_by_name() -> None:
+    assert evaluate(tm.function("greatest", x, 2), x=[1, 3]) == [2, 3]
+    data = tm.from_dict({"x": [1.0, 2.0, 3.0], "y": [2.0, 4.0, 6.0]})
+    assert data.select(r=tm.aggregate_function("corr", x, y)).to_dict()["r"] == pytest.approx([1.0])

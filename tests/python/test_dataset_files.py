@@ -1,0 +1,214 @@
+"""DataSets of files and of other libraries' tables: what is written is what is read, and what goes wrong is named."""
+
+from __future__ import annotations
+
+import bz2
+import datetime as dt
+import gzip
+import lzma
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tidemill as tm
+from datasets import needs_datasets, rows
+
+pytestmark = needs_datasets
+
+COLUMNS: dict[str, list[Any]] = {
+    "n": [1, None, 3],
+    "x": [0.5, 1.5, None],
+    "s": ['with "quotes", comma', "", None],
+    "b": [True, False, None],
+    "d": [dt.date(2024, 2, 29), None, dt.date(1969, 7, 20)],
+}
+
+
+@pytest.fixture
+def data() -> tm.DataSet:
+    return tm.from_dict(COLUMNS)
+
+
+def test_parquet_and_ipc_keep_everything(data: tm.DataSet, tmp_path: Path) -> None:
+    for write, read in [(data.write_parquet, tm.read_parquet), (data.write_ipc, tm.read_ipc)]:
+        path = tmp_path / write.__name__
+        assert write(path) == 3
+        assert rows(read(path)) == rows(data)
+
+
+def test_json_keeps_types_that_json_has(data: tm.DataSet, tmp_path: Path) -> None:
+    assert data.write_json(tmp_path / "out") == 3
+    schema = {"n": "int64", "x": "float64", "s": "str", "b": "bool", "d": "date"}
+    assert rows(tm.read_json(tmp_path / "out", schema=schema)) == rows(data)
+
+
+def test_csv(data: tm.DataSet, tmp_path: Path) -> None:
+    # CSV cannot tell an empty text from none.
+    assert data.with_columns(s=tm.col("s").fill_null("")).write_csv(tmp_path / "out") == 3
+    found = tm.read_csv(tmp_path / "out")
+    assert found.columns == list(COLUMNS)
+    assert found.schema["n"] == "Int64"
+    assert rows(found.with_columns(s=tm.col("s").fill_null(""))) == rows(data.with_columns(s=tm.col("s").fill_null("")))
+
+
+@pytest.mark.parametrize("compression", ["gzip", "bzip2", "xz", "zstd"])
+def test_compressed_output(data: tm.DataSet, tmp_path: Path, compression: Any) -> None:
+    data.select("n").write_csv(tmp_path / "csv", compression=compression)
+    data.select("n", "x").write_json(tmp_path / "json", compression=compression)
+    assert rows(tm.read_csv(tmp_path / "csv")) == rows(data.select("n"))
+    assert rows(tm.read_json(tmp_path / "json")) == rows(data.select("n", "x"))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_compressed_input(tmp_path: Path, suffix: str, compress: Any) -> None:
+    (tmp_path / f"a.csv{suffix}").write_bytes(compress(b"a,b\n1,x\n2,y\n"))
+    (tmp_path / f"a.txt{suffix}").write_bytes(compress(b"one\ntwo\n"))
+    assert rows(tm.read_csv(tmp_path / f"a.csv{suffix}")) == [(1, "x"), (2, "y")]
+    assert tm.read_text(tmp_path / f"a.txt{suffix}").to_dict() == {"line": ["one", "two"]}
+
+
+def test_layouts_of_csv(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("# comment\n1;'a;b';-\n2;c;4\n")
+    found = tm.read_csv(file, header=False, delimiter=";", quote="'", comment="#", null="-")
+    assert found.to_dict() == {"column_1": [1, 2], "column_2": ["a;b", "c"], "column_3": [None, 4]}
+    file.write_text('a,b\n1,"two\nlines"\n')
+    assert tm.read_csv(file, newlines_in_values=True).to_dict() == {"a": [1], "b": ["two\nlines"]}
+    assert tm.read_csv(file, newlines_in_values=True, schema={"a": "float64", "b": "str"}).schema["a"] == "Float64"
+
+
+def test_folders_globs_and_odd_names(tmp_path: Path) -> None:
+    for name, value in [("a.csv", 1), ("b [1] %20 ü.csv", 2), ("deep/c.csv", 3), (".hidden", 4), ("_SUCCESS", 5)]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"x\n{value}\n")
+    assert rows(tm.read_csv(tmp_path)) == [(1,), (2,), (3,)]
+    assert rows(tm.read_csv(f"{tmp_path}/*.csv")) == [(1,), (2,)]
+    assert rows(tm.read_csv([tmp_path / "a.csv", str(tmp_path / "b [1] %20 ü.csv")])) == [(1,), (2,)]
+
+
+def test_text_of_many_blocks(tmp_path: Path) -> None:
+    lines = [f"line {number} {'ä' * (number % 90)}" for number in range(60_000)]
+    (tmp_path / "a.txt").write_text("\n".join(lines[:50_000]))
+    (tmp_path / "b.txt").write_text("\r\n".join(lines[50_000:]) + "\r\n", newline="")
+    found = tm.read_text(tmp_path)
+    assert found.schema == {"line": "Utf8View"}
+    assert sorted(found.to_dict()["line"]) == sorted(lines)
+    words = found.select(word=tm.col("line").str.split(" ")).explode("word").group_by("word").count()
+    assert words.filter(tm.col("word") == "line").to_dict() == {"word": ["line"], "count": [60_000]}
+
+
+def test_npy(tmp_path: Path) -> None:
+    for array in [np.arange(5), np.arange(6.0, dtype=">f4").reshape(3, 2), np.array([[True], [False]])]:
+        np.save(tmp_path / "a.npy", array)
+        found = np.array(list(tm.read_npy(tmp_path / "a.npy").to_dict().values())).T
+        assert (found.squeeze() == array.squeeze()).all()
+    assert tm.read_npy(tmp_path / "a.npy", columns=["flag"]).to_dict() == {"flag": [True, False]}
+    np.save(tmp_path / "a.npy", np.zeros((2, 2, 2)))
+    with pytest.raises(tm.DataSetError, match=r"a\.npy has shape \(2, 2, 2\)"):
+        tm.read_npy(tmp_path / "a.npy")
+
+
+def test_partitioned_output(tmp_path: Path) -> None:
+    data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})
+    assert data.write_parquet(tmp_path / "out", partition_by=["k"]) == 3
+    assert sorted(os.listdir(tmp_path / "out")) == ["k=a", "k=b"]
+    assert rows(tm.read_parquet(tmp_path / "out/k=a")) == [(1,), (3,)]
+    for hidden in ["out/_log/a", "out/k=a/.part", "out/k=a/_unfinished/k=c/part"]:
+        (tmp_path / hidden).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / hidden).write_text("not to be read")
+    back = tm.read_parquet(tmp_path / "out")
+    assert back.columns == ["x", "k"]
+    assert rows(back.select("k", "x")) == rows(data)
+    assert "k=b" not in back.filter(tm.col("k") == "a").explain(), "files that cannot have rows are not read"
+    assert data.write_csv(tmp_path / "csv", partition_by=["k"]) == 3
+    (tmp_path / "csv/k=b").rename(tmp_path / "csv/k=ü b")
+    assert "ü b" in tm.read_csv(tmp_path / "csv").to_dict()["k"]
+    (tmp_path / "csv/k=ü b").rename(tmp_path / "csv/k=b")
+    assert rows(tm.read_csv(tmp_path / "csv").select("k", "x")) == rows(data)
+
+
+def test_empty_results_can_be_written(data: tm.DataSet, tmp_path: Path) -> None:
+    nothing = data.filter(tm.col("n") > 99)
+    assert nothing.to_dict() == {name: [] for name in COLUMNS}
+    assert nothing.write_parquet(tmp_path / "out") == 0
+    assert tm.read_parquet(tmp_path / "out").count() == 0
+
+
+def test_output_is_all_or_nothing(data: tm.DataSet, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data.write_csv(out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(tm.DataSetError, match=r"out exists; overwrite=True replaces it"):
+        data.write_csv(out)
+    with pytest.raises(tm.DataSetError, match="Cannot cast"):
+        data.select(tm.col("s").cast("int64")).write_csv(out, overwrite=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert data.select("n").write_csv(out, overwrite=True) == 3
+    assert tm.read_csv(out).columns == ["n"]
+    assert os.listdir(tmp_path) == ["out"], "nothing unfinished is left"
+
+
+@pytest.mark.parametrize(
+    ("files", "read", "message"),
+    [
+        ({}, lambda p: tm.read_csv(p / "none.csv"), r"there is no file or folder .*none\.csv"),
+        ({}, lambda p: tm.read_csv(f"{p}/*.csv"), r"there are no files in .*\*\.csv"),
+        ({}, lambda p: tm.read_csv(p), r"there are no files in"),
+        ({"a.parquet": b"no parquet"}, lambda p: tm.read_parquet(p), r"a\.parquet cannot be read as Parquet"),
+        ({"a.arrow": b"no arrow"}, lambda p: tm.read_ipc(p), r"a\.arrow cannot be read as Arrow IPC"),
+        ({"a.json": b"{no json"}, lambda p: tm.read_json(p), r"a\.json cannot be read as JSON"),
+        ({"a.npy": b"no npy"}, lambda p: tm.read_npy(p / "a.npy"), r"a\.npy cannot be read as \.npy"),
+        ({"a.csv": b""}, lambda p: tm.read_csv(p), r"a\.csv has no columns"),
+        ({"a.csv": b"x\n1\n", "b.csv.gz": b""}, lambda p: tm.read_csv(p), r"compressed in different ways"),
+        ({"a.csv": b"x\n1\ntwo\n"}, lambda p: tm.read_csv(p, infer_rows=1).collect(), r"reading .*a\.csv: .*'two'"),
+        ({"a.csv": b"x,y\n1,2\n3\n"}, lambda p: tm.read_csv(p, infer_rows=1).collect(), r"reading .*a\.csv: .*line 3"),
+        ({"a.txt": b"fine\n\xff\n"}, lambda p: tm.read_text(p).collect(), r"a\.txt: the line at byte 5 is not UTF-8"),
+        ({"a.txt.gz": b"no gzip!!!"}, lambda p: tm.read_text(p).collect(), r"a\.txt\.gz: "),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, files: dict[str, bytes], read: Any, message: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(tm.DataSetError, match=message):
+        read(tmp_path)
+
+
+def test_pyarrow_in_and_out(data: tm.DataSet) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = data.to_arrow()
+    assert table.schema.field("d").type == pa.date32()
+    assert table.to_pydict() == COLUMNS
+    assert tm.from_arrow(table).to_dict() == COLUMNS
+    assert tm.from_arrow(table.to_batches()[0]).to_dict() == COLUMNS
+    assert pa.table(data).equals(table)
+    kinds = pa.table({"c": pa.array(["a", None, "a"]).dictionary_encode(), "t": pa.array([[{"f": 1}], None, []])})
+    back = tm.from_arrow(kinds)
+    assert back.to_dict() == {"c": ["a", None, "a"], "t": [[{"f": 1}], None, []]}
+    assert back.group_by("c").count().sort("c").to_dict() == {"c": ["a", None], "count": [2, 1]}
+    assert pa.schema(back) == kinds.schema
+
+
+@pytest.mark.parametrize("library", ["polars", "pandas"])
+def test_other_libraries_in_and_out(library: str) -> None:
+    module = pytest.importorskip(library)
+    columns = {"n": [1, 2], "s": ["a", "b"]}
+    frame = module.DataFrame(columns)
+    data = tm.from_arrow(frame)
+    assert data.to_dict() == columns
+    back = data.to_polars() if library == "polars" else data.to_pandas()
+    assert back.equals(frame)
+
+
+def test_what_is_no_table_is_refused() -> None:
+    with pytest.raises(TypeError, match="list has no __arrow_c_stream__"):
+        tm.from_arrow([1, 2])  # type: ignore[arg-type]
+
+
+def test_sql_reads_files(data: tm.DataSet, tmp_path: Path) -> None:
+    data.write_parquet(tmp_path / "out.parquet")
+    file = next((tmp_path / "out.parquet").iterdir())
+    assert tm.sql(f"select n from '{file}' where n > 1").to_dict() == {"n": [3]}

@@ -1,0 +1,141 @@
+"""DataSets in jobs of several workers: the same rows everywhere, the same errors everywhere, and one copy of the output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import launched
+import pytest
+from datasets import needs_datasets
+
+pytestmark = needs_datasets
+
+PROGRAM = """
+import sys
+import pyarrow
+import tidemill as tm
+
+job = tm.init()
+folder = sys.argv[1]
+sales = tm.read_csv(folder + "/*.csv")
+mine = pyarrow.table({"shop": [f"s{job.rank}"], "rank": [job.rank]})
+shops = tm.from_local(mine)
+by_shop = sales.group_by("shop").agg(tm.col("amount").sum(), n=tm.count())
+rows = by_shop.sort("shop").to_pylist()
+# All rows of any limit are the same on all workers, though which they are is nobody's promise.
+some = sales.limit(7).to_pylist()
+only = by_shop.collect(root=job.size - 1)
+errors = []
+for wrong in [
+    lambda: sales.select(tm.col("shop").cast("int64")).collect(),
+    lambda: sales.filter(tm.col("shop").cast("int64") == 1).count(),
+    lambda: sales.write_csv(folder),
+]:
+    try:
+        wrong()
+    except tm.DataSetError as error:
+        errors.append(str(error))
+written = sales.write_parquet(folder + "/out")
+again = tm.read_parquet(folder + "/out").count()
+seen = job.comm.allgather((rows, some, errors, written, again, shops.count()))
+assert all(one == seen[0] for one in seen), seen
+assert len(only) == (3 if job.rank == job.size - 1 else 0), only
+assert only.columns == ["shop", "amount", "n"]
+assert len(errors) == 3 and "exists" in errors[2], errors
+assert shops.count() == job.size
+if job.rank == 0:
+    print(rows, written, again)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_same_rows_on_any_number_of_workers(workers: int, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for part in range(3):
+        lines = [f"s{number % 3},{number}" for number in range(part * 1000, part * 1000 + 1000)]
+        (data / f"{part}.csv").write_text("shop,amount\n" + "\n".join(lines) + "\n")
+    app = tmp_path / "app.py"
+    app.write_text(PROGRAM)
+    result = launched.run("run", "-n", str(workers), app, data)
+    assert result.returncode == 0, result.stderr.decode()
+    sums = [sum(n for n in range(3000) if n % 3 == shop) for shop in range(3)]
+    expected = [{"shop": f"s{shop}", "amount": sums[shop], "n": 1000} for shop in range(3)]
+    assert f"{expected} 3000 3000" in result.stdout.decode()
+
+
+def test_interrupt_ends_a_long_query(tmp_path: Path) -> None:
+    """Ctrl-C during a query that would run for hours raises KeyboardInterrupt, and threads of Python run meanwhile."""
+    program = (
+        "import threading, tidemill as tm\n"
+        "n = tm.from_dict({'x': list(range(100_000))})\n"
+        "threading.Timer(0.3, lambda: print('running', flush=True)).start()\n"
+        "try:\n"
+        "    n.join(n, how='cross').join(n, how='cross', suffix='_3').filter(tm.col('x') * tm.col('x_right') == -1).count()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"running\n", "the query holds the GIL"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=launched.PATIENCE_S)[0] == b"interrupted\n"
+        assert process.returncode == 0
+    finally:
+        process.kill()
+
+
+def test_a_budget_spills(tmp_path: Path) -> None:
+    """A sort of more than the budget gives the same rows, through files that are gone afterwards."""
+    program = (
+        "import random, tidemill as tm\n"
+        "x = list(range(1_000_000)); random.Random(1).shuffle(x)\n"
+        "data = tm.from_dict({'x': x}).with_columns(pad=tm.col('x').cast('str').str.pad_start(40, '*')).sort('x')\n"
+        "print('spill_count=0,' in data.explain('analyze').split('SortExec', 1)[1].splitlines()[0])\n"
+        "assert data.collect().to_dict()['x'] == list(range(1_000_000))\n"
+    )
+    for memory, in_memory in [("", b"True\n"), ("32MiB", b"False\n")]:
+        env = {**os.environ, "TIDEMILL_SPILL_DIR": str(tmp_path), "TIDEMILL_MEMORY": memory, "TIDEMILL_THREADS": "1"}
+        result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, timeout=120)
+        assert result.stdout == in_memory, result
+        assert result.returncode == 0, result.stderr.decode()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TIDEMILL_MEMORY", "lots"), ("TIDEMILL_THREADS", "0"), ("TIDEMILL_MEMORY", "1KiB")]
+)
+def test_settings_that_cannot_be(name: str, value: str) -> None:
+    program = "import tidemill as tm\ntm.from_dict({'x': [1, 2]}).sort('x').group_by('x').count().sort('x').collect()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, name: value}, capture_output=True, timeout=60
+    )
+    assert result.returncode == 1
+    last = result.stderr.decode().splitlines()[-1] if value != "1KiB" else result.stderr.decode()
+    assert (name if value != "1KiB" else "out of memory budget") in last, result.stderr.decode()
+
+
+def test_queries_after_fork_and_in_threads() -> None:
+    """A forked child has none of its parent's threads and must start its own; threads of Python query side by side."""
+    program = (
+        "import os, threading, tidemill as tm\n"
+        "data = tm.from_dict({'k': list(range(100)) * 50})\n"
+        "assert data.count() == 5000\n"
+        "child = os.fork()\n"
+        "found = []\n"
+        "threads = [threading.Thread(target=lambda: found.append(data.distinct().count())) for _ in range(8)]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+        "assert found == [100] * 8, found\n"
+        "assert child == 0 or os.waitpid(child, 0)[1] == 0\n"
+        "os._exit(0) if child == 0 else print('done')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert result.stdout == b"done\n", result.stderr.decode()

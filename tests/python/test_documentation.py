@@ -1,0 +1,90 @@
+"""The programs in README and ``docs/`` run and print what the page says, and every link leads somewhere.
+
+A page marks what is to be run with comments, which readers do not see::
+
+    <!-- file: pi.py -->            the next block is this file
+    <!-- run: python pi.py -->      the next block is what this command prints; `...` stands for anything in a line
+    <!-- run 3: python fails.py --> the same, for a command that exits with 3
+
+All files of a page lie in one folder. The lines of several workers come in any order, so order is not compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import launched
+import pytest
+from datasets import needs_datasets
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md"), *ROOT.glob("examples/*.md")])
+BLOCK = re.compile(r"<!-- (file|run)(?: (\d+))?: (.+?) -->\n+```[a-z]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def matches(line: str, pattern: str) -> bool:
+    """Whether a printed line is what the page says."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("..."))), line) is not None
+
+
+def difference(printed: list[str], page: list[str]) -> str:
+    """Name what was printed but is not on the page, and the other way round; empty if nothing."""
+    left = list(page)
+    extra = []
+    for line in printed:
+        # Exact lines first, so that a pattern does not use up what only it can match.
+        found = next((p for p in left if p == line), None) or next((p for p in left if matches(line, p)), None)
+        if found is None:
+            extra.append(line)
+        else:
+            left.remove(found)
+    return "\n".join([*(f"only printed: {line}" for line in extra), *(f"only on the page: {line}" for line in left)])
+
+
+RUNNING = [
+    pytest.param(page, id=page.name, marks=[needs_datasets] if page.name == "dataset.md" else [])
+    for page in PAGES
+    if BLOCK.search(page.read_text())
+]
+
+
+@pytest.mark.parametrize("page", RUNNING)
+def test_programs_run_as_the_page_says(page: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for kind, code, what, text in BLOCK.findall(page.read_text()):
+        if kind == "file":
+            (tmp_path / what).write_text(text)
+            continue
+        result = subprocess.run(
+            ["sh", "-c", what],
+            cwd=tmp_path,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=launched.PATIENCE_S,
+        )
+        printed = result.stdout.decode()
+        assert result.returncode == int(code or 0), f"{what}\n{printed}"
+        different = difference(printed.splitlines(), text.splitlines())
+        assert not different, f"{what}\n{different}\n\nprinted:\n{printed}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [link for link in LINK.findall(page.read_text()) if "://" not in link and not link.startswith("mailto:")]
+    assert [link for link in targets if not (page.parent / link).exists()] == []
+
+
+def test_the_page_of_variables_is_complete() -> None:
+    """Compare the page with the sources: a variable that is read and not on it, or on it and read nowhere."""
+    name = re.compile(r"\bTIDEMILL_[A-Z]+(?:_[A-Z]+)*\b")
+    sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/tidemill/**/*.py")]
+    used = {variable for file in sources for variable in name.findall(file.read_text())}
+    listed = set(name.findall((ROOT / "docs/environment.md").read_text()))
+    assert used == listed

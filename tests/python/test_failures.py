@@ -1,0 +1,293 @@
+"""Whatever happens to a worker, the others hear of it in words, and nothing hangs or is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import launched
+import pytest
+import workers
+
+TRANSPORTS = ["auto", "tcp"]
+
+LOOP = """
+import pathlib, sys
+import numpy as np
+from tidemill.mpi import MPI
+import tidemill as tm
+
+comm = MPI.COMM_WORLD
+rng = np.random.default_rng(7)
+pathlib.Path(f"{comm.rank}.pid").write_text(f"{__import__('os').getpid()}\\n")
+try:
+    while True:
+        n = int(rng.choice([1, 100, 5_000, 50_000, 400_000]))
+        a, b = np.full(n, float(comm.rank)), np.empty(n)
+        comm.Allreduce(a, b)
+        comm.Bcast(a, root=int(rng.integers(comm.size)))
+        comm.Sendrecv(a, (comm.rank + 1) % comm.size, recvbuf=b, source=(comm.rank - 1) % comm.size)
+        comm.allgather({"rank": comm.rank})
+        comm.Ialltoall(np.zeros((comm.size, n % 1000)), np.zeros((comm.size, n % 1000))).Wait()
+except tm.WorkerLost as error:
+    try:
+        comm.Barrier()
+    except tm.WorkerLost as again:
+        print("lost", error.rank, again.rank)
+"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_kill_at_any_moment_reaches_everybody(tmp_path: Path, transport: str) -> None:
+    """A blocked call that missed the news would hang; a next call that missed it would use a broken job."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for round_ in range(4):
+        folder = tmp_path / str(round_)
+        folder.mkdir()
+        with workers.Job(folder, 4, LOOP, {"TIDEMILL_TRANSPORT": transport}) as job:
+            launched.pids_in(folder, 4)
+            time.sleep(chance.uniform(0, 0.3))
+            # Rank 0 is the hub of the control plane; its death is the hardest to hear of.
+            victim = 0 if round_ == 0 else chance.randrange(4)
+            job.workers[victim].send_signal(signal.SIGKILL)
+            results = job.finish()
+        for rank, (code, out, err) in enumerate(results):
+            if rank != victim:
+                assert (code, out) == (0, f"lost {victim} {victim}\n"), f"rank {rank} of seed {seed}: {out}{err}"
+
+
+def _named_memory(pid: int) -> set[str]:
+    """The files in /dev/shm that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {path for line in lines if (path := line.partition("/dev/shm/")[2]) and not path.endswith("(deleted)")}
+
+
+def test_nothing_is_left_after_killing_everybody(tmp_path: Path) -> None:
+    """Shared memory with a name would stay for ever."""
+    with workers.Job(tmp_path, 3, LOOP) as job:
+        pids = launched.pids_in(tmp_path, 3)
+        time.sleep(0.1)
+        assert any("/memfd:tidemill" in Path(f"/proc/{pid}/maps").read_text() for pid in pids), (
+            "no shared memory at all"
+        )
+        named = set().union(*map(_named_memory, pids))
+        for worker in job.workers:
+            worker.send_signal(signal.SIGKILL)
+        job.finish()
+    assert named & set(os.listdir("/dev/shm")) == set()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_exception_is_told_to_the_others(tmp_path: Path, transport: str) -> None:
+    """The others must raise the origin's traceback, not hang, and not one of their own making."""
+    program = """
+        import numpy as np
+        import tidemill as tm
+
+        job = tm.init()
+        if job.rank == 1:
+            raise ValueError("it is broken")
+        try:
+            job.comm.Sendrecv(np.ones(1), 2 - job.rank, recvbuf=np.ones(1), source=2 - job.rank)
+            if job.rank == 0:
+                job.comm.recv(source=2)
+            else:
+                job.comm.Allreduce(np.ones(3), np.empty(3))
+        except tm.PeerFailed as error:
+            assert error.rank == 1 and "ValueError: it is broken" in error.traceback and "app.py" in error.traceback
+            try:
+                job.comm.Barrier()
+            except tm.PeerFailed:
+                print("told")
+    """
+    with workers.Job(tmp_path, 3, program, {"TIDEMILL_TRANSPORT": transport}) as job:
+        results = job.finish()
+    assert [code for code, _, _ in results] == [0, 1, 0], results
+    assert results[0][1] == results[2][1] == "told\n"
+    assert "ValueError: it is broken" in results[1][2]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("usual", "odd", "words"),
+    [
+        ("comm.Barrier()", "comm.Allreduce(np.ones(2), np.empty(2))", ["barrier()", "allreduce(2 x float64, op=sum)"]),
+        ("comm.Bcast(np.ones(3), 0)", "comm.Bcast(np.ones(3), 1)", ["root=0", "root=1"]),
+        ("comm.Reduce(np.ones(3), np.empty(3), MPI.SUM)", "comm.Reduce(np.ones(3), np.empty(3), MPI.MAX)", ["sum", "max"]),
+        ("comm.Allreduce(np.ones(9000), np.empty(9000))", "comm.Allreduce(np.ones(9001), np.empty(9001))", ["9000", "9001"]),
+        ("comm.Allreduce(np.ones(9), np.empty(9))", "comm.Allreduce(np.ones(9), np.empty(9), algorithm='ring')", ["op=sum)", "algorithm=ring"]),
+        ("comm.Bcast(np.ones(9), algorithm='chain')", "comm.Bcast(np.ones(9), algorithm='flat')", ["chain", "flat"]),
+        ("comm.Allgather(np.ones(2), np.ones(6))", "comm.Allgather(np.ones(2, 'i8'), np.ones(6, 'i8'))", ["float64", "int64"]),
+    ],
+)  # fmt: skip
+def test_calls_that_differ_are_named(tmp_path: Path, transport: str, usual: str, odd: str, words: list[str]) -> None:
+    """Different calls end as a hang or as rubbish in other systems."""
+    program = f"""
+        import numpy as np
+        from tidemill.mpi import MPI
+
+        comm = MPI.COMM_WORLD
+        try:
+            comm.Barrier()
+            {odd} if comm.rank == 1 else {usual}
+            for _ in range(1000):
+                comm.Barrier()
+        except MPI.Exception as error:
+            print(error)
+    """
+    with workers.Job(tmp_path, 3, program, {"TIDEMILL_TRANSPORT": transport}) as job:
+        outputs = job.succeed()
+    for out in outputs:
+        assert "rank 1 called" in out, outputs
+        for word in words:
+            assert word in out, outputs
+
+
+def test_a_long_wait_is_explained_once(tmp_path: Path) -> None:
+    """The message must say who waits for whom in what, and the line where the other one is."""
+    program = """
+        import time
+        import tidemill as tm
+
+        comm = tm.init().comm
+        comm.Barrier()
+        if comm.rank == 1:
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                pass  # line 9
+        comm.Barrier()
+    """
+    with workers.Job(tmp_path, 2, program, {"TIDEMILL_STALL_WARNING": "1"}) as job:
+        results = job.finish()
+    assert [code for code, _, _ in results] == [0, 0], results
+    lines = [line for line in results[0][2].splitlines() if "waiting" in line]
+    assert len(lines) == 1, results
+    assert "rank 0: barrier #" in lines[0] and "for rank 1, which is in app.py:" in lines[0], lines
+    assert any(f"app.py:{n} (busy)" in lines[0] for n in (8, 9, 10)), lines
+    assert results[1][2] == ""
+
+
+@pytest.mark.parametrize(
+    ("wait", "words", "transport"),
+    [
+        ("comm.Irecv(np.empty(1), 1).Wait()", "recv from rank 1 on comm", "tcp"),
+        ("comm.recv(source=1)", "recv from rank 1 on comm", "auto"),
+        ("comm.irecv(source=1).wait()", "recv from rank 1 on comm", "tcp"),
+        ("comm.Ireduce(np.ones(1), np.empty(1)).Wait()", "reduce #", "auto"),
+        ("comm.bcast(None, root=1)", "bcast #", "auto"),
+        ("comm.Bcast(np.empty(1), root=1)", "bcast #", "tcp"),
+        ("comm.probe(source=1)", "probe on comm", "auto"),
+    ],
+)
+def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: str, transport: str) -> None:
+    """What goes on in the background knows its peers too; "its peers" would help nobody."""
+    program = f"""
+        import time
+        import numpy as np
+        import tidemill as tm
+
+        comm = tm.init().comm
+        comm.Barrier()
+        try:
+            if comm.rank == 0:
+                {wait}
+            elif comm.rank == 1:
+                time.sleep(2)  # line 12
+                raise SystemExit(0)
+            else:
+                {wait if words.endswith("#") else "pass"}
+        except tm.TidemillError:
+            pass
+    """
+    with workers.Job(tmp_path, 3, program, {"TIDEMILL_TRANSPORT": transport, "TIDEMILL_STALL_WARNING": "0.5"}) as job:
+        results = job.finish()
+    lines = [line for line in results[0][2].splitlines() if "waiting" in line]
+    assert len(lines) == 1, results
+    assert f"rank 0: {words}" in lines[0] and "rank 1, which is in app.py:12 (busy)" in lines[0], lines
+
+
+def test_a_held_gil_is_no_death(tmp_path: Path) -> None:
+    """Heartbeats come from native threads; a worker in a long C call is alive, and says that it is busy."""
+    program = """
+        import ctypes
+        import tidemill as tm
+
+        comm = tm.init().comm
+        comm.Barrier()
+        if comm.rank == 1:
+            ctypes.PyDLL(None).sleep(5)  # PyDLL keeps the GIL
+        comm.Barrier()
+        print("alive")
+    """
+    env = {"TIDEMILL_STALL_WARNING": "1", "TIDEMILL_FAILURE_TIMEOUT": "2"}
+    with workers.Job(tmp_path, 2, program, env) as job:
+        results = job.finish()
+    assert [(code, out) for code, out, _ in results] == [(0, "alive\n")] * 2, results
+    assert "busy in native code" in results[0][2], results
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("call", ["comm.recv(source=1)", "comm.Barrier()", "comm.Irecv(np.empty(1), 1).Wait()"])
+def test_ctrl_c_interrupts_every_wait(tmp_path: Path, transport: str, call: str) -> None:
+    """A wait that only looked at signals afterwards could not be stopped from the keyboard."""
+    program = f"""
+        import os, pathlib, time
+        import numpy as np
+        import tidemill as tm
+
+        comm = tm.init().comm
+        comm.Barrier()
+        if comm.rank == 0:
+            pathlib.Path("0.pid").write_text(f"{{os.getpid()}}\\n")
+            try:
+                {call}
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+                os._exit(0)
+        else:
+            try:
+                comm.recv(source=0)
+            except tm.WorkerLost as error:
+                print("lost", error.rank)
+    """
+    with workers.Job(tmp_path, 2, program, {"TIDEMILL_TRANSPORT": transport}) as job:
+        launched.pids_in(tmp_path, 1)
+        time.sleep(0.5)
+        job.workers[0].send_signal(signal.SIGINT)
+        results = job.finish()
+    assert [(code, out) for code, out, _ in results] == [(0, "interrupted\n"), (0, "lost 0\n")], results
+
+
+def test_a_forked_child_is_refused_and_harmless(tmp_path: Path) -> None:
+    """A child shares the parent's rings and sockets; using or closing them there must not disturb the parent."""
+    program = """
+        import os, sys
+        import numpy as np
+        import tidemill as tm
+        from tidemill.mpi import MPI
+
+        comm = tm.init().comm
+        comm.Barrier()
+        if comm.rank == 0:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    comm.Send(np.ones(3), 1)
+                except MPI.Exception as error:
+                    sys.exit(0 if "fork" in str(error) else 3)
+                sys.exit(4)
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 0, status
+        total = np.empty(100_000)
+        for _ in range(20):
+            comm.Allreduce(np.ones(100_000), total)
+        assert (total == comm.size).all()
+        print("fine")
+    """
+    with workers.Job(tmp_path, 2, program) as job:
+        assert job.succeed() == ["fine\n"] * 2

@@ -1,0 +1,188 @@
+"""Jobs on two hosts: network namespaces with one cable between them, each with processes and a name of its own.
+
+A host is what shares a kernel and sees each other's processes, so a network namespace alone would be no host of its own,
+and rightly so: shared memory works across it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import launched
+import pytest
+import workers
+
+#: Workers of each host.
+LOCAL = 2
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=launched.PATIENCE_S)
+
+
+class Hosts:
+    """Two hosts, `10.7.7.1` and `10.7.7.2`."""
+
+    def __init__(self) -> None:
+        self.names = [f"tm{os.getpid()}-{i}" for i in range(2)]
+        self.inits: list[subprocess.Popen[bytes]] = []
+
+    def build(self) -> None:
+        """Make the hosts and the cable, or raise what is in the way."""
+        first, second = self.names
+        for name in self.names:
+            _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", "tm0", "netns", first, "type", "veth", "peer", "name", "tm0", "netns", second)
+        for i, name in enumerate(self.names):
+            _run("ip", "-n", name, "address", "add", f"10.7.7.{i + 1}/24", "dev", "tm0")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "-n", name, "link", "set", "tm0", "up")
+            self._boot(name)
+
+    def _boot(self, name: str) -> None:
+        """Start the process whose end is the end of all processes of the host."""
+        apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
+        init = ["sh", "-c", 'hostname "$0" && echo up && exec sleep infinity', name]
+        self.inits.append(
+            subprocess.Popen(["ip", "netns", "exec", name, *apart, *init], stdout=subprocess.PIPE, bufsize=0)
+        )
+        out = self.inits[-1].stdout
+        if out is None or out.read(3) != b"up\n":
+            raise OSError("unshare(1) makes no PID namespace")
+
+    def remove(self) -> None:
+        """Take away what there is of them."""
+        for init in self.inits:
+            init.kill()
+            init.wait()
+            if init.stdout is not None:
+                init.stdout.close()
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def prefix(self, host: int) -> list[str]:
+        """The command in front of one that shall run on a host."""
+        target = launched.children(self.inits[host].pid)[0]
+        return ["nsenter", "--target", str(target), "--net", "--pid", "--mount", "--uts"]
+
+    def pull_the_cable(self) -> None:
+        """From now on what either host sends is lost, and neither is told."""
+        _run("ip", "-n", self.names[0], "link", "set", "tm0", "down")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Two hosts, or a skip that says what is missing."""
+    made = Hosts()
+    try:
+        try:
+            made.build()
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = getattr(error, "stderr", None) or error
+            pytest.skip(f"needs root, ip(8), unshare(1) and network namespaces: {why}")
+        yield made
+    finally:
+        made.remove()
+
+
+def job(folder: Path, hosts: Hosts, program: str, **env: str) -> workers.Job:
+    """Two workers on each host, who know no more than `RANK`, `WORLD_SIZE` and where rank 0 is."""
+    prefixes = {rank: hosts.prefix(rank // LOCAL) for rank in range(2 * LOCAL)}
+    return workers.Job(folder, 2 * LOCAL, program, {"MASTER_ADDR": "10.7.7.1", **env}, prefixes)
+
+
+def test_a_program_runs_on_two_hosts(tmp_path: Path, hosts: Hosts) -> None:
+    """Shared memory within a host and TCP between: a wrong choice would read another host's memory, or be slow."""
+    program = """
+        import numpy as np
+        import tidemill as tm
+        from tidemill.apps import job_info
+        from tidemill.mpi import MPI
+
+        job_info.main(["--json"])
+        comm = MPI.COMM_WORLD
+        rank, size = comm.rank, comm.size
+        for n in (1, 1_000, 30_000, 500_000):
+            mine = np.arange(n) + rank
+            total = np.empty_like(mine)
+            for algorithm in (None, "two_level", "ring"):
+                comm.Allreduce(mine, total, algorithm=algorithm)
+                assert (total == size * np.arange(n) + 6).all()
+            comm.Sendrecv(mine, (rank + 1) % size, recvbuf=total, source=(rank - 1) % size)
+            assert (total == np.arange(n) + (rank - 1) % size).all()
+            for root in range(size):
+                data = mine.copy()
+                comm.Bcast(data, root)
+                assert (data == np.arange(n) + root).all()
+            parts = np.empty((size, n), int)
+            comm.Alltoall(np.tile(mine, (size, 1)), parts)
+            assert (parts == np.arange(n) + np.arange(size)[:, None]).all()
+        assert comm.gather({rank: "x" * 100_000}, root=3) == (
+            [{r: "x" * 100_000} for r in range(size)] if rank == 3 else None
+        )
+        across = comm.Split(rank % 2, rank)  # one worker of each host
+        within = comm.Split(rank // 2, rank)
+        assert across.allreduce(rank) == 2 * (rank % 2) + 2 and within.allreduce(rank) == 4 * (rank // 2) + 1
+        print([worker["transport"] for worker in tm.init().workers])
+    """
+    with job(tmp_path, hosts, program, TIDEMILL_SECRET="") as running:
+        outputs = running.succeed()
+    table, _, last = outputs[0].rstrip().rpartition("\n")
+    transports = [last, *(out.rstrip() for out in outputs[1:])]
+    shm, tcp = ["None, 'shm'", "'shm', None"], "'tcp', 'tcp'"
+    assert transports == [f"[{shm[0]}, {tcp}]", f"[{shm[1]}, {tcp}]", f"[{tcp}, {shm[0]}]", f"[{tcp}, {shm[1]}]"]
+    rows = json.loads(table)
+    assert [row["host"] for row in rows] == [name for name in hosts.names for _ in range(LOCAL)]
+    assert [row["reason"].partition(";")[0] for row in rows[1:]] == ["same host", "on another host", "on another host"]
+
+
+LOOP = """
+import os, pathlib, time
+import numpy as np
+import tidemill as tm
+from tidemill.mpi import MPI
+
+comm = MPI.COMM_WORLD
+total = np.empty(50_000)
+try:
+    while True:
+        comm.Allreduce(np.ones(50_000), total)
+        pathlib.Path(__file__).with_name(f"{comm.rank}.pid").write_text("1\\n")
+except tm.WorkerLost as error:
+    print("lost", error.rank, f"{time.monotonic():.3f}", flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_kill_reaches_the_other_host(tmp_path: Path, hosts: Hosts, victim: int) -> None:
+    """The other host cannot see the process end; its kernel's last word must do."""
+    with job(tmp_path, hosts, LOOP) as running:
+        launched.pids_in(tmp_path, 2 * LOCAL)
+        (pid,) = launched.children(running.workers[victim].pid)
+        os.kill(pid, signal.SIGKILL)
+        results = running.finish()
+    for rank, (code, out, err) in enumerate(results):
+        if rank != victim:
+            assert code == 0 and out.startswith(f"lost {victim} "), f"rank {rank}: {out}{err}"
+
+
+def test_a_pulled_cable_is_noticed_on_both_sides(tmp_path: Path, hosts: Hosts) -> None:
+    """Nothing comes any more, not even the end of a connection; silence alone must tell."""
+    with job(tmp_path, hosts, LOOP, TIDEMILL_FAILURE_TIMEOUT="2") as running:
+        launched.pids_in(tmp_path, 2 * LOCAL)
+        pulled = time.monotonic()
+        hosts.pull_the_cable()
+        results = running.finish()
+    for rank, (code, out, err) in enumerate(results):
+        assert code == 0 and out.startswith("lost "), f"rank {rank}: {out}{err}"
+        lost, at = int(out.split()[1]), float(out.split()[2])
+        # Who is on the far side: rank 0's host loses the others, theirs loses rank 0, which carries the news.
+        assert lost in ((2, 3) if rank < LOCAL else (0,)), f"rank {rank}: {out}{err}"
+        print(f"rank {rank} after {at - pulled:.1f} s")

@@ -1,0 +1,125 @@
+"""What `tidemill` and `tidemill.mpi` offer: names, texts, and what the import costs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import tidemill
+from tidemill import _errors, mpi
+from tidemill.mpi import MPI
+
+
+def members(module: ModuleType) -> list[tuple[str, object]]:
+    return [(name, getattr(module, name)) for name in dir(module) if not name.startswith("_")]
+
+
+def undocumented(name: str, value: object) -> list[str]:
+    """Names of a public function or class, and of its public attributes, that say nothing about themselves."""
+    if not inspect.isclass(value):
+        return [] if inspect.getdoc(value) else [name]
+    missing = [] if inspect.getdoc(value) else [name]
+    for attribute, found in vars(value).items():
+        if attribute.startswith("_") or not (
+            callable(found) or isinstance(found, (property, classmethod, staticmethod))
+        ):
+            continue
+        if not inspect.getdoc(getattr(value, attribute)):
+            missing.append(f"{name}.{attribute}")
+    return missing
+
+
+def test_every_public_name_has_a_text() -> None:
+    missing = []
+    for module in (tidemill, mpi):
+        for name, value in members(module):
+            if inspect.isclass(value) or inspect.isroutine(value):
+                missing += undocumented(name, value)
+    # The native methods are public through the Python classes that inherit them.
+    for kind in (MPI.Comm, MPI.Request, MPI.Status, MPI.Message):
+        native = kind.__mro__[1]
+        missing += undocumented(f"native {kind.__name__}", native)
+    assert not missing, missing
+
+
+def test_both_names_of_the_module_are_one() -> None:
+    assert mpi.COMM_WORLD is MPI.COMM_WORLD is tidemill.init().comm
+    assert mpi.SUM is MPI.SUM and mpi.Comm is MPI.Comm and tidemill.Communicator is MPI.Intracomm
+    assert MPI.Exception is tidemill.CommError
+    with pytest.raises(AttributeError, match="NO_SUCH_NAME"):
+        _ = MPI.NO_SUCH_NAME
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = tidemill.no_such_name  # type: ignore[attr-defined]
+
+
+def test_names_of_mpi4py_are_there() -> None:
+    """A name that is not here would end a program at its first line, whether it uses it or not."""
+    names = json.loads((Path(__file__).parent / "mpi_programs" / "names.json").read_text())
+    absent = []
+    for path in names:
+        owner, _, name = path.rpartition(".")
+        if not hasattr(getattr(MPI, owner) if owner else MPI, name):
+            absent.append(path)
+    assert not absent, absent
+
+
+def test_errors_are_caught_by_either_name() -> None:
+    for kind in (tidemill.WorkerLost, tidemill.PeerFailed, tidemill.MismatchError, tidemill.TruncationError):
+        error = kind("text")
+        assert isinstance(error, tidemill.CommError) and isinstance(error, MPI.Exception)
+        assert isinstance(error, tidemill.TidemillError) and isinstance(error, RuntimeError)
+        assert str(error) == "text" and error.Get_error_class() != MPI.SUCCESS
+    assert tidemill.PeerFailed("text", 3, "trace").rank == 3
+    assert issubclass(tidemill.UnsupportedError, NotImplementedError)
+
+
+def test_errors_have_their_public_names() -> None:
+    """A traceback that names a private module sends its reader to the wrong place; pickles would break with the layout."""
+    kinds = [name for name in _errors.__all__ if name.endswith(("Error", "Lost", "Failed"))]
+    assert len(kinds) == 9
+    for name in kinds:
+        kind = getattr(tidemill, name)
+        assert kind.__module__ == "tidemill" and type(pickle.loads(pickle.dumps(kind("text")))) is kind
+
+
+def run_python(code: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_import_loads_little() -> None:
+    """Time depends on the machine; what is loaded does not. NumPy alone would take most of the 0.1 s."""
+    loaded = run_python("import sys, tidemill; print(*sorted(sys.modules))").split()
+    heavy = {"numpy", "sklearn", "cloudpickle", "pickle", "tidemill._tidemill", "tidemill.mpi"}
+    assert not heavy & set(loaded), heavy & set(loaded)
+
+
+def test_the_import_joins_no_job() -> None:
+    """A program that only asks for help must not wait for workers that are not there."""
+    code = "from tidemill.mpi import MPI; print(MPI.SUM.is_predefined, MPI.COMM_NULL == MPI.Comm())"
+    absent = {"TIDEMILL_RANK": "1", "TIDEMILL_SIZE": "2", "TIDEMILL_ROOT": "127.0.0.1:1", "TIDEMILL_SECRET": "0" * 64}
+    assert run_python(code, **absent, TIDEMILL_JOB="x").split() == ["True", "True"]
+
+
+def test_algorithms_and_repeatable_sums_are_chosen_by_keyword() -> None:
+    import numpy as np
+
+    comm = tidemill.init().comm
+    total = np.zeros(3)
+    comm.Allreduce(np.ones(3), total, algorithm="ring", repeatable=False)
+    comm.Iallreduce(np.ones(3), total, repeatable=True).Wait()
+    assert total.tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="recursive_doubling"):
+        comm.Allreduce(np.ones(3), total, algorithm="no such algorithm")
+    with pytest.raises(MPI.Exception):
+        comm.Bcast(total, algorithm="pairwise")

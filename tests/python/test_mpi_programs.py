@@ -1,0 +1,61 @@
+"""Programs written for mpi4py give the right answers over Tidemill, on any transport and any number of workers.
+
+The programs are in `mpi_programs`; each is a script that says nothing of Tidemill. `harness.py` there tells how the same
+files run under the real mpi4py, which checks the programs themselves (`test_the_programs_hold_for_real_mpi`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from launched import run
+
+PROGRAMS = Path(__file__).parent / "mpi_programs"
+NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py") if file.stem != "harness")
+#: A real mpi4py to check the programs with: the interpreter of an environment that has it, over Open MPI.
+PEER = Path(os.environ.get("TIDEMILL_PEER_PYTHON", Path(__file__).parents[2] / "bench/.peers/openmpi/bin/python"))
+
+
+def check(name: str, workers: int, *options: str, **env: str) -> None:
+    done = run("run", "-n", str(workers), *options, PROGRAMS / f"{name}.py", env=env)
+    text = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0 and f"on {workers} ranks" in text, text
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", NAMES)
+def test_on_one_host(name: str, workers: int) -> None:
+    check(name, workers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_over_tcp(name: str) -> None:
+    check(name, 3, "--transport", "tcp")
+
+
+def test_without_single_copy() -> None:
+    """Kernels that forbid reading another process's memory: large messages go in pieces."""
+    for name in ("p2p_buffers", "p2p_objects", "collectives_buffers"):
+        check(name, 2, TIDEMILL_SINGLE_COPY="0")
+
+
+@pytest.mark.skipif(
+    not PEER.exists() or shutil.which("mpirun.openmpi") is None,
+    reason="needs mpi4py over Open MPI (bench/setup_peers.sh makes it)",
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_programs_hold_for_real_mpi(name: str) -> None:
+    """What the programs expect is what real MPI does, so that Tidemill is not measured against a misunderstanding."""
+    settings = {"TIDEMILL_TEST_MPI": "mpi4py", "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    settings["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    done = subprocess.run(
+        ["mpirun.openmpi", "--oversubscribe", "-n", "2", PEER, PROGRAMS / f"{name}.py"],
+        env={**os.environ, **settings},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and b"on 2 ranks" in done.stdout, done.stdout.decode() + done.stderr.decode()
