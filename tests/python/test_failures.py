@@ -61,6 +61,44 @@ def test_a_kill_at_any_moment_reaches_everybody(tmp_path: Path, transport: str) 
                 assert (code, out) == (0, f"lost {victim} {victim}\n"), f"rank {rank} of seed {seed}: {out}{err}"
 
 
+LARGE = """
+import pathlib
+import numpy as np
+from tidemill.mpi import MPI
+import tidemill as tm
+
+comm = MPI.COMM_WORLD
+a = np.ones(4_000_000)
+b = np.empty_like(a)
+pathlib.Path(f"{comm.rank}.pid").write_text(f"{__import__('os').getpid()}\\n")
+try:
+    while True:
+        comm.Allreduce(a, b)
+except tm.WorkerLost as error:
+    try:
+        comm.Barrier()
+    except tm.WorkerLost as again:
+        print("lost", error.rank, again.rank)
+"""
+
+
+def test_memory_that_cannot_be_read_is_a_lost_worker_for_everybody(tmp_path: Path) -> None:
+    """A rank that found out by itself, before the hub could tell the others, went on to a call they did not expect."""
+    for round_ in range(4):
+        folder = tmp_path / str(round_)
+        folder.mkdir()
+        with workers.Job(folder, 3, LARGE) as job:
+            launched.pids_in(folder, 3)
+            time.sleep(0.1 + round_ * 0.003)
+            job.workers[0].send_signal(signal.SIGSTOP)
+            job.workers[2].send_signal(signal.SIGKILL)
+            time.sleep(0.2)
+            job.workers[0].send_signal(signal.SIGCONT)
+            results = job.finish()
+        for code, out, err in results[:2]:
+            assert (code, out) == (0, "lost 2 2\n"), err
+
+
 def _named_memory(pid: int) -> set[str]:
     """The files in /dev/shm that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()

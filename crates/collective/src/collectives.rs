@@ -55,7 +55,10 @@ impl Communicator {
                 }
                 match poll {
                     Poll::Done => return Ok(Started::Done(Status::default())),
-                    Poll::Failed(error) => return Err(error.into()),
+                    Poll::Failed(error) => {
+                        self.abandon();
+                        return Err(error.into());
+                    }
                     Poll::Waiting | Poll::Moved => {}
                     Poll::Contradicted(rank) => self.contradict(&mut self.0.endpoint.lock(), seq, rank),
                 }

@@ -49,7 +49,9 @@ pub enum CollectiveError {
         needed: usize,
     },
     /// An earlier collective on the communicator was given up halfway.
-    #[error("comm \"{comm}\" is unusable: a collective on it was interrupted; make a new communicator from its parent")]
+    #[error(
+        "comm \"{comm}\" is unusable: a collective on it was interrupted or failed; make a new communicator from its parent"
+    )]
     Abandoned {
         /// The communicator.
         comm: String,

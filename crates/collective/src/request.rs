@@ -208,6 +208,10 @@ fn step(
         }
     };
     *state = None;
+    if result.is_err() && matches!(what, What::Collective { .. }) {
+        // Peers may be anywhere in it, so that a next one would not meet theirs.
+        comm.abandon();
+    }
     Some(result)
 }
 

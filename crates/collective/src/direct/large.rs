@@ -14,7 +14,7 @@ use tidemill_net::{Engine, NetError, Rank};
 
 use super::{Direct, Job, Poll};
 use crate::stream::{self, STREAM_BYTES_MIN};
-use crate::{Collective, Op, reduce};
+use crate::{Collective, Op, OpError, reduce};
 
 /// Bytes combined at a time: small enough to stay in a core's cache with its operands.
 const CHUNK_BYTES: usize = 128 << 10;
@@ -38,6 +38,8 @@ enum Stage {
         step: usize,
         offset: usize,
     },
+    /// This rank's memory could not be read any more.
+    Gone(usize),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,6 +47,12 @@ enum Turn {
     Addresses,
     Combined,
     Collected,
+}
+
+/// Why a chunk was not combined.
+enum Broken {
+    Gone(usize),
+    Operation(OpError),
 }
 
 /// Bytes at address `from` of their owner, to be copied to byte `into` of the receive buffer.
@@ -66,7 +74,7 @@ impl LargeProgress {
 
     pub(crate) fn waits_for(&self) -> Option<usize> {
         match self.stage {
-            Stage::Await(_, rank) => Some(rank),
+            Stage::Await(_, rank) | Stage::Gone(rank) => Some(rank),
             _ => None,
         }
     }
@@ -129,8 +137,14 @@ impl Direct {
                 let n = (len - offset).min(CHUNK_BYTES);
                 if n > 0 {
                     // SAFETY: by this function's contract.
-                    if let Err(error) = unsafe { self.combine(job, op, progress, ranks, engine, start + offset, n) } {
-                        return Poll::Failed(error);
+                    let combined = unsafe { self.combine(job, op, progress, ranks, engine, start + offset, n) };
+                    match combined {
+                        Ok(()) => {}
+                        Err(Broken::Gone(rank)) => {
+                            progress.stage = Stage::Gone(rank);
+                            return Poll::Waiting;
+                        }
+                        Err(Broken::Operation(error)) => return Poll::Failed(NetError::Operation(error.to_string())),
                     }
                 }
                 let end = offset + n == len;
@@ -152,8 +166,9 @@ impl Direct {
                     // SAFETY: a part of the receive buffer, ours by this function's contract.
                     let into = unsafe { std::slice::from_raw_parts_mut(job.recv.ptr.add(part.into + offset), n) };
                     if owner != self.rank {
-                        if let Err(error) = engine.read_peer(ranks[owner], from, into) {
-                            return Poll::Failed(lost(error));
+                        if !engine.read_peer(ranks[owner], from, into) {
+                            progress.stage = Stage::Gone(owner);
+                            return Poll::Waiting;
                         }
                     } else if part.len >= STREAM_BYTES_MIN && from.abs_diff(into.as_ptr() as u64) >= n as u64 {
                         // SAFETY: the own part lies in the send buffer, readable by this function's contract.
@@ -170,6 +185,7 @@ impl Direct {
                 };
                 Poll::Moved
             }
+            Stage::Gone(_) => Poll::Waiting,
         }
     }
 
@@ -218,7 +234,7 @@ impl Direct {
         engine: &mut Engine,
         at: usize,
         n: usize,
-    ) -> Result<(), NetError> {
+    ) -> Result<(), Broken> {
         // SAFETY: parts of the caller's buffers, valid by `poll_large`'s contract. When the call is in place they are
         // the same memory, and then only `into` is used.
         let (own, into) = unsafe {
@@ -232,23 +248,23 @@ impl Direct {
         let (lower, theirs) = (&mut lower[..n], &mut theirs[..n]);
         let addresses = &progress.addresses;
         let mut read = |rank: usize, into: &mut [u8]| {
-            engine.read_peer(ranks[rank], addresses[rank].0 + at as u64, into).map_err(lost)
+            let read = engine.read_peer(ranks[rank], addresses[rank].0 + at as u64, into);
+            if read { Ok(()) } else { Err(Broken::Gone(rank)) }
         };
-        let failed = |error: crate::OpError| NetError::Operation(error.to_string());
         if !in_place {
             // The first foreign part lands in the result itself; everything after it is combined there.
             if self.rank == 0 {
                 read(1, into)?;
-                reduce::reduce_left(op, job.dtype, own, into).map_err(failed)?;
+                reduce::reduce_left(op, job.dtype, own, into).map_err(Broken::Operation)?;
             } else {
                 read(0, into)?;
             }
             for rank in if self.rank == 0 { 2 } else { 1 }..self.size {
                 if rank == self.rank {
-                    reduce::reduce_right(op, job.dtype, into, own).map_err(failed)?;
+                    reduce::reduce_right(op, job.dtype, into, own).map_err(Broken::Operation)?;
                 } else {
                     read(rank, theirs)?;
-                    reduce::reduce_right(op, job.dtype, into, theirs).map_err(failed)?;
+                    reduce::reduce_right(op, job.dtype, into, theirs).map_err(Broken::Operation)?;
                 }
             }
             return Ok(());
@@ -258,23 +274,16 @@ impl Direct {
                 read(rank, lower)?;
             } else {
                 read(rank, theirs)?;
-                reduce::reduce_right(op, job.dtype, lower, theirs).map_err(failed)?;
+                reduce::reduce_right(op, job.dtype, lower, theirs).map_err(Broken::Operation)?;
             }
         }
         if self.rank > 0 {
-            reduce::reduce_left(op, job.dtype, lower, into).map_err(failed)?;
+            reduce::reduce_left(op, job.dtype, lower, into).map_err(Broken::Operation)?;
         }
         for rank in self.rank + 1..self.size {
             read(rank, theirs)?;
-            reduce::reduce_right(op, job.dtype, into, theirs).map_err(failed)?;
+            reduce::reduce_right(op, job.dtype, into, theirs).map_err(Broken::Operation)?;
         }
         Ok(())
-    }
-}
-
-fn lost(error: tidemill_net::TransportError) -> NetError {
-    match error {
-        tidemill_net::TransportError::PeerLost { peer, reason } => NetError::WorkerLost { rank: peer, reason },
-        other => NetError::Operation(other.to_string()),
     }
 }

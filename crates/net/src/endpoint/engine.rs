@@ -598,14 +598,11 @@ impl Engine {
         Some((transport.name(), transport.limits(peer)))
     }
 
-    /// Copies out of a peer's memory; for collectives that agreed on the address.
-    ///
-    /// # Errors
-    /// [`TransportError`] when the peer is gone or its transport cannot.
-    pub fn read_peer(&mut self, peer: Rank, addr: u64, into: &mut [u8]) -> Result<(), TransportError> {
-        match self.core.links[peer.index()].transport {
-            Some(t) => self.transports[t].read_peer(peer, addr, into),
-            None => Err(TransportError::PeerLost { peer, reason: "a worker does not read itself as a peer".into() }),
-        }
+    /// Copies out of a peer's memory; for collectives that agreed on the address. `false`: the peer is gone, which is
+    /// for the job's fault to say, so that every worker hears the same reason; the caller goes on waiting.
+    pub fn read_peer(&mut self, peer: Rank, addr: u64, into: &mut [u8]) -> bool {
+        let transport = self.core.links[peer.index()].transport.expect("a peer is another worker");
+        let result = self.transports[transport].read_peer(peer, addr, into);
+        result.map_err(|error| self.core.lost.push(error)).is_ok()
     }
 }

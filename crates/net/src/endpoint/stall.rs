@@ -267,7 +267,13 @@ impl Shared {
         let ours = self.describe_call(engine, context, seq);
         let me = self.rank;
         let word = move |theirs: &str| {
-            format!("collective #{seq} on comm \"{name}\": rank {me} called {ours}, but rank {rank} called {theirs}")
+            let call = format!("collective #{seq} on comm \"{name}\"");
+            if ours == theirs {
+                return format!(
+                    "{call}: ranks {me} and {rank} both called {ours}, but differed some collectives earlier"
+                );
+            }
+            format!("{call}: rank {me} called {ours}, but rank {rank} called {theirs}")
         };
         engine.wait_for_verdict();
         let Some(shared) = self.this.upgrade() else { return };
