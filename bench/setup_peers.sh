@@ -27,9 +27,11 @@ numpy="$("$python" -c 'import numpy; print("numpy==" + numpy.__version__)' 2>/de
 packages=()
 need() { command -v "$1" >/dev/null 2>&1 || packages+=("${@:2}"); }
 need mpirun.openmpi openmpi-bin
-need mpicc.openmpi libopenmpi-dev
 need mpiexec.hydra mpich
-need mpicc.mpich libmpich-dev
+# The compilers' wrappers may come without the headers.
+for mpi in openmpi mpich; do
+    "mpicc.$mpi" -E -include mpi.h -x c /dev/null >/dev/null 2>&1 || packages+=("lib$mpi-dev")
+done
 need g++ g++
 "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
     || packages+=(python3-dev)
