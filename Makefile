@@ -16,8 +16,8 @@ unexport PYTHONPATH
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Built with the bindings' feature `dataset`, which is off so far; `make test-dataset` tests it.
-LATER := --exclude tidemill-dataset
+# As maturin builds the bindings (pyproject.toml): what one build compiles, the others need not.
+BUILD := --release --locked --workspace --features pyo3/extension-module
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml')
 
 .PHONY: help
@@ -38,7 +38,7 @@ test: setup setup-peers lint test-rust test-python ## Set up, then run every che
 .PHONY: lint
 lint: setup ## Check format, lints and types of Rust and Python
 	cargo fmt --all --check
-	cargo clippy --release --locked --workspace $(LATER) --all-targets -- -D warnings
+	cargo clippy $(BUILD) --all-targets -- -D warnings
 	$(BIN)/python tools/check-licences
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -50,23 +50,16 @@ format: setup ## Format Rust and Python
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# The bindings are left out: they are built once, by maturin, and tested from Python.
+# The bindings have no Rust tests: they are tested from Python.
 .PHONY: test-rust
 test-rust: setup ## Run the Rust tests, documentation included
 	@mkdir -p out
-	cargo test --release --locked --workspace $(LATER) --exclude tidemill-python 2>&1 | tee out/cargo-test.log
+	cargo test $(BUILD) 2>&1 | tee out/cargo-test.log
 
 .PHONY: test-python
 test-python: setup ## Run the Python and multi-process tests
 	@mkdir -p out
 	$(BIN)/python -m pytest 2>&1 | tee out/pytest.log
-
-.PHONY: test-dataset
-test-dataset: setup ## Build DataSets in and test them (DataFusion: ten minutes at first)
-	cargo clippy --locked -p tidemill-dataset -p tidemill-python --features tidemill-python/dataset --all-targets -- -D warnings
-	cargo test --locked -p tidemill-dataset
-	$(BIN)/maturin develop --locked --features pyo3/extension-module,dataset
-	$(BIN)/python -m pytest tests/python/test_dataset*.py tests/python/test_documentation.py
 
 .PHONY: bench
 bench: setup ## Measure beside the peers (installs them first)

@@ -17,8 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill import dataset as dataset
-    from tidemill import ml, mpi
+    from tidemill import dataset, ml, mpi
     from tidemill._errors import (
         BufferMismatchError,
         CommError,
@@ -32,27 +31,80 @@ if TYPE_CHECKING:
     )
     from tidemill._job import Job, init
     from tidemill._run import run
-    from tidemill.dataset import *  # noqa: F403 -- for type checkers, every name of it
+    from tidemill.dataset import (
+        DataSet,
+        DataSetError,
+        Expr,
+        GroupBy,
+        Table,
+        aggregate_function,
+        coalesce,
+        col,
+        concat,
+        count,
+        dense_rank,
+        from_arrow,
+        from_dict,
+        from_local,
+        function,
+        lit,
+        rank,
+        read_csv,
+        read_ipc,
+        read_json,
+        read_npy,
+        read_parquet,
+        read_text,
+        row_number,
+        sql,
+        when,
+    )
     from tidemill.mpi import Intracomm as Communicator
 
-# The names of DataSets join this list when they are part of every build.
 __all__ = [
     "BufferMismatchError",
     "CommError",
     "Communicator",
+    "DataSet",
+    "DataSetError",
+    "Expr",
+    "GroupBy",
     "Job",
     "MismatchError",
     "OperationError",
     "PeerFailed",
+    "Table",
     "TidemillError",
     "TruncationError",
     "UnsupportedError",
     "WorkerLost",
     "__version__",
+    "aggregate_function",
+    "coalesce",
+    "col",
+    "concat",
+    "count",
+    "dataset",
+    "dense_rank",
+    "from_arrow",
+    "from_dict",
+    "from_local",
+    "function",
     "init",
+    "lit",
     "ml",
     "mpi",
+    "rank",
+    "read_csv",
+    "read_ipc",
+    "read_json",
+    "read_npy",
+    "read_parquet",
+    "read_text",
+    "row_number",
     "run",
+    "sql",
+    "when",
 ]
 
 __version__: str

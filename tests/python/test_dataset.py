@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 import tidemill as tm
-from datasets import needs_datasets, rows
-
-pytestmark = needs_datasets
+from datasets import rows
 
 RNG = random.Random(7)
 KEYS = [RNG.choice(["a", "b", "c", None]) for _ in range(20_000)]

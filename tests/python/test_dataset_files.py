@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tidemill as tm
-from datasets import needs_datasets, rows
-
-pytestmark = needs_datasets
+from datasets import rows
 
 COLUMNS: dict[str, list[Any]] = {
     "n": [1, None, 3],

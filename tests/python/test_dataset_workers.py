@@ -11,9 +11,6 @@ from pathlib import Path
 
 import launched
 import pytest
-from datasets import needs_datasets
-
-pytestmark = needs_datasets
 
 PROGRAM = """
 import sys

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import launched
 import pytest
-from datasets import needs_datasets
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md"), *ROOT.glob("examples/*.md")])
@@ -46,11 +45,7 @@ def difference(printed: list[str], page: list[str]) -> str:
     return "\n".join([*(f"only printed: {line}" for line in extra), *(f"only on the page: {line}" for line in left)])
 
 
-RUNNING = [
-    pytest.param(page, id=page.name, marks=[needs_datasets] if page.name == "dataset.md" else [])
-    for page in PAGES
-    if BLOCK.search(page.read_text())
-]
+RUNNING = [pytest.param(page, id=page.name) for page in PAGES if BLOCK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", RUNNING)

@@ -7,18 +7,22 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
+use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{Column, TableReference};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::expr::Sort;
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder, Partitioning};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SQLOptions, SessionContext};
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::expr::{column, named, output_name};
+use crate::expr::{column, count_rows, named, output_name};
 use crate::sources::Sources;
 
 /// Rows of one slice of a table in memory: DataFusion's own batch size.
@@ -92,6 +96,40 @@ impl DataSet {
         DataSet::new(context.sql_with_options(query, options).await?)
     }
 
+    /// A table whose parts lie on the workers of a job: this one, `worker` of `workers`, holds `batches`.
+    ///
+    /// # Errors
+    /// `Data` if a batch does not have the schema.
+    pub fn from_parts(
+        engine: &Engine,
+        schema: SchemaRef,
+        batches: &[RecordBatch],
+        worker: usize,
+        workers: usize,
+    ) -> Result<Self> {
+        if let Some(batch) = batches.iter().find(|batch| batch.schema().fields() != schema.fields()) {
+            return Err(DataSetError::Data(format!("a part has the columns {:?}", batch.schema().fields())));
+        }
+        let threads = engine.context().copied_config().target_partitions();
+        let slices: Vec<RecordBatch> = batches
+            .iter()
+            .flat_map(|batch| {
+                let rows = batch.num_rows();
+                (0..rows).step_by(SLICE_ROWS).map(|from| batch.slice(from, SLICE_ROWS.min(rows - from)))
+            })
+            .collect();
+        let each = slices.len().div_ceil(threads).max(1);
+        // Partition `i` of a query runs on worker `i % workers`.
+        let part = |place: usize| -> Arc<dyn PartitionStream> {
+            let mine = place % workers == worker;
+            let batches = slices.chunks(each).nth(place / workers).filter(|_| mine).unwrap_or_default().to_vec();
+            Arc::new(Part { schema: SchemaRef::clone(&schema), batches })
+        };
+        let parts = (0..threads * workers).map(part).collect();
+        let table = StreamingTable::try_new(SchemaRef::clone(&schema), parts)?;
+        DataSet::new(engine.context().read_table(Arc::new(table))?)
+    }
+
     /// The DataFusion frame.
     pub fn frame(&self) -> &DataFrame {
         &self.frame
@@ -106,7 +144,7 @@ impl DataSet {
         self.frame.schema().fields().iter().map(|field| field.name().clone()).collect()
     }
 
-    fn check_column(&self, name: &str) -> Result<()> {
+    pub(crate) fn check_column(&self, name: &str) -> Result<()> {
         if self.frame.schema().has_column_with_unqualified_name(name) {
             return Ok(());
         }
@@ -303,13 +341,14 @@ impl DataSet {
         Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
     }
 
-    /// How many rows the query has.
+    /// The number of rows, as a table of one.
     ///
     /// # Errors
-    /// As for [`DataSet::collect`].
-    pub async fn count(self) -> Result<usize> {
-        let sources = Sources::of(&self.frame);
-        self.frame.count().await.map_err(|error| sources.name_in(error))
+    /// None known.
+    pub fn counted(&self) -> Result<Self> {
+        let (state, _) = self.frame.clone().into_parts();
+        let rows = count_rows(&SessionContext::new_with_state(state))?;
+        self.aggregate(Vec::new(), vec![rows.alias("rows")])
     }
 
     /// What will be done, as text.
@@ -333,6 +372,24 @@ impl DataSet {
     }
 }
 
+/// Some rows in memory, of which plans know nothing beforehand: what they know must be the same on every worker.
+#[derive(Debug)]
+struct Part {
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+}
+
+impl PartitionStream for Part {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let batches = futures::stream::iter(self.batches.clone().into_iter().map(Ok));
+        Box::pin(RecordBatchStreamAdapter::new(SchemaRef::clone(&self.schema), batches))
+    }
+}
+
 /// How much [`DataSet::explain`] says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Explain {
@@ -350,7 +407,7 @@ pub enum Explain {
 mod tests {
     use super::*;
     use crate::engine::EngineConfig;
-    use crate::expr::{aggregate, binary, count_rows};
+    use crate::expr::{aggregate, binary};
     use arrow::array::{Array, Float64Array, Int64Array};
     use datafusion::logical_expr::lit;
 

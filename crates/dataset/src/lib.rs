@@ -5,6 +5,7 @@
 //! |-----------|---------------------------------------------------------------------------|
 //! | `engine`  | threads and memory that queries run with; actions that can be cancelled    |
 //! | `dataset` | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
+//! | `distribute` | queries on all workers of a job                                      |
 //! | `join`    | joins of two DataSets                                                      |
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `types`   | column types by name                                                       |
@@ -15,6 +16,7 @@
 #![warn(missing_docs)]
 
 mod dataset;
+mod distribute;
 mod engine;
 mod error;
 pub mod expr;
@@ -27,8 +29,10 @@ mod write;
 
 pub use datafusion;
 pub use dataset::{DataSet, Explain};
+pub use distribute::{ActionError, To, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
 pub use join::How;
 pub use read::{CsvLayout, Format, read};
+pub use tidemill_dataflow::Look;
 pub use write::Output;

@@ -91,32 +91,36 @@ impl DataSet {
     /// `Io` if `dir` exists and is not to be replaced, or the disk says no; `UnknownColumn`; what the query fails with.
     /// Nothing is left behind then, and an existing `dir` is as it was.
     pub async fn write(self, dir: &str, output: Output, partition_by: Vec<String>, overwrite: bool) -> Result<u64> {
-        let schema = self.schema();
-        for name in &partition_by {
-            if schema.field_with_name(name).is_err() {
-                let names = schema.fields().iter().map(|field| field.name().clone()).collect();
-                return Err(DataSetError::unknown_column(name, names));
-            }
-        }
+        self.check_columns(&partition_by)?;
         let commit = Commit::begin(Path::new(dir), overwrite)?;
+        let sources = Sources::of(self.frame());
+        let copy = self.copy_to(&commit.hidden, &output, partition_by)?;
+        let counts = copy.collect().await.map_err(|error| sources.name_in(error))?;
+        let rows = written(&counts);
+        commit.end(rows, &output, &self.schema())?;
+        Ok(rows)
+    }
+
+    /// `UnknownColumn` for a name that is none.
+    pub(crate) fn check_columns(&self, names: &[String]) -> Result<()> {
+        names.iter().try_for_each(|name| self.check_column(name))
+    }
+
+    /// The query that writes the rows into files in `dir`, and gives their number.
+    pub(crate) fn copy_to(&self, dir: &Path, output: &Output, partition_by: Vec<String>) -> Result<DataFrame> {
         // The slash tells DataFusion that this is a folder of files.
-        let url = format!("{}/", commit.hidden.display());
+        let url = format!("{}/", dir.display());
         let file_type = format_as_file_type(output.factory()?);
         let (state, plan) = self.frame().clone().into_parts();
         let plan = LogicalPlanBuilder::copy_to(plan, url, file_type, HashMap::new(), partition_by)?.build()?;
-        let sources = Sources::of(self.frame());
-        let counts = DataFrame::new(state, plan).collect().await.map_err(|error| sources.name_in(error))?;
-        let rows = counts
-            .iter()
-            .filter_map(|batch| batch.column(0).as_any().downcast_ref::<UInt64Array>())
-            .flat_map(|column| column.iter().flatten())
-            .sum();
-        if rows == 0 {
-            empty_file(&commit.hidden, &output, &schema)?;
-        }
-        commit.end()?;
-        Ok(rows)
+        Ok(DataFrame::new(state, plan))
     }
+}
+
+/// The sum of the counts that writers gave.
+pub(crate) fn written(counts: &[RecordBatch]) -> u64 {
+    let columns = counts.iter().filter_map(|batch| batch.column(0).as_any().downcast_ref::<UInt64Array>());
+    columns.flat_map(|column| column.iter().flatten()).sum()
 }
 
 /// Writes a file without rows: of no rows DataFusion makes no file, and the columns would be lost.
@@ -141,15 +145,16 @@ fn empty_file(dir: &Path, output: &Output, schema: &Schema) -> Result<()> {
 }
 
 /// Output under way. Dropping it before `end` removes what was written.
-struct Commit {
+pub(crate) struct Commit {
     target: PathBuf,
-    hidden: PathBuf,
+    /// Where files go until the end.
+    pub(crate) hidden: PathBuf,
     overwrite: bool,
     done: bool,
 }
 
 impl Commit {
-    fn begin(target: &Path, overwrite: bool) -> Result<Self> {
+    pub(crate) fn begin(target: &Path, overwrite: bool) -> Result<Self> {
         let target = std::path::absolute(target).map_err(|error| failed(target, &error))?;
         let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
             return Err(DataSetError::Query(format!("{} cannot be written to", target.display())));
@@ -162,7 +167,11 @@ impl Commit {
         Ok(Commit { hidden, target, overwrite, done: false })
     }
 
-    fn end(mut self) -> Result<()> {
+    /// Makes the output of `rows` rows appear.
+    pub(crate) fn end(mut self, rows: u64, output: &Output, schema: &Schema) -> Result<()> {
+        if rows == 0 {
+            empty_file(&self.hidden, output, schema)?;
+        }
         let old = self.hidden.with_extension("replaced");
         let replaces = self.overwrite && self.target.exists();
         if replaces {

@@ -44,6 +44,12 @@ impl Contract {
         if let Some(wait) = options.stall_warning {
             common.push(("TIDEMILL_STALL_WARNING", wait.as_secs_f64().to_string().into()));
         }
+        if let Some(bytes) = options.memory {
+            common.push(("TIDEMILL_MEMORY", bytes.to_string().into()));
+        }
+        if let Some(dir) = &options.spill_dir {
+            common.push(("TIDEMILL_SPILL_DIR", dir.into()));
+        }
         if let Some(columns) = terminal::columns() {
             common.push(("TIDEMILL_TERMINAL", columns.to_string().into()));
         }

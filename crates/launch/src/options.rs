@@ -1,6 +1,7 @@
 //! The command line: `tidemill run`, `tidemill info` and one subcommand for each row of the table in `apps`.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, Args, Command, FromArgMatches, ValueEnum, value_parser};
@@ -27,6 +28,14 @@ pub struct JobOptions {
     /// Threads of each worker [default: cores / workers, at least 1]
     #[arg(long, value_name = "T", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
+
+    /// Memory of each worker, such as 512MiB or 2GiB: beyond it queries and exchanges spill to disk [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+
+    /// Where they spill to [default: the system's folder for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub spill_dir: Option<PathBuf>,
 
     /// Leave workers to the system's scheduler; by default each gets an equal share of the cores for itself, if there are
     /// enough
@@ -208,7 +217,8 @@ fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
 /// What an application's own help does not know.
 pub const APP_HELP: &str = "
 options of the job, anywhere among the others; `tidemill run --help` explains them:
-  -n N, --threads T, --no-bind, --transport KIND, --stall-warning SECONDS, --grace SECONDS, --no-prefix";
+  -n N, --threads T, --memory SIZE, --spill-dir DIR, --no-bind, --transport KIND, --stall-warning SECONDS, --grace SECONDS,
+  --no-prefix";
 
 const RUN_HELP: &str = "\
 Each line that a worker prints gets its rank in front; standard input goes to rank 0. Ctrl-C and SIGTERM are passed on;
@@ -218,7 +228,22 @@ code (128 + signal if one killed it) becomes that of the job.
 Examples:
   tidemill run -n 4 app.py --steps 100
   tidemill run -n 2 --threads 8 -m package.module
+  tidemill run -n 2 --memory 2GiB --spill-dir /scratch query.py
   tidemill run -n 2 --transport tcp app.py";
+
+/// `512MiB`, `2GiB`, `1.5G`: powers of 1024, however they are spelled.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text[number.len()..].to_ascii_lowercase();
+    let unit = unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit);
+    let power = ["", "k", "m", "g", "t"].iter().position(|&known| known == unit);
+    match (number.trim().parse::<f64>(), power) {
+        (Ok(number), Some(power)) if number > 0.0 && number.is_finite() => {
+            Ok((number * 1024_f64.powi(power as i32)) as u64)
+        }
+        _ => Err("must be a size such as 512MiB or 2GiB".into()),
+    }
+}
 
 fn parse_workers(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
@@ -297,8 +322,19 @@ mod tests {
 
     #[test]
     fn impossible_numbers_are_refused() {
-        for line in ["run -n 0 a.py", "run -n -1 a.py", "run -n x a.py", "run -n 5000 a.py", "run --threads 0 a.py"] {
+        for line in [
+            "run -n 0 a.py",
+            "run -n -1 a.py",
+            "run -n x a.py",
+            "run -n 5000 a.py",
+            "run --threads 0 a.py",
+            "run --memory 0 a.py",
+            "run --memory 2XB a.py",
+        ] {
             assert!(request(&format!("tidemill {line}")).is_err(), "{line}");
+        }
+        for (text, bytes) in [("512MiB", 512 << 20), ("2g", 2 << 30), ("1.5K", 1536), ("7", 7)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for line in ["run --grace nan a.py", "run --grace -1 a.py", "run --stall-warning inf a.py", "run"] {
             assert!(request(&format!("tidemill {line}")).is_err(), "{line}");

@@ -5,7 +5,6 @@ use pyo3::prelude::*;
 mod array;
 mod collectives;
 mod comm;
-#[cfg(feature = "dataset")]
 mod dataset;
 mod errors;
 mod handles;
@@ -32,7 +31,6 @@ fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<job::Worker>()?;
     m.add_function(wrap_pyfunction!(collectives::reduce_local, m)?)?;
     m.add_function(wrap_pyfunction!(tune::tune, m)?)?;
-    #[cfg(feature = "dataset")]
     dataset::register(m)?;
     kernels::register(m)?;
     launch::register(m)?;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -201,9 +201,10 @@ class DataSet:
 
     def cache(self) -> DataSet:
         """Run the steps so far, and keep the rows in memory for all that comes after. An action."""
-        table = self.collect()
-        assert table is not None, "all workers get the result where no root is named"
-        return self._step(engine().table(table._native))
+        workers = _workers.comm()
+        if workers is None:
+            return self._step(engine().table(self.collect()._native))
+        return self._step(engine().part(self.collect_local()._native, workers.rank, workers.size))
 
     # Actions.
 
@@ -224,13 +225,62 @@ class DataSet:
         DataSetError
             What went wrong, on every worker.
         """
-        table = _workers.run(lambda: Table(self._native.collect(engine())), root)
-        return Table(self._native.empty()) if table is None else table
+        return _workers.collect(self._native, root)
+
+    def collect_local(self) -> Table:
+        """Run the query and keep its rows where they were made: every row is on one worker.
+
+        For what comes next is up to each worker, such as an algorithm with a communicator; `from_local` leads back.
+
+        Returns
+        -------
+        Table
+            This worker's rows; of a job of one worker all.
+        """
+        return _workers.collect_local(self._native)
+
+    def persist_local(self) -> dict[str, Any]:
+        """Run the query and give each worker its rows as arrays that it may change in place, for iterative algorithms.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            An array of shape (rows,) for each column: numbers and booleans in their own dtype, anything else, and columns with
+            nulls, as objects. All own their memory.
+        """
+        return self.collect_local().to_numpy()
+
+    def bsp(self, function: Callable[[Any, Table], Any]) -> DataSet:
+        """Run a function on every worker, on the rows that this worker has made, with a communicator: bulk-synchronous code
+        within a query. An action.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(comm, table)``, called once on each worker; ``comm`` is the job's communicator, and what ``function``
+            returns becomes this worker's part of the result: anything that `from_local` takes, a `Table` for example.
+
+        Returns
+        -------
+        DataSet
+
+        >>> import tidemill as tm
+        >>> def centred(comm, table):
+        ...     x = table.to_numpy()["x"]
+        ...     total, rows = comm.allreduce(x.sum()), comm.allreduce(len(x))
+        ...     return tm.Table.from_numpy({"x": x - total / rows})
+        >>> tm.from_dict({"x": [1.0, 2.0, 6.0]}).bsp(centred).sort("x").to_dict()
+        {'x': [-2.0, -1.0, 3.0]}
+        """
+        from tidemill._job import init
+        from tidemill.dataset._read import from_local
+
+        table = self.collect_local()
+        return from_local(function(init().comm, table))
 
     def count(self) -> int:
         """How many rows there are."""
-        rows = _workers.run(lambda: self._native.count(engine()))
-        assert rows is not None, "all workers get the result where no root is named"
+        rows: int = _workers.collect(self._native.counted()).to_dict()["rows"][0]
         return rows
 
     def show(self, count: int = 20) -> None:
@@ -243,9 +293,12 @@ class DataSet:
 
     def explain(self, how: Literal["logical", "optimized", "physical", "analyze"] = "physical") -> str:
         """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told."""
-        text = _workers.run(lambda: self._native.explain(engine(), how))
-        assert text is not None, "all workers get the result where no root is named"
-        return text
+        workers = _workers.comm()
+        if workers is not None and how == "physical":
+            return self._native.explain_on(engine(), workers)
+        if workers is not None and how == "analyze":
+            raise DataSetError('explain("analyze") measures one worker; run it in a job of one, or use "physical"')
+        return self._native.explain(engine(), how)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """A list of Python values for each column."""
@@ -356,19 +409,16 @@ class DataSet:
         **layout: Any,
     ) -> int:
         keys = _names(partition_by)
-        rows = _workers.run(
-            lambda: self._native.write(
-                engine(),
-                str(path),
-                format,
-                compression=compression,
-                partition_by=keys,
-                overwrite=overwrite,
-                **layout,
-            )
+        return self._native.write(
+            engine(),
+            _workers.comm(),
+            str(path),
+            format,
+            compression=compression,
+            partition_by=keys,
+            overwrite=overwrite,
+            **layout,
         )
-        assert rows is not None, "all workers get the result where no root is named"
-        return rows
 
 
 def _names(given: str | Iterable[str] | None) -> list[str]:

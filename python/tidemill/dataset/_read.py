@@ -157,14 +157,14 @@ def read_npy(path: str | os.PathLike[str], columns: Sequence[str] | None = None)
         columns = ["value"] if array.ndim == 1 else [f"column_{place + 1}" for place in range(len(parts))]
     if len(columns) != len(parts):
         raise DataSetError(f"{os.fspath(path)} has {len(parts)} columns, not {len(columns)}")
-    # Bytes in the machine's order and one after the other, as Arrow has them.
-    ready = [np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("=")) for part in parts]
-    pairs = [(name, part.dtype.name, part.tobytes()) for name, part in zip(columns, ready, strict=True)]
-    return DataSet(engine().table(NativeTable.from_bytes(pairs)))
+    return DataSet(engine().table(Table.from_numpy(dict(zip(columns, parts, strict=True)))._native))
 
 
 def from_arrow(table: ArrowStream) -> DataSet:
-    """Take a table of any library with the Arrow PyCapsule interface, without copying; the same on every worker.
+    """Take a table of any library with the Arrow PyCapsule interface, without copying.
+
+    Every worker of a job gives the same table, of which each reads a share; `from_local` is for workers that have different
+    ones.
 
     Parameters
     ----------
@@ -179,14 +179,19 @@ def from_arrow(table: ArrowStream) -> DataSet:
 
 
 def from_local(table: ArrowStream) -> DataSet:
-    """Take this worker's part of a table; the DataSet has the rows of all workers. Collective."""
+    """Take this worker's part of a table; the DataSet has the rows of all workers. Each part stays where it is.
+
+    Parameters
+    ----------
+    table : pyarrow.Table, polars.DataFrame, pandas.DataFrame, `Table`, ...
+        As for `from_arrow`; the same columns on every worker.
+    """
     from tidemill._job import init
-    from tidemill.dataset._table import Table
 
     job = init()
-    parts = job.comm.allgather(Table(_taken(table))) if job.size > 1 else [Table(_taken(table))]
-    first, *rest = (DataSet(engine().table(part._native)) for part in parts)
-    return first.union(*rest)
+    native = _taken(table)
+    made = engine().table(native) if job.size == 1 else engine().part(native, job.rank, job.size)
+    return DataSet(made)
 
 
 def _taken(table: ArrowStream) -> NativeTable:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill._tidemill import NativeTable
+from tidemill.dataset._errors import DataSetError
 
 if TYPE_CHECKING:
+    import numpy
     import pandas
     import polars
     import pyarrow
@@ -78,6 +80,44 @@ class Table:
 
     def __arrow_c_schema__(self) -> object:
         return self._native.__arrow_c_schema__()
+
+    @staticmethod
+    def from_numpy(columns: Mapping[str, numpy.ndarray]) -> Table:
+        """A table of arrays of numbers or booleans, of one axis and one length; they are copied.
+
+        Raises
+        ------
+        DataSetError
+            If an array has another shape or dtype.
+        """
+        import numpy as np
+
+        pairs = []
+        for name, array in columns.items():
+            if array.ndim != 1 or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+                raise DataSetError(f"column {name!r} has shape {array.shape} and type {array.dtype}; numbers of one axis are needed")
+            # Bytes in the machine's order and one after the other, as Arrow has them.
+            ready = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+            pairs.append((name, ready.dtype.name, ready.tobytes()))
+        if len({len(array) for array in columns.values()}) > 1:
+            raise DataSetError(f"columns have different lengths: { {name: len(array) for name, array in columns.items()} }")
+        return Table(NativeTable.from_bytes(pairs))
+
+    def to_numpy(self) -> dict[str, numpy.ndarray]:
+        """An array of shape (rows,) for each column, with memory of its own.
+
+        Numbers and booleans have their own dtype; anything else, and columns with nulls, are objects, None for null.
+        """
+        import numpy as np
+
+        arrays: dict[str, numpy.ndarray] = {}
+        for name, kind, data in self._native.to_bytes():
+            if data is None:
+                values = self._native.column(name)
+                arrays[name] = np.fromiter(values, dtype=object, count=len(values))
+            else:
+                arrays[name] = np.frombuffer(data, dtype=kind).copy()
+        return arrays
 
     def slice(self, skip: int, count: int) -> Table:
         """At most `count` rows after the first `skip`, without copying."""

@@ -1,57 +1,39 @@
-"""Actions of a job of several workers: every worker asks for the same, and gets the same rows or the same error.
-
-One worker runs the query; the others get its result. (Cutting plans into pieces that all workers run is to come, and
-changes no program.)
-"""
+"""Actions of a job: one worker runs a query by itself, several run it together, each calling the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from tidemill._job import init
+from tidemill._tidemill import Comm, NativeDataSet
+from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._table import Table
 
-__all__ = ["run"]
-
-T = TypeVar("T")
+__all__ = ["collect", "collect_local", "comm"]
 
 
-def run(action: Callable[[], T], root: int | None = None) -> T | None:
-    """Run `action` in behalf of all workers; collective.
+def comm() -> Comm | None:
+    """The job's communicator, if the job has several workers."""
+    job = init()
+    return job.comm if job.size > 1 else None
 
-    Parameters
-    ----------
-    action : callable
-        What to do; its result must be picklable.
-    root : int, optional
-        The only worker that gets the result; by default all do.
 
-    Returns
-    -------
-    object
-        The result; ``None`` on workers other than `root`, if that is given.
+def collect(data: NativeDataSet, root: int | None = None) -> Table:
+    """Run a query; its rows go to `root`, or to all workers. Collective.
 
     Raises
     ------
     DataSetError
-        What `action` raised, on every worker.
+        What went wrong, on every worker.
     """
     job = init()
     if root is not None and not 0 <= root < job.size:
         raise DataSetError(f"root={root}: there is no such worker, the job has {job.size}")
     if job.size == 1:
-        return action()
-    runner = root or 0
-    result: T | None = None
-    error: DataSetError | None = None
-    if job.rank == runner:
-        try:
-            result = action()
-        except DataSetError as raised:
-            error = raised
-    told: tuple[DataSetError | None, T | None] = (error, result if root is None else None)
-    error, shared = job.comm.bcast(told, root=runner)
-    if error is not None:
-        raise error
-    return result if job.rank == runner else shared
+        return Table(data.collect(engine()))
+    return Table(data.collect_on(engine(), job.comm, "all" if root is None else root))
+
+
+def collect_local(data: NativeDataSet) -> Table:
+    """Run a query; every worker gets the rows that it has made. Collective."""
+    workers = comm()
+    return Table(data.collect(engine()) if workers is None else data.collect_on(engine(), workers, "each"))

@@ -22,10 +22,19 @@ pub(crate) enum Packet {
 }
 
 #[derive(Default)]
+struct Queue {
+    packets: VecDeque<Packet>,
+    /// Of who takes from this stream alone.
+    waker: Option<Waker>,
+    closed: bool,
+}
+
+#[derive(Default)]
 struct State {
-    streams: Vec<VecDeque<Packet>>,
+    streams: Vec<Queue>,
     /// Streams that have something, in order of arrival; a stream is named once for each packet.
     order: VecDeque<u32>,
+    /// Of who takes whatever comes first.
     waker: Option<Waker>,
     /// Packets are taken by stream, so `order` is not kept.
     by_stream: bool,
@@ -43,13 +52,13 @@ impl Inlet {
     pub(crate) fn add_streams(&self, count: u32) -> u32 {
         let mut state = self.0.lock();
         let base = state.streams.len() as u32;
-        state.streams.resize_with((base + count) as usize, VecDeque::new);
+        state.streams.resize_with((base + count) as usize, Queue::default);
         base
     }
 
     pub(crate) fn push(&self, stream: u32, packet: Packet) {
         let mut state = self.0.lock();
-        if state.closed {
+        if state.closed || state.streams[stream as usize].closed {
             drop(state);
             // Outside of the lock: dropping it gives credit back.
             drop(packet);
@@ -59,11 +68,13 @@ impl Inlet {
             state.queued_bytes += guard.bytes();
             state.peak_bytes = state.peak_bytes.max(state.queued_bytes);
         }
-        state.streams[stream as usize].push_back(packet);
-        if !state.by_stream {
+        state.streams[stream as usize].packets.push_back(packet);
+        let waker = if state.by_stream {
+            state.streams[stream as usize].waker.take()
+        } else {
             state.order.push_back(stream);
-        }
-        let waker = state.waker.take();
+            state.waker.take()
+        };
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -79,12 +90,12 @@ impl Inlet {
                     state.by_stream = true;
                     state.order.clear();
                 }
-                state.streams[stream as usize].pop_front().map(|packet| (stream, packet))
+                state.streams[stream as usize].packets.pop_front().map(|packet| (stream, packet))
             }
             None => {
                 assert!(!state.by_stream, "an input that was read by stream is not read in order of arrival later");
                 state.order.pop_front().map(|stream| {
-                    let packet = state.streams[stream as usize].pop_front();
+                    let packet = state.streams[stream as usize].packets.pop_front();
                     (stream, packet.expect("a stream is in the order once for each of its packets"))
                 })
             }
@@ -97,7 +108,11 @@ impl Inlet {
                 Poll::Ready((stream, packet))
             }
             None => {
-                state.waker = Some(context.waker().clone());
+                let waker = Some(context.waker().clone());
+                match stream {
+                    Some(stream) => state.streams[stream as usize].waker = waker,
+                    None => state.waker = waker,
+                }
                 Poll::Pending
             }
         }
@@ -105,7 +120,7 @@ impl Inlet {
 
     /// Whether a take would wait.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().streams.iter().all(VecDeque::is_empty)
+        self.0.lock().streams.iter().all(|queue| queue.packets.is_empty())
     }
 
     /// The copy takes no more: what is queued and what still comes is dropped, which gives the credit back.
@@ -114,6 +129,16 @@ impl Inlet {
         state.closed = true;
         state.order.clear();
         let dropped: Vec<_> = state.streams.iter_mut().map(std::mem::take).collect();
+        drop(state);
+        drop(dropped);
+    }
+
+    /// [`Inlet::close`] for one stream, the others being taken from by stream.
+    pub(crate) fn close_stream(&self, stream: u32) {
+        let mut state = self.0.lock();
+        let queue = &mut state.streams[stream as usize];
+        queue.closed = true;
+        let dropped = std::mem::take(&mut queue.packets);
         drop(state);
         drop(dropped);
     }

@@ -41,6 +41,60 @@ struct StreamEnd {
     over: bool,
 }
 
+impl StreamEnd {
+    /// What a packet brings: an item, or, once, the end.
+    fn unpack(&mut self, target: u32, packet: Packet) -> Result<Option<Item>, DataflowError> {
+        let wrong = |end: &StreamEnd, reason: String| {
+            let reason = format!("from copy {} to copy {target}: {reason}", end.source);
+            Err(DataflowError::Edge { edge: end.edge.name.clone(), reason })
+        };
+        match packet {
+            Packet::Batch(batch, _guard) => {
+                self.count(batch.num_rows() as u64);
+                Ok(Some(Item::Batch(batch)))
+            }
+            Packet::Block(frame, _guard) => {
+                if let Err(error) = frame.verify() {
+                    return wrong(self, error.to_string());
+                }
+                let header = &frame.header;
+                if header.seq != self.blocks {
+                    return wrong(self, format!("block {} arrived where block {} was due", header.seq, self.blocks));
+                }
+                if self.decoder.is_none() {
+                    self.decoder = Some(Decoder::new(&self.edge.schema)?);
+                }
+                let decoder = self.decoder.as_mut().expect("just made");
+                let batch = match decoder.decode(frame.body(), header.rows as usize) {
+                    Ok(batch) => batch,
+                    Err(error) => return wrong(self, error.to_string()),
+                };
+                self.count(header.rows);
+                Ok(Some(Item::Batch(batch)))
+            }
+            Packet::End { blocks, rows } => {
+                if (blocks, rows) != (self.blocks, self.rows) {
+                    let (got_blocks, got_rows) = (self.blocks, self.rows);
+                    return wrong(
+                        self,
+                        format!("{rows} rows in {blocks} blocks were sent, {got_rows} in {got_blocks} arrived"),
+                    );
+                }
+                if std::mem::replace(&mut self.over, true) {
+                    return wrong(self, "it ended twice".into());
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn count(&mut self, rows: u64) {
+        self.blocks += 1;
+        self.rows += rows;
+        metrics::add(&self.edge.metrics.rows_received, rows);
+    }
+}
+
 /// An input port of a copy.
 pub struct Input {
     inlet: Arc<Inlet>,
@@ -139,61 +193,64 @@ impl Input {
     }
 
     fn unpack(&mut self, stream: u32, packet: Packet) -> Result<Option<Item>, DataflowError> {
-        let target = self.target;
         let end = &mut self.streams[stream as usize];
-        let wrong = |end: &StreamEnd, reason: String| {
-            let reason = format!("from copy {} to copy {target}: {reason}", end.source);
-            Err(DataflowError::Edge { edge: end.edge.name.clone(), reason })
+        let item = end.unpack(self.target, packet)?;
+        self.open -= usize::from(item.is_none());
+        Ok(item)
+    }
+
+    /// The streams, each to be read by itself, by tasks of one's own; in the order of their numbers.
+    pub fn into_streams(mut self) -> Vec<InputStream> {
+        let ends = std::mem::take(&mut self.streams);
+        let stream = |(stream, end)| InputStream {
+            inlet: Arc::clone(&self.inlet),
+            stream: stream as u32,
+            end,
+            target: self.target,
         };
-        match packet {
-            Packet::Batch(batch, _guard) => {
-                end.blocks += 1;
-                end.rows += batch.num_rows() as u64;
-                metrics::add(&end.edge.metrics.rows_received, batch.num_rows() as u64);
-                Ok(Some(Item::Batch(batch)))
-            }
-            Packet::Block(frame, _guard) => {
-                if let Err(error) = frame.verify() {
-                    return wrong(end, error.to_string());
-                }
-                let header = &frame.header;
-                if header.seq != end.blocks {
-                    let (seq, blocks) = (header.seq, end.blocks);
-                    return wrong(end, format!("block {seq} arrived where block {blocks} was due"));
-                }
-                if end.decoder.is_none() {
-                    end.decoder = Some(Decoder::new(&end.edge.schema)?);
-                }
-                let decoder = end.decoder.as_mut().expect("just made");
-                let batch = match decoder.decode(frame.body(), header.rows as usize) {
-                    Ok(batch) => batch,
-                    Err(error) => return wrong(end, error.to_string()),
-                };
-                end.blocks += 1;
-                end.rows += header.rows;
-                metrics::add(&end.edge.metrics.rows_received, header.rows);
-                Ok(Some(Item::Batch(batch)))
-            }
-            Packet::End { blocks, rows } => {
-                if (blocks, rows) != (end.blocks, end.rows) {
-                    let (got_blocks, got_rows) = (end.blocks, end.rows);
-                    return wrong(
-                        end,
-                        format!("{rows} rows in {blocks} blocks were sent, {got_rows} in {got_blocks} arrived"),
-                    );
-                }
-                if !std::mem::replace(&mut end.over, true) {
-                    self.open -= 1;
-                }
-                Ok(None)
-            }
-        }
+        ends.into_iter().enumerate().map(stream).collect()
     }
 }
 
 impl Drop for Input {
     fn drop(&mut self) {
-        self.inlet.close();
+        // Else it has been taken apart, or nothing leads here.
+        if !self.streams.is_empty() {
+            self.inlet.close();
+        }
+    }
+}
+
+/// One stream of an input port, by itself. See [`Input::into_streams`].
+pub struct InputStream {
+    inlet: Arc<Inlet>,
+    stream: u32,
+    end: StreamEnd,
+    target: u32,
+}
+
+impl Drop for InputStream {
+    fn drop(&mut self) {
+        self.inlet.close_stream(self.stream);
+    }
+}
+
+impl futures_core::Stream for InputStream {
+    type Item = Result<RecordBatch, DataflowError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        while !this.end.over {
+            let Poll::Ready((_, packet)) = this.inlet.poll_take(Some(this.stream), context) else {
+                return Poll::Pending;
+            };
+            match this.end.unpack(this.target, packet) {
+                Ok(Some(Item::Batch(batch))) => return Poll::Ready(Some(Ok(batch))),
+                Ok(None) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+        Poll::Ready(None)
     }
 }
 

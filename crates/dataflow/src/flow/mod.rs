@@ -18,7 +18,7 @@ use arrow::datatypes::SchemaRef;
 
 pub(crate) use edge::{Edge, EdgeLimits};
 pub(crate) use inlet::Inlet;
-pub use input::{Input, Inputs, Item};
+pub use input::{Input, InputStream, Inputs, Item};
 pub(crate) use lower::lower;
 pub use lower::{Lowering, Port, Stage};
 pub(crate) use output::Outlet;

@@ -15,7 +15,7 @@ pub(crate) fn parts(graph: &Graph, edges: &[CheckedEdge]) -> Vec<String> {
         let outputs = task.outputs.iter().map(|port| format!("{} {:?}", port.name, port.schema.fields()));
         let (inputs, outputs): (Vec<_>, Vec<_>) = (inputs.collect(), outputs.collect());
         let settings = (task.parallelism, task.comm, inputs, outputs);
-        format!("task \"{}\" {settings:?}", task.name)
+        format!("task \"{}\" {settings:?} {}", task.name, task.detail)
     });
     let edges = edges.iter().map(|edge| format!("edge {} {:?}", edge.name, edge.target_schema.fields()));
     tasks.chain(edges).collect()

@@ -73,6 +73,7 @@ pub(crate) struct OutPort {
 #[derive(Clone)]
 pub struct TaskSpec {
     pub(crate) name: String,
+    pub(crate) detail: String,
     pub(crate) inputs: Vec<InPort>,
     pub(crate) outputs: Vec<OutPort>,
     pub(crate) parallelism: Parallelism,
@@ -127,6 +128,7 @@ impl TaskSpec {
     pub fn from_factory(name: impl Into<String>, factory: TaskFactory) -> Self {
         TaskSpec {
             name: name.into(),
+            detail: String::new(),
             inputs: Vec::new(),
             outputs: Vec::new(),
             parallelism: Parallelism::PerWorker(1),
@@ -135,6 +137,13 @@ impl TaskSpec {
             comm: false,
             factory,
         }
+    }
+
+    /// What it does, where the name does not say all: workers whose details differ do not run the graph.
+    #[must_use]
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = detail.into();
+        self
     }
 
     /// Adds an input port that takes batches of any schema.

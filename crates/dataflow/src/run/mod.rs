@@ -103,7 +103,7 @@ pub type Look<'a> = &'a mut dyn FnMut() -> Result<(), String>;
 pub struct Runner {
     comm: Communicator,
     settings: Settings,
-    pool: Runtime,
+    pool: Pool,
     workers: Vec<WorkerInfo>,
     hosts: Vec<u32>,
     governor: Governor,
@@ -138,7 +138,9 @@ impl Runner {
         let pool = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("tidemill-exec")
+            .enable_all()
             .build()
+            .map(|pool| Pool(Some(pool)))
             .map_err(|error| DataflowError::Arrow(format!("cannot start {threads} threads: {error}")))?;
         let hosts = hosts.collect();
         let governor = Governor::new(settings.memory.clone());
@@ -245,6 +247,24 @@ impl Runner {
             Ok(comm)
         };
         flow.tasks.iter().map(comm).collect()
+    }
+}
+
+/// The threads that copies run on; there until it is dropped.
+struct Pool(Option<Runtime>);
+
+impl Pool {
+    fn handle(&self) -> &tokio::runtime::Handle {
+        self.0.as_ref().expect("there until it is dropped").handle()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Not waiting: no copy is left, and in a forked child there are no threads to wait for.
+        if let Some(pool) = self.0.take() {
+            pool.shutdown_background();
+        }
     }
 }
 
@@ -360,7 +380,7 @@ impl Run {
         let factory = Arc::clone(&task.factory);
         let start = move || -> TaskFuture { factory(inputs, outputs, context) };
         match task.executor {
-            Executor::Pool => drop(runner.pool.spawn(running.run(start))),
+            Executor::Pool => drop(runner.pool.handle().spawn(running.run(start))),
             Executor::Thread => {
                 let handle = runner.pool.handle().clone();
                 let work = move || {

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3_arrow::PySchema;
-use tidemill_dataset::{CsvLayout, DataSet, Engine, EngineConfig, Format, expr, read, types};
+use tidemill_collective::Communicator;
+use tidemill_dataset::{ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, Workers, expr, read, types};
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
 use super::frame::NativeDataSet;
@@ -15,7 +17,25 @@ use super::{finish, raised};
 
 /// Runs queries.
 #[pyclass(frozen, module = "tidemill._tidemill")]
-pub struct QueryEngine(pub Arc<Engine>);
+pub struct QueryEngine {
+    pub engine: Arc<Engine>,
+    config: EngineConfig,
+    /// All workers of the job, once they have met.
+    workers: Mutex<Option<Arc<Workers>>>,
+}
+
+impl QueryEngine {
+    /// The workers of the job; the first call is collective. Not with the GIL held.
+    pub fn workers(&self, comm: &Communicator) -> Result<Arc<Workers>, ActionError> {
+        let mut workers = self.workers.lock();
+        if let Some(workers) = &*workers {
+            return Ok(Arc::clone(workers));
+        }
+        let met = Arc::new(Workers::new(comm, &self.config)?);
+        *workers = Some(Arc::clone(&met));
+        Ok(met)
+    }
+}
 
 /// A character of a file's layout; such files are read by bytes.
 pub fn byte(character: char) -> PyResult<u8> {
@@ -39,11 +59,11 @@ impl QueryEngine {
     fn new(py: Python<'_>, threads: usize, memory_bytes: Option<usize>, spill_dir: Option<PathBuf>) -> PyResult<Self> {
         let config = EngineConfig { threads, memory_bytes, spill_dir };
         let engine = py.detach(|| Engine::new(&config)).map_err(|error| raised(py, &error))?;
-        Ok(QueryEngine(Arc::new(engine)))
+        Ok(QueryEngine { engine: Arc::new(engine), config, workers: Mutex::default() })
     }
 
     fn call(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {
-        let made = expr::call(self.0.context(), name, exprs(&args));
+        let made = expr::call(self.engine.context(), name, exprs(&args));
         made.map(NativeExpr).map_err(|error| raised(py, &error))
     }
 
@@ -58,21 +78,27 @@ impl QueryEngine {
         order_by: Vec<SortKey<'_>>,
     ) -> PyResult<NativeExpr> {
         let filter = filter.map(|filter| filter.get().0.clone());
-        let made = expr::aggregate(self.0.context(), name, exprs(&args), distinct, filter, sorts(&order_by));
+        let made = expr::aggregate(self.engine.context(), name, exprs(&args), distinct, filter, sorts(&order_by));
         made.map(NativeExpr).map_err(|error| raised(py, &error))
     }
 
     fn count_rows(&self, py: Python<'_>) -> PyResult<NativeExpr> {
-        expr::count_rows(self.0.context()).map(NativeExpr).map_err(|error| raised(py, &error))
+        expr::count_rows(self.engine.context()).map(NativeExpr).map_err(|error| raised(py, &error))
     }
 
     fn window(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {
-        let made = expr::window(self.0.context(), name, exprs(&args));
+        let made = expr::window(self.engine.context(), name, exprs(&args));
         made.map(NativeExpr).map_err(|error| raised(py, &error))
     }
 
     fn table(&self, py: Python<'_>, table: &NativeTable) -> PyResult<NativeDataSet> {
-        let made = DataSet::from_batches(&self.0, table.schema.clone(), &table.batches);
+        let made = DataSet::from_batches(&self.engine, table.schema.clone(), &table.batches);
+        made.map(NativeDataSet).map_err(|error| raised(py, &error))
+    }
+
+    /// A table of which this worker, `worker` of `workers`, has a part.
+    fn part(&self, py: Python<'_>, table: &NativeTable, worker: usize, workers: usize) -> PyResult<NativeDataSet> {
+        let made = DataSet::from_parts(&self.engine, table.schema.clone(), &table.batches, worker, workers);
         made.map(NativeDataSet).map_err(|error| raised(py, &error))
     }
 
@@ -83,8 +109,8 @@ impl QueryEngine {
         tables: Vec<(String, Bound<'_, NativeDataSet>)>,
     ) -> PyResult<NativeDataSet> {
         let tables = tables.into_iter().map(|(name, table)| (name, table.get().0.clone())).collect();
-        let engine = Arc::clone(&self.0);
-        let running = self.0.start(async move { DataSet::from_sql(&engine, &query, tables).await });
+        let engine = Arc::clone(&self.engine);
+        let running = self.engine.start(async move { DataSet::from_sql(&engine, &query, tables).await });
         finish(py, running).map(NativeDataSet)
     }
 
@@ -127,8 +153,8 @@ impl QueryEngine {
             "ipc" => Format::Ipc,
             _ => Format::Text,
         };
-        let engine = Arc::clone(&self.0);
-        let running = self.0.start(async move { read(&engine, &paths, format, schema, infer_rows).await });
+        let engine = Arc::clone(&self.engine);
+        let running = self.engine.start(async move { read(&engine, &paths, format, schema, infer_rows).await });
         finish(py, running).map(NativeDataSet)
     }
 }

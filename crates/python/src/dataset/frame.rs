@@ -1,9 +1,14 @@
 //! Lazy tables: each method adds a step, actions run them.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use pyo3_arrow::ffi::to_schema_pycapsule;
-use tidemill_dataset::{DataSet, Explain, How, Output, Result};
+use tidemill_dataset::{ActionError, DataSet, DataSetError, Explain, How, Look, Output, To, Workers};
+
+use crate::comm::Comm;
+use crate::errors::from_collective;
+use crate::wait::detach;
 
 use super::engine::QueryEngine;
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -15,7 +20,7 @@ use super::{finish, raised};
 pub struct NativeDataSet(pub DataSet);
 
 impl NativeDataSet {
-    fn step(py: Python<'_>, made: impl FnOnce() -> Result<DataSet> + Send) -> PyResult<Self> {
+    fn step(py: Python<'_>, made: impl FnOnce() -> Result<DataSet, DataSetError> + Send) -> PyResult<Self> {
         py.detach(made).map(NativeDataSet).map_err(|error| raised(py, &error))
     }
 }
@@ -114,14 +119,27 @@ impl NativeDataSet {
 
     fn collect(&self, py: Python<'_>, engine: &QueryEngine) -> PyResult<NativeTable> {
         let schema = self.0.schema();
-        let batches = finish(py, engine.0.start(self.0.clone().collect()))?;
+        let batches = finish(py, engine.engine.start(self.0.clone().collect()))?;
         // What a plan says of nulls and what its batches say may differ; the batches are what is handed on.
         let schema = batches.first().map_or(schema, |batch| batch.schema());
         Ok(NativeTable { schema, batches })
     }
 
-    fn count(&self, py: Python<'_>, engine: &QueryEngine) -> PyResult<usize> {
-        finish(py, engine.0.start(self.0.clone().count()))
+    /// The query by all workers of `comm`; collective. `to` is a worker, or "all", or "each" for what each has made.
+    fn collect_on(&self, py: Python<'_>, engine: &QueryEngine, comm: &Comm, to: Target) -> PyResult<NativeTable> {
+        let to = to.parse()?;
+        let batches = together(py, engine, comm, |workers, look| workers.collect(&engine.engine, &self.0, to, look))?;
+        let schema = batches.first().map_or_else(|| self.0.schema(), |batch| batch.schema());
+        Ok(NativeTable { schema, batches })
+    }
+
+    /// The number of rows, as a table of one.
+    fn counted(&self, py: Python<'_>) -> PyResult<Self> {
+        Self::step(py, || self.0.counted())
+    }
+
+    fn explain_on(&self, py: Python<'_>, engine: &QueryEngine, comm: &Comm) -> PyResult<String> {
+        together(py, engine, comm, |workers, _| workers.explain(&engine.engine, &self.0))
     }
 
     fn explain(&self, py: Python<'_>, engine: &QueryEngine, how: &str) -> PyResult<String> {
@@ -131,21 +149,22 @@ impl NativeDataSet {
             "physical" => Explain::Physical,
             "analyze" => Explain::Analyze,
             other => {
-                return Err(pyo3::exceptions::PyValueError::new_err(format!(
+                return Err(PyValueError::new_err(format!(
                     "explain has \"logical\", \"optimized\", \"physical\" and \"analyze\", not {other:?}"
                 )));
             }
         };
-        finish(py, engine.0.start(self.0.clone().explain(how)))
+        finish(py, engine.engine.start(self.0.clone().explain(how)))
     }
 
-    /// Writes into a folder; `format` is `csv`, `json`, `parquet` or `ipc`.
-    #[pyo3(signature = (engine, dir, format, *, compression, partition_by, overwrite, delimiter = ',', header = true))]
+    /// Writes into a folder; `format` is `csv`, `json`, `parquet` or `ipc`. With `comm` by all of its workers; collective.
+    #[pyo3(signature = (engine, comm, dir, format, *, compression, partition_by, overwrite, delimiter = ',', header = true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn write(
         &self,
         py: Python<'_>,
         engine: &QueryEngine,
+        comm: Option<&Comm>,
         dir: String,
         format: &str,
         compression: String,
@@ -161,6 +180,59 @@ impl NativeDataSet {
             _ => Output::Ipc,
         };
         let set = self.0.clone();
-        finish(py, engine.0.start(async move { set.write(&dir, output, partition_by, overwrite).await }))
+        let Some(comm) = comm else {
+            return finish(
+                py,
+                engine.engine.start(async move { set.write(&dir, output, partition_by, overwrite).await }),
+            );
+        };
+        together(py, engine, comm, |workers, look| {
+            workers.write(&engine.engine, &set, &dir, &output, partition_by, overwrite, look)
+        })
+    }
+}
+
+/// Who gets the rows, as Python says it.
+#[derive(FromPyObject)]
+enum Target {
+    Worker(u32),
+    Word(String),
+}
+
+impl Target {
+    fn parse(&self) -> PyResult<To> {
+        match self {
+            Target::Worker(rank) => Ok(To::One(*rank)),
+            Target::Word(word) if word == "all" => Ok(To::All),
+            Target::Word(word) if word == "each" => Ok(To::Each),
+            Target::Word(word) => Err(PyValueError::new_err(format!("rows go to \"all\" or \"each\", not {word:?}"))),
+        }
+    }
+}
+
+/// Runs an action of all workers with the GIL released, looking at signals; what a signal handler raises gives it up, on all
+/// workers.
+fn together<T: Send>(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    comm: &Comm,
+    action: impl FnOnce(&Workers, Look<'_>) -> Result<T, ActionError> + Send,
+) -> PyResult<T> {
+    let comm = comm.get(py)?;
+    let mut interrupt = None;
+    let outcome = detach(py, || {
+        let workers = engine.workers(comm)?;
+        action(&workers, &mut || {
+            Python::attach(|py| py.check_signals()).map_err(|error| {
+                interrupt = Some(error);
+                "interrupted".to_owned()
+            })
+        })
+    });
+    match (outcome, interrupt) {
+        (Ok(value), _) => Ok(value),
+        (Err(_), Some(interrupt)) => Err(interrupt),
+        (Err(ActionError::DataSet(error)), None) => Err(raised(py, &error)),
+        (Err(ActionError::Job(error)), None) => Err(from_collective(py, &error)),
     }
 }

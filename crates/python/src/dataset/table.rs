@@ -1,15 +1,18 @@
 //! The result of a query: record batches that any Arrow library takes without copying.
 
+use std::sync::Arc;
+
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList};
 use pyo3_arrow::PyTable;
 use pyo3_arrow::ffi::{ArrayIterator, to_schema_pycapsule, to_stream_pycapsule};
 use tidemill_dataset::datafusion::arrow::array::{
-    Array, ArrayData, ArrayRef, BooleanArray, RecordBatch, StructArray, make_array,
+    Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array,
 };
 use tidemill_dataset::datafusion::arrow::buffer::Buffer;
 use tidemill_dataset::datafusion::arrow::compute::{CastOptions, cast_with_options};
-use tidemill_dataset::datafusion::arrow::datatypes::{Field, Schema, SchemaRef};
+use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
 use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
@@ -80,7 +83,7 @@ impl NativeTable {
                 let bytes = bytes.as_bytes();
                 if kind == "bool" {
                     let values: BooleanArray = bytes.iter().map(|&byte| Some(byte != 0)).collect();
-                    return Ok((name, std::sync::Arc::new(values) as ArrayRef));
+                    return Ok((name, Arc::new(values) as ArrayRef));
                 }
                 let kind = types::parse(&kind).map_err(|error| raised(py, &error))?;
                 let width = kind.primitive_width().unwrap_or(1);
@@ -161,6 +164,43 @@ impl NativeTable {
         Ok(columns)
     }
 
+    /// The Python values of a column.
+    fn column<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
+        let cells = PyList::empty(py);
+        for batch in &self.batches {
+            let column = batch.column_by_name(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+            cells.call_method1("extend", (value::list(py, column.as_ref())?,))?;
+        }
+        Ok(cells)
+    }
+
+    /// Of each column its name, NumPy's name of its type and its values as bytes; no bytes where NumPy has no such type, or
+    /// where there are nulls.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> Vec<(String, String, Option<Bound<'py, PyBytes>>)> {
+        let column = |(place, field): (usize, &Arc<Field>)| {
+            let parts: Vec<&ArrayRef> = self.batches.iter().map(|batch| batch.column(place)).collect();
+            let (kind, width) = numpy_type(field.data_type())
+                .filter(|_| parts.iter().all(|part| part.null_count() == 0))
+                .unwrap_or_default();
+            let bytes = (width > 0).then(|| {
+                let mut bytes = Vec::with_capacity(self.num_rows() * width);
+                for part in parts {
+                    match part.as_boolean_opt() {
+                        Some(values) => bytes.extend(values.values().iter().map(u8::from)),
+                        None => {
+                            let data = part.to_data();
+                            let start = data.offset() * width;
+                            bytes.extend_from_slice(&data.buffers()[0][start..start + data.len() * width]);
+                        }
+                    }
+                }
+                PyBytes::new(py, &bytes)
+            });
+            (field.name().clone(), kind.to_owned(), bytes)
+        };
+        self.schema.fields().iter().enumerate().map(column).collect()
+    }
+
     /// The rows as a text table.
     fn format(&self, py: Python<'_>) -> PyResult<String> {
         let empty = [RecordBatch::new_empty(self.schema.clone())];
@@ -177,11 +217,8 @@ impl NativeTable {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let field =
             Field::new_struct("", self.schema.fields().clone(), false).with_metadata(self.schema.metadata().clone());
-        let arrays: Vec<_> = self
-            .batches
-            .iter()
-            .map(|batch| Ok(std::sync::Arc::new(StructArray::from(batch.clone())) as ArrayRef))
-            .collect();
+        let arrays: Vec<_> =
+            self.batches.iter().map(|batch| Ok(Arc::new(StructArray::from(batch.clone())) as ArrayRef)).collect();
         let reader = Box::new(ArrayIterator::new(arrays.into_iter(), field.into()));
         Ok(to_stream_pycapsule(py, reader, requested_schema)?)
     }
@@ -189,4 +226,23 @@ impl NativeTable {
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         Ok(to_schema_pycapsule(py, self.schema.as_ref())?)
     }
+}
+
+/// NumPy's name of a type, and bytes of a value.
+fn numpy_type(kind: &DataType) -> Option<(&'static str, usize)> {
+    Some(match kind {
+        DataType::Boolean => ("bool", 1),
+        DataType::Int8 => ("int8", 1),
+        DataType::Int16 => ("int16", 2),
+        DataType::Int32 => ("int32", 4),
+        DataType::Int64 => ("int64", 8),
+        DataType::UInt8 => ("uint8", 1),
+        DataType::UInt16 => ("uint16", 2),
+        DataType::UInt32 => ("uint32", 4),
+        DataType::UInt64 => ("uint64", 8),
+        DataType::Float16 => ("float16", 2),
+        DataType::Float32 => ("float32", 4),
+        DataType::Float64 => ("float64", 8),
+        _ => return None,
+    })
 }

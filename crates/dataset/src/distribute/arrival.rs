@@ -1,0 +1,95 @@
+//! Where a stage's plan ends and another stage's rows come in.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use arrow::array::RecordBatch;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::coop::make_cooperative;
+use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
+};
+use futures::Stream;
+
+/// Rows as they come.
+pub(super) type Rows = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;
+
+/// A leaf in the place of what lies beyond a cut, with its properties: the plan above it cannot tell the difference.
+pub(super) struct Arrival {
+    label: String,
+    properties: Arc<PlanProperties>,
+    /// What each partition reads, put there by the copy that runs it.
+    rows: Mutex<Vec<Option<Rows>>>,
+}
+
+impl Arrival {
+    pub(super) fn new(label: String, properties: &Arc<PlanProperties>) -> Self {
+        let partitions = properties.output_partitioning().partition_count();
+        let rows = (0..partitions).map(|_| None).collect();
+        Arrival { label, properties: Arc::clone(properties), rows: Mutex::new(rows) }
+    }
+
+    /// Gives a partition its rows; those that a copy of the same worker gave first stay.
+    pub(super) fn give(&self, partition: usize, rows: Rows) {
+        self.rows.lock().expect("nothing panics with it locked")[partition].get_or_insert(rows);
+    }
+}
+
+impl fmt::Debug for Arrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrival").field("label", &self.label).finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for Arrival {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.label)
+    }
+}
+
+impl ExecutionPlan for Arrival {
+    fn name(&self) -> &'static str {
+        "Arrival"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        _: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep))
+    }
+
+    fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let rows = self.rows.lock().expect("nothing panics with it locked")[partition].take();
+        let rows = rows.ok_or_else(|| {
+            DataFusionError::Internal(format!("partition {partition} of \"{}\" was read twice", self.label))
+        })?;
+        Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows))))
+    }
+}

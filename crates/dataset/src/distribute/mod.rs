@@ -1,0 +1,465 @@
+//! Queries on all workers of a job. Every worker plans the same query, for as many partitions as the job has threads; the
+//! plan is cut into stages ([`stages`]), the stages become tasks of a dataflow graph with a copy for each partition, the
+//! cuts become its exchanges.
+//!
+//! A plan with a step that is not known to run in several processes runs whole, on worker 0, and `explain` says why.
+
+mod arrival;
+mod prepare;
+mod stages;
+mod write;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use arrow::array::{RecordBatch, RecordBatchOptions};
+use arrow::datatypes::SchemaRef;
+use datafusion::common::ScalarValue;
+use datafusion::common::hash_utils::create_hashes;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::datasource::memory::MemorySourceConfig;
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::error::DataFusionError;
+use datafusion::execution::TaskContext;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::repartition::REPARTITION_RANDOM_STATE;
+use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
+use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
+use futures::StreamExt;
+use tidemill_collective::{CollectiveError, Communicator, Op};
+use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
+use tidemill_dataflow::memory::MemorySettings;
+use tidemill_dataflow::placement::RoundRobin;
+use tidemill_dataflow::{DataflowError, Graph, Look, Outputs, Runner, Settings, TaskSpec};
+
+use crate::dataset::DataSet;
+use crate::engine::{Engine, EngineConfig};
+use crate::error::DataSetError;
+use crate::sources::Sources;
+use arrival::Rows;
+use prepare::{Prepared, prepare};
+use stages::{Cut, Kind, Stages, Way};
+
+/// Why an action of several workers failed; the same on all of them.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ActionError {
+    /// The query did.
+    #[error(transparent)]
+    DataSet(#[from] DataSetError),
+    /// The job did.
+    #[error(transparent)]
+    Job(#[from] CollectiveError),
+}
+
+type Result<T, E = ActionError> = std::result::Result<T, E>;
+
+/// Who gets the rows of an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum To {
+    /// Every worker all of them.
+    All,
+    /// One worker.
+    One(u32),
+    /// Every worker those that it has made.
+    Each,
+}
+
+/// The workers of a job, as they run queries.
+pub struct Workers {
+    comm: Communicator,
+    runner: Runner,
+    /// Of a query: a thread for each, on all workers.
+    partitions: usize,
+}
+
+impl Workers {
+    /// Readies the workers of `comm`. Collective.
+    ///
+    /// # Errors
+    /// The job's fault; `Internal` when threads cannot be started.
+    pub fn new(comm: &Communicator, config: &EngineConfig) -> Result<Self> {
+        let comm = comm.dup()?;
+        comm.set_name("queries");
+        let mut threads = [0u64];
+        comm.allreduce(&[config.threads as u64], &mut threads, &Op::Max)?;
+        let memory = MemorySettings {
+            budget_bytes: config.memory_bytes.unwrap_or(0) as u64,
+            spill_dir: config.spill_dir.clone().unwrap_or_else(std::env::temp_dir),
+            ..MemorySettings::default()
+        };
+        let settings = Settings { threads: config.threads, memory, ..Settings::default() };
+        let runner = Runner::new(&comm, settings).map_err(failed)?;
+        let partitions = threads[0] as usize * comm.size() as usize;
+        Ok(Workers { comm, runner, partitions })
+    }
+
+    /// Runs a query. Collective: every worker calls it with the same query. `look` is called every so often, and gives up
+    /// the query on all workers with its error.
+    ///
+    /// The rows come in the order of the query's partitions; empty batches are left out.
+    ///
+    /// # Errors
+    /// The same on every worker: what went wrong first.
+    pub fn collect(&self, engine: &Engine, set: &DataSet, to: To, look: Look<'_>) -> Result<Vec<RecordBatch>> {
+        let sources = Arc::new(Sources::of(set.frame()));
+        let prepared = self.prepare(engine, set, &sources)?;
+        let context = prepared.state.task_ctx();
+        let plan = self.resolve(prepared.plan, &context, &sources, look)?;
+        self.run(Stages::of(&plan)?, to, &context, &sources, look)
+    }
+
+    /// What [`Workers::collect`] would do, as text. Collective.
+    ///
+    /// # Errors
+    /// As for [`Workers::collect`], as far as planning goes.
+    pub fn explain(&self, engine: &Engine, set: &DataSet) -> Result<String> {
+        let sources = Arc::new(Sources::of(set.frame()));
+        let mut plan = self.prepare(engine, set, &sources)?.plan;
+        let mut text = String::new();
+        // What is asked first is told first; the values are not known without asking.
+        while let Some(node) = plan.downcast_ref::<ScalarSubqueryExec>() {
+            for link in node.subqueries() {
+                text.push_str(&format!(
+                    "first, subquery {}:\n{}",
+                    link.index.as_usize(),
+                    Stages::of(&link.plan)?.describe()
+                ));
+            }
+            let input = Arc::clone(node.input());
+            plan = input;
+        }
+        Ok(text + &Stages::of(&plan)?.describe())
+    }
+
+    fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources) -> Result<Prepared> {
+        // All see the clock of one.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let mut now = [now];
+        self.comm.bcast(&mut now, 0)?;
+        let (frame, partitions) = (set.frame().clone(), self.partitions);
+        let planned = engine.run(async move {
+            let prepared = prepare(frame, partitions, now[0] as i64).await;
+            // Errors name their files outside, where the sources are.
+            Ok(prepared)
+        });
+        self.agree(planned.and_then(|prepared| prepared.map_err(|error| sources.name_in(error))))
+    }
+
+    /// A result of all workers, each having its own: the lowest worker's error is everybody's.
+    fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
+        let size = u64::from(self.comm.size());
+        let (mut first, me) = ([size], u64::from(self.comm.rank()));
+        self.comm.allreduce(&[if mine.is_err() { me } else { size }], &mut first, &Op::Min)?;
+        if first[0] == size {
+            return Ok(mine?);
+        }
+        let text = mine.as_ref().err().map(ToString::to_string);
+        let text = self.tell(first[0] as u32, text.unwrap_or_default())?;
+        match mine {
+            Err(error) if first[0] == me => Err(error.into()),
+            _ => Err(DataSetError::Query(text).into()),
+        }
+    }
+
+    /// What `root` has to tell the others.
+    fn tell(&self, root: u32, text: String) -> Result<String> {
+        let mut length = [text.len() as u64];
+        self.comm.bcast(&mut length, root)?;
+        let mut bytes = text.into_bytes();
+        bytes.resize(length[0] as usize, 0);
+        self.comm.bcast(&mut bytes, root)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The plan without its scalar subqueries: they are asked first, for stages that run elsewhere cannot wait for them.
+    fn resolve(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        context: &Arc<TaskContext>,
+        sources: &Arc<Sources>,
+        look: Look<'_>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let mut fault = None;
+        let resolved = plan.transform_up(|node| {
+            let Some(asked) = node.downcast_ref::<ScalarSubqueryExec>() else { return Ok(Transformed::no(node)) };
+            for link in asked.subqueries() {
+                let asked_for = Stages::of(&link.plan).map_err(DataFusionError::from)?;
+                let value = match self.run(asked_for, To::All, context, sources, look) {
+                    Ok(batches) => only_value(&batches, &link.plan.schema())?,
+                    Err(error) => {
+                        fault = Some(error);
+                        return Err(DataFusionError::Internal("a subquery failed".into()));
+                    }
+                };
+                asked.results().set(link.index, value)?;
+            }
+            Ok(Transformed::yes(Arc::clone(asked.input())))
+        });
+        match (resolved, fault) {
+            (_, Some(error)) => Err(error),
+            (resolved, None) => Ok(resolved.map_err(|error| sources.name_in(error))?.data),
+        }
+    }
+
+    fn run(
+        &self,
+        stages: Stages,
+        to: To,
+        context: &Arc<TaskContext>,
+        sources: &Arc<Sources>,
+        look: Look<'_>,
+    ) -> Result<Vec<RecordBatch>> {
+        let mut graph = Graph::new("query");
+        let tasks: Vec<_> =
+            (0..stages.stages.len()).map(|id| graph.add(stage_task(&stages, id, context, sources))).collect();
+        for (number, cut) in stages.cuts.iter().enumerate() {
+            let target = tasks[cut.target].port(&port(number));
+            match exchange(cut, stages.stages[cut.target].copies) {
+                Carried::Partition(exchange) => graph.connect(tasks[cut.source], target, exchange),
+                Carried::Gather(exchange) => graph.connect(tasks[cut.source], target, exchange),
+                Carried::Broadcast(exchange) => graph.connect(tasks[cut.source], target, exchange),
+            };
+        }
+        let kept: Arc<Mutex<Vec<Vec<RecordBatch>>>> = Arc::default();
+        let copies = if to == To::Each { stages.stages[0].copies as u32 } else { self.comm.size() };
+        let result = graph.add(result_task(&kept).copies(copies));
+        match to {
+            To::All => deliver(&mut graph, tasks[0], result, Broadcast::default()),
+            To::One(root) => deliver(&mut graph, tasks[0], result, Gather::to(root)),
+            To::Each => deliver(&mut graph, tasks[0], result, Direct),
+        }
+        let ran = self.runner.run_placed(&graph, &RoundRobin, look);
+        // Both hold the plan, and that what it has collected.
+        drop((graph, stages));
+        ran.map_err(failed)?;
+        let kept = std::mem::take(&mut *kept.lock().expect("nothing panics with it locked"));
+        Ok(kept.into_iter().flatten().collect())
+    }
+}
+
+fn deliver(
+    graph: &mut Graph,
+    from: tidemill_dataflow::TaskId,
+    to: tidemill_dataflow::TaskId,
+    exchange: impl Exchange + 'static,
+) {
+    graph.connect(from, to, exchange);
+}
+
+fn port(cut: usize) -> String {
+    format!("cut {cut}")
+}
+
+/// The exchange of a cut.
+enum Carried {
+    Partition(Partition),
+    Gather(Gather),
+    Broadcast(Broadcast),
+}
+
+fn exchange(cut: &Cut, target_copies: usize) -> Carried {
+    let (start, count) = (cut.copies.start as u32, cut.copies.len() as u32);
+    let name = format!("{} to copies {start} to {}", cut.way.describe(), start + count - 1);
+    match &cut.way {
+        Way::Hash(keys) => {
+            let keys = keys.clone();
+            Carried::Partition(Partition::with(name, move |batch, _| Ok(by_hash(&keys, batch, start, count)?)))
+        }
+        Way::Turn if cut.copies == (0..target_copies) => Carried::Partition(Partition::round_robin()),
+        Way::Turn => {
+            let next = AtomicU32::new(0);
+            Carried::Partition(Partition::with(name, move |batch, _| {
+                Ok(vec![start + next.fetch_add(1, Ordering::Relaxed) % count; batch.num_rows()])
+            }))
+        }
+        Way::Gather => Carried::Gather(Gather::to(start)),
+        Way::Broadcast => Carried::Broadcast(Broadcast::default()),
+    }
+}
+
+/// The copy of each row, among `count` from `start` on. Hashes as DataFusion's own repartitioning, so that what it holds to be
+/// equal meets.
+fn by_hash(
+    keys: &[Arc<dyn PhysicalExpr>],
+    batch: &RecordBatch,
+    start: u32,
+    count: u32,
+) -> datafusion::error::Result<Vec<u32>> {
+    let rows = batch.num_rows();
+    let values = keys.iter().map(|key| key.evaluate(batch)?.into_array(rows)).collect::<Result<Vec<_>, _>>()?;
+    let mut hashes = vec![0; rows];
+    create_hashes(&values, REPARTITION_RANDOM_STATE.random_state(), &mut hashes)?;
+    // The high bits decide: hash tables on the other side use the low ones.
+    Ok(hashes.iter().map(|&hash| start + ((u128::from(hash) * u128::from(count)) >> 64) as u32).collect())
+}
+
+fn stage_task(stages: &Stages, id: usize, context: &Arc<TaskContext>, sources: &Arc<Sources>) -> TaskSpec {
+    let stage = &stages.stages[id];
+    let (plan, kind) = (Arc::clone(&stage.plan), stage.kind.clone());
+    let (context, sources) = (Arc::clone(context), Arc::clone(sources));
+    let arrivals: Vec<_> = stages
+        .cuts
+        .iter()
+        .enumerate()
+        .filter(|(_, cut)| cut.target == id)
+        .map(|(number, cut)| (number, Arc::clone(&cut.arrival), cut.copies.clone(), cut.way.clone()))
+        .collect();
+    let ports: Vec<String> = arrivals.iter().map(|(number, ..)| port(*number)).collect();
+    let schema = match &stage.kind {
+        Kind::Write(sink) => sink.schema(),
+        Kind::Partition | Kind::Whole => plan.schema(),
+    };
+    let detail = format!(
+        "{}tables in memory: {:016x}",
+        displayable(plan.as_ref()).indent(true),
+        tables_in_memory(&plan).map_or(0, |hash| hash)
+    );
+    let task = TaskSpec::new(format!("stage {id}"), move |inputs, outputs, copy| {
+        let (plan, context, sources) = (Arc::clone(&plan), Arc::clone(&context), Arc::clone(&sources));
+        let (number, kind) = (copy.copy() as usize, kind.clone());
+        for (input, (_, arrival, copies, way)) in inputs.into_ports().into_iter().zip(&arrivals) {
+            if !copies.contains(&number) {
+                continue;
+            }
+            match way {
+                Way::Gather => input
+                    .into_streams()
+                    .into_iter()
+                    .enumerate()
+                    .for_each(|(partition, stream)| arrival.give(partition, rows(stream))),
+                Way::Broadcast => arrival.give(0, rows(input)),
+                Way::Hash(_) | Way::Turn => arrival.give(number - copies.start, rows(input)),
+            }
+        }
+        async move {
+            let ran = match kind {
+                Kind::Partition => run_partition(plan.as_ref(), number, context, outputs).await,
+                Kind::Whole => run_whole(plan, context, outputs).await,
+                Kind::Write(sink) => write::run_sink(sink.as_ref(), plan.as_ref(), number, context, outputs).await,
+            };
+            Ok(ran.map_err(|error| sources.name_in(error))?)
+        }
+    });
+    let task = ports.iter().fold(task, |task, port| task.input(port));
+    task.output("out", schema).copies(stage.copies as u32).detail(detail)
+}
+
+/// What the tables in memory of a plan hold, by a look at some of their rows: each worker reads its part of its own, so
+/// that they have to be the same.
+fn tables_in_memory(plan: &Arc<dyn ExecutionPlan>) -> datafusion::error::Result<u64> {
+    const ROWS_SEEN: usize = 64;
+    let mut all = 0_u64;
+    let mut see = |batch: RecordBatch| -> datafusion::error::Result<()> {
+        let mut hashes = vec![0; batch.num_rows()];
+        create_hashes(batch.columns(), REPARTITION_RANDOM_STATE.random_state(), &mut hashes)?;
+        hashes.iter().for_each(|&hash| all = all.rotate_left(5) ^ hash);
+        Ok(())
+    };
+    plan.apply(|node| {
+        let source = node.downcast_ref::<DataSourceExec>().map(|scan| scan.data_source());
+        if let Some(memory) = source.and_then(|source| source.downcast_ref::<MemorySourceConfig>()) {
+            for batch in memory.partitions().iter().flatten() {
+                let rows = batch.num_rows();
+                see(batch.slice(0, rows.min(ROWS_SEEN)))?;
+                see(batch.slice(rows.saturating_sub(ROWS_SEEN), rows.min(ROWS_SEEN)))?;
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    Ok(all)
+}
+
+fn rows(stream: impl futures::Stream<Item = Result<RecordBatch, DataflowError>> + Send + 'static) -> Rows {
+    Box::pin(stream.map(|batch| batch.map_err(|error| DataFusionError::External(Box::new(error)))))
+}
+
+async fn run_partition(
+    plan: &dyn ExecutionPlan,
+    partition: usize,
+    context: Arc<TaskContext>,
+    outputs: Outputs,
+) -> datafusion::error::Result<()> {
+    let mut output = outputs.into_only();
+    let schema = SchemaRef::clone(output.schema());
+    let mut stream = plan.execute(partition, context)?;
+    while let Some(batch) = stream.next().await {
+        output.send(as_planned(batch?, &schema)?).await.map_err(DataFusionError::External)?;
+    }
+    Ok(())
+}
+
+async fn run_whole(
+    plan: Arc<dyn ExecutionPlan>,
+    context: Arc<TaskContext>,
+    outputs: Outputs,
+) -> datafusion::error::Result<()> {
+    let mut output = outputs.into_only();
+    let schema = SchemaRef::clone(output.schema());
+    for batch in collect_partitioned(plan, context).await?.into_iter().flatten() {
+        output.send(as_planned(batch, &schema)?).await.map_err(DataFusionError::External)?;
+    }
+    Ok(())
+}
+
+/// The batch with the schema that its plan announced: operators differ in what they say of nulls and metadata.
+fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> datafusion::error::Result<RecordBatch> {
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), batch.columns().to_vec(), &options)?)
+}
+
+/// Keeps what comes, in the order of the copies it comes from.
+fn result_task(kept: &Arc<Mutex<Vec<Vec<RecordBatch>>>>) -> TaskSpec {
+    let kept = Arc::clone(kept);
+    TaskSpec::new("result", move |inputs, _, copy| {
+        let kept = Arc::clone(&kept);
+        async move {
+            let held = copy.reservation();
+            let mut input = inputs.into_only();
+            let mut rows = vec![Vec::new(); input.streams() as usize];
+            while let Some((stream, item)) = input.recv_from().await? {
+                if let Some(batch) = item.into_batch() {
+                    held.grow(batch.get_array_memory_size() as u64)?;
+                    rows[stream as usize].push(batch);
+                }
+            }
+            let mut kept = kept.lock().expect("nothing panics with it locked");
+            if kept.is_empty() {
+                *kept = rows;
+            } else {
+                // Copies of one worker: each has streams that the others have not.
+                kept.iter_mut().zip(rows).for_each(|(all, rows)| all.extend(rows));
+            }
+            Ok(())
+        }
+    })
+    .input("rows")
+}
+
+/// The value of a scalar subquery: null of no rows.
+fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error::Result<ScalarValue> {
+    let mut rows = batches.iter().filter(|batch| batch.num_rows() > 0);
+    match (rows.next(), rows.next()) {
+        (None, _) => ScalarValue::try_new_null(schema.field(0).data_type()),
+        (Some(batch), None) if batch.num_rows() == 1 => ScalarValue::try_from_array(batch.column(0), 0),
+        _ => Err(DataFusionError::Execution("a subquery that stands for one value has more than one row".into())),
+    }
+}
+
+/// A run's error, for people who write queries and never saw its tasks.
+fn failed(error: DataflowError) -> ActionError {
+    match error {
+        DataflowError::Net(error) => CollectiveError::from(error).into(),
+        DataflowError::Collective(error) => error.into(),
+        DataflowError::Task { message, worker, .. } => {
+            DataSetError::Data(format!("{message} (on worker {worker})")).into()
+        }
+        DataflowError::Spill { .. } => DataSetError::Io(error.to_string()).into(),
+        DataflowError::Memory { .. } => DataSetError::Memory(error.to_string()).into(),
+        DataflowError::Differs { our_worker, their_worker, ours, .. } => DataSetError::Query(format!(
+            "workers {our_worker} and {their_worker} plan different queries, or see different files; here {ours}"
+        ))
+        .into(),
+        other => DataSetError::Internal(other.to_string()).into(),
+    }
+}

@@ -1,0 +1,111 @@
+//! Planning for several workers: the same plan on each of them, and none that counts on shared memory.
+//!
+//! DataFusion's joins that collect their left side tell each other, through memory, which left rows found a partner; those
+//! that give out left rows by themselves (left, full, semi, anti, mark) are changed here to joins that do without.
+
+use std::sync::Arc;
+
+use chrono::DateTime;
+use datafusion::common::JoinType;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::dataframe::DataFrame;
+use datafusion::error::Result;
+use datafusion::execution::SessionState;
+use datafusion::execution::session_state::SessionStateBuilder;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, NestedLoopJoinExec, PartitionMode};
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, with_new_children_if_necessary};
+
+use super::stages::collects_left;
+
+/// A query's plan and the session to run it in.
+pub(super) struct Prepared {
+    pub plan: Arc<dyn ExecutionPlan>,
+    pub state: SessionState,
+}
+
+/// Plans a query for `partitions` partitions. `now` is the time that the query sees, in nanoseconds since 1970.
+pub(super) async fn prepare(frame: DataFrame, partitions: usize, now: i64) -> Result<Prepared> {
+    let (state, logical) = frame.into_parts();
+    let state = session(state, partitions, now);
+    let plan = plan(&state, &logical).await?;
+    Ok(Prepared { plan, state })
+}
+
+fn session(state: SessionState, partitions: usize, now: i64) -> SessionState {
+    let config = state
+        .config()
+        .clone()
+        .with_target_partitions(partitions)
+        // Partitions of other workers' files are not this worker's to take.
+        .set_bool("datafusion.execution.enable_file_stream_work_stealing", false)
+        // A filter made of one worker's build side would drop rows that have their partners on another.
+        .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
+    let mut state = SessionStateBuilder::new_from_existing(state).with_config(config).build();
+    state.execution_props_mut().query_execution_start_time = Some(DateTime::from_timestamp_nanos(now));
+    state
+}
+
+async fn plan(state: &SessionState, logical: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
+    let plan = state.create_physical_plan(logical).await?;
+    Ok(plan.transform_up(apart)?.data)
+}
+
+/// A join in a form whose partitions can run in different processes.
+fn apart(plan: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
+    if !collects_left(&plan) || !gives_left_rows(&plan) {
+        return Ok(Transformed::no(plan));
+    }
+    let (left, right) = (Arc::clone(plan.children()[0]), Arc::clone(plan.children()[1]));
+    let partitions = right.output_partitioning().partition_count();
+    if partitions == 1 {
+        return Ok(Transformed::no(plan));
+    }
+    let before = plan.output_partitioning().clone();
+    let by = |side, keys| -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(RepartitionExec::try_new(side, Partitioning::Hash(keys, partitions))?))
+    };
+    let join = match plan.downcast_ref::<HashJoinExec>() {
+        // One that looks for nulls anywhere on the right must see all of it.
+        Some(join) if !join.null_aware => {
+            let (left_keys, right_keys) = join.on().iter().cloned().unzip();
+            // What was gathered to be collected need not be.
+            let left = match left.downcast_ref::<CoalescePartitionsExec>() {
+                Some(gather) if gather.fetch().is_none() => Arc::clone(gather.input()),
+                _ => left,
+            };
+            let sides = vec![by(left, left_keys)?, by(right, right_keys)?];
+            let builder = HashJoinExecBuilder::from(join).with_partition_mode(PartitionMode::Partitioned);
+            builder.with_new_children(sides)?.recompute_properties().build_exec()?
+        }
+        _ => {
+            let right: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(right));
+            with_new_children_if_necessary(plan, vec![left, right])?
+        }
+    };
+    let same = match (&before, join.output_partitioning()) {
+        (Partitioning::Hash(..), _) => false,
+        (before, now) => before.partition_count() == now.partition_count(),
+    };
+    if same {
+        return Ok(Transformed::yes(join));
+    }
+    // Steps above count on rows being where they were.
+    let again = match before {
+        Partitioning::Hash(..) => before,
+        other => Partitioning::RoundRobinBatch(other.partition_count()),
+    };
+    Ok(Transformed::yes(Arc::new(RepartitionExec::try_new(join, again)?)))
+}
+
+/// Whether rows of the left side come out by themselves, for having or not having a partner.
+fn gives_left_rows(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let join_type = match (plan.downcast_ref::<HashJoinExec>(), plan.downcast_ref::<NestedLoopJoinExec>()) {
+        (Some(join), _) => *join.join_type(),
+        (_, Some(join)) => *join.join_type(),
+        _ => return false,
+    };
+    matches!(join_type, JoinType::Left | JoinType::Full | JoinType::LeftSemi | JoinType::LeftAnti | JoinType::LeftMark)
+}

@@ -1,0 +1,234 @@
+//! Cutting a physical plan into stages: where rows change partitions, or many partitions become one.
+//!
+//! | in the plan                                   | becomes                                             |
+//! |-----------------------------------------------|-----------------------------------------------------|
+//! | a repartitioning by hash, or in turn          | a partition exchange between two stages              |
+//! | a merge of sorted partitions, or of any       | a gather to one copy, which merges                    |
+//! | the build side of a join that all others need | a broadcast                                         |
+//! | anything else                                 | a part of a stage, run by every copy on its partition |
+//!
+//! Plans are trees, so the stages' graph is one too, and none can wait for itself.
+
+use std::fmt::Write;
+use std::ops::Range;
+use std::sync::Arc;
+
+use datafusion::datasource::sink::DataSinkExec;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::{
+    ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties, displayable, with_new_children_if_necessary,
+};
+
+use super::arrival::Arrival;
+use crate::error::{DataSetError, Result};
+
+/// Operators whose copies have nothing in common but their inputs.
+const APART: [&str; 22] = [
+    "AggregateExec",
+    "BoundedWindowAggExec",
+    "BufferExec",
+    "CoalesceBatchesExec",
+    "CoalescePartitionsExec",
+    "CooperativeExec",
+    "DataSourceExec",
+    "EmptyExec",
+    "FilterExec",
+    "GlobalLimitExec",
+    "HashJoinExec",
+    "InterleaveExec",
+    "LocalLimitExec",
+    "PartialSortExec",
+    "PlaceholderRowExec",
+    "ProjectionExec",
+    "SortExec",
+    "SortMergeJoinExec",
+    "SortPreservingMergeExec",
+    "StreamingTableExec",
+    "UnnestExec",
+    "WindowAggExec",
+];
+
+/// How rows cross a cut.
+#[derive(Clone)]
+pub(super) enum Way {
+    /// To the copy of their hash.
+    Hash(Vec<Arc<dyn PhysicalExpr>>),
+    /// Batches to copies in turn.
+    Turn,
+    /// To one copy, each source's rows in their order.
+    Gather,
+    /// To all copies.
+    Broadcast,
+}
+
+/// An edge between two stages.
+pub(super) struct Cut {
+    pub source: usize,
+    pub target: usize,
+    /// The target's copies that get rows.
+    pub copies: Range<usize>,
+    pub way: Way,
+    pub arrival: Arc<Arrival>,
+}
+
+/// What every copy runs on its partition.
+pub(super) struct Stage {
+    pub plan: Arc<dyn ExecutionPlan>,
+    pub copies: usize,
+    pub kind: Kind,
+}
+
+/// What a copy does with the stage's plan.
+#[derive(Clone)]
+pub(super) enum Kind {
+    /// It runs the partition of its number.
+    Partition,
+    /// The only copy runs all partitions.
+    Whole,
+    /// It writes the partition of its number into this sink, and gives the number of rows.
+    Write(Arc<DataSinkExec>),
+}
+
+/// A plan in pieces. The first stage gives the result.
+pub(super) struct Stages {
+    pub stages: Vec<Stage>,
+    pub cuts: Vec<Cut>,
+    /// Why the plan runs on one worker, if it does.
+    pub undivided: Option<String>,
+}
+
+impl Stages {
+    /// Cuts a plan, or leaves it whole where nobody knows how to cut it.
+    pub(super) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Self> {
+        let mut stages = Stages { stages: Vec::new(), cuts: Vec::new(), undivided: None };
+        match stages.stage(plan) {
+            Ok(_) => Ok(stages),
+            Err(DataSetError::Unsupported(reason)) => {
+                let whole = Stage { plan: Arc::clone(plan), copies: 1, kind: Kind::Whole };
+                Ok(Stages { stages: vec![whole], cuts: Vec::new(), undivided: Some(reason) })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn stage(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<usize> {
+        let copies = plan.output_partitioning().partition_count();
+        let id = self.stages.len();
+        self.stages.push(Stage { plan: Arc::clone(plan), copies, kind: Kind::Partition });
+        self.stages[id].plan = self.rewrite(plan, id, 0..copies)?;
+        Ok(id)
+    }
+
+    /// The part of `plan` that stays in `stage`, of which `copies` run it.
+    fn rewrite(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        stage: usize,
+        copies: Range<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        if let Some(repartition) = plan.downcast_ref::<RepartitionExec>() {
+            let way = match repartition.partitioning() {
+                _ if repartition.preserve_order() => return unsupported(plan, "keeps the order of rows"),
+                Partitioning::Hash(keys, _) => Way::Hash(keys.clone()),
+                Partitioning::RoundRobinBatch(_) => Way::Turn,
+                _ => return unsupported(plan, "is neither by hash nor in turn"),
+            };
+            return self.cut(repartition.input(), stage, copies, way, plan.properties());
+        }
+        let children = plan.children();
+        let partitions = |plan: &Arc<dyn ExecutionPlan>| plan.output_partitioning().partition_count();
+        let mut inside = Vec::with_capacity(children.len());
+        match plan.name() {
+            "CoalescePartitionsExec" | "SortPreservingMergeExec" if partitions(children[0]) > 1 => {
+                inside.push(self.cut(children[0], stage, copies, Way::Gather, children[0].properties())?);
+            }
+            "UnionExec" => {
+                let mut from = copies.start;
+                for child in children {
+                    let to = from + partitions(child);
+                    inside.push(self.rewrite(child, stage, from..to)?);
+                    from = to;
+                }
+            }
+            _ if collects_left(plan) && partitions(children[1]) > 1 => {
+                let (left, properties) = (children[0], children[0].properties());
+                // What is gathered to be broadcast can be broadcast from where it is.
+                let source = match left.downcast_ref::<CoalescePartitionsExec>() {
+                    Some(gather) if gather.fetch().is_none() => gather.input(),
+                    _ => left,
+                };
+                inside.push(self.cut(source, stage, copies.clone(), Way::Broadcast, properties)?);
+                inside.push(self.rewrite(children[1], stage, copies)?);
+            }
+            name if APART.contains(&name) || collects_left(plan) => {
+                for child in children {
+                    if partitions(child) != copies.len() {
+                        return unsupported(plan, "changes the number of partitions");
+                    }
+                    inside.push(self.rewrite(child, stage, copies.clone())?);
+                }
+            }
+            _ => return unsupported(plan, "is not known to run on several workers"),
+        }
+        Ok(with_new_children_if_necessary(Arc::clone(plan), inside)?)
+    }
+
+    fn cut(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        target: usize,
+        copies: Range<usize>,
+        way: Way,
+        properties: &Arc<PlanProperties>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let source = self.stage(plan)?;
+        let arrival = Arc::new(Arrival::new(format!("Arrival: stage {source}, {}", way.describe()), properties));
+        self.cuts.push(Cut { source, target, copies, way, arrival: Arc::clone(&arrival) });
+        Ok(arrival)
+    }
+
+    /// The stages in words, the same on every worker.
+    pub(super) fn describe(&self) -> String {
+        let mut text = String::new();
+        if let Some(reason) = &self.undivided {
+            let _ = writeln!(text, "on one worker: {reason}");
+        }
+        for (id, stage) in self.stages.iter().enumerate() {
+            let plural = if stage.copies == 1 { "copy" } else { "copies" };
+            let _ = writeln!(text, "stage {id}: {} {plural}", stage.copies);
+            for line in displayable(stage.plan.as_ref()).indent(false).to_string().lines() {
+                let _ = writeln!(text, "  {line}");
+            }
+        }
+        text
+    }
+}
+
+impl Way {
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Way::Hash(keys) => {
+                let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
+                format!("by hash of {}", keys.join(", "))
+            }
+            Way::Turn => "in turn".into(),
+            Way::Gather => "gathered".into(),
+            Way::Broadcast => "broadcast".into(),
+        }
+    }
+}
+
+/// Whether a join holds all of its left side in memory, once for all partitions of its right side.
+pub(super) fn collects_left(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    match plan.downcast_ref::<HashJoinExec>() {
+        Some(join) => *join.partition_mode() == PartitionMode::CollectLeft,
+        None => matches!(plan.name(), "CrossJoinExec" | "NestedLoopJoinExec"),
+    }
+}
+
+fn unsupported<T>(plan: &Arc<dyn ExecutionPlan>, reason: &str) -> Result<T> {
+    Err(DataSetError::Unsupported(format!("{} {reason}", plan.name())))
+}

@@ -1,0 +1,219 @@
+"""Queries cut into pieces that all workers run: the same rows as one worker gives, however many there are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import launched
+import pytest
+
+#: Prints a digest of each query's rows; run by one worker in this form, too.
+QUERIES = r'''
+import hashlib, json, math, sys
+from pathlib import Path
+import numpy as np
+import pyarrow as pa
+import tidemill as tm
+
+job = tm.init()
+folder = Path(sys.argv[1])
+rng = np.random.default_rng(5)
+n = 150_000
+def nulls(values, every):
+    return [None if i % every == 0 else v for i, v in enumerate(values)]
+big = tm.from_arrow(pa.table({
+    "k": pa.array(nulls(rng.integers(0, 5000, n).tolist(), 97), pa.int64()),
+    "g": pa.array([f"group {i}" for i in rng.integers(0, 40, n)]).dictionary_encode(),
+    "x": pa.array(rng.integers(-1000, 1000, n)),
+    "f": pa.array(np.where(np.arange(n) % 50 == 0, math.nan, np.arange(n) % 7 - 3.0)),
+    "s": pa.array([f"text {i % 1000} that is longer than twelve bytes" for i in range(n)]),
+    "day": pa.array(rng.integers(0, 400, n), pa.int32()).cast(pa.date32()),
+    "deep": pa.array([[i % 3, None] if i % 5 else None for i in range(n)]),
+}))
+other = tm.from_arrow(pa.table({
+    "k": pa.array(nulls(list(range(2500, 142_500)), 89), pa.int64()),
+    "y": pa.array(np.arange(140_000) % 11),
+}))
+small = tm.from_dict({"k": [1, 2, 2, 3, None, 9999], "name": ["a", "b", "c", None, "e", "f"]})
+none = big.filter(tm.col("x") > 10_000)
+skewed = tm.from_arrow(pa.table({"k": [7] * 20_000 + list(range(100)), "v": list(range(20_100))}))
+x, k = tm.col("x"), tm.col("k")
+csv = tm.read_csv(folder / "*.csv")
+sql = lambda query: tm.sql(query, big=big, other=other, small=small, none=none, skewed=skewed, csv=csv)
+queries = {
+    "group by one key": lambda: big.group_by("k").agg(x.sum(), n=tm.count()),
+    "group by a dictionary and a date": lambda: big.group_by("g", "day").agg(x.min(), top=x.max()),
+    "group by floats with NaN": lambda: big.group_by("f").agg(x.sum()),
+    "group by lists": lambda: big.group_by("deep").agg(n=tm.count()),
+    "median and distinct": lambda: big.group_by("g").agg(x.median(), d=k.n_unique()),
+    "all rows to one": lambda: big.select(x.sum(), m=x.max(), n=tm.count()),
+    "count of columns that are not read": lambda: sql("select count(*) as n from big where x > 5"),
+    "distinct": lambda: big.select("g", "f").distinct(),
+    "sort": lambda: big.sort("x", "k", "s", "day").select("x", "k", "s"),
+    "top": lambda: big.sort("x", "s", "k", "day", descending=True).limit(25).select("x", "s", "k"),
+    "limit": lambda: big.select("g").limit(100_000).select(n=tm.count()),
+    "skip": lambda: big.sort("x", "k", "s", "day").limit(7, skip=70_000).select("x", "k", "s"),
+    "union": lambda: big.select("k").union(other.select("k"), small.select("k")).group_by("k").agg(n=tm.count()),
+    "union, then broadcast join": lambda: big.select("k", "x").union(big.select("k", "x")).join(small, on="k"),
+    "empty": lambda: none.group_by("k").agg(x.sum()),
+    "empty, one row": lambda: none.select(x.sum(), n=tm.count()),
+    "join with nothing": lambda: big.select("k", "x").join(none.select("k", "s"), on="k", how="left").select(k.sum(), n=tm.count()),
+    "one key": lambda: skewed.join(skewed.filter(tm.col("v") % 1000 == 0), on="k").select(n=tm.count(), s=tm.col("v").sum()),
+    "explode": lambda: big.select("x", "deep").explode("deep").group_by("deep").agg(x.sum()),
+    "window": lambda: big.select("g", "x", "s", r=tm.row_number().over("g", order_by=["x", "s", "day", "k"])).filter(tm.col("r") < 5),
+    "window over all": lambda: big.select("x", c=x.sum().over(order_by="x")).distinct(),
+    "strings": lambda: big.group_by(tm.col("s").str.slice(5, 3)).agg(n=tm.count()),
+    "files": lambda: csv.group_by("shop").agg(tm.col("amount").sum()),
+    "files joined": lambda: csv.join(small, left_on="amount", right_on="k").select("shop", "name"),
+    "scalar subquery": lambda: sql("select k, x from big where x = (select max(x) from big) and k > (select avg(k) from other)"),
+    "nested subquery": lambda: sql("select count(*) as n from big where x > (select avg(x) from big where x > (select min(y) from other))"),
+    "in": lambda: sql("select count(*) as n, sum(x) as s from big where k in (select k from other where y = 3)"),
+    "not in, with nulls": lambda: sql("select count(*) as n from big where k not in (select k from small)"),
+    "not in": lambda: sql("select count(*) as n from big where k not in (select k from small where k is not null)"),
+    "exists": lambda: sql("select count(*) as n from other o where exists (select 1 from big b where b.k = o.k and b.x > o.y)"),
+    "unequal join": lambda: sql("select count(*) as n, sum(b.x) as s from small a left join big b on b.k < a.k and b.x > 900"),
+    "unequal full join": lambda: sql("select count(*) as n, count(a.k) as a, count(b.k) as b from small a full join other b on b.k < a.k"),
+    "cross": lambda: small.join(skewed.limit(0).union(skewed.filter(tm.col("v") < 500)), how="cross").select(n=tm.count(), s=tm.col("v").sum()),
+    "except": lambda: sql("select k from other except select k from big"),
+    "intersect": lambda: sql("select k from other intersect select k from big"),
+    "rollup": lambda: sql("select g, f, sum(x) as s from big group by rollup (g, f)"),
+    "recursive": lambda: sql("with recursive t as (select 1 as i union all select i + 1 from t where i < 50) select sum(i) as s from t"),
+    "repartition": lambda: big.repartition(5, "k").group_by("k").agg(x.sum()),
+    "cached": lambda: big.filter(x > 0).cache().group_by("g").agg(x.sum()),
+    "bsp": lambda: big.select("x").bsp(lambda comm, table: tm.from_dict({
+        "sum": [comm.allreduce(int(table.to_numpy()["x"].sum()))], "rows": [comm.allreduce(len(table))]}).collect()
+        if comm.rank == 0 else (comm.allreduce(int(table.to_numpy()["x"].sum())), comm.allreduce(len(table)),
+        tm.Table.from_numpy({"sum": np.empty(0, np.int64), "rows": np.empty(0, np.int64)}))[2]),
+}
+for how in ["inner", "left", "right", "full", "semi", "anti"]:
+    for name, one, two in [("big", big, other), ("small", small, other), ("small right", other, small)]:
+        queries[f"{how} join, {name}"] = lambda how=how, one=one, two=two: (
+            one.join(two, on="k", how=how).group_by("k").agg(n=tm.count()))
+
+def plain(value):
+    return "nan" if isinstance(value, float) and math.isnan(value) else str(value)
+def digest(table, in_order):
+    lines = ["|".join(map(plain, row.values())) for row in table.to_pylist()]
+    lines = lines if in_order else sorted(lines)
+    return f"{len(lines)} rows {hashlib.sha256(chr(10).join(lines).encode()).hexdigest()[:16]} of {table.columns}"
+only = sys.argv[2] if len(sys.argv) > 2 else ""
+for name, query in queries.items():
+    if only not in name or (name == "bsp" and job.size == 0):
+        continue
+    seen = digest(query().collect(), name in ("sort", "top", "skip"))
+    everybody = job.comm.allgather(seen)
+    assert all(one == seen for one in everybody), (name, everybody)
+    if job.rank == 0:
+        print(json.dumps([name, seen]), flush=True)
+'''
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("distributed")
+    app = folder / "app.py"
+    app.write_text(QUERIES)
+    data = folder / "data"
+    data.mkdir()
+    for part in range(5):
+        lines = [f"s{number % 3},{number}" for number in range(part * 1000, part * 1000 + 1000 * (part != 3))]
+        (data / f"{part}.csv").write_text("shop,amount\n" + "\n".join(lines) + ("\n" if lines else ""))
+    return app, data
+
+
+@pytest.fixture(scope="module")
+def alone(program: tuple[Path, Path]) -> dict[str, str]:
+    """What one worker, and so DataFusion by itself, says."""
+    result = subprocess.run([sys.executable, *program], capture_output=True, timeout=300)
+    assert result.returncode == 0, result.stderr.decode()
+    return dict(map(json.loads, result.stdout.decode().splitlines()))
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(2, 1), (2, 2), (3, 1), (4, 1)])
+def test_many_workers_give_the_rows_of_one(
+    program: tuple[Path, Path], alone: dict[str, str], workers: int, threads: int
+) -> None:
+    result = launched.run("run", "-n", str(workers), "--threads", str(threads), *program)
+    assert result.returncode == 0, result.stderr.decode()
+    lines = [line.removeprefix("[0] ") for line in result.stdout.decode().splitlines()]
+    assert dict(map(json.loads, lines)) == alone
+
+
+RESULTS = """
+import sys
+from pathlib import Path
+import numpy as np
+import tidemill as tm
+
+job = tm.init()
+folder = Path(sys.argv[1])
+data = tm.from_dict({"x": list(range(100_000))}).with_columns(k=tm.col("x") % 10, g=tm.col("x") % 3)
+
+# Each row is on one worker.
+mine = data.collect_local()
+assert job.comm.allreduce(len(mine)) == 100_000
+assert job.comm.allreduce(int(mine.to_numpy()["x"].sum())) == sum(range(100_000))
+arrays = data.with_columns(f=tm.col("x") * 0.5, s=tm.col("x").cast("str")).persist_local()
+assert arrays["x"].dtype == np.int64 and arrays["f"].dtype == np.float64 and arrays["s"].dtype == object
+arrays["f"] += 1.0
+assert job.comm.allreduce(float(arrays["f"].sum())) == sum(range(100_000)) * 0.5 + 100_000
+again = tm.from_local(tm.Table.from_numpy({"f": arrays["f"]}))
+assert again.select(n=tm.count(), s=tm.col("f").sum()).to_dict() == {"n": [100_000], "s": [sum(range(100_000)) * 0.5 + 100_000]}
+
+# Written by all, read by all.
+assert data.write_parquet(folder / "plain") == 100_000
+assert data.write_parquet(folder / "parts", partition_by=["k"]) == 100_000
+assert data.sort("x").write_csv(folder / "sorted") == 100_000
+assert data.filter(tm.col("x") < 0).write_parquet(folder / "none") == 0
+job.comm.barrier()
+for name in ["plain", "parts"]:
+    back = tm.read_parquet(folder / name)
+    assert back.select(n=tm.count(), s=tm.col("x").sum()).to_dict() == {"n": [100_000], "s": [sum(range(100_000))]}, name
+assert sorted(path.name for path in (folder / "parts").iterdir()) == [f"k={k}" for k in range(10)]
+assert tm.read_csv(folder / "sorted").count() == 100_000
+assert tm.read_parquet(folder / "none").columns == ["x", "k", "g"]
+if job.rank == 0:
+    (one,) = (folder / "sorted").iterdir()
+    assert one.read_text().splitlines()[1:3] == ["0,0,0", "1,1,1"]
+
+text = data.group_by("k").agg(tm.count()).explain()
+assert "stage 0" in text and ("by hash of" in text), text
+errors = []
+for wrong in [
+    lambda: data.write_parquet(folder / "plain"),
+    lambda: tm.from_dict({"x": [job.rank]}).collect(),
+    lambda: data.select(tm.col("x") // (tm.col("x") - 99_999)).collect(),
+    lambda: tm.read_csv(folder / "bad.csv", schema={"a": "int64"}).collect(),
+    lambda: data.collect(root=9),
+    lambda: data.bsp(lambda comm, table: tm.Table.from_numpy({f"c{comm.rank}": np.zeros(3)})).collect(),
+]:
+    try:
+        wrong()
+    except tm.DataSetError as error:
+        errors.append(str(error))
+assert len(errors) == 6, errors
+assert all(one == errors for one in job.comm.allgather(errors)) or job.size == 1, job.comm.allgather(errors)
+if job.rank == 0:
+    print("\\n".join(errors))
+"""
+
+
+def test_results_writes_and_errors_of_three_workers(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(RESULTS)
+    (tmp_path / "bad.csv").write_text("a\n1\n2\nx\n")
+    result = launched.run("run", "-n", "3", app, tmp_path)
+    assert result.returncode == 0, result.stderr.decode()
+    exists, differ, zero, bad, root, parts = (
+        line.removeprefix("[0] ") for line in result.stdout.decode().splitlines()
+    )
+    assert "exists; overwrite=True replaces it" in exists
+    assert "plan different queries, or see different files" in differ
+    assert "ivide by zero" in zero
+    assert "bad.csv" in bad
+    assert "no such worker" in root
+    assert "differ" in parts
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "bad.csv", "none", "parts", "plain", "sorted"]
