@@ -12,7 +12,6 @@ import pytest
 import tidemill as tm
 
 
-
 def evaluate(expr: tm.Expr, **columns: list[Any]) -> list[Any]:
     return tm.from_dict(columns).select(result=expr).to_dict()["result"]
 

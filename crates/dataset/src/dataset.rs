@@ -115,7 +115,7 @@ impl DataSet {
             .iter()
             .flat_map(|batch| {
                 let rows = batch.num_rows();
-                (0..rows).step_by(SLICE_ROWS).map(|from| batch.slice(from, SLICE_ROWS.min(rows - from)))
+                (0..rows).step_by(SLICE_ROWS).map(move |from| batch.slice(from, SLICE_ROWS.min(rows - from)))
             })
             .collect();
         let each = slices.len().div_ceil(threads).max(1);

@@ -1,13 +1,16 @@
 //! The engine: threads that run queries, the memory they may use, and the functions they know. One for a process.
 
+use std::fmt;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::memory_pool::{FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::prelude::{SessionConfig, SessionContext};
+use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
@@ -30,6 +33,65 @@ pub struct Engine {
     runtime: Option<Runtime>,
     threads: Handle,
     context: SessionContext,
+    governor: Governor,
+}
+
+/// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared fairly,
+/// and exchanges slow down and spill for what operators hold.
+#[derive(Debug)]
+struct GovernedPool {
+    fair: FairSpillPool,
+    held: Reservation,
+}
+
+impl GovernedPool {
+    fn new(bytes: usize, governor: &Governor) -> Self {
+        GovernedPool { fair: FairSpillPool::new(bytes), held: governor.reservation("queries") }
+    }
+}
+
+impl fmt::Display for GovernedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fair.fmt(f)
+    }
+}
+
+impl MemoryPool for GovernedPool {
+    fn name(&self) -> &str {
+        "governed"
+    }
+
+    fn register(&self, consumer: &MemoryConsumer) {
+        self.fair.register(consumer);
+    }
+
+    fn unregister(&self, consumer: &MemoryConsumer) {
+        self.fair.unregister(consumer);
+    }
+
+    fn grow(&self, reservation: &MemoryReservation, additional: usize) {
+        self.fair.grow(reservation, additional);
+        self.held.grow_anyway(additional as u64);
+    }
+
+    fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
+        self.fair.shrink(reservation, shrink);
+        self.held.shrink(shrink as u64);
+    }
+
+    fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> datafusion::error::Result<()> {
+        self.fair.try_grow(reservation, additional)?;
+        self.held.grow_anyway(additional as u64);
+        Ok(())
+    }
+
+    fn reserved(&self) -> usize {
+        self.fair.reserved()
+    }
+
+    fn memory_limit(&self) -> MemoryLimit {
+        self.fair.memory_limit()
+    }
 }
 
 impl Engine {
@@ -49,8 +111,13 @@ impl Engine {
             .map_err(|error| DataSetError::Io(format!("cannot start query threads: {error}")))?;
         // A folder may have been written again since it was last listed; what a file holds is told from its time and size.
         let mut environment = RuntimeEnvBuilder::new().with_object_list_cache_limit(0);
+        let governor = Governor::new(MemorySettings {
+            budget_bytes: config.memory_bytes.unwrap_or(0) as u64,
+            spill_dir: config.spill_dir.clone().unwrap_or_else(std::env::temp_dir),
+            ..MemorySettings::default()
+        });
         if let Some(bytes) = config.memory_bytes {
-            environment = environment.with_memory_pool(std::sync::Arc::new(FairSpillPool::new(bytes)));
+            environment = environment.with_memory_pool(Arc::new(GovernedPool::new(bytes, &governor)));
         }
         if let Some(dir) = &config.spill_dir {
             environment = environment.with_temp_file_path(dir.clone());
@@ -60,7 +127,12 @@ impl Engine {
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
             .set_bool("datafusion.sql_parser.enable_ident_normalization", false);
         let context = SessionContext::new_with_config_rt(session, environment.build_arc()?);
-        Ok(Engine { threads: runtime.handle().clone(), runtime: Some(runtime), context })
+        Ok(Engine { threads: runtime.handle().clone(), runtime: Some(runtime), context, governor })
+    }
+
+    /// The governor of this process's memory.
+    pub fn governor(&self) -> &Governor {
+        &self.governor
     }
 
     /// DataFusion's session of this engine.

@@ -8,6 +8,7 @@
 //! | `distribute` | queries on all workers of a job                                      |
 //! | `join`    | joins of two DataSets                                                      |
 //! | `expr`    | expressions by the names that Python uses                                  |
+//! | `map`     | functions of programs as steps                                            |
 //! | `types`   | column types by name                                                       |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
 //! | `sources` | which files a query reads, for its errors                                 |
@@ -22,6 +23,7 @@ mod error;
 pub mod expr;
 mod join;
 mod lines;
+mod map;
 mod read;
 mod sources;
 pub mod types;
@@ -33,6 +35,7 @@ pub use distribute::{ActionError, To, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
 pub use join::How;
+pub use map::BatchFunction;
 pub use read::{CsvLayout, Format, read};
 pub use tidemill_dataflow::Look;
 pub use write::Output;

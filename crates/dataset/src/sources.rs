@@ -8,6 +8,7 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::LogicalPlan;
 
 use crate::error::DataSetError;
+use crate::map::MapTable;
 
 /// Files that a message names one by one.
 const NAMED_MAX: usize = 3;
@@ -18,19 +19,7 @@ pub(crate) struct Sources(Vec<String>);
 impl Sources {
     pub(crate) fn of(frame: &DataFrame) -> Self {
         let mut files = Vec::new();
-        let walked = frame.logical_plan().apply_with_subqueries(|node| {
-            if let LogicalPlan::TableScan(scan) = node
-                && let Ok(provider) = source_as_provider(&scan.source)
-                && let Some(table) = provider.downcast_ref::<ListingTable>()
-            {
-                files.extend(table.table_paths().iter().map(|url| {
-                    let path: &url::Url = url.as_ref();
-                    path.to_file_path().map_or_else(|()| url.to_string(), |path| path.display().to_string())
-                }));
-            }
-            Ok(TreeNodeRecursion::Continue)
-        });
-        debug_assert!(walked.is_ok(), "looking at a plan cannot fail");
+        collect(frame.logical_plan(), &mut files);
         Sources(files)
     }
 
@@ -46,4 +35,24 @@ impl Sources {
             other => other,
         }
     }
+}
+
+fn collect(plan: &LogicalPlan, files: &mut Vec<String>) {
+    let walked = plan.apply_with_subqueries(|node| {
+        if let LogicalPlan::TableScan(scan) = node
+            && let Ok(provider) = source_as_provider(&scan.source)
+        {
+            if let Some(table) = provider.downcast_ref::<ListingTable>() {
+                files.extend(table.table_paths().iter().map(|url| {
+                    let path: &url::Url = url.as_ref();
+                    path.to_file_path().map_or_else(|()| url.to_string(), |path| path.display().to_string())
+                }));
+            }
+            if let Some(table) = provider.downcast_ref::<MapTable>() {
+                collect(&table.input, files);
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    debug_assert!(walked.is_ok(), "looking at a plan cannot fail");
 }

@@ -11,11 +11,6 @@ here are names of `tidemill` too.
 
 from __future__ import annotations
 
-from tidemill import _tidemill
-
-if not hasattr(_tidemill, "QueryEngine"):
-    raise ImportError("this build of Tidemill is without DataSets; in a clone, `make test-dataset` builds them in")
-
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, col, lit
@@ -31,6 +26,7 @@ from tidemill.dataset._functions import (
     when,
 )
 from tidemill.dataset._group import GroupBy
+from tidemill.dataset._map import KeyedRows
 from tidemill.dataset._read import (
     from_arrow,
     from_dict,
@@ -50,6 +46,7 @@ __all__ = [
     "DataSetError",
     "Expr",
     "GroupBy",
+    "KeyedRows",
     "Table",
     "aggregate_function",
     "coalesce",

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill._tidemill import NativeDataSet
-from tidemill.dataset import _workers
+from tidemill.dataset import _map, _workers
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, sort_keys
 from tidemill.dataset._group import GroupBy
+from tidemill.dataset._map import KeyedRows, Row, Schema
 from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
@@ -93,10 +94,19 @@ class DataSet:
 
     # Rows.
 
-    def filter(self, *predicates: Expr) -> DataSet:
-        """The rows for which all predicates are true (neither false nor null)."""
+    def filter(self, *predicates: Expr | Callable[[Row], object]) -> DataSet:
+        """The rows for which all predicates are true (neither false nor null).
+
+        Parameters
+        ----------
+        *predicates : Expr or callable
+            A function gets each row as a dict; expressions are much faster.
+        """
         data = self
         for predicate in predicates:
+            if not isinstance(predicate, Expr) and callable(predicate):
+                data = _map.filter_rows(data, predicate)
+                continue
             if not isinstance(predicate, Expr):
                 raise TypeError(f"filter needs expressions such as col('x') > 1, not {type(predicate).__name__}")
             data = data._step(data._native.filter(predicate._native))
@@ -141,6 +151,53 @@ class DataSet:
     def explode(self, *names: str) -> DataSet:
         """One row for each element of the lists in these columns; other columns are repeated."""
         return self._step(self._native.explode(list(names)))
+
+    # Functions of the program. They run on every worker, which must be able to call them at any time.
+
+    def map_batches(self, function: Callable[[Any], Any], schema: Schema | None = None) -> DataSet:
+        """What a function makes of batches of rows.
+
+        Parameters
+        ----------
+        function : callable
+            It gets a ``pyarrow.RecordBatch`` of some rows and returns one, a ``pyarrow.Table``, any table that `from_arrow`
+            takes, or a list of them, or None. Needs pyarrow.
+        schema : mapping of str to str, or pyarrow.Schema, optional
+            What it returns; by default found out by calling it with the first rows, which is an action.
+
+        Raises
+        ------
+        DataSetError
+            By the action: with the traceback of the function and the worker it ran on.
+        """
+        return _map.map_batches(self, function, schema)
+
+    def map(self, function: Callable[[Row], Row], schema: Schema | None = None) -> DataSet:
+        """What a function makes of each row: a dict of a dict.
+
+        >>> import tidemill as tm
+        >>> tm.from_dict({"x": [1, 2]}).map(lambda row: {"y": row["x"] ** 2}).sort("y").to_dict()
+        {'y': [1, 4]}
+        """
+        return _map.map_rows(self, function, schema, several=False)
+
+    def flat_map(self, function: Callable[[Row], Iterable[Row]], schema: Schema | None = None) -> DataSet:
+        """The rows that a function makes of each row: any number of dicts of a dict."""
+        return _map.map_rows(self, function, schema, several=True)
+
+    def reduce(self, function: Callable[[Row, Row], Row]) -> Row | None:
+        """One row of all: ``function(row, row)`` makes one of two, again and again, in any order. An action.
+
+        Returns
+        -------
+        dict or None
+            None of no rows.
+        """
+        return _map.reduce_rows(self, function)
+
+    def key_by(self, *keys: str) -> KeyedRows:
+        """The rows by the values of these columns, for functions of the program: its ``reduce`` and ``apply``."""
+        return KeyedRows(self, keys)
 
     # Several rows, several tables.
 

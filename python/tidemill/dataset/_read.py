@@ -10,6 +10,7 @@ from tidemill._tidemill import NativeTable
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
     from tidemill._tidemill import QueryEngine

@@ -95,12 +95,16 @@ class Table:
         pairs = []
         for name, array in columns.items():
             if array.ndim != 1 or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-                raise DataSetError(f"column {name!r} has shape {array.shape} and type {array.dtype}; numbers of one axis are needed")
+                raise DataSetError(
+                    f"column {name!r} has shape {array.shape} and type {array.dtype}; numbers of one axis are needed"
+                )
             # Bytes in the machine's order and one after the other, as Arrow has them.
             ready = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
             pairs.append((name, ready.dtype.name, ready.tobytes()))
         if len({len(array) for array in columns.values()}) > 1:
-            raise DataSetError(f"columns have different lengths: { {name: len(array) for name, array in columns.items()} }")
+            raise DataSetError(
+                f"columns have different lengths: { {name: len(array) for name, array in columns.items()} }"
+            )
         return Table(NativeTable.from_bytes(pairs))
 
     def to_numpy(self) -> dict[str, numpy.ndarray]:

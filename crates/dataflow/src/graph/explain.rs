@@ -22,7 +22,9 @@ impl Graph {
                 let _ = write!(text, " on workers {}", ranges(plan.workers_of(index)));
             }
             let _ = writeln!(text);
-            task.detail.lines().for_each(|line| drop(writeln!(text, "    {line}")));
+            for line in task.detail.lines() {
+                let _ = writeln!(text, "    {line}");
+            }
         }
         for edge in &edges {
             let _ = writeln!(text, "  edge {}: {}", edge.name, columns(edge));

@@ -28,6 +28,9 @@ use crate::error::DataflowError;
 /// Parts of the budget, in percent, at which the levels begin.
 const SLOW_PERCENT: u64 = 70;
 const SPILL_PERCENT: u64 = 85;
+/// What an interpreter and its libraries take before there is any data. So much of the process, if it is there when the
+/// governor is made, is not counted: a small budget is one for data.
+const BASE_BYTES_MAX: u64 = 128 << 20;
 /// Between looks at the process.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -60,19 +63,23 @@ impl Default for MemorySettings {
 }
 
 /// See the module. Clones are the same governor.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Governor(Arc<Inner>);
 
+#[derive(Debug)]
 struct Inner {
     settings: MemorySettings,
     reserved: AtomicU64,
     holders: Mutex<Vec<Arc<Holder>>>,
     process_bytes: AtomicU64,
     process_bytes_max: AtomicU64,
+    /// What of the process is not counted.
+    base_bytes: u64,
     looked: Mutex<Option<Instant>>,
     spilled_bytes: AtomicU64,
 }
 
+#[derive(Debug)]
 struct Holder {
     name: String,
     bytes: AtomicU64,
@@ -87,6 +94,7 @@ impl Governor {
             holders: Mutex::default(),
             process_bytes: AtomicU64::new(0),
             process_bytes_max: AtomicU64::new(0),
+            base_bytes: resident_bytes().min(BASE_BYTES_MAX),
             looked: Mutex::default(),
             spilled_bytes: AtomicU64::new(0),
         }))
@@ -142,7 +150,7 @@ impl Governor {
             && looked.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL)
         {
             let bytes = resident_bytes();
-            self.0.process_bytes.store(bytes, Ordering::Relaxed);
+            self.0.process_bytes.store(bytes.saturating_sub(self.0.base_bytes), Ordering::Relaxed);
             self.0.process_bytes_max.fetch_max(bytes, Ordering::Relaxed);
             *looked = Some(Instant::now());
         }
@@ -162,6 +170,7 @@ fn resident_bytes() -> u64 {
 }
 
 /// What one operator holds. Dropping it gives everything back.
+#[derive(Debug)]
 pub struct Reservation {
     governor: Governor,
     holder: Arc<Holder>,
@@ -208,6 +217,11 @@ impl Reservation {
         }
         self.add(bytes);
         Ok(())
+    }
+
+    /// Takes `bytes` more that are held already, whatever the budget says: others will slow down and spill for them.
+    pub fn grow_anyway(&self, bytes: u64) {
+        self.add(bytes);
     }
 
     /// Gives `bytes` back.
@@ -280,7 +294,9 @@ mod tests {
     fn the_process_counts() {
         let settings = MemorySettings { budget_bytes: 1 << 20, ..MemorySettings::default() };
         let governor = Governor::new(settings);
+        let held = vec![1_u8; BASE_BYTES_MAX as usize];
         assert_eq!(governor.level(), Level::Spill);
+        assert!(held.iter().all(|&byte| byte == 1));
         assert!(governor.process_bytes_max() > 1 << 20);
         assert!(!governor.reservation("any").try_grow(1));
     }

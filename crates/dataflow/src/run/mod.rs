@@ -116,6 +116,15 @@ impl Runner {
     /// # Errors
     /// The job's fault; when threads cannot be started.
     pub fn new(comm: &Communicator, settings: Settings) -> Result<Self, DataflowError> {
+        let governor = Governor::new(settings.memory.clone());
+        Self::governed(comm, settings, governor)
+    }
+
+    /// [`Runner::new`] under a governor that the process has already, made with `settings.memory`.
+    ///
+    /// # Errors
+    /// As [`Runner::new`].
+    pub fn governed(comm: &Communicator, settings: Settings, governor: Governor) -> Result<Self, DataflowError> {
         let comm = comm.dup()?;
         comm.set_name("dataflow");
         let mut memory = vec![0u64; comm.size() as usize];
@@ -143,7 +152,6 @@ impl Runner {
             .map(|pool| Pool(Some(pool)))
             .map_err(|error| DataflowError::Arrow(format!("cannot start {threads} threads: {error}")))?;
         let hosts = hosts.collect();
-        let governor = Governor::new(settings.memory.clone());
         Ok(Runner { comm, settings, pool, workers, hosts, governor, runs: AtomicU32::new(0) })
     }
 

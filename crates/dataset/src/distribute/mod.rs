@@ -29,7 +29,6 @@ use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable}
 use futures::StreamExt;
 use tidemill_collective::{CollectiveError, Communicator, Op};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
-use tidemill_dataflow::memory::MemorySettings;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{DataflowError, Graph, Look, Outputs, Runner, Settings, TaskSpec};
 
@@ -78,18 +77,14 @@ impl Workers {
     ///
     /// # Errors
     /// The job's fault; `Internal` when threads cannot be started.
-    pub fn new(comm: &Communicator, config: &EngineConfig) -> Result<Self> {
+    pub fn new(comm: &Communicator, engine: &Engine, config: &EngineConfig) -> Result<Self> {
         let comm = comm.dup()?;
         comm.set_name("queries");
         let mut threads = [0u64];
         comm.allreduce(&[config.threads as u64], &mut threads, &Op::Max)?;
-        let memory = MemorySettings {
-            budget_bytes: config.memory_bytes.unwrap_or(0) as u64,
-            spill_dir: config.spill_dir.clone().unwrap_or_else(std::env::temp_dir),
-            ..MemorySettings::default()
-        };
+        let memory = engine.governor().settings().clone();
         let settings = Settings { threads: config.threads, memory, ..Settings::default() };
-        let runner = Runner::new(&comm, settings).map_err(failed)?;
+        let runner = Runner::governed(&comm, settings, engine.governor().clone()).map_err(failed)?;
         let partitions = threads[0] as usize * comm.size() as usize;
         Ok(Workers { comm, runner, partitions })
     }
@@ -456,8 +451,10 @@ fn failed(error: DataflowError) -> ActionError {
         }
         DataflowError::Spill { .. } => DataSetError::Io(error.to_string()).into(),
         DataflowError::Memory { .. } => DataSetError::Memory(error.to_string()).into(),
-        DataflowError::Differs { our_worker, their_worker, ours, .. } => DataSetError::Query(format!(
-            "workers {our_worker} and {their_worker} plan different queries, or see different files; here {ours}"
+        DataflowError::Differs { ours, .. } => DataSetError::Query(format!(
+            "the workers do not run the same query (first seen in {}): they build it differently, see different files, or were \
+             given different tables; a table from memory is the same on every worker, and from_local takes parts of one",
+            ours.split(" (").next().unwrap_or_default()
         ))
         .into(),
         other => DataSetError::Internal(other.to_string()).into(),

@@ -16,7 +16,7 @@ use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, NestedLoopJoinExec, PartitionMode};
 use datafusion::physical_plan::repartition::RepartitionExec;
-use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, with_new_children_if_necessary};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, replace_children_if_necessary};
 
 use super::stages::collects_left;
 
@@ -82,7 +82,7 @@ fn apart(plan: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn ExecutionPl
         }
         _ => {
             let right: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(right));
-            with_new_children_if_necessary(plan, vec![left, right])?
+            replace_children_if_necessary(plan, vec![left, right])?
         }
     };
     let same = match (&before, join.output_partitioning()) {

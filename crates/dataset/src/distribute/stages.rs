@@ -19,14 +19,14 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::{
-    ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties, displayable, with_new_children_if_necessary,
+    ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties, displayable, replace_children_if_necessary,
 };
 
 use super::arrival::Arrival;
 use crate::error::{DataSetError, Result};
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 22] = [
+const APART: [&str; 23] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -40,6 +40,7 @@ const APART: [&str; 22] = [
     "HashJoinExec",
     "InterleaveExec",
     "LocalLimitExec",
+    "MapExec",
     "PartialSortExec",
     "PlaceholderRowExec",
     "ProjectionExec",
@@ -173,7 +174,7 @@ impl Stages {
             }
             _ => return unsupported(plan, "is not known to run on several workers"),
         }
-        Ok(with_new_children_if_necessary(Arc::clone(plan), inside)?)
+        Ok(replace_children_if_necessary(Arc::clone(plan), inside)?)
     }
 
     fn cut(

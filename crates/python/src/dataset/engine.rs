@@ -8,6 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3_arrow::PySchema;
 use tidemill_collective::Communicator;
+use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, Workers, expr, read, types};
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -31,7 +32,7 @@ impl QueryEngine {
         if let Some(workers) = &*workers {
             return Ok(Arc::clone(workers));
         }
-        let met = Arc::new(Workers::new(comm, &self.config)?);
+        let met = Arc::new(Workers::new(comm, &self.engine, &self.config)?);
         *workers = Some(Arc::clone(&met));
         Ok(met)
     }
@@ -47,9 +48,21 @@ pub fn byte(character: char) -> PyResult<u8> {
 
 /// A schema as pairs (name, type), or any object with `__arrow_c_schema__`.
 #[derive(FromPyObject)]
-enum GivenSchema {
+pub enum GivenSchema {
     Pairs(Vec<(String, String)>),
     Arrow(PySchema),
+}
+
+impl GivenSchema {
+    pub fn resolve(self, py: Python<'_>) -> PyResult<SchemaRef> {
+        match self {
+            GivenSchema::Arrow(schema) => Ok(schema.into_inner()),
+            GivenSchema::Pairs(pairs) => {
+                let pairs = pairs.iter().map(|(name, kind)| (name.as_str(), kind.as_str()));
+                types::schema(pairs).map_err(|error| raised(py, &error))
+            }
+        }
+    }
 }
 
 #[pymethods]
@@ -131,14 +144,7 @@ impl QueryEngine {
         newlines_in_values: bool,
         null: Option<String>,
     ) -> PyResult<NativeDataSet> {
-        let schema = match schema {
-            None => None,
-            Some(GivenSchema::Arrow(schema)) => Some(schema.into_inner()),
-            Some(GivenSchema::Pairs(pairs)) => {
-                let pairs = pairs.iter().map(|(name, kind)| (name.as_str(), kind.as_str()));
-                Some(types::schema(pairs).map_err(|error| raised(py, &error))?)
-            }
-        };
+        let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
         let format = match format {
             "csv" => Format::Csv(CsvLayout {
                 has_header: header,

@@ -1,16 +1,19 @@
 //! Lazy tables: each method adds a step, actions run them.
 
+use std::sync::Arc;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use pyo3_arrow::ffi::to_schema_pycapsule;
+use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::{ActionError, DataSet, DataSetError, Explain, How, Look, Output, To, Workers};
 
 use crate::comm::Comm;
 use crate::errors::from_collective;
 use crate::wait::detach;
 
-use super::engine::QueryEngine;
+use super::engine::{GivenSchema, QueryEngine};
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
 use super::table::NativeTable;
 use super::{finish, raised};
@@ -115,6 +118,25 @@ impl NativeDataSet {
     fn repartition(&self, py: Python<'_>, partitions: usize, by: Vec<Bound<'_, NativeExpr>>) -> PyResult<Self> {
         let by = exprs(&by);
         Self::step(py, || self.0.repartition(partitions, by))
+    }
+
+    /// What `function` makes of each batch: called with a table, it returns a list of tables with `schema`.
+    fn map_batches(&self, py: Python<'_>, name: &str, function: Py<PyAny>, schema: GivenSchema) -> PyResult<Self> {
+        let schema = schema.resolve(py)?;
+        let function = move |batch: RecordBatch| {
+            Python::attach(|py| {
+                let table = NativeTable { schema: batch.schema(), batches: vec![batch] };
+                let made = function.call1(py, (table,)).and_then(|made| {
+                    Ok(made
+                        .extract::<Vec<PyRef<'_, NativeTable>>>(py)?
+                        .iter()
+                        .flat_map(|table| table.batches.clone())
+                        .collect())
+                });
+                made.map_err(|error| told(py, &error))
+            })
+        };
+        Self::step(py, || self.0.map_batches(name, Arc::new(function), schema))
     }
 
     fn collect(&self, py: Python<'_>, engine: &QueryEngine) -> PyResult<NativeTable> {
@@ -235,4 +257,12 @@ fn together<T: Send>(
         (Err(ActionError::DataSet(error)), None) => Err(raised(py, &error)),
         (Err(ActionError::Job(error)), None) => Err(from_collective(py, &error)),
     }
+}
+
+/// An exception of a user's function, with its traceback.
+fn told(py: Python<'_>, error: &PyErr) -> String {
+    let lines =
+        py.import("traceback").and_then(|traceback| traceback.call_method1("format_exception", (error.value(py),)));
+    let text = lines.and_then(|lines| lines.extract::<Vec<String>>()).map(|lines| lines.concat());
+    text.map_or_else(|_| error.to_string(), |text| text.trim_end().to_owned())
 }

@@ -11,7 +11,7 @@ use tidemill_dataset::datafusion::arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array,
 };
 use tidemill_dataset::datafusion::arrow::buffer::Buffer;
-use tidemill_dataset::datafusion::arrow::compute::{CastOptions, cast_with_options};
+use tidemill_dataset::datafusion::arrow::compute::{CastOptions, cast_with_options, filter_record_batch};
 use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
@@ -19,6 +19,7 @@ use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
 use tidemill_dataset::datafusion::arrow::util::pretty::pretty_format_batches;
 use tidemill_dataset::types;
 
+use super::engine::GivenSchema;
 use super::{raised, value};
 
 /// Rows in memory.
@@ -33,6 +34,9 @@ impl NativeTable {
         let fields: Vec<Field> =
             columns.iter().map(|(name, array)| Field::new(name, array.data_type().clone(), true)).collect();
         let schema: SchemaRef = Schema::new(fields).into();
+        if columns.is_empty() {
+            return Ok(NativeTable { schema, batches: Vec::new() });
+        }
         let arrays = columns.into_iter().map(|(_, array)| array).collect();
         let batch = RecordBatch::try_new(schema.clone(), arrays).map_err(|error| raised(py, &error.into()))?;
         Ok(NativeTable { schema, batches: vec![batch] })
@@ -162,6 +166,50 @@ impl NativeTable {
             columns.set_item(field.name(), cells)?;
         }
         Ok(columns)
+    }
+
+    /// The same values as the types of a schema with the same columns.
+    fn cast(&self, py: Python<'_>, schema: GivenSchema) -> PyResult<Self> {
+        let schema = schema.resolve(py)?;
+        let exact = CastOptions { safe: false, ..Default::default() };
+        let cast = |batch: &RecordBatch| -> Result<RecordBatch, ArrowError> {
+            let column = |field: &Arc<Field>| {
+                let missing = || ArrowError::SchemaError(format!("there is no column {:?}", field.name()));
+                let column = batch.column_by_name(field.name()).ok_or_else(missing)?;
+                cast_with_options(column, field.data_type(), &exact)
+            };
+            RecordBatch::try_new(Arc::clone(&schema), schema.fields().iter().map(column).collect::<Result<_, _>>()?)
+        };
+        let batches = self.batches.iter().map(cast).collect::<Result<_, _>>().map_err(|e| raised(py, &e.into()))?;
+        Ok(NativeTable { schema, batches })
+    }
+
+    /// The rows that are to be kept.
+    fn filter(&self, py: Python<'_>, keep: Vec<bool>) -> PyResult<Self> {
+        let mut from = 0;
+        let kept = self.batches.iter().map(|batch| {
+            let mask = BooleanArray::from(keep[from..from + batch.num_rows()].to_vec());
+            from += batch.num_rows();
+            filter_record_batch(batch, &mask)
+        });
+        let batches = kept.collect::<Result<_, _>>().map_err(|error| raised(py, &error.into()))?;
+        Ok(NativeTable { schema: self.schema.clone(), batches })
+    }
+
+    /// For each row the structs in a column of lists, as a table.
+    fn lists(&self, column: &str) -> PyResult<Vec<NativeTable>> {
+        let mut tables = Vec::new();
+        for batch in &self.batches {
+            let lists = batch.column_by_name(column).and_then(|column| column.as_list_opt::<i32>());
+            let lists = lists.ok_or_else(|| PyKeyError::new_err(column.to_owned()))?;
+            for rows in lists.iter() {
+                let rows = rows.ok_or_else(|| PyKeyError::new_err(column.to_owned()))?;
+                let structs = rows.as_struct_opt().ok_or_else(|| PyKeyError::new_err(column.to_owned()))?;
+                let rows = RecordBatch::from(structs);
+                tables.push(NativeTable { schema: rows.schema(), batches: vec![rows] });
+            }
+        }
+        Ok(tables)
     }
 
     /// The Python values of a column.

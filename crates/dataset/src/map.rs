@@ -1,0 +1,207 @@
+//! Functions of programs as steps of a query: a table whose rows a function makes of another's, batch by batch.
+//!
+//! A table to DataFusion, so that its planner needs to know nothing of it: what lies below is planned when it is scanned, with
+//! the session of the query it is a part of. Nothing is pushed through a function that nobody can look into.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::dataframe::DataFrame;
+use datafusion::datasource::{TableType, provider_as_source};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{
+    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
+};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+    SendableRecordBatchStream,
+};
+use futures::{StreamExt, TryStreamExt};
+
+use crate::dataset::DataSet;
+use crate::error::DataSetError;
+
+/// Makes batches of a batch; an error is told with its text.
+pub type BatchFunction = Arc<dyn Fn(RecordBatch) -> std::result::Result<Vec<RecordBatch>, String> + Send + Sync>;
+
+impl DataSet {
+    /// What `function` makes of each batch of rows: any number of batches with `schema`. `name` stands for it in plans and
+    /// errors.
+    ///
+    /// # Errors
+    /// None known; what the function fails with is an error of the action.
+    pub fn map_batches(
+        &self,
+        name: &str,
+        function: BatchFunction,
+        schema: SchemaRef,
+    ) -> std::result::Result<Self, DataSetError> {
+        let (state, input) = self.frame().clone().into_parts();
+        let table = MapTable { input, function, name: name.to_owned(), schema };
+        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
+        DataSet::new(DataFrame::new(state, plan))
+    }
+}
+
+/// A function's rows, as a table.
+pub(crate) struct MapTable {
+    pub(crate) input: LogicalPlan,
+    function: BatchFunction,
+    name: String,
+    schema: SchemaRef,
+}
+
+impl fmt::Debug for MapTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MapTable").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl TableProvider for MapTable {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::View
+    }
+
+    async fn scan(
+        &self,
+        session: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _filters: &[Expr],
+        _limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = session.create_physical_plan(&self.input).await?;
+        Ok(Arc::new(MapExec::new(
+            input,
+            Arc::clone(&self.function),
+            self.name.clone(),
+            Arc::clone(&self.schema),
+            projection.cloned(),
+        )?))
+    }
+}
+
+/// Runs the function on each partition.
+struct MapExec {
+    input: Arc<dyn ExecutionPlan>,
+    function: BatchFunction,
+    name: String,
+    schema: SchemaRef,
+    projection: Option<Vec<usize>>,
+    properties: Arc<PlanProperties>,
+}
+
+impl MapExec {
+    fn new(
+        input: Arc<dyn ExecutionPlan>,
+        function: BatchFunction,
+        name: String,
+        schema: SchemaRef,
+        projection: Option<Vec<usize>>,
+    ) -> Result<Self> {
+        let projected = match &projection {
+            Some(columns) => Arc::new(schema.project(columns)?),
+            None => Arc::clone(&schema),
+        };
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(projected),
+            Partitioning::UnknownPartitioning(input.output_partitioning().partition_count()),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Ok(MapExec { input, function, name, schema, projection, properties: Arc::new(properties) })
+    }
+}
+
+impl fmt::Debug for MapExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MapExec").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for MapExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MapExec: {}", self.name)
+    }
+}
+
+impl ExecutionPlan for MapExec {
+    fn name(&self) -> &'static str {
+        "MapExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = children.pop().ok_or_else(|| DataFusionError::Internal("a map has one input".into()))?;
+        let (function, schema) = (Arc::clone(&self.function), Arc::clone(&self.schema));
+        Ok(Arc::new(MapExec::new(input, function, self.name.clone(), schema, self.projection.clone())?))
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let input = self.input.execute(partition, context)?;
+        let (function, name, schema) = (Arc::clone(&self.function), self.name.clone(), Arc::clone(&self.schema));
+        let projection = self.projection.clone();
+        let mapped = input.map(move |batch| {
+            let wrong = |text: String| DataFusionError::from(DataSetError::Data(format!("{name}: {text}")));
+            let made = function(batch?).map_err(wrong)?;
+            let made = made.into_iter().map(|batch| {
+                let batch = fitted(batch, &schema).map_err(wrong)?;
+                Ok(match &projection {
+                    Some(columns) => batch.project(columns)?,
+                    None => batch,
+                })
+            });
+            made.collect::<Result<Vec<_>>>()
+        });
+        let flat = mapped.map_ok(|made| futures::stream::iter(made.into_iter().map(Ok))).try_flatten();
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.properties.eq_properties.schema().clone(), flat)))
+    }
+}
+
+/// The batch, if it has the columns that were announced.
+fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<RecordBatch, String> {
+    let columns = |schema: &SchemaRef| {
+        let columns = schema.fields().iter().map(|field| format!("{}: {}", field.name(), field.data_type()));
+        columns.collect::<Vec<_>>().join(", ")
+    };
+    let (found, wanted) = (columns(batch.schema_ref()), columns(schema));
+    if found != wanted {
+        return Err(format!("it returned the columns {found} where {wanted} were announced"));
+    }
+    RecordBatch::try_new(Arc::clone(schema), batch.columns().to_vec()).map_err(|error| error.to_string())
+}

@@ -1,0 +1,239 @@
+"""Functions of programs as steps of a query: on batches, on rows, on groups of rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidemill._tidemill import NativeTable
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._table import Table
+
+if TYPE_CHECKING:
+    from tidemill.dataset._dataset import DataSet
+
+__all__ = ["KeyedRows", "Row", "Schema", "filter_rows", "map_batches", "map_rows", "reduce_rows"]
+
+#: A row: values by column.
+Row = dict[str, Any]
+#: Types by column, or what has ``__arrow_c_schema__``, such as a ``pyarrow.Schema``.
+Schema = Mapping[str, str] | Any
+
+#: Rows that are looked at to find out what a function returns.
+_SAMPLED_ROWS = 100
+
+
+def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | None) -> DataSet:
+    """See `DataSet.map_batches`."""
+
+    def on_table(native: NativeTable) -> list[NativeTable]:
+        import pyarrow
+
+        table = pyarrow.table(Table(native)).combine_chunks()
+        # Of no rows pyarrow makes no batches; the function still shows what it would return.
+        batches = table.to_batches() or [pyarrow.RecordBatch.from_pylist([], schema=table.schema)]
+        return [_taken(part) for batch in batches for part in _listed(function(batch))]
+
+    return _mapped(data, _name(function), on_table, schema)
+
+
+def map_rows(data: DataSet, function: Callable[[Row], Any], schema: Schema | None, several: bool) -> DataSet:
+    """See `DataSet.map` and `DataSet.flat_map`."""
+
+    def on_table(native: NativeTable) -> list[NativeTable]:
+        made = [_called(function, row) for row in Table(native).to_pylist()]
+        return [_table([row for rows in made for row in rows] if several else made, schema)]
+
+    return _mapped(data, _name(function), on_table, schema)
+
+
+def filter_rows(data: DataSet, function: Callable[[Row], object]) -> DataSet:
+    """See `DataSet.filter`."""
+
+    def on_table(native: NativeTable) -> list[NativeTable]:
+        return [native.filter([bool(_called(function, row)) for row in Table(native).to_pylist()])]
+
+    return _mapped(data, _name(function), on_table, data._native)
+
+
+def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row]) -> Row | None:
+    """See `DataSet.reduce`."""
+
+    def on_table(native: NativeTable) -> list[NativeTable]:
+        return [_table([_folded(function, Table(native).to_pylist())], data._native)]
+
+    parts = _mapped(data, _name(function), on_table, data._native).collect().to_pylist()
+    return _folded(function, parts) if parts else None
+
+
+class KeyedRows:
+    """The rows of a DataSet by the values of some columns; made by `DataSet.key_by`."""
+
+    def __init__(self, data: DataSet, keys: tuple[str, ...]) -> None:
+        self._data = data
+        self._keys = keys
+
+    def reduce(self, function: Callable[[Row, Row], Row]) -> DataSet:
+        """One row for each key: ``function(row, row)`` makes one of two, again and again, in any order.
+
+        Returns
+        -------
+        DataSet
+            The same columns.
+
+        >>> import tidemill as tm
+        >>> data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})
+        >>> longest = data.key_by("k").reduce(lambda one, two: max(one, two, key=lambda row: row["x"]))
+        >>> longest.sort("k").to_pylist()
+        [{'k': 'a', 'x': 3}, {'k': 'b', 'x': 2}]
+        """
+        keys, schema = self._keys, self._data._native
+
+        def by_key(rows: list[Row]) -> list[Row]:
+            groups: dict[tuple[Any, ...], list[Row]] = {}
+            for row in rows:
+                groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+            return [_folded(function, group) for group in groups.values()]
+
+        def on_table(native: NativeTable) -> list[NativeTable]:
+            return [_table(by_key(Table(native).to_pylist()), schema)]
+
+        # Where the rows are first, so that only one for each key and batch crosses workers.
+        reduced = _mapped(self._data, _name(function), on_table, schema)
+        whole = KeyedRows(reduced, keys)
+        return whole._apply(_name(function), lambda _key, table: [_table(by_key(table.to_pylist()), schema)], schema)
+
+    def apply(self, function: Callable[[Row, Table], Any], schema: Schema | None = None) -> DataSet:
+        """What ``function(key, table)`` makes of all rows of each key.
+
+        Parameters
+        ----------
+        function : callable
+            Called once for each key, a dict of the key columns, with a `Table` of its rows, in no order. It returns a row (a
+            dict), a list of rows, or a table that `from_arrow` takes.
+        schema : mapping of str to str, or pyarrow.Schema, optional
+            What it returns; by default found out by calling it for some keys.
+
+        >>> import tidemill as tm
+        >>> data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})
+        >>> data.key_by("k").apply(lambda key, table: {**key, "rows": len(table)}).sort("k").to_pylist()
+        [{'k': 'a', 'rows': 2}, {'k': 'b', 'rows': 1}]
+        """
+
+        def made(key: Row, table: Table) -> list[NativeTable]:
+            out = function(key, table)
+            rows = [out] if isinstance(out, Mapping) else out
+            if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+                return [_table(rows, schema)]
+            return [_taken(rows)]
+
+        return self._apply(_name(function), made, schema)
+
+    def _apply(self, name: str, made: Callable[[Row, Table], list[NativeTable]], schema: Schema | None) -> DataSet:
+        from tidemill.dataset._expr import col, lit
+        from tidemill.dataset._functions import aggregate_function
+        from tidemill.dataset._functions import function as call
+
+        inside = "tidemill rows"
+        pairs = [part for name in self._data.columns for part in (lit(name), col(name))]
+        rows = aggregate_function("array_agg", call("named_struct", *pairs)).alias(inside)
+        grouped = self._data.group_by(*self._keys).agg(rows)
+        keys = list(self._keys)
+
+        def on_table(native: NativeTable) -> list[NativeTable]:
+            columns = [native.column(key) for key in keys]
+            found = zip(*columns, strict=True)
+            done: list[NativeTable] = []
+            for values, table in zip(found, native.lists(inside), strict=True):
+                key = dict(zip(keys, values, strict=True))
+                try:
+                    done += made(key, Table(table))
+                except Exception as error:
+                    raise DataSetError(f"{name} failed on the key {key!r}: {error}") from error
+            return done
+
+        return _mapped(grouped, name, on_table, schema)
+
+
+def _mapped(
+    data: DataSet, name: str, on_table: Callable[[NativeTable], list[NativeTable]], schema: Schema | None
+) -> DataSet:
+    if schema is None:
+        schema = _sampled(data, name, on_table)
+    given = list(schema.items()) if isinstance(schema, Mapping) else schema
+    return data._step(data._native.map_batches(name, on_table, given))
+
+
+def _sampled(data: DataSet, name: str, on_table: Callable[[NativeTable], list[NativeTable]]) -> NativeTable:
+    """What the function makes of the first rows, for its schema. An action."""
+    tables = on_table(data.limit(_SAMPLED_ROWS).collect()._native)
+    found = next((table for table in tables if table.fields and table.num_rows), None)
+    if found is None:
+        raise DataSetError(f"{name} made no rows of the first {_SAMPLED_ROWS}; give schema={{...}}, as types by column")
+    unknown = [column for column, kind in found.fields if kind == "Null"]
+    if unknown:
+        raise DataSetError(
+            f"{name} made only None in {', '.join(unknown)} at first; give schema={{...}}, as types by column"
+        )
+    return found
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _called(function: Callable[[Row], Any], row: Row) -> Any:
+    try:
+        return function(row)
+    except Exception as error:
+        raise DataSetError(f"{_name(function)} failed on the row {row!r}: {error}") from error
+
+
+def _folded(function: Callable[[Row, Row], Row], rows: list[Row]) -> Row:
+    return functools.reduce(function, rows)
+
+
+def _table(rows: list[Row], schema: Schema | None) -> NativeTable:
+    """A table of rows, with the columns of `schema`, if that is given."""
+    names: Iterable[str]
+    if schema is None:
+        names = dict.fromkeys(name for row in rows for name in _checked(row))
+    else:
+        names = list(schema) if isinstance(schema, Mapping) else [name for name, _ in _fields(schema)]
+        for row in rows:
+            if set(_checked(row)) != set(names):
+                raise DataSetError(f"a row has the columns {list(row)} where {list(names)} were announced")
+    table = NativeTable.from_lists([(name, [row.get(name) for row in rows], None) for name in names])
+    if schema is None:
+        return table
+    return table.cast(list(schema.items()) if isinstance(schema, Mapping) else schema)
+
+
+def _checked(row: Any) -> Mapping[str, Any]:
+    if not isinstance(row, Mapping):
+        raise DataSetError(f"a row is a dict, not {type(row).__name__}")
+    return row
+
+
+def _fields(schema: Any) -> list[tuple[str, str]]:
+    if hasattr(schema, "fields"):
+        fields: list[tuple[str, str]] = schema.fields
+        return fields
+    return [(name, "") for name in schema.names]
+
+
+def _listed(made: Any) -> Iterable[Any]:
+    if made is None:
+        return []
+    return made if isinstance(made, list) else [made]
+
+
+def _taken(table: Any) -> NativeTable:
+    if hasattr(table, "__arrow_c_array__") and not hasattr(table, "__arrow_c_stream__"):
+        import pyarrow
+
+        table = pyarrow.Table.from_batches([pyarrow.record_batch(table)])
+    if not hasattr(table, "__arrow_c_stream__"):
+        raise DataSetError(f"it returned {type(table).__name__}, which is no table")
+    return NativeTable.take(table)

@@ -1,0 +1,133 @@
+"""Functions of programs as steps of a query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import launched
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import tidemill as tm
+from datasets import rows
+
+
+def numbers(count: int = 20_000) -> tm.DataSet:
+    return tm.from_dict({"x": list(range(count)), "k": [f"k{i % 7}" for i in range(count)]})
+
+
+def test_batches() -> None:
+    def double(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert isinstance(batch, pa.RecordBatch)
+        return pa.record_batch({"y": pc.multiply(batch["x"], 2), "k": batch["k"]})
+
+    doubled = numbers().map_batches(double)
+    assert doubled.schema == {"y": "Int64", "k": "Utf8"}
+    assert rows(doubled.select(tm.col("y").sum())) == [(2 * sum(range(20_000)),)]
+    # Only what is asked for comes out, and steps go on after it.
+    assert doubled.filter(tm.col("y") > 39_990).sort("y").to_dict()["y"] == [39_992, 39_994, 39_996, 39_998]
+    many = numbers(10).map_batches(lambda batch: [batch, None or batch.slice(0, 1)])
+    assert many.count() == 11
+    assert numbers(10).map_batches(lambda batch: None, schema={"z": "int64"}).count() == 0
+    assert numbers(10).map_batches(lambda batch: pa.Table.from_batches([batch])).count() == 10
+
+
+def test_rows() -> None:
+    assert numbers().map(lambda row: {"y": row["x"] + 0.5}).select(tm.col("y").sum()).to_dict() == {
+        "y": [sum(range(20_000)) + 10_000.0]
+    }
+    words = tm.from_dict({"line": ["a b", "", "c a a"]})
+    split = words.flat_map(lambda row: [{"word": word} for word in row["line"].split()])
+    assert rows(split.group_by("word").count()) == [("a", 3), ("b", 1), ("c", 1)]
+    assert numbers(100).filter(lambda row: row["x"] % 10 == 3, tm.col("x") < 50).sort("x").to_dict()["x"] == [
+        3,
+        13,
+        23,
+        33,
+        43,
+    ]
+    typed = numbers(3).map(lambda row: {"n": None}, schema={"n": "float32"})
+    assert typed.schema == {"n": "Float32"} and typed.to_dict() == {"n": [None] * 3}
+
+
+def test_reduce_and_keys() -> None:
+    def larger(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+        return one if one["x"] > two["x"] else two
+
+    assert numbers().reduce(larger) == {"x": 19_999, "k": "k0"}
+    assert numbers(0).filter(tm.col("x") > 0).reduce(larger) is None
+    top = rows(numbers().key_by("k").reduce(larger))
+    assert top == sorted((x, f"k{x % 7}") for x in range(19_993, 20_000))
+
+    def spread(key: dict[str, Any], table: tm.Table) -> dict[str, Any]:
+        x = table.to_dict()["x"]
+        return {**key, "least": min(x), "rows": len(table)}
+
+    applied = numbers(70).key_by("k").apply(spread)
+    assert rows(applied) == [(f"k{i}", i, 10) for i in range(7)]
+    all_rows = numbers(70).key_by("k").apply(lambda key, table: table)
+    assert rows(all_rows) == rows(numbers(70))
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (
+            lambda: numbers(10).map(lambda row: {"y": 1 // row["x"]}, {"y": "int64"}).collect(),
+            ["'x': 0", "ZeroDivisionError"],
+        ),
+        (lambda: numbers(10).map_batches(lambda batch: 3, {"y": "int64"}).collect(), ["int"]),
+        (
+            lambda: numbers(10).map_batches(lambda batch: batch, {"x": "int64"}).collect(),
+            ["returned the columns x: Int64, k: Utf8 where x: Int64 were announced"],
+        ),
+        (lambda: numbers(10).map(lambda row: {"z": 1}, {"y": "int64"}).collect(), ["['z'] where ['y']"]),
+        (lambda: numbers(10).map(lambda row: row["x"], {"y": "int64"}).collect(), ["a row is a dict, not int"]),
+        (lambda: numbers(10).map(lambda row: {"y": "a"}, {"y": "int64"}).collect(), ["'a'"]),
+        (lambda: numbers(10).map(lambda row: {"y": None}), ["only None in y"]),
+        (lambda: numbers(0).filter(tm.col("x") > 1).map(lambda row: row), ["give schema="]),
+        (lambda: numbers(9).key_by("k").apply(lambda key, table: 1 / 0, {"y": "int64"}).collect(), ["key {'k': 'k"]),
+    ],
+)
+def test_errors_say_what_failed(action: Any, words: list[str]) -> None:
+    with pytest.raises(tm.DataSetError) as caught:
+        action()
+    for word in words:
+        assert word in str(caught.value)
+
+
+PROGRAM = """
+import os, sys
+import tidemill as tm
+
+job = tm.init()
+data = tm.from_dict({"x": list(range(40_000)), "k": [i % 11 for i in range(40_000)]})
+doubled = data.map(lambda row: {"y": row["x"] * 2, "k": row["k"], "by": os.getpid()})
+assert doubled.select(tm.col("y").sum()).to_dict() == {"y": [2 * sum(range(40_000))]}
+assert len(doubled.select("by").distinct().to_pylist()) == job.size, "every worker has its share"
+assert data.key_by("k").reduce(lambda a, b: {"x": a["x"] + b["x"], "k": a["k"]}).select(tm.col("x").sum()).to_dict() == {
+    "x": [sum(range(40_000))]}
+assert data.reduce(lambda a, b: {"x": a["x"] + b["x"], "k": 0})["x"] == sum(range(40_000))
+def wrong(row):
+    if row["x"] == 39_999:
+        raise ValueError("this row")
+    return row
+try:
+    data.map(wrong).count()
+except tm.DataSetError as error:
+    text = str(error)
+assert "ValueError: this row" in text and "'x': 39999" in text and "on worker" in text, text
+assert all(one == text for one in job.comm.allgather(text))
+if job.rank == 0:
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_functions_on_several_workers(tmp_path: Path, workers: int) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(PROGRAM if workers > 1 else PROGRAM.replace(' and "on worker" in text', ""))
+    result = launched.run("run", "-n", str(workers), app)
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout.decode().split() == ["[0]", "done"]
