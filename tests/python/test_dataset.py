@@ -306,3 +306,16 @@ def test_import_is_light() -> None:
         "assert not {'pyarrow', 'pandas', 'polars'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_sample_and_describe() -> None:
+    data = tm.from_dict({"x": list(range(20_000)), "s": ["a"] * 20_000})
+    assert data.sample(0.0).count() == 0 and data.sample(1.0).count() == 20_000
+    # Six standard deviations: this does not fail by chance.
+    assert abs(data.sample(0.25).count() - 5000) < 6 * (20_000 * 0.25 * 0.75) ** 0.5
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        data.sample(2)
+    (found,) = data.describe().to_pylist()
+    assert found["column"] == "x" and found["count"] == 20_000 and found["mean"] == 9999.5
+    with pytest.raises(tm.DataSetError, match="column of numbers"):
+        data.select("s").describe()

@@ -59,7 +59,7 @@ impl DataSet {
     /// # Errors
     /// `Data` if a batch does not have the schema.
     pub fn from_batches(engine: &Engine, schema: SchemaRef, batches: &[RecordBatch]) -> Result<Self> {
-        let partitions_max = engine.context().copied_config().target_partitions();
+        let partitions_max = engine.partitions();
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
         let rows_each = rows.div_ceil(partitions_max).max(SLICE_ROWS);
         let mut partitions = vec![Vec::new()];
@@ -412,7 +412,7 @@ mod tests {
     use datafusion::logical_expr::lit;
 
     fn engine() -> Engine {
-        Engine::new(&EngineConfig { threads: 3, memory_bytes: None, spill_dir: None }).unwrap()
+        Engine::new(&EngineConfig { threads: 3, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()
     }
 
     fn numbers(engine: &Engine, rows: i64) -> DataSet {

@@ -19,9 +19,11 @@ use crate::error::{DataSetError, Result};
 /// What an engine may use of the machine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// Threads that run queries, and partitions a query is cut into; at least 1.
+    /// Threads that run queries; at least 1.
     pub threads: usize,
-    /// Bytes that sorts, joins and aggregations may hold together before they spill; `None`: no limit.
+    /// Workers of the job, each with an engine; at least 1.
+    pub workers: usize,
+    /// Memory of queries and exchanges: beyond it sorts, aggregations and exchanges spill; `None`: no limit.
     pub memory_bytes: Option<usize>,
     /// Where spilled runs go; `None`: the system's folder for temporary files.
     pub spill_dir: Option<PathBuf>,
@@ -34,6 +36,7 @@ pub struct Engine {
     threads: Handle,
     context: SessionContext,
     governor: Governor,
+    partitions: usize,
 }
 
 /// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared fairly,
@@ -127,7 +130,18 @@ impl Engine {
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
             .set_bool("datafusion.sql_parser.enable_ident_normalization", false);
         let context = SessionContext::new_with_config_rt(session, environment.build_arc()?);
-        Ok(Engine { threads: runtime.handle().clone(), runtime: Some(runtime), context, governor })
+        Ok(Engine {
+            threads: runtime.handle().clone(),
+            runtime: Some(runtime),
+            context,
+            governor,
+            partitions: config.threads * config.workers.max(1),
+        })
+    }
+
+    /// Partitions that sources are cut into: one for each thread of the job.
+    pub fn partitions(&self) -> usize {
+        self.partitions
     }
 
     /// The governor of this process's memory.
@@ -213,7 +227,7 @@ mod tests {
     use super::*;
 
     pub(crate) fn config() -> EngineConfig {
-        EngineConfig { threads: 2, memory_bytes: None, spill_dir: None }
+        EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None }
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | `map`     | functions of programs as steps                                            |
 //! | `types`   | column types by name                                                       |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
+//! | `records` | files of records of a fixed length                                        |
 //! | `sources` | which files a query reads, for its errors                                 |
 //! | `write`   | files of DataSets, all or nothing                                          |
 //! | `error`   | `DataSetError`: every message stands alone                                 |
@@ -25,6 +26,7 @@ mod join;
 mod lines;
 mod map;
 mod read;
+mod records;
 mod sources;
 pub mod types;
 mod write;
@@ -37,5 +39,6 @@ pub use error::{DataSetError, Result};
 pub use join::How;
 pub use map::BatchFunction;
 pub use read::{CsvLayout, Format, read};
+pub use records::read_records;
 pub use tidemill_dataflow::Look;
 pub use write::Output;

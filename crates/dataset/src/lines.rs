@@ -33,7 +33,7 @@ const LINE_BYTES_MAX: usize = 1 << 30;
 /// A table of all lines of `files`, in their order within each partition.
 pub(crate) fn read(engine: &Engine, files: Vec<PathBuf>, compression: FileCompressionType) -> Result<DataSet> {
     let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
-    let partitions_max = engine.context().copied_config().target_partitions();
+    let partitions_max = engine.partitions();
     let groups = if compression == FileCompressionType::UNCOMPRESSED {
         by_bytes(&files, partitions_max)?
     } else {

@@ -18,12 +18,15 @@ use datafusion::datasource::file_format::csv::CsvFormatFactory;
 use datafusion::datasource::file_format::json::JsonFormatFactory;
 use datafusion::datasource::file_format::parquet::ParquetFormatFactory;
 use datafusion::datasource::file_format::{FileFormatFactory, format_as_file_type};
+use datafusion::datasource::sink::DataSinkExec;
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::LogicalPlanBuilder;
 use datafusion::parquet::arrow::ArrowWriter;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
 use crate::dataset::DataSet;
 use crate::error::{DataSetError, Result};
+use crate::records::RecordSink;
 use crate::sources::Sources;
 
 /// What the files look like.
@@ -50,6 +53,8 @@ pub enum Output {
     },
     /// Arrow IPC files.
     Ipc,
+    /// Records of a fixed length, one file for each partition, in the order of the partitions.
+    Records,
 }
 
 impl Output {
@@ -73,6 +78,9 @@ impl Output {
                 Arc::new(ParquetFormatFactory::new_with_options(options))
             }
             Output::Ipc => Arc::new(ArrowFormatFactory::new()),
+            Output::Records => {
+                return Err(DataSetError::Unsupported("folders by the values of columns, of records".into()));
+            }
         })
     }
 }
@@ -92,12 +100,34 @@ impl DataSet {
     /// Nothing is left behind then, and an existing `dir` is as it was.
     pub async fn write(self, dir: &str, output: Output, partition_by: Vec<String>, overwrite: bool) -> Result<u64> {
         self.check_columns(&partition_by)?;
+        if matches!(output, Output::Records) && partition_by.is_empty() {
+            return self.write_records(dir, overwrite).await;
+        }
         let commit = Commit::begin(Path::new(dir), overwrite)?;
         let sources = Sources::of(self.frame());
         let copy = self.copy_to(&commit.hidden, &output, partition_by)?;
         let counts = copy.collect().await.map_err(|error| sources.name_in(error))?;
         let rows = written(&counts);
         commit.end(rows, &output, &self.schema())?;
+        Ok(rows)
+    }
+
+    async fn write_records(self, dir: &str, overwrite: bool) -> Result<u64> {
+        RecordSink::check(&self.schema())?;
+        let commit = Commit::begin(Path::new(dir), overwrite)?;
+        let sources = Sources::of(self.frame());
+        let context = Arc::new(self.frame().task_ctx());
+        let work = async {
+            let plan = self.frame().clone().create_physical_plan().await?;
+            let sinks = record_sinks(&plan, &commit.hidden, plan.output_partitioning().partition_count());
+            let written = sinks.iter().enumerate().map(|(partition, sink)| {
+                let (plan, context) = (Arc::clone(&plan), Arc::clone(&context));
+                async move { sink.sink().write_all(plan.execute(partition, Arc::clone(&context))?, &context).await }
+            });
+            futures::future::try_join_all(written).await
+        };
+        let rows = work.await.map_err(|error| sources.name_in(error))?.into_iter().sum();
+        commit.end(rows, &Output::Records, &self.schema())?;
         Ok(rows)
     }
 
@@ -115,6 +145,16 @@ impl DataSet {
         let plan = LogicalPlanBuilder::copy_to(plan, url, file_type, HashMap::new(), partition_by)?.build()?;
         Ok(DataFrame::new(state, plan))
     }
+}
+
+/// A file of records for each partition.
+pub(crate) fn record_sinks(plan: &Arc<dyn ExecutionPlan>, dir: &Path, partitions: usize) -> Vec<Arc<DataSinkExec>> {
+    let sink = |partition: usize| {
+        let file = dir.join(format!("part-{partition:05}.bin"));
+        let sink = RecordSink { file, schema: plan.schema() };
+        Arc::new(DataSinkExec::new(Arc::clone(plan), Arc::new(sink), None))
+    };
+    (0..partitions).map(sink).collect()
 }
 
 /// The sum of the counts that writers gave.
@@ -140,6 +180,7 @@ fn empty_file(dir: &Path, output: &Output, schema: &Schema) -> Result<()> {
             writer.and_then(ArrowWriter::close).map_err(DataFusionError::from)?;
         }
         Output::Ipc => FileWriter::try_new(create("empty.arrow")?, schema)?.finish()?,
+        Output::Records => drop(create("empty.bin")?),
     }
     Ok(())
 }

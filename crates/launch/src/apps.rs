@@ -13,6 +13,17 @@ pub struct App {
 /// Every application that is a subcommand of its own.
 pub const APPS: &[App] = &[
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
+    App { name: "teragen", module: "tidemill.apps.teragen", about: "Make records of 100 bytes to be sorted" },
+    App {
+        name: "terasort",
+        module: "tidemill.apps.terasort",
+        about: "Sort records of 100 bytes, larger than memory too",
+    },
+    App {
+        name: "teravalidate",
+        module: "tidemill.apps.teravalidate",
+        about: "Check that records are in order, and none is lost",
+    },
     App {
         name: "tune",
         module: "tidemill.apps.tune",

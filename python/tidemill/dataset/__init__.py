@@ -36,6 +36,7 @@ from tidemill.dataset._read import (
     read_json,
     read_npy,
     read_parquet,
+    read_records,
     read_text,
     sql,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "read_json",
     "read_npy",
     "read_parquet",
+    "read_records",
     "read_text",
     "row_number",
     "sql",

@@ -11,6 +11,7 @@ from tidemill.dataset import _map, _workers
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, sort_keys
+from tidemill.dataset._functions import count
 from tidemill.dataset._group import GroupBy
 from tidemill.dataset._map import KeyedRows, Row, Schema
 from tidemill.dataset._table import Table
@@ -115,7 +116,7 @@ class DataSet:
     def sort(
         self, by: Order, *more: str | Expr, descending: bool | Iterable[bool] = False, nulls_last: bool = True
     ) -> DataSet:
-        """Sorted rows.
+        """Sorted rows. What comes after may mix them again, but for `limit`, `filter` and a choice of columns: sort last.
 
         Parameters
         ----------
@@ -137,6 +138,20 @@ class DataSet:
     def head(self, count: int = 5) -> DataSet:
         """At most `count` rows."""
         return self.limit(count)
+
+    def sample(self, fraction: float) -> DataSet:
+        """About this fraction of the rows, each kept or not by chance; others every time.
+
+        Raises
+        ------
+        ValueError
+            If `fraction` is not within 0 and 1.
+        """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"a fraction is from 0 to 1, not {fraction}")
+        from tidemill.dataset._functions import function
+
+        return self.filter(function("random") < fraction)
 
     def distinct(self, *subset: str) -> DataSet:
         """Each different row once; with `subset`, one row, any, for each different value of those columns."""
@@ -340,6 +355,35 @@ class DataSet:
         rows: int = _workers.collect(self._native.counted()).to_dict()["rows"][0]
         return rows
 
+    def describe(self) -> Table:
+        """Count, nulls, mean, standard deviation, least and largest value of each column of numbers. An action.
+
+        Returns
+        -------
+        Table
+            A row for each column of numbers.
+
+        >>> import tidemill as tm
+        >>> tm.from_dict({"x": [1.0, 2.0, None], "s": ["a", "b", "c"]}).describe().to_pylist()
+        [{'column': 'x', 'count': 2, 'nulls': 1, 'mean': 1.5, 'std': 0.7071067811865476, 'min': 1.0, 'max': 2.0}]
+        """
+        from tidemill.dataset._expr import col
+        from tidemill.dataset._read import from_dict
+
+        numbers = [name for name, kind in self._native.fields if kind.startswith(("Int", "UInt", "Float", "Decimal"))]
+        if not numbers:
+            raise DataSetError("describe needs a column of numbers; there is none")
+        asked = {"count": "count", "mean": "mean", "std": "std", "min": "min", "max": "max"}
+        exprs = {f"{name} {which}": getattr(col(name), method)() for name in numbers for which, method in asked.items()}
+        found = self.select(rows=count(), **exprs).collect().to_pylist()[0]
+        values: dict[str, list[Any]] = {"column": numbers, "count": [found[f"{name} count"] for name in numbers]}
+        values["nulls"] = [found["rows"] - counted for counted in values["count"]]
+        for which in ("mean", "std", "min", "max"):
+            values[which] = [
+                None if found[f"{name} {which}"] is None else float(found[f"{name} {which}"]) for name in numbers
+            ]
+        return from_dict(values).collect()
+
     def show(self, count: int = 20) -> None:
         """Print at most `count` rows, on worker 0."""
         table = self.limit(count).collect(root=0)
@@ -455,6 +499,10 @@ class DataSet:
     def write_ipc(self, path: str | Path, *, partition_by: Iterable[str] = (), overwrite: bool = False) -> int:
         """Write Arrow IPC files; otherwise like `write_csv`."""
         return self._write(path, "ipc", "", partition_by, overwrite)
+
+    def write_records(self, path: str | Path, *, overwrite: bool = False) -> int:
+        """Write records of a fixed length, a file for each partition, in their order; all columns are of fixed bytes."""
+        return self._write(path, "records", "", (), overwrite)
 
     def _write(
         self,

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 
+from tidemill._job import init
 from tidemill._tidemill import QueryEngine
 from tidemill.dataset._errors import DataSetError
 
@@ -29,7 +30,8 @@ def engine() -> QueryEngine:
     if not _engines:
         with _lock:
             if not _engines:
-                _engines.append(QueryEngine(_threads(), _memory(), os.environ.get("TIDEMILL_SPILL_DIR") or None))
+                spill_dir = os.environ.get("TIDEMILL_SPILL_DIR") or None
+                _engines.append(QueryEngine(_threads(), init().size, _memory(), spill_dir))
     return _engines[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from tidemill._tidemill import NativeTable
@@ -159,6 +160,28 @@ def read_npy(path: str | os.PathLike[str], columns: Sequence[str] | None = None)
     if len(columns) != len(parts):
         raise DataSetError(f"{os.fspath(path)} has {len(parts)} columns, not {len(columns)}")
     return DataSet(engine().table(Table.from_numpy(dict(zip(columns, parts, strict=True)))._native))
+
+
+def read_records(path: Paths, columns: Mapping[str, int]) -> DataSet:
+    """Read files of records of a fixed length, without headers.
+
+    Parameters
+    ----------
+    path : path or iterable of paths
+        Files, or folders of files.
+    columns : mapping of str to int
+        The bytes of each column, in their order in a record.
+
+    Raises
+    ------
+    DataSetError
+        If there is no such file, or one does not hold whole records.
+    """
+    files: list[str] = []
+    for name in map(Path, _paths(path)):
+        inside = sorted(p for p in name.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
+        files += map(str, inside) if name.is_dir() else [str(name)]
+    return DataSet(engine().read_records(files, list(columns.items())))
 
 
 def from_arrow(table: ArrowStream) -> DataSet:

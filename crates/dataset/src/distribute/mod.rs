@@ -28,7 +28,7 @@ use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
 use futures::StreamExt;
 use tidemill_collective::{CollectiveError, Communicator, Op};
-use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
+use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Sort};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{DataflowError, Graph, Look, Outputs, Runner, Settings, TaskSpec};
 
@@ -214,6 +214,7 @@ impl Workers {
                 Carried::Partition(exchange) => graph.connect(tasks[cut.source], target, exchange),
                 Carried::Gather(exchange) => graph.connect(tasks[cut.source], target, exchange),
                 Carried::Broadcast(exchange) => graph.connect(tasks[cut.source], target, exchange),
+                Carried::Sort(exchange) => graph.connect(tasks[cut.source], target, exchange),
             };
         }
         let kept: Arc<Mutex<Vec<Vec<RecordBatch>>>> = Arc::default();
@@ -251,6 +252,7 @@ enum Carried {
     Partition(Partition),
     Gather(Gather),
     Broadcast(Broadcast),
+    Sort(Sort),
 }
 
 fn exchange(cut: &Cut, target_copies: usize) -> Carried {
@@ -270,6 +272,7 @@ fn exchange(cut: &Cut, target_copies: usize) -> Carried {
         }
         Way::Gather => Carried::Gather(Gather::to(start)),
         Way::Broadcast => Carried::Broadcast(Broadcast::default()),
+        Way::Sort(keys) => Carried::Sort(Sort::by(keys.clone())),
     }
 }
 
@@ -302,7 +305,7 @@ fn stage_task(stages: &Stages, id: usize, context: &Arc<TaskContext>, sources: &
         .collect();
     let ports: Vec<String> = arrivals.iter().map(|(number, ..)| port(*number)).collect();
     let schema = match &stage.kind {
-        Kind::Write(sink) => sink.schema(),
+        Kind::Write(sinks) => sinks[0].schema(),
         Kind::Partition | Kind::Whole => plan.schema(),
     };
     let detail = format!(
@@ -324,14 +327,17 @@ fn stage_task(stages: &Stages, id: usize, context: &Arc<TaskContext>, sources: &
                     .enumerate()
                     .for_each(|(partition, stream)| arrival.give(partition, rows(stream))),
                 Way::Broadcast => arrival.give(0, rows(input)),
-                Way::Hash(_) | Way::Turn => arrival.give(number - copies.start, rows(input)),
+                Way::Hash(_) | Way::Turn | Way::Sort(_) => arrival.give(number - copies.start, rows(input)),
             }
         }
         async move {
             let ran = match kind {
                 Kind::Partition => run_partition(plan.as_ref(), number, context, outputs).await,
                 Kind::Whole => run_whole(plan, context, outputs).await,
-                Kind::Write(sink) => write::run_sink(sink.as_ref(), plan.as_ref(), number, context, outputs).await,
+                Kind::Write(sinks) => {
+                    let sink = &sinks[number % sinks.len()];
+                    write::run_sink(sink, plan.as_ref(), number, context, outputs).await
+                }
             };
             Ok(ran.map_err(|error| sources.name_in(error))?)
         }

@@ -4,6 +4,7 @@
 //! |-----------------------------------------------|-----------------------------------------------------|
 //! | a repartitioning by hash, or in turn          | a partition exchange between two stages              |
 //! | a merge of sorted partitions, or of any       | a gather to one copy, which merges                    |
+//! | a sort of everything, at the top              | ranges, sorted by all                               |
 //! | the build side of a join that all others need | a broadcast                                         |
 //! | anything else                                 | a part of a stage, run by every copy on its partition |
 //!
@@ -13,20 +14,29 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
+use arrow::datatypes::Schema;
+use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::datasource::sink::DataSinkExec;
-use datafusion::physical_expr::PhysicalExpr;
+use datafusion::error::DataFusionError;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::{PhysicalExpr, PhysicalSortExpr};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
+use datafusion::physical_plan::streaming::StreamingTableExec;
 use datafusion::physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties, displayable, replace_children_if_necessary,
 };
+
+use tidemill_dataflow::exchange::{Exchange, Sort, SortKey};
 
 use super::arrival::Arrival;
 use crate::error::{DataSetError, Result};
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 23] = [
+const APART: [&str; 24] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -39,6 +49,7 @@ const APART: [&str; 23] = [
     "GlobalLimitExec",
     "HashJoinExec",
     "InterleaveExec",
+    "LazyMemoryExec",
     "LocalLimitExec",
     "MapExec",
     "PartialSortExec",
@@ -63,6 +74,8 @@ pub(super) enum Way {
     Gather,
     /// To all copies.
     Broadcast,
+    /// Sorted: to the copy of their range, ranges in the order of the copies.
+    Sort(Vec<SortKey>),
 }
 
 /// An edge between two stages.
@@ -89,8 +102,8 @@ pub(super) enum Kind {
     Partition,
     /// The only copy runs all partitions.
     Whole,
-    /// It writes the partition of its number into this sink, and gives the number of rows.
-    Write(Arc<DataSinkExec>),
+    /// It writes the partition of its number into its sink, and gives the number of rows: one sink for all, or one each.
+    Write(Vec<Arc<DataSinkExec>>),
 }
 
 /// A plan in pieces. The first stage gives the result.
@@ -102,16 +115,66 @@ pub(super) struct Stages {
 }
 
 impl Stages {
+    /// Whether the result is sorted over several copies.
+    pub(super) fn is_spread(&self) -> bool {
+        self.cuts.iter().any(|cut| cut.target == 0 && matches!(cut.way, Way::Sort(_)))
+    }
+}
+
+impl Stages {
     /// Cuts a plan, or leaves it whole where nobody knows how to cut it.
     pub(super) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Self> {
         let mut stages = Stages { stages: Vec::new(), cuts: Vec::new(), undivided: None };
-        match stages.stage(plan) {
-            Ok(_) => Ok(stages),
-            Err(DataSetError::Unsupported(reason)) => {
-                let whole = Stage { plan: Arc::clone(plan), copies: 1, kind: Kind::Whole };
-                Ok(Stages { stages: vec![whole], cuts: Vec::new(), undivided: Some(reason) })
-            }
+        match stages.result(plan) {
+            Ok(()) => Ok(stages),
+            Err(DataSetError::Unsupported(reason)) => Stages::undivided(plan, reason),
             Err(error) => Err(error),
+        }
+    }
+
+    /// The whole plan in one stage, but for tables whose parts lie on the workers: those are brought to it.
+    fn undivided(plan: &Arc<dyn ExecutionPlan>, reason: String) -> Result<Self> {
+        let whole = Stage { plan: Arc::clone(plan), copies: 1, kind: Kind::Whole };
+        let mut stages = Stages { stages: vec![whole], cuts: Vec::new(), undivided: Some(reason) };
+        let gathered = Arc::clone(plan).transform_up(|node| {
+            if node.downcast_ref::<StreamingTableExec>().is_none() {
+                return Ok(Transformed::no(node));
+            }
+            let arrival = stages.cut(&node, 0, 0..1, Way::Gather, node.properties());
+            Ok(Transformed::yes(arrival.map_err(DataFusionError::from)?))
+        });
+        stages.stages[0].plan = gathered?.data;
+        Ok(stages)
+    }
+
+    /// The stage that gives the result. What is sorted as a whole is sorted in ranges by all of its copies, one after the
+    /// other, and not merged by one.
+    fn result(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<()> {
+        self.stages.push(Stage { plan: Arc::clone(plan), copies: 0, kind: Kind::Partition });
+        let spread = match self.spread(plan)? {
+            Some(spread) => spread,
+            None => self.rewrite(plan, 0, 0..plan.output_partitioning().partition_count())?,
+        };
+        self.stages[0].copies = spread.output_partitioning().partition_count();
+        self.stages[0].plan = spread;
+        Ok(())
+    }
+
+    /// The plan over a sort in ranges, if it is one over a merge of sorted partitions.
+    fn spread(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        if matches!(plan.name(), "ProjectionExec" | "CooperativeExec") {
+            let Some(input) = self.spread(plan.children()[0])? else { return Ok(None) };
+            return Ok(Some(replace_children_if_necessary(Arc::clone(plan), vec![input])?));
+        }
+        let merge = plan.downcast_ref::<SortPreservingMergeExec>().filter(|merge| merge.fetch().is_none());
+        let Some(sort) = merge.and_then(|merge| merge.input().downcast_ref::<SortExec>()) else { return Ok(None) };
+        let partitions = sort.properties().output_partitioning().partition_count();
+        let keys = sort.expr().iter().map(|by| sort_key(by, &sort.schema())).collect::<Option<Vec<_>>>();
+        match keys {
+            Some(keys) if sort.fetch().is_none() && partitions > 1 => {
+                Ok(Some(self.cut(sort.input(), 0, 0..partitions, Way::Sort(keys), sort.properties())?))
+            }
+            _ => Ok(None),
         }
     }
 
@@ -164,7 +227,8 @@ impl Stages {
                 inside.push(self.cut(source, stage, copies.clone(), Way::Broadcast, properties)?);
                 inside.push(self.rewrite(children[1], stage, copies)?);
             }
-            name if APART.contains(&name) || collects_left(plan) => {
+            // Some names tell more, such as `SortExec(TopK)`.
+            name if APART.contains(&name.split('(').next().unwrap_or(name)) || collects_left(plan) => {
                 for child in children {
                     if partitions(child) != copies.len() {
                         return unsupported(plan, "changes the number of partitions");
@@ -218,8 +282,21 @@ impl Way {
             Way::Turn => "in turn".into(),
             Way::Gather => "gathered".into(),
             Way::Broadcast => "broadcast".into(),
+            Way::Sort(keys) => Sort::by(keys.clone()).describe(),
         }
     }
+}
+
+/// A column to sort by, if it is one that the exchange can name and compare.
+fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
+    let column = by.expr.downcast_ref::<Column>()?;
+    let unique = schema.fields().iter().filter(|field| field.name() == column.name()).count() == 1;
+    let key = match by.options.descending {
+        true => SortKey::descending(column.name()),
+        false => SortKey::ascending(column.name()),
+    };
+    let plain = unique && !schema.field(column.index()).data_type().is_nested();
+    plain.then(|| key.nulls_first(by.options.nulls_first))
 }
 
 /// Whether a join holds all of its left side in memory, once for all partitions of its right side.

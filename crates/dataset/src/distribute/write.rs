@@ -17,14 +17,16 @@ use super::{ActionError, To, Workers};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
+use crate::records::RecordSink;
 use crate::sources::Sources;
-use crate::write::{Commit, Output, written};
+use crate::write::{Commit, Output, record_sinks, written};
 
 impl Workers {
     /// [`DataSet::write`] by all workers. Collective.
     ///
     /// # Errors
     /// As for [`DataSet::write`], the same on every worker.
+    #[expect(clippy::too_many_arguments, reason = "those of DataSet::write, and where and how to run it")]
     pub fn write(
         &self,
         engine: &Engine,
@@ -58,7 +60,11 @@ impl Workers {
         partition_by: Vec<String>,
         look: Look<'_>,
     ) -> std::result::Result<u64, ActionError> {
-        let seen = if hidden.is_dir() {
+        let by_folders = !partition_by.is_empty();
+        let records = matches!(output, Output::Records) && !by_folders;
+        let seen = if hidden.is_dir() && records {
+            RecordSink::check(&set.schema()).map(|()| set.clone())
+        } else if hidden.is_dir() {
             set.copy_to(hidden, output, partition_by).and_then(DataSet::new)
         } else {
             let hidden = hidden.display();
@@ -71,24 +77,54 @@ impl Workers {
         let prepared = self.prepare(engine, &copy, &sources)?;
         let context = prepared.state.task_ctx();
         let plan = self.resolve(prepared.plan, &context, &sources, look)?;
-        let stages = match plan.downcast_ref::<DataSinkExec>() {
-            Some(sink) => {
-                // Files take rows in any order, so what was gathered for one writer goes to many.
-                let input = match sink.input().downcast_ref::<CoalescePartitionsExec>() {
-                    Some(gather) => gather.input(),
-                    None => sink.input(),
-                };
-                let mut stages = Stages::of(input)?;
-                if stages.undivided.is_none() {
-                    stages.stages[0].kind = Kind::Write(Arc::new(sink.clone()));
-                    stages
-                } else {
-                    Stages::of(&plan)?
-                }
+        let mut stages = Stages::of(&plan)?;
+        if records {
+            if stages.undivided.is_some() {
+                let first = &mut stages.stages[0];
+                first.plan = Arc::new(CoalescePartitionsExec::new(Arc::clone(&first.plan)));
             }
-            None => Stages::of(&plan)?,
-        };
+            let copies = stages.stages[0].copies;
+            stages.stages[0].kind = Kind::Write(record_sinks(&stages.stages[0].plan, hidden, copies));
+        } else if let Some(sink) = plan.downcast_ref::<DataSinkExec>() {
+            // Files take rows in any order, so what was gathered for one writer goes to many.
+            let input = match sink.input().downcast_ref::<CoalescePartitionsExec>() {
+                Some(gather) => gather.input(),
+                None => sink.input(),
+            };
+            let divided = Stages::of(input)?;
+            if divided.undivided.is_none() && !(divided.is_spread() && by_folders) {
+                stages = divided;
+                let sinks = match stages.is_spread() {
+                    // Ranges of a sorted whole are read again in their order, which is that of the files' paths.
+                    true => self.ordered_sinks(engine, set, hidden, output, stages.stages[0].copies, &sources)?,
+                    false => vec![Arc::new(sink.clone())],
+                };
+                stages.stages[0].kind = Kind::Write(sinks);
+            }
+        }
         Ok(written(&self.run(stages, To::All, &context, &sources, look)?))
+    }
+
+    /// A sink for each copy, in a folder of its own.
+    fn ordered_sinks(
+        &self,
+        engine: &Engine,
+        set: &DataSet,
+        hidden: &Path,
+        output: &Output,
+        copies: usize,
+        sources: &Sources,
+    ) -> std::result::Result<Vec<Arc<DataSinkExec>>, ActionError> {
+        let sink = |copy: usize| {
+            let dir = hidden.join(format!("part-{copy:05}"));
+            let made = set.copy_to(&dir, output, Vec::new()).and_then(DataSet::new);
+            let prepared = self.prepare(engine, &self.agree(made)?, sources)?;
+            match prepared.plan.downcast_ref::<DataSinkExec>() {
+                Some(sink) => Ok(Arc::new(sink.clone())),
+                None => Err(DataSetError::Internal("a query that writes has no sink".into()).into()),
+            }
+        };
+        (0..copies).map(sink).collect()
     }
 }
 

@@ -9,7 +9,9 @@ use pyo3::prelude::*;
 use pyo3_arrow::PySchema;
 use tidemill_collective::Communicator;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
-use tidemill_dataset::{ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, Workers, expr, read, types};
+use tidemill_dataset::{
+    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, Workers, expr, read, read_records, types,
+};
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
 use super::frame::NativeDataSet;
@@ -68,9 +70,15 @@ impl GivenSchema {
 #[pymethods]
 impl QueryEngine {
     #[new]
-    #[pyo3(signature = (threads, memory_bytes = None, spill_dir = None))]
-    fn new(py: Python<'_>, threads: usize, memory_bytes: Option<usize>, spill_dir: Option<PathBuf>) -> PyResult<Self> {
-        let config = EngineConfig { threads, memory_bytes, spill_dir };
+    #[pyo3(signature = (threads, workers, memory_bytes = None, spill_dir = None))]
+    fn new(
+        py: Python<'_>,
+        threads: usize,
+        workers: usize,
+        memory_bytes: Option<usize>,
+        spill_dir: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let config = EngineConfig { threads, workers, memory_bytes, spill_dir };
         let engine = py.detach(|| Engine::new(&config)).map_err(|error| raised(py, &error))?;
         Ok(QueryEngine { engine: Arc::new(engine), config, workers: Mutex::default() })
     }
@@ -106,6 +114,17 @@ impl QueryEngine {
 
     fn table(&self, py: Python<'_>, table: &NativeTable) -> PyResult<NativeDataSet> {
         let made = DataSet::from_batches(&self.engine, table.schema.clone(), &table.batches);
+        made.map(NativeDataSet).map_err(|error| raised(py, &error))
+    }
+
+    /// Files of records; columns are names and bytes.
+    fn read_records(
+        &self,
+        py: Python<'_>,
+        files: Vec<PathBuf>,
+        columns: Vec<(String, i32)>,
+    ) -> PyResult<NativeDataSet> {
+        let made = read_records(&self.engine, &files, &columns);
         made.map(NativeDataSet).map_err(|error| raised(py, &error))
     }
 

@@ -179,7 +179,7 @@ impl NativeDataSet {
         finish(py, engine.engine.start(self.0.clone().explain(how)))
     }
 
-    /// Writes into a folder; `format` is `csv`, `json`, `parquet` or `ipc`. With `comm` by all of its workers; collective.
+    /// Writes into a folder; `format` is `csv`, `json`, `parquet`, `ipc` or `records`. With `comm` by all of its workers; collective.
     #[pyo3(signature = (engine, comm, dir, format, *, compression, partition_by, overwrite, delimiter = ',', header = true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn write(
@@ -199,6 +199,7 @@ impl NativeDataSet {
             "csv" => Output::Csv { delimiter: super::engine::byte(delimiter)?, has_header: header, compression },
             "json" => Output::Json { compression },
             "parquet" => Output::Parquet { compression },
+            "records" => Output::Records,
             _ => Output::Ipc,
         };
         let set = self.0.clone();

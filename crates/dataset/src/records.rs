@@ -1,0 +1,201 @@
+//! Files of records of a fixed length, without headers: each column is the same bytes of every record.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, FixedSizeBinaryArray};
+use arrow::buffer::Buffer;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::record_batch::RecordBatch;
+use async_trait::async_trait;
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::datasource::sink::DataSink;
+use datafusion::error::DataFusionError;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
+use datafusion::physical_plan::streaming::PartitionStream;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
+use futures::StreamExt;
+
+use crate::dataset::DataSet;
+use crate::engine::Engine;
+use crate::error::{DataSetError, Result};
+
+/// Records of a batch: DataFusion's own batch size.
+const BATCH_RECORDS: u64 = 8192;
+
+/// A table of all records of `files`; `columns` are names and bytes, in their order in a record.
+///
+/// # Errors
+/// `Query` for no columns or one without bytes; `Io`; `Data` for a file that does not hold whole records.
+pub fn read_records(engine: &Engine, files: &[PathBuf], columns: &[(String, i32)]) -> Result<DataSet> {
+    if columns.is_empty() || columns.iter().any(|&(_, bytes)| bytes <= 0) {
+        return Err(DataSetError::Query("a record has at least one column, and each of at least one byte".into()));
+    }
+    let fields = columns.iter().map(|(name, bytes)| Field::new(name, DataType::FixedSizeBinary(*bytes), false));
+    let schema: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+    let width: u64 = columns.iter().map(|&(_, bytes)| bytes as u64).sum();
+    let mut records = Vec::new();
+    for file in files {
+        let bytes = std::fs::metadata(file).map_err(|error| io(file, &error))?.len();
+        if bytes % width != 0 {
+            return Err(DataSetError::Data(format!(
+                "{} has {bytes} bytes: it does not hold records of {width} bytes",
+                file.display()
+            )));
+        }
+        records.push(bytes / width);
+    }
+    let each = records.iter().sum::<u64>().div_ceil(engine.partitions() as u64).max(BATCH_RECORDS);
+    let mut groups = vec![Vec::new()];
+    let mut left = each;
+    for (file, &count) in files.iter().zip(&records) {
+        let mut start = 0;
+        while start < count {
+            if left == 0 {
+                groups.push(Vec::new());
+                left = each;
+            }
+            let end = count.min(start + left);
+            groups.last_mut().expect("never empty").push(Piece { file: file.clone(), start, end });
+            left -= end - start;
+            start = end;
+        }
+    }
+    let part = |pieces| -> Arc<dyn PartitionStream> {
+        Arc::new(Records { schema: SchemaRef::clone(&schema), pieces, width: width as usize })
+    };
+    let table = StreamingTable::try_new(SchemaRef::clone(&schema), groups.into_iter().map(part).collect())?;
+    DataSet::new(engine.context().read_table(Arc::new(table))?)
+}
+
+/// Records `start..end` of a file.
+#[derive(Debug, Clone)]
+struct Piece {
+    file: PathBuf,
+    start: u64,
+    end: u64,
+}
+
+#[derive(Debug)]
+struct Records {
+    schema: SchemaRef,
+    pieces: Vec<Piece>,
+    width: usize,
+}
+
+impl PartitionStream for Records {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        // Two batches ahead: reading goes on while one is worked on, and no further.
+        let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
+        let sender = builder.tx();
+        let (schema, pieces, width) = (Arc::clone(&self.schema), self.pieces.clone(), self.width);
+        builder.spawn_blocking(move || {
+            for piece in pieces {
+                let failed = |error: std::io::Error| DataFusionError::from(io(&piece.file, &error));
+                let mut file = File::open(&piece.file).map_err(failed)?;
+                file.seek(SeekFrom::Start(piece.start * width as u64)).map_err(failed)?;
+                let mut at = piece.start;
+                while at < piece.end {
+                    let count = BATCH_RECORDS.min(piece.end - at);
+                    let mut block = vec![0; count as usize * width];
+                    file.read_exact(&mut block).map_err(failed)?;
+                    at += count;
+                    if sender.blocking_send(Ok(columns(&block, width, &schema)?)).is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        });
+        builder.build()
+    }
+}
+
+fn columns(block: &[u8], width: usize, schema: &SchemaRef) -> datafusion::error::Result<RecordBatch> {
+    let mut from = 0;
+    let column = |field: &Arc<Field>| -> datafusion::error::Result<ArrayRef> {
+        let DataType::FixedSizeBinary(bytes) = field.data_type() else { unreachable!("made so by read_records") };
+        let to = from + *bytes as usize;
+        let mut values = Vec::with_capacity(block.len() / width * (to - from));
+        block.chunks_exact(width).for_each(|record| values.extend_from_slice(&record[from..to]));
+        from = to;
+        Ok(Arc::new(FixedSizeBinaryArray::try_new(*bytes, Buffer::from_vec(values), None)?))
+    };
+    let columns: datafusion::error::Result<_> = schema.fields().iter().map(column).collect();
+    Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns?)?)
+}
+
+/// Writes records into one file.
+#[derive(Debug)]
+pub(crate) struct RecordSink {
+    pub(crate) file: PathBuf,
+    pub(crate) schema: SchemaRef,
+}
+
+impl RecordSink {
+    /// Whether these columns make records.
+    pub(crate) fn check(schema: &Schema) -> Result<()> {
+        let fixed = |field: &&Arc<Field>| !matches!(field.data_type(), DataType::FixedSizeBinary(_));
+        match schema.fields().iter().find(fixed) {
+            None => Ok(()),
+            Some(field) => Err(DataSetError::Query(format!(
+                "records are of columns of a fixed number of bytes; {:?} is {}",
+                field.name(),
+                field.data_type()
+            ))),
+        }
+    }
+}
+
+impl DisplayAs for RecordSink {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecordSink: {}", self.file.display())
+    }
+}
+
+#[async_trait]
+impl DataSink for RecordSink {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    async fn write_all(
+        &self,
+        mut data: SendableRecordBatchStream,
+        _: &Arc<TaskContext>,
+    ) -> datafusion::error::Result<u64> {
+        let failed = |error: std::io::Error| DataFusionError::from(io(&self.file, &error));
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(&self.file).map_err(failed)?);
+        let mut rows = 0;
+        let mut block = Vec::new();
+        while let Some(batch) = data.next().await {
+            let batch = batch?;
+            let columns: Vec<&FixedSizeBinaryArray> =
+                batch.columns().iter().map(|column| column.as_fixed_size_binary()).collect();
+            if let Some(at) = columns.iter().position(|column| column.null_count() > 0) {
+                let name = batch.schema().field(at).name().clone();
+                return Err(DataSetError::Data(format!("a record cannot hold a null of {name:?}")).into());
+            }
+            block.clear();
+            for row in 0..batch.num_rows() {
+                columns.iter().for_each(|column| block.extend_from_slice(column.value(row)));
+            }
+            file.write_all(&block).map_err(failed)?;
+            rows += batch.num_rows() as u64;
+        }
+        file.flush().map_err(failed)?;
+        Ok(rows)
+    }
+}
+
+fn io(file: &Path, error: &std::io::Error) -> DataSetError {
+    DataSetError::Io(format!("{}: {error}", file.display()))
+}

@@ -1,0 +1,47 @@
+"""``tidemill teragen``: make records for ``tidemill terasort``, a file on each worker's behalf."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import tidemill as tm
+from tidemill.apps import _tera
+from tidemill.apps._arguments import Parser
+
+__all__ = ["main"]
+
+#: Records made at a time.
+_BLOCK = 100_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = Parser(prog="tidemill teragen", description="Make random records of 100 bytes, on all workers of the job.")
+    parser.add_argument("folder", type=Path, help="where to; must not exist")
+    parser.add_argument("--records", type=int, required=True, metavar="N", help="how many; ten million are a gigabyte")
+    parser.add_argument("--seed", type=int, default=0, help="another seed makes other records (default %(default)s)")
+    options = parser.parse_args(argv)
+    if options.records < 0:
+        parser.error("--records cannot be negative")
+    job = tm.init()
+    if job.comm.bcast(options.folder.exists() if job.rank == 0 else None):
+        parser.error(f"{options.folder} exists")
+    started = time.perf_counter()
+    if job.rank == 0:
+        options.folder.mkdir(parents=True)
+    job.comm.barrier()
+    start, end = (options.records * rank // job.size for rank in (job.rank, job.rank + 1))
+    with (options.folder / f"part-{job.rank:05}.bin").open("wb") as file:
+        for at in range(start, end, _BLOCK):
+            _tera.records(at, min(_BLOCK, end - at), options.seed).tofile(file)
+    job.comm.barrier()
+    if job.rank == 0:
+        seconds = time.perf_counter() - started
+        print(f"{options.records:,} records in {job.size} files in {options.folder}, {seconds:.2f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,61 @@
+"""``tidemill teragen``, ``terasort`` and ``teravalidate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import launched
+import pytest
+
+
+def tidemill(*args: str | Path) -> str:
+    result = launched.run(*args)
+    assert result.returncode == 0, result.stderr.decode()
+    return result.stdout.decode()
+
+
+def seen(folder: Path, workers: int) -> tuple[str, str]:
+    """Records with their checksum, and the verdict."""
+    words = tidemill("teravalidate", "-n", str(workers), "--no-prefix", folder).strip().split(", ")
+    return words[0].split(" in ")[0] + words[1], words[2]
+
+
+def test_the_same_records_however_many_workers_make_them(tmp_path: Path) -> None:
+    for workers in (1, 3):
+        tidemill("teragen", "-n", str(workers), "--records", "10000", tmp_path / str(workers))
+    whole = [b"".join(path.read_bytes() for path in sorted((tmp_path / n).iterdir())) for n in ("1", "3")]
+    assert whole[0] == whole[1]
+    assert len(whole[0]) == 1_000_000
+
+
+@pytest.mark.parametrize(("workers", "memory"), [(1, None), (2, None), (3, "32MiB")])
+def test_sorted_and_complete(tmp_path: Path, workers: int, memory: str | None) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    records = 600_000 if memory else 50_000
+    tidemill("teragen", "-n", "2", "--records", str(records), tmp_path / "in")
+    before, verdict = seen(tmp_path / "in", 2)
+    assert "a larger one" in verdict
+    bound = ["--memory", memory, "--spill-dir", spill] if memory else []
+    said = tidemill("terasort", "-n", str(workers), *bound, tmp_path / "in", tmp_path / "out")
+    assert f"{records:,} records sorted" in said
+    after, verdict = seen(tmp_path / "out", 2)
+    assert (after, verdict) == (before, "in order")
+    data = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").iterdir()))
+    keys = [data[at : at + 10] for at in range(0, len(data), 100)]
+    assert keys == sorted(keys)
+    assert list(spill.iterdir()) == []
+
+
+def test_wrong_input(tmp_path: Path) -> None:
+    (tmp_path / "short.bin").write_bytes(b"x" * 150)
+    result = launched.run("terasort", "-n", "2", tmp_path / "short.bin", tmp_path / "out")
+    assert result.returncode == 2
+    assert b"does not hold records of 100 bytes" in result.stderr
+    result = launched.run("teravalidate", tmp_path / "short.bin")
+    assert result.returncode == 2
+    assert b"ends within a record" in result.stderr
+    result = launched.run("terasort", tmp_path / "none", tmp_path / "out")
+    assert result.returncode == 2
+    assert b"none" in result.stderr
+    assert not (tmp_path / "out").exists()
