@@ -13,6 +13,7 @@ pub struct App {
 /// Every application that is a subcommand of its own.
 pub const APPS: &[App] = &[
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
+    App { name: "tpch", module: "tidemill.apps.tpch", about: "Run the queries of TPC-H" },
     App {
         name: "tune",
         module: "tidemill.apps.tune",
