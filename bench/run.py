@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import comm, kmeans, machine, report
+from harness import comm, dataset, kmeans, machine, report
 from harness.systems import BENCH, SYSTEMS
 
 COMM_PLANS = {
@@ -63,14 +63,16 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--tiny", dest="setting", action="store_const", const="tiny", help="a few seconds, Tidemill alone"
     )
     parser.set_defaults(setting="full")
-    parser.add_argument("--only", choices=("comm", "kmeans"), help="one of the two benchmarks")
+    parser.add_argument("--only", choices=("comm", "kmeans", "dataset"), help="one of the benchmarks")
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
     parser.add_argument("--transports", type=names, help="shm, tcp or both (shm,tcp)")
     parser.add_argument("--operations", type=names, help="a subset of " + ",".join(comm.OPERATIONS))
     parser.add_argument("--sizes", type=numbers, help="message sizes in bytes, multiples of 8")
     parser.add_argument("--systems", type=names, help="a subset of the systems; by default all that are installed")
     parser.add_argument(
-        "--cases", type=names, help="k-means cases by a part of their name, such as k1000-float32,x100-"
+        "--cases",
+        type=names,
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join",
     )
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
     parser.add_argument(
@@ -111,10 +113,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         say(
             f"the load average is {results['machine']['load_at_start']:.1f}: other programs are running, times will be noisy"
         )
-    if options.only != "kmeans":
+    if options.only in (None, "comm"):
         results["comm"] = comm.measure(comm_plan(options), say)
-    if options.only != "comm":
+    if options.only in (None, "kmeans"):
         results["kmeans"] = kmeans.measure(options.setting, options.systems, options.cases, options.rounds, say)
+    if options.only in (None, "dataset"):
+        results["dataset"] = dataset.measure(options.setting, options.systems, options.cases, options.rounds, say)
     return results
 
 
@@ -166,7 +170,8 @@ def any_measured(results: dict[str, Any]) -> bool:
         times for c in results.get("comm", {}).get("configurations", []) for times in c["samples_s"].values()
     ]
     kmeans_cases = [case["fit_s"] for case in results.get("kmeans", {}).get("cases", [])]
-    return any(comm_points) or any(kmeans_cases)
+    dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
+    return any(comm_points) or any(kmeans_cases) or any(dataset_cases)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #   .peers/openmpi   mpi4py built from source against Debian's Open MPI 4.1
 #   .peers/mpich     mpi4py built from source against Debian's MPICH 4.0
 #   .peers/ml        scikit-learn and faiss-cpu
+#   .peers/tables    Polars and DuckDB
 #   .peers/bin       our small C+MPI Lloyd, built with Open MPI, in float32 and float64
 #
 # The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
@@ -70,6 +71,7 @@ for mpi in openmpi mpich; do
         --no-cache-dir --no-binary mpi4py "$numpy" "mpi4py==$mpi4py_version"
 done
 make_env ml "$numpy scikit-learn faiss-cpu" "$numpy" scikit-learn faiss-cpu threadpoolctl
+make_env tables "$numpy polars duckdb pyarrow" "$numpy" polars duckdb pyarrow
 
 # --- C + MPI ---------------------------------------------------------------------------------------------------------
 mkdir -p "$peers/bin"
@@ -87,4 +89,5 @@ root_flag=(); [ "$(id -u)" -ne 0 ] || root_flag=(--allow-run-as-root)
 say "$(mpirun.openmpi "${root_flag[@]}" --oversubscribe -n 2 "$peers/openmpi/bin/python" -c "$check")"
 say "$(mpiexec.hydra -n 2 "$peers/mpich/bin/python" -c "$check")"
 say "$("$peers/ml/bin/python" -c 'import sklearn, faiss; print("scikit-learn", sklearn.__version__ + ", faiss", faiss.__version__)')"
+say "$("$peers/tables/bin/python" -c 'import duckdb, polars; print("Polars", polars.__version__ + ", DuckDB", duckdb.__version__)')"
 say "done"

@@ -6,11 +6,7 @@ reference computation here checks on a sample of the rows, so that nobody wins b
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .comm import SystemFailed, rotated
+from .once import run_once
 from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch
 
 WORKER = str(BENCH / "harness" / "kmeans_worker.py")
@@ -121,31 +118,6 @@ def missing(system: str) -> str | None:
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
-def run_once(system: str, case: Case, files: dict[str, Path], setting: Setting) -> dict[str, float]:
-    """Starts one process group, waits for it, and returns the times it printed."""
-    command = launch(system, case, files, setting.iterations)
-    process = subprocess.Popen(
-        command.argv,
-        env=command.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=setting.timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise SystemFailed(f"took longer than {setting.timeout_s:.0f} s") from None
-    for line in output.splitlines():
-        if '{"fit_s"' in line:  # Tidemill puts the rank in front
-            found: dict[str, float] = json.loads(line[line.index("{") :])
-            return found
-    raise SystemFailed(" | ".join(output.strip().splitlines()[-3:]) or f"exit code {process.returncode}, no output")
-
-
 def inertia(rows: Any, centres: Any) -> float:
     """Sum of squared distances to the nearest centre, in float64."""
     rows, centres = rows.astype(np.float64), centres.astype(np.float64)
@@ -200,7 +172,7 @@ def measure_case(
     for number in range(rounds):
         for system in rotated(list(left), number):
             try:
-                times = run_once(system, case, files, setting)
+                times = run_once(launch(system, case, files, setting.iterations), "fit_s", setting.timeout_s)
             except SystemFailed as error:
                 failures[system] = str(error)
                 left.remove(system)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .systems import BENCH, PEERS
 
-ML_PACKAGES = ("numpy", "scikit-learn", "faiss-cpu", "mpi4py")
+PACKAGES = ("numpy", "scikit-learn", "faiss-cpu", "mpi4py", "polars", "duckdb")
 
 
 def describe() -> dict[str, Any]:
@@ -26,7 +26,7 @@ def describe() -> dict[str, Any]:
         "virtual": "hypervisor" in cpu.get("flags", "").split(),
         "python": platform.python_version(),
         "versions": {"tidemill": version("tidemill"), "numpy": version("numpy")},
-        "peer_versions": {env: peer_versions(env) for env in ("openmpi", "mpich", "ml")},
+        "peer_versions": {env: peer_versions(env) for env in ("openmpi", "mpich", "ml", "tables")},
         "commit": commit(),
         "load_at_start": os.getloadavg()[0],
     }
@@ -66,7 +66,7 @@ def version(package: str) -> str:
 def peer_versions(env: str) -> dict[str, str]:
     site_packages = [str(path) for path in (PEERS / env).glob("lib/python*/site-packages")]
     found = {d.metadata["Name"]: d.version for d in metadata.distributions(path=site_packages)} if site_packages else {}
-    return {name: found[name] for name in ML_PACKAGES if name in found}
+    return {name: found[name] for name in PACKAGES if name in found}
 
 
 def commit() -> str:

@@ -207,6 +207,34 @@ def kmeans_section(kmeans: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+# --- DataSets --------------------------------------------------------------------------------------------------------
+def dataset_section(dataset: dict[str, Any]) -> str:
+    parts = ["## DataSets", ""]
+    parts += [
+        f"Seconds from the files to the answer in memory, median of {dataset['rounds']} rounds; the ratio is to the fastest peer.",
+        "",
+    ]
+    for case in dataset["cases"]:
+        peers = [name for name in case["query_s"] if not name.startswith(OURS)]
+        rows = []
+        for name in sorted(case["query_s"], key=order):
+            found = ratio({**case["query_s"], OURS: case["query_s"][name]}, peers) if name.startswith(OURS) else None
+            verdict = f"{found[0]:.2f} {found[1]}" if found else ""
+            rows.append([name, cell(case["query_s"], name), f"±{spread(case['query_s'][name]):.0%}", verdict])
+        same = len(set(case["digests"].values())) <= 1
+        parts += [
+            f"### {case['query']}, {case['rows']:,} rows, {case['groups']:,} groups",
+            "",
+            table(["system", "query", "spread", "ratio"], rows),
+            "",
+            "All answers are the same." if same else f"Answers differ: {case['digests']}.",
+            "",
+        ]
+        parts += [f"- {name}: {why}" for name, why in case["failures"].items()]
+        parts += [""] if case["failures"] else []
+    return "\n".join(parts)
+
+
 # --- the whole -------------------------------------------------------------------------------------------------------
 def markdown(results: dict[str, Any]) -> str:
     machine = results["machine"]
@@ -231,6 +259,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(comm_section(results["comm"]))
     if "kmeans" in results:
         parts.append(kmeans_section(results["kmeans"]))
+    if "dataset" in results:
+        parts.append(dataset_section(results["dataset"]))
     return "\n".join(parts).rstrip() + "\n"
 
 

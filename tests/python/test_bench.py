@@ -13,7 +13,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from harness import comm, kmeans, report  # noqa: E402
+from harness import comm, dataset, kmeans, report  # noqa: E402
 
 
 # --- the whole, on Tidemill alone ------------------------------------------------------------------------------------
@@ -46,6 +46,17 @@ def test_tiny_run_fits_k_means_both_ways(tiny: Path) -> None:
         assert set(case["fit_s"]) == set(kmeans.OURS)
         first, second = (case["inertia"][name] for name in kmeans.OURS)
         assert first == pytest.approx(second, rel=1e-3)
+
+
+def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
+    """Two workers of one thread and one of two must give the same answer, and one with rows."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    assert [case["query"] for case in results["dataset"]["cases"]] == ["group", "join", "words"]
+    for case in results["dataset"]["cases"]:
+        assert case["failures"] == {}
+        assert set(case["query_s"]) == set(dataset.OURS)
+        (digest,) = set(case["digests"].values())
+        assert int(digest.split()[0]) >= 10
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
@@ -118,6 +129,20 @@ def test_k_means_ratio_is_the_worse_of_whole_and_further() -> None:
         "further_s": {"tidemill-2x1": [1.0], "c-mpi": [4.0], "faiss": [2.0]},
     }
     assert report.kmeans_ratios(case) == {"tidemill-2x1": (pytest.approx(0.75), "c-mpi")}
+
+
+def test_data_sets_are_judged_by_the_fastest_peer_and_a_different_answer_is_told() -> None:
+    case = {
+        "query": "join",
+        "rows": 1000,
+        "groups": 10,
+        "query_s": {"tidemill-2x1": [3.0], "tidemill-1x2": [1.0], "polars": [2.0], "duckdb": [5.0]},
+        "digests": {"tidemill-2x1": "10 a", "polars": "10 a", "duckdb": "9 b"},
+        "failures": {"polars-streaming": "took longer than 1 s"},
+    }
+    text = report.dataset_section({"rounds": 1, "cases": [case]})
+    assert "1.50 polars" in text and "0.50 polars" in text and "1,000 rows, 10 groups" in text
+    assert "Answers differ" in text and "- polars-streaming: took longer" in text
 
 
 def test_turns_rotate() -> None:

@@ -237,6 +237,8 @@ def test_explain(data: tm.DataSet) -> None:
 def test_show_and_repr(capsys: pytest.CaptureFixture[str], data: tm.DataSet) -> None:
     tm.from_dict({"name": ["x", None]}).show()
     assert capsys.readouterr().out == "+------+\n| name |\n+------+\n| x    |\n|      |\n+------+\n"
+    data.show(25)
+    assert len(capsys.readouterr().out.splitlines()) == 25 + 4
     assert repr(data) == "<DataSet k: Utf8, x: Int64>"
     assert repr(data.collect()).endswith(f"... {len(KEYS) - 20} more rows")
 

@@ -24,6 +24,7 @@ pub const APPS: &[App] = &[
         module: "tidemill.apps.teravalidate",
         about: "Check that records are in order, and none is lost",
     },
+    App { name: "tpch", module: "tidemill.apps.tpch", about: "Run the queries of TPC-H" },
     App {
         name: "tune",
         module: "tidemill.apps.tune",

@@ -390,7 +390,7 @@ class DataSet:
         from tidemill._job import current_rank
 
         if current_rank() == 0:
-            print(table)
+            print(table._native.format())
 
     def explain(self, how: Literal["logical", "optimized", "physical", "analyze"] = "physical") -> str:
         """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told."""
