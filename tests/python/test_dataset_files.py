@@ -210,3 +210,28 @@ def test_sql_reads_files(data: tm.DataSet, tmp_path: Path) -> None:
     data.write_parquet(tmp_path / "out.parquet")
     file = next((tmp_path / "out.parquet").iterdir())
     assert tm.sql(f"select n from '{file}' where n > 1").to_dict() == {"n": [3]}
+
+
+def test_sorted_rows_are_written_in_their_order(tmp_path: Path) -> None:
+    data = tm.from_dict({"x": [(i * 7919) % 100_003 for i in range(100_000)]}).sort("x")
+    data.write_csv(tmp_path / "out")
+    lines = [line for path in sorted((tmp_path / "out").rglob("*.csv")) for line in path.read_text().split()[1:]]
+    assert [int(line) for line in lines] == data.to_dict()["x"] == sorted(map(int, lines))
+
+
+def test_records(tmp_path: Path) -> None:
+    raw = bytes(range(256)) * 30
+    (tmp_path / "a.bin").write_bytes(raw)
+    (tmp_path / "b.bin").write_bytes(raw[:12])
+    data = tm.read_records(tmp_path, {"key": 2, "rest": 4})
+    assert data.schema == {"key": "FixedSizeBinary(2)", "rest": "FixedSizeBinary(4)"}
+    found = data.sort("key", "rest").to_pylist()
+    whole = raw + raw[:12]
+    assert [row["key"] + row["rest"] for row in found] == sorted(whole[at : at + 6] for at in range(0, len(whole), 6))
+    assert data.sort("key", "rest").write_records(tmp_path / "out") == len(whole) // 6
+    back = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").iterdir()))
+    assert back == b"".join(row["key"] + row["rest"] for row in found)
+    with pytest.raises(tm.DataSetError, match="does not hold records of 7 bytes"):
+        tm.read_records(tmp_path / "a.bin", {"key": 7})
+    with pytest.raises(tm.DataSetError, match="fixed number of bytes"):
+        tm.from_dict({"x": [1]}).write_records(tmp_path / "x")

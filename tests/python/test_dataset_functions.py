@@ -124,6 +124,32 @@ if job.rank == 0:
 """
 
 
+ENDS = """
+import time
+import tidemill as tm
+
+def slow(row):
+    if row["x"] == 0:
+        raise ValueError("early")
+    time.sleep(0.001)
+    return row
+
+try:
+    tm.from_dict({"x": list(range(100_000))}).map(slow, {"x": "int64"}).count()
+except tm.DataSetError:
+    print("ends")
+"""
+
+
+def test_a_program_ends_well_while_functions_run(tmp_path: Path) -> None:
+    """A thread that was in a function of the program when the interpreter ended took the process with it."""
+    app = tmp_path / "app.py"
+    app.write_text(ENDS)
+    for _ in range(3):
+        result = launched.run("run", "-n", "1", "--threads", "4", app)
+        assert (result.returncode, result.stdout) == (0, b"[0] ends\n"), result.stderr.decode()
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_functions_on_several_workers(tmp_path: Path, workers: int) -> None:
     app = tmp_path / "app.py"

@@ -16,7 +16,9 @@ def tidemill(*args: str | Path) -> str:
 
 def seen(folder: Path, workers: int) -> tuple[str, str]:
     """Records with their checksum, and the verdict."""
-    words = tidemill("teravalidate", "-n", str(workers), "--no-prefix", folder).strip().split(", ")
+    result = launched.run("teravalidate", "-n", str(workers), "--no-prefix", folder)
+    words = result.stdout.decode().strip().split(", ")
+    assert result.returncode == (0 if words[2] == "in order" else 1), result.stderr.decode()
     return words[0].split(" in ")[0] + words[1], words[2]
 
 

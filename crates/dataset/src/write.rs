@@ -20,7 +20,7 @@ use datafusion::datasource::file_format::parquet::ParquetFormatFactory;
 use datafusion::datasource::file_format::{FileFormatFactory, format_as_file_type};
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::error::DataFusionError;
-use datafusion::logical_expr::LogicalPlanBuilder;
+use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
@@ -141,9 +141,23 @@ impl DataSet {
         // The slash tells DataFusion that this is a folder of files.
         let url = format!("{}/", dir.display());
         let file_type = format_as_file_type(output.factory()?);
-        let (state, plan) = self.frame().clone().into_parts();
+        let (mut state, plan) = self.frame().clone().into_parts();
+        if is_sorted(&plan) {
+            // One file after the other; rows of one partition are dealt to several at once otherwise.
+            let one = state.config().clone().set_usize("datafusion.execution.minimum_parallel_output_files", 1);
+            *state.config_mut() = one;
+        }
         let plan = LogicalPlanBuilder::copy_to(plan, url, file_type, HashMap::new(), partition_by)?.build()?;
         Ok(DataFrame::new(state, plan))
+    }
+}
+
+/// Whether the rows have an order, that of their last sort.
+fn is_sorted(plan: &LogicalPlan) -> bool {
+    match plan {
+        LogicalPlan::Sort(_) => true,
+        LogicalPlan::Limit(_) | LogicalPlan::Projection(_) | LogicalPlan::Filter(_) => is_sorted(plan.inputs()[0]),
+        _ => false,
     }
 }
 

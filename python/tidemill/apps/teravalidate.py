@@ -84,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         total = sum(one.records for one in found.values())
         sum_ = sum(one.checksum for one in found.values()) % 2**64
         print(f"{total:,} records in {len(files)} files, checksum {sum_:016x}, {problem or 'in order'}")
+    # The launcher stops the others when one fails, which shall not be before worker 0 has spoken.
+    job.comm.barrier()
     return 1 if problem else 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill._tidemill import NativeTable
+from tidemill._tidemill import NativeTable, end_calls
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._table import Table
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
 
 __all__ = ["KeyedRows", "Row", "Schema", "filter_rows", "map_batches", "map_rows", "reduce_rows"]
+
+# Query threads call functions of the program; none may be doing so when the interpreter ends.
+atexit.register(end_calls)
 
 #: A row: values by column.
 Row = dict[str, Any]

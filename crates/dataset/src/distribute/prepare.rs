@@ -41,6 +41,8 @@ fn session(state: SessionState, partitions: usize, now: i64) -> SessionState {
         .with_target_partitions(partitions)
         // Partitions of other workers' files are not this worker's to take.
         .set_bool("datafusion.execution.enable_file_stream_work_stealing", false)
+        // Each partition writes one file after the other: rows stay in their order.
+        .set_usize("datafusion.execution.minimum_parallel_output_files", 1)
         // A filter made of one worker's build side would drop rows that have their partners on another.
         .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
     let mut state = SessionStateBuilder::new_from_existing(state).with_config(config).build();

@@ -13,6 +13,7 @@ use crate::comm::Comm;
 use crate::errors::from_collective;
 use crate::wait::detach;
 
+use super::calls::Call;
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
 use super::table::NativeTable;
@@ -124,6 +125,7 @@ impl NativeDataSet {
     fn map_batches(&self, py: Python<'_>, name: &str, function: Py<PyAny>, schema: GivenSchema) -> PyResult<Self> {
         let schema = schema.resolve(py)?;
         let function = move |batch: RecordBatch| {
+            let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
             Python::attach(|py| {
                 let table = NativeTable { schema: batch.schema(), batches: vec![batch] };
                 let made = function.call1(py, (table,)).and_then(|made| {

@@ -7,6 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use tidemill_dataset::{DataSetError, Running};
 
+mod calls;
 mod engine;
 mod expr;
 mod frame;
@@ -18,6 +19,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<expr::NativeExpr>()?;
     m.add_class::<frame::NativeDataSet>()?;
     m.add_class::<table::NativeTable>()?;
+    m.add_function(wrap_pyfunction!(calls::end_calls, m)?)?;
     Ok(())
 }
 
