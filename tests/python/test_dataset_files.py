@@ -235,3 +235,21 @@ def test_records(tmp_path: Path) -> None:
         tm.read_records(tmp_path / "a.bin", {"key": 7})
     with pytest.raises(tm.DataSetError, match="fixed number of bytes"):
         tm.from_dict({"x": [1]}).write_records(tmp_path / "x")
+
+
+def test_a_checkpoint_is_made_once(tmp_path: Path) -> None:
+    calls = []
+
+    def seen(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row)
+        return row
+
+    data = tm.from_dict({"x": [1, 2, 3], "s": ["a", None, "c"]}).map(seen, {"x": "int64", "s": "str"})
+    first = data.checkpoint(tmp_path / "here")
+    again = data.checkpoint(tmp_path / "here")
+    assert rows(first) == rows(again) == [(1, "a"), (2, None), (3, "c")]
+    assert len(calls) == 3
+    broken = data.map(lambda row: {"x": 1 // (row["x"] - 2)}, {"x": "int64"})
+    with pytest.raises(tm.DataSetError):
+        broken.checkpoint(tmp_path / "there")
+    assert not (tmp_path / "there").exists()

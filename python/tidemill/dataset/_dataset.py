@@ -278,6 +278,22 @@ class DataSet:
             return self._step(engine().table(self.collect()._native))
         return self._step(engine().part(self.collect_local()._native, workers.rank, workers.size))
 
+    def checkpoint(self, path: str | Path) -> DataSet:
+        """The rows of the steps so far from the folder `path`, where a run before this one has left them; else they are made now
+        and left there. An action.
+
+        A job that is started again goes on from its last checkpoint. The folder appears when it is complete; whoever changes
+        the steps or their input removes it.
+        """
+        from tidemill._job import init
+        from tidemill.dataset._read import read_parquet
+
+        job = init()
+        # What one worker sees goes for all: the folder may be appearing just now.
+        if not job.comm.bcast(Path(path).exists() if job.rank == 0 else None):
+            self.write_parquet(path)
+        return read_parquet(path).select(*self.columns)
+
     # Actions.
 
     def collect(self, *, root: int | None = None) -> Table:
