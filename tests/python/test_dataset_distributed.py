@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import launched
 import pytest
+import workers
 
 #: Prints a digest of each query's rows; run by one worker in this form, too.
 QUERIES = r"""
@@ -91,6 +95,11 @@ queries = {
     "cached, recursive": lambda: tm.sql(
         "with recursive t as (select min(x) as i, count(*) as n from held union all select i + 1, n from t where i < -990) select * from t",
         held=big.select("x").cache()),
+    "broadcast of much": lambda: big.select("x", "s", y=x + 1).join(
+        other.filter(tm.col("y") < 9).select(z="y", w="k").limit(200), how="cross").filter(tm.col("w") == x).select(n=tm.count()),
+    "unequal join of much": lambda: tm.sql(
+        "select count(*) as n from big b join wide w on b.x + b.k < w.y - 5990", big=big.filter(x > 990), wide=other.with_columns(
+            a=tm.col("k") * 2, b=tm.col("k") * 3)),
     "series": lambda: tm.sql("select count(*) as n, sum(x) as s from big join generate_series(0, 500) g on big.x = g.value", big=big),
     "bsp": lambda: big.select("x").bsp(totals),
 }
@@ -138,11 +147,11 @@ def alone(program: tuple[Path, Path]) -> dict[str, str]:
     return dict(map(json.loads, result.stdout.decode().splitlines()))
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(2, 1), (2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize(("size", "threads"), [(2, 1), (2, 2), (3, 1), (4, 1)])
 def test_many_workers_give_the_rows_of_one(
-    program: tuple[Path, Path], alone: dict[str, str], workers: int, threads: int
+    program: tuple[Path, Path], alone: dict[str, str], size: int, threads: int
 ) -> None:
-    result = launched.run("run", "-n", str(workers), "--threads", str(threads), *program)
+    result = launched.run("run", "-n", str(size), "--threads", str(threads), *program)
     assert result.returncode == 0, result.stderr.decode()
     lines = [line.removeprefix("[0] ") for line in result.stdout.decode().splitlines()]
     assert dict(map(json.loads, lines)) == alone
@@ -191,6 +200,15 @@ if job.rank == 0:
 assert "one worker" not in data.sort("x").limit(3).explain()
 assert "on one worker: RecursiveQueryExec" in tm.sql(
     "with recursive t as (select 1 as i union all select i + 1 from t where i < 9) select i from t").explain()
+# Parts that lie on workers, behind other tables.
+local = tm.from_local(tm.Table.from_numpy({"x": np.arange(5) + 10 * job.rank}))
+two = tm.from_dict({"x": [-1, -2]})
+assert two.union(local).count() == 2 + 5 * job.size
+assert local.union(two, local, local.cache()).count() == 2 + 15 * job.size
+held = tm.from_dict({"z": [99_990, 99_980]})
+some = tm.sql("select x, k from data where x > (select min(z) from held)", data=data, held=held)
+assert some.sort("k").write_parquet(folder / "some") == 19
+assert some.sort("k", "x").collect().to_dict()["k"] == sorted(x % 10 for x in range(99_981, 100_000))
 text = data.group_by("k").agg(tm.count()).explain()
 assert "stage 0" in text and ("by hash of" in text), text
 errors = []
@@ -201,12 +219,13 @@ for wrong in [
     lambda: tm.read_csv(folder / "bad.csv", schema={"a": "int64"}).collect(),
     lambda: data.collect(root=9),
     lambda: data.bsp(lambda comm, table: tm.Table.from_numpy({f"c{comm.rank}": np.zeros(3)})).collect(),
+    lambda: tm.from_arrow(tm.Table.from_numpy({"x": np.arange(5000 if job.rank else 50_000)})).sort("x").write_parquet(folder / "no"),
 ]:
     try:
         wrong()
     except tm.DataSetError as error:
         errors.append(str(error))
-assert len(errors) == 6, errors
+assert len(errors) == 7, errors
 assert all(one == errors for one in job.comm.allgather(errors)) or job.size == 1, job.comm.allgather(errors)
 if job.rank == 0:
     print("\\n".join(errors))
@@ -219,11 +238,59 @@ def test_results_writes_and_errors_of_three_workers(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("a\n1\n2\nx\n")
     result = launched.run("run", "-n", "3", app, tmp_path)
     assert result.returncode == 0, result.stderr.decode()
-    exists, differ, zero, bad, root, parts = (line.removeprefix("[0] ") for line in result.stdout.decode().splitlines())
+    exists, differ, zero, bad, root, parts, sizes = (
+        line.removeprefix("[0] ") for line in result.stdout.decode().splitlines()
+    )
     assert "exists; overwrite=True replaces it" in exists
     assert 'do not run the same query (first seen in task "stage 0")' in differ
     assert "ivide by zero" in zero
     assert "bad.csv" in bad
     assert "no such worker" in root
-    assert "do not run the same query" in parts
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "bad.csv", "none", "parts", "plain", "sorted"]
+    assert "do not run the same query" in parts and "do not run the same query" in sizes
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "app.py",
+        "bad.csv",
+        "none",
+        "parts",
+        "plain",
+        "some",
+        "sorted",
+    ]
+
+
+KILLED = """
+import os
+from pathlib import Path
+import tidemill as tm
+
+job = tm.init()
+folder = Path.cwd()
+data = tm.read_records(folder / "in", {"key": 10, "value": 90})
+(folder / f"{job.rank}.pid").write_text(f"{os.getpid()}\\n")
+try:
+    while True:
+        data.sort("key").write_records(folder / "out", overwrite=True)
+except tm.WorkerLost as error:
+    print("lost", error.rank)
+"""
+
+
+def test_a_worker_that_is_killed_in_a_sort_on_disk(tmp_path: Path) -> None:
+    """All others hear of it, and what any of them had spilled is gone."""
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    (tmp_path / "in").mkdir()
+    generator = random.Random(3)
+    for part in range(2):
+        (tmp_path / "in" / f"{part}.bin").write_bytes(generator.randbytes(30_000_000))
+    env = {"TIDEMILL_MEMORY": "16MiB", "TIDEMILL_SPILL_DIR": str(spill)}
+    with workers.Job(tmp_path, 3, KILLED, env) as job:
+        launched.pids_in(tmp_path, 3)
+        time.sleep(generator.uniform(0.5, 1.5))
+        job.workers[1].send_signal(signal.SIGKILL)
+        results = job.finish()
+    for rank, (code, out, err) in enumerate(results):
+        if rank != 1:
+            assert (code, out) == (0, "lost 1\n"), err
+    assert list(spill.iterdir()) == []
+    assert not [path for path in tmp_path.iterdir() if "unfinished" in path.name]

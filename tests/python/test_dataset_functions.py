@@ -119,9 +119,42 @@ except tm.DataSetError as error:
     text = str(error)
 assert "ValueError: this row" in text and "'x': 39999" in text and "on worker" in text, text
 assert all(one == text for one in job.comm.allgather(text))
+def on_one(row):
+    if job.rank == 0:
+        raise ValueError("only here")
+    return row
+try:
+    data.map(on_one)
+except tm.DataSetError as error:
+    assert "only here" in str(error)
+else:
+    raise AssertionError("the sample is worker 0's")
+assert data.distinct().count() == 40_000
 if job.rank == 0:
     print("done")
 """
+
+
+def test_values_that_the_first_rows_do_not_show() -> None:
+    # Batches of their own: the first is looked at, the second would be guessed otherwise.
+    parts = [pa.record_batch({"x": list(range(from_, to))}) for from_, to in [(0, 200), (200, 300)]]
+    data = tm.from_arrow(pa.Table.from_batches(parts))
+    late = data.map(lambda row: {"y": row["x"] if row["x"] < 200 else None})
+    assert late.select(n=tm.col("y").count(), rows=tm.count()).to_dict() == {"n": [200], "rows": [300]}
+    with pytest.raises(tm.DataSetError, match="or so"):
+        data.map(lambda row: {"y": row["x"] if row["x"] < 200 else "0.5 or so"}).count()
+    nothing = numbers(20_000).filter(lambda row: row["x"] < 0)
+    assert nothing.count() == 0 and nothing.reduce(lambda one, two: one) is None
+
+
+def test_keys_are_equal_as_in_queries() -> None:
+    nan = float("nan")
+    data = tm.from_dict({"k": [nan, 1.0, nan, None, None], "v": [1, 2, 3, 4, 5], "rows": [0] * 5})
+    summed = data.key_by("k").reduce(lambda a, b: {**a, "v": a["v"] + b["v"]})
+    assert sorted(summed.to_dict()["v"]) == [2, 4, 9]
+    assert data.key_by("rows").apply(lambda key, table: {"n": len(table)}).to_dict() == {"n": [5]}
+    with pytest.raises(tm.DataSetError, match="at least one column"):
+        data.key_by()
 
 
 ENDS = """

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
 use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::tree_node::{Transformed, TreeNode};
@@ -107,9 +107,13 @@ impl DataSet {
         worker: usize,
         workers: usize,
     ) -> Result<Self> {
-        if let Some(batch) = batches.iter().find(|batch| batch.schema().fields() != schema.fields()) {
-            return Err(DataSetError::Data(format!("a part has the columns {:?}", batch.schema().fields())));
-        }
+        // Whether a column has nulls may differ between parts; its name and type may not.
+        let fields = schema.fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
+        let schema: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        let batches = batches
+            .iter()
+            .map(|batch| RecordBatch::try_new(SchemaRef::clone(&schema), batch.columns().to_vec()))
+            .collect::<std::result::Result<Vec<_>, _>>()?;
         let threads = engine.context().copied_config().target_partitions();
         let slices: Vec<RecordBatch> = batches
             .iter()

@@ -15,6 +15,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
 use crate::error::{DataSetError, Result};
+use crate::spill::SpillDir;
 
 /// What an engine may use of the machine.
 #[derive(Debug, Clone)]
@@ -37,6 +38,8 @@ pub struct Engine {
     context: SessionContext,
     governor: Governor,
     partitions: usize,
+    /// Removed when the session, which spills into it, is gone.
+    _spill: SpillDir,
 }
 
 /// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared fairly,
@@ -122,9 +125,8 @@ impl Engine {
         if let Some(bytes) = config.memory_bytes {
             environment = environment.with_memory_pool(Arc::new(GovernedPool::new(bytes, &governor)));
         }
-        if let Some(dir) = &config.spill_dir {
-            environment = environment.with_temp_file_path(dir.clone());
-        }
+        let spill = SpillDir::in_root(&governor.settings().spill_dir);
+        environment = environment.with_temp_file_path(spill.path().to_owned());
         let session = SessionConfig::new()
             .with_target_partitions(config.threads)
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
@@ -136,6 +138,7 @@ impl Engine {
             context,
             governor,
             partitions: config.threads * config.workers.max(1),
+            _spill: spill,
         })
     }
 

@@ -9,6 +9,7 @@
 //! | `join`    | joins of two DataSets                                                      |
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `map`     | functions of programs as steps                                            |
+//! | `spill`   | the folder that a process spills to                                       |
 //! | `types`   | column types by name                                                       |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
 //! | `records` | files of records of a fixed length                                        |
@@ -28,6 +29,7 @@ mod map;
 mod read;
 mod records;
 mod sources;
+mod spill;
 pub mod types;
 mod write;
 

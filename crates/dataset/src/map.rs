@@ -178,8 +178,10 @@ impl ExecutionPlan for MapExec {
         let projection = self.projection.clone();
         let mapped = input.map(move |batch| {
             let wrong = |text: String| DataFusionError::from(DataSetError::Data(format!("{name}: {text}")));
-            let made = function(batch?).map_err(wrong)?;
-            let made = made.into_iter().map(|batch| {
+            let batch = batch?;
+            // Functions see no rows only where they are asked what they would make of them.
+            let made = if batch.num_rows() == 0 { Vec::new() } else { function(batch).map_err(wrong)? };
+            let made = made.into_iter().filter(|batch| batch.num_rows() > 0).map(|batch| {
                 let batch = fitted(batch, &schema).map_err(wrong)?;
                 Ok(match &projection {
                     Some(columns) => batch.project(columns)?,

@@ -116,7 +116,7 @@ class DataSet:
     def sort(
         self, by: Order, *more: str | Expr, descending: bool | Iterable[bool] = False, nulls_last: bool = True
     ) -> DataSet:
-        """Sorted rows. What comes after may mix them again, but for `limit`, `filter` and a choice of columns: sort last.
+        """Sorted rows. What comes after may mix them again, but for `limit` and a choice of columns: sort last.
 
         Parameters
         ----------

@@ -1,6 +1,6 @@
 """The engine of this process: made when it is first needed, kept until the process ends.
 
-How many threads: ``TIDEMILL_THREADS``, else the usable processors shared among the workers of this host. How much memory
+How many threads: ``TIDEMILL_THREADS``, else the processors of a host shared among its workers. How much memory
 queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``), else no limit. Where to: ``TIDEMILL_SPILL_DIR``,
 else the system's folder for temporary files.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections import Counter
 
-from tidemill._job import init
+from tidemill._job import Job, init
 from tidemill._tidemill import QueryEngine
 from tidemill.dataset._errors import DataSetError
 
@@ -31,19 +32,20 @@ def engine() -> QueryEngine:
         with _lock:
             if not _engines:
                 spill_dir = os.environ.get("TIDEMILL_SPILL_DIR") or None
-                _engines.append(QueryEngine(_threads(), init().size, _memory(), spill_dir))
+                job = init()
+                _engines.append(QueryEngine(_threads(job), job.size, _memory(), spill_dir))
     return _engines[0]
 
 
-def _threads() -> int:
+def _threads(job: Job) -> int:
+    """Threads that run queries: the same on all workers, for tables are cut into as many parts."""
     text = os.environ.get("TIDEMILL_THREADS", "")
     if text:
         if not (text.isascii() and text.isdigit() and int(text)):
             raise DataSetError(f"TIDEMILL_THREADS must be a whole number of at least 1, not {text!r}")
         return int(text)
-    local_size = os.environ.get("TIDEMILL_LOCAL_SIZE", "")
-    sharing = int(local_size) if local_size.isdigit() and int(local_size) else 1
-    return max(1, len(os.sched_getaffinity(0)) // sharing)
+    sharing = Counter(worker["host_id"] for worker in job.workers)
+    return max(1, *(int(worker["cores"]) // sharing[worker["host_id"]] for worker in job.workers))
 
 
 def _memory() -> int | None:

@@ -65,7 +65,8 @@ def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row]) -> Row | Non
     """See `DataSet.reduce`."""
 
     def on_table(native: NativeTable) -> list[NativeTable]:
-        return [_table([_folded(function, Table(native).to_pylist())], data._native)]
+        rows = Table(native).to_pylist()
+        return [_table([_folded(function, rows)] if rows else [], data._native)]
 
     parts = _mapped(data, _name(function), on_table, data._native).collect().to_pylist()
     return _folded(function, parts) if parts else None
@@ -75,6 +76,8 @@ class KeyedRows:
     """The rows of a DataSet by the values of some columns; made by `DataSet.key_by`."""
 
     def __init__(self, data: DataSet, keys: tuple[str, ...]) -> None:
+        if not keys:
+            raise DataSetError("key_by needs at least one column")
         self._data = data
         self._keys = keys
 
@@ -106,7 +109,12 @@ class KeyedRows:
         # Where the rows are first, so that only one for each key and batch crosses workers.
         reduced = _mapped(self._data, _name(function), on_table, schema)
         whole = KeyedRows(reduced, keys)
-        return whole._apply(_name(function), lambda _key, table: [_table(by_key(table.to_pylist()), schema)], schema)
+
+        def folded(_key: Row, table: Table) -> list[NativeTable]:
+            # All of one key, as the query sees it: to Python a NaN is unlike any other.
+            return [_table([_folded(function, table.to_pylist())], schema)]
+
+        return whole._apply(_name(function), folded, schema)
 
     def apply(self, function: Callable[[Row, Table], Any], schema: Schema | None = None) -> DataSet:
         """What ``function(key, table)`` makes of all rows of each key.
@@ -139,7 +147,9 @@ class KeyedRows:
         from tidemill.dataset._functions import aggregate_function
         from tidemill.dataset._functions import function as call
 
-        inside = "tidemill rows"
+        inside = "rows"
+        while inside in self._data.columns:
+            inside += "_"
         pairs = [part for name in self._data.columns for part in (lit(name), col(name))]
         rows = aggregate_function("array_agg", call("named_struct", *pairs)).alias(inside)
         grouped = self._data.group_by(*self._keys).agg(rows)
@@ -164,23 +174,45 @@ def _mapped(
     data: DataSet, name: str, on_table: Callable[[NativeTable], list[NativeTable]], schema: Schema | None
 ) -> DataSet:
     if schema is None:
-        schema = _sampled(data, name, on_table)
+        found = _sampled(data, name, on_table)
+
+        def as_found(native: NativeTable) -> list[NativeTable]:
+            # What is guessed of each batch by itself may differ from batch to batch.
+            return [table.cast(found) for table in on_table(native) if table.num_rows]
+
+        return data._step(data._native.map_batches(name, as_found, found))
     given = list(schema.items()) if isinstance(schema, Mapping) else schema
+    if given == []:
+        raise DataSetError(f"{name}: a schema has at least one column")
     return data._step(data._native.map_batches(name, on_table, given))
 
 
 def _sampled(data: DataSet, name: str, on_table: Callable[[NativeTable], list[NativeTable]]) -> NativeTable:
-    """What the function makes of the first rows, for its schema. An action."""
-    tables = on_table(data.limit(_SAMPLED_ROWS).collect()._native)
-    found = next((table for table in tables if table.fields and table.num_rows), None)
+    """What the function makes of the first rows, for its schema. An action; worker 0 finds out for all."""
+    from tidemill._job import init
+
+    job = init()
+    sample = data.limit(_SAMPLED_ROWS).collect(root=0)
+    told: tuple[Table | None, str | None] = (None, None)
+    if job.rank == 0:
+        try:
+            tables = on_table(sample._native)
+            told = (next((Table(table.slice(0, 0)) for table in tables if table.fields and table.num_rows), None), None)
+        except Exception as error:
+            cause = f": {error.__cause__!r}" if error.__cause__ is not None else ""
+            told = (None, f"{name}: {type(error).__name__}: {error}{cause}")
+    found, wrong = job.comm.bcast(told)
+    if wrong is not None:
+        raise DataSetError(wrong)
     if found is None:
         raise DataSetError(f"{name} made no rows of the first {_SAMPLED_ROWS}; give schema={{...}}, as types by column")
-    unknown = [column for column, kind in found.fields if kind == "Null"]
+    native: NativeTable = found._native
+    unknown = [column for column, kind in native.fields if kind == "Null"]
     if unknown:
         raise DataSetError(
             f"{name} made only None in {', '.join(unknown)} at first; give schema={{...}}, as types by column"
         )
-    return found
+    return native
 
 
 def _name(function: Callable[..., Any]) -> str:

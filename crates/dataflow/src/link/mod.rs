@@ -40,7 +40,8 @@ pub(crate) struct Links {
     endpoint: Endpoint,
     context: u32,
     peers: Vec<Peer>,
-    credits: Mutex<Vec<(u32, Header)>>,
+    /// Credit to be given back by the next pump; `None` when this worker has sent its last frames.
+    credits: Mutex<Option<Vec<(u32, Header)>>>,
     /// Something waits for a pump: credits, frames of failures, forwards.
     dirty: AtomicBool,
 }
@@ -87,7 +88,7 @@ impl Links {
             endpoint,
             context,
             peers: workers.iter().map(peer).collect(),
-            credits: Mutex::default(),
+            credits: Mutex::new(Some(Vec::new())),
             dirty: AtomicBool::new(false),
         })
     }
@@ -145,13 +146,29 @@ impl Links {
             let dropped = std::mem::take(&mut *peer.queue.lock());
             drop(dropped);
         }
-        self.credits.lock().clear();
+        if let Some(credits) = self.credits.lock().as_mut() {
+            credits.clear();
+        }
+    }
+
+    /// Queues this worker's last frames of the run. Credit that is still owed stays: every stream into this worker has ended,
+    /// and a frame behind the last one would meet the next run.
+    pub(crate) fn finish(&self, frame: impl Fn() -> Frame) {
+        *self.credits.lock() = None;
+        self.others().for_each(|worker| self.enqueue(worker, frame()));
+    }
+
+    /// Whether this worker's last frames are queued, or have left.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.credits.lock().is_none()
     }
 
     fn give_credit(&self, worker: u32, edge: u32, source: u32, target: u32, bytes: u64) {
         let header = Header { edge, source, target, rows: bytes, ..Header::new(Kind::Credit, self.run) };
-        self.credits.lock().push((worker, header));
-        self.mark_dirty();
+        if let Some(credits) = self.credits.lock().as_mut() {
+            credits.push((worker, header));
+            self.mark_dirty();
+        }
     }
 
     fn mark_dirty(&self) {
@@ -175,7 +192,8 @@ impl Links {
     /// Pushes what the links take.
     pub(crate) fn pump(self: &Arc<Self>, engine: &mut Engine) {
         if self.dirty.swap(false, Ordering::SeqCst) {
-            for (worker, header) in std::mem::take(&mut *self.credits.lock()) {
+            let credits = self.credits.lock().as_mut().map(std::mem::take);
+            for (worker, header) in credits.into_iter().flatten() {
                 self.peers[worker as usize].queue.lock().push_back((Frame::bare(&header).into_buffer(), None));
             }
         }

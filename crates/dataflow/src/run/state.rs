@@ -53,8 +53,12 @@ impl RunState {
         self.edges.get().map_or(&[], Vec::as_slice)
     }
 
-    /// A fault begins here: everybody is told, everything is given up.
+    /// A fault begins here: everybody is told, everything is given up. Not once this worker has said that its part is over:
+    /// then the others believe it.
     pub(crate) fn fail(&self, fault: Fault) {
+        if self.links.is_finished() {
+            return;
+        }
         let mut faults = self.faults.lock();
         if self.cancel.is_raised() || faults.own.is_some() {
             return;
@@ -100,9 +104,7 @@ impl RunState {
         let own = self.faults.lock().own.clone();
         self.faults.lock().finished[self.links.me as usize] = Some(own.clone());
         let body: Vec<arrow::buffer::Buffer> = own.iter().map(|fault| fault.encode().into()).collect();
-        for worker in self.links.others() {
-            self.links.enqueue(worker, Frame::new(&Header::new(Kind::Finish, self.links.run), &body));
-        }
+        self.links.finish(|| Frame::new(&Header::new(Kind::Finish, self.links.run), &body));
     }
 
     /// Whether everybody's part is over.

@@ -24,20 +24,32 @@ pub(super) type Rows = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;
 pub(super) struct Arrival {
     label: String,
     properties: Arc<PlanProperties>,
+    broadcast: bool,
     /// What each partition reads, put there by the copy that runs it.
-    rows: Mutex<Vec<Option<Rows>>>,
+    rows: Mutex<Vec<Slot>>,
+}
+
+/// What a partition reads.
+enum Slot {
+    Empty,
+    Given(Rows),
+    Taken,
 }
 
 impl Arrival {
-    pub(super) fn new(label: String, properties: &Arc<PlanProperties>) -> Self {
+    pub(super) fn new(label: String, properties: &Arc<PlanProperties>, broadcast: bool) -> Self {
         let partitions = properties.output_partitioning().partition_count();
-        let rows = (0..partitions).map(|_| None).collect();
-        Arrival { label, properties: Arc::clone(properties), rows: Mutex::new(rows) }
+        let rows = (0..partitions).map(|_| Slot::Empty).collect();
+        Arrival { label, properties: Arc::clone(properties), broadcast, rows: Mutex::new(rows) }
     }
 
-    /// Gives a partition its rows; those that a copy of the same worker gave first stay.
+    /// Gives a partition its rows. Of a broadcast, which every copy of a worker gets, the first will do; the others are
+    /// dropped here, so that nobody waits for them to be read.
     pub(super) fn give(&self, partition: usize, rows: Rows) {
-        self.rows.lock().expect("nothing panics with it locked")[partition].get_or_insert(rows);
+        let slot = &mut self.rows.lock().expect("nothing panics with it locked")[partition];
+        if matches!(slot, Slot::Empty) {
+            *slot = Slot::Given(rows);
+        }
     }
 }
 
@@ -86,10 +98,19 @@ impl ExecutionPlan for Arrival {
     }
 
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let rows = self.rows.lock().expect("nothing panics with it locked")[partition].take();
-        let rows = rows.ok_or_else(|| {
-            DataFusionError::Internal(format!("partition {partition} of \"{}\" was read twice", self.label))
-        })?;
+        let slot = &mut self.rows.lock().expect("nothing panics with it locked")[partition];
+        let rows = match std::mem::replace(slot, Slot::Taken) {
+            Slot::Given(rows) => rows,
+            // A join that runs out of memory tries to read its smaller side again, in pieces.
+            Slot::Taken if self.broadcast => {
+                let text = "the smaller side of a join does not fit in memory, and came from other workers";
+                return Err(DataFusionError::ResourcesExhausted(text.into()));
+            }
+            Slot::Taken | Slot::Empty => {
+                let text = format!("partition {partition} of \"{}\" has nothing to read", self.label);
+                return Err(DataFusionError::Internal(text));
+            }
+        };
         Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows))))
     }
 }

@@ -110,20 +110,18 @@ impl Workers {
     /// As for [`Workers::collect`], as far as planning goes.
     pub fn explain(&self, engine: &Engine, set: &DataSet) -> Result<String> {
         let sources = Arc::new(Sources::of(set.frame()));
-        let mut plan = self.prepare(engine, set, &sources)?.plan;
+        let plan = self.prepare(engine, set, &sources)?.plan;
         let mut text = String::new();
-        // What is asked first is told first; the values are not known without asking.
-        while let Some(node) = plan.downcast_ref::<ScalarSubqueryExec>() {
-            for link in node.subqueries() {
-                text.push_str(&format!(
-                    "first, subquery {}:\n{}",
-                    link.index.as_usize(),
-                    Stages::of(&link.plan)?.describe()
-                ));
+        // As in `resolve`: what is asked first is told first.
+        let plan = plan.transform_up(|node| {
+            let Some(asked) = node.downcast_ref::<ScalarSubqueryExec>() else { return Ok(Transformed::no(node)) };
+            for link in asked.subqueries() {
+                let stages = Stages::of(&link.plan).map_err(DataFusionError::from)?;
+                text += &format!("first, subquery {}:\n{}", link.index.as_usize(), stages.describe());
             }
-            let input = Arc::clone(node.input());
-            plan = input;
-        }
+            Ok(Transformed::yes(Arc::clone(asked.input())))
+        });
+        let plan = plan.map_err(|error| sources.name_in(error))?.data;
         Ok(text + &Stages::of(&plan)?.describe())
     }
 

@@ -202,6 +202,10 @@ impl Stages {
             };
             return self.cut(repartition.input(), stage, copies, way, plan.properties());
         }
+        if copies.start > 0 && plan.downcast_ref::<StreamingTableExec>().is_some() {
+            // Parts that lie on workers are read where they lie, by copies of their own numbers.
+            return self.cut(plan, stage, copies, Way::Turn, plan.properties());
+        }
         let children = plan.children();
         let partitions = |plan: &Arc<dyn ExecutionPlan>| plan.output_partitioning().partition_count();
         let mut inside = Vec::with_capacity(children.len());
@@ -250,7 +254,8 @@ impl Stages {
         properties: &Arc<PlanProperties>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let source = self.stage(plan)?;
-        let arrival = Arc::new(Arrival::new(format!("Arrival: stage {source}, {}", way.describe()), properties));
+        let label = format!("Arrival: stage {source}, {}", way.describe());
+        let arrival = Arc::new(Arrival::new(label, properties, matches!(way, Way::Broadcast)));
         self.cuts.push(Cut { source, target, copies, way, arrival: Arc::clone(&arrival) });
         Ok(arrival)
     }

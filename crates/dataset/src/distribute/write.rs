@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt64Array};
 use datafusion::datasource::sink::DataSinkExec;
-use datafusion::error::{DataFusionError, Result};
+use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use tidemill_dataflow::{Look, Outputs};
 
+use super::prepare::prepare;
 use super::stages::{Kind, Stages};
 use super::{ActionError, To, Workers};
 use crate::dataset::DataSet;
@@ -36,7 +37,7 @@ impl Workers {
         partition_by: Vec<String>,
         overwrite: bool,
         look: Look<'_>,
-    ) -> std::result::Result<u64, ActionError> {
+    ) -> Result<u64, ActionError> {
         self.agree(set.check_columns(&partition_by))?;
         let begun = match self.comm.rank() {
             0 => Commit::begin(Path::new(dir), overwrite).map(Some),
@@ -59,7 +60,7 @@ impl Workers {
         output: &Output,
         partition_by: Vec<String>,
         look: Look<'_>,
-    ) -> std::result::Result<u64, ActionError> {
+    ) -> Result<u64, ActionError> {
         let by_folders = !partition_by.is_empty();
         let records = matches!(output, Output::Records) && !by_folders;
         let seen = if hidden.is_dir() && records {
@@ -96,7 +97,7 @@ impl Workers {
                 stages = divided;
                 let sinks = match stages.is_spread() {
                     // Ranges of a sorted whole are read again in their order, which is that of the files' paths.
-                    true => self.ordered_sinks(engine, set, hidden, output, stages.stages[0].copies, &sources)?,
+                    true => self.ordered_sinks(engine, set, hidden, output, stages.stages[0].copies)?,
                     false => vec![Arc::new(sink.clone())],
                 };
                 stages.stages[0].kind = Kind::Write(sinks);
@@ -105,7 +106,7 @@ impl Workers {
         Ok(written(&self.run(stages, To::All, &context, &sources, look)?))
     }
 
-    /// A sink for each copy, in a folder of its own.
+    /// A sink for each copy, in a folder of its own. Made of a table without rows: it is the same whatever is written.
     fn ordered_sinks(
         &self,
         engine: &Engine,
@@ -113,15 +114,15 @@ impl Workers {
         hidden: &Path,
         output: &Output,
         copies: usize,
-        sources: &Sources,
-    ) -> std::result::Result<Vec<Arc<DataSinkExec>>, ActionError> {
+    ) -> Result<Vec<Arc<DataSinkExec>>, DataSetError> {
+        let empty = DataSet::from_batches(engine, set.schema(), &[])?;
+        let partitions = self.partitions;
         let sink = |copy: usize| {
-            let dir = hidden.join(format!("part-{copy:05}"));
-            let made = set.copy_to(&dir, output, Vec::new()).and_then(DataSet::new);
-            let prepared = self.prepare(engine, &self.agree(made)?, sources)?;
-            match prepared.plan.downcast_ref::<DataSinkExec>() {
+            let copy = empty.copy_to(&hidden.join(format!("part-{copy:05}")), output, Vec::new())?;
+            let planned = engine.run(async move { Ok(prepare(copy, partitions, 0).await?) })?;
+            match planned.plan.downcast_ref::<DataSinkExec>() {
                 Some(sink) => Ok(Arc::new(sink.clone())),
-                None => Err(DataSetError::Internal("a query that writes has no sink".into()).into()),
+                None => Err(DataSetError::Internal("a query that writes has no sink".into())),
             }
         };
         (0..copies).map(sink).collect()
@@ -135,7 +136,7 @@ pub(super) async fn run_sink(
     partition: usize,
     context: Arc<TaskContext>,
     outputs: Outputs,
-) -> Result<()> {
+) -> datafusion::error::Result<()> {
     let mut output = outputs.into_only();
     let rows = sink.sink().write_all(plan.execute(partition, Arc::clone(&context))?, &context).await?;
     let counts = Arc::new(UInt64Array::from(vec![rows]));

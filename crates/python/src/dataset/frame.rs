@@ -255,8 +255,8 @@ fn together<T: Send>(
         })
     });
     match (outcome, interrupt) {
-        (Ok(value), _) => Ok(value),
-        (Err(_), Some(interrupt)) => Err(interrupt),
+        (_, Some(interrupt)) => Err(interrupt),
+        (Ok(value), None) => Ok(value),
         (Err(ActionError::DataSet(error)), None) => Err(raised(py, &error)),
         (Err(ActionError::Job(error)), None) => Err(from_collective(py, &error)),
     }
