@@ -285,7 +285,10 @@ def test_a_job_at_a_terminal(tmp_path: Path) -> None:
     def read_until(text: bytes) -> None:
         nonlocal seen
         while text not in seen:
-            seen += os.read(terminal, 4096)
+            try:
+                seen += os.read(terminal, 4096)
+            except OSError as error:
+                raise AssertionError(f"it ended after {seen!r}") from error
 
     read_until(b"\x1b[31m[0]\x1b[0m name? ")
     os.write(terminal, b"you\n")

@@ -245,15 +245,24 @@ impl Looper {
     fn step(&mut self, input: Input) {
         let mut actions = std::mem::take(&mut self.actions);
         self.star.handle(input, &mut actions);
+        let (mut events, mut tells) = (Vec::new(), false);
         for action in actions.drain(..) {
             match action {
-                Action::Emit(event) => (self.on_event)(event),
+                Action::Emit(event) => events.push(event),
                 // Dropping the socket also takes it out of the epoll set.
                 Action::Close { link } => self.links[link.index()] = None,
-                Action::Send { link, message } => self.queue(link, &message),
+                Action::Send { link, message } => {
+                    tells = true;
+                    self.queue(link, &message);
+                }
             }
         }
         self.actions = actions;
+        // The others first: a program may end at once when it hears of it.
+        if tells && !events.is_empty() {
+            self.flush();
+        }
+        events.into_iter().for_each(|event| (self.on_event)(event));
     }
 
     fn queue(&mut self, to: Rank, message: &super::wire::Message) {

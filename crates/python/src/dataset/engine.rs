@@ -23,8 +23,20 @@ use super::{finish, raised};
 pub struct QueryEngine {
     pub engine: Arc<Engine>,
     config: EngineConfig,
+    /// Whose threads and spill folder it has.
+    process: u32,
     /// All workers of the job, once they have met.
     workers: Mutex<Option<Arc<Workers>>>,
+}
+
+impl Drop for QueryEngine {
+    fn drop(&mut self) {
+        // In a forked child nothing of it is the child's: neither its threads nor the folder it would remove.
+        if self.process != std::process::id() {
+            std::mem::forget(Arc::clone(&self.engine));
+            std::mem::forget(self.workers.get_mut().take());
+        }
+    }
 }
 
 impl QueryEngine {
@@ -80,7 +92,7 @@ impl QueryEngine {
     ) -> PyResult<Self> {
         let config = EngineConfig { threads, workers, memory_bytes, spill_dir };
         let engine = py.detach(|| Engine::new(&config)).map_err(|error| raised(py, &error))?;
-        Ok(QueryEngine { engine: Arc::new(engine), config, workers: Mutex::default() })
+        Ok(QueryEngine { engine: Arc::new(engine), config, process: std::process::id(), workers: Mutex::default() })
     }
 
     fn call(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {
