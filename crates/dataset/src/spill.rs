@@ -1,9 +1,10 @@
-//! Where queries spill to: a folder for each process, so that whoever comes later can remove what a killed one has left.
+//! Where queries spill to: a folder for each engine, named after its process, so that whoever comes later can remove what a killed one has left.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// This process's folder. Dropping it removes it, with what is in it, and those of processes that are no more.
+/// An engine's folder. Dropping it removes it, with what is in it, and those of processes that are no more.
 #[derive(Debug)]
 pub(crate) struct SpillDir {
     root: PathBuf,
@@ -16,7 +17,7 @@ impl SpillDir {
         clear(root);
         // What goes wrong here is told by who wants to write.
         let _ = std::fs::create_dir_all(root);
-        SpillDir { root: root.to_owned(), path: root.join(format!("{}{}", prefix(), std::process::id())) }
+        SpillDir { root: root.to_owned(), path: root.join(name(std::process::id())) }
     }
 
     /// The folder.
@@ -42,14 +43,20 @@ fn prefix() -> String {
     format!("tidemill-spill-{}-{space}-", boot.split('-').next().unwrap_or_default().trim())
 }
 
+/// A name that no other folder has.
+fn name(process: u32) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{}{process}-{}", prefix(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
 /// Removes the folders of processes that are no more.
 fn clear(root: &Path) {
     let prefix = prefix();
     // Best effort throughout: others may be clearing too, and nothing here depends on it.
     for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let process =
-            name.to_str().and_then(|name| name.strip_prefix(&prefix)).and_then(|rest| rest.parse::<u32>().ok());
+        let rest = name.to_str().and_then(|name| name.strip_prefix(&prefix));
+        let process = rest.and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if process.is_some_and(|process| !is_running(process)) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
@@ -71,10 +78,10 @@ mod tests {
     #[test]
     fn only_the_dead_are_cleared() {
         let root = std::env::temp_dir().join(format!("tidemill-spill-test-{}", std::process::id()));
-        let own = SpillDir { root: root.clone(), path: root.join(format!("{}{}", prefix(), std::process::id())) };
+        let own = SpillDir { root: root.clone(), path: root.join(name(std::process::id())) };
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let dead = root.join(format!("{}{}", prefix(), child.id()));
-        let other = root.join(format!("tidemill-spill-00000000-1-{}", child.id()));
+        let dead = root.join(name(child.id()));
+        let other = root.join(format!("tidemill-spill-00000000-1-{}-0", child.id()));
         child.wait().unwrap();
         for dir in [own.path(), &dead, &other] {
             std::fs::create_dir_all(dir.join("inside")).unwrap();
