@@ -131,6 +131,14 @@ def test_signals_are_passed_on(tmp_path: Path, sent: signal.Signals, code: int) 
     assert job.end()[0] == code
 
 
+def test_what_is_ignored_stays_so(tmp_path: Path) -> None:
+    """Under `nohup` a job outlives its terminal."""
+    job = StayingJob(tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    job.job.send_signal(signal.SIGHUP)
+    job.job.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 143
+
+
 def test_a_signal_that_the_workers_take_well_is_no_failure(tmp_path: Path) -> None:
     job = StayingJob(tmp_path, first="signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))")
     job.job.send_signal(signal.SIGTERM)
