@@ -5,19 +5,15 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{Column, TableReference};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::expr::Sort;
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder, Partitioning};
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SQLOptions, SessionContext};
 
 use crate::engine::Engine;
@@ -26,7 +22,7 @@ use crate::expr::{column, count_rows, named, output_name};
 use crate::sources::Sources;
 
 /// Rows of one slice of a table in memory: DataFusion's own batch size.
-const SLICE_ROWS: usize = 8192;
+pub(crate) const SLICE_ROWS: usize = 8192;
 
 /// A lazy table. Cloning is cheap; every method leaves `self` as it is.
 #[derive(Debug, Clone)]
@@ -94,44 +90,6 @@ impl DataSet {
         }
         let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         DataSet::new(context.sql_with_options(query, options).await?)
-    }
-
-    /// A table whose parts lie on the workers of a job: this one, `worker` of `workers`, holds `batches`.
-    ///
-    /// # Errors
-    /// `Data` if a batch does not have the schema.
-    pub fn from_parts(
-        engine: &Engine,
-        schema: SchemaRef,
-        batches: &[RecordBatch],
-        worker: usize,
-        workers: usize,
-    ) -> Result<Self> {
-        // Whether a column has nulls may differ between parts; its name and type may not.
-        let fields = schema.fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
-        let schema: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
-        let batches = batches
-            .iter()
-            .map(|batch| RecordBatch::try_new(SchemaRef::clone(&schema), batch.columns().to_vec()))
-            .collect::<std::result::Result<Vec<_>, _>>()?;
-        let threads = engine.context().copied_config().target_partitions();
-        let slices: Vec<RecordBatch> = batches
-            .iter()
-            .flat_map(|batch| {
-                let rows = batch.num_rows();
-                (0..rows).step_by(SLICE_ROWS).map(move |from| batch.slice(from, SLICE_ROWS.min(rows - from)))
-            })
-            .collect();
-        let each = slices.len().div_ceil(threads).max(1);
-        // Partition `i` of a query runs on worker `i % workers`.
-        let part = |place: usize| -> Arc<dyn PartitionStream> {
-            let mine = place % workers == worker;
-            let batches = slices.chunks(each).nth(place / workers).filter(|_| mine).unwrap_or_default().to_vec();
-            Arc::new(Part { schema: SchemaRef::clone(&schema), batches })
-        };
-        let parts = (0..threads * workers).map(part).collect();
-        let table = StreamingTable::try_new(SchemaRef::clone(&schema), parts)?;
-        DataSet::new(engine.context().read_table(Arc::new(table))?)
     }
 
     /// The DataFusion frame.
@@ -373,24 +331,6 @@ impl DataSet {
         Ok(datafusion::physical_plan::display::DisplayableExecutionPlan::with_metrics(plan.as_ref())
             .indent(false)
             .to_string())
-    }
-}
-
-/// Some rows in memory, of which plans know nothing beforehand: what they know must be the same on every worker.
-#[derive(Debug)]
-struct Part {
-    schema: SchemaRef,
-    batches: Vec<RecordBatch>,
-}
-
-impl PartitionStream for Part {
-    fn schema(&self) -> &SchemaRef {
-        &self.schema
-    }
-
-    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let batches = futures::stream::iter(self.batches.clone().into_iter().map(Ok));
-        Box::pin(RecordBatchStreamAdapter::new(SchemaRef::clone(&self.schema), batches))
     }
 }
 

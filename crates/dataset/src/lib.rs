@@ -9,6 +9,7 @@
 //! | `join`    | joins of two DataSets                                                      |
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `map`     | functions of programs as steps                                            |
+//! | `parts`   | tables of which every worker holds a part                                 |
 //! | `spill`   | the folder that a process spills to                                       |
 //! | `types`   | column types by name                                                       |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
@@ -26,6 +27,7 @@ pub mod expr;
 mod join;
 mod lines;
 mod map;
+mod parts;
 mod read;
 mod records;
 mod sources;

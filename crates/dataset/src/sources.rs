@@ -1,5 +1,6 @@
 //! The files that a query reads, for its errors: DataFusion says what is wrong with a line, but not of which file.
 
+use datafusion::catalog::TableProvider;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::listing::ListingTable;
@@ -19,7 +20,14 @@ pub(crate) struct Sources(Vec<String>);
 impl Sources {
     pub(crate) fn of(frame: &DataFrame) -> Self {
         let mut files = Vec::new();
-        collect(frame.logical_plan(), &mut files);
+        each_table(frame.logical_plan(), &mut |table| {
+            if let Some(table) = table.downcast_ref::<ListingTable>() {
+                files.extend(table.table_paths().iter().map(|url| {
+                    let path: &url::Url = url.as_ref();
+                    path.to_file_path().map_or_else(|()| url.to_string(), |path| path.display().to_string())
+                }));
+            }
+        });
         Sources(files)
     }
 
@@ -37,19 +45,15 @@ impl Sources {
     }
 }
 
-fn collect(plan: &LogicalPlan, files: &mut Vec<String>) {
+/// Calls `visit` with every table that a plan reads, in its order, those below functions too.
+pub(crate) fn each_table(plan: &LogicalPlan, visit: &mut dyn FnMut(&dyn TableProvider)) {
     let walked = plan.apply_with_subqueries(|node| {
         if let LogicalPlan::TableScan(scan) = node
             && let Ok(provider) = source_as_provider(&scan.source)
         {
-            if let Some(table) = provider.downcast_ref::<ListingTable>() {
-                files.extend(table.table_paths().iter().map(|url| {
-                    let path: &url::Url = url.as_ref();
-                    path.to_file_path().map_or_else(|()| url.to_string(), |path| path.display().to_string())
-                }));
-            }
+            visit(provider.as_ref());
             if let Some(table) = provider.downcast_ref::<MapTable>() {
-                collect(&table.input, files);
+                each_table(&table.input, visit);
             }
         }
         Ok(TreeNodeRecursion::Continue)

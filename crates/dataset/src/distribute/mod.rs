@@ -5,6 +5,7 @@
 //! A plan with a step that is not known to run in several processes runs whole, on worker 0, and `explain` says why.
 
 mod arrival;
+mod broadcast;
 mod prepare;
 mod stages;
 mod write;
@@ -35,7 +36,8 @@ use tidemill_dataflow::{DataflowError, Graph, Look, Outputs, Runner, Settings, T
 use crate::dataset::DataSet;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::DataSetError;
-use crate::sources::Sources;
+use crate::parts::{PartsTable, Size};
+use crate::sources::{Sources, each_table};
 use arrival::Rows;
 use prepare::{Prepared, prepare};
 use stages::{Cut, Kind, Stages, Way};
@@ -126,17 +128,41 @@ impl Workers {
     }
 
     fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources) -> Result<Prepared> {
-        // All see the clock of one.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-        let mut now = [now];
-        self.comm.bcast(&mut now, 0)?;
+        let now = self.tell_sizes(set)?;
         let (frame, partitions) = (set.frame().clone(), self.partitions);
+        let memory_bytes = usize::try_from(engine.governor().settings().budget_bytes).ok().filter(|&bytes| bytes > 0);
         let planned = engine.run(async move {
-            let prepared = prepare(frame, partitions, now[0] as i64).await;
+            let prepared = prepare(frame, partitions, memory_bytes, now).await;
             // Errors name their files outside, where the sources are.
             Ok(prepared)
         });
         self.agree(planned.and_then(|prepared| prepared.map_err(|error| sources.name_in(error))))
+    }
+
+    /// Tells all workers how large the tables are of which each has a part, and what time it is: all see the clock of one.
+    fn tell_sizes(&self, set: &DataSet) -> Result<i64> {
+        /// Of further tables nothing is told: workers whose queries differ must still make the same call.
+        const TABLES_MAX: usize = 32;
+        let mut sums = [0u64; 1 + 2 * TABLES_MAX];
+        if self.comm.rank() == 0 {
+            sums[0] = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        }
+        let mut places = sums[1..].chunks_exact_mut(2);
+        each_table(set.frame().logical_plan(), &mut |table| {
+            if let (Some(table), Some(place)) = (table.downcast_ref::<PartsTable>(), places.next()) {
+                let Size { rows, loose_bytes } = table.mine();
+                place.copy_from_slice(&[rows, loose_bytes]);
+            }
+        });
+        let mut whole = sums;
+        self.comm.allreduce(&sums, &mut whole, &Op::Sum)?;
+        let mut places = whole[1..].chunks_exact(2);
+        each_table(set.frame().logical_plan(), &mut |table| {
+            if let (Some(table), Some(place)) = (table.downcast_ref::<PartsTable>(), places.next()) {
+                table.tell(Size { rows: place[0], loose_bytes: place[1] });
+            }
+        });
+        Ok(whole[0] as i64)
     }
 
     /// A result of all workers, each having its own: the lowest worker's error is everybody's.

@@ -18,6 +18,7 @@ use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, Nested
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, replace_children_if_necessary};
 
+use super::broadcast::BroadcastSmaller;
 use super::stages::collects_left;
 
 /// A query's plan and the session to run it in.
@@ -26,15 +27,21 @@ pub(super) struct Prepared {
     pub state: SessionState,
 }
 
-/// Plans a query for `partitions` partitions. `now` is the time that the query sees, in nanoseconds since 1970.
-pub(super) async fn prepare(frame: DataFrame, partitions: usize, now: i64) -> Result<Prepared> {
+/// Plans a query for `partitions` partitions of workers that may use `memory_bytes` each. `now` is the time that the query
+/// sees, in nanoseconds since 1970.
+pub(super) async fn prepare(
+    frame: DataFrame,
+    partitions: usize,
+    memory_bytes: Option<usize>,
+    now: i64,
+) -> Result<Prepared> {
     let (state, logical) = frame.into_parts();
-    let state = session(state, partitions, now);
+    let state = session(state, partitions, memory_bytes, now);
     let plan = plan(&state, &logical).await?;
     Ok(Prepared { plan, state })
 }
 
-fn session(state: SessionState, partitions: usize, now: i64) -> SessionState {
+fn session(state: SessionState, partitions: usize, memory_bytes: Option<usize>, now: i64) -> SessionState {
     let config = state
         .config()
         .clone()
@@ -45,7 +52,12 @@ fn session(state: SessionState, partitions: usize, now: i64) -> SessionState {
         .set_usize("datafusion.execution.minimum_parallel_output_files", 1)
         // A filter made of one worker's build side would drop rows that have their partners on another.
         .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
-    let mut state = SessionStateBuilder::new_from_existing(state).with_config(config).build();
+    let mut rules = state.physical_optimizers().to_vec();
+    let choice = rules.iter().position(|rule| rule.name() == "join_selection");
+    let broadcast = Arc::new(BroadcastSmaller { partitions, memory_bytes });
+    rules.insert(choice.expect("DataFusion chooses how to join") + 1, broadcast);
+    let builder = SessionStateBuilder::new_from_existing(state).with_config(config);
+    let mut state = builder.with_physical_optimizer_rules(rules).build();
     state.execution_props_mut().query_execution_start_time = Some(DateTime::from_timestamp_nanos(now));
     state
 }

@@ -25,7 +25,6 @@ use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
-use datafusion::physical_plan::streaming::StreamingTableExec;
 use datafusion::physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties, displayable, replace_children_if_necessary,
 };
@@ -34,9 +33,10 @@ use tidemill_dataflow::exchange::{Exchange, Sort, SortKey};
 
 use super::arrival::Arrival;
 use crate::error::{DataSetError, Result};
+use crate::parts::PartsExec;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 24] = [
+const APART: [&str; 25] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -53,6 +53,7 @@ const APART: [&str; 24] = [
     "LocalLimitExec",
     "MapExec",
     "PartialSortExec",
+    "PartsExec",
     "PlaceholderRowExec",
     "ProjectionExec",
     "SortExec",
@@ -137,7 +138,7 @@ impl Stages {
         let whole = Stage { plan: Arc::clone(plan), copies: 1, kind: Kind::Whole };
         let mut stages = Stages { stages: vec![whole], cuts: Vec::new(), undivided: Some(reason) };
         let gathered = Arc::clone(plan).transform_up(|node| {
-            if node.downcast_ref::<StreamingTableExec>().is_none() {
+            if node.downcast_ref::<PartsExec>().is_none() {
                 return Ok(Transformed::no(node));
             }
             let arrival = stages.cut(&node, 0, 0..1, Way::Gather, node.properties());
@@ -202,7 +203,7 @@ impl Stages {
             };
             return self.cut(repartition.input(), stage, copies, way, plan.properties());
         }
-        if copies.start > 0 && plan.downcast_ref::<StreamingTableExec>().is_some() {
+        if copies.start > 0 && plan.downcast_ref::<PartsExec>().is_some() {
             // Parts that lie on workers are read where they lie, by copies of their own numbers.
             return self.cut(plan, stage, copies, Way::Turn, plan.properties());
         }

@@ -119,7 +119,7 @@ impl Workers {
         let partitions = self.partitions;
         let sink = |copy: usize| {
             let copy = empty.copy_to(&hidden.join(format!("part-{copy:05}")), output, Vec::new())?;
-            let planned = engine.run(async move { Ok(prepare(copy, partitions, 0).await?) })?;
+            let planned = engine.run(async move { Ok(prepare(copy, partitions, None, 0).await?) })?;
             match planned.plan.downcast_ref::<DataSinkExec>() {
                 Some(sink) => Ok(Arc::new(sink.clone())),
                 None => Err(DataSetError::Internal("a query that writes has no sink".into())),

@@ -1,0 +1,258 @@
+//! Tables whose parts lie in the memory of the workers of a job: each worker holds one, and what plans know of the whole, its
+//! size, is told by all of them before a query is planned.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::stats::Precision;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{DataFusionError, Result, Statistics};
+use datafusion::datasource::TableType;
+use datafusion::execution::TaskContext;
+use datafusion::logical_expr::Expr;
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::coop::make_cooperative;
+use datafusion::physical_plan::execution_plan::{
+    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions, SchedulingType,
+};
+use datafusion::physical_plan::statistics::StatisticsArgs;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
+};
+use tidemill_dataflow::flow::batch_bytes;
+
+use crate::dataset::{DataSet, SLICE_ROWS};
+use crate::engine::Engine;
+
+/// How large a table is, of which workers know a part each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub rows: u64,
+    /// Of the columns whose values differ in length.
+    pub loose_bytes: u64,
+}
+
+/// A table of parts, as DataFusion sees it.
+pub(crate) struct PartsTable {
+    schema: SchemaRef,
+    /// The batches of each partition that are here.
+    partitions: Arc<Vec<Vec<RecordBatch>>>,
+    mine: Size,
+    whole: OnceLock<Size>,
+}
+
+impl DataSet {
+    /// A table whose parts lie on the workers of a job: this one, `worker` of `workers`, holds `batches`.
+    ///
+    /// # Errors
+    /// `Data` if a batch does not have the schema.
+    pub fn from_parts(
+        engine: &Engine,
+        schema: SchemaRef,
+        batches: &[RecordBatch],
+        worker: usize,
+        workers: usize,
+    ) -> crate::error::Result<Self> {
+        let table = PartsTable::new(engine, &schema, batches, worker, workers)?;
+        DataSet::new(engine.context().read_table(Arc::new(table))?)
+    }
+}
+
+impl PartsTable {
+    fn new(
+        engine: &Engine,
+        schema: &SchemaRef,
+        batches: &[RecordBatch],
+        worker: usize,
+        workers: usize,
+    ) -> crate::error::Result<Self> {
+        // Whether a column has nulls may differ between parts; its name and type may not.
+        let fields = schema.fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
+        let schema: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        let batches = batches
+            .iter()
+            .map(|batch| RecordBatch::try_new(SchemaRef::clone(&schema), batch.columns().to_vec()))
+            .collect::<std::result::Result<Vec<_>, _>>()?;
+        let loose: Vec<usize> = (0..schema.fields().len()).filter(|&i| width(schema.field(i)).is_none()).collect();
+        let mut mine = Size::default();
+        for batch in &batches {
+            mine.rows += batch.num_rows() as u64;
+            mine.loose_bytes += batch_bytes(&batch.project(&loose)?);
+        }
+        let threads = engine.context().copied_config().target_partitions();
+        let slices: Vec<RecordBatch> = batches
+            .iter()
+            .flat_map(|batch| {
+                let rows = batch.num_rows();
+                (0..rows).step_by(SLICE_ROWS).map(move |from| batch.slice(from, SLICE_ROWS.min(rows - from)))
+            })
+            .collect();
+        let each = slices.len().div_ceil(threads).max(1);
+        // Partition `i` of a query runs on worker `i % workers`.
+        let part = |place: usize| {
+            let here = place % workers == worker;
+            slices.chunks(each).nth(place / workers).filter(|_| here).unwrap_or_default().to_vec()
+        };
+        let partitions = Arc::new((0..threads * workers).map(part).collect());
+        Ok(PartsTable { schema, partitions, mine, whole: OnceLock::new() })
+    }
+
+    /// What is here.
+    pub(crate) fn mine(&self) -> Size {
+        self.mine
+    }
+
+    /// What is there on all workers; the first word counts, for plans must not change.
+    pub(crate) fn tell(&self, whole: Size) {
+        let _ = self.whole.set(whole);
+    }
+
+    fn statistics(&self, projection: &[usize]) -> Statistics {
+        let schema = projected(&self.schema, projection);
+        let mut statistics = Statistics::new_unknown(&schema);
+        let Some(&Size { rows, loose_bytes }) = self.whole.get() else { return statistics };
+        statistics.num_rows = Precision::Exact(rows as usize);
+        let loose = |schema: &Schema| schema.fields().iter().filter(|field| width(field).is_none()).count() as u64;
+        let fixed: usize = schema.fields().iter().filter_map(|field| width(field)).sum();
+        let bytes = rows * fixed as u64 + loose_bytes * loose(&schema) / loose(&self.schema).max(1);
+        statistics.total_byte_size = match loose(&schema) {
+            0 => Precision::Exact(bytes as usize),
+            _ => Precision::Inexact(bytes as usize),
+        };
+        statistics
+    }
+}
+
+/// Bytes of a value, where all have as many.
+fn width(field: &Field) -> Option<usize> {
+    match field.data_type() {
+        DataType::Boolean => Some(1),
+        other => other.primitive_width(),
+    }
+}
+
+fn projected(schema: &Schema, projection: &[usize]) -> SchemaRef {
+    Arc::new(Schema::new(projection.iter().map(|&column| schema.field(column).clone()).collect::<Vec<_>>()))
+}
+
+impl fmt::Debug for PartsTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartsTable").field("mine", &self.mine).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl TableProvider for PartsTable {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        _session: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _filters: &[Expr],
+        _limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let projection = projection.cloned().unwrap_or_else(|| (0..self.schema.fields().len()).collect());
+        let schema = projected(&self.schema, &projection);
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema),
+            Partitioning::UnknownPartitioning(self.partitions.len()),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        )
+        .with_scheduling_type(SchedulingType::Cooperative);
+        Ok(Arc::new(PartsExec {
+            partitions: Arc::clone(&self.partitions),
+            statistics: Arc::new(self.statistics(&projection)),
+            projection,
+            properties: Arc::new(properties),
+        }))
+    }
+}
+
+/// Reads the parts that are here; those of others are read there.
+pub(crate) struct PartsExec {
+    partitions: Arc<Vec<Vec<RecordBatch>>>,
+    projection: Vec<usize>,
+    statistics: Arc<Statistics>,
+    properties: Arc<PlanProperties>,
+}
+
+impl fmt::Debug for PartsExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartsExec").field("projection", &self.projection).finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for PartsExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let schema = self.properties.eq_properties.schema();
+        let names = schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ");
+        write!(f, "PartsExec: columns=[{names}]")?;
+        match self.statistics.num_rows {
+            Precision::Absent => Ok(()),
+            rows => write!(f, ", rows={}", rows.get_value().copied().unwrap_or_default()),
+        }
+    }
+}
+
+impl ExecutionPlan for PartsExec {
+    fn name(&self) -> &'static str {
+        "PartsExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        _: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep))
+    }
+
+    fn statistics_from_inputs(&self, _: &[Arc<Statistics>], args: &StatisticsArgs) -> Result<Arc<Statistics>> {
+        match args.partition() {
+            // One worker knows only its own parts, and plans must be the same on all.
+            Some(_) => Ok(Arc::new(Statistics::new_unknown(self.properties.eq_properties.schema()))),
+            None => Ok(Arc::clone(&self.statistics)),
+        }
+    }
+
+    fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let batches = self.partitions.get(partition);
+        let batches = batches.ok_or_else(|| DataFusionError::Internal(format!("there is no partition {partition}")))?;
+        let projection = self.projection.clone();
+        let batches = batches.clone().into_iter().map(move |batch| Ok(batch.project(&projection)?));
+        let schema = Arc::clone(self.properties.eq_properties.schema());
+        Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::iter(batches)))))
+    }
+}
