@@ -135,6 +135,28 @@ if job.rank == 0:
 """
 
 
+def test_functions_are_called_again() -> None:
+    """What fails once in a while is called again with the same rows; what always fails is an error in the end."""
+    calls: dict[int, int] = {}
+
+    def flaky(row: dict[str, Any]) -> list[dict[str, Any]]:
+        calls[row["x"]] = calls.get(row["x"], 0) + 1
+        if row["x"] % 3 == 0 and calls[row["x"]] < 3:
+            raise OSError("busy")
+        return [row]
+
+    data = tm.from_dict({"x": list(range(10))})
+    with pytest.warns(RuntimeWarning, match=r"flaky failed \(OSError: busy\); calling it again \(2 of 2\)"):
+        again = data.flat_map(flaky, {"x": "int64"}, retries=2)
+        assert again.sort("x").to_dict() == {"x": list(range(10))}
+    assert all(count == (3 if x % 3 == 0 else 1) for x, count in calls.items())
+    calls.clear()
+    with pytest.raises(tm.DataSetError, match=r"flaky failed on the row.*busy"), pytest.warns(RuntimeWarning):
+        data.flat_map(flaky, {"x": "int64"}, retries=1).count()
+    with pytest.raises(tm.DataSetError, match="retries is a number from 0 on, not -1"):
+        data.map_batches(lambda batch: batch, {"x": "int64"}, retries=-1)
+
+
 def test_values_that_the_first_rows_do_not_show() -> None:
     # Batches of their own: the first is looked at, the second would be guessed otherwise.
     parts = [pa.record_batch({"x": list(range(from_, to))}) for from_, to in [(0, 200), (200, 300)]]

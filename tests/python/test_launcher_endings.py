@@ -276,6 +276,46 @@ def test_children_of_a_worker_do_not_report_in_its_name(tmp_path: Path) -> None:
     assert "[0] ValueError: of the child" in err
 
 
+def test_a_job_is_started_again(tmp_path: Path) -> None:
+    """After a worker was killed the whole job runs again, and goes on from its checkpoint."""
+    app = tmp_path / "killed.py"
+    app.write_text(
+        f"""
+import os, signal
+import tidemill as tm
+job = tm.init()
+squares = tm.from_dict({{"x": [1, 2, 3]}}).with_columns(y=tm.col("x") * tm.col("x"))
+was_there = os.path.exists({str(tmp_path / "squares")!r})
+squares = squares.checkpoint({str(tmp_path / "squares")!r})
+if job.rank == 1 and os.environ["TIDEMILL_RESTART"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+job.comm.Barrier()
+print(was_there, squares.sort("x").to_dict()["y"])
+"""
+    )
+    result = launched.run("run", "-n", "2", "--restarts", "2", app)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.decode().count("True [1, 4, 9]") == 2
+    assert b"worker 1 was killed by SIGKILL" in result.stderr
+    assert result.stderr.count(b"tidemill: starting the job again (1 of 2)") == 1
+
+
+def test_a_job_is_not_started_for_ever(tmp_path: Path) -> None:
+    app = tmp_path / "fails.py"
+    app.write_text(f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\nraise SystemExit(3)\n")
+    result = launched.run("run", "-n", "1", "--restarts", "2", app)
+    assert result.returncode == 3
+    assert (tmp_path / "starts").read_text() == "xxx"
+
+
+def test_a_job_that_was_told_to_end_is_not_started_again(tmp_path: Path) -> None:
+    job = StayingJob(tmp_path, "--restarts", "5")
+    job.job.send_signal(signal.SIGTERM)
+    code, err = job.end()
+    assert code == 143
+    assert "starting the job again" not in err
+
+
 def test_a_job_at_a_terminal(tmp_path: Path) -> None:
     """A question shows before its answer, typing reaches rank 0, and Ctrl-C ends the job."""
     app = tmp_path / "asks.py"

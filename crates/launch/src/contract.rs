@@ -29,15 +29,15 @@ pub struct Contract {
 }
 
 impl Contract {
-    /// A new job with a name and a secret of its own.
+    /// A new job with a name and a secret of its own; `restart` counts the failed ones before it.
     ///
     /// # Errors
     /// When the system has no random numbers.
-    pub fn new(options: &JobOptions) -> io::Result<Self> {
+    pub fn new(options: &JobOptions, restart: u32) -> io::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let size = options.workers.unwrap_or(cores);
         let threads = options.threads.unwrap_or_else(|| u32::try_from(cores / size).unwrap_or(1).max(1));
-        let mut common: Vec<(&'static str, OsString)> = Vec::new();
+        let mut common: Vec<(&'static str, OsString)> = vec![("TIDEMILL_RESTART", restart.to_string().into())];
         if let Some(transport) = options.transport {
             common.push(("TIDEMILL_TRANSPORT", transport.name().into()));
         }
@@ -119,7 +119,7 @@ mod tests {
 
     fn environment(rank: usize) -> Vec<(&'static str, OsString)> {
         let options = JobOptions { workers: Some(3), threads: Some(2), ..JobOptions::default() };
-        let contract = Contract::new(&options).expect("the system has random numbers");
+        let contract = Contract::new(&options, 0).expect("the system has random numbers");
         contract.environment(rank, ([127, 0, 0, 1], 4000).into(), None, Path::new("/c"))
     }
 
@@ -142,7 +142,7 @@ mod tests {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         for size in 1..=cores {
             let options = JobOptions { workers: Some(size), ..JobOptions::default() };
-            let contract = Contract::new(&options).expect("the system has random numbers");
+            let contract = Contract::new(&options, 0).expect("the system has random numbers");
             let mut taken = vec![0; CpuSet::count()];
             for rank in 0..size {
                 let mine = contract.cores(rank).expect("there are enough cores");

@@ -60,12 +60,28 @@ pub fn run_app(options: &JobOptions, app: &App, args: Vec<OsString>, python: &Pa
 
 /// Runs `command` as a job and returns its exit code.
 pub fn run(options: &JobOptions, command: &[OsString], python: &Path) -> i32 {
-    match Program::find(command, python).and_then(|program| Job::start(options, &program)) {
-        Ok(job) => job.supervise(),
+    match Program::find(command, python).and_then(|program| run_again(options, &program)) {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("tidemill: {error}");
             error.exit_code()
         }
+    }
+}
+
+/// Runs the job, and after a failure of its workers all of it again, as often as the options allow.
+fn run_again(options: &JobOptions, program: &Program) -> Result<i32, StartError> {
+    // Longer than any one of the jobs: a signal between two of them is heard by the next.
+    let signals = Signals::catch().map_err(|e| StartError::System { what: "catch signals", source: e.into() })?;
+    let mut restart = 0;
+    loop {
+        let (code, failed) = Job::start(options, restart, program, &signals)?.supervise();
+        if !failed || restart == options.restarts {
+            return Ok(code);
+        }
+        restart += 1;
+        // Not `eprintln`, which panics when nobody reads.
+        let _ = writeln!(io::stderr(), "tidemill: starting the job again ({restart} of {})", options.restarts);
     }
 }
 
@@ -86,8 +102,7 @@ struct Output {
     sink: usize,
 }
 
-struct Job {
-    // Fields are dropped in this order: the guard must hear its farewell before the signals are Python's again.
+struct Job<'a> {
     guard: Guard,
     crashes: CrashDir,
     workers: Vec<Worker>,
@@ -101,15 +116,15 @@ struct Job {
     noted: bool,
     /// When an output last took something.
     last_write: Instant,
-    signals: Signals,
+    signals: &'a Signals,
 }
 
-impl Job {
-    fn start(options: &JobOptions, program: &Program) -> Result<Self, StartError> {
+impl<'a> Job<'a> {
+    /// The job's workers, for the first time or once more after `restart` failures.
+    fn start(options: &JobOptions, restart: u32, program: &Program, signals: &'a Signals) -> Result<Self, StartError> {
         let system = |what| move |source: io::Error| StartError::System { what, source };
-        let signals = Signals::catch().map_err(|error| system("catch signals")(error.into()))?;
         set_child_subreaper(true).map_err(|error| system("become a subreaper")(error.into()))?;
-        let contract = contract::Contract::new(options).map_err(system("prepare the job"))?;
+        let contract = contract::Contract::new(options, restart).map_err(system("prepare the job"))?;
         let crashes = CrashDir::create(&contract.job).map_err(system("make a temporary folder"))?;
         let guard = Guard::start(crashes.path()).map_err(|e| system("start the guard")(e.into()))?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(system("listen on the loopback address"))?;
@@ -173,13 +188,13 @@ impl Job {
         self.workers.push(Worker { child, group, exit: None, group_lives: true, crash: None, outputs });
     }
 
-    /// The event loop.
-    fn supervise(mut self) -> i32 {
+    /// The event loop. Returns the exit code, and whether it is one of a failure that nobody asked for.
+    fn supervise(mut self) -> (i32, bool) {
         let mut buffer = vec![0; READ_BYTES];
         loop {
             let now = Instant::now();
             if self.is_over(now) {
-                return self.policy.exit_code();
+                return (self.policy.exit_code(), self.policy.is_failure());
             }
             let ready = self.wait(now);
             let now = Instant::now();
@@ -404,7 +419,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for Job<'_> {
     /// However this ends (also by a panic), no process of the job stays.
     fn drop(&mut self) {
         self.signal_groups(Signal::SIGKILL);

@@ -54,6 +54,10 @@ pub struct JobOptions {
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub grace: Option<Duration>,
 
+    /// Start all workers again when one fails, at most so often [default: 0]; programs go on from their checkpoints
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub restarts: u32,
+
     /// Do not put [rank] in front of each line
     #[arg(long, action = ArgAction::SetTrue)]
     pub no_prefix: bool,

@@ -196,6 +196,11 @@ impl Policy {
         }
     }
 
+    /// Whether the job ended because a worker failed, and not because it was told to.
+    pub fn is_failure(&self) -> bool {
+        !self.signalled && self.cause.is_none() && self.origin().is_some()
+    }
+
     fn well_ended(&mut self, now: Instant) -> Option<Action> {
         if self.live == 0 && self.phase == Phase::Running {
             self.phase = Phase::Lingering { until: now + self.grace.failure };

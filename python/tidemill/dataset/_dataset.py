@@ -169,7 +169,7 @@ class DataSet:
 
     # Functions of the program. They run on every worker, which must be able to call them at any time.
 
-    def map_batches(self, function: Callable[[Any], Any], schema: Schema | None = None) -> DataSet:
+    def map_batches(self, function: Callable[[Any], Any], schema: Schema | None = None, *, retries: int = 0) -> DataSet:
         """What a function makes of batches of rows.
 
         Parameters
@@ -179,26 +179,31 @@ class DataSet:
             takes, or a list of them, or None. Needs pyarrow.
         schema : mapping of str to str, or pyarrow.Schema, optional
             What it returns; by default found out by calling it with the first rows, which is an action.
+        retries : int
+            How often it is called again with the same rows when it raises an exception; each time is a warning. For functions
+            that ask other services.
 
         Raises
         ------
         DataSetError
             By the action: with the traceback of the function and the worker it ran on.
         """
-        return _map.map_batches(self, function, schema)
+        return _map.map_batches(self, function, schema, retries)
 
-    def map(self, function: Callable[[Row], Row], schema: Schema | None = None) -> DataSet:
-        """What a function makes of each row: a dict of a dict.
+    def map(self, function: Callable[[Row], Row], schema: Schema | None = None, *, retries: int = 0) -> DataSet:
+        """What a function makes of each row: a dict of a dict. `retries` as for `map_batches`.
 
         >>> import tidemill as tm
         >>> tm.from_dict({"x": [1, 2]}).map(lambda row: {"y": row["x"] ** 2}).sort("y").to_dict()
         {'y': [1, 4]}
         """
-        return _map.map_rows(self, function, schema, several=False)
+        return _map.map_rows(self, function, schema, retries, several=False)
 
-    def flat_map(self, function: Callable[[Row], Iterable[Row]], schema: Schema | None = None) -> DataSet:
-        """The rows that a function makes of each row: any number of dicts of a dict."""
-        return _map.map_rows(self, function, schema, several=True)
+    def flat_map(
+        self, function: Callable[[Row], Iterable[Row]], schema: Schema | None = None, *, retries: int = 0
+    ) -> DataSet:
+        """The rows that a function makes of each row: any number of dicts of a dict. `retries` as for `map_batches`."""
+        return _map.map_rows(self, function, schema, retries, several=True)
 
     def reduce(self, function: Callable[[Row, Row], Row]) -> Row | None:
         """One row of all: ``function(row, row)`` makes one of two, again and again, in any order. An action.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ Schema = Mapping[str, str] | Any
 _SAMPLED_ROWS = 100
 
 
-def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | None) -> DataSet:
+def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | None, retries: int) -> DataSet:
     """See `DataSet.map_batches`."""
+    call = _retried(function, retries)
 
     def on_table(native: NativeTable) -> list[NativeTable]:
         import pyarrow
@@ -37,16 +39,20 @@ def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | 
         table = pyarrow.table(Table(native)).combine_chunks()
         # Of no rows pyarrow makes no batches; the function still shows what it would return.
         batches = table.to_batches() or [pyarrow.RecordBatch.from_pylist([], schema=table.schema)]
-        return [_taken(part) for batch in batches for part in _listed(function(batch))]
+        return [_taken(part) for batch in batches for part in _listed(call(batch))]
 
     return _mapped(data, _name(function), on_table, schema)
 
 
-def map_rows(data: DataSet, function: Callable[[Row], Any], schema: Schema | None, several: bool) -> DataSet:
+def map_rows(
+    data: DataSet, function: Callable[[Row], Any], schema: Schema | None, retries: int, several: bool
+) -> DataSet:
     """See `DataSet.map` and `DataSet.flat_map`."""
+    # Rows of a generator are made, and may fail, where they are asked for.
+    call = _retried((lambda row: list(function(row))) if several else function, retries, _name(function))
 
     def on_table(native: NativeTable) -> list[NativeTable]:
-        made = [_called(function, row) for row in Table(native).to_pylist()]
+        made = [_called(call, row, _name(function)) for row in Table(native).to_pylist()]
         return [_table([row for rows in made for row in rows] if several else made, schema)]
 
     return _mapped(data, _name(function), on_table, schema)
@@ -56,7 +62,7 @@ def filter_rows(data: DataSet, function: Callable[[Row], object]) -> DataSet:
     """See `DataSet.filter`."""
 
     def on_table(native: NativeTable) -> list[NativeTable]:
-        return [native.filter([bool(_called(function, row)) for row in Table(native).to_pylist()])]
+        return [native.filter([bool(_called(function, row, _name(function))) for row in Table(native).to_pylist()])]
 
     return _mapped(data, _name(function), on_table, data._native)
 
@@ -219,11 +225,30 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def _called(function: Callable[[Row], Any], row: Row) -> Any:
+def _called(function: Callable[[Row], Any], row: Row, name: str) -> Any:
     try:
         return function(row)
     except Exception as error:
-        raise DataSetError(f"{_name(function)} failed on the row {row!r}: {error}") from error
+        raise DataSetError(f"{name} failed on the row {row!r}: {error}") from error
+
+
+def _retried(function: Callable[[Any], Any], retries: int, name: str | None = None) -> Callable[[Any], Any]:
+    """The function, called again with the same argument when it fails, `retries` times at most."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise DataSetError(f"retries is a number from 0 on, not {retries!r}")
+    if retries == 0:
+        return function
+
+    def call(argument: Any) -> Any:
+        for again in range(1, retries + 1):
+            try:
+                return function(argument)
+            except Exception as error:
+                what = f"{name or _name(function)} failed ({type(error).__name__}: {error})"
+                warnings.warn(f"{what}; calling it again ({again} of {retries})", RuntimeWarning, stacklevel=2)
+        return function(argument)
+
+    return call
 
 
 def _folded(function: Callable[[Row, Row], Row], rows: list[Row]) -> Row:
