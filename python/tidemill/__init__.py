@@ -17,7 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill import dataset, ml, mpi
+    from tidemill import dataset, graph, ml, mpi
     from tidemill._errors import (
         BufferMismatchError,
         CommError,
@@ -61,15 +61,19 @@ if TYPE_CHECKING:
         sql,
         when,
     )
+    from tidemill.graph import Cancelled, Graph, GraphError, exchange
     from tidemill.mpi import Intracomm as Communicator
 
 __all__ = [
     "BufferMismatchError",
+    "Cancelled",
     "CommError",
     "Communicator",
     "DataSet",
     "DataSetError",
     "Expr",
+    "Graph",
+    "GraphError",
     "GroupBy",
     "Job",
     "KeyedRows",
@@ -89,10 +93,12 @@ __all__ = [
     "count",
     "dataset",
     "dense_rank",
+    "exchange",
     "from_arrow",
     "from_dict",
     "from_local",
     "function",
+    "graph",
     "init",
     "lit",
     "ml",
@@ -117,7 +123,10 @@ __version__: str
 _SOURCES: dict[str, tuple[str, str | None]] = {
     "BufferMismatchError": ("tidemill._errors", "BufferMismatchError"),
     "CommError": ("tidemill._errors", "CommError"),
+    "Cancelled": ("tidemill.graph", "Cancelled"),
     "Communicator": ("tidemill.mpi", "Intracomm"),
+    "Graph": ("tidemill.graph", "Graph"),
+    "GraphError": ("tidemill.graph", "GraphError"),
     "Job": ("tidemill._job", "Job"),
     "MismatchError": ("tidemill._errors", "MismatchError"),
     "OperationError": ("tidemill._errors", "OperationError"),
@@ -128,6 +137,8 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "WorkerLost": ("tidemill._errors", "WorkerLost"),
     "__version__": ("tidemill._tidemill", "__version__"),
     "dataset": ("tidemill.dataset", None),
+    "exchange": ("tidemill.graph.exchange", None),
+    "graph": ("tidemill.graph", None),
     "init": ("tidemill._job", "init"),
     "ml": ("tidemill.ml", None),
     "mpi": ("tidemill.mpi", None),

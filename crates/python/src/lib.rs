@@ -7,6 +7,7 @@ mod collectives;
 mod comm;
 mod dataset;
 mod errors;
+mod graph;
 mod handles;
 mod job;
 mod kernels;
@@ -32,6 +33,7 @@ fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(collectives::reduce_local, m)?)?;
     m.add_function(wrap_pyfunction!(tune::tune, m)?)?;
     dataset::register(m)?;
+    graph::register(m)?;
     kernels::register(m)?;
     launch::register(m)?;
     Ok(())

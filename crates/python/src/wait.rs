@@ -8,6 +8,7 @@ use tidemill_collective::{CollectiveError, Request, Started};
 use tidemill_net::{NetError, Status, Wait};
 
 use crate::errors::{from_collective, from_net};
+use crate::graph::check_given_up;
 use crate::handles::Raised;
 
 /// What keeps the memory of an operation alive when its wait is given up. Most have one buffer or two.
@@ -67,7 +68,10 @@ pub fn without_gil(py: Python<'_>, request: &mut Request, raised: Option<&Raised
     loop {
         match detach(py, || request.wait_slice(&mut wait)) {
             Ok(Some(status)) => return Ok(status),
-            Ok(None) => py.check_signals()?,
+            Ok(None) => {
+                py.check_signals()?;
+                check_given_up(py)?;
+            }
             Err(error) => return Err(explain(py, &error, raised)),
         }
     }

@@ -16,7 +16,7 @@ from tidemill._job import Job, init
 from tidemill._tidemill import QueryEngine
 from tidemill.dataset._errors import DataSetError
 
-__all__ = ["engine"]
+__all__ = ["bytes_of", "engine", "memory_budget"]
 
 _lock = threading.Lock()
 _engines: list[QueryEngine] = []
@@ -33,7 +33,7 @@ def engine() -> QueryEngine:
             if not _engines:
                 spill_dir = os.environ.get("TIDEMILL_SPILL_DIR") or None
                 job = init()
-                _engines.append(QueryEngine(_threads(job), job.size, _memory(), spill_dir))
+                _engines.append(QueryEngine(_threads(job), job.size, memory_budget(), spill_dir))
     return _engines[0]
 
 
@@ -48,11 +48,20 @@ def _threads(job: Job) -> int:
     return max(1, *(int(worker["cores"]) // sharing[worker["host_id"]] for worker in job.workers))
 
 
-def _memory() -> int | None:
+def memory_budget() -> int | None:
+    """Bytes that this worker's queries and graphs may hold; None: no limit."""
     text = os.environ.get("TIDEMILL_MEMORY", "")
     if not text:
         return None
+    try:
+        return bytes_of(text)
+    except ValueError:
+        raise DataSetError(f"TIDEMILL_MEMORY must be a size such as 512MiB or 2GiB, not {text!r}") from None
+
+
+def bytes_of(text: str) -> int:
+    """The bytes of a size such as ``2GiB``; `ValueError` if it is none."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not found:
-        raise DataSetError(f"TIDEMILL_MEMORY must be a size such as 512MiB or 2GiB, not {text!r}")
+        raise ValueError(text)
     return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -131,7 +131,8 @@ fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overl
     });
     let everywhere: Vec<u32> = (0..lowering.workers()).collect();
     let schemas = vec![SchemaRef::clone(&schema), schema];
-    let combine = lowering.stage("combine", everywhere, 2, schemas, Executor::Pool, factory);
+    let executor = if reduction.is_function() { Executor::Thread } else { Executor::Pool };
+    let combine = lowering.stage("combine", everywhere, 2, schemas, executor, factory);
     let own = members.iter().map(|&worker| Some(worker)).collect();
     lowering.connect(before.output(0), combine.input(0), Mover::Map(own));
     // An edge from the stage to itself, but never from a copy to itself or back: a tree.

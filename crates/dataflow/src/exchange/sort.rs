@@ -40,12 +40,19 @@ const SAMPLE_ROWS: usize = 2000;
 pub struct Sort {
     keys: Arc<[SortKey]>,
     all: bool,
+    /// Rows of a range are left as they come.
+    unsorted: bool,
 }
 
 impl Sort {
     /// Sorts by these columns, the first first.
     pub fn by(keys: impl IntoIterator<Item = SortKey>) -> Self {
-        Sort { keys: keys.into_iter().collect(), all: false }
+        Sort { keys: keys.into_iter().collect(), all: false, unsorted: false }
+    }
+
+    /// Only deals rows by ranges of these columns, about as many to each copy: what a copy gets is in no order.
+    pub fn ranges(keys: impl IntoIterator<Item = SortKey>) -> Self {
+        Sort { unsorted: true, ..Sort::by(keys) }
     }
 
     /// Draws the samples from all rows before any is sent. Without it, the first 64 MiB of each copy serve, unless the rows
@@ -60,7 +67,8 @@ impl Sort {
 impl Exchange for Sort {
     fn describe(&self) -> String {
         let keys: Vec<String> = self.keys.iter().map(SortKey::describe).collect();
-        format!("sort by {}{}", keys.join(", "), if self.all { " (sampled whole)" } else { "" })
+        let what = if self.unsorted { "partition by range of" } else { "sort by" };
+        format!("{what} {}{}", keys.join(", "), if self.all { " (sampled whole)" } else { "" })
     }
 
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
@@ -79,9 +87,13 @@ impl Exchange for Sort {
         let schema = SchemaRef::clone(lowering.target_schema());
         let (senders, copies) = (lowering.workers_of(source).to_vec(), lowering.workers_of(target).len());
         let keys = Arc::clone(&self.keys);
+        let all_to_one = || Mover::Map(vec![Some(0); senders.len()]);
+        if copies == 1 && self.unsorted {
+            return lowering.connect(source, target, all_to_one());
+        }
         if copies == 1 {
             let sort = sort_stage(lowering, "sort", target, keys);
-            lowering.connect(source, sort.input(0), Mover::Map(vec![Some(0); senders.len()]));
+            lowering.connect(source, sort.input(0), all_to_one());
             return lowering.connect_direct(sort.output(0), target);
         }
         // Where each source copy's splitters are, for its stage to set and its partitioner to follow.
@@ -98,11 +110,15 @@ impl Exchange for Sort {
         let split = lowering.stage("splitters", first, 1, vec![sample_schema()], Executor::Pool, factory);
 
         lowering.connect_direct(source, sample.input(0));
-        lowering.connect(sample.output(1), split.input(0), Mover::Map(vec![Some(0); senders.len()]));
+        lowering.connect(sample.output(1), split.input(0), all_to_one());
         lowering.connect(split.output(0), sample.input(1), Mover::Broadcast(Overlay::default()));
-        let sort = sort_stage(lowering, "sort", target, Arc::clone(&keys));
         let order = Order::new(&schema, &keys).expect("checked before");
-        lowering.connect(sample.output(0), sort.input(0), Mover::Partition(Arc::new(ByRange { order, cells })));
+        let by_range = Mover::Partition(Arc::new(ByRange { order, cells }));
+        if self.unsorted {
+            return lowering.connect(sample.output(0), target, by_range);
+        }
+        let sort = sort_stage(lowering, "sort", target, Arc::clone(&keys));
+        lowering.connect(sample.output(0), sort.input(0), by_range);
         lowering.connect_direct(sort.output(0), target);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
 
 use super::edge::Edge;
 use super::inlet::{Inlet, Packet};
@@ -117,6 +118,11 @@ impl Input {
             let edge = Arc::clone(edge);
             self.streams.push(StreamEnd { edge, source, decoder: None, blocks: 0, rows: 0, over });
         }
+    }
+
+    /// The schema of what arrives here; `None` when nothing leads here.
+    pub fn schema(&self) -> Option<&SchemaRef> {
+        self.streams.first().map(|stream| &stream.edge.schema)
     }
 
     /// How many streams lead here: one from each copy of each task that an edge connects.
@@ -344,6 +350,19 @@ impl Inputs {
             if waiting { Poll::Pending } else { Poll::Ready(Ok(None)) }
         })
         .await
+    }
+
+    /// [`Inputs::recv_any`] for a copy that blocks its thread. The error is `Cancelled` when the run is given up.
+    ///
+    /// # Errors
+    /// As [`Input::recv`].
+    pub fn recv_any_blocking(
+        &mut self,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
+        let Some(first) = self.ports.first() else { return Ok(None) };
+        let cancel = first.cancel.clone();
+        block_on(cancel.guard(self.recv_any(wanted)))?
     }
 
     /// Whether the end of every port has been reported.

@@ -339,6 +339,15 @@ impl Output {
         Ok(())
     }
 
+    /// [`Output::flush`] for a copy that blocks its thread.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub fn flush_blocking(&mut self) -> Result<(), TaskError> {
+        let cancel = self.cancel.clone();
+        block_on(cancel.guard(self.flush()))?
+    }
+
     /// Ends the port before the task's end. Nothing can be sent afterwards.
     ///
     /// # Errors

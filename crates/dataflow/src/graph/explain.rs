@@ -1,4 +1,4 @@
-//! A graph for people: as text, and as DOT for Graphviz.
+//! A graph for people: as text, and as DOT for Graphviz. Pictures are in [`super::svg`].
 
 use std::fmt::Write;
 
@@ -56,7 +56,7 @@ impl Graph {
         Ok(text)
     }
 
-    fn kind(&self, task: usize) -> &'static str {
+    pub(super) fn kind(&self, task: usize) -> &'static str {
         match (self.tasks[task].inputs.is_empty(), self.tasks[task].outputs.is_empty()) {
             (true, _) => "source",
             (_, true) => "sink",
@@ -75,7 +75,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// `0-3, 7` for 0, 1, 2, 3, 7; repeated workers once, with how often: `0 x2, 1 x2`.
-fn ranges(workers: &[u32]) -> String {
+pub(super) fn ranges(workers: &[u32]) -> String {
     let mut counts: Vec<(u32, usize)> = Vec::new();
     let mut sorted = workers.to_vec();
     sorted.sort_unstable();

@@ -2,11 +2,12 @@
 //!
 //! Tasks have named ports; an edge joins output ports to an input port and names an exchange, which says who gets which
 //! rows. A graph is plain data plus the functions of its tasks: checking it ([`check`]), lowering it to copies and movers
-//! ([`crate::flow`]) and printing it ([`explain`]) are apart.
+//! ([`crate::flow`]), printing and drawing it ([`explain`], [`svg`]) are apart.
 
 pub mod check;
 mod explain;
 pub(crate) mod fingerprint;
+mod svg;
 mod task;
 
 use std::sync::Arc;

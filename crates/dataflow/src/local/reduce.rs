@@ -108,6 +108,11 @@ impl Reduce {
         Reduce { fold: Fold::Function { name: name.into(), columns, function: Arc::new(function) } }
     }
 
+    /// Whether it calls a function, which may block.
+    pub(crate) fn is_function(&self) -> bool {
+        matches!(self.fold, Fold::Function { .. })
+    }
+
     pub(crate) fn describe(&self) -> String {
         match &self.fold {
             Fold::Columns(columns) => {

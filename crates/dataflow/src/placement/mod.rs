@@ -72,6 +72,17 @@ pub struct Plan {
     pub tasks: Vec<TaskPlan>,
 }
 
+impl Graph {
+    /// Where its copies would run on these workers.
+    ///
+    /// # Errors
+    /// When the graph makes no sense or the placement cannot be done.
+    pub fn plan(&self, placement: &dyn Placement, workers: &[WorkerInfo]) -> Result<Plan, DataflowError> {
+        self.check(workers.len() as u32)?;
+        Plan::make(self, placement, workers)
+    }
+}
+
 impl Plan {
     pub(crate) fn workers_of(&self, task: usize) -> &[u32] {
         &self.tasks[task].workers

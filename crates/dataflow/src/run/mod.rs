@@ -184,8 +184,7 @@ impl Runner {
     /// # Errors
     /// When the graph makes no sense or the placement cannot be done.
     pub fn plan(&self, graph: &Graph, placement: &dyn Placement) -> Result<Plan, DataflowError> {
-        graph.check(self.comm.size())?;
-        Plan::make(graph, placement, &self.workers)
+        graph.plan(placement, &self.workers)
     }
 
     /// [`Runner::run`] with a placement of one's own, and with `look` called every 100 ms or so.

@@ -40,6 +40,11 @@ impl Drop for QueryEngine {
 }
 
 impl QueryEngine {
+    /// Threads that run queries.
+    pub fn threads(&self) -> usize {
+        self.config.threads
+    }
+
     /// The workers of the job; the first call is collective. Not with the GIL held.
     pub fn workers(&self, comm: &Communicator) -> Result<Arc<Workers>, ActionError> {
         let mut workers = self.workers.lock();

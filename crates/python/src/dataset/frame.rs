@@ -263,7 +263,7 @@ fn together<T: Send>(
 }
 
 /// An exception of a user's function, with its traceback.
-fn told(py: Python<'_>, error: &PyErr) -> String {
+pub fn told(py: Python<'_>, error: &PyErr) -> String {
     let lines =
         py.import("traceback").and_then(|traceback| traceback.call_method1("format_exception", (error.value(py),)));
     let text = lines.and_then(|lines| lines.extract::<Vec<String>>()).map(|lines| lines.concat());

@@ -14,6 +14,12 @@ mod frame;
 mod table;
 mod value;
 
+// Task graphs share tables, schemas and the engine with them.
+pub use calls::Call;
+pub use engine::{GivenSchema, QueryEngine};
+pub use frame::told;
+pub use table::NativeTable;
+
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<engine::QueryEngine>()?;
     m.add_class::<expr::NativeExpr>()?;

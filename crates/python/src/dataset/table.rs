@@ -52,6 +52,19 @@ impl NativeTable {
         NativeTable { schema, batches }
     }
 
+    /// A table of these columns without rows.
+    #[staticmethod]
+    fn empty(py: Python<'_>, schema: GivenSchema) -> PyResult<Self> {
+        Ok(NativeTable { schema: schema.resolve(py)?, batches: Vec::new() })
+    }
+
+    /// The rows of tables that have the columns of `first`, after its own.
+    #[staticmethod]
+    fn concat(first: &NativeTable, others: Vec<PyRef<'_, NativeTable>>) -> Self {
+        let batches = first.batches.iter().chain(others.iter().flat_map(|table| &table.batches)).cloned().collect();
+        NativeTable { schema: first.schema.clone(), batches }
+    }
+
     /// Of columns (name, values, type or none): Python values.
     #[staticmethod]
     fn from_lists(py: Python<'_>, columns: Vec<(String, Bound<'_, PyList>, Option<String>)>) -> PyResult<Self> {

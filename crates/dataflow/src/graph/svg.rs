@@ -1,0 +1,302 @@
+//! A graph as a picture: tasks in layers from left to right, drawn without any other program.
+//!
+//! Between two layers of tasks lies a layer of labels, one for each edge: so no label can lie on another, or on a box. An edge
+//! that passes by layers has a place of its own in each of them.
+
+use std::fmt::Write;
+
+use super::Graph;
+use super::check::{CheckedEdge, GraphErrors};
+use super::explain::ranges;
+use crate::placement::Plan;
+
+const FONT: f32 = 13.0;
+const SMALL_FONT: f32 = 11.0;
+const LINE: f32 = 16.0;
+/// Width of a letter, of its font's size, on average.
+const LETTER: f32 = 0.58;
+const PADDING: f32 = 10.0;
+/// Between layers, and between what is in one.
+const GAP_X: f32 = 26.0;
+const GAP_Y: f32 = 22.0;
+const MARGIN: f32 = 16.0;
+const LABEL_LETTERS_MAX: usize = 26;
+const SWEEPS: usize = 8;
+
+/// What has a place in a layer.
+enum Kind {
+    Task(&'static str),
+    Label,
+    /// An edge that passes by.
+    Bend,
+}
+
+struct Node {
+    kind: Kind,
+    lines: Vec<String>,
+    layer: usize,
+    width: f32,
+    height: f32,
+    /// Of its centre.
+    x: f32,
+    y: f32,
+}
+
+#[derive(Default)]
+struct Drawing {
+    nodes: Vec<Node>,
+    lines: Vec<(usize, usize)>,
+    layers: Vec<Vec<usize>>,
+}
+
+impl Graph {
+    /// The graph as an SVG picture: every task with, given a plan, where its copies run; every edge with its exchange.
+    ///
+    /// # Errors
+    /// When the graph cannot run.
+    pub fn to_svg(&self, workers: u32, plan: Option<&Plan>) -> Result<String, GraphErrors> {
+        let edges = self.checked(workers)?;
+        let mut drawing = Drawing::default();
+        for (index, layer) in layers(self.tasks.len(), &edges).into_iter().enumerate() {
+            let task = &self.tasks[index];
+            let mut lines = vec![task.name.clone()];
+            let copies = task.parallelism.copies(workers);
+            lines.push(format!("{} x {copies}", self.kind(index)));
+            if let Some(plan) = plan {
+                lines.push(format!("on workers {}", ranges(plan.workers_of(index))));
+            }
+            // Labels lie in the odd layers.
+            drawing.add(Kind::Task(self.kind(index)), lines, 2 * layer);
+        }
+        for (checked, edge) in edges.iter().zip(&self.edges) {
+            let layer = drawing.nodes[checked.target.0].layer - 1;
+            let label = drawing.add(Kind::Label, wrapped(&self.label(checked, &edge.exchange.describe())), layer);
+            checked.sources.iter().for_each(|&(source, _)| drawing.connect(source, label));
+            drawing.lines.push((label, checked.target.0));
+        }
+        drawing.arrange();
+        Ok(drawing.draw(&self.name))
+    }
+
+    /// What the exchange does, after the ports it does it between, where there is a choice.
+    fn label(&self, edge: &CheckedEdge, exchange: &str) -> String {
+        let (target, input) = edge.target;
+        let several_out = edge.sources.iter().any(|&(task, _)| self.tasks[task].outputs.len() > 1);
+        if !several_out && self.tasks[target].inputs.len() == 1 {
+            return exchange.to_owned();
+        }
+        let outputs: Vec<&str> =
+            edge.sources.iter().map(|&(task, port)| self.tasks[task].outputs[port].name.as_str()).collect();
+        format!("{} → {}: {exchange}", outputs.join(" + "), self.tasks[target].inputs[input].name)
+    }
+}
+
+/// The layer of each task: one more than that of the last it waits for.
+fn layers(tasks: usize, edges: &[CheckedEdge]) -> Vec<usize> {
+    let mut layers = vec![0; tasks];
+    // There is no cycle, so no path is longer than there are tasks.
+    for _ in 0..tasks {
+        for edge in edges {
+            let last = edge.sources.iter().map(|&(task, _)| layers[task] + 1).max().unwrap_or(0);
+            layers[edge.target.0] = layers[edge.target.0].max(last);
+        }
+    }
+    layers
+}
+
+/// The words in lines that are not long.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= LABEL_LETTERS_MAX => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+impl Drawing {
+    fn add(&mut self, kind: Kind, lines: Vec<String>, layer: usize) -> usize {
+        let letters = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0) as f32;
+        let (font, padding) = match kind {
+            Kind::Task(_) => (FONT, PADDING),
+            Kind::Label => (SMALL_FONT, PADDING / 2.0),
+            Kind::Bend => (0.0, 0.0),
+        };
+        let (width, height) = (letters * font * LETTER + 2.0 * padding, lines.len() as f32 * LINE + 2.0 * padding);
+        self.nodes.push(Node { kind, lines, layer, width, height, x: 0.0, y: 0.0 });
+        self.nodes.len() - 1
+    }
+
+    /// A line from `from` to `to`, with a bend in every layer between them.
+    fn connect(&mut self, from: usize, to: usize) {
+        let mut last = from;
+        for layer in self.nodes[from].layer + 1..self.nodes[to].layer {
+            let bend = self.add(Kind::Bend, Vec::new(), layer);
+            self.lines.push((last, bend));
+            last = bend;
+        }
+        self.lines.push((last, to));
+    }
+
+    /// Gives every node its place.
+    fn arrange(&mut self) {
+        let count = self.nodes.iter().map(|node| node.layer + 1).max().unwrap_or(0);
+        self.layers = vec![Vec::new(); count];
+        (0..self.nodes.len()).for_each(|node| self.layers[self.nodes[node].layer].push(node));
+        for layer in 0..count {
+            self.stack(layer, |_| None);
+        }
+        // To and fro, everybody goes to the middle of its neighbours; first the order settles, then the places.
+        for sweep in 0..SWEEPS {
+            let order: Vec<usize> = if sweep % 2 == 0 { (0..count).collect() } else { (0..count).rev().collect() };
+            for layer in order {
+                let wishes: Vec<Option<f32>> = (0..self.nodes.len()).map(|node| self.middle(node, layer)).collect();
+                if sweep < SWEEPS / 2 {
+                    let wish = |node: &usize| wishes[*node].unwrap_or(self.nodes[*node].y);
+                    let mut nodes = std::mem::take(&mut self.layers[layer]);
+                    nodes.sort_by(|a, b| wish(a).total_cmp(&wish(b)));
+                    self.layers[layer] = nodes;
+                }
+                self.stack(layer, |node| wishes[node]);
+            }
+        }
+        let mut x = MARGIN;
+        for layer in &self.layers {
+            let width = layer.iter().map(|&node| self.nodes[node].width).fold(0.0, f32::max);
+            layer.iter().for_each(|&node| self.nodes[node].x = x + width / 2.0);
+            x += width + GAP_X;
+        }
+        let top = self.nodes.iter().map(|node| node.y - node.height / 2.0).fold(f32::INFINITY, f32::min);
+        self.nodes.iter_mut().for_each(|node| node.y += 2.0 * MARGIN + LINE - top);
+    }
+
+    /// The middle of what a node of `layer` is joined to.
+    fn middle(&self, node: usize, layer: usize) -> Option<f32> {
+        if self.nodes[node].layer != layer {
+            return None;
+        }
+        let other = |&(from, to): &(usize, usize)| (from == node).then_some(to).or((to == node).then_some(from));
+        let joined: Vec<f32> = self.lines.iter().filter_map(other).map(|node| self.nodes[node].y).collect();
+        (!joined.is_empty()).then(|| joined.iter().sum::<f32>() / joined.len() as f32)
+    }
+
+    /// Puts a layer's nodes below each other, each as near to what it wishes for as the others let it.
+    fn stack(&mut self, layer: usize, wish: impl Fn(usize) -> Option<f32>) {
+        let mut bottom = f32::NEG_INFINITY;
+        let mut off = 0.0;
+        for &node in &self.layers[layer] {
+            let wanted = wish(node).unwrap_or(self.nodes[node].y);
+            let half = self.nodes[node].height / 2.0;
+            self.nodes[node].y = wanted.max(bottom + half);
+            bottom = self.nodes[node].y + half + GAP_Y;
+            off += self.nodes[node].y - wanted;
+        }
+        // What was pushed down only is too low, all together.
+        let off = off / self.layers[layer].len().max(1) as f32;
+        self.layers[layer].iter().for_each(|&node| self.nodes[node].y -= off);
+    }
+
+    fn draw(&self, name: &str) -> String {
+        let right = self.nodes.iter().map(|node| node.x + node.width / 2.0).fold(0.0, f32::max) + MARGIN;
+        let right = right.max(name.chars().count() as f32 * FONT * LETTER + 2.0 * MARGIN);
+        let bottom = self.nodes.iter().map(|node| node.y + node.height / 2.0).fold(0.0, f32::max) + MARGIN;
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{right:.0}\" height=\"{bottom:.0}\" viewBox=\"0 0 {right:.0} \
+             {bottom:.0}\" font-family=\"sans-serif\">\n<title>{0}</title>\n<rect width=\"100%\" height=\"100%\" \
+             fill=\"#ffffff\"/>\n<defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" markerWidth=\"8\" \
+             markerHeight=\"8\" orient=\"auto\"><path d=\"M0,0 L8,4 L0,8 z\" fill=\"#59636e\"/></marker></defs>\n\
+             <text x=\"{MARGIN}\" y=\"{1}\" font-size=\"{FONT}\" fill=\"#59636e\">{0}</text>\n",
+            escaped(name),
+            MARGIN + LINE / 2.0
+        );
+        for &(from, to) in &self.lines {
+            self.draw_line(&mut svg, &self.nodes[from], &self.nodes[to]);
+        }
+        self.nodes.iter().for_each(|node| node.draw(&mut svg));
+        svg.push_str("</svg>\n");
+        svg
+    }
+
+    fn draw_line(&self, svg: &mut String, from: &Node, to: &Node) {
+        let (start, end) = (from.x + from.width / 2.0, to.x - to.width / 2.0);
+        let middle = (start + end) / 2.0;
+        let tip = if matches!(to.kind, Kind::Task(_)) { " marker-end=\"url(#tip)\"" } else { "" };
+        let _ = writeln!(
+            svg,
+            "<path d=\"M{start:.1},{0:.1} C{middle:.1},{0:.1} {middle:.1},{1:.1} {end:.1},{1:.1}\" fill=\"none\" \
+             stroke=\"#59636e\" stroke-width=\"1.5\"{tip}/>",
+            from.y, to.y
+        );
+    }
+}
+
+impl Node {
+    fn draw(&self, svg: &mut String) {
+        let (left, top) = (self.x - self.width / 2.0, self.y - self.height / 2.0);
+        let (font, fill, stroke) = match self.kind {
+            Kind::Task("source") => (FONT, "#e6f4ea", "#2c7a4b"),
+            Kind::Task("sink") => (FONT, "#fdf0e1", "#b06a16"),
+            Kind::Task(_) => (FONT, "#e8effa", "#33609e"),
+            Kind::Label => (SMALL_FONT, "#f6f8fa", "#d0d7de"),
+            // A layer may be wider than the bend in it: the line goes on.
+            Kind::Bend => return,
+        };
+        let (width, height) = (self.width, self.height);
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"5\" fill=\"{fill}\" \
+             stroke=\"{stroke}\"/>"
+        );
+        let first = top + (height - self.lines.len() as f32 * LINE) / 2.0 + LINE * 0.72;
+        for (at, line) in self.lines.iter().enumerate() {
+            let (size, weight) = match (&self.kind, at) {
+                (Kind::Task(_), 0) => (font, " font-weight=\"bold\""),
+                _ => (SMALL_FONT, ""),
+            };
+            let _ = writeln!(
+                svg,
+                "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"{size}\"{weight} text-anchor=\"middle\" fill=\"#1f2328\">{}</text>",
+                self.x,
+                first + at as f32 * LINE,
+                escaped(line)
+            );
+        }
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two boxes on each other could not be read.
+    #[test]
+    fn nodes_of_a_layer_do_not_overlap() {
+        let mut drawing = Drawing::default();
+        for task in 0..9 {
+            drawing.add(Kind::Task("task"), vec![format!("task {task}"); 1 + task % 3], 2 * (task / 3));
+        }
+        for (from, to) in [(0, 8), (1, 3), (2, 3), (0, 4), (2, 5), (3, 6), (4, 6), (5, 7), (1, 7)] {
+            let label = drawing.add(Kind::Label, vec!["by key".into()], drawing.nodes[to].layer - 1);
+            drawing.connect(from, label);
+            drawing.lines.push((label, to));
+        }
+        drawing.arrange();
+        for layer in &drawing.layers {
+            for pair in layer.windows(2) {
+                let (above, below) = (&drawing.nodes[pair[0]], &drawing.nodes[pair[1]]);
+                let between = (below.y - below.height / 2.0) - (above.y + above.height / 2.0);
+                assert!(between > GAP_Y - 0.01, "{between}");
+            }
+        }
+        assert!(drawing.nodes.iter().all(|node| node.y - node.height / 2.0 >= MARGIN));
+    }
+}

@@ -1,0 +1,159 @@
+//! Building a graph, and looking at it before it runs.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tidemill_dataflow::graph::Parallelism;
+use tidemill_dataflow::placement::{FirstFit, Locality, Placement, RoundRobin, TaskPlan};
+use tidemill_dataflow::{DataflowError, Graph, Plan, PortRef, Resources, TaskId, TaskSpec, WorkerInfo};
+use tidemill_dataset::datafusion::arrow::datatypes::{Field, Schema, SchemaRef};
+
+use crate::dataset::GivenSchema;
+
+use super::copy::{Crew, factory};
+use super::exchange::NativeExchange;
+use super::raised;
+
+/// Host, cores, bytes of memory (0: no limit) of a worker.
+pub type Worker = (String, f32, u64);
+/// Of each task the worker of each copy.
+pub type Planned = Vec<(String, Vec<u32>)>;
+
+pub fn infos(workers: Vec<Worker>) -> Vec<WorkerInfo> {
+    let info = |(host, cores, memory): Worker| {
+        let memory_bytes = if memory == 0 { u64::MAX } else { memory };
+        WorkerInfo { host, cores, memory_bytes }
+    };
+    workers.into_iter().map(info).collect()
+}
+
+pub fn plan(planned: Planned) -> Plan {
+    Plan { tasks: planned.into_iter().map(|(task, workers)| TaskPlan { task, workers }).collect() }
+}
+
+/// Where copies go, as Python says it.
+#[derive(FromPyObject)]
+pub enum Given {
+    Name(String),
+    Plan(Planned),
+}
+
+impl Given {
+    fn placement(self) -> PyResult<Box<dyn Placement>> {
+        Ok(match self {
+            Given::Plan(planned) => Box::new(plan(planned)),
+            Given::Name(name) => match name.as_str() {
+                "round_robin" => Box::new(RoundRobin),
+                "first_fit" => Box::new(FirstFit),
+                "locality" => Box::new(Locality),
+                other => {
+                    return Err(PyValueError::new_err(format!(
+                        "placement={other:?}: there are \"round_robin\", \"first_fit\" and \"locality\", a plan as \
+                         Graph.plan() gives it, and functions of tasks and workers that make one"
+                    )));
+                }
+            },
+        })
+    }
+}
+
+/// A task graph.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct NativeGraph {
+    pub graph: Mutex<Graph>,
+    pub crew: Arc<Crew>,
+    tasks: Mutex<Vec<TaskId>>,
+}
+
+impl NativeGraph {
+    fn port(&self, (task, port): (usize, String)) -> PortRef {
+        self.tasks.lock()[task].port(&port)
+    }
+}
+
+/// Every column may be null: what functions send says so only where it is.
+fn nullable(schema: &SchemaRef) -> SchemaRef {
+    let fields: Vec<Field> = schema.fields().iter().map(|field| Field::clone(field).with_nullable(true)).collect();
+    Arc::new(Schema::new(fields))
+}
+
+#[pymethods]
+impl NativeGraph {
+    #[new]
+    fn new(name: String) -> Self {
+        NativeGraph { graph: Mutex::new(Graph::new(name)), crew: Arc::default(), tasks: Mutex::default() }
+    }
+
+    /// Adds a task, whose number it returns. `start` starts the thread of a copy; see `copy::factory`.
+    #[pyo3(signature = (name, start, inputs, outputs, *, copies, per_worker, cores, memory_bytes, data_hosts, comm))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
+    fn add(
+        &self,
+        py: Python<'_>,
+        name: String,
+        start: Py<PyAny>,
+        inputs: Vec<(String, Option<GivenSchema>)>,
+        outputs: Vec<(String, GivenSchema)>,
+        copies: Option<u32>,
+        per_worker: u32,
+        cores: f32,
+        memory_bytes: u64,
+        data_hosts: Vec<Vec<String>>,
+        comm: bool,
+    ) -> PyResult<usize> {
+        let parallelism = copies.map_or(Parallelism::PerWorker(per_worker), Parallelism::Total);
+        let mut task = TaskSpec::from_factory(name, factory(start, &self.crew))
+            .parallelism(parallelism)
+            .resources(Resources { cores, memory_bytes, data_hosts });
+        for (port, schema) in inputs {
+            task = match schema {
+                Some(schema) => task.input_of(&port, nullable(&schema.resolve(py)?)),
+                None => task.input(&port),
+            };
+        }
+        for (port, schema) in outputs {
+            task = task.output(&port, nullable(&schema.resolve(py)?));
+        }
+        let task = self.graph.lock().add(if comm { task.with_comm() } else { task });
+        let mut tasks = self.tasks.lock();
+        tasks.push(task);
+        Ok(tasks.len() - 1)
+    }
+
+    /// Adds an edge from ports (task, port) to a port.
+    fn connect(&self, sources: Vec<(usize, String)>, target: (usize, String), exchange: &NativeExchange) {
+        let sources = sources.into_iter().map(|port| self.port(port)).collect();
+        let target = self.port(target);
+        self.graph.lock().connect_all(sources, target, exchange.0.clone());
+    }
+
+    /// Raises all that is wrong with the graph.
+    fn check(&self, py: Python<'_>, workers: u32) -> PyResult<()> {
+        self.graph.lock().check(workers).map_err(|errors| raised(py, &errors.into()))
+    }
+
+    fn plan(&self, py: Python<'_>, placement: Given, workers: Vec<Worker>) -> PyResult<Planned> {
+        let placement = placement.placement()?;
+        let plan = self.graph.lock().plan(placement.as_ref(), &infos(workers));
+        let plan = plan.map_err(|error| raised(py, &error))?;
+        Ok(plan.tasks.into_iter().map(|task| (task.task, task.workers)).collect())
+    }
+
+    /// The graph as `"text"`, `"dot"` or `"svg"`.
+    fn explain(&self, py: Python<'_>, format: &str, workers: u32, planned: Planned) -> PyResult<String> {
+        let (graph, plan) = (self.graph.lock(), plan(planned));
+        let text = match format {
+            "text" => graph.explain(workers, Some(&plan)),
+            "dot" => graph.to_dot(workers, Some(&plan)),
+            "svg" => graph.to_svg(workers, Some(&plan)),
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "a graph explains itself as \"text\", \"dot\" or \"svg\", not {other:?}"
+                )));
+            }
+        };
+        text.map_err(|errors| raised(py, &DataflowError::from(errors)))
+    }
+}

@@ -1,0 +1,327 @@
+//! One copy of a task as Python sees it: its function runs on a thread of Python's own, which uses the ports from there.
+//!
+//! To the run the copy is a future that waits for the function's end. When the run is given up the future is dropped and the
+//! ports are closed: who waits at one is told at once, and a function that waits elsewhere keeps nobody.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use tidemill_dataflow::graph::TaskFactory;
+use tidemill_dataflow::{DataflowError, Inputs, Item, Output, TaskContext, TaskError};
+use tokio::sync::oneshot;
+
+use crate::comm::Comm;
+use crate::dataset::{Call, NativeTable, told};
+use crate::wait::detach;
+
+use super::{cancelled, cancelled_class, graph_error, message};
+
+/// How long functions may take to notice that their run is over before they are left to themselves.
+const NOTICE_TIME: Duration = Duration::from_secs(1);
+
+/// How a function has ended; the run waits for it.
+type Ended = oneshot::Sender<Result<(), TaskError>>;
+
+/// What a copy's thread, its future and its run share.
+pub struct Shared {
+    context: TaskContext,
+    inputs: Mutex<Option<Inputs>>,
+    outputs: Vec<Mutex<Option<Output>>>,
+    /// The ports are no longer to be used.
+    closed: AtomicBool,
+    /// The run is given up.
+    given_up: Arc<AtomicBool>,
+    life: Mutex<Life>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Life {
+    /// Python's number of the thread, while the function runs.
+    thread: Option<u64>,
+    ended: bool,
+    sender: Option<Ended>,
+    /// What the function has returned.
+    value: Option<Py<PyAny>>,
+}
+
+/// All copies of a run on this worker.
+#[derive(Default)]
+pub struct Crew(Mutex<Vec<Arc<Shared>>>);
+
+/// Closes the ports of a copy whose future is dropped.
+struct Leave(Arc<Shared>);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        if !self.0.life.lock().ended {
+            self.0.given_up.store(true, Ordering::SeqCst);
+        }
+        self.0.close();
+    }
+}
+
+/// Makes a task of a Python callable that, given a [`NativeCopy`], starts a thread which calls [`NativeCopy::begin`], the
+/// function, and [`NativeCopy::end`].
+pub fn factory(start: Py<PyAny>, crew: &Arc<Crew>) -> TaskFactory {
+    let (start, crew) = (Arc::new(start), Arc::clone(crew));
+    Arc::new(move |inputs, outputs, context| {
+        let (start, crew) = (Arc::clone(&start), Arc::clone(&crew));
+        let (sender, ended) = oneshot::channel();
+        let shared = Arc::new(Shared {
+            context,
+            inputs: Mutex::new(Some(inputs)),
+            outputs: outputs.into_ports().into_iter().map(|output| Mutex::new(Some(output))).collect(),
+            closed: AtomicBool::new(false),
+            given_up: Arc::default(),
+            life: Mutex::new(Life { sender: Some(sender), ..Life::default() }),
+            changed: Condvar::new(),
+        });
+        crew.0.lock().push(Arc::clone(&shared));
+        Box::pin(async move {
+            let leave = Leave(shared);
+            let copy = NativeCopy(Arc::clone(&leave.0));
+            // Starting a thread takes the GIL: not on a thread that tasks and exchanges share.
+            let started = tokio::task::spawn_blocking(move || {
+                let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
+                Python::attach(|py| start.call1(py, (copy,)).map(drop).map_err(|error| told(py, &error)))
+            });
+            if let Err(text) = started.await? {
+                leave.0.finish(Err(text.clone().into()), None);
+                return Err(text.into());
+            }
+            ended.await.unwrap_or_else(|_| Err("its thread ended without a word".into()))
+        })
+    })
+}
+
+impl Shared {
+    /// Gives up the ports, each when nobody is in it any more.
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        if let Some(mut inputs) = self.inputs.try_lock() {
+            *inputs = None;
+        }
+        for output in &self.outputs {
+            if let Some(mut output) = output.try_lock() {
+                *output = None;
+            }
+        }
+    }
+
+    /// Uses a port, unless it is closed; one thread at a time.
+    fn using<P, R>(
+        &self,
+        port: &Mutex<Option<P>>,
+        work: impl FnOnce(&mut P) -> Result<R, TaskError>,
+    ) -> Result<R, TaskError> {
+        let mut port = port.lock();
+        if self.given_up.load(Ordering::SeqCst) {
+            return Err(DataflowError::Cancelled.into());
+        }
+        let open = port.as_mut().ok_or("the task's function has returned: its ports are closed")?;
+        let result = work(open);
+        if self.closed.load(Ordering::SeqCst) {
+            *port = None;
+        }
+        result
+    }
+
+    fn receive(&self, port: Option<usize>) -> Result<Option<(usize, Item)>, TaskError> {
+        self.using(&self.inputs, |inputs| match port {
+            Some(port) => Ok(inputs.port(port).recv_blocking()?.map(|item| (port, item))),
+            None => loop {
+                match inputs.recv_any_blocking(|_| true)? {
+                    Some((port, Some(item))) => return Ok(Some((port, item))),
+                    Some((_, None)) => {}
+                    None => return Ok(None),
+                }
+            },
+        })
+    }
+
+    fn finish(&self, result: Result<(), TaskError>, value: Option<Py<PyAny>>) {
+        let mut life = self.life.lock();
+        if life.ended {
+            return;
+        }
+        life.ended = true;
+        life.value = value;
+        life.thread = None;
+        let sender = life.sender.take();
+        self.changed.notify_all();
+        drop(life);
+        // Before the run hears of it: ports that are still held would be an output that never ends.
+        self.close();
+        // Nobody listens when the run is given up.
+        sender.map(|sender| sender.send(result));
+    }
+}
+
+impl Crew {
+    /// Tells functions that still run, if `failed`, that nobody waits for them: those in Python code by an exception, those at
+    /// a port or in a communicator know. Waits for them a moment. Returns what functions have returned: task, copy, value.
+    pub fn dismiss(&self, py: Python<'_>, failed: bool) -> Vec<(String, u32, Py<PyAny>)> {
+        let copies = std::mem::take(&mut *self.0.lock());
+        if failed && let Ok(class) = cancelled_class(py) {
+            for copy in &copies {
+                copy.given_up.store(true, Ordering::SeqCst);
+                // With the GIL held: a thread is at this number until it has the GIL to say that it is over.
+                if let Some(thread) = copy.life.lock().thread {
+                    // SAFETY: the GIL is held, the class lives.
+                    unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
+                }
+            }
+            py.detach(|| {
+                let until = Instant::now() + NOTICE_TIME;
+                for copy in &copies {
+                    let mut life = copy.life.lock();
+                    while !life.ended && !copy.changed.wait_until(&mut life, until).timed_out() {}
+                }
+            });
+        }
+        let value = |copy: &Arc<Shared>| {
+            let value = copy.life.lock().value.take()?;
+            Some((copy.context.task().to_owned(), copy.context.copy(), value))
+        };
+        copies.iter().filter_map(value).collect()
+    }
+}
+
+thread_local! {
+    /// On the thread of a copy: whether its run is given up.
+    static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// An exception on the thread of a copy whose run is given up: nobody may ever answer what it waits for.
+pub fn check_given_up(py: Python<'_>) -> PyResult<()> {
+    let given_up = GIVEN_UP.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst)));
+    if given_up { Err(cancelled(py)) } else { Ok(()) }
+}
+
+/// A running copy of a task.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct NativeCopy(Arc<Shared>);
+
+impl NativeCopy {
+    fn raised(&self, py: Python<'_>, error: &TaskError) -> PyErr {
+        match error.downcast_ref() {
+            Some(DataflowError::Cancelled) => cancelled(py),
+            Some(error) => super::raised(py, error),
+            None => graph_error(py, error.to_string(), None),
+        }
+    }
+}
+
+#[pymethods]
+impl NativeCopy {
+    #[getter]
+    fn task(&self) -> &str {
+        self.0.context.task()
+    }
+
+    #[getter]
+    fn copy(&self) -> u32 {
+        self.0.context.copy()
+    }
+
+    #[getter]
+    fn copies(&self) -> u32 {
+        self.0.context.copies()
+    }
+
+    #[getter]
+    fn worker(&self) -> u32 {
+        self.0.context.worker()
+    }
+
+    #[getter]
+    fn workers(&self) -> u32 {
+        self.0.context.workers()
+    }
+
+    /// Whether the run is given up.
+    #[getter]
+    fn cancelled(&self) -> bool {
+        self.0.given_up.load(Ordering::SeqCst)
+    }
+
+    /// The communicator of the task's copies, if it asked for one.
+    fn comm(&self) -> Option<Comm> {
+        self.0.context.comm().map(|comm| Comm::of(comm.clone()))
+    }
+
+    /// A table without rows, with the columns that arrive at an input port.
+    fn empty(&self, py: Python<'_>, port: usize) -> PyResult<NativeTable> {
+        let schema = self.0.using(&self.0.inputs, |inputs| Ok(inputs.port(port).schema().cloned()));
+        let schema = schema.map_err(|error| self.raised(py, &error))?;
+        let schema = schema.ok_or_else(|| graph_error(py, format!("nothing leads to input port {port}"), None))?;
+        Ok(NativeTable { schema, batches: Vec::new() })
+    }
+
+    /// The copy's thread, `thread` by Python's number, is about to call the function; not if it returns `False`.
+    fn begin(&self, thread: u64) -> bool {
+        GIVEN_UP.set(Some(Arc::clone(&self.0.given_up)));
+        let mut life = self.0.life.lock();
+        if self.0.given_up.load(Ordering::SeqCst) {
+            drop(life);
+            self.0.finish(Err(DataflowError::Cancelled.into()), None);
+            return false;
+        }
+        life.thread = Some(thread);
+        true
+    }
+
+    /// The function has returned a value, or failed with an error in words. What is said later counts for nothing.
+    #[pyo3(signature = (error, value))]
+    fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
+        let thread = self.0.life.lock().thread;
+        let result = match error {
+            Some(_) if self.cancelled() => Err(DataflowError::Cancelled.into()),
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        };
+        self.0.finish(result, value.filter(|value| !value.is_none(py)));
+        if let Some(thread) = thread {
+            // The exception that `dismiss` may have sent has come too late.
+            // SAFETY: the GIL is held; this is the thread's own number.
+            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
+        }
+    }
+
+    /// What comes next at an input port, or at any: the port and rows; `None` at the end.
+    #[pyo3(signature = (port = None))]
+    fn receive(&self, py: Python<'_>, port: Option<usize>) -> PyResult<Option<(usize, NativeTable)>> {
+        let received = detach(py, || self.0.receive(port)).map_err(|error| self.raised(py, &error))?;
+        let table = |(port, item): (usize, Item)| {
+            let batch = item.into_batch()?;
+            Some((port, NativeTable { schema: batch.schema(), batches: vec![batch] }))
+        };
+        Ok(received.and_then(table))
+    }
+
+    /// Sends rows out of an output port; waits while a receiver has more than it can take.
+    fn send(&self, py: Python<'_>, port: usize, table: &NativeTable) -> PyResult<()> {
+        let send = || {
+            self.0.using(&self.0.outputs[port], |output| {
+                for batch in &table.batches {
+                    let batch = message::fitted(batch, output.schema())?;
+                    output.send_blocking(batch)?;
+                }
+                Ok(())
+            })
+        };
+        detach(py, send).map_err(|error| self.raised(py, &error))
+    }
+
+    /// Sends what exchanges have collected.
+    fn flush(&self, py: Python<'_>, port: usize) -> PyResult<()> {
+        let flush = || self.0.using(&self.0.outputs[port], Output::flush_blocking);
+        detach(py, flush).map_err(|error| self.raised(py, &error))
+    }
+}

@@ -1,0 +1,234 @@
+//! Exchanges by name, and functions of the program in them.
+
+use std::sync::Arc;
+
+use numpy::PyReadonlyArray1;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tidemill_dataflow::exchange::{
+    AllReduce, Broadcast, ColumnOp, Direct, Ends, Exchange, Gather, Join, JoinKind, KeyedGather, KeyedReduce,
+    Partition, Reduce, Reduction, Sort, SortKey, Union,
+};
+use tidemill_dataflow::flow::Lowering;
+use tidemill_dataflow::{Overlay, RouteMap};
+use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tidemill_dataset::datafusion::arrow::compute::concat_batches;
+use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
+
+use crate::dataset::{NativeTable, told};
+
+use super::message::fitted;
+
+/// Any exchange.
+#[derive(Clone)]
+pub struct Any(Arc<dyn Exchange>);
+
+impl Exchange for Any {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+        self.0.check(ends)
+    }
+
+    fn lower(&self, lowering: &mut Lowering<'_>) {
+        self.0.lower(lowering);
+    }
+}
+
+fn table(batch: &RecordBatch) -> NativeTable {
+    NativeTable { schema: batch.schema(), batches: vec![batch.clone()] }
+}
+
+/// How rows become one.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct NativeReduction(Reduction);
+
+#[pymethods]
+impl NativeReduction {
+    /// Each column by an operation.
+    #[staticmethod]
+    fn of_columns(columns: Vec<(String, String)>) -> PyResult<Self> {
+        let mut reduction = Reduction::new();
+        for (column, op) in columns {
+            let op = match op.as_str() {
+                "sum" => ColumnOp::Sum,
+                "product" => ColumnOp::Product,
+                "min" => ColumnOp::Min,
+                "max" => ColumnOp::Max,
+                "any" => ColumnOp::Any,
+                other => {
+                    return Err(PyValueError::new_err(format!(
+                        "column {column:?}: there is no reduction {other:?}; there are \"sum\", \"product\", \"min\", \"max\" \
+                         and \"any\", or a function of two rows for all columns"
+                    )));
+                }
+            };
+            reduction = reduction.column(column, op);
+        }
+        Ok(NativeReduction(reduction))
+    }
+
+    /// These columns by a function `(table, group of each row, groups) -> table with a row for each group`.
+    #[staticmethod]
+    fn of_function(name: String, columns: Vec<String>, function: Py<PyAny>) -> Self {
+        NativeReduction(Reduction::with(name, columns, move |batch, groups, count| {
+            let folded = Python::attach(|py| {
+                let folded = function.call1(py, (table(batch), groups.to_vec(), count)).and_then(|folded| {
+                    let folded = folded.extract::<PyRef<'_, NativeTable>>(py)?;
+                    Ok((SchemaRef::clone(&folded.schema), folded.batches.clone()))
+                });
+                folded.map_err(|error| told(py, &error))
+            });
+            let (schema, batches) = folded?;
+            fitted(&concat_batches(&schema, &batches)?, &batch.schema())
+        }))
+    }
+}
+
+/// How what leaves one task reaches another.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct NativeExchange(pub Any);
+
+fn of(exchange: impl Exchange + 'static) -> NativeExchange {
+    NativeExchange(Any(Arc::new(exchange)))
+}
+
+fn overlay(name: &str) -> PyResult<Overlay> {
+    Ok(match name {
+        "flat" => Overlay::Flat,
+        "binary" => Overlay::Binary,
+        "binomial" => Overlay::Binomial,
+        "chain" => Overlay::Chain,
+        other => {
+            return Err(PyValueError::new_err(format!(
+                "along={other:?}: trees are \"flat\", \"binary\", \"binomial\" and \"chain\""
+            )));
+        }
+    })
+}
+
+/// A column, whether descending, whether nulls come first.
+type Key = (String, bool, Option<bool>);
+
+fn sort_keys(keys: Vec<Key>) -> Vec<SortKey> {
+    let key = |(column, descending, nulls_first): Key| {
+        let key = if descending { SortKey::descending(column) } else { SortKey::ascending(column) };
+        match nulls_first {
+            Some(first) => key.nulls_first(first),
+            None => key,
+        }
+    };
+    keys.into_iter().map(key).collect()
+}
+
+#[pymethods]
+impl NativeExchange {
+    #[staticmethod]
+    fn direct() -> Self {
+        of(Direct)
+    }
+
+    #[staticmethod]
+    fn broadcast(along: &str) -> PyResult<Self> {
+        Ok(of(Broadcast::along(overlay(along)?)))
+    }
+
+    #[staticmethod]
+    fn gather(to: u32) -> Self {
+        of(Gather::to(to))
+    }
+
+    /// By key; `owners` names the copy of each bucket.
+    #[staticmethod]
+    #[pyo3(signature = (columns, buckets, owners = None))]
+    fn partition(columns: Vec<String>, buckets: u32, owners: Option<Vec<u32>>) -> Self {
+        let partition = Partition::by_key(columns);
+        of(match owners {
+            Some(owners) => partition.route(RouteMap::new(1, owners)),
+            None => partition.buckets(buckets),
+        })
+    }
+
+    #[staticmethod]
+    fn round_robin() -> Self {
+        of(Partition::round_robin())
+    }
+
+    /// By a function `(table, copies) -> int64 array, a copy for each row`.
+    #[staticmethod]
+    fn partition_with(name: String, function: Py<PyAny>) -> Self {
+        of(Partition::with(name, move |batch, copies| {
+            let targets = Python::attach(|py| {
+                let targets = function.call1(py, (table(batch), copies)).and_then(|targets| {
+                    let targets = targets.extract::<PyReadonlyArray1<'_, i64>>(py)?;
+                    // What is no copy's number is one that is too large: the exchange says so.
+                    Ok(targets.as_slice()?.iter().map(|&target| u32::try_from(target).unwrap_or(u32::MAX)).collect())
+                });
+                targets.map_err(|error| told(py, &error))
+            });
+            Ok(targets?)
+        }))
+    }
+
+    #[staticmethod]
+    fn ranges(keys: Vec<Key>) -> Self {
+        of(Sort::ranges(sort_keys(keys)))
+    }
+
+    #[staticmethod]
+    fn sort(keys: Vec<Key>, sample_all: bool) -> Self {
+        let sort = Sort::by(sort_keys(keys));
+        of(if sample_all { sort.sample_all() } else { sort })
+    }
+
+    #[staticmethod]
+    fn reduce(reduction: &NativeReduction, to: u32, along: &str) -> PyResult<Self> {
+        Ok(of(Reduce::new(reduction.0.clone()).to(to).along(overlay(along)?)))
+    }
+
+    #[staticmethod]
+    fn all_reduce(reduction: &NativeReduction, along: &str) -> PyResult<Self> {
+        Ok(of(AllReduce::new(reduction.0.clone()).along(overlay(along)?)))
+    }
+
+    #[staticmethod]
+    fn keyed_reduce(columns: Vec<String>, reduction: &NativeReduction) -> Self {
+        of(KeyedReduce::new(columns, reduction.0.clone()))
+    }
+
+    #[staticmethod]
+    fn keyed_gather(columns: Vec<String>) -> Self {
+        of(KeyedGather::new(columns))
+    }
+
+    #[staticmethod]
+    fn join(kind: &str, on: Vec<(String, String)>, broadcast_right: bool) -> PyResult<Self> {
+        let kind = match kind {
+            "inner" => JoinKind::Inner,
+            "left" => JoinKind::Left,
+            "right" => JoinKind::Right,
+            "full" => JoinKind::Full,
+            "semi" => JoinKind::Semi,
+            "anti" => JoinKind::Anti,
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "how={other:?}: joins are \"inner\", \"left\", \"right\", \"full\", \"semi\" and \"anti\""
+                )));
+            }
+        };
+        let join = Join::new(kind, on);
+        Ok(of(if broadcast_right { join.broadcast_right() } else { join }))
+    }
+
+    /// Several sources, each by an exchange.
+    #[staticmethod]
+    fn union(by: &NativeExchange) -> Self {
+        of(Union::by(by.0.clone()))
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}

@@ -1,0 +1,73 @@
+//! Task graphs. Private to `tidemill.graph`, which checks and documents what users see.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use tidemill_dataflow::DataflowError;
+
+use crate::errors::{from_collective, from_net};
+
+mod build;
+mod copy;
+mod exchange;
+mod message;
+mod run;
+
+pub use copy::check_given_up;
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<build::NativeGraph>()?;
+    m.add_class::<copy::NativeCopy>()?;
+    m.add_class::<exchange::NativeExchange>()?;
+    m.add_class::<exchange::NativeReduction>()?;
+    m.add_class::<run::GraphRunner>()?;
+    m.add_function(wrap_pyfunction!(message::object_table, m)?)?;
+    m.add_function(wrap_pyfunction!(message::array_table, m)?)?;
+    m.add_function(wrap_pyfunction!(message::payloads, m)?)?;
+    m.add_function(wrap_pyfunction!(message::message_schema, m)?)?;
+    Ok(())
+}
+
+/// A `GraphError` with a message, and the task copy it began in.
+#[cold]
+fn graph_error(py: Python<'_>, message: String, place: Option<(String, u32, u32)>) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    match CLASS.import(py, "tidemill.graph._errors", "GraphError") {
+        Ok(class) => {
+            let (task, copy, worker) =
+                place.map_or((None, None, None), |(task, copy, worker)| (Some(task), Some(copy), Some(worker)));
+            PyErr::from_type(class.clone(), (message, task, copy, worker))
+        }
+        Err(missing) => missing,
+    }
+}
+
+fn cancelled_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    CLASS.import(py, "tidemill.graph._errors", "Cancelled")
+}
+
+/// What calls of a copy's ports raise once its run is given up.
+#[cold]
+fn cancelled(py: Python<'_>) -> PyErr {
+    let text = "the run was given up: another task has failed, or it was interrupted";
+    cancelled_class(py).map_or_else(|missing| missing, |class| PyErr::from_type(class.clone(), (text,)))
+}
+
+/// The exception of a graph that cannot run, or has failed.
+#[cold]
+fn raised(py: Python<'_>, error: &DataflowError) -> PyErr {
+    match error {
+        DataflowError::Net(error) => from_net(py, error),
+        DataflowError::Collective(error) => from_collective(py, error),
+        DataflowError::Cancelled => cancelled(py),
+        // What no task of the graph has done: only the message says something.
+        DataflowError::Task { task, message, worker, .. } if task.starts_with('(') => {
+            graph_error(py, format!("{message} (on worker {worker})"), None)
+        }
+        DataflowError::Task { task, copy, worker, .. } => {
+            graph_error(py, error.to_string(), Some((task.clone(), *copy, worker.0)))
+        }
+        _ => graph_error(py, error.to_string(), None),
+    }
+}

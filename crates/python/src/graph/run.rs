@@ -1,0 +1,140 @@
+//! Running a graph on all workers, on a thread that never waits for Python.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tidemill_dataflow::{DataflowError, EdgeReport, RunReport, Runner, Settings};
+
+use crate::comm::Comm;
+use crate::dataset::QueryEngine;
+use crate::wait::detach;
+
+use super::build::{NativeGraph, Planned, Worker, plan};
+use super::raised;
+
+/// How long Ctrl-C may go unseen.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Runs graphs on the workers of a job.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct GraphRunner {
+    runner: Arc<Runner>,
+    /// Whose threads it has.
+    process: u32,
+}
+
+impl Drop for GraphRunner {
+    fn drop(&mut self) {
+        // In a forked child nothing of it is the child's.
+        if self.process != std::process::id() {
+            std::mem::forget(Arc::clone(&self.runner));
+        }
+    }
+}
+
+#[pymethods]
+impl GraphRunner {
+    /// A runner under the memory budget of the process's engine. Collective.
+    #[new]
+    fn new(py: Python<'_>, comm: &Comm, engine: &QueryEngine) -> PyResult<Self> {
+        let comm = comm.get(py)?;
+        let governor = engine.engine.governor().clone();
+        let settings =
+            Settings { threads: engine.threads(), memory: governor.settings().clone(), ..Settings::default() };
+        let runner = detach(py, || Runner::governed(comm, settings, governor)).map_err(|error| raised(py, &error))?;
+        Ok(GraphRunner { runner: Arc::new(runner), process: std::process::id() })
+    }
+
+    /// What placements know of the workers: host, cores, bytes of memory (0: no limit).
+    #[getter]
+    fn workers(&self) -> Vec<Worker> {
+        let memory = |bytes: u64| if bytes == u64::MAX { 0 } else { bytes };
+        self.runner.workers().iter().map(|w| (w.host.clone(), w.cores, memory(w.memory_bytes))).collect()
+    }
+
+    /// Runs a graph along a plan; collective. Returns what this worker's copies have returned, by task and copy, and its report.
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        graph: &NativeGraph,
+        planned: Planned,
+    ) -> PyResult<(HashMap<String, HashMap<u32, Py<PyAny>>>, Bound<'py, PyDict>)> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (sender, outcome) = sync_channel(1);
+        let (runner, built, asked) = (Arc::clone(&self.runner), graph.graph.lock().clone(), Arc::clone(&stop));
+        let drive = move || {
+            let mut look = || if asked.load(Ordering::SeqCst) { Err("interrupted".to_owned()) } else { Ok(()) };
+            // Nobody listens only if Python is gone.
+            drop(sender.send(runner.run_placed(&built, &plan(planned), &mut look)));
+        };
+        let thread = std::thread::Builder::new().name("tidemill-io".into()).spawn(drive);
+        drop(thread.map_err(|error| super::graph_error(py, format!("cannot start a thread: {error}"), None))?);
+        let (outcome, interrupt) = wait(py, outcome, &stop);
+        let values = graph.crew.dismiss(py, outcome.is_err());
+        if let Some(interrupt) = interrupt {
+            return Err(interrupt);
+        }
+        let report = outcome.map_err(|error| raised(py, &error))?;
+        let mut by_task: HashMap<String, HashMap<u32, Py<PyAny>>> = HashMap::new();
+        for (task, copy, value) in values {
+            by_task.entry(task).or_default().insert(copy, value);
+        }
+        Ok((by_task, described(py, &report)?))
+    }
+}
+
+/// Waits with the GIL released, looking at signals; what a signal handler raises gives the run up.
+fn wait(
+    py: Python<'_>,
+    mut outcome: Receiver<Result<RunReport, DataflowError>>,
+    stop: &AtomicBool,
+) -> (Result<RunReport, DataflowError>, Option<PyErr>) {
+    let mut interrupt = None;
+    loop {
+        // Moved there and back: a receiver is for one thread, whichever that is.
+        let (came, back) = py.detach(move || (outcome.recv_timeout(SLICE), outcome));
+        match came {
+            Ok(outcome) => return (outcome, interrupt),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(error) = py.check_signals() {
+                    stop.store(true, Ordering::SeqCst);
+                    interrupt.get_or_insert(error);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let message = "the run's thread panicked; its message is above".to_owned();
+                let (task, worker) = ("(run)".to_owned(), tidemill_net::Rank(0));
+                return (Err(DataflowError::Task { task, copy: 0, worker, message }), interrupt);
+            }
+        }
+        outcome = back;
+    }
+}
+
+fn described<'py>(py: Python<'py>, report: &RunReport) -> PyResult<Bound<'py, PyDict>> {
+    let edge = |edge: &EdgeReport| {
+        let dict = PyDict::new(py);
+        dict.set_item("edge", &edge.edge)?;
+        dict.set_item("rows_sent", edge.rows_sent)?;
+        dict.set_item("rows_received", edge.rows_received)?;
+        dict.set_item("local_blocks", edge.local_blocks)?;
+        dict.set_item("local_bytes", edge.local_bytes)?;
+        dict.set_item("remote_blocks", edge.remote_blocks)?;
+        dict.set_item("remote_bytes", edge.remote_bytes)?;
+        dict.set_item("blocked_s", edge.blocked_ns as f64 / 1e9)?;
+        dict.set_item("queue_bytes_max", edge.queue_bytes_max)?;
+        dict.set_item("bucket_rows", &edge.bucket_rows)?;
+        dict.set_item("bucket_bytes", &edge.bucket_bytes)?;
+        Ok(dict)
+    };
+    let dict = PyDict::new(py);
+    dict.set_item("wall_s", report.wall_ns as f64 / 1e9)?;
+    dict.set_item("spilled_bytes", report.spilled_bytes)?;
+    dict.set_item("edges", report.edges.iter().map(edge).collect::<PyResult<Vec<_>>>()?)?;
+    Ok(dict)
+}

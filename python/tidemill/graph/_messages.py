@@ -1,0 +1,105 @@
+"""What travels along an edge: tables, arrays, or any object that can be pickled."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tidemill._tidemill import NativeTable, array_table, message_schema, object_table, payloads
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._table import Table
+from tidemill.graph._errors import GraphError
+
+__all__ = ["PortType", "decode", "encode", "encode_one"]
+
+
+class PortType:
+    """What an output port sends.
+
+    Attributes
+    ----------
+    kind : {"table", "objects", "arrays"}
+    schema : NativeTable
+        Its columns, without rows.
+    """
+
+    def __init__(self, schema: object) -> None:
+        if schema is None or isinstance(schema, str):
+            self.kind = schema or "objects"
+            found = message_schema(self.kind)
+            if found is None:
+                raise GraphError(
+                    f'schema={schema!r}: a port sends "objects" (the default), "arrays", or tables, of which the schema '
+                    'gives the types by column, such as {"n": "int64"}'
+                )
+            self.schema = found
+            return
+        self.kind = "table"
+        try:
+            self.schema = NativeTable.empty(list(schema.items()) if isinstance(schema, Mapping) else schema)
+        except (DataSetError, TypeError, ValueError) as error:
+            raise GraphError(f"schema={schema!r}: {error}") from None
+        if not self.schema.fields:
+            raise GraphError("schema={}: a table has at least one column")
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of its columns."""
+        return [name for name, _ in self.schema.fields]
+
+
+def decode(table: NativeTable) -> list[Any]:
+    """The messages in what has arrived."""
+    kind, found = payloads(table)
+    if kind == "objects":
+        return [pickle.loads(data) for data in found]
+    if kind == "arrays":
+        return [data.view(dtype).reshape(shape) for data, dtype, shape in found]
+    return [Table(table)]
+
+
+def encode_one(kind: str, message: Any) -> NativeTable:
+    """What is sent for a message."""
+    return _table(message) if kind == "table" else encode(kind, [message])
+
+
+def encode(kind: str, messages: Sequence[Any]) -> NativeTable:
+    """Objects or arrays, a row for each."""
+    if kind == "objects":
+        return object_table([np.frombuffer(pickle.dumps(message, protocol=5), np.uint8) for message in messages])
+    return array_table([_array(message) for message in messages])
+
+
+def _array(message: Any) -> tuple[Any, str, tuple[int, ...]]:
+    array = np.asarray(message)
+    if array.dtype.hasobject or array.dtype.names:
+        raise GraphError(f"a port of arrays cannot send dtype {array.dtype}; a port of objects (no schema) can")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    # Without elements there are no bytes to look at in another way.
+    data = flat.view(np.uint8) if flat.nbytes else np.empty(0, np.uint8)
+    return data, array.dtype.str, array.shape
+
+
+def _table(message: Any) -> NativeTable:
+    if isinstance(message, Table):
+        return message._native
+    if isinstance(message, Mapping):
+        columns = {str(name): values for name, values in message.items()}
+        if columns and all(
+            isinstance(values, np.ndarray) and values.dtype.kind in "biuf" for values in columns.values()
+        ):
+            return Table.from_numpy(columns)._native
+        return NativeTable.from_lists([(name, list(values), None) for name, values in columns.items()])
+    if hasattr(message, "__arrow_c_array__") and not hasattr(message, "__arrow_c_stream__"):
+        import pyarrow
+
+        message = pyarrow.Table.from_batches([pyarrow.record_batch(message)])
+    if not hasattr(message, "__arrow_c_stream__"):
+        raise GraphError(
+            f"a port of tables cannot send {type(message).__name__}; send an Arrow table or batch, a dict of columns, or "
+            "leave the schema out to send any object"
+        )
+    return NativeTable.take(message)

@@ -1,0 +1,90 @@
+"""Which worker runs which copy: what a placement of the program's own is given, and what becomes of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemill.graph._errors import GraphError
+
+__all__ = ["Placement", "Plan", "TaskInfo", "WorkerInfo", "checked"]
+
+#: For each task the worker of each of its copies.
+Plan = dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """What a placement knows of a task.
+
+    Attributes
+    ----------
+    name : str
+    copies : int
+    per_worker : bool
+        Whether its copies are on every worker: copy ``i`` on worker ``i % workers``. A placement leaves it out.
+    cores : float
+    memory_bytes : int
+        What a copy needs.
+    locations : list of list of str
+        For each copy the hosts that hold its data; none, or fewer than copies, where it may be anywhere.
+    """
+
+    name: str
+    copies: int
+    per_worker: bool
+    cores: float
+    memory_bytes: int
+    locations: list[list[str]]
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What a placement knows of a worker.
+
+    Attributes
+    ----------
+    rank : int
+    host : str
+        The same for workers of one host.
+    cores : float
+        Cores it may use.
+    memory_bytes : int
+        Its memory budget; 0 where there is none.
+    """
+
+    rank: int
+    host: str
+    cores: float
+    memory_bytes: int
+
+
+#: A placement by name, a plan, or a function that makes one; the same on every worker.
+Placement = (
+    str | Mapping[str, Sequence[int]] | Callable[[list[TaskInfo], list[WorkerInfo]], Mapping[str, Sequence[int]]]
+)
+
+
+def checked(given: Mapping[str, Sequence[int]], tasks: Sequence[TaskInfo], workers: int) -> list[tuple[str, list[int]]]:
+    """A plan in the order of the tasks; those that are on every worker may be left out."""
+    if not isinstance(given, Mapping):
+        raise GraphError(f"a placement gives a dict, the workers of each task's copies, not {type(given).__name__}")
+    unknown = [name for name in given if name not in {task.name for task in tasks}]
+    if unknown:
+        names = ", ".join(task.name for task in tasks)
+        raise GraphError(f"the plan places {unknown[0]!r}, which is no task; there are {names}")
+    plan = []
+    for task in tasks:
+        if task.name in given:
+            chosen = [int(worker) for worker in given[task.name]]
+        elif task.per_worker:
+            chosen = [copy % workers for copy in range(task.copies)]
+        else:
+            raise GraphError(
+                f"the plan does not say where the {task.copies} copies of task {task.name!r} run", task.name
+            )
+        wrong = [worker for worker in chosen if not 0 <= worker < workers]
+        if wrong:
+            raise GraphError(f"the plan puts task {task.name!r} on worker {wrong[0]}; there are {workers}", task.name)
+        plan.append((task.name, chosen))
+    return plan

@@ -1,0 +1,90 @@
+"""What a run leaves behind: what functions have returned, and what was counted on edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.graph._errors import GraphError
+
+__all__ = ["EdgeReport", "Result"]
+
+
+@dataclass(frozen=True)
+class EdgeReport:
+    """What this worker saw on one edge, or on one part of an exchange that has several.
+
+    Attributes
+    ----------
+    edge : str
+        Its name, as in errors and plans.
+    rows_sent, rows_received : int
+        By this worker's copies; a row that is broadcast is sent once and received by each copy.
+    local_blocks, local_bytes : int
+        Batches handed to copies of the same worker, and their bytes.
+    remote_blocks, remote_bytes : int
+        Blocks sent to other workers, and their bytes on the wire.
+    blocked_s : float
+        Seconds that its copies waited for a receiver, together.
+    queue_bytes_max : int
+        The most bytes that waited in front of one copy.
+    bucket_rows, bucket_bytes : list of int
+        Of edges by key what was sent to each bucket; else empty.
+    """
+
+    edge: str
+    rows_sent: int
+    rows_received: int
+    local_blocks: int
+    local_bytes: int
+    remote_blocks: int
+    remote_bytes: int
+    blocked_s: float
+    queue_bytes_max: int
+    bucket_rows: list[int]
+    bucket_bytes: list[int]
+
+
+class Result:
+    """What a run leaves behind; ``result["total"][0]`` is what copy 0 of task ``"total"`` has returned.
+
+    Attributes
+    ----------
+    values : dict of str to dict of int to object
+        What functions have returned, by task and copy; nothing of those that returned None.
+    edges : list of EdgeReport
+        What this worker saw on every edge, those inside exchanges included.
+    spilled_bytes : int
+        What this worker wrote to disk.
+    wall_s : float
+        Seconds from the first copy's start to the last worker's end.
+    """
+
+    def __init__(self, values: dict[str, dict[int, Any]], report: Mapping[str, Any]) -> None:
+        self.values = values
+        self.edges = [EdgeReport(**edge) for edge in report["edges"]]
+        self.spilled_bytes: int = report["spilled_bytes"]
+        self.wall_s: float = report["wall_s"]
+
+    def __getitem__(self, task: str) -> dict[int, Any]:
+        if task not in self.values:
+            raise GraphError(f"the graph has no task {task!r}; there are {', '.join(self.values)}", task)
+        return self.values[task]
+
+    def edge(self, part: str) -> EdgeReport:
+        """The first edge whose name contains `part`.
+
+        Raises
+        ------
+        GraphError
+            If there is none.
+        """
+        found = next((edge for edge in self.edges if part in edge.edge), None)
+        if found is None:
+            raise GraphError(f"no edge is called {part!r}; there are {', '.join(edge.edge for edge in self.edges)}")
+        return found
+
+    def __repr__(self) -> str:
+        returned = {task: len(values) for task, values in self.values.items() if values}
+        return f"<result: {len(self.edges)} edges, {self.wall_s:.3f} s, returned by copies {returned}>"

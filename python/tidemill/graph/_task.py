@@ -1,0 +1,214 @@
+"""Running copies of tasks: what their functions are given, and the threads they run on."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tidemill._tidemill import NativeCopy, NativeTable
+from tidemill.dataset._table import Table
+from tidemill.graph._messages import decode, encode_one
+
+if TYPE_CHECKING:
+    from tidemill.mpi import Intracomm
+
+__all__ = ["Context", "Input", "Output", "collect", "is_inside", "starter"]
+
+_PACKAGE = str(Path(__file__).absolute().parent)
+_inside = threading.local()
+
+
+class Input:
+    """An input port of a running copy: an iterator over what comes, from whichever sender it comes first.
+
+    It ends when all senders have. A message is a `Table` of some rows, a read-only array, or an object, as the port it comes
+    from says.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    def __init__(self, copy: NativeCopy, port: int, name: str) -> None:
+        self.name = name
+        self._copy = copy
+        self._port = port
+        #: A batch brings several objects at once.
+        self._pending: deque[Any] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while not self._pending:
+            came = self._copy.receive(self._port)
+            if came is None:
+                raise StopIteration
+            self._pending.extend(decode(came[1]))
+        return self._pending.popleft()
+
+    def __repr__(self) -> str:
+        return f"<input {self.name!r} of task {self._copy.task!r}, copy {self._copy.copy}>"
+
+
+class Output:
+    """An output port of a running copy. It ends when the function returns.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    def __init__(self, copy: NativeCopy, port: int, name: str, kind: str) -> None:
+        self.name = name
+        self._copy = copy
+        self._port = port
+        self._kind = kind
+
+    def send(self, message: Any) -> None:
+        """Sends a message on all edges that begin here; waits while a receiver has more than it can take.
+
+        Parameters
+        ----------
+        message : object
+            For a port of tables, anything with the Arrow PyCapsule interface (not copied), a `Table`, or a dict of columns. For
+            one of arrays, an array of numbers (copied). Else any object that can be pickled.
+
+        Raises
+        ------
+        GraphError
+            If the message is none that the port sends; it names the column at fault.
+        """
+        self._copy.send(self._port, encode_one(self._kind, message))
+
+    def flush(self) -> None:
+        """Sends what exchanges have put aside to make larger batches of. For sources that are slow; the end does it anyway."""
+        self._copy.flush(self._port)
+
+    def __repr__(self) -> str:
+        return f"<output {self.name!r} of task {self._copy.task!r}, copy {self._copy.copy}>"
+
+
+class Context:
+    """What a running copy knows of itself.
+
+    Attributes
+    ----------
+    task : str
+        The task's name.
+    copy, copies : int
+        Which copy this is, from 0, and how many there are.
+    worker, workers : int
+        The worker it runs on, from 0, and how many there are.
+    comm : tidemill.mpi.Intracomm or None
+        The communicator of the task's copies, whose ranks are their numbers; for tasks with ``comm=True``.
+    """
+
+    def __init__(self, copy: NativeCopy, inputs: Sequence[Input]) -> None:
+        from tidemill.mpi._comm import Intracomm
+
+        self.task = copy.task
+        self.copy = copy.copy
+        self.copies = copy.copies
+        self.worker = copy.worker
+        self.workers = copy.workers
+        native = copy.comm()
+        self.comm: Intracomm | None = None if native is None else Intracomm._wrap(native, copy.task)
+        self._copy = copy
+        self._inputs = inputs
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run is given up: a function that computes for long may look, and return."""
+        return self._copy.cancelled
+
+    def receive(self) -> tuple[str, Any] | None:
+        """What comes next at any input port: the port's name and the message; None when all ports have ended.
+
+        A function that reads one port to its end lets the others wait; where both come from one task further up, that
+        task would wait too, and neither end: take from both.
+        """
+        for port in self._inputs:
+            if port._pending:
+                return port.name, port._pending.popleft()
+        came = self._copy.receive()
+        if came is None:
+            return None
+        port = self._inputs[came[0]]
+        port._pending.extend(decode(came[1]))
+        return port.name, port._pending.popleft()
+
+    def __repr__(self) -> str:
+        return f"<task {self.task!r}, copy {self.copy} of {self.copies}, on worker {self.worker}>"
+
+
+def collect(rows: Input, context: Context) -> Any:
+    """What a sink without a function returns: a `Table` of all rows, or a list of messages."""
+    tables: list[NativeTable] = []
+    messages: list[Any] = []
+    for message in rows:
+        if isinstance(message, Table):
+            tables.append(message._native)
+        else:
+            messages.append(message)
+    empty = context._copy.empty(0)
+    return messages if messages or decode(empty) == [] else Table(NativeTable.concat(empty, tables))
+
+
+def starter(
+    function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[tuple[str, str]]
+) -> Callable[[NativeCopy], None]:
+    """What starts a copy's thread; `outputs` are names and kinds.
+
+    A daemon: a function that never returns must not keep the program from its end.
+    """
+
+    def body(copy: NativeCopy) -> Any:
+        ins = [Input(copy, port, name) for port, name in enumerate(inputs)]
+        outs = [Output(copy, port, name, kind) for port, (name, kind) in enumerate(outputs)]
+        return function(*ins, *outs, Context(copy, ins))
+
+    def start(copy: NativeCopy) -> None:
+        name = f"{copy.task}, copy {copy.copy}"
+        threading.Thread(target=_run, args=(copy, body), name=name, daemon=True).start()
+
+    return start
+
+
+def is_inside() -> bool:
+    """Whether this is the thread of a copy."""
+    return getattr(_inside, "task", False)
+
+
+def _run(copy: NativeCopy, body: Callable[[NativeCopy], Any]) -> None:
+    _inside.task = True
+    if not copy.begin(threading.get_ident()):
+        return
+    try:
+        _call(copy, body)
+    except BaseException as error:
+        # The run's end may reach the thread by an exception anywhere, once: here the function was over.
+        copy.end(_told(error), None)
+
+
+def _call(copy: NativeCopy, body: Callable[[NativeCopy], Any]) -> None:
+    try:
+        value = body(copy)
+    except BaseException as error:
+        copy.end(_told(error), None)
+    else:
+        copy.end(None, value)
+
+
+def _told(error: BaseException) -> str:
+    """What happened in a line, and where below it, beginning with the program's own code."""
+    summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+    where: TracebackType | None = error.__traceback__
+    while where is not None and where.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        where = where.tb_next
+    return f"{summary}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()

@@ -1,0 +1,302 @@
+"""How what leaves one task of a graph reaches another: `tidemill.exchange`.
+
+Each function gives an `Exchange` for `Graph.connect`. Those that look at columns (partition, reduce, sort, join by a column) need
+a port of tables; the others move tables, arrays and objects alike.
+
+>>> import tidemill as tm
+>>> tm.exchange.partition("word")
+<exchange: partition by word in 1024 buckets>
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tidemill._tidemill import NativeExchange, NativeReduction, NativeTable
+from tidemill.dataset._table import Table
+from tidemill.graph._errors import GraphError
+from tidemill.graph._messages import PortType, decode, encode
+
+__all__ = [
+    "Exchange",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "direct",
+    "gather",
+    "join",
+    "keyed_gather",
+    "keyed_reduce",
+    "partition",
+    "reduce",
+    "sort",
+    "union",
+]
+
+#: A column, or several.
+Columns: TypeAlias = "str | Sequence[str]"
+#: Operations by column; one operation, or a function of two, for whole messages.
+How: TypeAlias = "Mapping[str, str] | str | Callable[[Any, Any], Any]"
+
+
+class Exchange:
+    """A way from the copies of one task to those of another; made by the functions of `tidemill.exchange`."""
+
+    def __init__(self, make: Callable[[PortType | None], NativeExchange], by_column: bool = False) -> None:
+        self._make = make
+        self._by_column = by_column
+
+    def _native(self, source: PortType) -> NativeExchange:
+        """The exchange of what a port sends."""
+        if self._by_column and source.kind != "table":
+            raise GraphError(
+                f"{self!r} looks at columns, and the port sends {source.kind}; give it a schema of columns, such as "
+                '{"n": "int64"}'
+            )
+        return self._make(source)
+
+    def __repr__(self) -> str:
+        return f"<exchange: {self._make(None).describe()}>"
+
+
+def direct() -> Exchange:
+    """Each copy to the copy with its number; both tasks have as many. What a worker's copies send each other is not copied."""
+    return Exchange(lambda _: NativeExchange.direct())
+
+
+def broadcast(*, along: str = "binomial") -> Exchange:
+    """Everything to every copy, along a tree of workers; a worker receives a batch once however many copies it runs.
+
+    Parameters
+    ----------
+    along : {"binomial", "binary", "flat", "chain"}
+        The kind of tree.
+    """
+    return Exchange(lambda _: NativeExchange.broadcast(along))
+
+
+def all_gather(*, along: str = "binomial") -> Exchange:
+    """What all copies send, to every copy: `broadcast` from several copies."""
+    return broadcast(along=along)
+
+
+def gather(to: int = 0) -> Exchange:
+    """Everything to copy `to`; the others get nothing."""
+    return Exchange(lambda _: NativeExchange.gather(to))
+
+
+def partition(
+    by: Columns | Callable[[Any, int], Any] | None = None,
+    *,
+    ranges: Columns | None = None,
+    buckets: int = 1024,
+    owners: Sequence[int] | None = None,
+) -> Exchange:
+    """Each row, or message, to one copy.
+
+    Parameters
+    ----------
+    by : str, sequence of str, or callable, optional
+        Columns: rows with equal values go to one copy; any types that can be hashed, nulls and NaNs equal to each other. A
+        function ``by(table, copies)`` names the copy of each row, in an array of whole numbers; for arrays and objects,
+        ``by(message, copies)`` names one. By default messages go to the copies in turn.
+    ranges : str or sequence of str, optional
+        Columns: every copy gets a range of their values, about as many rows each, copy 0 the smallest.
+    buckets : int, default=1024
+        Keys are hashed to so many buckets, which are dealt to the copies evenly,
+    owners : sequence of int, optional
+        or as this says: the copy of each bucket.
+    """
+    if by is not None and ranges is not None:
+        raise GraphError("partition: give columns, a function, or ranges, not several of them")
+    if ranges is not None:
+        keys = [(name, False, None) for name in _columns(ranges)]
+        return Exchange(lambda _: NativeExchange.ranges(keys), by_column=True)
+    if by is None:
+        return Exchange(lambda _: NativeExchange.round_robin())
+    if callable(by):
+        function = by
+        return Exchange(lambda _: NativeExchange.partition_with(_name(function), _assigning(function)))
+    columns = _columns(by)
+    owned = None if owners is None else list(owners)
+    if owned == []:
+        raise GraphError("partition: owners=[] owns no bucket; name the copy of each bucket")
+    return Exchange(lambda _: NativeExchange.partition(columns, buckets, owned), by_column=True)
+
+
+def reduce(how: How, *, to: int = 0, along: str = "binomial") -> Exchange:
+    """All rows, or messages, become one, which goes to copy `to`; nothing does if there are none. Reduced wherever they meet.
+
+    Parameters
+    ----------
+    how : mapping of str to str, str, or callable
+        For tables ``{"column": "sum"}``, or ``"product"``, ``"min"``, ``"max"``, ``"any"``; other columns are left out. Or a
+        function of two rows, as dicts, that gives one with the same columns. For arrays and objects one of ``"sum"``,
+        ``"product"``, ``"min"``, ``"max"``, of arrays element by element, or a function of two messages. Functions are
+        called in any order.
+    to : int, default=0
+        The copy.
+    along : {"binomial", "binary", "flat", "chain"}
+        The kind of tree.
+    """
+    return Exchange(lambda source: NativeExchange.reduce(_reduction(how, source), to, along))
+
+
+def all_reduce(how: How, *, along: str = "binomial") -> Exchange:
+    """As `reduce`, to every copy."""
+    return Exchange(lambda source: NativeExchange.all_reduce(_reduction(how, source), along))
+
+
+def keyed_reduce(by: Columns, how: How | None = None) -> Exchange:
+    """The rows of each key become one, at the copy that owns the key; at the senders first.
+
+    Parameters
+    ----------
+    by : str or sequence of str
+        The key's columns.
+    how : mapping of str to str, or callable, optional
+        As for `reduce`; by default nothing, which leaves the distinct keys.
+    """
+    columns = _columns(by)
+    what: How = {} if how is None else how
+    return Exchange(
+        lambda source: NativeExchange.keyed_reduce(columns, _reduction(what, source, columns)), by_column=True
+    )
+
+
+def keyed_gather(by: Columns) -> Exchange:
+    """All rows of a key to the copy that owns it, one key after the other: a key that is over does not come again."""
+    columns = _columns(by)
+    return Exchange(lambda _: NativeExchange.keyed_gather(columns), by_column=True)
+
+
+def join(on: Columns | Mapping[str, str], how: str = "inner", *, broadcast_right: bool = False) -> Exchange:
+    """Rows of two sources that have equal keys, side by side; an edge from two ports, the left and the right.
+
+    Parameters
+    ----------
+    on : str, sequence of str, or mapping of str to str
+        Columns that are equal, or the right column for each left one. A null equals nothing. Where both sides' columns arrive
+        side by side, they all have different names, keys too.
+    how : {"inner", "left", "right", "full", "semi", "anti"}
+        Which rows without partner are kept; of `semi` and `anti` only the left rows, with and without partner.
+    broadcast_right : bool, default=False
+        Sends the right side, which should be small, to all copies, and leaves the left side where it is.
+    """
+    pairs = list(on.items()) if isinstance(on, Mapping) else [(name, name) for name in _columns(on)]
+    return Exchange(lambda _: NativeExchange.join(how, pairs, broadcast_right), by_column=True)
+
+
+def sort(
+    by: Columns,
+    *,
+    descending: bool | Sequence[bool] = False,
+    nulls_first: bool | None = None,
+    sample_all: bool = False,
+) -> Exchange:
+    """A global order: every copy gets a range, sorted, and copy 0's rows come before copy 1's. On disk beyond the budget.
+
+    Parameters
+    ----------
+    by : str or sequence of str
+        Columns, the first first.
+    descending : bool or sequence of bool, default=False
+        Largest first; for all columns or for each.
+    nulls_first : bool, optional
+        By default nulls are smallest.
+    sample_all : bool, default=False
+        Draws the ranges from all rows, not from the first 64 MiB of each copy.
+    """
+    columns = _columns(by)
+    falling = [descending] * len(columns) if isinstance(descending, bool) else list(descending)
+    if len(falling) != len(columns):
+        raise GraphError(f"sort: descending has {len(falling)} values for {len(columns)} columns")
+    keys = [(name, falls, nulls_first) for name, falls in zip(columns, falling, strict=True)]
+    return Exchange(lambda _: NativeExchange.sort(keys, sample_all), by_column=True)
+
+
+def union(by: Exchange | None = None) -> Exchange:
+    """Everything that several ports send, in no order; an edge from several ports.
+
+    Parameters
+    ----------
+    by : Exchange, optional
+        How each of them is moved; `direct` by default.
+    """
+    each = direct() if by is None else by
+    return Exchange(lambda source: NativeExchange.union(each._make(source)), by_column=each._by_column)
+
+
+def _columns(given: Columns) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, int], Any]:
+    def assign(native: NativeTable, copies: int) -> Any:
+        messages = decode(native)
+        if len(messages) == 1 and isinstance(messages[0], Table):
+            return np.ascontiguousarray(function(messages[0], copies), dtype=np.int64)
+        return np.array([operator.index(function(message, copies)) for message in messages], dtype=np.int64)
+
+    return assign
+
+
+_OF_ARRAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+_OF_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": operator.add,
+    "product": operator.mul,
+    "min": min,
+    "max": max,
+}
+
+
+def _reduction(how: How, source: PortType | None, keys: Sequence[str] = ()) -> NativeReduction:
+    if isinstance(how, Mapping):
+        if source is not None and source.kind != "table":
+            raise GraphError(
+                f'a reduction of columns, and the port sends {source.kind}; give "sum" or a function of two messages'
+            )
+        return NativeReduction.of_columns(list(how.items()))
+    kind = "table" if source is None else source.kind
+    columns = [] if source is None else [name for name in source.columns if name not in keys]
+    if not isinstance(how, str):
+        return NativeReduction.of_function(_name(how), columns, _folding(how, kind))
+    known = _OF_ARRAYS if kind == "arrays" else _OF_OBJECTS
+    if kind == "table" and source is not None:
+        raise GraphError(f'reduce({how!r}): of tables say which columns, as in {{"n": {how!r}}}')
+    if how not in known:
+        raise GraphError(f"there is no reduction {how!r}; there are {', '.join(known)}, or a function of two messages")
+    return NativeReduction.of_function(how, columns, _folding(known[how], kind))
+
+
+def _folding(
+    function: Callable[[Any, Any], Any], kind: str
+) -> Callable[[NativeTable, Sequence[int], int], NativeTable]:
+    def fold(native: NativeTable, groups: Sequence[int], count: int) -> NativeTable:
+        messages = Table(native).to_pylist() if kind == "table" else decode(native)
+        folded: dict[int, Any] = {}
+        for message, group in zip(messages, groups, strict=True):
+            folded[group] = function(folded[group], message) if group in folded else message
+        results = [folded[group] for group in range(count)]
+        if kind != "table":
+            return encode(kind, results)
+        names = [name for name, _ in native.fields]
+        for row in results:
+            if not isinstance(row, Mapping) or set(row) != set(names):
+                raise GraphError(f"{_name(function)} returned {row!r}, not a dict with the columns {', '.join(names)}")
+        return NativeTable.from_lists([(name, [row[name] for row in results], None) for name in names]).cast(native)
+
+    return fold

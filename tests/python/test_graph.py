@@ -1,0 +1,862 @@
+"""Task graphs from Python: every exchange against a few lines of Python, errors on every worker, and nothing that hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import launched
+import numpy as np
+import pytest
+import tidemill as tm
+import workers
+
+#: What programs of several workers begin with: rows of three source copies, and sinks that return what they get.
+COMMON = """
+import collections, itertools, math, os, sys, threading, time
+import numpy as np
+import pyarrow as pa
+import tidemill as tm
+
+job = tm.init()
+x = tm.exchange
+SCHEMA = {"k": "int64", "v": "int64", "s": "str"}
+
+def rows_of(copy, count=500):
+    return [{"k": None if i % 50 == 49 else (i * 7 + copy) % 13, "v": 1000 * copy + i, "s": f"text {i % 5}"} for i in range(count)]
+
+def source(count=500, batch=64):
+    def send(out, context):
+        rows = rows_of(context.copy, count)
+        for at in range(0, len(rows), batch):
+            out.send(pa.RecordBatch.from_pylist(rows[at:at + batch]))
+    return send
+
+def key(row):
+    return tuple((value is None, value) for value in row.values())
+
+def received(rows, context):
+    return [row for table in rows for row in table.to_pylist()]
+
+def through(exchange, *, copies=3, targets=4, count=500, send=None, schema=SCHEMA):
+    graph = tm.Graph("through")
+    a = graph.source("a", send or source(count), schema=schema, parallelism=copies)
+    b = graph.sink("b", received, parallelism=targets)
+    graph.connect(a, b, exchange)
+    result = graph.run()
+    return [result["b"].get(copy, []) for copy in range(targets)]
+
+def all_rows(count=500, copies=3):
+    return [row for copy in range(copies) for row in rows_of(copy, count)]
+
+def same(found, wanted):
+    found, wanted = list(found), list(wanted)
+    assert sorted(found, key=key) == sorted(wanted, key=key), (len(found), len(wanted), found[:5], wanted[:5])
+
+def flat(parts):
+    return [row for part in parts for row in part]
+"""
+
+EXCHANGES = """
+ALL = all_rows()
+
+parts = through(x.direct(), targets=3)
+assert parts == [rows_of(copy) for copy in range(3)]
+assert through(None, targets=3) == parts
+
+for along in "binomial", "binary", "flat", "chain":
+    for part in through(x.broadcast(along=along)):
+        same(part, ALL)
+for part in through(x.all_gather()):
+    same(part, ALL)
+
+parts = through(x.gather(2))
+same(parts[2], ALL)
+assert parts[0] == parts[1] == parts[3] == []
+for copy in range(3):
+    assert [row for row in parts[2] if row["v"] // 1000 == copy] == rows_of(copy), "a sender's order"
+
+parts = through(x.partition("k"))
+same(flat(parts), ALL)
+owners = collections.defaultdict(set)
+for copy, part in enumerate(parts):
+    for row in part:
+        owners[row["k"]].add(copy)
+assert all(len(copies) == 1 for copies in owners.values()), owners
+assert len(set().union(*owners.values())) > 1
+same(flat(through(x.partition(["k", "s"], buckets=7))), ALL)
+parts = through(x.partition("k", owners=[3, 3]))
+same(parts[3], ALL)
+
+parts = through(x.partition())
+same(flat(parts), ALL)
+assert all(parts), "in turn"
+
+parts = through(x.partition(lambda table, copies: table.to_numpy()["v"] % copies))
+same(flat(parts), ALL)
+assert all(row["v"] % 4 == copy for copy, part in enumerate(parts) for row in part)
+
+parts = through(x.partition(ranges="v"))
+same(flat(parts), ALL)
+edges = [(min(row["v"] for row in part), max(row["v"] for row in part)) for part in parts if part]
+assert len(edges) > 1 and all(a[1] < b[0] for a, b in itertools.pairwise(edges)), edges
+same(flat(through(x.partition(ranges="v"), targets=1)), ALL)
+
+wanted = {"v": sum(row["v"] for row in ALL), "k": max(row["k"] for row in ALL if row["k"] is not None)}
+parts = through(x.reduce({"v": "sum", "k": "max"}, to=1))
+assert parts == [[], [wanted], [], []], parts
+assert through(x.all_reduce({"v": "sum", "k": "max"}, along="chain")) == [[wanted]] * 4
+biggest = max(ALL, key=lambda row: row["v"])
+assert through(x.reduce(lambda a, b: max(a, b, key=lambda row: row["v"])))[0] == [biggest]
+
+sums = collections.Counter()
+for row in ALL:
+    sums[row["k"]] += row["v"]
+wanted = [{"k": k, "v": v} for k, v in sums.items()]
+same(flat(through(x.keyed_reduce("k", {"v": "sum"}))), wanted)
+same(flat(through(x.keyed_reduce("k"))), [{"k": k} for k in sums])
+def add(a, b):
+    return {"v": a["v"] + b["v"], "s": min(a["s"], b["s"])}
+found = flat(through(x.keyed_reduce("k", add)))
+same([{"k": row["k"], "v": row["v"]} for row in found], wanted)
+
+parts = through(x.keyed_gather("k"))
+same(flat(parts), ALL)
+for part in parts:
+    runs = [k for k, _ in itertools.groupby(row["k"] for row in part)]
+    assert len(runs) == len(set(runs)), "a key came again"
+
+for descending in False, True:
+    ordered = flat(through(x.sort("v", descending=descending)))
+    assert [row["v"] for row in ordered] == sorted((row["v"] for row in ALL), reverse=descending)
+found = flat(through(x.sort(["s", "v"], descending=[True, False], sample_all=True)))
+assert [(row["s"], row["v"]) for row in found] == [(row["s"], row["v"]) for row in sorted(sorted(ALL, key=lambda r: r["v"]), key=lambda r: r["s"], reverse=True)]
+found = [row["k"] for row in flat(through(x.sort("k", nulls_first=False)))]
+assert found[-30:] == [None] * 30
+
+# Of two sources.
+LEFT = [{"k": i % 10, "l": i} for i in range(40)] + [{"k": None, "l": -1}]
+RIGHT = [{"j": i, "r": i * 100} for i in range(5, 15)] + [{"j": None, "r": -1}]
+def halves(rows):
+    return lambda out, context: out.send(pa.RecordBatch.from_pylist(rows[context.copy::context.copies]))
+def joined(exchange, targets=2):
+    graph = tm.Graph()
+    left = graph.source("left", halves(LEFT), schema={"k": "int64", "l": "int64"}, parallelism=2)
+    right = graph.source("right", halves(RIGHT), schema={"j": "int64", "r": "int64"}, parallelism=3)
+    sink = graph.sink("sink", lambda rows, context: [tuple(row) for table in rows for row in zip(*table.to_dict().values())], parallelism=targets)
+    graph.connect([left, right], sink, exchange)
+    return sorted((row for rows in graph.run()["sink"].values() for row in rows), key=str)
+def reference(how):
+    pairs = [(a, b) for a in LEFT for b in RIGHT if a["k"] is not None and a["k"] == b["j"]]
+    has = lambda row, side: any(row is pair[side] for pair in pairs)
+    rows = [(a["k"], a["l"], b["j"], b["r"]) for a, b in pairs]
+    alone = [a for a in LEFT if not has(a, 0)]
+    if how in ("left", "full"):
+        rows += [(a["k"], a["l"], None, None) for a in alone]
+    if how in ("right", "full"):
+        rows += [(None, None, b["j"], b["r"]) for b in RIGHT if not has(b, 1)]
+    if how == "semi":
+        rows = [(a["k"], a["l"]) for a in LEFT if has(a, 0)]
+    if how == "anti":
+        rows = [(a["k"], a["l"]) for a in alone]
+    return sorted(rows, key=str)
+for how in "inner", "left", "right", "full", "semi", "anti":
+    found = joined(x.join({"k": "j"}, how))
+    assert found == reference(how), (how, found, reference(how))
+assert joined(x.join({"k": "j"}, broadcast_right=True)) == reference("inner")
+
+graph = tm.Graph()
+a, b = (graph.source(name, source(100), schema=SCHEMA, parallelism=2) for name in "ab")
+sink = graph.sink("sink", parallelism=3)
+graph.connect([a, b], sink, x.union(x.partition("k")))
+same([row for table in graph.run()["sink"].values() for row in table.to_pylist()], all_rows(100, 2) * 2)
+
+# No rows; more copies than rows.
+empty = {name: through(exchange, count=0) for name, exchange in {
+    "partition": x.partition("k"), "reduce": x.reduce({"v": "sum"}), "keyed": x.keyed_reduce("k", {"v": "sum"}),
+    "sort": x.sort("v"), "ranges": x.partition(ranges="v"), "function": x.reduce(lambda a, b: a), "broadcast": x.broadcast()}.items()}
+assert all(parts == [[]] * 4 for parts in empty.values()), empty
+for exchange in x.partition("k"), x.partition(), x.sort("v"), x.partition(ranges="v"), x.keyed_gather("s"):
+    same(flat(through(exchange, copies=5, targets=7, count=1)), all_rows(1, 5))
+
+# One and the same everywhere.
+assert len(set(map(str, job.comm.allgather(empty)))) == 1
+print("done")
+"""
+
+MESSAGES = """
+# Objects: any that can be pickled, None too.
+def send(out, context):
+    for i in range(20):
+        out.send((context.copy, i, {"n": i}))
+    out.send(None)
+
+def objects(exchange, targets=3):
+    graph = tm.Graph()
+    a = graph.source("a", send, parallelism=2)
+    b = graph.sink("b", parallelism=targets)
+    graph.connect(a, b, exchange)
+    values = graph.run()["b"]
+    return [values[copy] for copy in range(targets)]
+
+WANTED = [(copy, i, {"n": i}) for copy in range(2) for i in range(20)] + [None, None]
+for exchange in x.broadcast(), x.all_gather():
+    assert all(sorted(part, key=str) == sorted(WANTED, key=str) for part in objects(exchange))
+assert sorted(objects(x.gather())[0], key=str) == sorted(WANTED, key=str)
+assert sorted(flat(objects(x.partition())), key=str) == sorted(WANTED, key=str)
+parts = objects(x.partition(lambda message, copies: 0 if message is None else message[1] % copies))
+assert sorted(flat(parts), key=str) == sorted(WANTED, key=str)
+assert all(message is None or message[1] % 3 == copy for copy, part in enumerate(parts) for message in part)
+
+def numbers(out, context):
+    for i in range(50):
+        out.send(i + 1)
+
+graph = tm.Graph()
+a, b = graph.source("a", numbers, parallelism=3), graph.sink("b", parallelism=2)
+graph.connect(a, b, x.all_reduce("sum"))
+assert graph.run()["b"] == {0: [3 * 1275], 1: [3 * 1275]}
+graph = tm.Graph()
+a, b = graph.source("a", numbers, parallelism=3), graph.sink("b", parallelism=2)
+graph.connect(a, b, x.reduce(math.gcd, to=1))
+assert graph.run()["b"] == {0: [], 1: [1]}
+
+# Arrays: of any shape and dtype, larger than a stream's window too; what arrives does not change with what was sent.
+ARRAYS = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array(7), np.zeros((0, 4), np.int16), np.array([True, False]),
+          np.arange(4, dtype=">i4"), np.array(["a", "bcd"]), np.array([1 + 2j]), np.arange(24).reshape(4, 6).T,
+          np.array(["2024-01-01"], "datetime64[D]"), np.arange(1_500_000)]
+
+def send_arrays(out, context):
+    for array in ARRAYS:
+        mine = array.copy()
+        out.send(mine)
+        if mine.size and mine.dtype.kind in "if" and mine.flags.writeable:
+            mine[...] = 99
+
+def take_arrays(arrays, context):
+    found = list(arrays)
+    assert not any(array.flags.writeable for array in found)
+    return [array.copy() for array in found]
+
+graph = tm.Graph()
+a, b = graph.source("a", send_arrays, schema="arrays", parallelism=1), graph.sink("b", take_arrays, parallelism=3)
+graph.connect(a, b, x.broadcast())
+for found in graph.run()["b"].values():
+    assert len(found) == len(ARRAYS)
+    for one, other in zip(found, ARRAYS):
+        assert one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other), (one, other)
+
+graph = tm.Graph()
+a = graph.source("a", lambda out, context: [out.send(np.full(5, context.copy + i)) for i in range(4)] and None, schema="arrays", parallelism=3)
+b = graph.sink("b", parallelism=2)
+graph.connect(a, b, x.all_reduce("max"))
+assert all(np.array_equal(found[0], np.full(5, 5)) and len(found) == 1 for found in graph.run()["b"].values())
+
+# Tables: as dicts of arrays or lists, of Arrow or our own; texts, dictionaries and narrow numbers as the port declares them.
+def tables(out, context):
+    out.send({"n": [0, 1, 2], "s": ["a", "b", None]})
+    out.send(pa.table({"s": pa.array(["c"]).dictionary_encode(), "n": pa.array([3], pa.int8())}))
+    out.send(tm.Table.from_numpy({"n": np.arange(0)}).to_arrow().append_column("s", pa.array([], pa.string())))
+    out.send(pa.record_batch({"n": [4], "s": pa.array(["d"], pa.large_string())}))
+
+graph = tm.Graph()
+a, b = graph.source("a", tables, schema=pa.schema([("n", pa.int64()), ("s", pa.string())]), parallelism=1), graph.sink("b", parallelism=1)
+graph.connect(a, b)
+table = graph.run()["b"][0]
+assert table.to_dict() == {"n": [0, 1, 2, 3, 4], "s": ["a", "b", None, "c", "d"]}, table
+assert table.schema == {"n": "Int64", "s": "Utf8"}
+
+# Nothing at all has columns, too.
+graph = tm.Graph()
+a, b = graph.source("a", lambda out, context: None, schema={"n": "int64"}), graph.sink("b")
+graph.connect(a, b)
+assert [(len(table), table.schema) for table in graph.run()["b"].values()] == [(0, {"n": "Int64"})] * job.size
+print("done")
+"""
+
+SHAPES = """
+# Several ports, by name; a task that takes from both; a communicator; metrics; a graph that runs twice.
+def split(numbers, even, odd, context):
+    for table in numbers:
+        n = table.to_numpy()["n"]
+        even.send({"n": n[n % 2 == 0]})
+        odd.send({"n": n[n % 2 == 1]})
+
+def both(even, odd, context):
+    counts = collections.Counter()
+    while (came := context.receive()) is not None:
+        port, table = came
+        assert all(n % 2 == (port == "odd") for n in table.to_dict()["n"])
+        counts[port] += len(table)
+    return dict(counts), context.comm.allreduce(counts["even"]), (context.comm.rank, context.comm.size)
+
+def send(out, context):
+    assert (context.copies, context.workers) == (2, job.size) and context.comm is None and not context.cancelled
+    for start in range(0, 10_000, 1000):
+        out.send({"n": np.arange(start, start + 1000)})
+        out.flush()
+
+N = {"n": "int64"}
+graph = tm.Graph("shapes")
+a = graph.source("a", send, schema=N, parallelism=2)
+s = graph.compute("s", split, inputs=["numbers"], outputs={"even": N, "odd": N}, parallelism=3)
+t = graph.sink("t", both, inputs={"even": N, "odd": None}, parallelism=job.size, comm=True)
+graph.connect(a, s, x.partition("n"))
+graph.connect(s["even"], t["even"], x.partition())
+graph.connect(s["odd"], t["odd"], x.partition("n"))
+for _ in range(2):
+    result = graph.run()
+    found = result["t"]
+    assert sorted(found) == list(range(job.size))
+    assert all((found[copy][1], found[copy][2]) == (10_000, (copy, job.size)) for copy in found), found
+    assert sum(counts[port] for counts, _, _ in found.values() for port in counts) == 20_000
+    assert result["a"] == {} and result.values["s"] == {}
+    sent = job.comm.allreduce(result.edge("a.out -> s.numbers").rows_sent)
+    assert sent == 20_000 == job.comm.allreduce(sum(result.edge("a.out -> s.numbers").bucket_rows))
+    assert job.comm.allreduce(sum(edge.remote_bytes for edge in result.edges)) > 0 or job.size == 1
+    assert result.wall_s > 0 and result.spilled_bytes == 0
+    mine = graph.run(share=False)["t"]
+    assert sorted(mine) == [job.rank]
+
+# A diamond: both ways end although one task feeds both.
+graph = tm.Graph()
+a = graph.source("a", lambda out, context: [out.send(bytes(100_000)) for _ in range(600)] and None, parallelism=1)
+def two(left, right, context):
+    counts = collections.Counter()
+    while (came := context.receive()) is not None:
+        counts[came[0]] += 1
+    return counts
+b = graph.sink("b", two, inputs=["left", "right"], parallelism=1)
+graph.connect(a, b["left"])
+graph.connect(a, b["right"])
+assert graph.run()["b"][0] == {"left": 600, "right": 600}
+
+# Back-pressure: a sender waits for a slow receiver, and what lies between stays small.
+sent = []
+def fast(out, context):
+    for i in range(400):
+        out.send(np.zeros(125_000))
+        sent.append(i)
+def slow(arrays, context):
+    count = 0
+    for array in arrays:
+        if count == 0:
+            time.sleep(0.5)
+            ahead = len(sent)
+        count += 1
+    return count, ahead
+graph = tm.Graph()
+a = graph.source("a", fast, schema="arrays", per_worker=1)
+b = graph.sink("b", slow, per_worker=1)
+graph.connect(a, b)
+assert all(count == 400 and ahead < 100 for count, ahead in graph.run()["b"].values())
+
+# A function that stops early: what is still sent to it is dropped.
+graph = tm.Graph()
+a = graph.source("a", lambda out, context: [out.send(np.zeros(10_000)) for _ in range(500)] and None, schema="arrays", parallelism=2)
+b = graph.sink("b", lambda arrays, context: len(next(arrays)), parallelism=1)
+graph.connect(a, b, x.gather())
+assert graph.run()["b"] == {0: 10_000}
+
+# Where copies run: by name, by a plan, by a function; the same on all.
+graph = tm.Graph("placed")
+a = graph.source("a", lambda out, context: None, schema=N, parallelism=4, cores=1, memory="1MiB", locations=[[job.workers[0]["host"]]] * 4)
+b = graph.sink("b", lambda rows, context: context.worker, parallelism=3)
+graph.connect(a, b, x.partition("n"))
+last = job.size - 1
+plan = graph.plan()
+assert plan == {"a": [i % job.size for i in range(4)], "b": [i % job.size for i in range(3)]}
+assert set(graph.run(placement={"a": [last] * 4, "b": [last] * 3})["b"].values()) == {last}
+seen = []
+def place(tasks, workers):
+    seen.append((tasks, workers))
+    return {task.name: [len(workers) - 1] * task.copies for task in tasks}
+assert set(graph.run(placement=place)["b"].values()) == {last}
+(tasks, infos), = seen
+assert [(task.name, task.copies, task.cores, task.memory_bytes, len(task.locations)) for task in tasks] == [("a", 4, 1, 1 << 20, 4), ("b", 3, 0, 0, 0)]
+assert [info.rank for info in infos] == list(range(job.size)) and all(info.cores >= 1 for info in infos)
+for name in "round_robin", "first_fit", "locality":
+    try:
+        assert len(graph.run(placement=name)["b"]) == 3
+    except tm.GraphError as error:
+        assert name == "first_fit" and "cores" in str(error), error
+assert graph.explain().startswith('graph "placed" on ') and "digraph" in graph.explain("dot") and "</svg>" in graph.explain("svg")
+print("done")
+"""
+
+
+def program(*parts: str) -> str:
+    return "\n".join(textwrap.dedent(part) for part in (COMMON, *parts))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("part", [EXCHANGES, MESSAGES, SHAPES], ids=["exchanges", "messages", "shapes"])
+def test_on_workers(size: int, part: str, tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(program(part))
+    result = launched.run("run", "-n", str(size), app)
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout.decode().count("done") == size
+
+
+N = {"n": "int64"}
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+def wrong(build: object) -> str:
+    """What a graph is refused with."""
+    graph = tm.Graph("wrong")
+    with pytest.raises(tm.GraphError) as caught:
+        build(graph)  # type: ignore[operator]
+        graph.run()
+    return str(caught.value)
+
+
+def two(graph: tm.Graph, **options: object) -> tuple[tm.graph.Task, tm.graph.Task]:
+    return graph.source("a", nothing, schema=N, parallelism=2), graph.sink("b", nothing, parallelism=3, **options)
+
+
+def connected(exchange: object, **options: object) -> object:
+    def build(graph: tm.Graph) -> None:
+        graph.connect(*two(graph, **options), exchange)
+
+    return build
+
+
+def test_what_cannot_run_says_why() -> None:
+    x = tm.exchange
+
+    def cycle(graph: tm.Graph) -> None:
+        a, b = (graph.compute(name, nothing, schema=N) for name in "ab")
+        graph.connect(a, b)
+        graph.connect(b, a)
+
+    def same_name(graph: tm.Graph) -> None:
+        graph.connect(graph.source("a", nothing), graph.sink("a"))
+
+    def of_another(graph: tm.Graph) -> None:
+        graph.connect(*two(tm.Graph()))
+
+    def two_inputs(graph: tm.Graph) -> None:
+        graph.connect(graph.source("a", nothing), graph.sink("b", nothing, inputs=["left", "right"]))
+
+    def alone(graph: tm.Graph) -> None:
+        two(graph)
+
+    objects = lambda graph: graph.connect(graph.source("a", nothing), graph.sink("b"), x.partition("n"))  # noqa: E731
+    summed = lambda graph: graph.connect(graph.source("a", nothing), graph.sink("b"), x.reduce({"n": "sum"}))  # noqa: E731
+    cases = [
+        (cycle, "tasks form a cycle: a -> b -> a"),
+        (same_name, 'two tasks are called "a"'),
+        (of_another, "is no task of this graph"),
+        (two_inputs, "task 'b' has the input ports left, right; choose one: task['left']"),
+        (alone, 'output port "out" of task "a" is not connected'),
+        (connected(None), "2 copies cannot be joined one to one to 3; give both tasks as many"),
+        (connected(x.partition("m")), 'there is no column "m"; there are n'),
+        (connected(x.gather(3)), "there is no copy 3 among 3"),
+        (connected(x.gather(-1)), "edge a.out -> b.in: "),
+        (connected(x.partition("n", owners=[0, 3])), "the route map names copy 3; there are 3"),
+        (
+            connected(x.partition(), inputs={"in": {"m": "int64"}}),
+            'column "n" (Int64) arrives where "m" (Int64) is declared',
+        ),
+        (connected(x.partition(), inputs={"in": {"n": "str"}}), 'column "n" (Int64) arrives where "n" (Utf8View)'),
+        (connected(x.partition(), inputs={"in": "objects"}), "arrives where"),
+        (connected(x.reduce({"n": "mean"})), "there is no reduction 'mean'"),
+        (connected(x.reduce("sum")), "of tables say which columns, as in {\"n\": 'sum'}"),
+        (connected(x.join("n")), "a join has two sources, not 1"),
+        (connected(x.broadcast(along="star")), '"flat", "binary", "binomial" and "chain"'),
+        (connected("direct"), "an exchange is made by a function of tidemill.exchange"),
+        (objects, "looks at columns, and the port sends objects; give it a schema"),
+        (summed, 'the port sends objects; give "sum" or a function'),
+        (lambda g: g.source("a", nothing, schema={"n": "integer"}), "task 'a', output port 'out': schema="),
+        (
+            lambda g: g.source("a", nothing, schema="tables"),
+            'a port sends "objects" (the default), "arrays", or tables',
+        ),
+        (lambda g: g.source("a", nothing, schema={}), "at least one column"),
+        (lambda g: g.source("a", nothing, parallelism=0), "task 'a': parallelism=0; a task has at least one copy"),
+        (lambda g: g.source("a", lambda out: None), "task 'a': its function is called with (out, context), but"),
+        (lambda g: g.source("a", 7), "7 is no function"),
+        (lambda g: g.source("a", nothing, memory="lots"), "memory='lots' is no size"),
+        (lambda g: g.source("a", nothing)["in"], "task 'a' has no port 'in'; it has out"),
+    ]
+    for build, text in cases:
+        assert text in wrong(build), (text, wrong(build))
+
+
+def test_what_cannot_be_placed_says_why() -> None:
+    graph = tm.Graph("placed")
+    graph.connect(*two(graph), tm.exchange.partition())
+    for placement, text in [
+        ("random", '"round_robin", "first_fit" and "locality"'),
+        ({"a": [0, 0]}, "the plan does not say where the 3 copies of task 'b' run"),
+        ({"a": [0, 0], "b": [0, 0, 1]}, "the plan puts task 'b' on worker 1; there are 1"),
+        ({"a": [0], "b": [0, 0, 0]}, 'task "a"'),
+        ({"c": [0]}, "the plan places 'c', which is no task; there are a, b"),
+        (lambda tasks, workers: 1 / 0, "the placement failed\nTraceback"),
+        (lambda tasks, workers: [0], "a placement gives a dict"),
+    ]:
+        with pytest.raises(tm.GraphError, match=re.escape(text)):
+            graph.run(placement=placement)
+    with pytest.raises(tm.GraphError, match='"text", "dot" or "svg", not \'png\''):
+        graph.explain("png")
+    greedy = tm.Graph("greedy")
+    task = greedy.source("a", nothing, cores=4096, parallelism=1)
+    greedy.connect(task, greedy.sink("b", nothing, parallelism=1))
+    with pytest.raises(tm.GraphError, match='task "a": no worker has 4096 cores'):
+        greedy.plan("first_fit")
+
+
+def test_what_cannot_be_sent_says_why() -> None:
+    def sends(message: object, schema: object) -> str:
+        def build(graph: tm.Graph) -> None:
+            task = graph.source("a", lambda out, context: out.send(message), schema=schema)
+            graph.connect(task, graph.sink("b"))
+
+        return wrong(build)
+
+    for message, schema, text in [
+        ({"m": [1]}, N, "the columns m are sent where n are declared"),
+        ({"n": ["one"]}, N, 'column "n" is Utf8, declared is Int64; cast it, or declare another type'),
+        ({"n": [1.5]}, N, 'column "n" is Float64, declared is Int64'),
+        ({"n": np.array([300])}, {"n": "int8"}, 'column "n" is Int64, declared is Int8: '),
+        (7, N, "a port of tables cannot send int"),
+        (np.array([None]), "arrays", "a port of arrays cannot send dtype object"),
+        (nothing.__code__, None, "cannot pickle code objects"),
+    ]:
+        told = sends(message, schema)
+        assert text in told and 'task "a", copy 0 on worker 0' in told, told
+
+
+def test_returns_that_cannot_be_pickled() -> None:
+    graph = tm.Graph()
+    graph.connect(graph.source("a", nothing), graph.sink("b", lambda rows, context: threading_lock()))
+    with pytest.raises(tm.GraphError, match=r"cannot be pickled: .*run\(share=False\)"):
+        graph.run()
+    assert len(graph.run(share=False)["b"]) == 1
+
+
+def threading_lock() -> object:
+    import threading
+
+    return threading.Lock()
+
+
+FAILURES = """
+x = tm.exchange
+N = {"n": "int64"}
+
+def numbers(out, context):
+    for i in range(200):
+        out.send({"n": np.arange(i * 10, i * 10 + 10)})
+
+def forward(rows, out, context):
+    for table in rows:
+        out.send(table)
+
+def count(rows, context):
+    return sum(len(table) for table in rows)
+
+def build(send=numbers, pass_on=forward, take=count, first=None, second=None):
+    graph = tm.Graph("failing")
+    a = graph.source("a", send, schema=N, parallelism=3)
+    b = graph.compute("b", pass_on, schema=N, parallelism=4)
+    c = graph.sink("c", take, parallelism=2)
+    graph.connect(a, b, first or x.partition("n"))
+    graph.connect(b, c, second or x.partition())
+    return graph
+
+def fails(function, copy=1):
+    def failing(*args):
+        if args[-1].copy == copy:
+            raise ZeroDivisionError("on purpose")
+        return function(*args)
+    return failing
+
+def boom(*args):
+    return 1 / 0
+
+for graph, task, place, text in [
+    (build(send=fails(numbers)), "a", 1, "ZeroDivisionError: on purpose"),
+    (build(pass_on=fails(forward)), "b", 1, "ZeroDivisionError: on purpose"),
+    (build(take=fails(count)), "c", 1, "ZeroDivisionError: on purpose"),
+    (build(first=x.partition(boom)), "a", None, "in boom"),
+    (build(second=x.partition(lambda table, copies: [copies] * len(table))), "b", None, "the partitioner named copy 2 of 2"),
+    (build(second=x.partition(lambda table, copies: [-1] * len(table))), "b", None, "the partitioner named copy 4294967295 of 2"),
+    (build(second=x.partition(lambda table, copies: [0])), "b", None, "named 1 targets for"),
+    (build(second=x.reduce(boom)), None, None, "ZeroDivisionError: division by zero"),
+    (build(second=x.reduce(lambda a, b: {"m": 1})), None, None, "not a dict with the columns n"),
+    (build(send=fails(lambda out, context: sys.exit(3), 9)), "a", None, "SystemExit: 3"),
+]:
+    try:
+        graph.run()
+    except tm.GraphError as error:
+        told = str(error)
+        assert text in told, told
+        assert "Traceback (most recent call last)" in told or "named" in told, told
+        assert "ZeroDivisionError" not in text or "app.py" in told, told
+        if task is not None:
+            assert error.task == task and (place is None or error.copy == place), (error.task, error.copy)
+            assert error.worker == error.copy % job.size
+            assert told.startswith(f'task "{task}", copy {error.copy} on worker {error.worker}: '), told
+            assert "_task.py" not in told
+    else:
+        raise AssertionError(text)
+    assert len(set(job.comm.allgather(told))) == 1, "not the same everywhere"
+    # The next run is not disturbed.
+    assert sum(build().run()["c"].values()) == 6000
+
+# Workers that do not build the same.
+if job.size > 1:
+    for graph in [build(first=x.partition("n", buckets=64 + job.rank)), build() if job.rank else build(second=x.gather())]:
+        try:
+            graph.run()
+        except tm.GraphError as error:
+            assert "graphs differ" in str(error), error
+        else:
+            raise AssertionError("they differ")
+    try:
+        build().run(placement=lambda tasks, workers: {} if job.rank == 1 else {"a": [0] * 3, "b": [0] * 4, "c": [0] * 2})
+    except tm.GraphError as error:
+        assert "does not say where the 3 copies of task 'a' run (on worker 1)" in str(error), error
+    else:
+        raise AssertionError("one has no plan")
+
+# A run within a run would wait for itself.
+try:
+    build(take=lambda rows, context: build().run()).run()
+except tm.GraphError as error:
+    assert "a task's function cannot run a graph" in str(error), error
+print("done")
+"""
+
+BLOCKED = """
+x = tm.exchange
+never = threading.Event()
+
+def sleeps(out, context):
+    time.sleep(1000)
+
+def waits(out, context):
+    never.wait()
+
+def computes(out, context):
+    while True:
+        sum(range(1000))
+
+def polls(out, context):
+    while not context.cancelled:
+        time.sleep(0.001)
+    stopped.append(context.copy)
+
+def sends(out, context):
+    try:
+        while True:
+            out.send(np.zeros(100_000))
+    except tm.Cancelled:
+        stopped.append(context.copy)
+        raise
+
+def in_step(out, context):
+    try:
+        if context.copy == 0:
+            context.comm.allreduce(1)
+            context.comm.recv(source=tm.mpi.MPI.ANY_SOURCE)
+        else:
+            context.comm.allreduce(1)
+            context.comm.barrier()
+            context.comm.barrier()
+    except tm.Cancelled:
+        stopped.append(context.copy)
+        raise
+
+def fails(rows, context):
+    if context.copy == 0:
+        time.sleep(0.2)
+        raise ValueError("enough")
+    for _ in rows:
+        time.sleep(0.01)
+
+for blocked in sleeps, waits, computes, polls, sends, in_step:
+    stopped = []
+    graph = tm.Graph("blocked")
+    comm = blocked is in_step
+    a = graph.source("a", blocked, schema="arrays", parallelism=job.size if comm else 2 * job.size, comm=comm)
+    b = graph.sink("b", fails, parallelism=2)
+    graph.connect(a, b, x.gather(1))
+    begun = time.monotonic()
+    try:
+        graph.run()
+    except tm.GraphError as error:
+        assert "ValueError: enough" in str(error) and (error.task, error.copy, error.worker) == ("b", 0, 0), error
+    else:
+        raise AssertionError(blocked)
+    assert time.monotonic() - begun < 30
+    if blocked in (polls, sends) or comm and job.size > 1:
+        assert len(stopped) == (1 if comm else 2), (blocked, stopped)
+    good = tm.Graph()
+    good.connect(good.source("a", lambda out, context: out.send(1)), good.sink("b"))
+    assert good.run()["b"] == {copy: [1] for copy in range(job.size)}
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("part", [FAILURES, BLOCKED], ids=["raises", "blocks"])
+def test_errors_on_workers(size: int, part: str, tmp_path: Path) -> None:
+    """The end of the program is a part of the test: functions that never return must not keep it."""
+    app = tmp_path / "app.py"
+    app.write_text(program(part))
+    result = launched.run("run", "-n", str(size), app)
+    assert result.returncode == 0, result.stderr.decode() + result.stdout.decode()
+    assert result.stdout.decode().count("done") == size
+    assert "Traceback" not in result.stderr.decode(), result.stderr.decode()
+
+
+def test_a_worker_that_is_killed(tmp_path: Path) -> None:
+    """The others hear of it wherever they are in the run: one waits for credit, one for rows, one in a function."""
+    with workers.Job(
+        tmp_path,
+        3,
+        program("""
+        def send(out, context):
+            for i in range(100_000):
+                if context.copy == 1 and i == 100:
+                    os.kill(os.getpid(), 9)
+                if context.copy == 2 and i == 50:
+                    time.sleep(1000)
+                out.send(np.zeros(10_000))
+        graph = tm.Graph()
+        a = graph.source("a", send, schema="arrays", parallelism=3)
+        b = graph.sink("b", lambda arrays, context: sum(len(array) for array in arrays), parallelism=3)
+        graph.connect(a, b, x.partition())
+        try:
+            graph.run()
+        except tm.WorkerLost as error:
+            assert error.rank == 1
+            print("lost", flush=True)
+        """),
+    ) as job:
+        ended = job.finish()
+    assert ended[1][0] == -signal.SIGKILL
+    for rank in 0, 2:
+        assert ended[rank][:2] == (0, "lost\n"), ended[rank]
+
+
+@pytest.mark.parametrize("function", ["time.sleep(1000)", "for _ in numbers: time.sleep(0.01)"])
+def test_interrupt(function: str, tmp_path: Path) -> None:
+    """Ctrl-C on one of two workers ends the run on both, and the program can go on."""
+    with workers.Job(
+        tmp_path,
+        2,
+        program(f"""
+        def send(out, context):
+            while True:
+                out.send(context.copy)
+        def take(numbers, context):
+            print("running", os.getpid(), flush=True)
+            {function}
+        graph = tm.Graph("long")
+        graph.connect(graph.source("a", send), graph.sink("b", take))
+        try:
+            graph.run()
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        except tm.GraphError as error:
+            assert str(error) == "interrupted (on worker 1)", error
+            print("told", flush=True)
+        good = tm.Graph()
+        good.connect(good.source("a", lambda out, context: out.send(1)), good.sink("b"))
+        assert good.run()["b"] == {{0: [1], 1: [1]}}
+        """),
+    ) as job:
+        for worker in job.workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline().startswith("running")
+        time.sleep(0.1)
+        job.workers[1].send_signal(signal.SIGINT)
+        outputs = job.succeed()
+    assert outputs == ["told\n", "interrupted\n"]
+
+
+def test_after_fork() -> None:
+    """A forked child has none of its parent's threads, and must start its own."""
+    source = (
+        "import os, tidemill as tm\n"
+        "def run():\n"
+        "    graph = tm.Graph()\n"
+        "    graph.connect(graph.source('a', lambda out, context: out.send(3)), graph.sink('b'))\n"
+        "    return graph.run()['b']\n"
+        "assert run() == {0: [3]}\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    raise SystemExit(0 if run() == {0: [3]} else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0 and run() == {0: [3]}\n"
+        "print('done')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", source], capture_output=True, timeout=launched.PATIENCE_S)
+    assert result.stdout == b"done\n", result.stderr.decode()
+
+
+def test_a_budget_spills(tmp_path: Path) -> None:
+    """A sort of more than the budget gives the same rows, says what it spilled, and leaves no files."""
+    app = tmp_path / "app.py"
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    app.write_text(
+        program("""
+        def send(out, context):
+            rng = np.random.default_rng(context.copy)
+            for _ in range(40):
+                out.send({"n": rng.integers(0, 1 << 40, 100_000), "pad": rng.random(100_000)})
+        def check(rows, context):
+            last, count = -1, 0
+            for table in rows:
+                n = table.to_arrow()["n"].to_numpy()
+                assert n[0] >= last and (np.diff(n) >= 0).all()
+                last, count = n[-1], count + len(n)
+            return count
+        graph = tm.Graph()
+        a = graph.source("a", send, schema={"n": "int64", "pad": "float64"}, parallelism=2)
+        b = graph.sink("b", check, parallelism=2)
+        graph.connect(a, b, x.sort("n"))
+        result = graph.run()
+        assert sum(result["b"].values()) == 8_000_000
+        print("spilled", result.spilled_bytes > 0, flush=True)
+        """)
+    )
+    env = {"TIDEMILL_MEMORY": "48MiB", "TIDEMILL_SPILL_DIR": str(spill)}
+    result = launched.run("run", "-n", "2", app, env={**os.environ, **env})
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout.decode().count("spilled True") == 2
+    assert list(spill.iterdir()) == []
+
+
+def test_pictures() -> None:
+    """Every task, edge and worker is on them, whatever names they have."""
+    graph = tm.Graph('a <b> & "c"')
+    a = graph.source('say "<hi>"', nothing, schema=N, parallelism=3)
+    b = graph.compute("b", nothing, schema=N, parallelism=2)
+    c = graph.sink("c", nothing, inputs=["left", "right"], parallelism=2)
+    graph.connect(a, b, tm.exchange.partition("n"))
+    graph.connect(a, c["left"], tm.exchange.broadcast())
+    graph.connect(b, c["right"])
+    import xml.etree.ElementTree as ElementTree
+
+    root = ElementTree.fromstring(graph.explain("svg"))
+    words = {element.text for element in root.iter() if element.tag.endswith("text")}
+    assert {'a <b> & "c"', 'say "<hi>"', "source x 3", "on workers 0 x3", "b", "c", "sink x 2"} <= words
+    assert any("partition by n in 1024" in (text or "") for text in words)
+    assert "out → left: broadcast" in " ".join(text or "" for text in words)
+    assert graph.explain("text").count("\n") == 7
+    assert '"say \\"<hi>\\"\\n' in graph.explain("dot")
