@@ -187,6 +187,28 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
+    /// Dealt by ranges without sorting: every row is there once, and no copy has a key below one of the copy before it.
+    #[test]
+    fn ranges_do_not_overlap(
+        workers in 1u32..=5, from in 1u32..4, to in 1u32..5, size in 1usize..300, batches in 0u64..4,
+        keys in 1u64..2000, seed in 0u64..1000,
+    ) {
+        let (data, all) = data(rows_schema(), seed, batches, size, keys);
+        let exchange = Sort::ranges([SortKey::ascending("k")]);
+        let (kept, _) = run(workers, (from, to), &data, &settings(false), exchange);
+        let parts: Vec<Vec<Row>> = kept.values().map(|batches| batches.iter().flat_map(read).collect()).collect();
+        let sorted = |mut rows: Vec<Row>| {
+            rows.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.cmp(&b.1)).then(a.2.total_cmp(&b.2)));
+            rows
+        };
+        let ends = parts.iter().filter(|part| !part.is_empty()).map(|part| {
+            (part.iter().map(|row| row.0).min(), part.iter().map(|row| row.0).max())
+        });
+        let ends: Vec<_> = ends.collect();
+        prop_assert!(ends.windows(2).all(|pair| pair[0].1 < pair[1].0), "{:?}", ends);
+        prop_assert_eq!(sorted(parts.concat()), sorted(all(from)));
+    }
+
     /// Every kind of join equals two loops, partitioned, and with the right side broadcast where that may be.
     #[test]
     fn joins_equal_two_loops(

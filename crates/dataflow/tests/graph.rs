@@ -126,4 +126,8 @@ fn graphs_print() {
     assert!(graph.explain(2, Some(&plan)).unwrap().contains("5 copies on workers 0 x3, 1 x2\n"));
     let dot = graph.to_dot(2, Some(&plan)).unwrap();
     assert!(dot.starts_with("digraph \"say \\\"hi\\\"\" {") && dot.contains("t0 -> t1 [label=\"keyed reduce"), "{dot}");
+    let svg = graph.to_svg(2, Some(&plan)).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.contains(">say &quot;hi&quot;</text>"), "{svg}");
+    assert!(svg.contains(">source x 5</text>") && svg.contains(">on workers 0 x3, 1 x2</text>"), "{svg}");
+    assert!(svg.contains(">keyed reduce by n: </text>"), "{svg}");
 }

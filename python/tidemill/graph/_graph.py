@@ -256,7 +256,9 @@ class Graph:
             natives = [exchange._native(port.task._outputs[port.name]) for port in sources]
         except (GraphError, TypeError, ValueError, OverflowError) as error:
             raise GraphError(f"{name}: {error}") from None
-        self._native.connect([(port.task._index, port.name) for port in sources], (end.task._index, end.name), natives[0])
+        self._native.connect(
+            [(port.task._index, port.name) for port in sources], (end.task._index, end.name), natives[0]
+        )
 
     def plan(self, placement: Placement = "round_robin") -> Plan:
         """Where every copy would run: for each task the worker of each of its copies. Any worker may ask.

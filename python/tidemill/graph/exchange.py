@@ -243,8 +243,13 @@ def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, in
     def assign(native: NativeTable, copies: int) -> Any:
         messages = decode(native)
         if len(messages) == 1 and isinstance(messages[0], Table):
-            return np.ascontiguousarray(function(messages[0], copies), dtype=np.int64)
-        return np.array([operator.index(function(message, copies)) for message in messages], dtype=np.int64)
+            targets = np.ascontiguousarray(function(messages[0], copies), dtype=np.int64)
+        else:
+            targets = np.array([operator.index(function(message, copies)) for message in messages], dtype=np.int64)
+        wrong = targets[(targets < 0) | (targets >= copies)]
+        if wrong.size:
+            raise GraphError(f"{_name(function)} named copy {wrong[0]}; there are {copies}")
+        return targets
 
     return assign
 

@@ -17,7 +17,7 @@ const LINE: f32 = 16.0;
 const LETTER: f32 = 0.58;
 const PADDING: f32 = 10.0;
 /// Between layers, and between what is in one.
-const GAP_X: f32 = 26.0;
+const GAP_X: f32 = 40.0;
 const GAP_Y: f32 = 22.0;
 const MARGIN: f32 = 16.0;
 const LABEL_LETTERS_MAX: usize = 26;
@@ -168,7 +168,14 @@ impl Drawing {
         let mut x = MARGIN;
         for layer in &self.layers {
             let width = layer.iter().map(|&node| self.nodes[node].width).fold(0.0, f32::max);
-            layer.iter().for_each(|&node| self.nodes[node].x = x + width / 2.0);
+            for &node in layer {
+                let node = &mut self.nodes[node];
+                node.x = x + width / 2.0;
+                // Straight on past the others: lines curve only between layers.
+                if matches!(node.kind, Kind::Bend) {
+                    node.width = width;
+                }
+            }
             x += width + GAP_X;
         }
         let top = self.nodes.iter().map(|node| node.y - node.height / 2.0).fold(f32::INFINITY, f32::min);
@@ -243,8 +250,14 @@ impl Node {
             Kind::Task("sink") => (FONT, "#fdf0e1", "#b06a16"),
             Kind::Task(_) => (FONT, "#e8effa", "#33609e"),
             Kind::Label => (SMALL_FONT, "#f6f8fa", "#d0d7de"),
-            // A layer may be wider than the bend in it: the line goes on.
-            Kind::Bend => return,
+            Kind::Bend => {
+                let (right, y) = (left + self.width, self.y);
+                let _ = writeln!(
+                    svg,
+                    "<path d=\"M{left:.1},{y:.1} H{right:.1}\" stroke=\"#59636e\" stroke-width=\"1.5\"/>"
+                );
+                return;
+            }
         };
         let (width, height) = (self.width, self.height);
         let _ = writeln!(

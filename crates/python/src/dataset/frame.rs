@@ -264,8 +264,10 @@ fn together<T: Send>(
 
 /// An exception of a user's function, with its traceback.
 pub fn told(py: Python<'_>, error: &PyErr) -> String {
-    let lines =
-        py.import("traceback").and_then(|traceback| traceback.call_method1("format_exception", (error.value(py),)));
+    let lines = py.import("traceback").and_then(|traceback| {
+        // The traceback apart: before Python 3.12 an exception that has just been raised has none of its own.
+        traceback.call_method1("format_exception", (error.get_type(py), error.value(py), error.traceback(py)))
+    });
     let text = lines.and_then(|lines| lines.extract::<Vec<String>>()).map(|lines| lines.concat());
     text.map_or_else(|_| error.to_string(), |text| text.trim_end().to_owned())
 }

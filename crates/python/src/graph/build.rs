@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 use tidemill_dataflow::graph::Parallelism;
 use tidemill_dataflow::placement::{FirstFit, Locality, Placement, RoundRobin, TaskPlan};
 use tidemill_dataflow::{DataflowError, Graph, Plan, PortRef, Resources, TaskId, TaskSpec, WorkerInfo};
@@ -14,6 +15,7 @@ use crate::dataset::GivenSchema;
 
 use super::copy::{Crew, factory};
 use super::exchange::NativeExchange;
+use super::function::Function;
 use super::raised;
 
 /// Host, cores, bytes of memory (0: no limit) of a worker.
@@ -64,6 +66,7 @@ impl Given {
 pub struct NativeGraph {
     pub graph: Mutex<Graph>,
     pub crew: Arc<Crew>,
+    functions: Mutex<Vec<Function>>,
     tasks: Mutex<Vec<TaskId>>,
 }
 
@@ -83,7 +86,22 @@ fn nullable(schema: &SchemaRef) -> SchemaRef {
 impl NativeGraph {
     #[new]
     fn new(name: String) -> Self {
-        NativeGraph { graph: Mutex::new(Graph::new(name)), crew: Arc::default(), tasks: Mutex::default() }
+        NativeGraph {
+            graph: Mutex::new(Graph::new(name)),
+            crew: Arc::default(),
+            functions: Mutex::default(),
+            tasks: Mutex::default(),
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(functions) = self.functions.try_lock() else { return Ok(()) };
+        functions.iter().try_for_each(|function| function.traverse(&visit))
+    }
+
+    fn __clear__(&self) {
+        let functions = std::mem::take(&mut *self.functions.lock());
+        functions.iter().for_each(Function::clear);
     }
 
     /// Adds a task, whose number it returns. `start` starts the thread of a copy; see `copy::factory`.
@@ -104,7 +122,8 @@ impl NativeGraph {
         comm: bool,
     ) -> PyResult<usize> {
         let parallelism = copies.map_or(Parallelism::PerWorker(per_worker), Parallelism::Total);
-        let mut task = TaskSpec::from_factory(name, factory(start, &self.crew))
+        let start = Function::new(start);
+        let mut task = TaskSpec::from_factory(name, factory(&start, &self.crew))
             .parallelism(parallelism)
             .resources(Resources { cores, memory_bytes, data_hosts });
         for (port, schema) in inputs {
@@ -116,6 +135,7 @@ impl NativeGraph {
         for (port, schema) in outputs {
             task = task.output(&port, nullable(&schema.resolve(py)?));
         }
+        self.functions.lock().push(start);
         let task = self.graph.lock().add(if comm { task.with_comm() } else { task });
         let mut tasks = self.tasks.lock();
         tasks.push(task);
@@ -126,7 +146,8 @@ impl NativeGraph {
     fn connect(&self, sources: Vec<(usize, String)>, target: (usize, String), exchange: &NativeExchange) {
         let sources = sources.into_iter().map(|port| self.port(port)).collect();
         let target = self.port(target);
-        self.graph.lock().connect_all(sources, target, exchange.0.clone());
+        self.functions.lock().extend(exchange.function.clone());
+        self.graph.lock().connect_all(sources, target, exchange.exchange.clone());
     }
 
     /// Raises all that is wrong with the graph.

@@ -19,10 +19,13 @@ use crate::comm::Comm;
 use crate::dataset::{Call, NativeTable, told};
 use crate::wait::detach;
 
+use super::function::Function;
 use super::{cancelled, cancelled_class, graph_error, message};
 
-/// How long functions may take to notice that their run is over before they are left to themselves.
+/// How long functions may take to notice by themselves that their run is over; then they are told by an exception.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
+/// And after that, before they are left to themselves.
+const LAST_TIME: Duration = Duration::from_millis(500);
 
 /// How a function has ended; the run waits for it.
 type Ended = oneshot::Sender<Result<(), TaskError>>;
@@ -68,10 +71,10 @@ impl Drop for Leave {
 
 /// Makes a task of a Python callable that, given a [`NativeCopy`], starts a thread which calls [`NativeCopy::begin`], the
 /// function, and [`NativeCopy::end`].
-pub fn factory(start: Py<PyAny>, crew: &Arc<Crew>) -> TaskFactory {
-    let (start, crew) = (Arc::new(start), Arc::clone(crew));
+pub fn factory(start: &Function, crew: &Arc<Crew>) -> TaskFactory {
+    let (start, crew) = (start.clone(), Arc::clone(crew));
     Arc::new(move |inputs, outputs, context| {
-        let (start, crew) = (Arc::clone(&start), Arc::clone(&crew));
+        let start = start.clone();
         let (sender, ended) = oneshot::channel();
         let shared = Arc::new(Shared {
             context,
@@ -89,7 +92,10 @@ pub fn factory(start: Py<PyAny>, crew: &Arc<Crew>) -> TaskFactory {
             // Starting a thread takes the GIL: not on a thread that tasks and exchanges share.
             let started = tokio::task::spawn_blocking(move || {
                 let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
-                Python::attach(|py| start.call1(py, (copy,)).map(drop).map_err(|error| told(py, &error)))
+                Python::attach(|py| {
+                    let started = start.get(py).and_then(|start| start.call1((copy,)));
+                    started.map(drop).map_err(|error| told(py, &error))
+                })
             });
             if let Err(text) = started.await? {
                 leave.0.finish(Err(text.clone().into()), None);
@@ -164,32 +170,45 @@ impl Shared {
 }
 
 impl Crew {
-    /// Tells functions that still run, if `failed`, that nobody waits for them: those in Python code by an exception, those at
-    /// a port or in a communicator know. Waits for them a moment. Returns what functions have returned: task, copy, value.
+    /// Ends a run. If it has `failed`, functions that still run are told that nobody waits for them: at their ports and in
+    /// communicators at once, in Python code by an exception a little later; then they are left to themselves. Returns what
+    /// functions have returned: task, copy, value.
     pub fn dismiss(&self, py: Python<'_>, failed: bool) -> Vec<(String, u32, Py<PyAny>)> {
         let copies = std::mem::take(&mut *self.0.lock());
-        if failed && let Ok(class) = cancelled_class(py) {
-            for copy in &copies {
-                copy.given_up.store(true, Ordering::SeqCst);
-                // With the GIL held: a thread is at this number until it has the GIL to say that it is over.
-                if let Some(thread) = copy.life.lock().thread {
-                    // SAFETY: the GIL is held, the class lives.
-                    unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
-                }
+        if failed {
+            copies.iter().for_each(|copy| copy.given_up.store(true, Ordering::SeqCst));
+            if !py.detach(|| have_ended(&copies, NOTICE_TIME)) {
+                interrupt(py, &copies);
+                py.detach(|| have_ended(&copies, LAST_TIME));
             }
-            py.detach(|| {
-                let until = Instant::now() + NOTICE_TIME;
-                for copy in &copies {
-                    let mut life = copy.life.lock();
-                    while !life.ended && !copy.changed.wait_until(&mut life, until).timed_out() {}
-                }
-            });
         }
         let value = |copy: &Arc<Shared>| {
             let value = copy.life.lock().value.take()?;
             Some((copy.context.task().to_owned(), copy.context.copy(), value))
         };
         copies.iter().filter_map(value).collect()
+    }
+}
+
+/// Waits for the functions of all copies.
+fn have_ended(copies: &[Arc<Shared>], at_most: Duration) -> bool {
+    let until = Instant::now() + at_most;
+    copies.iter().all(|copy| {
+        let mut life = copy.life.lock();
+        while !life.ended && !copy.changed.wait_until(&mut life, until).timed_out() {}
+        life.ended
+    })
+}
+
+/// Raises an exception in functions that still run, as soon as they are in Python code.
+fn interrupt(py: Python<'_>, copies: &[Arc<Shared>]) {
+    let Ok(class) = cancelled_class(py) else { return };
+    for copy in copies {
+        // With the GIL held: a thread has its number until it has had the GIL to say that it is over.
+        if let Some(thread) = copy.life.lock().thread {
+            // SAFETY: the GIL is held, the class lives.
+            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 
 use crate::dataset::{NativeTable, told};
 
+use super::function::Function;
 use super::message::fitted;
 
 /// Any exchange.
@@ -43,7 +44,7 @@ fn table(batch: &RecordBatch) -> NativeTable {
 
 /// How rows become one.
 #[pyclass(frozen, module = "tidemill._tidemill")]
-pub struct NativeReduction(Reduction);
+pub struct NativeReduction(Reduction, Option<Function>);
 
 #[pymethods]
 impl NativeReduction {
@@ -67,32 +68,46 @@ impl NativeReduction {
             };
             reduction = reduction.column(column, op);
         }
-        Ok(NativeReduction(reduction))
+        Ok(NativeReduction(reduction, None))
     }
 
     /// These columns by a function `(table, group of each row, groups) -> table with a row for each group`.
     #[staticmethod]
     fn of_function(name: String, columns: Vec<String>, function: Py<PyAny>) -> Self {
-        NativeReduction(Reduction::with(name, columns, move |batch, groups, count| {
+        let function = Function::new(function);
+        let owned = function.clone();
+        let fold = move |batch: &RecordBatch, groups: &[u32], count: usize| {
             let folded = Python::attach(|py| {
-                let folded = function.call1(py, (table(batch), groups.to_vec(), count)).and_then(|folded| {
-                    let folded = folded.extract::<PyRef<'_, NativeTable>>(py)?;
+                let call = |function: Bound<'_, PyAny>| {
+                    let folded = function.call1((table(batch), groups.to_vec(), count))?;
+                    let folded = folded.extract::<PyRef<'_, NativeTable>>()?;
                     Ok((SchemaRef::clone(&folded.schema), folded.batches.clone()))
-                });
-                folded.map_err(|error| told(py, &error))
+                };
+                function.get(py).and_then(call).map_err(|error| told(py, &error))
             });
             let (schema, batches) = folded?;
             fitted(&concat_batches(&schema, &batches)?, &batch.schema())
-        }))
+        };
+        NativeReduction(Reduction::with(name, columns, fold), Some(owned))
     }
 }
 
 /// How what leaves one task reaches another.
 #[pyclass(frozen, module = "tidemill._tidemill")]
-pub struct NativeExchange(pub Any);
+pub struct NativeExchange {
+    pub exchange: Any,
+    /// The function that it calls.
+    pub function: Option<Function>,
+}
 
 fn of(exchange: impl Exchange + 'static) -> NativeExchange {
-    NativeExchange(Any(Arc::new(exchange)))
+    NativeExchange { exchange: Any(Arc::new(exchange)), function: None }
+}
+
+impl NativeExchange {
+    fn calling(self, function: Option<&Function>) -> Self {
+        NativeExchange { function: function.cloned(), ..self }
+    }
 }
 
 fn overlay(name: &str) -> PyResult<Overlay> {
@@ -159,17 +174,21 @@ impl NativeExchange {
     /// By a function `(table, copies) -> int64 array, a copy for each row`.
     #[staticmethod]
     fn partition_with(name: String, function: Py<PyAny>) -> Self {
-        of(Partition::with(name, move |batch, copies| {
+        let function = Function::new(function);
+        let owned = function.clone();
+        let assign = move |batch: &RecordBatch, copies: u32| {
             let targets = Python::attach(|py| {
-                let targets = function.call1(py, (table(batch), copies)).and_then(|targets| {
-                    let targets = targets.extract::<PyReadonlyArray1<'_, i64>>(py)?;
+                let call = |function: Bound<'_, PyAny>| {
+                    let targets = function.call1((table(batch), copies))?;
+                    let targets = targets.extract::<PyReadonlyArray1<'_, i64>>()?;
                     // What is no copy's number is one that is too large: the exchange says so.
                     Ok(targets.as_slice()?.iter().map(|&target| u32::try_from(target).unwrap_or(u32::MAX)).collect())
-                });
-                targets.map_err(|error| told(py, &error))
+                };
+                function.get(py).and_then(call).map_err(|error| told(py, &error))
             });
             Ok(targets?)
-        }))
+        };
+        of(Partition::with(name, assign)).calling(Some(&owned))
     }
 
     #[staticmethod]
@@ -185,17 +204,19 @@ impl NativeExchange {
 
     #[staticmethod]
     fn reduce(reduction: &NativeReduction, to: u32, along: &str) -> PyResult<Self> {
-        Ok(of(Reduce::new(reduction.0.clone()).to(to).along(overlay(along)?)))
+        let reduce = Reduce::new(reduction.0.clone()).to(to).along(overlay(along)?);
+        Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 
     #[staticmethod]
     fn all_reduce(reduction: &NativeReduction, along: &str) -> PyResult<Self> {
-        Ok(of(AllReduce::new(reduction.0.clone()).along(overlay(along)?)))
+        let reduce = AllReduce::new(reduction.0.clone()).along(overlay(along)?);
+        Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 
     #[staticmethod]
     fn keyed_reduce(columns: Vec<String>, reduction: &NativeReduction) -> Self {
-        of(KeyedReduce::new(columns, reduction.0.clone()))
+        of(KeyedReduce::new(columns, reduction.0.clone())).calling(reduction.1.as_ref())
     }
 
     #[staticmethod]
@@ -225,10 +246,10 @@ impl NativeExchange {
     /// Several sources, each by an exchange.
     #[staticmethod]
     fn union(by: &NativeExchange) -> Self {
-        of(Union::by(by.0.clone()))
+        of(Union::by(by.exchange.clone())).calling(by.function.as_ref())
     }
 
     fn describe(&self) -> String {
-        self.0.describe()
+        self.exchange.describe()
     }
 }

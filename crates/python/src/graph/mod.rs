@@ -10,6 +10,7 @@ use crate::errors::{from_collective, from_net};
 mod build;
 mod copy;
 mod exchange;
+mod function;
 mod message;
 mod run;
 
