@@ -220,7 +220,8 @@ for graph, task, place, text in [
             assert error.task == task and (place is None or error.copy == place), (error.task, error.copy)
             assert error.worker == error.copy % job.size
             assert told.startswith(f'task "{task}", copy {error.copy} on worker {error.worker}: '), told
-            assert "_task.py" not in told
+            trace = told.partition("Traceback (most recent call last):\\n")[2]
+            assert "app.py" in trace.partition("\\n")[0] or not trace, told
     else:
         raise AssertionError(text)
     assert len(set(job.comm.allgather(told))) == 1, "not the same everywhere"

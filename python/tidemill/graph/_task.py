@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill._tidemill import NativeCopy, NativeTable
 from tidemill.dataset._table import Table
+from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import decode, encode_one
 
 if TYPE_CHECKING:
     from tidemill.mpi import Intracomm
 
-__all__ = ["Context", "Input", "Output", "collect", "is_inside", "starter"]
+__all__ = ["Context", "Input", "Output", "collect", "is_inside", "keep", "starter"]
 
 _PACKAGE = str(Path(__file__).absolute().parent)
 _inside = threading.local()
@@ -84,7 +85,12 @@ class Output:
         GraphError
             If the message is none that the port sends; it names the column at fault.
         """
-        self._copy.send(self._port, encode_one(self._kind, message))
+        table = encode_one(self._kind, message)
+        try:
+            self._copy.send(self._port, table)
+        except GraphError:
+            _reraise()
+            raise
 
     def flush(self) -> None:
         """Sends what exchanges have put aside to make larger batches of. For sources that are slow; the end does it anyway."""
@@ -178,6 +184,18 @@ def starter(
         threading.Thread(target=_run, args=(copy, body), name=name, daemon=True).start()
 
     return start
+
+
+def keep(error: BaseException) -> None:
+    """Keeps what a function of an exchange has raised, for who is sending: native code knows it only as text."""
+    _inside.raised = error
+
+
+def _reraise() -> None:
+    error = getattr(_inside, "raised", None)
+    if error is not None:
+        _inside.raised = None
+        raise error from None
 
 
 def is_inside() -> bool:

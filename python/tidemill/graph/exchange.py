@@ -20,6 +20,7 @@ from tidemill._tidemill import NativeExchange, NativeReduction, NativeTable
 from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType, decode, encode
+from tidemill.graph._task import keep
 
 __all__ = [
     "Exchange",
@@ -241,6 +242,13 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, int], Any]:
     def assign(native: NativeTable, copies: int) -> Any:
+        try:
+            return targets_of(native, copies)
+        except BaseException as error:
+            keep(error)
+            raise
+
+    def targets_of(native: NativeTable, copies: int) -> Any:
         messages = decode(native)
         if len(messages) == 1 and isinstance(messages[0], Table):
             targets = np.ascontiguousarray(function(messages[0], copies), dtype=np.int64)

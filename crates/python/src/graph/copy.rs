@@ -16,11 +16,11 @@ use tidemill_dataflow::{DataflowError, Inputs, Item, Output, TaskContext, TaskEr
 use tokio::sync::oneshot;
 
 use crate::comm::Comm;
-use crate::dataset::{Call, NativeTable, told};
+use crate::dataset::{Call, NativeTable};
 use crate::wait::detach;
 
 use super::function::Function;
-use super::{cancelled, cancelled_class, graph_error, message};
+use super::{cancelled, cancelled_class, graph_error, message, told};
 
 /// How long functions may take to notice by themselves that their run is over; then they are told by an exception.
 const NOTICE_TIME: Duration = Duration::from_secs(1);

@@ -15,10 +15,11 @@ use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::compute::concat_batches;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 
-use crate::dataset::{NativeTable, told};
+use crate::dataset::NativeTable;
 
 use super::function::Function;
 use super::message::fitted;
+use super::told;
 
 /// Any exchange.
 #[derive(Clone)]

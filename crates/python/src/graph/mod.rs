@@ -5,6 +5,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use tidemill_dataflow::DataflowError;
 
+use crate::dataset;
 use crate::errors::{from_collective, from_net};
 
 mod build;
@@ -41,6 +42,12 @@ fn graph_error(py: Python<'_>, message: String, place: Option<(String, u32, u32)
         }
         Err(missing) => missing,
     }
+}
+
+/// An exception of a function: what it is in a line, then where it was raised.
+#[cold]
+fn told(py: Python<'_>, error: &PyErr) -> String {
+    format!("{error}\n{}", dataset::told(py, error))
 }
 
 fn cancelled_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
