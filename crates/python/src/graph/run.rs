@@ -17,6 +17,9 @@ use crate::wait::detach;
 use super::build::{NativeGraph, Planned, Worker, plan};
 use super::raised;
 
+/// What functions have returned, by task and copy.
+type Values = HashMap<String, HashMap<u32, Py<PyAny>>>;
+
 /// How long Ctrl-C may go unseen.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -63,7 +66,7 @@ impl GraphRunner {
         py: Python<'py>,
         graph: &NativeGraph,
         planned: Planned,
-    ) -> PyResult<(HashMap<String, HashMap<u32, Py<PyAny>>>, Bound<'py, PyDict>)> {
+    ) -> PyResult<(Values, Bound<'py, PyDict>)> {
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, outcome) = sync_channel(1);
         let (runner, built, asked) = (Arc::clone(&self.runner), graph.graph.lock().clone(), Arc::clone(&stop));
@@ -80,7 +83,7 @@ impl GraphRunner {
             return Err(interrupt);
         }
         let report = outcome.map_err(|error| raised(py, &error))?;
-        let mut by_task: HashMap<String, HashMap<u32, Py<PyAny>>> = HashMap::new();
+        let mut by_task = Values::new();
         for (task, copy, value) in values {
             by_task.entry(task).or_default().insert(copy, value);
         }
