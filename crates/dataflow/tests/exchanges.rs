@@ -190,7 +190,7 @@ proptest! {
     /// Dealt by ranges without sorting: every row is there once, and no copy has a key below one of the copy before it.
     #[test]
     fn ranges_do_not_overlap(
-        workers in 1u32..=5, from in 1u32..4, to in 1u32..5, size in 1usize..300, batches in 0u64..4,
+        workers in 1u32..=5, from in 1u32..4, to in 1u32..5, size in 1usize..300, batches in 0usize..4,
         keys in 1u64..2000, seed in 0u64..1000,
     ) {
         let (data, all) = data(rows_schema(), seed, batches, size, keys);
