@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import comm, dataset, kmeans, machine, report
+from harness import comm, dataset, kmeans, machine, report, startup
 from harness.systems import BENCH, SYSTEMS
 
 COMM_PLANS = {
@@ -63,7 +64,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--tiny", dest="setting", action="store_const", const="tiny", help="a few seconds, Tidemill alone"
     )
     parser.set_defaults(setting="full")
-    parser.add_argument("--only", choices=("comm", "kmeans", "dataset"), help="one of the benchmarks")
+    parser.add_argument("--only", choices=("comm", "kmeans", "dataset", "startup"), help="one of the benchmarks")
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
     parser.add_argument("--transports", type=names, help="shm, tcp or both (shm,tcp)")
     parser.add_argument("--operations", type=names, help="a subset of " + ",".join(comm.OPERATIONS))
@@ -119,6 +120,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["kmeans"] = kmeans.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "dataset"):
         results["dataset"] = dataset.measure(options.setting, options.systems, options.cases, options.rounds, say)
+    if options.only in (None, "startup"):
+        results["startup"] = startup.measure(options.setting, options.systems, options.rounds, say)
     return results
 
 
@@ -141,6 +144,8 @@ def comm_plan(options: argparse.Namespace) -> comm.Plan:
 
 def main(argv: list[str]) -> int:
     options = arguments(argv)
+    # Told to end, it ends what it has started and removes what it has written.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.report:
         results, stem = json.loads(options.report.read_text()), options.report.with_suffix("")
     else:
@@ -171,7 +176,8 @@ def any_measured(results: dict[str, Any]) -> bool:
     ]
     kmeans_cases = [case["fit_s"] for case in results.get("kmeans", {}).get("cases", [])]
     dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
-    return any(comm_points) or any(kmeans_cases) or any(dataset_cases)
+    starts = results.get("startup", {}).get("answer_s", {})
+    return any(comm_points) or any(kmeans_cases) or any(dataset_cases) or any(starts)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""The benchmark of DataSets: every system answers the same queries over the same files, in turn, over several rounds.
+"""The benchmark of DataSets: every system answers the same queries over the same rows, in turn, over several rounds.
 
-Two cores are given to each: two threads, or two workers of one. A digest of the answer must be the same for all.
+Two cores are given to each: two threads, or two workers of one. A digest of the answer must be the same for all. Beside the
+time stands the most memory that all processes of a system held.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -12,55 +15,59 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from . import inputs
 from .comm import SystemFailed, rotated
-from .once import run_once
+from .once import run_watched
 from .systems import BENCH, PEERS, SYSTEMS, Launch
 
 WORKER = str(BENCH / "harness" / "dataset_worker.py")
-FILES = 8  # of each table: every thread has one to begin with
-WORDS_A_LINE, VOCABULARY = 10, 50_000
 
 
 @dataclass(frozen=True)
 class Case:
-    """A query and the size of its input: `rows` of a table, or of text; `groups` in the answer, words aside."""
+    """A query and its input: `rows` of a table, of text, or of records to sort; `keys` among them."""
 
     query: str
     rows: int
-    groups: int
+    keys: int = 0
+    in_memory: bool = False
+    skewed: bool = False
+    memory_mib: int = 0  # a bound on the memory of all processes of a system; 0 without
 
     @property
     def name(self) -> str:
-        return f"{self.query}-{self.rows}-{self.groups}"
+        where = {"sort": "", "words": ""}.get(self.query, "-memory" if self.in_memory else "-files")
+        skewed = "-skewed" if self.skewed else ""
+        keys = f"-{self.keys}" if self.keys else ""
+        budget = f"-{self.memory_mib}mib" if self.memory_mib else ""
+        return f"{self.query}{skewed}{where}-{self.rows}{keys}{budget}"
 
-    def generate(self, folder: Path) -> None:
-        """Writes the input; seeded."""
-        rng = np.random.default_rng(20240229)
+    @property
+    def title(self) -> str:
+        """For the head of a table."""
+        if self.query == "sort":
+            bound = f", {self.memory_mib:,} MiB of memory" if self.memory_mib else ""
+            return f"sort, {self.rows:,} records of 100 bytes{bound}"
         if self.query == "words":
-            # Few words are frequent and many are rare, as in a language.
-            words = np.array([f"word{number:x}" for number in range(VOCABULARY)])
-            drawn = words[np.minimum(rng.zipf(1.2, (self.rows, WORDS_A_LINE)), VOCABULARY) - 1]
-            (folder / "text.txt").write_text("".join(" ".join(line) + "\n" for line in drawn))
-            return
-        keys = self.groups if self.query == "group" else max(1, self.rows // 10)
-        facts = {"k": rng.integers(keys, size=self.rows), "x": rng.integers(-1000, 1000, size=self.rows)}
-        write(folder / "facts", facts)
-        if self.query == "join":
-            write(folder / "dimension", {"k": rng.permutation(keys), "g": rng.integers(self.groups, size=keys)})
+            return f"words, {self.rows:,} lines"
+        where = "in memory" if self.in_memory else "Parquet files"
+        keys = f"{self.keys:,} {'skewed ' if self.skewed else ''}keys"
+        return f"{self.query}, {self.rows:,} rows, {keys}, {where}"
 
+    @property
+    def input(self) -> tuple[object, ...]:
+        """Cases with the same one can share what was generated."""
+        return (self.query, self.rows, self.keys, self.skewed)
 
-def write(folder: Path, columns: dict[str, Any]) -> None:
-    """A table as Parquet, its rows shared among `FILES` files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder.mkdir()
-    table = pa.table(columns)
-    for number in range(FILES):
-        start, end = len(table) * number // FILES, len(table) * (number + 1) // FILES
-        pq.write_table(table.slice(start, end - start), folder / f"{number}.parquet")
+    def generate(self, folder: Path, parquet_records: bool) -> None:
+        """Writes the input; seeded."""
+        if self.query == "words":
+            inputs.text(folder / "text.txt", self.rows)
+        elif self.query == "sort":
+            inputs.records(folder / "many", self.rows, parquet_records)
+            inputs.records(folder / "few", min(self.rows, 10_000), parquet_records)
+        else:
+            inputs.tables(folder, self.rows, self.keys, self.skewed, dimension=self.query == "join")
 
 
 @dataclass(frozen=True)
@@ -73,56 +80,112 @@ class Setting:
 SETTINGS = {
     "full": Setting(
         (
-            Case("group", 10_000_000, 100),
-            Case("group", 10_000_000, 1_000_000),
-            Case("join", 10_000_000, 1000),
-            Case("words", 1_000_000, VOCABULARY),
+            Case("group", 50_000_000, 1_000_000, in_memory=True),
+            Case("group", 50_000_000, 1_000_000),
+            Case("group", 50_000_000, 1_000_000, in_memory=True, skewed=True),
+            Case("group", 50_000_000, 100, in_memory=True),
+            Case("join", 20_000_000, 2_000_000, in_memory=True),
+            Case("join", 20_000_000, 2_000_000),
+            Case("join", 20_000_000, 2_000_000, in_memory=True, skewed=True),
+            Case("join", 20_000_000, 1000, in_memory=True),
+            Case("words", 6_000_000),
+            Case("sort", 10_000_000),
+            Case("sort", 40_000_000),
+            Case("sort", 40_000_000, memory_mib=1024),
         ),
         rounds=5,
     ),
     "quick": Setting(
         (
-            Case("group", 2_000_000, 100),
-            Case("group", 2_000_000, 200_000),
-            Case("join", 2_000_000, 1000),
-            Case("words", 200_000, VOCABULARY),
+            Case("group", 5_000_000, 100_000, in_memory=True),
+            Case("group", 5_000_000, 100_000),
+            Case("group", 5_000_000, 100_000, in_memory=True, skewed=True),
+            Case("join", 2_000_000, 200_000, in_memory=True),
+            Case("join", 2_000_000, 200_000),
+            Case("join", 2_000_000, 200_000, in_memory=True, skewed=True),
+            Case("join", 2_000_000, 1000, in_memory=True),
+            Case("words", 600_000),
+            Case("sort", 2_000_000),
+            Case("sort", 6_000_000, memory_mib=512),
         ),
         rounds=3,
+        timeout_s=120,
     ),
     "tiny": Setting(
-        (Case("group", 2000, 10), Case("join", 2000, 10), Case("words", 200, VOCABULARY)), rounds=1, timeout_s=60
+        (
+            Case("group", 2000, 10, in_memory=True),
+            Case("join", 2000, 200, skewed=True),
+            Case("words", 200),
+            Case("sort", 2000, memory_mib=256),
+        ),
+        rounds=1,
+        timeout_s=60,
     ),
 }
 OURS = ("tidemill-2x1", "tidemill-1x2")
-PEER_SYSTEMS = ("polars", "polars-streaming", "duckdb")
+# The virtual environment of each, below bench/.peers.
+PEER_SYSTEMS = {
+    "polars": "tables",
+    "polars-streaming": "tables",
+    "duckdb": "tables",
+    "datafusion": "tables",
+    "spark": "spark",
+    "dask": "dask",
+    "ray": "ray",
+    "numpy": "tables",
+    "pyarrow": "tables",
+}
+SORT = {"tidemill", "polars", "duckdb", "datafusion", "spark", "numpy", "pyarrow"}
+SORT_RECORDS = {"tidemill", "numpy", "pyarrow"}  # the others read and write Parquet
+ONLY_SORT = {"numpy", "pyarrow"}
+# Can be told how much memory to use; Polars' streaming engine cannot, and is shown as it is.
+SORT_BOUNDED = {"tidemill", "duckdb", "datafusion", "spark", "polars-streaming"}
+
+
+def able(system: str, case: Case) -> bool:
+    """Whether a system has what a case asks for."""
+    library = system.split("-")[0]
+    if case.query != "sort":
+        return library not in ONLY_SORT
+    return library in SORT and (not case.memory_mib or library in SORT_BOUNDED or system in SORT_BOUNDED)
 
 
 def launch(system: str, case: Case, folder: Path) -> Launch:
     """How `system` is started on `case`."""
-    program = [WORKER, system, case.query, str(folder)]
+    program = [WORKER, system, case.query, str(folder), "--memory-mib", str(case.memory_mib)]
+    if case.in_memory:
+        program.append("--in-memory")
     if system.startswith("tidemill"):
         workers, threads = (2, 1) if "2x1" in system else (1, 2)
-        return SYSTEMS["tidemill"].launch(workers, "shm", program, ["--threads", str(threads)])
-    return Launch([str(PEERS / "tables" / "bin" / "python"), *program], {"POLARS_MAX_THREADS": "2"})
+        options = ["--threads", str(threads), "--spill-dir", str(folder)]
+        if case.memory_mib:
+            options += ["--memory", f"{case.memory_mib // workers}MiB"]
+        return SYSTEMS["tidemill"].launch(workers, "shm", program, options)
+    python = PEERS / PEER_SYSTEMS[system] / "bin" / "python"
+    # Rust's libraries take a thread for each core unless told otherwise; Ray would report home.
+    threads = {"POLARS_MAX_THREADS": "2", "TOKIO_WORKER_THREADS": "2", "RAY_USAGE_STATS_ENABLED": "0"}
+    return Launch([str(python), *program], {**threads, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"})
 
 
 def missing(system: str) -> str | None:
     """What keeps a system from running here, with the remedy; None when it can run."""
-    if system in PEER_SYSTEMS and not (PEERS / "tables" / ".stamp").exists():
+    if system in PEER_SYSTEMS and not (PEERS / PEER_SYSTEMS[system] / ".stamp").exists():
         return "not installed: run bench/setup_peers.sh"
+    if system == "spark" and not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+        return "it needs Java 17 or newer: run bench/setup_peers.sh"
     return None
 
 
 def measure(
     name: str, systems: Sequence[str] | None, only: Sequence[str] | None, rounds: int | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Runs setting `name`, its cases named in `only` or all; the raw results: of every case times, digests, failures."""
+    """Runs setting `name`, its cases named in `only` or all; the raw results: of every case times, memory, digests, failures."""
     setting = SETTINGS[name]
     rounds = rounds or setting.rounds
-    wanted: tuple[str, ...] = OURS if name == "tiny" else OURS + PEER_SYSTEMS
+    wanted: tuple[str, ...] = OURS if name == "tiny" else (*OURS, *PEER_SYSTEMS)
     if systems:
         wanted = tuple(
-            s for s in OURS + PEER_SYSTEMS if any(s == given or s.startswith(given + "-") for given in systems)
+            s for s in (*OURS, *PEER_SYSTEMS) if any(s == given or s.startswith(given + "-") for given in systems)
         )
     present = []
     for system in wanted:
@@ -130,36 +193,60 @@ def measure(
             say(f"{system} is left out: {why}")
         else:
             present.append(system)
+    chosen = [case for case in setting.cases if not only or any(part in case.name for part in only)]
     cases = []
-    for case in setting.cases:
-        if only and not any(part in case.name for part in only):
-            continue
+    while chosen:
+        # Cases that follow each other over the same input share it.
+        same = [case for case in chosen if case.input == chosen[0].input]
+        chosen = [case for case in chosen if case.input != same[0].input]
         with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
-            cases.append(measure_case(case, present, rounds, setting, Path(folder), say))
+            say(f"DataSets {same[0].name}: making the input")
+            same[0].generate(Path(folder), any(able(s, same[0]) and s not in SORT_RECORDS for s in present))
+            cases += [measure_case(case, present, rounds, setting.timeout_s, Path(folder), say) for case in same]
     return {"rounds": rounds, "cases": cases}
 
 
 def measure_case(
-    case: Case, systems: list[str], rounds: int, setting: Setting, folder: Path, say: Callable[[str], None]
+    case: Case, systems: list[str], rounds: int, timeout_s: float, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
     started = time.monotonic()
-    case.generate(folder)
     query_s: dict[str, list[float]] = {}
+    memory_mib: dict[str, list[int]] = {}
+    own_mib: dict[str, list[int]] = {}
     digests: dict[str, str] = {}
     failures: dict[str, str] = {}
-    left = list(systems)
+    left = [system for system in systems if able(system, case)]
     for number in range(rounds):
         for system in rotated(list(left), number):
             try:
-                found = run_once(launch(system, case, folder), "query_s", setting.timeout_s)
+                found = run(system, case, folder, timeout_s)
             except SystemFailed as error:
                 failures[system] = str(error)
                 left.remove(system)
                 say(f"{system} on {case.name}: {error}")
                 continue
             query_s.setdefault(system, []).append(found["query_s"])
+            memory_mib.setdefault(system, []).append(found["peak_mib"])
+            own_mib.setdefault(system, []).append(found["own_mib"])
             digests[system] = found["digest"]
     if len(set(digests.values())) > 1:
         say(f"the answers to {case.name} differ: {digests}")
     say(f"DataSets {case.name}: {rounds} rounds, {time.monotonic() - started:.0f} s")
-    return {**asdict(case), "query_s": query_s, "digests": digests, "failures": failures}
+    described = {**asdict(case), "name": case.name, "title": case.title}
+    measured = {"query_s": query_s, "peak_mib": memory_mib, "own_mib": own_mib}
+    return {**described, **measured, "digests": digests, "failures": failures}
+
+
+def run(system: str, case: Case, folder: Path, timeout_s: float) -> dict[str, Any]:
+    """One turn of one system; the output of a sort is checked and removed."""
+    made = [folder / name for name in ("sorted", "few-sorted", "spill", "spark")]
+    try:
+        # What the one before has written and the system not yet: nobody pays for another's.
+        os.sync()
+        found = run_watched(launch(system, case, folder), timeout_s)
+        if case.query == "sort":
+            found["digest"] = inputs.sorted_digest(folder / "sorted")
+        return found
+    finally:
+        for output in made:
+            shutil.rmtree(output, ignore_errors=True)

@@ -1,99 +1,56 @@
-"""One query under one system: from the files to all rows of the answer in memory.
+"""One query under one system, in a process of its own (or the workers of one job).
 
-    dataset_worker.py SYSTEM QUERY FOLDER
+    dataset_worker.py ENGINE QUERY FOLDER --memory-mib N [--in-memory]
 
-Prints one JSON object: `query_s`, the median of the seconds of a few runs after one that does not count, and `digest` of the
-answer. The files are in the system's cache by then; nothing of them is kept by the program between runs.
+Prints a line {"ready": ...} when tables are loaded and everything is started, then one with `query_s`, then one with the
+`digest` of the answer. A query is run once to warm up, then a few times: the median counts. A sort warms up on a few records,
+for it reads and writes as much as it sorts; its output is checked by who started this.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import importlib
 import json
 import statistics
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Query = Callable[[], Any]  # a table with the Arrow PyCapsule interface: a key and a whole number in each row
+from engines import Task
+
 ENOUGH_S, REPEATS_MAX = 2.0, 5
-
-SQL = {
-    "group": "select k, sum(x)::bigint as x from {facts} group by k",
-    "join": "select g, sum(x)::bigint as x from {facts} f join {dimension} d on f.k = d.k group by g",
-    "words": "select word, count(*) as n from (select unnest(string_split(line, ' ')) as word from {text}) group by word",
-}
-
-
-def tidemill(system: str, query: str, folder: Path) -> tuple[Any, Query]:
-    """The answer goes to worker 0."""
-    import tidemill as tm
-
-    def run() -> Any:
-        x = tm.col("x")
-        if query == "words":
-            words = tm.read_text(folder / "text.txt").select(word=tm.col("line").str.split(" ")).explode("word")
-            return words.group_by("word").count().collect(root=0)
-        facts = tm.read_parquet(folder / "facts")
-        if query == "join":
-            joined = facts.join(tm.read_parquet(folder / "dimension"), on="k")
-            return joined.group_by("g").agg(x.sum()).collect(root=0)
-        return facts.group_by("k").agg(x.sum()).collect(root=0)
-
-    return tm.init().comm, run
-
-
-def polars(system: str, query: str, folder: Path) -> tuple[Any, Query]:
-    import polars as pl
-
-    engine = "streaming" if system.endswith("streaming") else "in-memory"
-
-    def run() -> Any:
-        if query == "words":
-            # The separator is a character that no line has: each line is one column.
-            lines = pl.scan_csv(
-                folder / "text.txt", has_header=False, separator="\x01", quote_char=None, new_columns=["line"]
-            )
-            words = lines.select(word=pl.col("line").str.split(" ")).explode("word")
-            return words.group_by("word").agg(pl.len()).collect(engine=engine)
-        facts = pl.scan_parquet(folder / "facts" / "*.parquet")
-        if query == "join":
-            joined = facts.join(pl.scan_parquet(folder / "dimension" / "*.parquet"), on="k")
-            return joined.group_by("g").agg(pl.col("x").sum()).collect(engine=engine)
-        return facts.group_by("k").agg(pl.col("x").sum()).collect(engine=engine)
-
-    return None, run
-
-
-def duckdb(system: str, query: str, folder: Path) -> tuple[Any, Query]:
-    import duckdb as library
-
-    connection = library.connect(config={"threads": 2})
-    sources = {name: f"read_parquet('{folder}/{name}/*.parquet')" for name in ("facts", "dimension")}
-    options = "header = false, delim = '\x01', quote = '', escape = '', columns = {'line': 'VARCHAR'}"
-    sources["text"] = f"read_csv('{folder}/text.txt', {options})"
-
-    def run() -> Any:
-        return connection.sql(SQL[query].format(**sources)).to_arrow_table()
-
-    return None, run
-
-
-SYSTEMS = {"tidemill": tidemill, "polars": polars, "duckdb": duckdb}
-
-
-def digest(answer: Any) -> str:
-    import pyarrow as pa
-
-    rows = sorted(zip(*(column.to_pylist() for column in pa.table(answer).columns), strict=True))
-    return f"{len(rows)} {hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}"
 
 
 def main() -> None:
-    system, query, folder = sys.argv[1:]
-    comm, run = SYSTEMS[system.split("-")[0]](system, query, Path(folder))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("engine")
+    parser.add_argument("query")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--in-memory", action="store_true")
+    parser.add_argument("--memory-mib", type=int, default=0)
+    task = Task(**vars(parser.parse_args()))
+    engine = importlib.import_module(f"engines.{task.engine.split('-')[0]}")
+    job = communicator(task)
+    if task.query == "sort":
+        sort(task, engine, job)
+    else:
+        answer(task, engine, job)
+
+
+def communicator(task: Task) -> Any:
+    """The job of Tidemill's workers; None elsewhere."""
+    if not task.engine.startswith("tidemill"):
+        return None
+    import tidemill
+
+    return tidemill.init().comm
+
+
+def answer(task: Task, engine: Any, comm: Any) -> None:
+    run = engine.queries(task)
+    say(comm, ready=True)
     run()  # warm-up: page faults, thread pools, libraries loaded late
     seconds: list[float] = []
     again = True
@@ -101,13 +58,46 @@ def main() -> None:
         if comm:
             comm.Barrier()
         start = time.perf_counter()
-        answer = run()
+        found = run()
         seconds.append(time.perf_counter() - start)
         again = sum(seconds) < ENOUGH_S and len(seconds) < REPEATS_MAX
         if comm:  # rank 0 decides for all: a query is collective
             again = comm.bcast(again)
+    say(comm, query_s=statistics.median(seconds))
     if comm is None or comm.rank == 0:
-        print(json.dumps({"query_s": statistics.median(seconds), "digest": digest(answer)}), flush=True)
+        say(comm, digest=digest(found))
+
+
+def sort(task: Task, engine: Any, comm: Any) -> None:
+    run = engine.sorter(task)
+    run(task.folder / "few", task.folder / "few-sorted")
+    say(comm, ready=True)
+    if comm:
+        comm.Barrier()
+    start = time.perf_counter()
+    run(task.folder / "many", task.folder / "sorted")
+    if comm:
+        comm.Barrier()
+    say(comm, query_s=time.perf_counter() - start)
+
+
+def digest(answer: Any) -> str:
+    """Of the rows in the order of their keys, which are whole numbers or texts."""
+    import pyarrow as pa
+
+    table = pa.table(answer)
+    key, value = table.columns
+    text = not pa.types.is_integer(key.type)
+    rows = pa.table({"key": key.cast(pa.large_string() if text else pa.int64()), "value": value.cast(pa.int64())})
+    rows = rows.sort_by("key").combine_chunks()
+    keys = "\n".join(rows["key"].to_pylist()).encode() if text else rows["key"].to_numpy().tobytes()
+    sha = hashlib.sha256(keys + rows["value"].to_numpy().tobytes())
+    return f"{len(rows)} {sha.hexdigest()[:16]}"
+
+
+def say(comm: Any, **what: Any) -> None:
+    if comm is None or comm.rank == 0:
+        print(json.dumps(what), flush=True)
 
 
 main()

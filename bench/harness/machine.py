@@ -11,7 +11,19 @@ from typing import Any
 
 from .systems import BENCH, PEERS
 
-PACKAGES = ("numpy", "scikit-learn", "faiss-cpu", "mpi4py", "polars", "duckdb")
+PACKAGES = (
+    "numpy",
+    "scikit-learn",
+    "faiss-cpu",
+    "mpi4py",
+    "polars",
+    "duckdb",
+    "pyarrow",
+    "datafusion",
+    "pyspark",
+    "dask",
+    "ray",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -26,7 +38,9 @@ def describe() -> dict[str, Any]:
         "virtual": "hypervisor" in cpu.get("flags", "").split(),
         "python": platform.python_version(),
         "versions": {"tidemill": version("tidemill"), "numpy": version("numpy")},
-        "peer_versions": {env: peer_versions(env) for env in ("openmpi", "mpich", "ml", "tables")},
+        "peer_versions": {
+            env: peer_versions(env) for env in ("openmpi", "mpich", "ml", "tables", "spark", "dask", "ray")
+        },
         "commit": commit(),
         "load_at_start": os.getloadavg()[0],
     }

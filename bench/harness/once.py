@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
+from collections import deque
 from typing import Any
 
 from .comm import SystemFailed
+from .memory import Watch
 from .systems import Launch
 
 
@@ -34,3 +38,54 @@ def run_once(command: Launch, key: str, timeout_s: float) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(line[line.index("{") :])
             return found
     raise SystemFailed(" | ".join(output.strip().splitlines()[-3:]) or f"exit code {process.returncode}, no output")
+
+
+def run_watched(command: Launch, timeout_s: float) -> dict[str, Any]:
+    """As `run_once`, with the memory of all its processes from its line {"ready": ...} to that of `query_s`, or to its end.
+
+    Returns what the JSON objects that it printed hold together, and `peak_mib` and `own_mib`.
+    """
+    process = subprocess.Popen(
+        command.argv,
+        env=command.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    watch = Watch(process.pid, timeout_s)
+    watch.start()
+    found: dict[str, Any] = {}
+    said: deque[str] = deque(maxlen=50)
+    try:
+        for line in process.stdout:
+            said.append(line.strip())
+            place = line.find('{"')  # Tidemill puts the rank in front
+            if place < 0:
+                continue
+            with contextlib.suppress(json.JSONDecodeError):
+                found.update(json.loads(line[place:]))
+            if '"ready"' in line:
+                watch.begin()
+            if '"query_s"' in line:
+                watch.look()
+                found.update(peak_mib=watch.peak_kib >> 10, own_mib=watch.own_kib >> 10)
+        code = process.wait()
+    finally:
+        watch.stop()
+        if process.poll() is None:
+            watch.kill()
+            process.wait()
+    if watch.killed_because:
+        raise SystemFailed(watch.killed_because)
+    if code != 0 or "query_s" not in found:
+        raise SystemFailed(complaint(list(said)) or f"exit code {code}, no output")
+    return found
+
+
+def complaint(lines: list[str]) -> str:
+    """What a failed program's last lines say: the last one that names an error, for below it may be Java's stack."""
+    named = [line for line in lines if re.search(r"(Error|Exception)\b.*:", line)]
+    return named[-1] if named else " | ".join(lines[-3:])

@@ -13,7 +13,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from harness import comm, dataset, kmeans, report  # noqa: E402
+from harness import comm, dataset, inputs, kmeans, memory, once, report  # noqa: E402
 
 
 # --- the whole, on Tidemill alone ------------------------------------------------------------------------------------
@@ -51,12 +51,20 @@ def test_tiny_run_fits_k_means_both_ways(tiny: Path) -> None:
 def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
     """Two workers of one thread and one of two must give the same answer, and one with rows."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
-    assert [case["query"] for case in results["dataset"]["cases"]] == ["group", "join", "words"]
+    assert [case["query"] for case in results["dataset"]["cases"]] == ["group", "join", "words", "sort"]
     for case in results["dataset"]["cases"]:
         assert case["failures"] == {}
         assert set(case["query_s"]) == set(dataset.OURS)
         (digest,) = set(case["digests"].values())
         assert int(digest.split()[0]) >= 10
+        assert all(10 < mib < 100_000 for values in case["peak_mib"].values() for mib in values)
+    assert digest.startswith("2000 ") and digest.endswith(" in order")
+
+
+def test_tiny_run_starts_one_worker_and_four(tiny: Path) -> None:
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    assert results["startup"]["failures"] == {}
+    assert set(results["startup"]["answer_s"]) == {"tidemill", "tidemill-2", "tidemill-4"}
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
@@ -133,16 +141,63 @@ def test_k_means_ratio_is_the_worse_of_whole_and_further() -> None:
 
 def test_data_sets_are_judged_by_the_fastest_peer_and_a_different_answer_is_told() -> None:
     case = {
-        "query": "join",
-        "rows": 1000,
-        "groups": 10,
+        "title": "join, 1,000 rows",
+        "memory_mib": 0,
         "query_s": {"tidemill-2x1": [3.0], "tidemill-1x2": [1.0], "polars": [2.0], "duckdb": [5.0]},
         "digests": {"tidemill-2x1": "10 a", "polars": "10 a", "duckdb": "9 b"},
         "failures": {"polars-streaming": "took longer than 1 s"},
     }
+    memory_of_all = {name: [100, 120] for name in case["query_s"]}
+    case.update(peak_mib=memory_of_all, own_mib=memory_of_all)
     text = report.dataset_section({"rounds": 1, "cases": [case]})
-    assert "1.50 polars" in text and "0.50 polars" in text and "1,000 rows, 10 groups" in text
+    assert "1.50 polars" in text and "0.50 polars" in text and "### join, 1,000 rows" in text and "120 MiB" in text
     assert "Answers differ" in text and "- polars-streaming: took longer" in text
+    assert "1.20" in report.dataset_section({"rounds": 1, "cases": [{**case, "memory_mib": 100}]})
+
+
+def test_memory_is_that_of_all_processes() -> None:
+    """A system that hides its memory in a child would look small."""
+    child = "import sys; data = b'x' * (80 << 20); print('made', flush=True); sys.stdin.read()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == b"made\n"
+        watch = memory.Watch(process.pid, 60)
+        watch.begin()
+        process.stdin.close()
+    assert 80 << 10 <= watch.own_kib <= watch.peak_kib < 400 << 10
+
+
+def test_what_takes_too_long_is_ended_with_its_children() -> None:
+    program = (
+        "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); time.sleep(60)"
+    )
+    with pytest.raises(comm.SystemFailed, match="took longer than 1 s"):
+        once.run_watched(dataset.Launch([sys.executable, "-c", program]), 1)
+    assert memory.descendants(1 << 40) == [1 << 40]
+
+
+def test_a_sort_that_loses_or_swaps_records_is_told(tmp_path: Path) -> None:
+    np = pytest.importorskip("numpy")
+    inputs.records(tmp_path / "in", 1000, parquet=True)
+    plain = inputs.sorted_digest(tmp_path / "in" / "records")
+    assert plain.startswith("1000 ") and plain.endswith("NOT in order")
+    assert inputs.sorted_digest(tmp_path / "in" / "parquet") == plain
+    rows = np.vstack(list(inputs.blocks(tmp_path / "in" / "records")))
+    rows = rows[np.lexsort(rows[:, 9::-1].T)]
+
+    def seen(name: str, records: object) -> str:
+        (tmp_path / name).mkdir()
+        records.tofile(tmp_path / name / "0")
+        return inputs.sorted_digest(tmp_path / name)
+
+    right = seen("right", rows)
+    assert right == plain.replace("NOT in order", "in order")
+    assert seen("swapped", rows[[1, 0, *range(2, 1000)]]).endswith("NOT in order")
+    assert seen("lost", rows[1:]).split()[:2] != right.split()[:2]
+    changed = rows.copy()
+    changed[500, 20] ^= 1
+    assert seen("changed", changed).split()[1] != right.split()[1]
 
 
 def test_turns_rotate() -> None:
