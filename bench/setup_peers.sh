@@ -6,8 +6,14 @@
 #   .peers/openmpi   mpi4py built from source against Debian's Open MPI 4.1
 #   .peers/mpich     mpi4py built from source against Debian's MPICH 4.0
 #   .peers/ml        scikit-learn and faiss-cpu
-#   .peers/tables    Polars and DuckDB
-#   .peers/bin       our small C+MPI Lloyd, built with Open MPI, in float32 and float64
+#   .peers/tables    Polars, DuckDB, DataFusion and pyarrow
+#   .peers/spark     Spark, on Debian's OpenJDK 17
+#   .peers/dask      Dask's data frames
+#   .peers/ray       Ray Data
+#   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI
+#
+# About 2.5 GB. All are free software: Apache-2.0 (DataFusion, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy, Open MPI,
+# scikit-learn), MIT (DuckDB, faiss, Polars), MPICH's licence, and GPL-2 with the classpath exception (OpenJDK).
 #
 # The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
 # through the `mpicc` alternative. The mpi4py wheels on the registry carry no fixed MPI, hence the builds from source.
@@ -34,6 +40,7 @@ for mpi in openmpi mpich; do
     "mpicc.$mpi" -E -include mpi.h -x c /dev/null >/dev/null 2>&1 || packages+=("lib$mpi-dev")
 done
 need g++ g++
+need java openjdk-17-jre-headless
 "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
     || packages+=(python3-dev)
 "$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
@@ -71,7 +78,11 @@ for mpi in openmpi mpich; do
         --no-cache-dir --no-binary mpi4py "$numpy" "mpi4py==$mpi4py_version"
 done
 make_env ml "$numpy scikit-learn faiss-cpu" "$numpy" scikit-learn faiss-cpu threadpoolctl
-make_env tables "$numpy polars duckdb pyarrow" "$numpy" polars duckdb pyarrow
+make_env tables "$numpy polars duckdb datafusion pyarrow" "$numpy" polars duckdb datafusion pyarrow
+make_env spark "$numpy pyspark pyarrow" "$numpy" pyspark pyarrow
+make_env dask "$numpy dask pyarrow" "$numpy" "dask[dataframe]" pyarrow
+# Ray Data joins with Polars' help.
+make_env ray "$numpy ray polars pyarrow" "$numpy" "ray[data]" polars pyarrow
 
 # --- C + MPI ---------------------------------------------------------------------------------------------------------
 mkdir -p "$peers/bin"
@@ -82,6 +93,10 @@ for real in float double; do
     mpicxx.openmpi -std=c++20 -O3 -march=native -ffast-math -mprefer-vector-width=512 -Wall -Wextra -Wno-psabi \
         -DREAL="$real" -o "$target" peers/lloyd_mpi.cc
 done
+if [ ! "$peers/bin/exchange_mpi" -nt peers/exchange_mpi.cc ]; then
+    say "exchange_mpi: compiling"
+    mpicxx.openmpi -std=c++20 -O3 -march=native -Wall -Wextra -o "$peers/bin/exchange_mpi" peers/exchange_mpi.cc
+fi
 
 # --- does each one start? --------------------------------------------------------------------------------------------
 check='from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; MPI.COMM_WORLD.rank or print(MPI.Get_library_version().split(",")[0].split("\n")[0])'
@@ -89,5 +104,8 @@ root_flag=(); [ "$(id -u)" -ne 0 ] || root_flag=(--allow-run-as-root)
 say "$(mpirun.openmpi "${root_flag[@]}" --oversubscribe -n 2 "$peers/openmpi/bin/python" -c "$check")"
 say "$(mpiexec.hydra -n 2 "$peers/mpich/bin/python" -c "$check")"
 say "$("$peers/ml/bin/python" -c 'import sklearn, faiss; print("scikit-learn", sklearn.__version__ + ", faiss", faiss.__version__)')"
-say "$("$peers/tables/bin/python" -c 'import duckdb, polars; print("Polars", polars.__version__ + ", DuckDB", duckdb.__version__)')"
+say "$("$peers/tables/bin/python" -c 'import duckdb, polars, datafusion; print("Polars", polars.__version__ + ", DuckDB", duckdb.__version__ + ", DataFusion", datafusion.__version__)')"
+say "$("$peers/spark/bin/python" -c 'import pyspark; print("Spark", pyspark.__version__)'), Java $(java --version | head -n 1 | cut -d ' ' -f 2)"
+say "$("$peers/dask/bin/python" -c 'import dask.dataframe, dask; print("Dask", dask.__version__)')"
+say "$("$peers/ray/bin/python" -c 'import ray.data; print("Ray", ray.__version__)')"
 say "done"

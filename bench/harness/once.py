@@ -58,7 +58,7 @@ def run_watched(command: Launch, timeout_s: float) -> dict[str, Any]:
     watch = Watch(process.pid, timeout_s)
     watch.start()
     found: dict[str, Any] = {}
-    said: deque[str] = deque(maxlen=50)
+    said: deque[str] = deque(maxlen=500)
     try:
         for line in process.stdout:
             said.append(line.strip())
@@ -86,6 +86,6 @@ def run_watched(command: Launch, timeout_s: float) -> dict[str, Any]:
 
 
 def complaint(lines: list[str]) -> str:
-    """What a failed program's last lines say: the last one that names an error, for below it may be Java's stack."""
-    named = [line for line in lines if re.search(r"(Error|Exception)\b.*:", line)]
+    """What a failed program's last lines say: the last one that begins with an error, for Java's stack may follow."""
+    named = [line for line in lines if re.match(r"(\[\d+\] )?(Caused by: |: )?[\w.]+(Error|Exception)\b", line)]
     return named[-1] if named else " | ".join(lines[-3:])
