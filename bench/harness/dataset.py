@@ -88,7 +88,7 @@ SETTINGS = {
             Case("join", 20_000_000, 2_000_000),
             Case("join", 20_000_000, 2_000_000, in_memory=True, skewed=True),
             Case("join", 20_000_000, 1000, in_memory=True),
-            Case("words", 6_000_000),
+            Case("words", 7_200_000),
             Case("sort", 10_000_000),
             Case("sort", 40_000_000),
             Case("sort", 40_000_000, memory_mib=1024),
