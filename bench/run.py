@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import comm, dataset, kmeans, machine, report, startup
+from harness import comm, dataset, exchange, kmeans, machine, report, startup
 from harness.systems import BENCH, SYSTEMS
 
 COMM_PLANS = {
@@ -64,7 +64,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--tiny", dest="setting", action="store_const", const="tiny", help="a few seconds, Tidemill alone"
     )
     parser.set_defaults(setting="full")
-    parser.add_argument("--only", choices=("comm", "kmeans", "dataset", "startup"), help="one of the benchmarks")
+    parser.add_argument(
+        "--only", choices=("comm", "kmeans", "dataset", "startup", "exchange"), help="one of the benchmarks"
+    )
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
     parser.add_argument("--transports", type=names, help="shm, tcp or both (shm,tcp)")
     parser.add_argument("--operations", type=names, help="a subset of " + ",".join(comm.OPERATIONS))
@@ -122,6 +124,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["dataset"] = dataset.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "startup"):
         results["startup"] = startup.measure(options.setting, options.systems, options.rounds, say)
+    if options.only in (None, "exchange"):
+        results["exchange"] = exchange.measure(options.setting, options.systems, options.rounds, say)
     return results
 
 
@@ -177,7 +181,8 @@ def any_measured(results: dict[str, Any]) -> bool:
     kmeans_cases = [case["fit_s"] for case in results.get("kmeans", {}).get("cases", [])]
     dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
     starts = results.get("startup", {}).get("answer_s", {})
-    return any(comm_points) or any(kmeans_cases) or any(dataset_cases) or any(starts)
+    exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]
+    return any(map(any, (comm_points, kmeans_cases, dataset_cases, starts, exchanges)))
 
 
 if __name__ == "__main__":

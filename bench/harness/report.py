@@ -273,6 +273,36 @@ def startup_section(startup: dict[str, Any]) -> str:
     return "\n".join([*parts, *(f"- {name}: {why}" for name, why in startup["failures"].items())])
 
 
+# --- exchanges -------------------------------------------------------------------------------------------------------
+def exchange_section(exchange: dict[str, Any]) -> str:
+    names = sorted({name for case in exchange["cases"] for name in case["message_s"]}, key=order)
+    rows = []
+    for case in exchange["cases"]:
+        peers = [name for name in case["message_s"] if not name.startswith(OURS)]
+        found = ratio(case["message_s"], peers)
+        rows.append(
+            [
+                f"{case['operation']} {size_name(case['size'])}",
+                *(cell(case["message_s"], name) for name in names),
+                f"{found[0]:.2f} {found[1]}" if found else "",
+                *(cell(case["latency_s"], name) for name in names),
+            ]
+        )
+    differing = [f"{c['operation']} {c['size']}" for c in exchange["cases"] if len(set(c["digests"].values())) > 1]
+    parts = ["## Exchanges", ""]
+    parts += [
+        f"{exchange['workers']} workers, median of {exchange['rounds']} rounds. *Time* of a message of each source among many, so",
+        "its inverse is their rate; *latency* of one alone.",
+        "",
+        table(["exchange", *(f"{n}, time" for n in names), "ratio", *(f"{n}, latency" for n in names)], rows),
+        "",
+        f"Digests differ at: {', '.join(differing)}." if differing else "The same arrived everywhere.",
+        "",
+    ]
+    failures = [(case["operation"], *failure) for case in exchange["cases"] for failure in case["failures"].items()]
+    return "\n".join([*parts, *(f"- {name} on {operation}: {why}" for operation, name, why in failures)])
+
+
 # --- the whole -------------------------------------------------------------------------------------------------------
 def markdown(results: dict[str, Any]) -> str:
     machine = results["machine"]
@@ -301,6 +331,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(dataset_section(results["dataset"]))
     if "startup" in results:
         parts.append(startup_section(results["startup"]))
+    if results.get("exchange", {}).get("cases"):
+        parts.append(exchange_section(results["exchange"]))
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -13,7 +13,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from harness import comm, dataset, inputs, kmeans, memory, once, report  # noqa: E402
+from harness import comm, dataset, exchange, inputs, kmeans, memory, once, report  # noqa: E402
 
 
 # --- the whole, on Tidemill alone ------------------------------------------------------------------------------------
@@ -65,6 +65,18 @@ def test_tiny_run_starts_one_worker_and_four(tiny: Path) -> None:
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
     assert results["startup"]["failures"] == {}
     assert set(results["startup"]["answer_s"]) == {"tidemill", "tidemill-2", "tidemill-4"}
+
+
+def test_tiny_run_exchanges_messages(tiny: Path) -> None:
+    """What arrives is known: the sum of all that is sent."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    if exchange.missing("tidemill"):
+        pytest.skip("no task graphs in Python")
+    assert [case["operation"] for case in results["exchange"]["cases"]] == list(exchange.OPERATIONS)
+    for case in results["exchange"]["cases"]:
+        sources = 1 if case["operation"] == "broadcast" else 2
+        sent = sum(source + number + i for source in range(sources) for number in range(100) for i in range(16))
+        assert case["failures"] == {} and case["digests"] == {"tidemill": str(2 * sent if sources == 1 else sent)}
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:

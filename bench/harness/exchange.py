@@ -1,0 +1,96 @@
+"""The benchmark of exchanges: messages through task graphs, beside the same by hand over Open MPI in Python and in C++.
+
+Two workers; every system in turn, over several rounds; the digest of what arrives must be the same for all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .comm import SystemFailed, rotated
+from .once import run_once
+from .systems import BENCH, PEERS, SYSTEMS, Launch
+
+WORKER = str(BENCH / "harness" / "exchange_worker.py")
+BY_HAND = PEERS / "bin" / "exchange_mpi"
+OPERATIONS = ("partition", "reduce", "gather", "broadcast")
+WORKERS = 2
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Setting:
+    messages: dict[int, int]  # of each source, by their size in bytes
+    rounds: int
+
+
+SETTINGS = {
+    "full": Setting({128: 200_000, 128 << 10: 5000}, rounds=5),
+    "quick": Setting({128: 50_000, 128 << 10: 2000}, rounds=3),
+    "tiny": Setting({128: 100}, rounds=1),
+}
+ALL = ("tidemill", "openmpi", "openmpi-c++")
+
+
+def missing(system: str) -> str | None:
+    """What keeps a system from running here, with the remedy; None when it can run."""
+    if system == "tidemill":
+        return None if importlib.util.find_spec("tidemill.graph") else "this version has no task graphs in Python"
+    if system == "openmpi-c++" and not BY_HAND.exists():
+        return "not built: run bench/setup_peers.sh"
+    return SYSTEMS["openmpi"].missing()
+
+
+def launch(system: str, operation: str, size: int, messages: int) -> Launch:
+    given = [operation, str(size), str(messages)]
+    if system == "openmpi-c++":
+        return SYSTEMS["openmpi"].launch_binary(WORKERS, "shm", [str(BY_HAND), *given])
+    return SYSTEMS[system].launch(WORKERS, "shm", [WORKER, system, *given])
+
+
+def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Runs setting `name`; the raw results: of every operation and size the times, digests and failures."""
+    setting = SETTINGS[name]
+    rounds = rounds or setting.rounds
+    present = []
+    for system in ALL[:1] if name == "tiny" else ALL:
+        if systems and not any(system == given or system.startswith(given + "-") for given in systems):
+            continue
+        if why := missing(system):
+            say(f"exchanges: {system} is left out: {why}")
+        else:
+            present.append(system)
+    cases = []
+    for operation in OPERATIONS if present else ():
+        for size, messages in setting.messages.items():
+            cases.append(measure_case(operation, size, messages, present, rounds, say))
+    say(f"exchanges: {len(cases)} cases, {rounds} rounds")
+    return {"rounds": rounds, "workers": WORKERS, "cases": cases}
+
+
+def measure_case(
+    operation: str, size: int, messages: int, systems: Sequence[str], rounds: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    message_s: dict[str, list[float]] = {}
+    latency_s: dict[str, list[float]] = {}
+    digests: dict[str, str] = {}
+    failures: dict[str, str] = {}
+    left = list(systems)
+    for number in range(rounds):
+        for system in rotated(list(left), number):
+            try:
+                found = run_once(launch(system, operation, size, messages), "rate_s", TIMEOUT_S)
+            except SystemFailed as error:
+                failures[system] = str(error)
+                left.remove(system)
+                say(f"{system} on {operation} of {size} B: {error}")
+                continue
+            message_s.setdefault(system, []).append(found["rate_s"] / messages)
+            if found["latency_s"] is not None:
+                latency_s.setdefault(system, []).append(found["latency_s"])
+            digests[system] = found["digest"]
+    described = {"operation": operation, "size": size, "messages": messages}
+    return {**described, "message_s": message_s, "latency_s": latency_s, "digests": digests, "failures": failures}
