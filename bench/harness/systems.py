@@ -26,7 +26,9 @@ class Launch:
     env: dict[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, **self.env}
+        # Compiling Python's modules anew at every start is nobody's best setting.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        return {**inherited, **self.env}
 
 
 @dataclass(frozen=True)
