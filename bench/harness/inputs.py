@@ -43,13 +43,19 @@ def write(folder: Path, columns: dict[str, Any]) -> None:
 # --- text ------------------------------------------------------------------------------------------------------------
 def text(path: Path, lines: int) -> None:
     """Lines of words, of which few are frequent and many are rare, as in a language."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     rng = np.random.default_rng(SEED)
-    words = [f"word{number:x}" for number in range(VOCABULARY)]
-    with path.open("w") as file:
+    words = pa.array([f"word{number:x}" for number in range(VOCABULARY)])
+    with path.open("wb") as file:
         for start in range(0, lines, BLOCK):
             count = min(BLOCK, lines - start)
-            drawn = np.minimum(rng.zipf(1.2, (count, WORDS_A_LINE)), VOCABULARY) - 1
-            file.writelines(" ".join([words[word] for word in line]) + "\n" for line in drawn.tolist())
+            drawn = np.minimum(rng.zipf(1.2, count * WORDS_A_LINE), VOCABULARY) - 1
+            each = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * WORDS_A_LINE, words.take(drawn))
+            joined = pc.binary_join(pa.ListArray.from_arrays([0, count], pc.binary_join(each, " ")), "\n")
+            file.write(joined[0].as_buffer())
+            file.write(b"\n")
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
