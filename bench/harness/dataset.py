@@ -229,6 +229,7 @@ def measure_case(
             memory_mib.setdefault(system, []).append(found["peak_mib"])
             own_mib.setdefault(system, []).append(found["own_mib"])
             digests[system] = found["digest"]
+            say(f"  {system}: {found['query_s']:.3g} s, {found['peak_mib']:,} MiB")
     if len(set(digests.values())) > 1:
         say(f"the answers to {case.name} differ: {digests}")
     say(f"DataSets {case.name}: {rounds} rounds, {time.monotonic() - started:.0f} s")
