@@ -57,7 +57,7 @@ test-rust: setup ## Run the Rust tests, documentation included
 	cargo test $(BUILD) 2>&1 | tee out/cargo-test.log
 
 .PHONY: test-python
-test-python: setup ## Run the Python and multi-process tests
+test-python: setup setup-s3 ## Run the Python and multi-process tests
 	@mkdir -p out
 	$(BIN)/python -m pytest 2>&1 | tee out/pytest.log
 
@@ -69,6 +69,9 @@ bench: setup ## Measure beside the peers (installs them first)
 .PHONY: setup-peers
 setup-peers: ## Install Open MPI and MPICH where that is possible without asking
 	@tools/setup-peers
+
+.PHONY: setup-s3
+setup-s3: .venv/bin/s3s-fs ## Build the S3 server that tests talk to
 
 .PHONY: clean
 clean: ## Remove what was built
@@ -86,4 +89,10 @@ clean: ## Remove what was built
 .venv/.built: .venv/.requirements $(RUST_SOURCES) Cargo.toml Cargo.lock pyproject.toml
 	@PYTHON=$(PYTHON) tools/check-tools
 	$(BIN)/maturin develop --release --locked
+	@touch $@
+
+# A server that checks signatures and keeps uploads apart, as real stores do.
+S3S_FS := 0.14.1
+.venv/bin/s3s-fs: .venv/.requirements
+	test -x $@ || cargo install --quiet --locked --version $(S3S_FS) --features binary --root .venv s3s-fs
 	@touch $@

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tidemill._job import Job, init
     from tidemill._run import run
     from tidemill.dataset import (
+        BadRowsWarning,
         DataSet,
         DataSetError,
         Expr,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         read_records,
         read_text,
         row_number,
+        skipped_rows,
         sql,
         when,
     )
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from tidemill.mpi import Intracomm as Communicator
 
 __all__ = [
+    "BadRowsWarning",
     "BufferMismatchError",
     "Cancelled",
     "CommError",
@@ -113,6 +116,7 @@ __all__ = [
     "read_text",
     "row_number",
     "run",
+    "skipped_rows",
     "sql",
     "when",
 ]
@@ -146,6 +150,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     **{
         name: ("tidemill.dataset", name)
         for name in (
+            "BadRowsWarning",
             "DataSet",
             "DataSetError",
             "Expr",
@@ -172,6 +177,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
             "read_records",
             "read_text",
             "row_number",
+            "skipped_rows",
             "sql",
             "when",
         )

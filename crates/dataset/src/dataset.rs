@@ -19,7 +19,9 @@ use datafusion::prelude::{SQLOptions, SessionContext};
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::expr::{column, count_rows, named, output_name};
+use crate::read::read_url;
 use crate::sources::Sources;
+use crate::stores::is_url;
 
 /// Rows of one slice of a table in memory: DataFusion's own batch size.
 pub(crate) const SLICE_ROWS: usize = 8192;
@@ -77,7 +79,8 @@ impl DataSet {
         DataSet::new(engine.context().read_table(Arc::new(table))?)
     }
 
-    /// The result of a SQL query over `tables`, by the names given here, and over files named as `'path/of.csv'`.
+    /// The result of a SQL query over `tables`, by the names given here, and over files named as `'path/of.csv'`
+    /// or `'s3://bucket/folder/'`.
     ///
     /// # Errors
     /// `Query` if the SQL does not parse or is not a query; `UnknownColumn`.
@@ -88,8 +91,18 @@ impl DataSet {
         for (name, table) in tables {
             context.register_table(TableReference::bare(name), table.frame.into_view())?;
         }
+        for url in urls_in(&context, query) {
+            // DataFusion would know the store only if it had been read from before, and would not heed hidden files.
+            let table = read_url(engine, &url).await?;
+            context.register_table(TableReference::bare(url), table.frame.into_view())?;
+        }
         let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         DataSet::new(context.sql_with_options(query, options).await?)
+    }
+
+    /// Whether rows that cannot be read are left out of it.
+    pub fn is_lenient(&self) -> bool {
+        Sources::of(&self.frame).is_lenient
     }
 
     /// The DataFusion frame.
@@ -345,6 +358,18 @@ pub enum Explain {
     Physical,
     /// What ran, with rows and times.
     Analyze,
+}
+
+/// The URLs of object stores that a query names as tables; none if it does not parse, which is told later.
+fn urls_in(context: &SessionContext, query: &str) -> Vec<String> {
+    let state = context.state();
+    let dialect = state.config().options().sql_parser.dialect;
+    let tables = state
+        .sql_to_statement(query, &dialect)
+        .and_then(|statement| state.resolve_table_references(&statement))
+        .unwrap_or_default();
+    let names = tables.iter().map(|table| table.table().to_owned());
+    names.filter(|name| is_url(name) && !name.starts_with("file://")).collect()
 }
 
 #[cfg(test)]

@@ -15,7 +15,9 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
 use crate::error::{DataSetError, Result};
+use crate::lenient::{BadRow, BadRows};
 use crate::spill::SpillDir;
+use crate::stores::Stores;
 
 /// What an engine may use of the machine.
 #[derive(Debug, Clone)]
@@ -37,6 +39,8 @@ pub struct Engine {
     threads: Handle,
     context: SessionContext,
     governor: Governor,
+    stores: Stores,
+    bad_rows: Arc<BadRows>,
     partitions: usize,
     /// Removed when the session, which spills into it, is gone.
     _spill: SpillDir,
@@ -137,6 +141,8 @@ impl Engine {
             runtime: Some(runtime),
             context,
             governor,
+            stores: Stores::default(),
+            bad_rows: Arc::default(),
             partitions: config.threads * config.workers.max(1),
             _spill: spill,
         })
@@ -150,6 +156,25 @@ impl Engine {
     /// The governor of this process's memory.
     pub fn governor(&self) -> &Governor {
         &self.governor
+    }
+
+    /// The object stores that are open.
+    pub(crate) fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
+    /// The threads that run queries.
+    pub(crate) fn threads(&self) -> &Handle {
+        &self.threads
+    }
+
+    pub(crate) fn bad_rows(&self) -> &Arc<BadRows> {
+        &self.bad_rows
+    }
+
+    /// How many rows have been left out since this was last asked, and the first of them by file and line.
+    pub fn take_bad_rows(&self) -> (u64, Option<BadRow>) {
+        self.bad_rows.take()
     }
 
     /// DataFusion's session of this engine.

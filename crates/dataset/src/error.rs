@@ -5,7 +5,7 @@ use datafusion::common::SchemaError;
 use datafusion::error::DataFusionError;
 
 /// Result of everything in this crate.
-pub type Result<T> = std::result::Result<T, DataSetError>;
+pub type Result<T, E = DataSetError> = std::result::Result<T, E>;
 
 /// Why a query could not be built or run. Every message stands alone and names the thing at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

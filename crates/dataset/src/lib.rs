@@ -14,17 +14,24 @@
 //! | `types`   | column types by name                                                       |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
 //! | `records` | files of records of a fixed length                                        |
+//! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
+//! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
 //! | `sources` | which files a query reads, for its errors                                 |
-//! | `write`   | files of DataSets, all or nothing                                          |
+//! | `write`   | files of DataSets, all or nothing: `commit`, and `held` in object stores   |
 //! | `error`   | `DataSetError`: every message stands alone                                 |
 #![warn(missing_docs)]
 
+mod commit;
 mod dataset;
 mod distribute;
 mod engine;
 mod error;
 pub mod expr;
+mod file_table;
+mod files;
+mod held;
 mod join;
+mod lenient;
 mod lines;
 mod map;
 mod parts;
@@ -32,6 +39,7 @@ mod read;
 mod records;
 mod sources;
 mod spill;
+mod stores;
 pub mod types;
 mod write;
 
@@ -40,9 +48,12 @@ pub use dataset::{DataSet, Explain};
 pub use distribute::{ActionError, To, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
+pub use files::read_bytes;
 pub use join::How;
+pub use lenient::{BadRow, OnError};
 pub use map::BatchFunction;
 pub use read::{CsvLayout, Format, read};
 pub use records::read_records;
+pub use stores::StorageOptions;
 pub use tidemill_dataflow::Look;
 pub use write::Output;

@@ -3,9 +3,7 @@
 //!
 //! A line belongs to the range that its first byte lies in. Line ends are `\n` or `\r\n`, and are not part of the line.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::io::Read;
 use std::sync::Arc;
 
 use arrow::array::StringViewBuilder;
@@ -22,6 +20,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::files::File;
 
 /// Bytes read at a time. A longer line grows its block.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -31,14 +30,9 @@ const BATCH_LINES: usize = 8192;
 const LINE_BYTES_MAX: usize = 1 << 30;
 
 /// A table of all lines of `files`, in their order within each partition.
-pub(crate) fn read(engine: &Engine, files: Vec<PathBuf>, compression: FileCompressionType) -> Result<DataSet> {
+pub(crate) fn read(engine: &Engine, files: Vec<File>, compression: FileCompressionType) -> Result<DataSet> {
     let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
-    let partitions_max = engine.partitions();
-    let groups = if compression == FileCompressionType::UNCOMPRESSED {
-        by_bytes(&files, partitions_max)?
-    } else {
-        by_files(files, partitions_max)
-    };
+    let groups = deal(files, compression != FileCompressionType::UNCOMPRESSED, engine.partitions())?;
     let partitions = groups.into_iter().map(|pieces| {
         let lines = Lines { schema: Arc::clone(&schema), pieces, compression };
         Arc::new(lines) as Arc<dyn PartitionStream>
@@ -49,16 +43,20 @@ pub(crate) fn read(engine: &Engine, files: Vec<PathBuf>, compression: FileCompre
 
 /// A range of a file's bytes; `end` is `u64::MAX` where it ends with the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Piece {
-    file: PathBuf,
-    start: u64,
-    end: u64,
+pub(crate) struct Piece {
+    pub(crate) file: File,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+/// The pieces of files for each partition: `whole` files, where one cannot be read but from its beginning.
+pub(crate) fn deal(files: Vec<File>, whole: bool, partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
+    if whole { Ok(by_files(files, partitions_max)) } else { by_bytes(&files, partitions_max) }
 }
 
 /// As equal parts of all bytes as there are partitions.
-fn by_bytes(files: &[PathBuf], partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
-    let size = |file: &PathBuf| std::fs::metadata(file).map(|meta| meta.len()).map_err(|error| io(file, &error));
-    let sizes = files.iter().map(size).collect::<Result<Vec<u64>>>()?;
+fn by_bytes(files: &[File], partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
+    let sizes = files.iter().map(File::size_bytes).collect::<Result<Vec<u64>>>()?;
     let each = sizes.iter().sum::<u64>().div_ceil(partitions_max as u64).max(BLOCK_BYTES as u64);
     let mut groups = vec![Vec::new()];
     let mut left = each;
@@ -79,14 +77,10 @@ fn by_bytes(files: &[PathBuf], partitions_max: usize) -> Result<Vec<Vec<Piece>>>
 }
 
 /// Whole files: a compressed one can only be read from its beginning.
-fn by_files(files: Vec<PathBuf>, partitions_max: usize) -> Vec<Vec<Piece>> {
+fn by_files(files: Vec<File>, partitions_max: usize) -> Vec<Vec<Piece>> {
     let each = files.len().div_ceil(partitions_max).max(1);
-    let whole = |file: &PathBuf| Piece { file: file.clone(), start: 0, end: u64::MAX };
+    let whole = |file: &File| Piece { file: file.clone(), start: 0, end: u64::MAX };
     files.chunks(each).map(|some| some.iter().map(whole).collect()).collect()
-}
-
-fn io(file: &Path, error: &std::io::Error) -> DataSetError {
-    DataSetError::Io(format!("{}: {error}", file.display()))
 }
 
 #[derive(Debug)]
@@ -131,12 +125,28 @@ fn read_piece(
     schema: &SchemaRef,
     mut emit: impl FnMut(RecordBatch) -> bool,
 ) -> Result<()> {
-    let failed = |error: std::io::Error| io(&piece.file, &error);
-    let mut file = File::open(&piece.file).map_err(failed)?;
+    read_blocks(piece, compression, |block, block_start, _| {
+        let not_text = |at| -> DataSetError {
+            match lines_until(&piece.file, compression, at) {
+                Ok(before) => DataSetError::Data(format!("{}: line {} is not UTF-8", piece.file, before + 1)),
+                Err(error) => error,
+            }
+        };
+        emit_lines(block, block_start, piece, schema, &mut emit, not_text)
+    })
+}
+
+/// Gives the bytes of `piece` to `emit`, until that returns false: blocks of whole lines, and where each begins in the file; in the
+/// end what is left, which may be nothing. The last block may have lines that begin behind the piece.
+pub(crate) fn read_blocks(
+    piece: &Piece,
+    compression: FileCompressionType,
+    mut emit: impl FnMut(Vec<u8>, u64, bool) -> Result<bool>,
+) -> Result<()> {
+    let failed = |error: std::io::Error| piece.file.failed(&error);
     // Where the next byte of the source lies in the file (after decompression).
     let mut position = piece.start.saturating_sub(1);
-    file.seek(SeekFrom::Start(position)).map_err(failed)?;
-    let mut source = compression.convert_read(file)?;
+    let mut source = compression.convert_read(piece.file.open(position)?)?;
     // The line that begins before this piece is another's, unless the byte before the piece ends it.
     let mut skipping = piece.start > 0;
     let mut carried: Vec<u8> = Vec::new();
@@ -165,17 +175,29 @@ fn read_piece(
         if block.len() - whole > LINE_BYTES_MAX {
             return Err(DataSetError::Data(format!(
                 "{}: the line at byte {} is longer than 1 GiB",
-                piece.file.display(),
+                piece.file,
                 block_start + whole as u64
             )));
         }
         carried = block.split_off(whole);
-        let more = emit_lines(block, block_start, piece, schema, &mut emit)?;
-        if !more {
+        if !emit(block, block_start, ended)? {
             return Ok(());
         }
     }
     Ok(())
+}
+
+/// The lines of a file that end before `position`, which is one after decompression.
+pub(crate) fn lines_until(file: &File, compression: FileCompressionType, position: u64) -> Result<u64> {
+    let mut source = compression.convert_read(file.open(0)?)?.take(position);
+    let mut block = vec![0; BLOCK_BYTES];
+    let mut lines = 0;
+    loop {
+        match source.read(&mut block).map_err(|error| file.failed(&error))? {
+            0 => return Ok(lines),
+            read => lines += memchr::memchr_iter(b'\n', &block[..read]).count() as u64,
+        }
+    }
 }
 
 /// Gives the lines of `block` that begin before the piece's end to `emit`. Returns whether there may be more.
@@ -185,6 +207,7 @@ fn emit_lines(
     piece: &Piece,
     schema: &SchemaRef,
     emit: &mut impl FnMut(RecordBatch) -> bool,
+    not_text: impl Fn(u64) -> DataSetError,
 ) -> Result<bool> {
     let mut ends = memchr::memchr_iter(b'\n', &block).collect::<Vec<usize>>();
     if block.last().is_some_and(|&last| last != b'\n') {
@@ -202,13 +225,9 @@ fn emit_lines(
                 break;
             }
             let stop = if end > start && buffer[end - 1] == b'\r' { end - 1 } else { end };
-            lines.try_append_view(id, start as u32, (stop - start) as u32).map_err(|_| {
-                DataSetError::Data(format!(
-                    "{}: the line at byte {} is not UTF-8",
-                    piece.file.display(),
-                    block_start + start as u64
-                ))
-            })?;
+            lines
+                .try_append_view(id, start as u32, (stop - start) as u32)
+                .map_err(|_| not_text(block_start + start as u64))?;
             start = end + 1;
         }
         let lines = lines.finish();
@@ -228,12 +247,14 @@ fn emit_lines(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
     use arrow::array::{Array, StringViewArray};
 
     fn lines_of(file: &Path, start: u64, end: u64) -> Result<Vec<String>> {
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
         let mut lines = Vec::new();
-        let piece = Piece { file: file.to_owned(), start, end };
+        let piece = Piece { file: File::Local(file.to_owned()), start, end };
         read_piece(&piece, FileCompressionType::UNCOMPRESSED, &schema, |batch| {
             let column = batch.column(0).as_any().downcast_ref::<StringViewArray>().unwrap().clone();
             lines.extend(column.iter().map(|line| line.unwrap().to_owned()));
@@ -285,6 +306,6 @@ mod tests {
         std::fs::write(&file, b"good\nb\xffd\n").unwrap();
         let error = lines_of(&file, 0, 9).unwrap_err();
         std::fs::remove_file(&file).unwrap();
-        assert!(error.to_string().ends_with("the line at byte 5 is not UTF-8"), "{error}");
+        assert!(error.to_string().ends_with(": line 2 is not UTF-8"), "{error}");
     }
 }

@@ -1,9 +1,7 @@
 //! Files of records of a fixed length, without headers: each column is the same bytes of every record.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::io::{Read, Write};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, FixedSizeBinaryArray};
@@ -12,6 +10,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
 use async_trait::async_trait;
 use datafusion::catalog::streaming::StreamingTable;
+use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::datasource::sink::DataSink;
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -19,32 +18,41 @@ use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
 use futures::StreamExt;
+use tokio::io::AsyncWriteExt;
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::files::{File, find};
+use crate::stores::{StorageOptions, shown};
 
 /// Records of a batch: DataFusion's own batch size.
 const BATCH_RECORDS: u64 = 8192;
 
-/// A table of all records of `files`; `columns` are names and bytes, in their order in a record.
+/// A table of all records of the files that `paths` stand for, as for [`read`](crate::read()); `columns` are names and bytes,
+/// in their order in a record.
 ///
 /// # Errors
 /// `Query` for no columns or one without bytes; `Io`; `Data` for a file that does not hold whole records.
-pub fn read_records(engine: &Engine, files: &[PathBuf], columns: &[(String, i32)]) -> Result<DataSet> {
+pub async fn read_records(
+    engine: &Engine,
+    paths: &[String],
+    storage: &StorageOptions,
+    columns: &[(String, i32)],
+) -> Result<DataSet> {
     if columns.is_empty() || columns.iter().any(|&(_, bytes)| bytes <= 0) {
         return Err(DataSetError::Query("a record has at least one column, and each of at least one byte".into()));
     }
     let fields = columns.iter().map(|(name, bytes)| Field::new(name, DataType::FixedSizeBinary(*bytes), false));
     let schema: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
     let width: u64 = columns.iter().map(|&(_, bytes)| bytes as u64).sum();
+    let files = find(engine, paths, storage).await?.files;
     let mut records = Vec::new();
-    for file in files {
-        let bytes = std::fs::metadata(file).map_err(|error| io(file, &error))?.len();
+    for file in &files {
+        let bytes = file.size_bytes()?;
         if bytes % width != 0 {
             return Err(DataSetError::Data(format!(
-                "{} has {bytes} bytes: it does not hold records of {width} bytes",
-                file.display()
+                "{file} has {bytes} bytes: it does not hold records of {width} bytes"
             )));
         }
         records.push(bytes / width);
@@ -75,7 +83,7 @@ pub fn read_records(engine: &Engine, files: &[PathBuf], columns: &[(String, i32)
 /// Records `start..end` of a file.
 #[derive(Debug, Clone)]
 struct Piece {
-    file: PathBuf,
+    file: File,
     start: u64,
     end: u64,
 }
@@ -99,9 +107,8 @@ impl PartitionStream for Records {
         let (schema, pieces, width) = (Arc::clone(&self.schema), self.pieces.clone(), self.width);
         builder.spawn_blocking(move || {
             for piece in pieces {
-                let failed = |error: std::io::Error| DataFusionError::from(io(&piece.file, &error));
-                let mut file = File::open(&piece.file).map_err(failed)?;
-                file.seek(SeekFrom::Start(piece.start * width as u64)).map_err(failed)?;
+                let failed = |error: std::io::Error| DataFusionError::from(piece.file.failed(&error));
+                let mut file = piece.file.open(piece.start * width as u64)?;
                 let mut at = piece.start;
                 while at < piece.end {
                     let count = BATCH_RECORDS.min(piece.end - at);
@@ -133,10 +140,10 @@ fn columns(block: &[u8], width: usize, schema: &SchemaRef) -> datafusion::error:
     Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns?)?)
 }
 
-/// Writes records into one file.
+/// Writes records into one file, by the session's store for it.
 #[derive(Debug)]
 pub(crate) struct RecordSink {
-    pub(crate) file: PathBuf,
+    pub(crate) file: ListingTableUrl,
     pub(crate) schema: SchemaRef,
 }
 
@@ -157,7 +164,7 @@ impl RecordSink {
 
 impl DisplayAs for RecordSink {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RecordSink: {}", self.file.display())
+        write!(f, "RecordSink: {}", shown(self.file.get_url()))
     }
 }
 
@@ -170,10 +177,12 @@ impl DataSink for RecordSink {
     async fn write_all(
         &self,
         mut data: SendableRecordBatchStream,
-        _: &Arc<TaskContext>,
+        context: &Arc<TaskContext>,
     ) -> datafusion::error::Result<u64> {
-        let failed = |error: std::io::Error| DataFusionError::from(io(&self.file, &error));
-        let mut file = BufWriter::with_capacity(1 << 20, File::create(&self.file).map_err(failed)?);
+        let failed = |error: std::io::Error| {
+            DataFusionError::from(DataSetError::Io(format!("{}: {error}", shown(self.file.get_url()))))
+        };
+        let mut file = Writer::create(&self.file, context).map_err(failed)?;
         let mut rows = 0;
         let mut block = Vec::new();
         while let Some(batch) = data.next().await {
@@ -188,14 +197,40 @@ impl DataSink for RecordSink {
             for row in 0..batch.num_rows() {
                 columns.iter().for_each(|column| block.extend_from_slice(column.value(row)));
             }
-            file.write_all(&block).map_err(failed)?;
+            file.write(&block).await.map_err(failed)?;
             rows += batch.num_rows() as u64;
         }
-        file.flush().map_err(failed)?;
+        file.finish().await.map_err(failed)?;
         Ok(rows)
     }
 }
 
-fn io(file: &Path, error: &std::io::Error) -> DataSetError {
-    DataSetError::Io(format!("{}: {error}", file.display()))
+/// A file under way. Local ones are written directly: a store would make a task of every part.
+enum Writer {
+    Local(std::io::BufWriter<std::fs::File>),
+    Object(object_store::buffered::BufWriter),
+}
+
+impl Writer {
+    fn create(url: &ListingTableUrl, context: &TaskContext) -> std::io::Result<Self> {
+        if let Ok(path) = url.get_url().to_file_path() {
+            return Ok(Writer::Local(std::io::BufWriter::with_capacity(1 << 20, std::fs::File::create(path)?)));
+        }
+        let store = context.runtime_env().object_store(url.object_store()).map_err(std::io::Error::other)?;
+        Ok(Writer::Object(object_store::buffered::BufWriter::new(store, url.prefix().clone())))
+    }
+
+    async fn write(&mut self, block: &[u8]) -> std::io::Result<()> {
+        match self {
+            Writer::Local(file) => file.write_all(block),
+            Writer::Object(object) => object.write_all(block).await,
+        }
+    }
+
+    async fn finish(mut self) -> std::io::Result<()> {
+        match &mut self {
+            Writer::Local(file) => file.flush(),
+            Writer::Object(object) => object.shutdown().await,
+        }
+    }
 }

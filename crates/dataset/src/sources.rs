@@ -1,5 +1,7 @@
 //! The files that a query reads, for its errors: DataFusion says what is wrong with a line, but not of which file.
 
+use std::sync::Arc;
+
 use datafusion::catalog::TableProvider;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::dataframe::DataFrame;
@@ -9,39 +11,71 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::LogicalPlan;
 
 use crate::error::DataSetError;
+use crate::file_table::{Check, CheckedTable, LenientTable};
+use crate::lenient::told;
 use crate::map::MapTable;
+use crate::stores::shown;
+
+/// What the readers of CSV and JSON say of a row that they cannot read.
+const READERS: [&str; 5] =
+    ["Csv error", "Json error", "Error while parsing value", "incorrect number of fields", "Cannot cast string"];
 
 /// Files that a message names one by one.
 const NAMED_MAX: usize = 3;
 
 /// The files of a query, in no order.
-pub(crate) struct Sources(Vec<String>);
+#[derive(Default)]
+pub(crate) struct Sources {
+    files: Vec<String>,
+    checks: Vec<Arc<Check>>,
+    /// Whether bad rows of some are left out.
+    pub(crate) is_lenient: bool,
+}
 
 impl Sources {
     pub(crate) fn of(frame: &DataFrame) -> Self {
-        let mut files = Vec::new();
-        each_table(frame.logical_plan(), &mut |table| {
-            if let Some(table) = table.downcast_ref::<ListingTable>() {
-                files.extend(table.table_paths().iter().map(|url| {
-                    let path: &url::Url = url.as_ref();
-                    path.to_file_path().map_or_else(|()| url.to_string(), |path| path.display().to_string())
-                }));
-            }
-        });
-        Sources(files)
+        let mut found = Sources::default();
+        each_table(frame.logical_plan(), &mut |table| found.see(table));
+        found
     }
 
     /// The error, with the files if they may be at fault and it does not name one.
     pub(crate) fn name_in(&self, error: DataFusionError) -> DataSetError {
         match DataSetError::from(error) {
-            DataSetError::Data(text) if !self.0.is_empty() && !self.0.iter().any(|file| text.contains(file)) => {
-                let shown = self.0.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-                let more = self.0.len().saturating_sub(NAMED_MAX);
+            // An error that has gone through this before names its file.
+            DataSetError::Data(text)
+                if !self.files.is_empty() && !self.files.iter().any(|file| text.contains(file)) =>
+            {
+                let may_be_a_row = READERS.iter().any(|words| text.contains(words));
+                let found = may_be_a_row.then(|| self.checks.iter().find_map(|check| check.first_bad())).flatten();
+                if let Some(row) = found {
+                    return DataSetError::Data(told(&row));
+                }
+                let shown = self.files.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+                let more = self.files.len().saturating_sub(NAMED_MAX);
                 let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
                 DataSetError::Data(format!("reading {shown}{rest}: {text}"))
             }
             other => other,
         }
+    }
+
+    fn see(&mut self, table: &dyn TableProvider) {
+        if let Some(table) = table.downcast_ref::<ListingTable>() {
+            self.add(table);
+        }
+        if let Some(checked) = table.downcast_ref::<CheckedTable>() {
+            self.add(&checked.table);
+            self.checks.push(Arc::clone(&checked.check));
+        }
+        self.is_lenient |= table.downcast_ref::<LenientTable>().is_some();
+    }
+
+    fn add(&mut self, table: &ListingTable) {
+        self.files.extend(table.table_paths().iter().map(|url| {
+            let path: &url::Url = url.as_ref();
+            path.to_file_path().map_or_else(|()| shown(path), |path| path.display().to_string())
+        }));
     }
 }
 

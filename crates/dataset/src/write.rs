@@ -1,10 +1,6 @@
-//! Writing a DataSet into a folder, all or nothing: files go to a hidden folder beside it, which is renamed at the end.
-//!
-//! A crash leaves the hidden folder, never half of the output; `read` does not look into hidden folders.
+//! Writing a DataSet into a folder, or into a folder of an object store, all or nothing: `commit` says how.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt64Array};
@@ -18,16 +14,22 @@ use datafusion::datasource::file_format::csv::CsvFormatFactory;
 use datafusion::datasource::file_format::json::JsonFormatFactory;
 use datafusion::datasource::file_format::parquet::ParquetFormatFactory;
 use datafusion::datasource::file_format::{FileFormatFactory, format_as_file_type};
+use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
+use url::Url;
+
+use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, write_id};
 use crate::dataset::DataSet;
+use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::records::RecordSink;
 use crate::sources::Sources;
+use crate::stores::StorageOptions;
 
 /// What the files look like.
 #[derive(Debug, Clone)]
@@ -91,44 +93,77 @@ fn whole_file(name: &str) -> Result<CompressionTypeVariant> {
 }
 
 impl DataSet {
-    /// Writes the rows into files in the new folder `dir`, which appears when all is written. Returns the number of rows.
+    /// Writes the rows into files in the new folder `dir`, a path or a URL, which appears when all is written. Returns the number
+    /// of rows. `storage` is for the store of a URL.
     ///
     /// `partition_by`: a folder `column=value` for each different value of these columns, which then are not in the files.
     ///
     /// # Errors
-    /// `Io` if `dir` exists and is not to be replaced, or the disk says no; `UnknownColumn`; what the query fails with.
+    /// `Io` if `dir` exists and is not to be replaced, or the disk or store says no; `UnknownColumn`; what the query fails with.
     /// Nothing is left behind then, and an existing `dir` is as it was.
-    pub async fn write(self, dir: &str, output: Output, partition_by: Vec<String>, overwrite: bool) -> Result<u64> {
+    pub async fn write(
+        self,
+        engine: &Engine,
+        dir: &str,
+        storage: &StorageOptions,
+        output: Output,
+        partition_by: Vec<String>,
+        overwrite: bool,
+    ) -> Result<u64> {
         self.check_columns(&partition_by)?;
-        if matches!(output, Output::Records) && partition_by.is_empty() {
-            return self.write_records(dir, overwrite).await;
+        match Target::of(engine, dir, storage)? {
+            Target::Folder(path) => {
+                let commit = FolderCommit::begin(&path, overwrite)?;
+                let schema = self.schema();
+                let rows = self.write_into(&folder_url(&commit.hidden)?, &output, partition_by, "").await?;
+                commit.end(if rows == 0 { Some(empty_file(&output, &schema, "")?) } else { None })?;
+                Ok(rows)
+            }
+            Target::Objects(at) => {
+                let id = write_id();
+                let commit = ObjectCommit::begin(&at, overwrite, &id).await?;
+                let held = HeldFolder::open(engine, &at, &id)?;
+                let schema = self.schema();
+                let written = match self.write_into(&held.url, &output, partition_by, &id).await {
+                    Ok(0) => match empty_file(&output, &schema, &id) {
+                        Ok((name, bytes)) => held.add(&name, bytes).await.map(|()| 0),
+                        Err(error) => Err(error),
+                    },
+                    written => written,
+                };
+                match written {
+                    Ok(rows) => {
+                        commit.end(held.store.take().await, rows).await?;
+                        Ok(rows)
+                    }
+                    Err(error) => {
+                        held.store.discard().await;
+                        Err(held.store.fault().unwrap_or(error))
+                    }
+                }
+            }
         }
-        let commit = Commit::begin(Path::new(dir), overwrite)?;
-        let sources = Sources::of(self.frame());
-        let copy = self.copy_to(&commit.hidden, &output, partition_by)?;
-        let counts = copy.collect().await.map_err(|error| sources.name_in(error))?;
-        let rows = written(&counts);
-        commit.end(rows, &output, &self.schema())?;
-        Ok(rows)
     }
 
-    async fn write_records(self, dir: &str, overwrite: bool) -> Result<u64> {
-        RecordSink::check(&self.schema())?;
-        let commit = Commit::begin(Path::new(dir), overwrite)?;
+    /// Writes into a folder of DataFusion's session; names of files that could be there already get `suffix`.
+    async fn write_into(self, folder: &Url, output: &Output, partition_by: Vec<String>, suffix: &str) -> Result<u64> {
         let sources = Sources::of(self.frame());
+        if !matches!(output, Output::Records) || !partition_by.is_empty() {
+            let copy = self.copy_to(folder, output, partition_by)?;
+            return Ok(written(&copy.collect().await.map_err(|error| sources.name_in(error))?));
+        }
+        RecordSink::check(&self.schema())?;
         let context = Arc::new(self.frame().task_ctx());
         let work = async {
             let plan = self.frame().clone().create_physical_plan().await?;
-            let sinks = record_sinks(&plan, &commit.hidden, plan.output_partitioning().partition_count());
+            let sinks = record_sinks(&plan, folder, plan.output_partitioning().partition_count(), suffix)?;
             let written = sinks.iter().enumerate().map(|(partition, sink)| {
                 let (plan, context) = (Arc::clone(&plan), Arc::clone(&context));
                 async move { sink.sink().write_all(plan.execute(partition, Arc::clone(&context))?, &context).await }
             });
             futures::future::try_join_all(written).await
         };
-        let rows = work.await.map_err(|error| sources.name_in(error))?.into_iter().sum();
-        commit.end(rows, &Output::Records, &self.schema())?;
-        Ok(rows)
+        Ok(work.await.map_err(|error| sources.name_in(error))?.into_iter().sum())
     }
 
     /// `UnknownColumn` for a name that is none.
@@ -136,10 +171,8 @@ impl DataSet {
         names.iter().try_for_each(|name| self.check_column(name))
     }
 
-    /// The query that writes the rows into files in `dir`, and gives their number.
-    pub(crate) fn copy_to(&self, dir: &Path, output: &Output, partition_by: Vec<String>) -> Result<DataFrame> {
-        // The slash tells DataFusion that this is a folder of files.
-        let url = format!("{}/", dir.display());
+    /// The query that writes the rows into files in `folder`, whose URL ends with a slash, and gives their number.
+    pub(crate) fn copy_to(&self, folder: &Url, output: &Output, partition_by: Vec<String>) -> Result<DataFrame> {
         let file_type = format_as_file_type(output.factory()?);
         let (mut state, plan) = self.frame().clone().into_parts();
         if is_sorted(&plan) {
@@ -147,7 +180,8 @@ impl DataSet {
             let one = state.config().clone().set_usize("datafusion.execution.minimum_parallel_output_files", 1);
             *state.config_mut() = one;
         }
-        let plan = LogicalPlanBuilder::copy_to(plan, url, file_type, HashMap::new(), partition_by)?.build()?;
+        let plan =
+            LogicalPlanBuilder::copy_to(plan, folder.to_string(), file_type, HashMap::new(), partition_by)?.build()?;
         Ok(DataFrame::new(state, plan))
     }
 }
@@ -162,13 +196,23 @@ fn is_sorted(plan: &LogicalPlan) -> bool {
 }
 
 /// A file of records for each partition.
-pub(crate) fn record_sinks(plan: &Arc<dyn ExecutionPlan>, dir: &Path, partitions: usize) -> Vec<Arc<DataSinkExec>> {
+pub(crate) fn record_sinks(
+    plan: &Arc<dyn ExecutionPlan>,
+    folder: &Url,
+    partitions: usize,
+    suffix: &str,
+) -> datafusion::error::Result<Vec<Arc<DataSinkExec>>> {
     let sink = |partition: usize| {
-        let file = dir.join(format!("part-{partition:05}.bin"));
-        let sink = RecordSink { file, schema: plan.schema() };
-        Arc::new(DataSinkExec::new(Arc::clone(plan), Arc::new(sink), None))
+        let name = format!("part-{partition:05}{}.bin", tagged(suffix));
+        let file = folder.join(&name).map_err(|error| DataFusionError::External(Box::new(error)))?;
+        let sink = RecordSink { file: ListingTableUrl::parse(file.as_str())?, schema: plan.schema() };
+        Ok(Arc::new(DataSinkExec::new(Arc::clone(plan), Arc::new(sink), None)))
     };
     (0..partitions).map(sink).collect()
+}
+
+fn tagged(suffix: &str) -> String {
+    if suffix.is_empty() { String::new() } else { format!("-{suffix}") }
 }
 
 /// The sum of the counts that writers gave.
@@ -177,86 +221,26 @@ pub(crate) fn written(counts: &[RecordBatch]) -> u64 {
     columns.flat_map(|column| column.iter().flatten()).sum()
 }
 
-/// Writes a file without rows: of no rows DataFusion makes no file, and the columns would be lost.
-fn empty_file(dir: &Path, output: &Output, schema: &Schema) -> Result<()> {
-    let create = |name: &str| {
-        let path = dir.join(name);
-        File::create(&path).map_err(|error| failed(&path, &error))
-    };
-    match output {
+/// A file without rows, by name and content: of no rows DataFusion makes no file, and the columns would be lost.
+pub(crate) fn empty_file(output: &Output, schema: &Schema, suffix: &str) -> Result<(String, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    let extension = match output {
         Output::Csv { delimiter, has_header, .. } => {
             let writer = arrow::csv::WriterBuilder::new().with_delimiter(*delimiter).with_header(*has_header);
-            writer.build(create("empty.csv")?).write(&RecordBatch::new_empty(schema.clone().into()))?;
+            writer.build(&mut bytes).write(&RecordBatch::new_empty(schema.clone().into()))?;
+            "csv"
         }
-        Output::Json { .. } => drop(create("empty.json")?),
+        Output::Json { .. } => "json",
         Output::Parquet { .. } => {
-            let writer = ArrowWriter::try_new(create("empty.parquet")?, schema.clone().into(), None);
+            let writer = ArrowWriter::try_new(&mut bytes, schema.clone().into(), None);
             writer.and_then(ArrowWriter::close).map_err(DataFusionError::from)?;
+            "parquet"
         }
-        Output::Ipc => FileWriter::try_new(create("empty.arrow")?, schema)?.finish()?,
-        Output::Records => drop(create("empty.bin")?),
-    }
-    Ok(())
-}
-
-/// Output under way. Dropping it before `end` removes what was written.
-pub(crate) struct Commit {
-    target: PathBuf,
-    /// Where files go until the end.
-    pub(crate) hidden: PathBuf,
-    overwrite: bool,
-    done: bool,
-}
-
-impl Commit {
-    pub(crate) fn begin(target: &Path, overwrite: bool) -> Result<Self> {
-        let target = std::path::absolute(target).map_err(|error| failed(target, &error))?;
-        let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
-            return Err(DataSetError::Query(format!("{} cannot be written to", target.display())));
-        };
-        if target.exists() && !overwrite {
-            return Err(DataSetError::Io(format!("{} exists; overwrite=True replaces it", target.display())));
+        Output::Ipc => {
+            FileWriter::try_new(&mut bytes, schema)?.finish()?;
+            "arrow"
         }
-        let hidden = parent.join(format!(".{}.unfinished-{}", name.to_string_lossy(), std::process::id()));
-        std::fs::create_dir_all(&hidden).map_err(|error| failed(&hidden, &error))?;
-        Ok(Commit { hidden, target, overwrite, done: false })
-    }
-
-    /// Makes the output of `rows` rows appear.
-    pub(crate) fn end(mut self, rows: u64, output: &Output, schema: &Schema) -> Result<()> {
-        if rows == 0 {
-            empty_file(&self.hidden, output, schema)?;
-        }
-        let old = self.hidden.with_extension("replaced");
-        let replaces = self.overwrite && self.target.exists();
-        if replaces {
-            std::fs::rename(&self.target, &old).map_err(|error| failed(&self.target, &error))?;
-        }
-        if let Err(error) = std::fs::rename(&self.hidden, &self.target) {
-            if replaces {
-                // Best effort: what was there goes back, and the first error is the one to tell.
-                let _ = std::fs::rename(&old, &self.target);
-            }
-            return Err(failed(&self.target, &error));
-        }
-        self.done = true;
-        if replaces {
-            let removed = if old.is_dir() { std::fs::remove_dir_all(&old) } else { std::fs::remove_file(&old) };
-            removed.map_err(|error| failed(&old, &error))?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Commit {
-    fn drop(&mut self) {
-        if !self.done {
-            // The error that led here is the one to tell.
-            let _ = std::fs::remove_dir_all(&self.hidden);
-        }
-    }
-}
-
-fn failed(path: &Path, error: &std::io::Error) -> DataSetError {
-    DataSetError::Io(format!("{}: {error}", path.display()))
+        Output::Records => "bin",
+    };
+    Ok((format!("empty{}.{extension}", tagged(suffix)), bytes))
 }

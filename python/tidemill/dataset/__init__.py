@@ -12,7 +12,7 @@ here are names of `tidemill` too.
 from __future__ import annotations
 
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._expr import Expr, col, lit
 from tidemill.dataset._functions import (
     aggregate_function,
@@ -41,8 +41,10 @@ from tidemill.dataset._read import (
     sql,
 )
 from tidemill.dataset._table import Table
+from tidemill.dataset._workers import skipped_rows
 
 __all__ = [
+    "BadRowsWarning",
     "DataSet",
     "DataSetError",
     "Expr",
@@ -69,6 +71,7 @@ __all__ = [
     "read_records",
     "read_text",
     "row_number",
+    "skipped_rows",
     "sql",
     "when",
 ]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
+    from tidemill.dataset._read import StorageOptions
+
 __all__ = ["DataSet"]
 
 How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"]
@@ -283,7 +285,7 @@ class DataSet:
             return self._step(engine().table(self.collect()._native))
         return self._step(engine().part(self.collect_local()._native, workers.rank, workers.size))
 
-    def checkpoint(self, path: str | Path) -> DataSet:
+    def checkpoint(self, path: str | Path, *, storage_options: StorageOptions | None = None) -> DataSet:
         """The rows of the steps so far from the folder `path`, where a run before this one has left them; else they are made now
         and left there. An action.
 
@@ -291,13 +293,13 @@ class DataSet:
         the steps or their input removes it.
         """
         from tidemill._job import init
-        from tidemill.dataset._read import read_parquet
+        from tidemill.dataset._read import _is_whole, read_parquet
 
         job = init()
         # What one worker sees goes for all: the folder may be appearing just now.
-        if not job.comm.bcast(Path(path).exists() if job.rank == 0 else None):
-            self.write_parquet(path)
-        return read_parquet(path).select(*self.columns)
+        if not job.comm.bcast(_is_whole(path, storage_options) if job.rank == 0 else None):
+            self.write_parquet(path, storage_options=storage_options)
+        return read_parquet(path, storage_options=storage_options).select(*self.columns)
 
     # Actions.
 
@@ -462,12 +464,14 @@ class DataSet:
         compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
         partition_by: Iterable[str] = (),
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
     ) -> int:
         """Write CSV files into the new folder `path`, all or nothing.
 
         Parameters
         ----------
         path : str or Path
+            A local folder, or a URL of one in an object store: ``s3://bucket/folder``, ``gs://``, ``az://``, ``abfss://``.
         delimiter : str, default=","
         header : bool, default=True
             Whether files begin with the columns' names.
@@ -476,6 +480,8 @@ class DataSet:
             A folder ``column=value`` for each different value of these columns, which then are not in the files.
         overwrite : bool, default=False
             Whether an existing folder is replaced, at the very end.
+        storage_options : mapping of str to str, optional
+            As for `read_csv`.
 
         Returns
         -------
@@ -487,7 +493,9 @@ class DataSet:
         DataSetError
             On every worker; then nothing is left behind, and an existing folder is as it was.
         """
-        return self._write(path, "csv", compression or "", partition_by, overwrite, delimiter=delimiter, header=header)
+        return self._write(
+            path, "csv", compression or "", partition_by, overwrite, storage_options, delimiter=delimiter, header=header
+        )
 
     def write_json(
         self,
@@ -496,9 +504,10 @@ class DataSet:
         compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
         partition_by: Iterable[str] = (),
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
     ) -> int:
         """Write files with a JSON object in each line; otherwise like `write_csv`."""
-        return self._write(path, "json", compression or "", partition_by, overwrite)
+        return self._write(path, "json", compression or "", partition_by, overwrite, storage_options)
 
     def write_parquet(
         self,
@@ -507,6 +516,7 @@ class DataSet:
         compression: str = "zstd(3)",
         partition_by: Iterable[str] = (),
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
     ) -> int:
         """Write Parquet files; otherwise like `write_csv`.
 
@@ -515,15 +525,24 @@ class DataSet:
         compression : str, default="zstd(3)"
             ``"uncompressed"``, ``"snappy"``, ``"lz4_raw"``, ``"gzip(6)"``, ``"brotli(5)"`` or ``"zstd(3)"``, with its level.
         """
-        return self._write(path, "parquet", compression, partition_by, overwrite)
+        return self._write(path, "parquet", compression, partition_by, overwrite, storage_options)
 
-    def write_ipc(self, path: str | Path, *, partition_by: Iterable[str] = (), overwrite: bool = False) -> int:
+    def write_ipc(
+        self,
+        path: str | Path,
+        *,
+        partition_by: Iterable[str] = (),
+        overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
+    ) -> int:
         """Write Arrow IPC files; otherwise like `write_csv`."""
-        return self._write(path, "ipc", "", partition_by, overwrite)
+        return self._write(path, "ipc", "", partition_by, overwrite, storage_options)
 
-    def write_records(self, path: str | Path, *, overwrite: bool = False) -> int:
+    def write_records(
+        self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
+    ) -> int:
         """Write records of a fixed length, a file for each partition, in their order; all columns are of fixed bytes."""
-        return self._write(path, "records", "", (), overwrite)
+        return self._write(path, "records", "", (), overwrite, storage_options)
 
     def _write(
         self,
@@ -532,10 +551,13 @@ class DataSet:
         compression: str,
         partition_by: Iterable[str],
         overwrite: bool,
+        storage_options: StorageOptions | None,
         **layout: Any,
     ) -> int:
+        from tidemill.dataset._read import _told
+
         keys = _names(partition_by)
-        return self._native.write(
+        rows = self._native.write(
             engine(),
             _workers.comm(),
             str(path),
@@ -543,8 +565,11 @@ class DataSet:
             compression=compression,
             partition_by=keys,
             overwrite=overwrite,
+            storage_options=_told(storage_options),
             **layout,
         )
+        _workers.report_bad_rows(self._native)
+        return rows
 
 
 def _names(given: str | Iterable[str] | None) -> list[str]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from tidemill._errors import TidemillError
 
-__all__ = ["DataSetError"]
+__all__ = ["BadRowsWarning", "DataSetError"]
 
 
 class DataSetError(TidemillError):
     """A query could not be built or has failed; the message names the column, file or value at fault."""
+
+
+class BadRowsWarning(UserWarning):
+    """Rows of files could not be read, and were left out as ``on_error`` asks; the message says how many, and names the first."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
 from tidemill._tidemill import NativeTable
 from tidemill.dataset._dataset import DataSet
@@ -47,13 +49,44 @@ class ArrowSchema(Protocol):
 
 Schema = Mapping[str, str] | ArrowSchema
 
+#: What becomes of rows that cannot be read.
+OnError = Literal["raise", "skip", "quarantine"]
+
+#: What an object store has to be told, beside what the environment says: ``{"aws_region": "eu-central-1"}``.
+StorageOptions = Mapping[str, Any]
+
 
 def _paths(given: Paths) -> list[str]:
     return [os.fspath(given)] if isinstance(given, (str, os.PathLike)) else [os.fspath(path) for path in given]
 
 
+def _is_url(path: str | os.PathLike[str]) -> bool:
+    return isinstance(path, str) and re.match(r"[A-Za-z0-9+.-]+://", path) is not None
+
+
+def _is_whole(path: str | os.PathLike[str], options: StorageOptions | None) -> bool:
+    """Whether output is there: a folder appears as a whole, and a store says it of objects."""
+    if not _is_url(path):
+        return Path(path).exists()
+    try:
+        engine().read_bytes(f"{os.fspath(path).rstrip('/')}/_SUCCESS", _told(options))
+    except DataSetError:
+        return False
+    return True
+
+
+def _folder(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)
+
+
 def _schema(given: Schema | None) -> Any:
     return list(given.items()) if isinstance(given, Mapping) else given
+
+
+def _told(options: StorageOptions | None) -> dict[str, str]:
+    """Options as texts: true and false in the words that stores know."""
+    given = (options or {}).items()
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
 
 
 def read_csv(
@@ -67,13 +100,17 @@ def read_csv(
     null: str | None = None,
     newlines_in_values: bool = False,
     infer_rows: int = 1000,
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> DataSet:
     r"""Read CSV files; compressed ones (``.gz``, ``.bz2``, ``.xz``, ``.zst``) too.
 
     Parameters
     ----------
     paths : str, path-like, or iterable of them
-        Files, folders (with everything below that is not hidden) and globs; the same on every worker.
+        Files, folders (with everything below that is not hidden) and globs, local or of an object store: ``s3://bucket/...``,
+        ``gs://``, ``az://``, ``abfss://``, ``http(s)://`` (one file), ``file:///``. The same on every worker.
     schema : mapping of str to str, or Arrow schema, optional
         Types by column; by default they are found out from the first rows.
     header : bool, default=True
@@ -88,11 +125,22 @@ def read_csv(
         Whether quoted values may contain line ends; files are then not read in pieces.
     infer_rows : int, default=1000
         Rows of a file that its types are found out from.
+    on_error : {"raise", "skip", "quarantine"}, default="raise"
+        What becomes of a row with more or fewer values than columns, a value that is not of its column's type, a quote that is
+        not closed, or bytes that are not UTF-8. ``"raise"``: the action fails, and names file and line. ``"skip"``: the row
+        is left out; a `BadRowsWarning` at the end of the action tells how many were, and so does `skipped_rows`.
+        ``"quarantine"``: the same, and the rows are written into files in `quarantine`.
+    quarantine : str or path-like, optional
+        A local folder, that all workers share, for files of JSON lines: ``file``, ``line``, ``reason`` and ``text`` of each
+        bad row.
+    storage_options : mapping of str to str, optional
+        What an object store has to be told, such as ``{"aws_region": "eu-central-1"}``; it goes before what the environment
+        says (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
 
     Raises
     ------
     DataSetError
-        If there is no such file, or it is no CSV.
+        If there is no such file, the store does not give it, or it is no CSV.
     """
     return DataSet(
         engine().read(
@@ -106,38 +154,86 @@ def read_csv(
             comment=comment,
             newlines_in_values=newlines_in_values,
             null=null,
+            on_error=on_error,
+            quarantine=_folder(quarantine),
+            storage_options=_told(storage_options),
         )
     )
 
 
-def read_json(paths: Paths, *, schema: Schema | None = None, infer_rows: int = 1000) -> DataSet:
-    """Read files with a JSON object in each line; otherwise like `read_csv`."""
-    return DataSet(engine().read(_paths(paths), "json", _schema(schema), infer_rows))
+def read_json(
+    paths: Paths,
+    *,
+    schema: Schema | None = None,
+    infer_rows: int = 1000,
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
+    storage_options: StorageOptions | None = None,
+) -> DataSet:
+    """Read files with a JSON object in each line; otherwise like `read_csv`. A line that is no whole object is a bad row."""
+    return DataSet(
+        engine().read(
+            _paths(paths),
+            "json",
+            _schema(schema),
+            infer_rows,
+            on_error=on_error,
+            quarantine=_folder(quarantine),
+            storage_options=_told(storage_options),
+        )
+    )
 
 
-def read_parquet(paths: Paths, *, schema: Schema | None = None) -> DataSet:
-    """Read Parquet files; only the columns and row groups that a query needs are read."""
-    return DataSet(engine().read(_paths(paths), "parquet", _schema(schema)))
+def read_parquet(
+    paths: Paths, *, schema: Schema | None = None, storage_options: StorageOptions | None = None
+) -> DataSet:
+    """Read Parquet files; only the columns and row groups that a query needs are read. Paths are those of `read_csv`."""
+    return DataSet(engine().read(_paths(paths), "parquet", _schema(schema), storage_options=_told(storage_options)))
 
 
-def read_ipc(paths: Paths, *, schema: Schema | None = None) -> DataSet:
-    """Read Arrow IPC files (also called Feather 2) or streams."""
-    return DataSet(engine().read(_paths(paths), "ipc", _schema(schema)))
+def read_ipc(paths: Paths, *, schema: Schema | None = None, storage_options: StorageOptions | None = None) -> DataSet:
+    """Read Arrow IPC files (also called Feather 2) or streams. Paths are those of `read_csv`."""
+    return DataSet(engine().read(_paths(paths), "ipc", _schema(schema), storage_options=_told(storage_options)))
 
 
-def read_text(paths: Paths) -> DataSet:
-    r"""Read UTF-8 text as one column ``line``, without the line ends (``\n`` or ``\r\n``); compressed files too."""
-    return DataSet(engine().read(_paths(paths), "text"))
+def read_text(
+    paths: Paths,
+    *,
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
+    storage_options: StorageOptions | None = None,
+) -> DataSet:
+    r"""Read UTF-8 text as one column ``line``, without the line ends (``\n`` or ``\r\n``); compressed files too.
+
+    Otherwise like `read_csv`; a line that is not UTF-8 is a bad row.
+    """
+    return DataSet(
+        engine().read(
+            _paths(paths),
+            "text",
+            on_error=on_error,
+            quarantine=_folder(quarantine),
+            storage_options=_told(storage_options),
+        )
+    )
 
 
-def read_npy(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> DataSet:
+def read_npy(
+    path: str | os.PathLike[str],
+    columns: Sequence[str] | None = None,
+    *,
+    storage_options: StorageOptions | None = None,
+) -> DataSet:
     """Read an array of NumPy's ``.npy`` format: of shape (n,) as one column, of shape (n, d) as d columns.
 
     Parameters
     ----------
     path : str or path-like
+        A local file, or a URL of an object store, from which every worker reads the whole array.
     columns : sequence of str, optional
         Their names; by default ``value``, or ``column_1``, ``column_2``, ...
+    storage_options : mapping of str to str, optional
+        As for `read_csv`.
 
     Raises
     ------
@@ -147,7 +243,12 @@ def read_npy(path: str | os.PathLike[str], columns: Sequence[str] | None = None)
     import numpy as np
 
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if _is_url(path):
+            array = np.load(
+                io.BytesIO(engine().read_bytes(os.fspath(path), _told(storage_options))), allow_pickle=False
+            )
+        else:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataSetError(f"{os.fspath(path)} cannot be read as .npy: {error}") from None
     if array.ndim not in (1, 2) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
@@ -162,26 +263,24 @@ def read_npy(path: str | os.PathLike[str], columns: Sequence[str] | None = None)
     return DataSet(engine().table(Table.from_numpy(dict(zip(columns, parts, strict=True)))._native))
 
 
-def read_records(path: Paths, columns: Mapping[str, int]) -> DataSet:
+def read_records(paths: Paths, columns: Mapping[str, int], *, storage_options: StorageOptions | None = None) -> DataSet:
     """Read files of records of a fixed length, without headers.
 
     Parameters
     ----------
-    path : path or iterable of paths
-        Files, or folders of files.
+    paths : str, path-like, or iterable of them
+        As for `read_csv`.
     columns : mapping of str to int
         The bytes of each column, in their order in a record.
+    storage_options : mapping of str to str, optional
+        As for `read_csv`.
 
     Raises
     ------
     DataSetError
         If there is no such file, or one does not hold whole records.
     """
-    files: list[str] = []
-    for name in map(Path, _paths(path)):
-        inside = sorted(p for p in name.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
-        files += map(str, inside) if name.is_dir() else [str(name)]
-    return DataSet(engine().read_records(files, list(columns.items())))
+    return DataSet(engine().read_records(_paths(paths), list(columns.items()), _told(storage_options)))
 
 
 def from_arrow(table: ArrowStream) -> DataSet:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 from tidemill._job import init
 from tidemill._tidemill import Comm, NativeDataSet
 from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._table import Table
 
-__all__ = ["collect", "collect_local", "comm"]
+__all__ = ["collect", "collect_local", "comm", "report_bad_rows", "skipped_rows"]
+
+_skipped = 0
 
 
 def comm() -> Comm | None:
@@ -29,11 +33,40 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
     if root is not None and not 0 <= root < job.size:
         raise DataSetError(f"root={root}: there is no such worker, the job has {job.size}")
     if job.size == 1:
-        return Table(data.collect(engine()))
-    return Table(data.collect_on(engine(), job.comm, "all" if root is None else root))
+        table = data.collect(engine())
+    else:
+        table = data.collect_on(engine(), job.comm, "all" if root is None else root)
+    report_bad_rows(data)
+    return Table(table)
 
 
 def collect_local(data: NativeDataSet) -> Table:
     """Run a query; every worker gets the rows that it has made. Collective."""
     workers = comm()
-    return Table(data.collect(engine()) if workers is None else data.collect_on(engine(), workers, "each"))
+    table = data.collect(engine()) if workers is None else data.collect_on(engine(), workers, "each")
+    report_bad_rows(data)
+    return Table(table)
+
+
+def report_bad_rows(data: NativeDataSet) -> None:
+    """After an action: count the rows that all workers have left out, and warn of them on worker 0. Collective."""
+    global _skipped
+    if not data.is_lenient:
+        return
+    mine = engine().take_bad_rows()
+    job = init()
+    everybody = [mine] if job.size == 1 else job.comm.allgather(mine)
+    _skipped = sum(count for count, _ in everybody)
+    firsts = [first for _, first in everybody if first is not None]
+    if firsts and job.rank == 0:
+        file, line, reason = min(firsts)
+        rows = "1 row that cannot be read was" if _skipped == 1 else f"{_skipped} rows that cannot be read were"
+        warnings.warn(f"{rows} left out; the first: {file}, line {line}: {reason}", BadRowsWarning, stacklevel=4)
+
+
+def skipped_rows() -> int:
+    """Count the rows that the last action over files with ``on_error="skip"`` or ``"quarantine"`` left out, on all workers.
+
+    Each action reads its files again, and counts again what it meets there.
+    """
+    return _skipped

@@ -1,5 +1,6 @@
-//! Writing on all workers: each writes its partitions into files of its own in one hidden folder, which worker 0 renames when
-//! all are done. The folder must be the same for all of them: one host, or a file system that they share.
+//! Writing on all workers. Into a local folder: each writes its partitions into files of its own in one hidden folder, which
+//! worker 0 renames when all are done; the folder must be the same for all of them: one host, or a file system that they share.
+//! Into an object store: each uploads its own, and hands the uploads to worker 0, which completes those of all.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,16 +12,27 @@ use datafusion::execution::TaskContext;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use tidemill_dataflow::{Look, Outputs};
+use url::Url;
 
 use super::prepare::prepare;
 use super::stages::{Kind, Stages};
 use super::{ActionError, To, Workers};
+use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, write_id};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
+use crate::held::{Upload, abort, decode, encode};
 use crate::records::RecordSink;
 use crate::sources::Sources;
-use crate::write::{Commit, Output, record_sinks, written};
+use crate::stores::{Location, StorageOptions};
+use crate::write::{Output, empty_file, record_sinks, written};
+
+/// What is written.
+struct Query<'a> {
+    set: &'a DataSet,
+    output: &'a Output,
+    partition_by: Vec<String>,
+}
 
 impl Workers {
     /// [`DataSet::write`] by all workers. Collective.
@@ -33,45 +45,169 @@ impl Workers {
         engine: &Engine,
         set: &DataSet,
         dir: &str,
+        storage: &StorageOptions,
         output: &Output,
         partition_by: Vec<String>,
         overwrite: bool,
         look: Look<'_>,
     ) -> Result<u64, ActionError> {
         self.agree(set.check_columns(&partition_by))?;
+        let query = Query { set, output, partition_by };
+        match self.agree(Target::of(engine, dir, storage))? {
+            Target::Folder(path) => self.write_folder(engine, query, &path, overwrite, look),
+            Target::Objects(at) => self.write_objects(engine, query, &at, overwrite, look),
+        }
+    }
+
+    fn write_folder(
+        &self,
+        engine: &Engine,
+        query: Query<'_>,
+        path: &Path,
+        overwrite: bool,
+        look: Look<'_>,
+    ) -> Result<u64, ActionError> {
         let begun = match self.comm.rank() {
-            0 => Commit::begin(Path::new(dir), overwrite).map(Some),
+            0 => FolderCommit::begin(path, overwrite).map(Some),
             _ => Ok(None),
         };
         let commit = self.agree(begun)?;
         let hidden = commit.as_ref().map(|commit| commit.hidden.display().to_string());
-        let hidden = self.tell(0, hidden.unwrap_or_default())?;
-        let rows = self.write_into(engine, set, &PathBuf::from(hidden), output, partition_by, look)?;
-        let ended = commit.map_or(Ok(()), |commit| commit.end(rows, output, &set.schema()));
+        let hidden = PathBuf::from(self.tell(0, hidden.unwrap_or_default())?);
+        let seen = match hidden.is_dir() {
+            true => folder_url(&hidden),
+            false => Err(DataSetError::Io(format!(
+                "{}, made by worker 0, is not seen here: all workers must share the folder",
+                hidden.display()
+            ))),
+        };
+        let folder = self.agree(seen)?;
+        let (schema, output) = (query.set.schema(), query.output);
+        let rows = self.write_into(engine, query, &folder, "", look)?;
+        let ended = commit
+            .map_or(Ok(()), |commit| commit.end(if rows == 0 { Some(empty_file(output, &schema, "")?) } else { None }));
         self.agree(ended)?;
         Ok(rows)
+    }
+
+    fn write_objects(
+        &self,
+        engine: &Engine,
+        query: Query<'_>,
+        at: &Location,
+        overwrite: bool,
+        look: Look<'_>,
+    ) -> Result<u64, ActionError> {
+        let is_first = self.comm.rank() == 0;
+        let id = self.tell(0, write_id())?;
+        let alone = !at.store.shared && self.comm.size() > 1;
+        let begun = if alone {
+            Err(DataSetError::Unsupported(format!("{at}: a store in memory is seen by one worker only")))
+        } else if is_first {
+            let (at, id) = (at.clone(), id.clone());
+            engine.run(async move { ObjectCommit::begin(&at, overwrite, &id).await }).map(Some)
+        } else {
+            Ok(None)
+        };
+        let commit = self.agree(begun)?;
+        let held = self.agree(HeldFolder::open(engine, at, &id))?;
+        let written = self.upload(engine, query, &held, &id, look);
+        let (rows, uploads) = match written {
+            Ok(written) => written,
+            Err(error) => {
+                let discard = held.store.discard();
+                engine.run(async move {
+                    discard.await;
+                    Ok(())
+                })?;
+                return Err(error);
+            }
+        };
+        // From here on what was uploaded is worker 0's to complete, or to remove.
+        let ended = match commit {
+            Some(commit) => engine.run(async move { commit.end(uploads, rows).await }),
+            None => Ok(()),
+        };
+        self.agree(ended)?;
+        Ok(rows)
+    }
+
+    /// Uploads what this worker makes. Returns the rows of all and, on worker 0, the uploads of all.
+    fn upload(
+        &self,
+        engine: &Engine,
+        query: Query<'_>,
+        held: &HeldFolder,
+        id: &str,
+        look: Look<'_>,
+    ) -> Result<(u64, Vec<Upload>), ActionError> {
+        let (schema, output) = (query.set.schema(), query.output);
+        let rows = match self.write_into(engine, query, &held.url, id, look) {
+            // What the store said; DataFusion may only say that something was wrong.
+            Err(ActionError::DataSet(error)) => {
+                self.agree(held.store.fault().map_or(Ok(()), Err))?;
+                return Err(error.into());
+            }
+            written => written?,
+        };
+        let store = Arc::clone(&held.store);
+        let added = match self.comm.rank() {
+            0 if rows == 0 => {
+                empty_file(output, &schema, id).and_then(|(name, bytes)| engine.run(held.add(&name, bytes)))
+            }
+            _ => Ok(()),
+        };
+        self.agree(added)?;
+        let mine = engine.run(async move { Ok(store.take().await) })?;
+        let all = self.gather(&encode(&mine)).and_then(|all| {
+            let uploads: Option<Vec<Vec<Upload>>> = all.iter().map(|bytes| decode(bytes)).collect();
+            uploads.map(|all| all.into_iter().flatten().collect()).ok_or_else(|| {
+                DataSetError::Internal("what another worker says of its uploads makes no sense".into()).into()
+            })
+        });
+        match all {
+            Ok(all) => Ok((rows, all)),
+            Err(error) => {
+                let at = Arc::clone(&held.at.store);
+                engine.run(async move {
+                    abort(&at, mine).await;
+                    Ok(())
+                })?;
+                Err(error)
+            }
+        }
+    }
+
+    /// The bytes of every worker.
+    fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ActionError> {
+        let size = self.comm.size() as usize;
+        let mut lengths = vec![0_u64; size];
+        self.comm.allgather(&[mine.len() as u64], &mut lengths)?;
+        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+        if longest == 0 {
+            return Ok(vec![Vec::new(); size]);
+        }
+        let mut padded = mine.to_vec();
+        padded.resize(longest, 0);
+        let mut all = vec![0_u8; longest * size];
+        self.comm.allgather(&padded, &mut all)?;
+        Ok(all.chunks(longest).zip(&lengths).map(|(bytes, &length)| bytes[..length as usize].to_vec()).collect())
     }
 
     fn write_into(
         &self,
         engine: &Engine,
-        set: &DataSet,
-        hidden: &Path,
-        output: &Output,
-        partition_by: Vec<String>,
+        query: Query<'_>,
+        folder: &Url,
+        suffix: &str,
         look: Look<'_>,
     ) -> Result<u64, ActionError> {
+        let Query { set, output, partition_by } = query;
         let by_folders = !partition_by.is_empty();
         let records = matches!(output, Output::Records) && !by_folders;
-        let seen = if hidden.is_dir() && records {
-            RecordSink::check(&set.schema()).map(|()| set.clone())
-        } else if hidden.is_dir() {
-            set.copy_to(hidden, output, partition_by).and_then(DataSet::new)
-        } else {
-            let hidden = hidden.display();
-            Err(DataSetError::Io(format!(
-                "{hidden}, made by worker 0, is not seen here: all workers must share the folder"
-            )))
+        let seen = match records {
+            true => RecordSink::check(&set.schema()).map(|()| set.clone()),
+            false => set.copy_to(folder, output, partition_by).and_then(DataSet::new),
         };
         let copy = self.agree(seen)?;
         let sources = Arc::new(Sources::of(set.frame()));
@@ -85,7 +221,8 @@ impl Workers {
                 first.plan = Arc::new(CoalescePartitionsExec::new(Arc::clone(&first.plan)));
             }
             let copies = stages.stages[0].copies;
-            stages.stages[0].kind = Kind::Write(record_sinks(&stages.stages[0].plan, hidden, copies));
+            let sinks = record_sinks(&stages.stages[0].plan, folder, copies, suffix);
+            stages.stages[0].kind = Kind::Write(sinks.map_err(DataSetError::from)?);
         } else if let Some(sink) = plan.downcast_ref::<DataSinkExec>() {
             // Files take rows in any order, so what was gathered for one writer goes to many.
             let input = match sink.input().downcast_ref::<CoalescePartitionsExec>() {
@@ -97,7 +234,7 @@ impl Workers {
                 stages = divided;
                 let sinks = match stages.is_spread() {
                     // Ranges of a sorted whole are read again in their order, which is that of the files' paths.
-                    true => self.ordered_sinks(engine, set, hidden, output, stages.stages[0].copies)?,
+                    true => self.ordered_sinks(engine, set, folder, output, stages.stages[0].copies)?,
                     false => vec![Arc::new(sink.clone())],
                 };
                 stages.stages[0].kind = Kind::Write(sinks);
@@ -111,14 +248,16 @@ impl Workers {
         &self,
         engine: &Engine,
         set: &DataSet,
-        hidden: &Path,
+        folder: &Url,
         output: &Output,
         copies: usize,
     ) -> Result<Vec<Arc<DataSinkExec>>, DataSetError> {
         let empty = DataSet::from_batches(engine, set.schema(), &[])?;
         let partitions = self.partitions;
         let sink = |copy: usize| {
-            let copy = empty.copy_to(&hidden.join(format!("part-{copy:05}")), output, Vec::new())?;
+            let inside = folder.join(&format!("part-{copy:05}/"));
+            let inside = inside.map_err(|error| DataSetError::Internal(error.to_string()))?;
+            let copy = empty.copy_to(&inside, output, Vec::new())?;
             let planned = engine.run(async move { Ok(prepare(copy, partitions, None, 0).await?) })?;
             match planned.plan.downcast_ref::<DataSinkExec>() {
                 Some(sink) => Ok(Arc::new(sink.clone())),

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use pyo3_arrow::PySchema;
 use tidemill_collective::Communicator;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, Workers, expr, read, read_records, types,
+    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, OnError, StorageOptions, Workers, expr, read,
+    read_bytes, read_records, types,
 };
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -135,14 +137,36 @@ impl QueryEngine {
     }
 
     /// Files of records; columns are names and bytes.
+    #[pyo3(signature = (paths, columns, storage_options = StorageOptions::new()))]
     fn read_records(
         &self,
         py: Python<'_>,
-        files: Vec<PathBuf>,
+        paths: Vec<String>,
         columns: Vec<(String, i32)>,
+        storage_options: StorageOptions,
     ) -> PyResult<NativeDataSet> {
-        let made = read_records(&self.engine, &files, &columns);
-        made.map(NativeDataSet).map_err(|error| raised(py, &error))
+        let engine = Arc::clone(&self.engine);
+        let work = async move { read_records(&engine, &paths, &storage_options, &columns).await };
+        finish(py, self.engine.start(work)).map(NativeDataSet)
+    }
+
+    /// How many rows this process has left out since it was last asked, and the first: file, line and reason.
+    fn take_bad_rows(&self) -> (u64, Option<(String, u64, String)>) {
+        let (count, first) = self.engine.take_bad_rows();
+        (count, first.map(|row| (row.file, row.line, row.reason)))
+    }
+
+    /// The bytes of one file.
+    #[pyo3(signature = (path, storage_options = StorageOptions::new()))]
+    fn read_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        path: String,
+        storage_options: StorageOptions,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let engine = Arc::clone(&self.engine);
+        let work = async move { read_bytes(&engine, &path, &storage_options).await };
+        Ok(PyBytes::new(py, &finish(py, self.engine.start(work))?))
     }
 
     /// A table of which this worker, `worker` of `workers`, has a part.
@@ -164,7 +188,8 @@ impl QueryEngine {
     }
 
     #[pyo3(signature = (paths, format, schema = None, infer_rows = 1000, *, header = true, delimiter = ',', quote = '"',
-                        comment = None, newlines_in_values = false, null = None))]
+                        comment = None, newlines_in_values = false, null = None, storage_options = StorageOptions::new(),
+                        on_error = "raise", quarantine = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn read(
         &self,
@@ -179,7 +204,28 @@ impl QueryEngine {
         comment: Option<char>,
         newlines_in_values: bool,
         null: Option<String>,
+        storage_options: StorageOptions,
+        on_error: &str,
+        quarantine: Option<PathBuf>,
     ) -> PyResult<NativeDataSet> {
+        let on_error = match (on_error, quarantine) {
+            ("raise", None) => OnError::Raise,
+            ("skip", None) => OnError::Skip,
+            ("quarantine", Some(folder)) => OnError::Quarantine(folder),
+            ("quarantine", None) => {
+                return Err(PyValueError::new_err(
+                    "on_error=\"quarantine\" needs quarantine=, a folder for the bad rows",
+                ));
+            }
+            ("raise" | "skip", Some(_)) => {
+                return Err(PyValueError::new_err("quarantine= is for on_error=\"quarantine\""));
+            }
+            (other, _) => {
+                return Err(PyValueError::new_err(format!(
+                    "on_error is \"raise\", \"skip\" or \"quarantine\", not {other:?}"
+                )));
+            }
+        };
         let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
         let format = match format {
             "csv" => Format::Csv(CsvLayout {
@@ -196,7 +242,7 @@ impl QueryEngine {
             _ => Format::Text,
         };
         let engine = Arc::clone(&self.engine);
-        let running = self.engine.start(async move { read(&engine, &paths, format, schema, infer_rows).await });
-        finish(py, running).map(NativeDataSet)
+        let work = async move { read(&engine, &paths, &storage_options, format, schema, infer_rows, &on_error).await };
+        finish(py, self.engine.start(work)).map(NativeDataSet)
     }
 }

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use pyo3_arrow::ffi::to_schema_pycapsule;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
-use tidemill_dataset::{ActionError, DataSet, DataSetError, Explain, How, Look, Output, To, Workers};
+use tidemill_dataset::{ActionError, DataSet, DataSetError, Explain, How, Look, Output, StorageOptions, To, Workers};
 
 use crate::comm::Comm;
 use crate::errors::from_collective;
@@ -36,6 +36,12 @@ impl NativeDataSet {
     fn fields(&self) -> Vec<(String, String)> {
         let schema = self.0.schema();
         schema.fields().iter().map(|field| (field.name().clone(), field.data_type().to_string())).collect()
+    }
+
+    /// Whether rows that cannot be read are left out.
+    #[getter]
+    fn is_lenient(&self) -> bool {
+        self.0.is_lenient()
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
@@ -182,7 +188,8 @@ impl NativeDataSet {
     }
 
     /// Writes into a folder; `format` is `csv`, `json`, `parquet`, `ipc` or `records`. With `comm` by all of its workers; collective.
-    #[pyo3(signature = (engine, comm, dir, format, *, compression, partition_by, overwrite, delimiter = ',', header = true))]
+    #[pyo3(signature = (engine, comm, dir, format, *, compression, partition_by, overwrite, storage_options = StorageOptions::new(),
+                        delimiter = ',', header = true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn write(
         &self,
@@ -194,6 +201,7 @@ impl NativeDataSet {
         compression: String,
         partition_by: Vec<String>,
         overwrite: bool,
+        storage_options: StorageOptions,
         delimiter: char,
         header: bool,
     ) -> PyResult<u64> {
@@ -206,13 +214,12 @@ impl NativeDataSet {
         };
         let set = self.0.clone();
         let Some(comm) = comm else {
-            return finish(
-                py,
-                engine.engine.start(async move { set.write(&dir, output, partition_by, overwrite).await }),
-            );
+            let asked = Arc::clone(&engine.engine);
+            let work = async move { set.write(&asked, &dir, &storage_options, output, partition_by, overwrite).await };
+            return finish(py, engine.engine.start(work));
         };
         together(py, engine, comm, |workers, look| {
-            workers.write(&engine.engine, &set, &dir, &output, partition_by, overwrite, look)
+            workers.write(&engine.engine, &set, &dir, &storage_options, &output, partition_by, overwrite, look)
         })
     }
 }

@@ -1,0 +1,178 @@
+//! Tables of CSV, JSON and text files that know how to look for rows that cannot be read: after DataFusion's reader has failed
+//! on one, or instead of it, to leave them out.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use async_trait::async_trait;
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
+use datafusion::datasource::listing::ListingTable;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
+use datafusion::physical_plan::streaming::PartitionStream;
+use tokio::runtime::Handle;
+
+use crate::engine::Engine;
+use crate::error::DataSetError;
+use crate::files::File;
+use crate::lenient::{BadRow, BadRows, Decoder, OnError, Quarantine, first_bad, read_good};
+use crate::lines::{Piece, deal};
+
+/// DataFusion's own table of files, and how to find what it fails on.
+#[derive(Debug)]
+pub(crate) struct CheckedTable {
+    pub(crate) table: ListingTable,
+    pub(crate) check: Arc<Check>,
+}
+
+/// How to find the first row of some files that cannot be read.
+#[derive(Debug)]
+pub(crate) struct Check {
+    files: Vec<File>,
+    decoder: Decoder,
+    compression: FileCompressionType,
+    threads: Handle,
+}
+
+impl Check {
+    pub(crate) fn new(engine: &Engine, files: Vec<File>, decoder: Decoder, compression: FileCompressionType) -> Self {
+        Check { files, decoder, compression, threads: engine.threads().clone() }
+    }
+
+    /// Reads all files up to it.
+    pub(crate) fn first_bad(&self) -> Option<BadRow> {
+        // On a thread of its own: this one may be of those that must not wait, and objects are waited for.
+        let find = || {
+            let _within = self.threads.enter();
+            first_bad(&self.files, &self.decoder, self.compression)
+        };
+        let found = std::thread::scope(|scope| scope.spawn(find).join());
+        found.ok().and_then(std::result::Result::ok).flatten()
+    }
+}
+
+#[async_trait]
+impl TableProvider for CheckedTable {
+    fn schema(&self) -> SchemaRef {
+        self.table.schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        self.table.table_type()
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        self.table.scan(state, projection, filters, limit).await
+    }
+
+    fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
+        self.table.supports_filters_pushdown(filters)
+    }
+}
+
+/// A table of the good rows of files.
+#[derive(Debug)]
+pub(crate) struct LenientTable(StreamingTable);
+
+impl LenientTable {
+    pub(crate) fn new(
+        engine: &Engine,
+        files: Vec<File>,
+        decoder: Decoder,
+        compression: FileCompressionType,
+        on_error: &OnError,
+    ) -> Result<Self, DataSetError> {
+        let schema = SchemaRef::clone(decoder.schema());
+        let mut hasher = DefaultHasher::new();
+        files.iter().for_each(|file| file.to_string().hash(&mut hasher));
+        let name = format!("bad-{:08x}", hasher.finish() as u32);
+        let whole = compression != FileCompressionType::UNCOMPRESSED || decoder.needs_whole_files();
+        let groups = deal(files, whole, engine.partitions())?;
+        let decoder = Arc::new(decoder);
+        let partition = |(number, pieces): (usize, Vec<Piece>)| -> Arc<dyn PartitionStream> {
+            Arc::new(Partition {
+                pieces,
+                decoder: Arc::clone(&decoder),
+                compression,
+                seen: Arc::clone(engine.bad_rows()),
+                on_error: on_error.clone(),
+                name: format!("{name}-{number:05}"),
+            })
+        };
+        let partitions = groups.into_iter().enumerate().map(partition).collect();
+        Ok(LenientTable(StreamingTable::try_new(schema, partitions)?))
+    }
+}
+
+#[async_trait]
+impl TableProvider for LenientTable {
+    fn schema(&self) -> SchemaRef {
+        self.0.schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        self.0.scan(state, projection, filters, limit).await
+    }
+}
+
+struct Partition {
+    pieces: Vec<Piece>,
+    decoder: Arc<Decoder>,
+    compression: FileCompressionType,
+    seen: Arc<BadRows>,
+    on_error: OnError,
+    /// Of its quarantine; no other partition has it.
+    name: String,
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "good rows of {:?}, others: {:?}", self.pieces, self.on_error)
+    }
+}
+
+impl PartitionStream for Partition {
+    fn schema(&self) -> &SchemaRef {
+        self.decoder.schema()
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        // Two batches ahead: reading goes on while one is worked on, and no further.
+        let mut builder = RecordBatchReceiverStreamBuilder::new(SchemaRef::clone(self.schema()), 2);
+        let sender = builder.tx();
+        let quarantine = match &self.on_error {
+            OnError::Quarantine(folder) => Some(Quarantine::new(folder, &self.name)),
+            _ => None,
+        };
+        let (pieces, decoder) = (self.pieces.clone(), Arc::clone(&self.decoder));
+        let (compression, seen) = (self.compression, Arc::clone(&self.seen));
+        builder.spawn_blocking(move || {
+            let give = |batch| sender.blocking_send(Ok(batch)).is_ok();
+            read_good(&pieces, &decoder, compression, &seen, quarantine, give).map_err(DataFusionError::from)
+        });
+        builder.build()
+    }
+}

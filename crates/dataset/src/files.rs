@@ -1,0 +1,496 @@
+//! The files that paths and URLs stand for: files and objects themselves, folders (with everything below that is not hidden),
+//! and globs.
+//!
+//! An object store has no folders. What begins with a path and a slash is taken for what is in the folder of that path.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
+use datafusion::datasource::listing::ListingTableUrl;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use glob::{MatchOptions, Pattern};
+use object_store::path::Path as Key;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
+use tokio::runtime::Handle;
+
+use crate::engine::Engine;
+use crate::error::{DataSetError, Result};
+use crate::stores::{Location, StorageOptions, Store, is_bucket, is_denied, local_path};
+
+/// The object that says that output is about to appear around it; what is there is not whole.
+pub(crate) const UNFINISHED: &str = "_unfinished";
+
+/// A file to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum File {
+    /// By its absolute path.
+    Local(PathBuf),
+    Object(Object),
+}
+
+/// An object of a store.
+#[derive(Debug, Clone)]
+pub(crate) struct Object {
+    store: Arc<Store>,
+    key: Key,
+    size_bytes: u64,
+}
+
+impl PartialEq for Object {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.store, &other.store) && self.key == other.key
+    }
+}
+
+impl Eq for Object {}
+
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            File::Local(path) => path.display().fmt(f),
+            File::Object(object) => f.write_str(&object.store.shown(&object.key)),
+        }
+    }
+}
+
+impl File {
+    pub(crate) fn size_bytes(&self) -> Result<u64> {
+        match self {
+            File::Local(path) => Ok(std::fs::metadata(path).map_err(|error| self.failed(&error))?.len()),
+            File::Object(object) => Ok(object.size_bytes),
+        }
+    }
+
+    /// Its bytes from `start` on. To be called, and read, on a thread that may wait.
+    pub(crate) fn open(&self, start: u64) -> Result<Box<dyn Read + Send>> {
+        match self {
+            File::Local(path) => {
+                let mut file = std::fs::File::open(path).map_err(|error| self.failed(&error))?;
+                file.seek(SeekFrom::Start(start)).map_err(|error| self.failed(&error))?;
+                Ok(Box::new(file))
+            }
+            File::Object(object) => Ok(Box::new(ObjectReader {
+                object: object.clone(),
+                position: start,
+                stream: None,
+                chunk: Bytes::new(),
+                threads: Handle::current(),
+            })),
+        }
+    }
+
+    pub(crate) fn failed(&self, error: &io::Error) -> DataSetError {
+        let text = error.to_string();
+        let named = matches!(self, File::Object(_)) && text.contains(&self.to_string());
+        DataSetError::Io(if named { text } else { format!("{self}: {text}") })
+    }
+
+    pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
+        match self {
+            File::Local(path) => local_url(path),
+            File::Object(object) => object.store.listing_url(&object.key, false),
+        }
+    }
+
+    /// The names of the folders between `base` and this file, and its own.
+    fn names_below(&self, base: &Folder) -> Option<Vec<String>> {
+        match (self, base) {
+            (File::Local(path), Folder::Local(base)) => {
+                path.strip_prefix(base).ok()?.iter().map(|name| Some(name.to_str()?.to_owned())).collect()
+            }
+            (File::Object(object), Folder::Objects(base)) => {
+                let below = object.key.prefix_match(&base.path)?;
+                Some(below.map(|part| part.as_ref().to_owned()).collect())
+            }
+            _ => None,
+        }
+    }
+
+    fn compression(&self) -> FileCompressionType {
+        let name = match self {
+            File::Local(path) => path.to_string_lossy(),
+            File::Object(object) => object.key.as_ref().into(),
+        };
+        match name.rsplit_once('.').map(|(_, extension)| extension) {
+            Some("gz") => FileCompressionType::GZIP,
+            Some("bz2") => FileCompressionType::BZIP2,
+            Some("xz") => FileCompressionType::XZ,
+            Some("zst") => FileCompressionType::ZSTD,
+            _ => FileCompressionType::UNCOMPRESSED,
+        }
+    }
+}
+
+fn local_url(path: &Path) -> Result<ListingTableUrl> {
+    let made = if path.is_dir() { url::Url::from_directory_path(path) } else { url::Url::from_file_path(path) };
+    let url = made.map_err(|()| DataSetError::Io(format!("{} is not an absolute path", path.display())))?;
+    Ok(ListingTableUrl::parse(url.as_str())?)
+}
+
+/// An object from some byte on. Nothing is asked for before it is read.
+struct ObjectReader {
+    object: Object,
+    position: u64,
+    stream: Option<BoxStream<'static, object_store::Result<Bytes>>>,
+    chunk: Bytes,
+    threads: Handle,
+}
+
+impl Read for ObjectReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Object { store, key, size_bytes } = &self.object;
+        while self.chunk.is_empty() && self.position < *size_bytes && !into.is_empty() {
+            let next = self.threads.block_on(async {
+                if self.stream.is_none() {
+                    let range = GetRange::Bounded(self.position..*size_bytes);
+                    let options = GetOptions { range: Some(range), ..GetOptions::default() };
+                    self.stream = Some(store.objects.get_opts(key, options).await?.into_stream());
+                }
+                self.stream.as_mut().expect("just made").next().await.transpose()
+            });
+            match next.map_err(|error| io::Error::other(store.failed(key, &error)))? {
+                Some(chunk) => {
+                    self.position += chunk.len() as u64;
+                    self.chunk = chunk;
+                }
+                None => {
+                    let text = format!("{} ended early", store.shown(key));
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
+                }
+            }
+        }
+        let count = into.len().min(self.chunk.len());
+        into[..count].copy_from_slice(&self.chunk.split_to(count));
+        Ok(count)
+    }
+}
+
+/// A folder that files lie below.
+#[derive(Debug)]
+pub(crate) enum Folder {
+    Local(PathBuf),
+    Objects(Location),
+}
+
+impl Folder {
+    pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
+        match self {
+            Folder::Local(path) => local_url(path),
+            Folder::Objects(at) => at.store.listing_url(&at.path, true),
+        }
+    }
+}
+
+/// What there is to read.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// At least one; those of one path are in the order of their names.
+    pub(crate) files: Vec<File>,
+    /// The folder, if one is all there is to read.
+    pub(crate) folder: Option<Folder>,
+}
+
+impl Found {
+    /// The file, or one of them and how many there are.
+    pub(crate) fn describe(&self) -> String {
+        match &self.files[..] {
+            [one] => one.to_string(),
+            [first, rest @ ..] => format!("{first} (and {} more files)", rest.len()),
+            [] => "nothing".into(),
+        }
+    }
+
+    /// The columns that the folders between the only folder and the files stand for, as in `year=2024/month=2/part.parquet`;
+    /// none unless all files have the same, and no file itself is named so, which DataFusion would take for a folder.
+    pub(crate) fn folder_keys(&self) -> Vec<String> {
+        let Some(folder) = &self.folder else { return Vec::new() };
+        let keys_of = |file: &File| -> Option<Vec<String>> {
+            let mut names = file.names_below(folder)?;
+            names.pop().filter(|name| !name.contains('='))?;
+            names.iter().map(|name| Some(name.split_once('=')?.0.to_owned())).collect()
+        };
+        let mut all = self.files.iter().map(keys_of);
+        match all.next().flatten() {
+            Some(first) if all.all(|keys| keys.as_ref() == Some(&first)) => first,
+            _ => Vec::new(),
+        }
+    }
+
+    /// The compression that the files' names tell of.
+    pub(crate) fn compression(&self) -> Result<FileCompressionType> {
+        let first = self.files[0].compression();
+        match self.files.iter().find(|file| file.compression() != first) {
+            None => Ok(first),
+            Some(other) => Err(DataSetError::Unsupported(format!(
+                "{} and {other} are compressed in different ways; read them apart and use union",
+                self.files[0]
+            ))),
+        }
+    }
+}
+
+/// Every file that `paths` stand for.
+pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOptions) -> Result<Found> {
+    let (mut files, mut folder) = (Vec::new(), None);
+    for path in paths {
+        let before = files.len();
+        folder = match local_path(path)? {
+            Some(local) => find_local(&local, &mut files)?.map(Folder::Local),
+            None => {
+                let at = engine.locate(path, options)?;
+                find_objects(&at, &mut files).await?.then_some(Folder::Objects(at))
+            }
+        };
+        if files.len() == before {
+            return Err(DataSetError::Io(format!("there are no files in {path}")));
+        }
+    }
+    if files.is_empty() {
+        return Err(DataSetError::Query("no path was given".into()));
+    }
+    Ok(Found { files, folder: folder.filter(|_| paths.len() == 1) })
+}
+
+/// All bytes of one file.
+///
+/// # Errors
+/// `Io` if it is not one file, or cannot be read.
+pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -> Result<Vec<u8>> {
+    let Found { files, folder } = find(engine, &[path.to_owned()], storage).await?;
+    let [file] = &files[..] else {
+        return Err(DataSetError::Io(format!("{path} is {} files; it has to be one", files.len())));
+    };
+    if folder.is_some() {
+        return Err(DataSetError::Io(format!("{path} is a folder, not a file")));
+    }
+    match file {
+        File::Local(path) => std::fs::read(path).map_err(|error| file.failed(&error)),
+        File::Object(Object { store, key, .. }) => {
+            let read = async { store.objects.get(key).await?.bytes().await };
+            Ok(read.await.map_err(|error| store.failed(key, &error))?.to_vec())
+        }
+    }
+}
+
+const GLOBS: [char; 3] = ['*', '?', '['];
+
+/// Adds the files of a local path. Returns the folder if it is one.
+fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
+    let absolute = std::path::absolute(path).map_err(|error| DataSetError::Io(format!("{path}: {error}")))?;
+    // A name may contain what looks like a glob; the file itself goes first.
+    if absolute.exists() {
+        add(&absolute, files)?;
+        return Ok(Some(absolute).filter(|path| path.is_dir()));
+    }
+    if !path.contains(GLOBS) {
+        return Err(DataSetError::Io(format!("there is no file or folder {path}")));
+    }
+    let pattern = absolute.to_string_lossy();
+    let found = glob::glob(&pattern).map_err(|error| DataSetError::Query(format!("{path}: {error}")))?;
+    for entry in found {
+        add(&entry.map_err(|error| DataSetError::Io(error.to_string()))?, files)?;
+    }
+    Ok(None)
+}
+
+/// The file, or those below a folder, but what begins with a dot or underscore: such names are of unfinished output.
+fn add(path: &Path, files: &mut Vec<File>) -> Result<()> {
+    if !path.is_dir() {
+        files.push(File::Local(path.to_owned()));
+        return Ok(());
+    }
+    let failed = |error: io::Error| DataSetError::Io(format!("{}: {error}", path.display()));
+    let mut entries = std::fs::read_dir(path)
+        .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>())
+        .map_err(failed)?;
+    entries.sort();
+    for entry in entries {
+        if !entry.file_name().is_some_and(|name| is_hidden(&name.to_string_lossy())) {
+            add(&entry, files)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_hidden(name: &str) -> bool {
+    name.starts_with(['.', '_'])
+}
+
+/// Adds the objects of a URL. Returns whether it is a folder.
+async fn find_objects(at: &Location, files: &mut Vec<File>) -> Result<bool> {
+    let Location { store, path, is_folder } = at;
+    let mut add = |meta: ObjectMeta| {
+        files.push(File::Object(Object { store: Arc::clone(store), key: meta.location, size_bytes: meta.size }));
+    };
+    // As for files, the object itself goes before a glob. One that has no extension is most likely none.
+    let mut head = None;
+    if !is_folder && path.filename().is_some_and(|name| name.contains('.')) {
+        match head.insert(store.objects.head(path).await) {
+            Ok(meta) => {
+                add(meta.clone());
+                return Ok(false);
+            }
+            Err(error) if is_denied(error) => return Err(store.failed(path, error)),
+            Err(_) => {}
+        }
+    }
+    let segments: Vec<String> = path.parts().map(|part| part.as_ref().to_owned()).collect();
+    let plain = segments.iter().position(|segment| segment.contains(GLOBS));
+    let pattern = match plain {
+        None => None,
+        Some(_) => Some(Pattern::new(path.as_ref()).map_err(|error| DataSetError::Query(format!("{at}: {error}")))?),
+    };
+    // Parsed, not made of its parts: that would encode them.
+    let base = Key::parse(segments[..plain.unwrap_or(segments.len())].join("/"))
+        .map_err(|error| DataSetError::Query(format!("{at}: {error}")))?;
+    let listed: Result<Vec<ObjectMeta>, _> = store.objects.list(Some(&base)).try_collect().await;
+    let mut found = match &listed {
+        Ok(listed) => chosen(listed, base.parts().count(), pattern.as_ref()),
+        Err(_) => Vec::new(),
+    };
+    if found.is_empty() && !is_folder && !path.as_ref().is_empty() {
+        let head = match head {
+            Some(head) => head,
+            None => store.objects.head(path).await,
+        };
+        match (head, &listed) {
+            (Ok(meta), _) => {
+                add(meta);
+                return Ok(false);
+            }
+            // A store whose folders are those of a file system does not always say that they are no objects.
+            (Err(error), Ok(_)) if !matches!(error, object_store::Error::NotFound { .. }) => {
+                return Err(store.failed(path, &error));
+            }
+            _ => {}
+        }
+    }
+    match listed {
+        Err(error) if !matches!(error, object_store::Error::NotFound { .. }) || is_bucket(&error) => {
+            return Err(store.failed(path, &error));
+        }
+        _ if found.is_empty() && pattern.is_none() && !is_folder => {
+            return Err(DataSetError::Io(format!("there is no object or folder {at}")));
+        }
+        _ => {}
+    }
+    if let Some(marker) = found.iter().find(|meta| meta.location.filename() == Some(UNFINISHED)) {
+        return Err(DataSetError::Io(format!(
+            "{at} is not whole: output is appearing there now, or was when its writer died; write it again with \
+             overwrite=True, or remove {}",
+            store.shown(&marker.location)
+        )));
+    }
+    found.sort_by(|one, other| one.location.cmp(&other.location));
+    found.into_iter().for_each(&mut add);
+    Ok(pattern.is_none())
+}
+
+/// The objects to read of those listed, whose first `depth` segments are the listed folder's: those that are not hidden below
+/// the folder, or below what the glob matches. A mark of unfinished output is kept.
+fn chosen(listed: &[ObjectMeta], depth: usize, pattern: Option<&Pattern>) -> Vec<ObjectMeta> {
+    // As for local files: stars stay within a name.
+    let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
+    let wanted = |meta: &ObjectMeta| {
+        let segments: Vec<&str> = meta.location.as_ref().split('/').collect();
+        if segments.last() == Some(&UNFINISHED) {
+            return true;
+        }
+        let matched = match pattern {
+            None => Some(depth),
+            Some(pattern) => {
+                (depth.max(1)..=segments.len()).find(|&to| pattern.matches_with(&segments[..to].join("/"), options))
+            }
+        };
+        matched.is_some_and(|from| !segments[from.min(segments.len())..].iter().any(|name| is_hidden(name)))
+    };
+    // Some tools mark a folder with an empty object of its name.
+    let folders: HashSet<&str> = listed
+        .iter()
+        .flat_map(|meta| meta.location.as_ref().match_indices('/').map(|(at, _)| &meta.location.as_ref()[..at]))
+        .collect();
+    let is_folder = |meta: &ObjectMeta| meta.size == 0 && folders.contains(meta.location.as_ref());
+    listed.iter().filter(|meta| wanted(meta) && !is_folder(meta)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+
+    fn engine() -> Engine {
+        Engine::new(&EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()
+    }
+
+    const NAMES: [&str; 7] =
+        ["b.csv", "a.csv", ".hidden.csv", "_SUCCESS", "deep/c.csv", "deep/_log/d.csv", "odd[1].csv"];
+
+    /// What each path gives, below the folder; the same for files and for objects.
+    fn expect(names: impl Fn(&str) -> Result<Vec<String>>) {
+        assert_eq!(names("").unwrap(), ["a.csv", "b.csv", "deep/c.csv", "odd[1].csv"]);
+        assert_eq!(names("/?.csv").unwrap(), ["a.csv", "b.csv"]);
+        assert_eq!(names("/odd[1].csv").unwrap(), ["odd[1].csv"]);
+        assert_eq!(names("/d*").unwrap(), ["deep/c.csv"]);
+        assert_eq!(names("/*/*.csv").unwrap(), ["deep/c.csv"]);
+        assert!(names("/*.json").unwrap_err().to_string().contains("*.json"));
+        assert!(names("/none").unwrap_err().to_string().starts_with("there is no "));
+    }
+
+    /// Hidden files are unfinished output of someone else; reading them would double rows.
+    #[test]
+    fn local_files() {
+        let dir = std::env::temp_dir().join(format!("tidemill-files-{}", std::process::id()));
+        for name in NAMES {
+            std::fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
+            std::fs::write(dir.join(name), "x\n1\n").unwrap();
+        }
+        let engine = Arc::new(engine());
+        expect(|path| {
+            let (path, engine) = (format!("{}{path}", dir.display()), Arc::clone(&engine));
+            let asked = Arc::clone(&engine);
+            let found = engine.run(async move { find(&asked, &[path], &StorageOptions::new()).await })?;
+            let below = Folder::Local(dir.clone());
+            Ok(found.files.iter().map(|file| file.names_below(&below).unwrap().join("/")).collect())
+        });
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn objects() {
+        let engine = Arc::new(engine());
+        let at = engine.locate("memory:///in", &StorageOptions::new()).unwrap();
+        let store = Arc::clone(&at.store.objects);
+        engine
+            .run(async move {
+                for name in NAMES {
+                    store.put(&Key::from(format!("in/{name}")), "x\n1\n".into()).await.unwrap();
+                }
+                store.put(&Key::from("in/deep"), "".into()).await.unwrap();
+                store.put(&Key::from("inside.csv"), "x\n1\n".into()).await.unwrap();
+                Ok(())
+            })
+            .unwrap();
+        expect(|path| {
+            let (path, asked) = (format!("memory:///in{path}"), Arc::clone(&engine));
+            let found = engine.run(async move { find(&asked, &[path], &StorageOptions::new()).await })?;
+            let below = Folder::Objects(at.clone());
+            Ok(found.files.iter().map(|file| file.names_below(&below).unwrap().join("/")).collect())
+        });
+    }
+
+    #[test]
+    fn compression_is_the_same_for_all() {
+        let of = |names: &[&str]| {
+            let files = names.iter().map(|name| File::Local(PathBuf::from(name))).collect();
+            Found { files, folder: None }.compression()
+        };
+        assert_eq!(of(&["a.gz", "b.gz"]).unwrap(), FileCompressionType::GZIP);
+        assert!(of(&["a.gz", "b.csv"]).is_err());
+    }
+}

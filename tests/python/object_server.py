@@ -1,0 +1,76 @@
+"""A real S3 server on loopback, over a folder: `s3s-fs`, which checks signatures and knows multipart uploads.
+
+``make setup-s3`` builds it into ``.venv/bin``; tests skip, and say so, where it is not there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import launched
+import pytest
+
+ACCESS_KEY = "tidemill"
+SECRET_KEY = "not much of a secret"
+
+
+class Server:
+    """The server; each folder in `root` is a bucket."""
+
+    def __init__(self, root: Path) -> None:
+        program = Path(sys.executable).parent / "s3s-fs"
+        found = str(program) if program.exists() else shutil.which("s3s-fs")
+        if found is None:
+            pytest.skip("no S3 server to test with; make setup-s3 builds it")
+        self.root = root
+        self.port = _free_port()
+        self.log = root.parent / "s3s-fs.log"
+        keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [found, "--host", "127.0.0.1", "--port", str(self.port), *keys, str(root)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        launched.wait_until(self._answers, "the S3 server")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a program needs to know of it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def bucket(self, name: str) -> Path:
+        """Make a bucket; its objects are the files in the folder returned."""
+        folder = self.root / name
+        folder.mkdir()
+        return folder
+
+    def uploads(self) -> int:
+        """Count the uploads that are under way."""
+        return len(list(self.root.glob(".upload-*.json")))
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,312 @@
+"""DataSets in object stores, against a real S3 server: what is read, what appears and when, and what goes wrong."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import launched
+import numpy as np
+import object_server
+import pytest
+import tidemill as tm
+import workers
+from datasets import rows
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_server.Server]:
+    root = tmp_path_factory.mktemp("s3") / "root"
+    root.mkdir()
+    server = object_server.Server(root)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(server: object_server.Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bucket of the test's own; the environment says where."""
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    number = len(list(server.root.glob("b*")))
+    return server.bucket(f"b{number}")
+
+
+def url(bucket: Path, key: str = "") -> str:
+    return f"s3://{bucket.name}/{key}"
+
+
+def objects(bucket: Path) -> list[str]:
+    """The keys of a bucket, but those that only tell that output is whole."""
+    return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())
+
+
+DATA = {"n": [1, 2, 3, 4], "s": ["a", "b", "c", 'd, "e"']}
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet", "ipc"])
+def test_every_format_there_and_back(bucket: Path, form: str) -> None:
+    data = tm.from_dict(DATA)
+    write, read = getattr(data, f"write_{form}"), getattr(tm, f"read_{form}")
+    assert write(url(bucket, "out")) == 4
+    assert rows(read(url(bucket, "out"))) == rows(data)
+    assert rows(read(url(bucket, "out/"))) == rows(data)
+    assert "out/_SUCCESS" in objects(bucket) and "out/_unfinished" not in objects(bucket)
+    assert rows(read(url(bucket, "o*"))) == rows(data)
+    assert write(url(bucket, "none"), partition_by=["s"]) == 4
+    assert rows(read(url(bucket, "none")).select("n", "s")) == rows(data)
+    nothing = data.filter(tm.col("n") > 9)
+    assert getattr(nothing, f"write_{form}")(url(bucket, "empty")) == 0
+    if form != "json":
+        assert read(url(bucket, "empty")).columns == ["n", "s"]
+
+
+def test_records_text_and_npy(bucket: Path) -> None:
+    records = tm.from_arrow(_records(5000))
+    assert records.write_records(url(bucket, "records")) == 5000
+    back = tm.read_records(url(bucket, "records"), {"key": 4, "value": 8})
+    assert rows(back) == rows(records)
+    lines = [f"line {number} {'ä' * (number % 90)}" for number in range(60_000)]
+    (bucket / "a.txt").write_text("\n".join(lines))
+    assert sorted(tm.read_text(url(bucket, "a.txt")).to_dict()["line"]) == sorted(lines)
+    np.save(bucket / "a.npy", np.arange(6.0).reshape(3, 2))
+    assert tm.read_npy(url(bucket, "a.npy")).to_dict() == {"column_1": [0.0, 2.0, 4.0], "column_2": [1.0, 3.0, 5.0]}
+    with pytest.raises(tm.DataSetError, match=r"there is no object or folder s3://.*none\.npy"):
+        tm.read_npy(url(bucket, "none.npy"))
+
+
+def _records(count: int) -> Any:
+    pa = pytest.importorskip("pyarrow")
+    keys = [number.to_bytes(4, "big") for number in range(count)]
+    values = [bytes([number % 251]) * 8 for number in range(count)]
+    return pa.table({"key": pa.array(keys, pa.binary(4)), "value": pa.array(values, pa.binary(8))})
+
+
+def test_globs_folders_hidden_and_compressed_objects(bucket: Path) -> None:
+    names = ["a.csv", "b [1] %20 ü.csv", "deep/c.csv", ".hidden.csv", "_log/d.csv", "deep/_part.csv"]
+    for value, name in enumerate(names):
+        (bucket / "in" / name).parent.mkdir(exist_ok=True, parents=True)
+        (bucket / "in" / name).write_text(f"x\n{value}\n")
+    assert rows(tm.read_csv(url(bucket, "in"))) == [(0,), (1,), (2,)]
+    assert rows(tm.read_csv(url(bucket, "in/*.csv"))) == [(0,), (1,)]
+    assert rows(tm.read_csv(url(bucket, "in/d*"))) == [(2,)]
+    assert rows(tm.read_csv([url(bucket, "in/a.csv"), url(bucket, "in/b [1] %20 ü.csv")])) == [(0,), (1,)]
+    assert rows(tm.read_csv(url(bucket, ""), schema={"x": "int64"})) == [(0,), (1,), (2,)]
+    (bucket / "z.csv.gz").write_bytes(gzip.compress(b"x\n7\n"))
+    assert rows(tm.read_csv(url(bucket, "z.csv.gz"))) == [(7,)]
+    assert rows(tm.sql(f"select x + 1 as y from '{url(bucket, 'in/a.csv')}'")) == [(1,)]
+    assert rows(tm.sql(f"select sum(x) as s from '{url(bucket, 'in')}'")) == [(3,)]
+    with pytest.raises(tm.DataSetError, match="SQL knows files by their names"):
+        tm.sql(f"select * from '{_odd(bucket)}'")
+    with pytest.raises(tm.DataSetError, match=r"there are no files in s3://.*\*\.json"):
+        tm.read_json(url(bucket, "in/*.json"))
+
+
+def _odd(bucket: Path) -> str:
+    (bucket / "odd.name").write_text("x\n")
+    return url(bucket, "odd.name")
+
+
+def test_a_thousand_objects(bucket: Path) -> None:
+    """A listing comes in pages of a thousand."""
+    (bucket / "many").mkdir()
+    for number in range(1100):
+        (bucket / "many" / f"{number:04}.csv").write_text(f"x\n{number}\n")
+    found = tm.read_csv(url(bucket, "many"), schema={"x": "int64"})
+    assert found.select(n=tm.count(), s=tm.col("x").sum()).to_dict() == {"n": [1100], "s": [sum(range(1100))]}
+
+
+def test_what_exists_is_kept_or_replaced(bucket: Path) -> None:
+    data = tm.from_dict(DATA)
+    data.write_csv(url(bucket, "out"))
+    before = objects(bucket)
+    with pytest.raises(tm.DataSetError, match=r"s3://.*/out exists; overwrite=True replaces it"):
+        data.write_csv(url(bucket, "out"))
+    with pytest.raises(tm.DataSetError, match="Cannot cast"):
+        data.select(tm.col("s").cast("int64")).write_csv(url(bucket, "out"), overwrite=True)
+    assert objects(bucket) == before
+    assert data.select("n").write_csv(url(bucket, "out"), overwrite=True) == 4
+    assert tm.read_csv(url(bucket, "out")).columns == ["n"]
+    assert not set(before) & set(objects(bucket)) - {"out/_SUCCESS"}
+    with pytest.raises(tm.DataSetError, match="name a folder in it"):
+        data.write_csv(url(bucket))
+
+
+def test_what_a_dead_writer_left_is_refused(bucket: Path) -> None:
+    """Objects appear one by one at the end of a write; if it dies there, nobody may take them for the whole."""
+    data = tm.from_dict(DATA)
+    data.write_csv(url(bucket, "out"))
+    (bucket / "out" / "_SUCCESS").unlink()
+    (bucket / "out" / "_unfinished").write_text("id")
+    for path in ["out", "out/", "out/*.csv"]:
+        with pytest.raises(tm.DataSetError, match=r"is not whole.*overwrite=True, or remove s3://.*/out/_unfinished"):
+            tm.read_csv(url(bucket, path))
+    assert data.write_csv(url(bucket, "out"), overwrite=True) == 4
+    assert rows(tm.read_csv(url(bucket, "out"))) == rows(data)
+
+
+def test_much_output_goes_in_parts(bucket: Path, server: object_server.Server) -> None:
+    data = tm.from_dict({"x": list(range(300_000))}).with_columns(s=tm.col("x").cast("str").str.pad_start(90))
+    assert data.write_csv(url(bucket, "out")) == 300_000
+    assert tm.read_csv(url(bucket, "out")).select(tm.col("x").sum()).to_dict() == {"x": [sum(range(300_000))]}
+    assert server.uploads() == 0
+
+
+def test_what_goes_wrong_is_named(bucket: Path, server: object_server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tm.from_dict(DATA)
+    (bucket / "a.csv").write_text("x\n1\n")
+    with pytest.raises(tm.DataSetError, match=r"s3://nowhere/a\.csv: there is no such bucket"):
+        tm.read_csv("s3://nowhere/a.csv")
+    with pytest.raises(tm.DataSetError, match="s3://nowhere/out"):
+        data.write_csv("s3://nowhere/out")
+    wrong = {"aws_secret_access_key": "wrong"}
+    for act in [
+        lambda: tm.read_csv(url(bucket, "a.csv"), storage_options=wrong),
+        lambda: tm.read_csv(url(bucket, "*.csv"), storage_options=wrong),
+        lambda: data.write_csv(url(bucket, "out"), storage_options=wrong),
+    ]:
+        with pytest.raises(tm.DataSetError, match=rf"{url(bucket)}.*: access denied; check the credentials"):
+            act()
+    with pytest.raises(tm.DataSetError, match='s3://x has no storage option "aws_reigon"'):
+        tm.read_csv("s3://x/a", storage_options={"aws_reigon": "y"})
+    with pytest.raises(tm.DataSetError, match="s4://x/a: no store has such a URL; there are s3://"):
+        tm.read_csv("s4://x/a")
+    with pytest.raises(tm.DataSetError, match="over HTTP files can only be read"):
+        data.write_csv("http://127.0.0.1:1/out")
+    # Options go before the environment, and a store is not another's with other options.
+    for name in server.env:
+        monkeypatch.delenv(name)
+    options: dict[str, Any] = {**server.env, "AWS_ALLOW_HTTP": True}
+    assert rows(tm.read_csv(url(bucket, "a.csv"), storage_options=options)) == [(1,)]
+    assert data.write_csv(url(bucket, "with options"), storage_options=options) == 4
+    (bucket / "a.csv").write_text("x\n1\ny\n")
+    with pytest.raises(tm.DataSetError, match=rf"reading {url(bucket)}a\.csv: .*'y'"):
+        tm.read_csv(url(bucket, "a.csv"), storage_options=options, infer_rows=1).collect()
+
+
+def test_checkpoints(bucket: Path) -> None:
+    made = []
+
+    def seen(table: Any) -> Any:
+        made.append(len(table))
+        return table
+
+    data = tm.from_dict(DATA).map_batches(seen, schema={"n": "int64", "s": "str"})
+    for _ in range(2):
+        assert rows(data.checkpoint(url(bucket, "point"))) == rows(tm.from_dict(DATA))
+    assert made == [4]
+
+
+def test_http_file_and_memory_urls(tmp_path: Path) -> None:
+    (tmp_path / "a b.csv").write_text("x\n1\n2\n")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        assert rows(tm.read_text(f"{base}/a%20b.csv")) == [("1",), ("2",), ("x",)]
+        with pytest.raises(tm.DataSetError, match=r"http://127\.0\.0\.1:\d+/none"):
+            tm.read_csv(f"{base}/none")
+        server.shutdown()
+    assert rows(tm.read_csv(f"file://{tmp_path}/a%20b.csv")) == [(1,), (2,)]
+    assert rows(tm.read_csv(f"file://{tmp_path}/*.csv")) == [(1,), (2,)]
+    assert tm.from_dict(DATA).write_parquet(f"file://{tmp_path}/out") == 4
+    assert tm.read_parquet(tmp_path / "out").count() == 4
+    assert tm.from_dict(DATA).write_parquet("memory:///out") == 4
+    assert rows(tm.read_parquet("memory:///out")) == rows(tm.from_dict(DATA))
+
+
+SEVERAL = """
+import sys
+import numpy as np
+import tidemill as tm
+
+job, base = tm.init(), sys.argv[1]
+data = tm.from_dict({"x": list(range(100_000))}).with_columns(k=tm.col("x") % 10, s=tm.col("x").cast("str"))
+total = {"n": [100_000], "s": [sum(range(100_000))]}
+for form in ["csv", "json", "parquet", "ipc"]:
+    assert getattr(data, f"write_{form}")(f"{base}/{form}") == 100_000
+    back = getattr(tm, f"read_{form}")(f"{base}/{form}")
+    assert back.select(n=tm.count(), s=tm.col("x").sum()).to_dict() == total, form
+assert data.write_parquet(f"{base}/parts", partition_by=["k"]) == 100_000
+assert tm.read_parquet(f"{base}/parts").group_by("k").agg(n=tm.count()).sort("k").to_dict()["n"] == [10_000] * 10
+assert data.sort("x", descending=True).write_csv(f"{base}/sorted") == 100_000
+assert tm.read_csv(f"{base}/sorted/*/*.csv").count() == 100_000
+assert data.filter(tm.col("x") < 0).write_parquet(f"{base}/none") == 0
+assert tm.read_parquet(f"{base}/none").columns == ["x", "k", "s"]
+assert tm.read_text(f"{base}/csv").count() >= 100_001
+assert tm.sql(f"select sum(x) as s from '{base}/parquet'").to_dict() == {"s": [sum(range(100_000))]}
+errors = []
+for wrong in [
+    lambda: data.write_parquet(f"{base}/parquet"),
+    lambda: data.write_parquet("s3://nowhere/out"),
+    lambda: data.select(tm.col("x") // (tm.col("x") - 99_999)).write_csv(f"{base}/no"),
+    lambda: tm.read_csv(f"{base}/nothing"),
+    lambda: tm.read_csv(f"{base}/csv", storage_options={"aws_secret_access_key": "wrong"}),
+]:
+    try:
+        wrong()
+    except tm.DataSetError as error:
+        errors.append(str(error))
+assert len(errors) == 5, errors
+assert data.limit(5).write_json(f"{base}/csv", overwrite=True) == 5
+assert tm.read_json(f"{base}/csv").count() == 5
+if job.rank == 0:
+    print("\\n".join(error.splitlines()[0] for error in errors))
+"""
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_several_workers(bucket: Path, server: object_server.Server, tmp_path: Path, size: int) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(SEVERAL)
+    result = launched.run("run", "-n", str(size), app, url(bucket, "base"), env=server.env)
+    assert result.returncode == 0, result.stderr.decode()
+    exists, nowhere, zero, nothing, denied = (line.removeprefix("[0] ") for line in result.stdout.decode().splitlines())
+    assert "exists; overwrite=True replaces it" in exists
+    assert "s3://nowhere/out" in nowhere and "bucket" in nowhere
+    assert "ivide by zero" in zero
+    assert "there is no object or folder" in nothing
+    assert "access denied" in denied
+    assert server.uploads() == 0
+    assert not list((bucket / "base").glob("no/*"))
+
+
+KILLED = """
+import os, time
+from pathlib import Path
+import tidemill as tm
+
+job = tm.init()
+text = "x" * 1000
+def slow(table):
+    if job.rank == 1:
+        Path(f"{job.rank}.pid").write_text(f"{os.getpid()}\\n")
+        time.sleep(3600)
+    return table
+data = tm.from_dict({"x": list(range(120_000))}).with_columns(s=tm.lit(text)).map_batches(
+    slow, schema={"x": "int64", "s": "str"})
+try:
+    data.write_csv("s3://BUCKET/out")
+except tm.WorkerLost as error:
+    print("lost", error.rank)
+"""
+
+
+def test_a_worker_killed_in_mid_write_leaves_nothing(
+    bucket: Path, server: object_server.Server, tmp_path: Path
+) -> None:
+    with workers.Job(tmp_path, 3, KILLED.replace("BUCKET", bucket.name), server.env) as job:
+        launched.pids_in(tmp_path, 1)
+        launched.wait_until(lambda: server.uploads() >= 2, "uploads of the two others")
+        job.workers[1].kill()
+        results = job.finish()
+    for rank, (code, out, err) in enumerate(results):
+        if rank != 1:
+            assert (code, out) == (0, "lost 1\n"), err
+    assert objects(bucket) == []
+    assert server.uploads() == 0, "the others have taken theirs back"
