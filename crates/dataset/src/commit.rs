@@ -186,7 +186,7 @@ impl ObjectCommit {
         let commit = ObjectCommit { at: at.clone(), overwrite, id: id.to_owned() };
         // Asked also with `overwrite`: who may not list it hears so before anything is made.
         let exists = !commit.existing(1).await?.is_empty();
-        if exists && !overwrite || !overwrite && at.store.objects.head(&at.path).await.is_ok() {
+        if !overwrite && (exists || at.store.objects.head(&at.path).await.is_ok()) {
             return Err(commit.exists());
         }
         Ok(commit)

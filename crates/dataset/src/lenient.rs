@@ -341,7 +341,7 @@ impl Decoder {
         {
             let number = rest.split(' ').next().and_then(|number| number.parse::<usize>().ok());
             let name = number.and_then(|number| self.schema.fields().get(number)).map_or("", |field| field.name());
-            return format!("{value} is not of type {kind}, that of column {name:?}");
+            return format!("{value} is not of type {}, that of column {name:?}", kind.trim_matches('\''));
         }
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     }
@@ -409,7 +409,7 @@ pub(crate) fn infer(
                         let is_header = wanted.is_none() && layout.has_header;
                         let fits = found.is_some() && found == *wanted.get_or_insert(found);
                         // One header is enough.
-                        fits && !(is_header && !good.is_empty())
+                        fits && (good.is_empty() || !is_header)
                     }
                     Layout::Json => arrow::json::reader::infer_json_schema(row, None).is_ok(),
                     Layout::Text => true,

@@ -1,8 +1,10 @@
 //! DataSets of files: paths, folders, globs and URLs of CSV, JSON lines, Parquet, Arrow IPC and text, compressed or not.
 
+use std::io::Read;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::ipc::reader::StreamReader;
 use datafusion::catalog::TableProvider;
 use datafusion::common::ScalarValue;
 use datafusion::common::config::TableOptions;
@@ -141,6 +143,11 @@ pub async fn read(
         _ => (found.files.iter().map(File::listing_url).collect::<Result<Vec<_>>>()?, options),
     };
     let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options);
+    let is_remote = found.files.iter().any(|file| matches!(file, File::Object(_)));
+    let schema = match (&format, schema) {
+        (Format::Ipc, None) if is_remote => Some(ipc_schema(&found).await?),
+        (_, schema) => schema,
+    };
     let config = match schema {
         Some(schema) => config.with_schema(schema),
         None => config.infer_schema(&state).await.map_err(|error| in_files(error.into(), &found, &format))?,
@@ -159,6 +166,33 @@ pub async fn read(
         _ => None,
     };
     DataSet::new(engine.context().read_table(checked(table, check))?)
+}
+
+/// The columns of Arrow files in a store. DataFusion finds them in files that are aligned to 8 bytes only, and writes none such.
+async fn ipc_schema(found: &Found) -> Result<SchemaRef> {
+    let files = found.files.clone();
+    let read = move || -> Result<SchemaRef> {
+        let schema = |file: &File| -> Result<Schema> {
+            let mut source = file.open(0)?;
+            let mut start = [0; 6];
+            source.read_exact(&mut start).map_err(|error| file.failed(&error))?;
+            // A file is a stream behind its magic number and zeros.
+            let mut first = start.to_vec();
+            if start == *b"ARROW1" {
+                first = vec![0];
+                while first == [0] {
+                    source.read_exact(&mut first).map_err(|error| file.failed(&error))?;
+                }
+            }
+            let reader = StreamReader::try_new(std::io::Cursor::new(first).chain(source), None);
+            Ok(Schema::clone(&reader.map_err(|error| DataSetError::Data(format!("{file}: {error}")))?.schema()))
+        };
+        let schemas = files.iter().map(schema).collect::<Result<Vec<_>>>()?;
+        Ok(Arc::new(Schema::try_merge(schemas)?))
+    };
+    let read = tokio::task::spawn_blocking(read).await;
+    read.map_err(|error| DataSetError::Internal(error.to_string()))?
+        .map_err(|error| in_files(error, found, &Format::Ipc))
 }
 
 fn check(

@@ -119,7 +119,10 @@ impl fmt::Display for Location {
 
 /// The stores that a process has opened.
 #[derive(Debug, Default)]
-pub(crate) struct Stores(Mutex<HashMap<Url, (Vec<String>, Arc<Store>)>>);
+pub(crate) struct Stores(Mutex<HashMap<Url, Known>>);
+
+/// A store, and what the environment said when it was opened.
+type Known = (Vec<String>, Arc<Store>);
 
 /// What DataFusion's URLs of stores are called, for errors, which know nothing of an engine.
 static NAMES: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
