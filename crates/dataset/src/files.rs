@@ -293,8 +293,13 @@ fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
     }
     let pattern = absolute.to_string_lossy();
     let found = glob::glob(&pattern).map_err(|error| DataSetError::Query(format!("{path}: {error}")))?;
+    let plain: PathBuf = absolute.iter().take_while(|name| !name.to_string_lossy().contains(GLOBS)).collect();
     for entry in found {
-        add(&entry.map_err(|error| DataSetError::Io(error.to_string()))?, files)?;
+        let entry = entry.map_err(|error| DataSetError::Io(error.to_string()))?;
+        let mut below = entry.strip_prefix(&plain).unwrap_or(&entry).iter();
+        if !hides_hidden(path) || !below.any(|name| is_hidden(&name.to_string_lossy())) {
+            add(&entry, files)?;
+        }
     }
     Ok(None)
 }
@@ -316,6 +321,12 @@ fn add(path: &Path, files: &mut Vec<File>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether what a glob stands for leaves out hidden names: unless it names some, as in `_log/*`.
+fn hides_hidden(pattern: &str) -> bool {
+    let mut globs = pattern.split('/').skip_while(|segment| !segment.contains(GLOBS));
+    !globs.any(is_hidden)
 }
 
 fn is_hidden(name: &str) -> bool {
@@ -397,6 +408,7 @@ async fn find_objects(at: &Location, files: &mut Vec<File>) -> Result<bool> {
 fn chosen(listed: &[ObjectMeta], depth: usize, pattern: Option<&Pattern>) -> Vec<ObjectMeta> {
     // As for local files: stars stay within a name.
     let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
+    let hides = pattern.is_none_or(|pattern| hides_hidden(pattern.as_str()));
     let wanted = |meta: &ObjectMeta| {
         let segments: Vec<&str> = meta.location.as_ref().split('/').collect();
         if segments.last() == Some(&UNFINISHED) {
@@ -408,7 +420,8 @@ fn chosen(listed: &[ObjectMeta], depth: usize, pattern: Option<&Pattern>) -> Vec
                 (depth.max(1)..=segments.len()).find(|&to| pattern.matches_with(&segments[..to].join("/"), options))
             }
         };
-        matched.is_some_and(|from| !segments[from.min(segments.len())..].iter().any(|name| is_hidden(name)))
+        let seen = |from: usize| &segments[if hides { depth } else { from }.min(segments.len())..];
+        matched.is_some_and(|from| !seen(from).iter().any(|name| is_hidden(name)))
     };
     // Some tools mark a folder with an empty object of its name.
     let folders: HashSet<&str> = listed
@@ -437,6 +450,8 @@ mod tests {
         assert_eq!(names("/?.csv").unwrap(), ["a.csv", "b.csv"]);
         assert_eq!(names("/odd[1].csv").unwrap(), ["odd[1].csv"]);
         assert_eq!(names("/d*").unwrap(), ["deep/c.csv"]);
+        assert_eq!(names("/*").unwrap(), ["a.csv", "b.csv", "deep/c.csv", "odd[1].csv"]);
+        assert_eq!(names("/.h*").unwrap(), [".hidden.csv"]);
         assert_eq!(names("/*/*.csv").unwrap(), ["deep/c.csv"]);
         assert!(names("/*.json").unwrap_err().to_string().contains("*.json"));
         assert!(names("/none").unwrap_err().to_string().starts_with("there is no "));
