@@ -30,6 +30,9 @@ def test_batches() -> None:
     many = numbers(10).map_batches(lambda batch: [batch, None or batch.slice(0, 1)])
     assert many.count() == 11
     assert numbers(10).map_batches(lambda batch: None, schema={"z": "int64"}).count() == 0
+    # Texts are texts, however they lie in memory.
+    texts = numbers(3).map_batches(lambda batch: batch.select(["k"]), schema={"k": "str"})
+    assert texts.sort("k").to_dict() == {"k": ["k0", "k1", "k2"]}
     assert numbers(10).map_batches(lambda batch: pa.Table.from_batches([batch])).count() == 10
 
 

@@ -33,8 +33,8 @@ def bucket(server: object_server.Server, request: pytest.FixtureRequest, monkeyp
     """A bucket of the test's own; the environment says where."""
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
-    number = len(list(server.root.glob("b*")))
-    return server.bucket(f"b{number}")
+    number = len(list(server.root.glob("bucket-*")))
+    return server.bucket(f"bucket-{number}")
 
 
 def url(bucket: Path, key: str = "") -> str:
@@ -202,9 +202,32 @@ def test_checkpoints(bucket: Path) -> None:
     assert made == [4]
 
 
+class RangeHandler(http.server.SimpleHTTPRequestHandler):
+    """Python's server with parts of files, as every web server but this has them."""
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range", "").removeprefix("bytes=")
+        path = Path(self.translate_path(self.path))
+        if not asked or not path.is_file():
+            return super().do_GET()
+        data = path.read_bytes()
+        first, last = (int(word) if word else None for word in asked.split("-"))
+        start = len(data) - (last or 0) if first is None else first
+        end = len(data) - 1 if first is None or last is None else min(last, len(data) - 1)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
+        self.send_header("Content-Length", str(end + 1 - start))
+        self.end_headers()
+        self.wfile.write(data[start : end + 1])
+        return None
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not among the tests' output."""
+
+
 def test_http_file_and_memory_urls(tmp_path: Path) -> None:
     (tmp_path / "a b.csv").write_text("x\n1\n2\n")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    handler = functools.partial(RangeHandler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_port}"
@@ -235,7 +258,7 @@ for form in ["csv", "json", "parquet", "ipc"]:
 assert data.write_parquet(f"{base}/parts", partition_by=["k"]) == 100_000
 assert tm.read_parquet(f"{base}/parts").group_by("k").agg(n=tm.count()).sort("k").to_dict()["n"] == [10_000] * 10
 assert data.sort("x", descending=True).write_csv(f"{base}/sorted") == 100_000
-assert tm.read_csv(f"{base}/sorted/*/*.csv").count() == 100_000
+assert tm.read_csv(f"{base}/sorted").count() == 100_000
 assert data.filter(tm.col("x") < 0).write_parquet(f"{base}/none") == 0
 assert tm.read_parquet(f"{base}/none").columns == ["x", "k", "s"]
 assert tm.read_text(f"{base}/csv").count() >= 100_001

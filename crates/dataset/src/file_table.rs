@@ -48,12 +48,13 @@ impl Check {
 
     /// Reads all files up to it.
     pub(crate) fn first_bad(&self) -> Option<BadRow> {
-        // On a thread of its own: this one may be of those that must not wait, and objects are waited for.
+        // On a thread of its own: this one may be of those that must not wait, and objects are waited for. What else this one
+        // had to run goes to another meanwhile: it may be what brings the objects.
         let find = || {
             let _within = self.threads.enter();
             first_bad(&self.files, &self.decoder, self.compression)
         };
-        let found = std::thread::scope(|scope| scope.spawn(find).join());
+        let found = tokio::task::block_in_place(|| std::thread::scope(|scope| scope.spawn(find).join()));
         found.ok().and_then(std::result::Result::ok).flatten()
     }
 }

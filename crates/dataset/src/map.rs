@@ -7,7 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, FieldRef, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::tree_node::TreeNodeRecursion;
@@ -195,15 +196,37 @@ impl ExecutionPlan for MapExec {
     }
 }
 
-/// The batch, if it has the columns that were announced.
+/// The batch, if it has the columns that were announced; texts and bytes may be laid out in another way.
 fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<RecordBatch, String> {
     let columns = |schema: &SchemaRef| {
         let columns = schema.fields().iter().map(|field| format!("{}: {}", field.name(), field.data_type()));
         columns.collect::<Vec<_>>().join(", ")
     };
-    let (found, wanted) = (columns(batch.schema_ref()), columns(schema));
-    if found != wanted {
+    let found = batch.schema();
+    let alike = |(one, other): (&FieldRef, &FieldRef)| {
+        one.name() == other.name()
+            && (one.data_type() == other.data_type() || layout(one).is_some_and(|one| Some(one) == layout(other)))
+    };
+    if found.fields().len() != schema.fields().len() || !found.fields().iter().zip(schema.fields()).all(alike) {
+        let (found, wanted) = (columns(&found), columns(schema));
         return Err(format!("it returned the columns {found} where {wanted} were announced"));
     }
-    RecordBatch::try_new(Arc::clone(schema), batch.columns().to_vec()).map_err(|error| error.to_string())
+    let values = batch.columns().iter().zip(schema.fields()).map(|(values, field)| cast(values, field.data_type()));
+    let values = values.collect::<std::result::Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    RecordBatch::try_new(Arc::clone(schema), values).map_err(|error| error.to_string())
+}
+
+/// Text or bytes, of which Arrow has several layouts with the same values.
+#[derive(PartialEq)]
+enum Layout {
+    Text,
+    Bytes,
+}
+
+fn layout(field: &Field) -> Option<Layout> {
+    match field.data_type() {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Some(Layout::Text),
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => Some(Layout::Bytes),
+        _ => None,
+    }
 }
