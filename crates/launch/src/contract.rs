@@ -157,7 +157,7 @@ mod tests {
             );
         }
         let unbound = JobOptions { workers: Some(1), no_bind: true, ..JobOptions::default() };
-        assert!(Contract::new(&unbound).expect("the system has random numbers").cores(0).is_none());
+        assert!(Contract::new(&unbound, 0).expect("the system has random numbers").cores(0).is_none());
     }
 
     /// Two jobs that shared a name or a secret could join each other.

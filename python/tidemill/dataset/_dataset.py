@@ -554,12 +554,15 @@ class DataSet:
         storage_options: StorageOptions | None,
         **layout: Any,
     ) -> int:
+        from tidemill._job import init
         from tidemill.dataset._read import _told
 
         keys = _names(partition_by)
+        # Sorted records go the way of several workers also on one: in ranges, one for each thread, which is faster.
+        workers = init().comm if format == "records" else _workers.comm()
         rows = self._native.write(
             engine(),
-            _workers.comm(),
+            workers,
             str(path),
             format,
             compression=compression,
