@@ -484,7 +484,7 @@ mod tests {
         engine
             .run(async move {
                 for name in NAMES {
-                    store.put(&Key::from(format!("in/{name}")), "x\n1\n".into()).await.unwrap();
+                    store.put(&Key::parse(format!("in/{name}")).unwrap(), "x\n1\n".into()).await.unwrap();
                 }
                 store.put(&Key::from("in/deep"), "".into()).await.unwrap();
                 store.put(&Key::from("inside.csv"), "x\n1\n".into()).await.unwrap();
