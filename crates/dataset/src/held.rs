@@ -16,6 +16,7 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
+use tokio::sync::RwLock;
 
 use crate::error::DataSetError;
 use crate::stores::Store;
@@ -102,6 +103,8 @@ pub(crate) struct HeldStore {
     store: Arc<Store>,
     uploads: Arc<dyn MultipartStore>,
     held: Arc<Mutex<Held>>,
+    /// Read by every upload while the store makes it; written by who waits for them.
+    beginnings: Arc<RwLock<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -127,7 +130,7 @@ impl HeldStore {
     /// `None` for a store that takes no uploads.
     pub(crate) fn new(store: &Arc<Store>) -> Option<Self> {
         let uploads = Arc::clone(store.uploads.as_ref()?);
-        Some(HeldStore { store: Arc::clone(store), uploads, held: Arc::default() })
+        Some(HeldStore { store: Arc::clone(store), uploads, held: Arc::default(), beginnings: Arc::default() })
     }
 
     /// What the store first refused, and why.
@@ -150,8 +153,12 @@ impl HeldStore {
             held.closed = true;
             std::mem::take(&mut held.uploads)
         };
-        let store = Arc::clone(&self.store);
-        async move { abort(&store, entries.into_values().map(Entry::into_upload).collect()).await }
+        let (store, beginnings) = (Arc::clone(&self.store), Arc::clone(&self.beginnings));
+        async move {
+            // Those that are being made now are removed as soon as they are.
+            drop(beginnings.write().await);
+            abort(&store, entries.into_values().map(Entry::into_upload).collect()).await;
+        }
     }
 
     fn held(&self) -> std::sync::MutexGuard<'_, Held> {
@@ -159,32 +166,36 @@ impl HeldStore {
     }
 
     async fn begin(&self, path: &Path) -> Result<HeldUpload> {
-        let id = self
-            .uploads
-            .create_multipart(path)
-            .await
-            .inspect_err(|error| note(&self.store, &self.held, path, error))?;
-        let entry = Entry { path: path.clone(), id: id.clone(), parts: Vec::new(), whole: false };
-        let number = {
-            let mut held = self.held();
-            let number = held.begun;
-            held.begun += 1;
-            if held.closed { None } else { Some((number, held.uploads.insert(number, entry))) }
-        };
-        let Some((number, _)) = number else {
-            let _ = self.uploads.abort_multipart(path, &id).await;
-            return Err(Error::Generic { store: "held", source: "the write has been given up".into() });
-        };
-        Ok(HeldUpload {
-            store: Arc::clone(&self.store),
-            uploads: Arc::clone(&self.uploads),
-            held: Arc::clone(&self.held),
-            number,
-            path: path.clone(),
-            id,
-            parts: 0,
-        })
+        let under_way = Arc::clone(&self.beginnings).read_owned().await;
+        if self.held().closed {
+            return Err(given_up());
+        }
+        let (store, uploads, held) = (Arc::clone(&self.store), Arc::clone(&self.uploads), Arc::clone(&self.held));
+        let path = path.clone();
+        // A task of its own: a writer that is dropped while the store makes the upload would leave one that nobody knows.
+        let begun = tokio::spawn(async move {
+            let _under_way = under_way;
+            let made = uploads.create_multipart(&path).await;
+            let id = made.inspect_err(|error| note(&store, &held, &path, error))?;
+            let entry = Entry { path: path.clone(), id: id.clone(), parts: Vec::new(), whole: false };
+            let number = {
+                let mut held = held.lock().expect("nothing panics with it locked");
+                let number = held.begun;
+                held.begun += 1;
+                if held.closed { None } else { Some((number, held.uploads.insert(number, entry))) }
+            };
+            let Some((number, _)) = number else {
+                let _ = uploads.abort_multipart(&path, &id).await;
+                return Err(given_up());
+            };
+            Ok(HeldUpload { store, uploads, held, number, path, id, parts: 0 })
+        });
+        begun.await.unwrap_or_else(|error| Err(Error::Generic { store: "held", source: Box::new(error) }))
     }
+}
+
+fn given_up() -> Error {
+    Error::Generic { store: "held", source: "the write has been given up".into() }
 }
 
 impl Entry {
