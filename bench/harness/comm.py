@@ -67,15 +67,7 @@ class Job:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(address))
             listener.listen(workers)
-            # A session of its own: a launcher that hangs is then killed together with its workers.
-            self.process = subprocess.Popen(
-                launch.argv,
-                env=launch.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=self.output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self.process = launch.start(self.output)
             try:
                 self._accept(listener)
             except BaseException:

@@ -18,15 +18,7 @@ from .systems import Launch
 
 def run_once(command: Launch, key: str, timeout_s: float) -> dict[str, Any]:
     """Starts one process group, waits for it, and returns the JSON object that it printed, whose first key is `key`."""
-    process = subprocess.Popen(
-        command.argv,
-        env=command.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = command.start()
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -45,15 +37,7 @@ def run_watched(command: Launch, timeout_s: float) -> dict[str, Any]:
 
     Returns what the JSON objects that it printed hold together, and `peak_mib` and `own_mib`.
     """
-    process = subprocess.Popen(
-        command.argv,
-        env=command.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = command.start()
     assert process.stdout is not None
     watch = Watch(process.pid, timeout_s)
     watch.start()

@@ -5,7 +5,6 @@ Nothing is warm but the system's cache of files: each turn starts everything afr
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -81,15 +80,7 @@ def run(system: str) -> tuple[float, float]:
     """Seconds until every worker has told the answer, and until all is over."""
     command = launch(system)
     start = time.perf_counter()
-    process = subprocess.Popen(
-        command.argv,
-        env=command.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = command.start()
     assert process.stdout is not None
     watch = Watch(process.pid, TIMEOUT_S)
     watch.start()

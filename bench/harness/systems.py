@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 BENCH = Path(__file__).resolve().parent.parent
 PEERS = BENCH / ".peers"
@@ -29,6 +31,21 @@ class Launch:
         # Compiling Python's modules anew at every start is nobody's best setting.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return {**inherited, **self.env}
+
+    def start(self, output: IO[bytes] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Starts it in a session of its own: a launcher that hangs is then killed together with its workers.
+
+        What it says, errors too, goes to `output`.
+        """
+        return subprocess.Popen(
+            self.argv,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-//! Where queries spill to: a folder for each engine, named after its process, so that whoever comes later can remove what a killed one has left.
+//! Where queries spill to: a folder for each engine, named after its process, so that whoever comes later can remove what
+//! a killed one has left.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

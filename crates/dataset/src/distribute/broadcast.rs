@@ -63,10 +63,10 @@ impl BroadcastSmaller {
             Ok(StatisticsContext::new().compute(side.as_ref(), &StatisticsArgs::new())?.total_byte_size)
         };
         let (small, large) = (bytes(join.left())?, bytes(join.right())?);
-        let most = match small {
-            _ if self.memory_bytes.is_some() => ESTIMATED_BYTES_MAX.min(self.memory_bytes.unwrap_or(0) / 8),
-            Precision::Exact(_) => BROADCAST_BYTES_MAX,
-            _ => ESTIMATED_BYTES_MAX,
+        let most = match (self.memory_bytes, &small) {
+            (Some(budget_bytes), _) => ESTIMATED_BYTES_MAX.min(budget_bytes / 8),
+            (None, Precision::Exact(_)) => BROADCAST_BYTES_MAX,
+            (None, _) => ESTIMATED_BYTES_MAX,
         };
         let (Some(&small), Some(&large)) = (small.get_value(), large.get_value()) else { return Ok(false) };
         Ok(small <= most && large / 3 >= small.saturating_mul(self.partitions - 1) / 2)
