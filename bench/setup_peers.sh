@@ -10,9 +10,10 @@
 #   .peers/spark     Spark, on Debian's OpenJDK 17
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
+#   .peers/flink     Flink's jars, and our exchanges by its DataStream API
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI
 #
-# About 2.5 GB. All are free software: Apache-2.0 (DataFusion, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy, Open MPI,
+# About 3 GB. All are free software: Apache-2.0 (DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy, Open MPI,
 # scikit-learn), MIT (DuckDB, faiss, Polars), MPICH's licence, and GPL-2 with the classpath exception (OpenJDK).
 #
 # The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
@@ -40,7 +41,7 @@ for mpi in openmpi mpich; do
     "mpicc.$mpi" -E -include mpi.h -x c /dev/null >/dev/null 2>&1 || packages+=("lib$mpi-dev")
 done
 need g++ g++
-need java openjdk-17-jre-headless
+need javac openjdk-17-jdk-headless
 "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
     || packages+=(python3-dev)
 "$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
@@ -83,6 +84,8 @@ make_env spark "$numpy pyspark pyarrow" "$numpy" pyspark pyarrow
 make_env dask "$numpy dask pyarrow" "$numpy" "dask[dataframe]" pyarrow
 # Ray Data joins with Polars' help.
 make_env ray "$numpy ray polars pyarrow" "$numpy" "ray[data]" polars pyarrow
+# The part of apache-flink with the jars: our program is in Java, so what the other parts need (Beam, pandas) is not needed.
+make_env flink apache-flink-libraries --no-deps apache-flink-libraries
 
 # --- C + MPI ---------------------------------------------------------------------------------------------------------
 mkdir -p "$peers/bin"
@@ -98,6 +101,13 @@ if [ ! "$peers/bin/exchange_mpi" -nt peers/exchange_mpi.cc ]; then
     mpicxx.openmpi -std=c++20 -O3 -march=native -Wall -Wextra -o "$peers/bin/exchange_mpi" peers/exchange_mpi.cc
 fi
 
+# --- Java + Flink ----------------------------------------------------------------------------------------------------
+classes="$peers/flink/classes"
+if [ ! "$classes/ExchangeFlink.class" -nt peers/ExchangeFlink.java ]; then
+    say "ExchangeFlink: compiling"
+    javac -cp "$(echo "$peers"/flink/lib/python3*/site-packages/pyflink/lib)/*" -d "$classes" peers/ExchangeFlink.java
+fi
+
 # --- does each one start? --------------------------------------------------------------------------------------------
 check='from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; MPI.COMM_WORLD.rank or print(MPI.Get_library_version().split(",")[0].split("\n")[0])'
 root_flag=(); [ "$(id -u)" -ne 0 ] || root_flag=(--allow-run-as-root)
@@ -107,5 +117,6 @@ say "$("$peers/ml/bin/python" -c 'import sklearn, faiss; print("scikit-learn", s
 say "$("$peers/tables/bin/python" -c 'import duckdb, polars, datafusion; print("Polars", polars.__version__ + ", DuckDB", duckdb.__version__ + ", DataFusion", datafusion.__version__)')"
 say "$("$peers/spark/bin/python" -c 'import pyspark; print("Spark", pyspark.__version__)'), Java $(java --version | head -n 1 | cut -d ' ' -f 2)"
 say "$("$peers/dask/bin/python" -c 'import dask.dataframe, dask; print("Dask", dask.__version__)')"
+say "$("$peers/flink/bin/python" -c 'from importlib import metadata; print("Flink", metadata.version("apache-flink-libraries"))')"
 say "$("$peers/ray/bin/python" -c 'import ray.data; print("Ray", ray.__version__)')"
 say "done"
