@@ -1,10 +1,11 @@
-"""The benchmark of exchanges: messages through task graphs, beside the same by hand over Open MPI in Python and in C++.
+"""The benchmark of exchanges: messages through task graphs, beside the same by hand over Open MPI and with Flink.
 
 Two workers; every system in turn, over several rounds; the digest of what arrives must be the same for all.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,10 @@ from .systems import BENCH, PEERS, SYSTEMS, Launch
 
 WORKER = str(BENCH / "harness" / "exchange_worker.py")
 BY_HAND = PEERS / "bin" / "exchange_mpi"
+FLINK = PEERS / "flink"
+FLINK_CLASSES = FLINK / "classes"
+FLINK_JARS = "lib/python*/site-packages/pyflink/lib"
+TASK_MANAGERS = {"flink-2x1": 2, "flink-1x2": 1}
 OPERATIONS = ("partition", "reduce", "gather", "broadcast")
 WORKERS = 2
 TIMEOUT_S = 120
@@ -31,11 +36,14 @@ SETTINGS = {
     "quick": Setting({128: 50_000, 128 << 10: 2000}, rounds=3),
     "tiny": Setting({128: 100}, rounds=1),
 }
-ALL = ("tidemill", "openmpi", "openmpi-c++")
+ALL = ("tidemill", "openmpi", "openmpi-c++", *TASK_MANAGERS)
 
 
 def missing(system: str) -> str | None:
     """What keeps a system from running here, with the remedy; None when it can run."""
+    if system in TASK_MANAGERS:
+        built = shutil.which("java") and (FLINK_CLASSES / "ExchangeFlink.class").exists()
+        return None if built else "java or its program is missing: run bench/setup_peers.sh"
     if system == "openmpi-c++" and not BY_HAND.exists():
         return "not built: run bench/setup_peers.sh"
     return SYSTEMS["tidemill" if system == "tidemill" else "openmpi"].missing()
@@ -45,6 +53,10 @@ def launch(system: str, operation: str, size: int, messages: int) -> Launch:
     given = [operation, str(size), str(messages)]
     if system == "openmpi-c++":
         return SYSTEMS["openmpi"].launch_binary(WORKERS, "shm", [str(BY_HAND), *given])
+    if system in TASK_MANAGERS:
+        (jars,) = FLINK.glob(FLINK_JARS)
+        java = ["java", "-Xmx4g", "-XX:+UseParallelGC", "-cp", f"{FLINK_CLASSES}:{jars}/*"]
+        return Launch([*java, "ExchangeFlink", str(TASK_MANAGERS[system]), *given])
     return SYSTEMS[system].launch(WORKERS, "shm", [WORKER, system, *given])
 
 

@@ -23,6 +23,7 @@ PACKAGES = (
     "pyspark",
     "dask",
     "ray",
+    "apache-flink-libraries",
 )
 
 
@@ -39,7 +40,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {"tidemill": version("tidemill"), "numpy": version("numpy")},
         "peer_versions": {
-            env: peer_versions(env) for env in ("openmpi", "mpich", "ml", "tables", "spark", "dask", "ray")
+            env: peer_versions(env) for env in ("openmpi", "mpich", "ml", "tables", "spark", "dask", "ray", "flink")
         },
         "commit": commit(),
         "load_at_start": os.getloadavg()[0],

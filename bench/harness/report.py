@@ -276,25 +276,31 @@ def startup_section(startup: dict[str, Any]) -> str:
 # --- exchanges -------------------------------------------------------------------------------------------------------
 def exchange_section(exchange: dict[str, Any]) -> str:
     names = sorted({name for case in exchange["cases"] for name in case["message_s"]}, key=order)
+    flinks = [name for name in names if name.startswith("flink")]
+    by_hand = [name for name in names if not name.startswith(OURS) and name not in flinks]
     rows = []
     for case in exchange["cases"]:
-        peers = [name for name in case["message_s"] if not name.startswith(OURS)]
-        found = ratio(case["message_s"], peers)
+        found = ratio(case["message_s"], by_hand)
+        over_flink = ratio(case["message_s"], flinks)
         rows.append(
             [
                 f"{case['operation']} {size_name(case['size'])}",
                 *(cell(case["message_s"], name) for name in names),
                 f"{found[0]:.2f} {found[1]}" if found else "",
+                *([f"{1 / over_flink[0]:.2f} {over_flink[1]}" if over_flink else ""] if flinks else []),
                 *(cell(case["latency_s"], name) for name in names),
             ]
         )
     differing = [f"{c['operation']} {c['size']}" for c in exchange["cases"] if len(set(c["digests"].values())) > 1]
+    rates = ["ratio", *(["rate over Flink's"] if flinks else [])]
+    header = ["exchange", *(f"{n}, time" for n in names), *rates, *(f"{n}, latency" for n in names)]
     parts = ["## Exchanges", ""]
     parts += [
         f"{exchange['workers']} workers, median of {exchange['rounds']} rounds. *Time* of a message of each source among many, so",
-        "its inverse is their rate; *latency* of one alone.",
+        "its inverse is their rate; *latency* of one alone. The ratio is to the fastest by hand.",
+        *(["*Rate over Flink's*: Tidemill's over that of the faster Flink, so above 1 is faster."] if flinks else []),
         "",
-        table(["exchange", *(f"{n}, time" for n in names), "ratio", *(f"{n}, latency" for n in names)], rows),
+        table(header, rows),
         "",
         f"Digests differ at: {', '.join(differing)}." if differing else "The same arrived everywhere.",
         "",

@@ -165,6 +165,23 @@ def test_data_sets_are_judged_by_the_fastest_peer_and_a_different_answer_is_told
     assert "1.20" in report.dataset_section({"rounds": 1, "cases": [{**case, "memory_mib": 100}]})
 
 
+def test_exchanges_are_judged_by_hand_and_by_the_faster_flink() -> None:
+    """Flink is compared by rates, the other way up than the ratio to the same by hand, and must not take its place."""
+    case = {
+        "operation": "reduce",
+        "size": 131072,
+        "message_s": {"tidemill": [4e-6], "openmpi-c++": [2e-6], "flink-2x1": [9e-6], "flink-1x2": [1e-6]},
+        "latency_s": {"flink-2x1": [3e-5]},
+        "digests": {"tidemill": "1", "flink-2x1": "1"},
+        "failures": {},
+    }
+    text = report.exchange_section({"rounds": 1, "workers": 2, "cases": [case]})
+    assert "2.00 openmpi-c++" in text and "0.25 flink-1x2" in text and "rate over Flink's" in text and "30 us" in text
+    for flink in ("flink-2x1", "flink-1x2"):
+        del case["message_s"][flink]
+    assert "Flink" not in report.exchange_section({"rounds": 1, "workers": 2, "cases": [case]})
+
+
 def test_memory_is_that_of_all_processes() -> None:
     """A system that hides its memory in a child would look small."""
     child = "import sys; data = b'x' * (80 << 20); print('made', flush=True); sys.stdin.read()"
