@@ -314,6 +314,22 @@ b = graph.sink("b", lambda arrays, context: len(next(arrays)), parallelism=1)
 graph.connect(a, b, x.gather())
 assert graph.run()["b"] == {0: 10_000}
 
+# So a source without an end comes to one.
+def endless(out, context):
+    count = 0
+    while out.wanted:
+        out.send({"n": [context.copy]})
+        count += 1
+    return count
+graph = tm.Graph()
+a = graph.source("a", endless, schema=N, parallelism=2)
+b = graph.compute("b", lambda rows, out, context: next(out.send(table) for table in rows), schema=N, per_worker=1)
+c = graph.sink("c", lambda rows, context: sum(len(table) for table in rows), parallelism=1)
+graph.connect(a, b, x.partition())
+graph.connect(b, c, x.gather())
+result = graph.run()
+assert result["c"] == {0: job.size} and all(count > 0 for count in result["a"].values()), result
+
 # Where copies run: by name, by a plan, by a function; the same on all.
 graph = tm.Graph("placed")
 a = graph.source("a", lambda out, context: None, schema=N, parallelism=4, cores=1, memory="1MiB", locations=[[job.workers[0]["host"]]] * 4)

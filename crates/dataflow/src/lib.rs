@@ -47,4 +47,4 @@ pub use operator::{Emit, Operator};
 pub use overlay::Overlay;
 pub use placement::{Plan, WorkerInfo};
 pub use route_map::RouteMap;
-pub use run::{Look, Runner, Settings, TaskContext};
+pub use run::{Look, Progress, Runner, Settings, TaskContext};

@@ -84,6 +84,9 @@ pub(crate) async fn drive(
     let mut emit = Emit::default();
     let mut wanted = Vec::new();
     while !inputs.is_over() {
+        if !outputs.is_wanted() {
+            return Ok(());
+        }
         if inputs.is_idle() {
             outputs.flush().await?;
         }

@@ -3,16 +3,20 @@
 
 mod common;
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arrow::array::{Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
 use common::{Data, Kept, run_graph, schema, sink, source, tight};
+use futures_core::Stream;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::{DataflowError, Graph, Item, Runner, Settings, TaskError, TaskSpec};
+use tidemill_dataflow::{DataflowError, Graph, Item, Progress, Runner, Settings, TaskError, TaskSpec};
 
 fn numbers() -> SchemaRef {
     schema(&[("n", DataType::Int64)])
@@ -140,12 +144,70 @@ fn a_consumer_may_stop_early() {
             })
             .unwrap();
             let sent: u64 = reports.iter().map(|report| report.edge("from").unwrap().rows_sent).sum();
-            assert_eq!(sent, 900_000);
+            assert!(sent > 0 && sent <= 900_000);
         }
     }
     check(Direct, [1, 2]);
     check(Partition::by_key(["n"]), [2, 3]);
     check(Broadcast::default(), [2, 3]);
+}
+
+/// Producers learn that nobody wants any more, also through a task between: those without an end come to one.
+#[test]
+fn consumers_that_stop_stop_their_producers() {
+    fn check(exchange: impl Exchange + Clone + 'static) {
+        for workers in [1, 2, 3] {
+            let (found, _) = run_graph(workers, &tight(), |graph, kept| {
+                let from = graph.add(
+                    TaskSpec::new("endless", |_, outputs, _| async move {
+                        let mut output = outputs.into_only();
+                        for from in 0.. {
+                            if !output.is_wanted() {
+                                break;
+                            }
+                            output.send(batch(&numbers(), from * 1000, 1000)).await?;
+                        }
+                        Ok(())
+                    })
+                    .output("out", numbers())
+                    .copies(3),
+                );
+                let pass = graph.add(
+                    TaskSpec::new("pass", |inputs, outputs, _| async move {
+                        let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
+                        while output.is_wanted()
+                            && let Some(Item::Batch(batch)) = input.recv().await?
+                        {
+                            output.send(batch).await?;
+                        }
+                        Ok(())
+                    })
+                    .input("in")
+                    .output("out", numbers())
+                    .copies(3),
+                );
+                let first = graph.add(
+                    TaskSpec::new("first", |inputs, outputs, _| async move {
+                        let mut streams = inputs.into_only().into_streams();
+                        let next = poll_fn(|context| Pin::new(&mut streams[2]).poll_next(context));
+                        let batch = next.await.expect("it has no end")?;
+                        outputs.into_only().send(batch.slice(0, 1)).await
+                    })
+                    .input("in")
+                    .output("out", numbers())
+                    .copies(1),
+                );
+                let to = graph.add(sink("to", 1, kept));
+                graph.connect(from, pass, exchange.clone()).connect(pass, first, Gather::default());
+                graph.connect(first, to, Direct);
+            })
+            .unwrap();
+            assert_eq!(found.len(), 1);
+        }
+    }
+    check(Direct);
+    check(Partition::by_key(["n"]));
+    check(Partition::round_robin());
 }
 
 /// However fast the producer and slow the consumer, what is queued stays within the window.
@@ -243,11 +305,40 @@ fn a_run_can_be_given_up() {
         let to = graph.add(TaskSpec::new("never", |_inputs, _, _| std::future::pending()).input("in"));
         graph.connect(from, to, Partition::by_key(["n"]));
         let rank = comm.rank();
-        let mut look = || if rank == 1 { Err("interrupted".to_owned()) } else { Ok(()) };
+        let mut look = |_: &Progress| if rank == 1 { Err("interrupted".to_owned()) } else { Ok(()) };
         runner.run_placed(&graph, &RoundRobin, &mut look).unwrap_err().to_string()
     })
     .unwrap();
     assert!(errors.iter().all(|error| error.contains("interrupted") && *error == errors[0]), "{errors:?}");
+}
+
+/// Worker 0 learns how far the others are, while the run goes on.
+#[test]
+fn worker_0_learns_of_progress() {
+    let known = Arc::new(AtomicBool::new(false));
+    run_ranks(3, |comm| {
+        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let mut graph = Graph::new("test");
+        let until = Arc::clone(&known);
+        let busy = TaskSpec::blocking("busy", move |_, _, _| {
+            while !until.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        });
+        let (from, to) = (graph.add(busy.output("out", numbers())), graph.add(sink("to", 3, &Kept::default())));
+        graph.connect(from, to, Direct);
+        let rank = u64::from(comm.rank());
+        let mut look = |progress: &Progress| {
+            progress.tell(10 + rank);
+            if rank == 0 && progress.elsewhere() == 11 + 12 {
+                known.store(true, Ordering::SeqCst);
+            }
+            Ok(())
+        };
+        runner.run_placed(&graph, &RoundRobin, &mut look).unwrap();
+    })
+    .unwrap();
 }
 
 /// The copies of a task compute together, each on a thread of its own.

@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::expr::{column, count_rows, named, output_name};
 use crate::read::read_url;
+use crate::reading::Reading;
 use crate::sources::Sources;
 use crate::stores::is_url;
 
@@ -306,13 +307,14 @@ impl DataSet {
         DataSet::new(DataFrame::new(state, plan))
     }
 
-    /// Runs the query; its batches come in order of the partitions, empty ones are left out.
+    /// Runs the query; its batches come in order of the partitions, empty ones are left out. `reading` tells meanwhile how far
+    /// it is.
     ///
     /// # Errors
     /// `Data`, `Io`, `Memory`: what went wrong on the way.
-    pub async fn collect(self) -> Result<Vec<RecordBatch>> {
+    pub async fn collect(self, reading: Reading) -> Result<Vec<RecordBatch>> {
         let sources = Sources::of(&self.frame);
-        let partitions = self.frame.collect_partitioned().await.map_err(|error| sources.name_in(error))?;
+        let partitions = reading.collect(self.frame).await.map_err(|error| sources.name_in(error))?;
         Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
     }
 
@@ -404,7 +406,7 @@ mod tests {
     fn tables_keep_their_order() {
         let engine = engine();
         for rows in [0, 1, SLICE_ROWS as i64, 100_000] {
-            let batches = engine.run(numbers(&engine, rows).collect()).unwrap();
+            let batches = engine.run(numbers(&engine, rows).collect(Reading::default())).unwrap();
             assert_eq!(column_of(&batches, 0), (0..rows).collect::<Vec<_>>());
         }
     }
@@ -419,7 +421,7 @@ mod tests {
         let parity = binary("%", column("k"), lit(2i64)).unwrap();
         let data = numbers(&engine, 10).aggregate(vec![parity], vec![mean]).unwrap();
         let sorted = data.sort(vec![column("k").sort(true, false)]).unwrap();
-        let batches = engine.run(sorted.collect()).unwrap();
+        let batches = engine.run(sorted.collect(Reading::default())).unwrap();
         assert_eq!(column_of(&batches, 0), [0, 1]);
         let means = batches[0].column(1).as_any().downcast_ref::<Float64Array>().unwrap();
         assert_eq!(means.values().as_ref(), [4.0, 5.0]);

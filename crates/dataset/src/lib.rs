@@ -12,6 +12,7 @@
 //! | `parts`   | tables of which every worker holds a part                                 |
 //! | `spill`   | the folder that a process spills to                                       |
 //! | `types`   | column types by name                                                       |
+//! | `reading` | how far an action is                                                      |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
 //! | `records` | files of records of a fixed length                                        |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
@@ -36,6 +37,7 @@ mod lines;
 mod map;
 mod parts;
 mod read;
+mod reading;
 mod records;
 mod sources;
 mod spill;
@@ -45,7 +47,7 @@ mod write;
 
 pub use datafusion;
 pub use dataset::{DataSet, Explain};
-pub use distribute::{ActionError, To, Workers};
+pub use distribute::{ActionError, To, Watch, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
 pub use files::read_bytes;
@@ -53,7 +55,7 @@ pub use join::How;
 pub use lenient::{BadRow, OnError};
 pub use map::BatchFunction;
 pub use read::{CsvLayout, Format, read};
+pub use reading::Reading;
 pub use records::read_records;
 pub use stores::StorageOptions;
-pub use tidemill_dataflow::Look;
 pub use write::Output;

@@ -21,6 +21,7 @@ use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
+use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
@@ -103,6 +104,7 @@ struct MapExec {
     schema: SchemaRef,
     projection: Option<Vec<usize>>,
     properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
 }
 
 impl MapExec {
@@ -123,7 +125,8 @@ impl MapExec {
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
-        Ok(MapExec { input, function, name, schema, projection, properties: Arc::new(properties) })
+        let (properties, metrics) = (Arc::new(properties), ExecutionPlanMetricsSet::new());
+        Ok(MapExec { input, function, name, schema, projection, properties, metrics })
     }
 }
 
@@ -177,12 +180,15 @@ impl ExecutionPlan for MapExec {
         let input = self.input.execute(partition, context)?;
         let (function, name, schema) = (Arc::clone(&self.function), self.name.clone(), Arc::clone(&self.schema));
         let projection = self.projection.clone();
+        let metrics = BaselineMetrics::new(&self.metrics, partition);
         let mapped = input.map(move |batch| {
+            let _timed = metrics.elapsed_compute().timer();
             let wrong = |text: String| DataFusionError::from(DataSetError::Data(format!("{name}: {text}")));
             let batch = batch?;
             // Functions see no rows only where they are asked what they would make of them.
             let made = if batch.num_rows() == 0 { Vec::new() } else { function(batch).map_err(wrong)? };
             let made = made.into_iter().filter(|batch| batch.num_rows() > 0).map(|batch| {
+                metrics.record_output(batch.num_rows());
                 let batch = fitted(batch, &schema).map_err(wrong)?;
                 Ok(match &projection {
                     Some(columns) => batch.project(columns)?,
@@ -193,6 +199,10 @@ impl ExecutionPlan for MapExec {
         });
         let flat = mapped.map_ok(|made| futures::stream::iter(made.into_iter().map(Ok))).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.properties.eq_properties.schema().clone(), flat)))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
     }
 }
 

@@ -27,6 +27,7 @@ use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::reading::Reading;
 use crate::records::RecordSink;
 use crate::sources::Sources;
 use crate::stores::StorageOptions;
@@ -94,13 +95,14 @@ fn whole_file(name: &str) -> Result<CompressionTypeVariant> {
 
 impl DataSet {
     /// Writes the rows into files in the new folder `dir`, a path or a URL, which appears when all is written. Returns the number
-    /// of rows. `storage` is for the store of a URL.
+    /// of rows. `storage` is for the store of a URL; `reading` tells meanwhile how far the query is.
     ///
     /// `partition_by`: a folder `column=value` for each different value of these columns, which then are not in the files.
     ///
     /// # Errors
     /// `Io` if `dir` exists and is not to be replaced, or the disk or store says no; `UnknownColumn`; what the query fails with.
     /// Nothing is left behind then, and an existing `dir` is as it was.
+    #[expect(clippy::too_many_arguments, reason = "what, where and how")]
     pub async fn write(
         self,
         engine: &Engine,
@@ -109,13 +111,14 @@ impl DataSet {
         output: Output,
         partition_by: Vec<String>,
         overwrite: bool,
+        reading: Reading,
     ) -> Result<u64> {
         self.check_columns(&partition_by)?;
         match Target::of(engine, dir, storage)? {
             Target::Folder(path) => {
                 let commit = FolderCommit::begin(&path, overwrite)?;
                 let schema = self.schema();
-                let rows = self.write_into(&folder_url(&commit.hidden)?, &output, partition_by, "").await?;
+                let rows = self.write_into(&folder_url(&commit.hidden)?, &output, partition_by, "", reading).await?;
                 commit.end(if rows == 0 { Some(empty_file(&output, &schema, "")?) } else { None })?;
                 Ok(rows)
             }
@@ -124,7 +127,7 @@ impl DataSet {
                 let commit = ObjectCommit::begin(&at, overwrite, &id).await?;
                 let held = HeldFolder::open(engine, &at, &id)?;
                 let schema = self.schema();
-                let written = match self.write_into(&held.url, &output, partition_by, &id).await {
+                let written = match self.write_into(&held.url, &output, partition_by, &id, reading).await {
                     Ok(0) => match empty_file(&output, &schema, &id) {
                         Ok((name, bytes)) => held.add(&name, bytes).await.map(|()| 0),
                         Err(error) => Err(error),
@@ -146,16 +149,26 @@ impl DataSet {
     }
 
     /// Writes into a folder of DataFusion's session; names of files that could be there already get `suffix`.
-    async fn write_into(self, folder: &Url, output: &Output, partition_by: Vec<String>, suffix: &str) -> Result<u64> {
+    async fn write_into(
+        self,
+        folder: &Url,
+        output: &Output,
+        partition_by: Vec<String>,
+        suffix: &str,
+        reading: Reading,
+    ) -> Result<u64> {
         let sources = Sources::of(self.frame());
         if !matches!(output, Output::Records) || !partition_by.is_empty() {
             let copy = self.copy_to(folder, output, partition_by)?;
-            return Ok(written(&copy.collect().await.map_err(|error| sources.name_in(error))?));
+            let counts = reading.collect(copy).await.map_err(|error| sources.name_in(error))?;
+            return Ok(written(&counts.concat()));
         }
         RecordSink::check(&self.schema())?;
         let context = Arc::new(self.frame().task_ctx());
         let work = async {
             let plan = self.frame().clone().create_physical_plan().await?;
+            reading.expect(&plan);
+            let plan = reading.counted(plan)?;
             let sinks = record_sinks(&plan, folder, plan.output_partitioning().partition_count(), suffix)?;
             let written = sinks.iter().enumerate().map(|(partition, sink)| {
                 let (plan, context) = (Arc::clone(&plan), Arc::clone(&context));

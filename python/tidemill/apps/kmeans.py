@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill._progress import Bar, Phases
 from tidemill.apps import _formats, _picture, _table
 from tidemill.apps._arguments import Parser
-from tidemill.apps._progress import Bar, Phases
 from tidemill.apps._table import Bad, Features, TableError
 from tidemill.ml import KMeans
 from tidemill.ml._job import Comm, active, allreduce

@@ -418,11 +418,10 @@ class DataSet:
     def explain(self, how: Literal["logical", "optimized", "physical", "analyze"] = "physical") -> str:
         """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told."""
         workers = _workers.comm()
-        if workers is not None and how == "physical":
-            return self._native.explain_on(engine(), workers)
-        if workers is not None and how == "analyze":
-            raise DataSetError('explain("analyze") measures one worker; run it in a job of one, or use "physical"')
-        return self._native.explain(engine(), how)
+        if workers is None or how not in ("physical", "analyze"):
+            return self._native.explain(engine(), how)
+        with _workers.reading() as watch:
+            return self._native.explain_on(engine(), workers, how == "analyze", watch)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """A list of Python values for each column."""
@@ -560,17 +559,19 @@ class DataSet:
         keys = _names(partition_by)
         # Sorted records go the way of several workers also on one: in ranges, one for each thread, which is faster.
         workers = init().comm if format == "records" else _workers.comm()
-        rows = self._native.write(
-            engine(),
-            workers,
-            str(path),
-            format,
-            compression=compression,
-            partition_by=keys,
-            overwrite=overwrite,
-            storage_options=_told(storage_options),
-            **layout,
-        )
+        with _workers.reading() as watch:
+            rows = self._native.write(
+                engine(),
+                workers,
+                str(path),
+                format,
+                compression=compression,
+                partition_by=keys,
+                overwrite=overwrite,
+                storage_options=_told(storage_options),
+                watch=watch,
+                **layout,
+            )
         _workers.report_bad_rows(self._native)
         return rows
 

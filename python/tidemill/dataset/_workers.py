@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+from tidemill import _progress
 from tidemill._job import init
 from tidemill._tidemill import Comm, NativeDataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._table import Table
 
-__all__ = ["collect", "collect_local", "comm", "report_bad_rows", "skipped_rows"]
+__all__ = ["collect", "collect_local", "comm", "reading", "report_bad_rows", "skipped_rows"]
 
 _skipped = 0
 
@@ -19,6 +22,11 @@ def comm() -> Comm | None:
     """The job's communicator, if the job has several workers."""
     job = init()
     return job.comm if job.size > 1 else None
+
+
+def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:
+    """For an action: shows on worker 0's terminal what is read, if it takes long."""
+    return _progress.reading(shown=init().rank == 0)
 
 
 def collect(data: NativeDataSet, root: int | None = None) -> Table:
@@ -32,10 +40,11 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
     job = init()
     if root is not None and not 0 <= root < job.size:
         raise DataSetError(f"root={root}: there is no such worker, the job has {job.size}")
-    if job.size == 1:
-        table = data.collect(engine())
-    else:
-        table = data.collect_on(engine(), job.comm, "all" if root is None else root)
+    with reading() as watch:
+        if job.size == 1:
+            table = data.collect(engine(), watch)
+        else:
+            table = data.collect_on(engine(), job.comm, "all" if root is None else root, watch)
     report_bad_rows(data)
     return Table(table)
 
@@ -43,7 +52,11 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
 def collect_local(data: NativeDataSet) -> Table:
     """Run a query; every worker gets the rows that it has made. Collective."""
     workers = comm()
-    table = data.collect(engine()) if workers is None else data.collect_on(engine(), workers, "each")
+    with reading() as watch:
+        if workers is None:
+            table = data.collect(engine(), watch)
+        else:
+            table = data.collect_on(engine(), workers, "each", watch)
     report_bad_rows(data)
     return Table(table)
 

@@ -92,6 +92,11 @@ class Output:
             _reraise()
             raise
 
+    @property
+    def wanted(self) -> bool:
+        """Whether any receiver still takes messages: a source without an end ends when none does. Of a broadcast always true."""
+        return self._copy.wanted(self._port)
+
     def flush(self) -> None:
         """Sends what exchanges have put aside to make larger batches of. For sources that are slow; the end does it anyway."""
         self._copy.flush(self._port)

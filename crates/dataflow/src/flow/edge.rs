@@ -190,6 +190,14 @@ impl Edge {
         (0..self.targets()).filter(move |&target| self.target_workers[target as usize] == me)
     }
 
+    /// The copy `target` of this worker takes nothing more of the stream from `source`. A sender elsewhere is told; one of this
+    /// worker sees it at the queue. What is broadcast goes on: others may want it.
+    pub(crate) fn stop(&self, source: u32, target: u32) {
+        if let (None, Some(debt)) = (self.trees.first(), self.debts.get(&(source, target))) {
+            debt.stop();
+        }
+    }
+
     /// Whether nothing more is to come from others, or to be passed on.
     pub(crate) fn is_quiet(&self) -> bool {
         self.pending.load(Ordering::SeqCst) == 0
@@ -219,6 +227,7 @@ impl Edge {
                     return Err(stranger());
                 }
             }
+            Kind::Stop => self.accounts.get(&stream).ok_or_else(stranger)?.stop(),
             Kind::Batch | Kind::End if header.target == u32::MAX && !self.trees.is_empty() => {
                 if header.kind == Kind::End {
                     frame.verify().map_err(|error| error.to_string())?;
@@ -243,7 +252,9 @@ impl Edge {
                 inlet.push(number, Packet::End { blocks: header.seq, rows: header.rows });
                 self.pending.fetch_sub(1, Ordering::SeqCst);
             }
-            Kind::Abort | Kind::Finish => return Err(format!("worker {from} sent a {:?} frame here", header.kind)),
+            Kind::Progress | Kind::Abort | Kind::Finish => {
+                return Err(format!("worker {from} sent a {:?} frame here", header.kind));
+            }
         }
         Ok(())
     }
@@ -387,7 +398,7 @@ mod tests {
         let endpoints = Endpoint::in_process(2).unwrap();
         let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)]);
         let (edge, _input) = edge(&links);
-        for kind in [Kind::Batch, Kind::End, Kind::Credit, Kind::Abort, Kind::Finish] {
+        for kind in [Kind::Batch, Kind::End, Kind::Credit, Kind::Stop, Kind::Progress, Kind::Abort, Kind::Finish] {
             for (source, target) in [(1, 0), (0, 1), (u32::MAX, 0), (0, u32::MAX), (7, u32::MAX)] {
                 let frame = Frame::bare(&Header { source, target, rows: 1, ..Header::new(kind, 0) });
                 let frame = Received::take(&mut frame.into_buffer()).unwrap();

@@ -143,6 +143,12 @@ impl Inlet {
         drop(dropped);
     }
 
+    /// Whether nothing more of a stream is taken.
+    pub(crate) fn is_closed(&self, stream: u32) -> bool {
+        let state = self.0.lock();
+        state.closed || state.streams[stream as usize].closed
+    }
+
     /// The most bytes that were queued at once.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.0.lock().peak_bytes

@@ -89,6 +89,13 @@ impl StreamEnd {
         }
     }
 
+    /// Nobody takes what would still come.
+    fn stop(&self, target: u32) {
+        if !self.over {
+            self.edge.stop(self.source, target);
+        }
+    }
+
     fn count(&mut self, rows: u64) {
         self.blocks += 1;
         self.rows += rows;
@@ -223,6 +230,7 @@ impl Drop for Input {
         // Else it has been taken apart, or nothing leads here.
         if !self.streams.is_empty() {
             self.inlet.close();
+            self.streams.iter().for_each(|end| end.stop(self.target));
         }
     }
 }
@@ -238,6 +246,7 @@ pub struct InputStream {
 impl Drop for InputStream {
     fn drop(&mut self) {
         self.inlet.close_stream(self.stream);
+        self.end.stop(self.target);
     }
 }
 

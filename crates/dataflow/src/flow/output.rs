@@ -114,6 +114,15 @@ impl Outlet {
         self.ended
     }
 
+    /// Whether any copy that it leads to still takes something. Of a broadcast, and of an edge that leads nowhere, nobody asks.
+    fn is_wanted(&self) -> bool {
+        match &self.route {
+            Route::Nowhere | Route::Broadcast(_) => true,
+            Route::One(lane) => !lane.is_stopped(),
+            Route::Partition(partition) => !partition.lanes.iter().all(Lane::is_stopped),
+        }
+    }
+
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         metrics::add(&self.way.edge.metrics.rows_sent, batch.num_rows() as u64);
         match &mut self.route {
@@ -185,7 +194,18 @@ fn pieces(batch: RecordBatch) -> impl Iterator<Item = RecordBatch> {
 }
 
 impl Lane {
+    /// Whether the receiver has let go of its end.
+    fn is_stopped(&self) -> bool {
+        match &self.place {
+            Place::Here { inlet, stream, .. } => inlet.is_closed(*stream),
+            Place::There { .. } => self.account.is_stopped(),
+        }
+    }
+
     async fn send(&mut self, batch: RecordBatch, way: &Way) -> Result<(), TaskError> {
+        if self.is_stopped() {
+            return Ok(());
+        }
         let metrics = &way.edge.metrics;
         let waited = match &mut self.place {
             Place::Here { inlet, stream, valve } => {
@@ -298,6 +318,12 @@ impl Output {
         &self.schema
     }
 
+    /// Whether anybody still takes what is sent: not if all receivers have let go of their ends. Who makes rows at a cost
+    /// looks, and ends early; to send on is no error.
+    pub fn is_wanted(&self) -> bool {
+        self.outlets.is_empty() || self.outlets.iter().any(Outlet::is_wanted)
+    }
+
     /// Sends a batch on all edges that begin here. Waits while a receiver has more than it can take.
     ///
     /// # Errors
@@ -311,6 +337,12 @@ impl Output {
         }
         if self.outlets.iter().any(Outlet::is_ended) {
             return Err("output port: a batch after its end".into());
+        }
+        if !self.is_wanted() {
+            // A sender without an end that does not look would never wait again: nobody else would have its thread, and nothing
+            // could end it.
+            tokio::task::yield_now().await;
+            return Ok(());
         }
         let Some((last, others)) = self.outlets.split_last_mut() else { return Ok(()) };
         for outlet in others {
@@ -401,6 +433,11 @@ impl Outputs {
     pub fn into_only(mut self) -> Output {
         assert_eq!(self.0.len(), 1, "the task has {} output ports", self.0.len());
         self.0.remove(0)
+    }
+
+    /// [`Output::is_wanted`] of any port, or no port at all.
+    pub fn is_wanted(&self) -> bool {
+        self.0.is_empty() || self.0.iter().any(Output::is_wanted)
     }
 
     /// [`Output::flush`] on all ports.

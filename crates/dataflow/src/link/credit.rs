@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::Links;
 use crate::memory::{Governor, Level};
+use crate::wire::Kind;
 
 /// A window is never smaller, or little would move at all.
 pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
@@ -23,12 +24,14 @@ pub(crate) struct Account {
 struct State {
     /// Below zero while one item that is larger than the whole window is under way: it would never go otherwise.
     available: i64,
+    /// The receiver wants nothing more: nobody waits any longer.
+    stopped: bool,
     waiting: Option<Waker>,
 }
 
 impl Account {
     pub(crate) fn new(window_bytes: u64) -> Arc<Self> {
-        Arc::new(Account { state: Mutex::new(State { available: window_bytes as i64, waiting: None }) })
+        Arc::new(Account { state: Mutex::new(State { available: window_bytes as i64, stopped: false, waiting: None }) })
     }
 
     pub(crate) fn try_acquire(&self, bytes: u64) -> bool {
@@ -46,7 +49,7 @@ impl Account {
         let mut since = None;
         poll_fn(|context| {
             let mut state = self.state.lock();
-            if state.available > 0 {
+            if state.available > 0 || state.stopped {
                 state.available -= bytes as i64;
                 return Poll::Ready(());
             }
@@ -66,6 +69,22 @@ impl Account {
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+
+    /// The receiver wants nothing more.
+    pub(crate) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        let waker = state.waiting.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Whether the receiver wants nothing more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
     }
 }
 
@@ -124,13 +143,18 @@ impl Debt {
         Arc::new(Debt { links: Arc::clone(links), worker, edge, source, target, owed: AtomicU64::new(0), valve })
     }
 
+    /// Tells the sender that nothing more is wanted.
+    pub(crate) fn stop(&self) {
+        self.links.tell(self.worker, Kind::Stop, (self.edge, self.source, self.target), 0);
+    }
+
     fn add(&self, bytes: u64) {
         let give = self.valve.pass(bytes);
         let owed = self.owed.fetch_add(give, Ordering::AcqRel) + give;
         if owed >= self.valve.lot_bytes() {
             let owed = self.owed.swap(0, Ordering::AcqRel);
             if owed > 0 {
-                self.links.give_credit(self.worker, self.edge, self.source, self.target, owed);
+                self.links.tell(self.worker, Kind::Credit, (self.edge, self.source, self.target), owed);
             }
         }
     }

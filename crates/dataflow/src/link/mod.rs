@@ -163,8 +163,9 @@ impl Links {
         self.credits.lock().is_none()
     }
 
-    fn give_credit(&self, worker: u32, edge: u32, source: u32, target: u32, bytes: u64) {
-        let header = Header { edge, source, target, rows: bytes, ..Header::new(Kind::Credit, self.run) };
+    /// Tells the sender of a stream what its receiver has to say. Locks no engine.
+    fn tell(&self, worker: u32, kind: Kind, (edge, source, target): (u32, u32, u32), bytes: u64) {
+        let header = Header { edge, source, target, rows: bytes, ..Header::new(kind, self.run) };
         if let Some(credits) = self.credits.lock().as_mut() {
             credits.push((worker, header));
             self.mark_dirty();

@@ -25,6 +25,7 @@ pub(crate) use cancel::Cancel;
 pub(crate) use cancel::{CancelToken, block_on};
 pub use context::TaskContext;
 pub(crate) use fault::Fault;
+pub use state::Progress;
 
 use self::copy::Copy;
 use self::state::RunState;
@@ -55,8 +56,9 @@ impl Default for Settings {
     }
 }
 
-/// Called every so often while a run waits, for who has signals to look at. An error gives the run up on all workers.
-pub type Look<'a> = &'a mut dyn FnMut() -> Result<(), String>;
+/// Called every so often while a run waits, for who has signals to look at, or progress to tell or to show. An error gives the
+/// run up on all workers.
+pub type Look<'a> = &'a mut dyn FnMut(&Progress) -> Result<(), String>;
 
 /// Runs graphs on the workers of a communicator. Every worker makes one, and runs the same graphs in the same order.
 ///
@@ -176,7 +178,7 @@ impl Runner {
     /// The same on every worker: what is wrong with the graph, or what failed first. After an error of the graph or of a
     /// task the runner can run again; after the job's fault it cannot.
     pub fn run(&self, graph: &Graph) -> Result<RunReport, DataflowError> {
-        self.run_placed(graph, &RoundRobin, &mut || Ok(()))
+        self.run_placed(graph, &RoundRobin, &mut |_| Ok(()))
     }
 
     /// The plan that [`Runner::run_placed`] would follow.
@@ -436,6 +438,7 @@ impl Run {
     /// Drives the engine until `until`; the job's fault ends it early.
     fn wait(&self, look: Look<'_>, until: impl Fn() -> bool) -> Result<(), DataflowError> {
         let (state, links) = (&self.state, &self.links);
+        let mut told = 0;
         loop {
             // A wait of its own for each slice: a run that takes long is no stall.
             let waited = self.endpoint.wait_slice(&mut Wait::default(), &Who(links), |engine| {
@@ -453,10 +456,11 @@ impl Run {
             match waited {
                 Ok(Some(())) => return Ok(()),
                 Ok(None) => {
-                    if let Err(message) = look() {
+                    if let Err(message) = look(&state.progress) {
                         let rank = self.links.rank(self.links.me).0;
                         state.fail(Fault { rank, task: "(run)".into(), copy: 0, message });
                     }
+                    told = state.send_progress(told);
                 }
                 Err(error) => {
                     state.fail_net(error.clone());

@@ -1,6 +1,6 @@
 //! The state of a run on one worker, shared by its copies, the pump and the thread that drives it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -20,6 +20,31 @@ pub(crate) struct RunState {
     edges: OnceLock<Vec<Arc<Edge>>>,
     copies_left: AtomicUsize,
     faults: Mutex<Faults>,
+    pub progress: Progress,
+}
+
+/// How far a run is, in units of its own, such as rows read. Every worker tells of itself, worker 0 learns of all.
+#[derive(Debug)]
+pub struct Progress {
+    here: AtomicU64,
+    /// By worker, as last heard of.
+    elsewhere: Vec<AtomicU64>,
+}
+
+impl Progress {
+    fn new(workers: u32) -> Self {
+        Progress { here: AtomicU64::new(0), elsewhere: (0..workers).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Tells how far this worker is.
+    pub fn tell(&self, here: u64) {
+        self.here.store(here, Ordering::Relaxed);
+    }
+
+    /// How far the others are together; on worker 0 as of some moments ago, elsewhere 0.
+    pub fn elsewhere(&self) -> u64 {
+        self.elsewhere.iter().map(|n| n.load(Ordering::Relaxed)).sum()
+    }
 }
 
 #[derive(Default)]
@@ -41,6 +66,7 @@ impl RunState {
             edges: OnceLock::new(),
             copies_left: AtomicUsize::new(copies),
             faults: Mutex::new(Faults { finished, ..Faults::default() }),
+            progress: Progress::new(links.workers()),
         })
     }
 
@@ -69,6 +95,16 @@ impl RunState {
         let frame = || Frame::new(&Header::new(Kind::Abort, self.links.run), &[fault.encode().into()]);
         self.links.others().for_each(|worker| self.links.enqueue(worker, frame()));
         self.links.endpoint().rouse();
+    }
+
+    /// Sends worker 0 what this one has told of its progress since `told`. Returns what it has now been told.
+    pub(crate) fn send_progress(&self, told: u64) -> u64 {
+        let here = self.progress.here.load(Ordering::Relaxed);
+        if here != told && self.links.me != 0 && !self.links.is_finished() {
+            let header = Header { rows: here, ..Header::new(Kind::Progress, self.links.run) };
+            self.links.enqueue(0, Frame::bare(&header));
+        }
+        here
     }
 
     /// The job has failed.
@@ -145,7 +181,8 @@ impl Inbox for RunState {
                 }
                 self.faults.lock().finished[from as usize] = Some(fault);
             }
-            Kind::Batch | Kind::End | Kind::Credit => {
+            Kind::Progress => self.progress.elsewhere[from as usize].store(frame.header.rows, Ordering::Relaxed),
+            Kind::Batch | Kind::End | Kind::Credit | Kind::Stop => {
                 let Some(edge) = self.edges().get(frame.header.edge as usize) else {
                     return self.damaged(from, format!("a frame of edge {}, which there is not", frame.header.edge));
                 };

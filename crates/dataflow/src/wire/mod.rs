@@ -33,13 +33,17 @@ pub(crate) enum Kind {
     End,
     /// `rows` bytes of the stream from `source` to `target` have been taken.
     Credit,
+    /// Nothing more of the stream from `source` to `target` is wanted; its end still is.
+    Stop,
+    /// `rows` says how far the sender is, in units of the run's own.
+    Progress,
     /// A task of the sender failed: the body is a [`Fault`](crate::run::Fault).
     Abort,
     /// The sender's last frame in the run. A body is the fault that began there.
     Finish,
 }
 
-const KINDS: [Kind; 5] = [Kind::Batch, Kind::End, Kind::Credit, Kind::Abort, Kind::Finish];
+const KINDS: [Kind; 7] = [Kind::Batch, Kind::End, Kind::Credit, Kind::Stop, Kind::Progress, Kind::Abort, Kind::Finish];
 
 /// A frame's header, but for what belongs to the encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

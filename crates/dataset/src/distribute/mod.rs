@@ -4,6 +4,7 @@
 //!
 //! A plan with a step that is not known to run in several processes runs whole, on worker 0, and `explain` says why.
 
+mod analyze;
 mod arrival;
 mod broadcast;
 mod prepare;
@@ -31,12 +32,13 @@ use futures::StreamExt;
 use tidemill_collective::{CollectiveError, Communicator, Op};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Sort};
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::{DataflowError, Graph, Look, Outputs, Runner, Settings, TaskSpec};
+use tidemill_dataflow::{DataflowError, Graph, Outputs, RunReport, Runner, Settings, TaskSpec};
 
 use crate::dataset::DataSet;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::DataSetError;
 use crate::parts::{PartsTable, Size};
+use crate::reading::Reading;
 use crate::sources::{Sources, each_table};
 use arrival::Rows;
 use prepare::{Prepared, prepare};
@@ -64,6 +66,20 @@ pub enum To {
     One(u32),
     /// Every worker those that it has made.
     Each,
+    /// Nobody: they are only made.
+    None,
+}
+
+/// Called every so often while an action runs, with how far it has read: on worker 0 by all, elsewhere by that worker. An error
+/// gives the action up on all workers.
+pub type Watch<'a> = &'a mut dyn FnMut(&Reading) -> Result<(), String>;
+
+/// An action under way: what its runs share.
+struct Action<'a> {
+    context: Arc<TaskContext>,
+    sources: Arc<Sources>,
+    reading: Reading,
+    watch: Watch<'a>,
 }
 
 /// The workers of a job, as they run queries.
@@ -91,19 +107,31 @@ impl Workers {
         Ok(Workers { comm, runner, partitions })
     }
 
-    /// Runs a query. Collective: every worker calls it with the same query. `look` is called every so often, and gives up
-    /// the query on all workers with its error.
+    /// Runs a query. Collective: every worker calls it with the same query.
     ///
     /// The rows come in the order of the query's partitions; empty batches are left out.
     ///
     /// # Errors
     /// The same on every worker: what went wrong first.
-    pub fn collect(&self, engine: &Engine, set: &DataSet, to: To, look: Look<'_>) -> Result<Vec<RecordBatch>> {
+    pub fn collect(&self, engine: &Engine, set: &DataSet, to: To, watch: Watch<'_>) -> Result<Vec<RecordBatch>> {
+        let (plan, mut action) = self.begin(engine, set, watch)?;
+        let plan = self.resolve(plan, &mut action)?;
+        let stages = Stages::of(&plan)?.counted(&action.reading)?;
+        Ok(self.run(&stages, to, &mut action)?.0)
+    }
+
+    /// Plans an action.
+    fn begin<'a>(
+        &self,
+        engine: &Engine,
+        set: &DataSet,
+        watch: Watch<'a>,
+    ) -> Result<(Arc<dyn ExecutionPlan>, Action<'a>)> {
         let sources = Arc::new(Sources::of(set.frame()));
-        let prepared = self.prepare(engine, set, &sources)?;
-        let context = prepared.state.task_ctx();
-        let plan = self.resolve(prepared.plan, &context, &sources, look)?;
-        self.run(Stages::of(&plan)?, to, &context, &sources, look)
+        let Prepared { plan, state } = self.prepare(engine, set, &sources)?;
+        let reading = Reading::default();
+        reading.expect(&plan);
+        Ok((plan, Action { context: state.task_ctx(), sources, reading, watch }))
     }
 
     /// What [`Workers::collect`] would do, as text. Collective.
@@ -192,20 +220,15 @@ impl Workers {
     }
 
     /// The plan without its scalar subqueries: they are asked first, for stages that run elsewhere cannot wait for them.
-    fn resolve(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        context: &Arc<TaskContext>,
-        sources: &Arc<Sources>,
-        look: Look<'_>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
+    fn resolve(&self, plan: Arc<dyn ExecutionPlan>, action: &mut Action<'_>) -> Result<Arc<dyn ExecutionPlan>> {
         let mut fault = None;
         let resolved = plan.transform_up(|node| {
             let Some(asked) = node.downcast_ref::<ScalarSubqueryExec>() else { return Ok(Transformed::no(node)) };
             for link in asked.subqueries() {
-                let asked_for = Stages::of(&link.plan).map_err(DataFusionError::from)?;
-                let value = match self.run(asked_for, To::All, context, sources, look) {
-                    Ok(batches) => only_value(&batches, &link.plan.schema())?,
+                let asked_for = Stages::of(&link.plan).and_then(|stages| stages.counted(&action.reading));
+                let asked_for = asked_for.map_err(DataFusionError::from)?;
+                let value = match self.run(&asked_for, To::All, action) {
+                    Ok((batches, _)) => only_value(&batches, &link.plan.schema())?,
                     Err(error) => {
                         fault = Some(error);
                         return Err(DataFusionError::Internal("a subquery failed".into()));
@@ -217,21 +240,13 @@ impl Workers {
         });
         match (resolved, fault) {
             (_, Some(error)) => Err(error),
-            (resolved, None) => Ok(resolved.map_err(|error| sources.name_in(error))?.data),
+            (resolved, None) => Ok(resolved.map_err(|error| action.sources.name_in(error))?.data),
         }
     }
 
-    fn run(
-        &self,
-        stages: Stages,
-        to: To,
-        context: &Arc<TaskContext>,
-        sources: &Arc<Sources>,
-        look: Look<'_>,
-    ) -> Result<Vec<RecordBatch>> {
+    fn run(&self, stages: &Stages, to: To, action: &mut Action<'_>) -> Result<(Vec<RecordBatch>, RunReport)> {
         let mut graph = Graph::new("query");
-        let tasks: Vec<_> =
-            (0..stages.stages.len()).map(|id| graph.add(stage_task(&stages, id, context, sources))).collect();
+        let tasks: Vec<_> = (0..stages.stages.len()).map(|id| graph.add(stage_task(stages, id, action))).collect();
         for (number, cut) in stages.cuts.iter().enumerate() {
             let target = tasks[cut.target].port(&port(number));
             match exchange(cut, stages.stages[cut.target].copies) {
@@ -242,19 +257,27 @@ impl Workers {
             };
         }
         let kept: Arc<Mutex<Vec<Vec<RecordBatch>>>> = Arc::default();
-        let copies = if to == To::Each { stages.stages[0].copies as u32 } else { self.comm.size() };
-        let result = graph.add(result_task(&kept).copies(copies));
+        let copies = match to {
+            To::Each | To::None => stages.stages[0].copies as u32,
+            To::All | To::One(_) => self.comm.size(),
+        };
+        let result = graph.add(result_task((to != To::None).then(|| Arc::clone(&kept))).copies(copies));
         match to {
             To::All => deliver(&mut graph, tasks[0], result, Broadcast::default()),
             To::One(root) => deliver(&mut graph, tasks[0], result, Gather::to(root)),
-            To::Each => deliver(&mut graph, tasks[0], result, Direct),
+            To::Each | To::None => deliver(&mut graph, tasks[0], result, Direct),
         }
-        let ran = self.runner.run_placed(&graph, &RoundRobin, look);
-        // Both hold the plan, and that what it has collected.
-        drop((graph, stages));
-        ran.map_err(failed)?;
+        let Action { reading, watch, .. } = action;
+        let ran = self.runner.run_placed(&graph, &RoundRobin, &mut |progress| {
+            progress.tell(reading.rows_here());
+            reading.learn(progress.elsewhere());
+            watch(reading)
+        });
+        // It holds the plan, and that what it has collected.
+        drop(graph);
+        let report = ran.map_err(failed)?;
         let kept = std::mem::take(&mut *kept.lock().expect("nothing panics with it locked"));
-        Ok(kept.into_iter().flatten().collect())
+        Ok((kept.into_iter().flatten().collect(), report))
     }
 }
 
@@ -316,10 +339,10 @@ fn by_hash(
     Ok(hashes.iter().map(|&hash| start + ((u128::from(hash) * u128::from(count)) >> 64) as u32).collect())
 }
 
-fn stage_task(stages: &Stages, id: usize, context: &Arc<TaskContext>, sources: &Arc<Sources>) -> TaskSpec {
+fn stage_task(stages: &Stages, id: usize, action: &Action<'_>) -> TaskSpec {
     let stage = &stages.stages[id];
     let (plan, kind) = (Arc::clone(&stage.plan), stage.kind.clone());
-    let (context, sources) = (Arc::clone(context), Arc::clone(sources));
+    let (context, sources) = (Arc::clone(&action.context), Arc::clone(&action.sources));
     let arrivals: Vec<_> = stages
         .cuts
         .iter()
@@ -408,7 +431,10 @@ async fn run_partition(
     let mut output = outputs.into_only();
     let schema = SchemaRef::clone(output.schema());
     let mut stream = plan.execute(partition, context)?;
-    while let Some(batch) = stream.next().await {
+    // A limit further on may have all that it wants.
+    while output.is_wanted()
+        && let Some(batch) = stream.next().await
+    {
         output.send(as_planned(batch?, &schema)?).await.map_err(DataFusionError::External)?;
     }
     Ok(())
@@ -433,14 +459,17 @@ fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> datafusion::error::Resu
     Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), batch.columns().to_vec(), &options)?)
 }
 
-/// Keeps what comes, in the order of the copies it comes from.
-fn result_task(kept: &Arc<Mutex<Vec<Vec<RecordBatch>>>>) -> TaskSpec {
-    let kept = Arc::clone(kept);
+/// Keeps what comes, if it is to be kept, in the order of the copies it comes from.
+fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>) -> TaskSpec {
     TaskSpec::new("result", move |inputs, _, copy| {
-        let kept = Arc::clone(&kept);
+        let kept = kept.clone();
         async move {
-            let held = copy.reservation();
             let mut input = inputs.into_only();
+            let Some(kept) = kept else {
+                while input.recv().await?.is_some() {}
+                return Ok(());
+            };
+            let held = copy.reservation();
             let mut rows = vec![Vec::new(); input.streams() as usize];
             while let Some((stream, item)) = input.recv_from().await? {
                 if let Some(batch) = item.into_batch() {

@@ -34,6 +34,7 @@ use tidemill_dataflow::exchange::{Exchange, Sort, SortKey};
 use super::arrival::Arrival;
 use crate::error::{DataSetError, Result};
 use crate::parts::PartsExec;
+use crate::reading::Reading;
 
 /// Operators whose copies have nothing in common but their inputs.
 const APART: [&str; 25] = [
@@ -123,6 +124,14 @@ impl Stages {
 }
 
 impl Stages {
+    /// The stages with a counter above each scan.
+    pub(super) fn counted(mut self, reading: &Reading) -> Result<Self> {
+        for stage in &mut self.stages {
+            stage.plan = reading.counted(Arc::clone(&stage.plan))?;
+        }
+        Ok(self)
+    }
+
     /// Cuts a plan, or leaves it whole where nobody knows how to cut it.
     pub(super) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Self> {
         let mut stages = Stages { stages: Vec::new(), cuts: Vec::new(), undivided: None };

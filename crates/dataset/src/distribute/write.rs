@@ -11,19 +11,18 @@ use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use tidemill_dataflow::{Look, Outputs};
+use tidemill_dataflow::Outputs;
 use url::Url;
 
 use super::prepare::prepare;
 use super::stages::{Kind, Stages};
-use super::{ActionError, To, Workers};
+use super::{ActionError, To, Watch, Workers};
 use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, write_id};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
 use crate::held::{Upload, abort, decode, encode};
 use crate::records::RecordSink;
-use crate::sources::Sources;
 use crate::stores::{Location, StorageOptions};
 use crate::write::{Output, empty_file, record_sinks, written};
 
@@ -49,13 +48,13 @@ impl Workers {
         output: &Output,
         partition_by: Vec<String>,
         overwrite: bool,
-        look: Look<'_>,
+        watch: Watch<'_>,
     ) -> Result<u64, ActionError> {
         self.agree(set.check_columns(&partition_by))?;
         let query = Query { set, output, partition_by };
         match self.agree(Target::of(engine, dir, storage))? {
-            Target::Folder(path) => self.write_folder(engine, query, &path, overwrite, look),
-            Target::Objects(at) => self.write_objects(engine, query, &at, overwrite, look),
+            Target::Folder(path) => self.write_folder(engine, query, &path, overwrite, watch),
+            Target::Objects(at) => self.write_objects(engine, query, &at, overwrite, watch),
         }
     }
 
@@ -65,7 +64,7 @@ impl Workers {
         query: Query<'_>,
         path: &Path,
         overwrite: bool,
-        look: Look<'_>,
+        watch: Watch<'_>,
     ) -> Result<u64, ActionError> {
         let begun = match self.comm.rank() {
             0 => FolderCommit::begin(path, overwrite).map(Some),
@@ -83,7 +82,7 @@ impl Workers {
         };
         let folder = self.agree(seen)?;
         let (schema, output) = (query.set.schema(), query.output);
-        let rows = self.write_into(engine, query, &folder, "", look)?;
+        let rows = self.write_into(engine, query, &folder, "", watch)?;
         let ended = commit
             .map_or(Ok(()), |commit| commit.end(if rows == 0 { Some(empty_file(output, &schema, "")?) } else { None }));
         self.agree(ended)?;
@@ -96,7 +95,7 @@ impl Workers {
         query: Query<'_>,
         at: &Location,
         overwrite: bool,
-        look: Look<'_>,
+        watch: Watch<'_>,
     ) -> Result<u64, ActionError> {
         let is_first = self.comm.rank() == 0;
         let id = self.tell(0, write_id())?;
@@ -111,7 +110,7 @@ impl Workers {
         };
         let commit = self.agree(begun)?;
         let held = self.agree(HeldFolder::open(engine, at, &id))?;
-        let written = self.upload(engine, query, &held, &id, look);
+        let written = self.upload(engine, query, &held, &id, watch);
         let (rows, uploads) = match written {
             Ok(written) => written,
             Err(error) => {
@@ -139,10 +138,10 @@ impl Workers {
         query: Query<'_>,
         held: &HeldFolder,
         id: &str,
-        look: Look<'_>,
+        watch: Watch<'_>,
     ) -> Result<(u64, Vec<Upload>), ActionError> {
         let (schema, output) = (query.set.schema(), query.output);
-        let rows = match self.write_into(engine, query, &held.url, id, look) {
+        let rows = match self.write_into(engine, query, &held.url, id, watch) {
             // What the store said; DataFusion may only say that something was wrong.
             Err(ActionError::DataSet(error)) => {
                 self.agree(held.store.fault().map_or(Ok(()), Err))?;
@@ -200,7 +199,7 @@ impl Workers {
         query: Query<'_>,
         folder: &Url,
         suffix: &str,
-        look: Look<'_>,
+        watch: Watch<'_>,
     ) -> Result<u64, ActionError> {
         let Query { set, output, partition_by } = query;
         let by_folders = !partition_by.is_empty();
@@ -210,10 +209,8 @@ impl Workers {
             false => set.copy_to(folder, output, partition_by).and_then(DataSet::new),
         };
         let copy = self.agree(seen)?;
-        let sources = Arc::new(Sources::of(set.frame()));
-        let prepared = self.prepare(engine, &copy, &sources)?;
-        let context = prepared.state.task_ctx();
-        let plan = self.resolve(prepared.plan, &context, &sources, look)?;
+        let (plan, mut action) = self.begin(engine, &copy, watch)?;
+        let plan = self.resolve(plan, &mut action)?;
         let mut stages = Stages::of(&plan)?;
         if records {
             if stages.undivided.is_some() {
@@ -240,7 +237,8 @@ impl Workers {
                 stages.stages[0].kind = Kind::Write(sinks);
             }
         }
-        Ok(written(&self.run(stages, To::All, &context, &sources, look)?))
+        let stages = stages.counted(&action.reading)?;
+        Ok(written(&self.run(&stages, To::All, &mut action)?.0))
     }
 
     /// A sink for each copy, in a folder of its own. Made of a table without rows: it is the same whatever is written.

@@ -7,7 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use pyo3_arrow::ffi::to_schema_pycapsule;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
-use tidemill_dataset::{ActionError, DataSet, DataSetError, Explain, How, Look, Output, StorageOptions, To, Workers};
+use tidemill_dataset::{
+    ActionError, DataSet, DataSetError, Explain, How, Output, Reading, StorageOptions, To, Watch, Workers,
+};
 
 use crate::comm::Comm;
 use crate::errors::from_collective;
@@ -17,7 +19,7 @@ use super::calls::Call;
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
 use super::table::NativeTable;
-use super::{finish, raised};
+use super::{finish, finish_watched, raised};
 
 /// A lazy table.
 #[pyclass(frozen, module = "tidemill._tidemill")]
@@ -147,18 +149,32 @@ impl NativeDataSet {
         Self::step(py, || self.0.map_batches(name, Arc::new(function), schema))
     }
 
-    fn collect(&self, py: Python<'_>, engine: &QueryEngine) -> PyResult<NativeTable> {
+    /// The query by this worker alone. `watch` is called every so often, with the rows that have been read and how many there
+    /// are, if that is known.
+    #[pyo3(signature = (engine, watch = None))]
+    fn collect(&self, py: Python<'_>, engine: &QueryEngine, watch: Option<Py<PyAny>>) -> PyResult<NativeTable> {
         let schema = self.0.schema();
-        let batches = finish(py, engine.engine.start(self.0.clone().collect()))?;
+        let reading = Reading::default();
+        let running = engine.engine.start(self.0.clone().collect(reading.clone()));
+        let batches = finish_watched(py, running, &mut |py| show(py, watch.as_ref(), &reading))?;
         // What a plan says of nulls and what its batches say may differ; the batches are what is handed on.
         let schema = batches.first().map_or(schema, |batch| batch.schema());
         Ok(NativeTable { schema, batches })
     }
 
     /// The query by all workers of `comm`; collective. `to` is a worker, or "all", or "each" for what each has made.
-    fn collect_on(&self, py: Python<'_>, engine: &QueryEngine, comm: &Comm, to: Target) -> PyResult<NativeTable> {
+    #[pyo3(signature = (engine, comm, to, watch = None))]
+    fn collect_on(
+        &self,
+        py: Python<'_>,
+        engine: &QueryEngine,
+        comm: &Comm,
+        to: Target,
+        watch: Option<Py<PyAny>>,
+    ) -> PyResult<NativeTable> {
         let to = to.parse()?;
-        let batches = together(py, engine, comm, |workers, look| workers.collect(&engine.engine, &self.0, to, look))?;
+        let collect = |workers: &Workers, watch: Watch<'_>| workers.collect(&engine.engine, &self.0, to, watch);
+        let batches = together(py, engine, comm, watch, collect)?;
         let schema = batches.first().map_or_else(|| self.0.schema(), |batch| batch.schema());
         Ok(NativeTable { schema, batches })
     }
@@ -168,8 +184,20 @@ impl NativeDataSet {
         Self::step(py, || self.0.counted())
     }
 
-    fn explain_on(&self, py: Python<'_>, engine: &QueryEngine, comm: &Comm) -> PyResult<String> {
-        together(py, engine, comm, |workers, _| workers.explain(&engine.engine, &self.0))
+    /// What all workers of `comm` do, or, if it is to be analyzed, have done; collective.
+    #[pyo3(signature = (engine, comm, analyze, watch = None))]
+    fn explain_on(
+        &self,
+        py: Python<'_>,
+        engine: &QueryEngine,
+        comm: &Comm,
+        analyze: bool,
+        watch: Option<Py<PyAny>>,
+    ) -> PyResult<String> {
+        together(py, engine, comm, watch, |workers, watch| match analyze {
+            true => workers.analyze(&engine.engine, &self.0, watch),
+            false => workers.explain(&engine.engine, &self.0),
+        })
     }
 
     fn explain(&self, py: Python<'_>, engine: &QueryEngine, how: &str) -> PyResult<String> {
@@ -189,7 +217,7 @@ impl NativeDataSet {
 
     /// Writes into a folder; `format` is `csv`, `json`, `parquet`, `ipc` or `records`. With `comm` by all of its workers; collective.
     #[pyo3(signature = (engine, comm, dir, format, *, compression, partition_by, overwrite, storage_options = StorageOptions::new(),
-                        delimiter = ',', header = true))]
+                        delimiter = ',', header = true, watch = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn write(
         &self,
@@ -204,6 +232,7 @@ impl NativeDataSet {
         storage_options: StorageOptions,
         delimiter: char,
         header: bool,
+        watch: Option<Py<PyAny>>,
     ) -> PyResult<u64> {
         let output = match format {
             "csv" => Output::Csv { delimiter: super::engine::byte(delimiter)?, has_header: header, compression },
@@ -214,12 +243,14 @@ impl NativeDataSet {
         };
         let set = self.0.clone();
         let Some(comm) = comm else {
-            let asked = Arc::clone(&engine.engine);
-            let work = async move { set.write(&asked, &dir, &storage_options, output, partition_by, overwrite).await };
-            return finish(py, engine.engine.start(work));
+            let (asked, reading) = (Arc::clone(&engine.engine), Reading::default());
+            let told = reading.clone();
+            let work =
+                async move { set.write(&asked, &dir, &storage_options, output, partition_by, overwrite, told).await };
+            return finish_watched(py, engine.engine.start(work), &mut |py| show(py, watch.as_ref(), &reading));
         };
-        together(py, engine, comm, |workers, look| {
-            workers.write(&engine.engine, &set, &dir, &storage_options, &output, partition_by, overwrite, look)
+        together(py, engine, comm, watch, |workers, watch| {
+            workers.write(&engine.engine, &set, &dir, &storage_options, &output, partition_by, overwrite, watch)
         })
     }
 }
@@ -242,20 +273,27 @@ impl Target {
     }
 }
 
+/// Shows how far an action is, to who watches.
+fn show(py: Python<'_>, watch: Option<&Py<PyAny>>, reading: &Reading) -> PyResult<()> {
+    watch.map_or(Ok(()), |watch| watch.call1(py, (reading.rows(), reading.rows_total())).map(drop))
+}
+
 /// Runs an action of all workers with the GIL released, looking at signals; what a signal handler raises gives it up, on all
 /// workers.
 fn together<T: Send>(
     py: Python<'_>,
     engine: &QueryEngine,
     comm: &Comm,
-    action: impl FnOnce(&Workers, Look<'_>) -> Result<T, ActionError> + Send,
+    watch: Option<Py<PyAny>>,
+    action: impl FnOnce(&Workers, Watch<'_>) -> Result<T, ActionError> + Send,
 ) -> PyResult<T> {
     let comm = comm.get(py)?;
     let mut interrupt = None;
     let outcome = detach(py, || {
         let workers = engine.workers(comm)?;
-        action(&workers, &mut || {
-            Python::attach(|py| py.check_signals()).map_err(|error| {
+        action(&workers, &mut |reading| {
+            let seen = Python::attach(|py| py.check_signals().and_then(|()| show(py, watch.as_ref(), reading)));
+            seen.map_err(|error| {
                 interrupt = Some(error);
                 "interrupted".to_owned()
             })

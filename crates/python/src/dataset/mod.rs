@@ -40,7 +40,16 @@ fn raised(py: Python<'_>, error: &DataSetError) -> PyErr {
 }
 
 /// Waits for an action with the GIL released, looking at signals; what a signal handler raises cancels the action.
-fn finish<T: Send>(py: Python<'_>, mut running: Running<T>) -> PyResult<T> {
+fn finish<T: Send>(py: Python<'_>, running: Running<T>) -> PyResult<T> {
+    finish_watched(py, running, &mut |_| Ok(()))
+}
+
+/// [`finish`] that also calls `look` every so often; what it raises cancels the action, too.
+fn finish_watched<T: Send>(
+    py: Python<'_>,
+    mut running: Running<T>,
+    look: &mut dyn FnMut(Python<'_>) -> PyResult<()>,
+) -> PyResult<T> {
     /// How long Ctrl-C may go unseen.
     const SLICE: Duration = Duration::from_millis(50);
     loop {
@@ -48,7 +57,7 @@ fn finish<T: Send>(py: Python<'_>, mut running: Running<T>) -> PyResult<T> {
         let (outcome, back) = py.detach(move || (running.wait(SLICE), running));
         match outcome {
             Some(outcome) => return outcome.map_err(|error| raised(py, &error)),
-            None => py.check_signals()?,
+            None => py.check_signals().and_then(|()| look(py))?,
         }
         running = back;
     }

@@ -338,6 +338,12 @@ impl NativeCopy {
         detach(py, send).map_err(|error| self.raised(py, &error))
     }
 
+    /// Whether any receiver still takes what is sent.
+    fn wanted(&self, py: Python<'_>, port: usize) -> PyResult<bool> {
+        let wanted = || self.0.using(&self.0.outputs[port], |output| Ok(output.is_wanted()));
+        detach(py, wanted).map_err(|error| self.raised(py, &error))
+    }
+
     /// Sends what exchanges have collected.
     fn flush(&self, py: Python<'_>, port: usize) -> PyResult<()> {
         let flush = || self.0.using(&self.0.outputs[port], Output::flush_blocking);

@@ -71,7 +71,7 @@ impl GraphRunner {
         let (sender, outcome) = sync_channel(1);
         let (runner, built, asked) = (Arc::clone(&self.runner), graph.graph.lock().clone(), Arc::clone(&stop));
         let drive = move || {
-            let mut look = || if asked.load(Ordering::SeqCst) { Err("interrupted".to_owned()) } else { Ok(()) };
+            let mut look = |_: &_| if asked.load(Ordering::SeqCst) { Err("interrupted".to_owned()) } else { Ok(()) };
             // Nobody listens only if Python is gone.
             drop(sender.send(runner.run_placed(&built, &plan(planned), &mut look)));
         };

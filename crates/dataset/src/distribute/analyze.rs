@@ -1,0 +1,143 @@
+//! `explain("analyze")` of a job: the query runs, and every step is shown with what all workers counted of it.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use datafusion::physical_plan::{ExecutionPlan, displayable};
+use tidemill_collective::Op;
+use tidemill_dataflow::RunReport;
+
+use super::stages::Stages;
+use super::{Result, To, Watch, Workers};
+use crate::dataset::DataSet;
+use crate::engine::Engine;
+use crate::reading::ReadExec;
+
+/// What is counted of a step, or of the rows between stages: added up over all workers, or of the worker with the most.
+#[derive(Default)]
+struct Counts {
+    sums: Vec<u64>,
+    most: Vec<u64>,
+}
+
+impl Workers {
+    /// Runs a query, drops its rows, and tells what every step of it did. Collective.
+    ///
+    /// # Errors
+    /// As for [`Workers::collect`].
+    pub fn analyze(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<String> {
+        let (plan, mut action) = self.begin(engine, set, watch)?;
+        let plan = self.resolve(plan, &mut action)?;
+        let stages = Stages::of(&plan)?.counted(&action.reading)?;
+        let (_, report) = self.run(&stages, To::None, &mut action)?;
+        let mut counts = Counts::default();
+        stages
+            .stages
+            .iter()
+            .for_each(|stage| each_step(&stage.plan, 0, &mut |step, rows, _| counts.see_step(step, rows)));
+        counts.see_run(&report);
+        let mine = (counts.sums.clone(), counts.most.clone());
+        self.comm.allreduce(&mine.0, &mut counts.sums, &Op::Sum)?;
+        self.comm.allreduce(&mine.1, &mut counts.most, &Op::Max)?;
+        Ok(counts.told(&stages, &report))
+    }
+}
+
+impl Counts {
+    fn see_step(&mut self, step: &dyn ExecutionPlan, rows: usize) {
+        let metrics = step.metrics().unwrap_or_default();
+        self.sums.extend([rows as u64, metrics.spilled_bytes().unwrap_or(0) as u64]);
+        self.most.push(metrics.elapsed_compute().unwrap_or(0) as u64);
+    }
+
+    fn see_run(&mut self, report: &RunReport) {
+        for edge in &report.edges {
+            self.sums.extend([edge.rows_sent, edge.local_bytes, edge.remote_bytes]);
+            self.most.extend([edge.blocked_ns, edge.queue_bytes_max]);
+        }
+        self.sums.push(report.spilled_bytes);
+        self.most.push(report.wall_ns);
+    }
+
+    /// In the order in which they were seen, which is the same on all workers.
+    fn told(&self, stages: &Stages, report: &RunReport) -> String {
+        let (mut sums, mut most) = (self.sums.iter().copied(), self.most.iter().copied());
+        let mut sum = || sums.next().unwrap_or(0);
+        let mut top = || most.next().unwrap_or(0);
+        let mut text = String::new();
+        if let Some(reason) = &stages.undivided {
+            let _ = writeln!(text, "on one worker: {reason}");
+        }
+        for (id, stage) in stages.stages.iter().enumerate() {
+            let plural = if stage.copies == 1 { "copy" } else { "copies" };
+            let _ = writeln!(text, "stage {id}: {} {plural}", stage.copies);
+            each_step(&stage.plan, 1, &mut |step, _, depth| {
+                let line = displayable(step).one_line().to_string();
+                let (rows, spilled, time_ns) = (sum(), sum(), top());
+                let _ = write!(text, "{:indent$}{}", "", line.trim_end(), indent = 2 * depth);
+                // What arrives is told with its edge.
+                if step.metrics().is_some() {
+                    let _ = write!(text, ", rows={rows}, time={}", seconds(time_ns));
+                }
+                if spilled > 0 {
+                    let _ = write!(text, ", spilled={}", bytes(spilled));
+                }
+                text.push('\n');
+            });
+        }
+        for edge in &report.edges {
+            let (rows, local, remote, blocked_ns, queued) = (sum(), sum(), sum(), top(), top());
+            let _ = writeln!(
+                text,
+                "{}: rows={rows}, to own copies={}, to other workers={}, waited={}, longest queue={}",
+                edge.edge,
+                bytes(local),
+                bytes(remote),
+                seconds(blocked_ns),
+                bytes(queued),
+            );
+        }
+        let (spilled, wall_ns) = (sum(), top());
+        let _ = writeln!(text, "all: {}, spilled between stages={}", seconds(wall_ns), bytes(spilled));
+        text += "rows and bytes are those of all workers; times and queues those of the worker with the most, its threads' together\n";
+        text
+    }
+}
+
+/// Calls `see` with every step, the rows that it gave out here, and its depth. Scans do not all count theirs; what was put above
+/// them does, and is no step.
+fn each_step(plan: &Arc<dyn ExecutionPlan>, depth: usize, see: &mut impl FnMut(&dyn ExecutionPlan, usize, usize)) {
+    let rows = plan.metrics().and_then(|metrics| metrics.output_rows()).unwrap_or(0);
+    match plan.downcast_ref::<ReadExec>() {
+        Some(read) => see(read.scan(), rows, depth),
+        None => {
+            see(plan.as_ref(), rows, depth);
+            plan.children().into_iter().for_each(|child| each_step(child, depth + 1, see));
+        }
+    }
+}
+
+fn seconds(ns: u64) -> String {
+    match ns {
+        0..1_000_000_000 => format!("{:.2} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
+}
+
+fn bytes(n: u64) -> String {
+    match n {
+        0..1024 => format!("{n} B"),
+        1024..0x10_0000 => format!("{:.1} KiB", n as f64 / 1024.0),
+        _ => format!("{:.1} MiB", n as f64 / f64::from(1 << 20)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn bytes_in_words() {
+        assert_eq!([bytes(0), bytes(1023), bytes(1024), bytes(3 << 19)], ["0 B", "1023 B", "1.0 KiB", "1.5 MiB"]);
+    }
+}
