@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import tidemill as tm
 from datasets import rows
@@ -225,6 +226,22 @@ def test_sql(data: tm.DataSet) -> None:
     )
     assert both.to_pylist() == [{"Key": 1, "v": 2}]
     assert both.filter(tm.col("v") > 1).count() == 1
+
+
+def test_split_texts_are_exploded_in_one_step() -> None:
+    """As by two steps, which `list` keeps apart: empty texts have no parts; nulls stay, but not in SQL."""
+    texts = ["", None, "a", " ", "a  b", "one that is longer than twelve bytes", "x y " * 30]
+    for kind in pa.string(), pa.large_string(), pa.string_view():
+        lines = tm.from_arrow(pa.table({"i": list(range(len(texts))), "line": pa.array(texts, kind)}))
+        split = lines.select("i", word=tm.col("line").str.split(" "))
+        assert "SplitExec" in split.explode("word").explain() and "UnnestExec" not in split.explode("word").explain()
+        expected = [(i, word) for i, text in enumerate(texts) if text for word in text.split(" ")] + [(1, None)]
+        found = split.explode("word").to_dict()
+        assert list(zip(found["i"], found["word"], strict=True)) == sorted(expected, key=lambda row: row[0])
+        apart = split.with_columns(n=tm.col("word").list.len()).explode("word").drop("n")
+        assert apart.to_dict() == found
+        only = tm.sql("select unnest(string_to_array(line, ' ')) as word from lines", lines=lines)
+        assert only.to_dict()["word"] == [word for word in found["word"] if word is not None]
 
 
 def test_explain(data: tm.DataSet) -> None:

@@ -87,8 +87,7 @@ impl DataSet {
     /// `Query` if the SQL does not parse or is not a query; `UnknownColumn`.
     pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
         // A session of its own: the tables of one query are no concern of another.
-        let config = engine.context().copied_config();
-        let context = SessionContext::new_with_config_rt(config, engine.context().runtime_env()).enable_url_table();
+        let context = engine.session().enable_url_table();
         for (name, table) in tables {
             context.register_table(TableReference::bare(name), table.frame.into_view())?;
         }

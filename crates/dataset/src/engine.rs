@@ -8,7 +8,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use datafusion::execution::memory_pool::{FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation};
-use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::execution::session_state::SessionStateBuilder;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation};
 use tokio::runtime::{Handle, Runtime};
@@ -17,6 +20,7 @@ use tokio::task::AbortHandle;
 use crate::error::{DataSetError, Result};
 use crate::lenient::{BadRow, BadRows};
 use crate::spill::SpillDir;
+use crate::split::SplitTexts;
 use crate::stores::Stores;
 
 /// What an engine may use of the machine.
@@ -135,7 +139,7 @@ impl Engine {
             .with_target_partitions(config.threads)
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
             .set_bool("datafusion.sql_parser.enable_ident_normalization", false);
-        let context = SessionContext::new_with_config_rt(session, environment.build_arc()?);
+        let context = session_of(session, environment.build_arc()?);
         Ok(Engine {
             threads: runtime.handle().clone(),
             runtime: Some(runtime),
@@ -177,6 +181,11 @@ impl Engine {
         self.bad_rows.take()
     }
 
+    /// A session that has the engine's settings, and no tables.
+    pub(crate) fn session(&self) -> SessionContext {
+        session_of(self.context.copied_config(), self.context.runtime_env())
+    }
+
     /// DataFusion's session of this engine.
     pub fn context(&self) -> &SessionContext {
         &self.context
@@ -213,6 +222,14 @@ impl Engine {
             }
         }
     }
+}
+
+/// A session with our own steps. The rule comes first: those that follow see to partitions and orders.
+fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> SessionContext {
+    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(SplitTexts)];
+    rules.extend(PhysicalOptimizer::new().rules);
+    let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
+    SessionContext::new_with_state(builder.with_physical_optimizer_rules(rules).build())
 }
 
 impl Drop for Engine {

@@ -10,6 +10,7 @@
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `map`     | functions of programs as steps                                            |
 //! | `parts`   | tables of which every worker holds a part                                 |
+//! | `split`   | texts to rows of their parts                                              |
 //! | `spill`   | the folder that a process spills to                                       |
 //! | `types`   | column types by name                                                       |
 //! | `reading` | how far an action is                                                      |
@@ -41,6 +42,7 @@ mod reading;
 mod records;
 mod sources;
 mod spill;
+mod split;
 mod stores;
 pub mod types;
 mod write;

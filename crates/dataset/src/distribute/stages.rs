@@ -37,7 +37,7 @@ use crate::parts::PartsExec;
 use crate::reading::Reading;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 25] = [
+const APART: [&str; 26] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -60,6 +60,7 @@ const APART: [&str; 25] = [
     "SortExec",
     "SortMergeJoinExec",
     "SortPreservingMergeExec",
+    "SplitExec",
     "StreamingTableExec",
     "UnnestExec",
     "WindowAggExec",
