@@ -27,6 +27,20 @@ def skip(read: Any, path: Path, bad: int, **options: Any) -> list[tuple[Any, ...
     return found
 
 
+def test_columns_of_folders(tmp_path: Path) -> None:
+    """The same as where all rows are good."""
+    names = ["a", "x y", "ü", "a=b", "50%", "%20", ""]
+    for kind, bad in ("good", ""), ("mixed", "two\n"):
+        for number, name in enumerate(names):
+            folder = tmp_path / kind / f"k={name}" / f"m={number}"
+            folder.mkdir(parents=True)
+            (folder / "part.csv").write_text(f"x\n{bad}{number}\n")
+    good = rows(tm.read_csv(tmp_path / "good"))
+    assert len(good) == len(names)
+    with pytest.warns(tm.BadRowsWarning, match=f"{len(names)} rows that cannot be read were left out"):
+        assert rows(tm.read_csv(tmp_path / "mixed", schema={"x": "int64"}, on_error="skip")) == good
+
+
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [

@@ -5,7 +5,8 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
+use arrow::array::{ArrayRef, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::streaming::StreamingTable;
 use datafusion::catalog::{Session, TableProvider};
@@ -21,7 +22,7 @@ use tokio::runtime::Handle;
 
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::files::File;
+use crate::files::{File, FolderColumns};
 use crate::lenient::{BadRow, BadRows, Decoder, OnError, Quarantine, first_bad, read_good};
 use crate::lines::{Piece, deal};
 
@@ -92,11 +93,17 @@ impl LenientTable {
     pub(crate) fn new(
         engine: &Engine,
         files: Vec<File>,
+        folders: Option<FolderColumns>,
         decoder: Decoder,
         compression: FileCompressionType,
         on_error: &OnError,
     ) -> Result<Self, DataSetError> {
-        let schema = SchemaRef::clone(decoder.schema());
+        let names = folders.iter().flat_map(|folders| &folders.names);
+        let mut fields = decoder.schema().fields().to_vec();
+        // As DataFusion's own tables of files have them: behind the others.
+        fields.extend(names.map(|name| Arc::new(Field::new(name, DataType::Utf8, false))));
+        let schema: SchemaRef = Arc::new(Schema::new(fields));
+        let folders = Arc::new(folders);
         let mut hasher = DefaultHasher::new();
         files.iter().for_each(|file| file.to_string().hash(&mut hasher));
         let name = format!("bad-{:08x}", hasher.finish() as u32);
@@ -105,7 +112,9 @@ impl LenientTable {
         let decoder = Arc::new(decoder);
         let partition = |(number, pieces): (usize, Vec<Piece>)| -> Arc<dyn PartitionStream> {
             Arc::new(Partition {
+                schema: SchemaRef::clone(&schema),
                 pieces,
+                folders: Arc::clone(&folders),
                 decoder: Arc::clone(&decoder),
                 compression,
                 seen: Arc::clone(engine.bad_rows()),
@@ -114,7 +123,7 @@ impl LenientTable {
             })
         };
         let partitions = groups.into_iter().enumerate().map(partition).collect();
-        Ok(LenientTable(StreamingTable::try_new(schema, partitions)?))
+        Ok(LenientTable(StreamingTable::try_new(SchemaRef::clone(&schema), partitions)?))
     }
 }
 
@@ -140,7 +149,10 @@ impl TableProvider for LenientTable {
 }
 
 struct Partition {
+    /// With the columns of folders.
+    schema: SchemaRef,
     pieces: Vec<Piece>,
+    folders: Arc<Option<FolderColumns>>,
     decoder: Arc<Decoder>,
     compression: FileCompressionType,
     seen: Arc<BadRows>,
@@ -157,7 +169,7 @@ impl fmt::Debug for Partition {
 
 impl PartitionStream for Partition {
     fn schema(&self) -> &SchemaRef {
-        self.decoder.schema()
+        &self.schema
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
@@ -170,10 +182,27 @@ impl PartitionStream for Partition {
         };
         let (pieces, decoder) = (self.pieces.clone(), Arc::clone(&self.decoder));
         let (compression, seen) = (self.compression, Arc::clone(&self.seen));
+        let (schema, folders) = (SchemaRef::clone(&self.schema), Arc::clone(&self.folders));
         builder.spawn_blocking(move || {
-            let give = |batch| sender.blocking_send(Ok(batch)).is_ok();
+            let give = |piece: &Piece, batch: RecordBatch| {
+                let batch = match folders.as_ref() {
+                    Some(folders) => with_values(batch, &folders.values(&piece.file), &schema),
+                    None => Ok(batch),
+                };
+                sender.blocking_send(batch).is_ok()
+            };
             read_good(&pieces, &decoder, compression, &seen, quarantine, give).map_err(DataFusionError::from)
         });
         builder.build()
     }
+}
+
+/// The batch with a column for each of `values`, the same in all rows.
+fn with_values(batch: RecordBatch, values: &[String], schema: &SchemaRef) -> Result<RecordBatch> {
+    let rows = batch.num_rows();
+    let repeated = values.iter().map(|value| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values(std::iter::repeat_n(value.as_str(), rows)))
+    });
+    let columns = batch.columns().iter().cloned().chain(repeated).collect();
+    Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns)?)
 }

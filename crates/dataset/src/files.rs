@@ -17,6 +17,7 @@ use futures::{StreamExt, TryStreamExt};
 use glob::{MatchOptions, Pattern};
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
+use percent_encoding::percent_decode_str;
 use tokio::runtime::Handle;
 
 use crate::engine::Engine;
@@ -222,6 +223,13 @@ impl Found {
         }
     }
 
+    /// Those columns, apart from the files.
+    pub(crate) fn take_folder_columns(&mut self) -> Option<FolderColumns> {
+        let names = self.folder_keys();
+        let folder = self.folder.take().filter(|_| !names.is_empty())?;
+        Some(FolderColumns { folder, names })
+    }
+
     /// The compression that the files' names tell of.
     pub(crate) fn compression(&self) -> Result<FileCompressionType> {
         let first = self.files[0].compression();
@@ -232,6 +240,24 @@ impl Found {
                 self.files[0]
             ))),
         }
+    }
+}
+
+/// The columns that folders stand for, see [`Found::folder_keys`].
+#[derive(Debug)]
+pub(crate) struct FolderColumns {
+    folder: Folder,
+    pub(crate) names: Vec<String>,
+}
+
+impl FolderColumns {
+    /// Their values in the rows of a file, in the order of the names.
+    pub(crate) fn values(&self, file: &File) -> Vec<String> {
+        let names = file.names_below(&self.folder).unwrap_or_default();
+        let values = names.iter().filter_map(|name| Some(name.split_once('=')?.1));
+        // What a name cannot have may be written with percent signs; a value that is none such stands as it is.
+        let decoded = |value: &str| percent_decode_str(value).decode_utf8().map_or_else(|_| value.into(), Into::into);
+        values.map(decoded).collect()
     }
 }
 

@@ -519,20 +519,20 @@ impl Drop for Quarantine {
     }
 }
 
-/// Reads pieces one after the other, and gives their good rows to `give` until it returns false.
+/// Reads pieces one after the other, and gives their good rows to `give`, with the piece, until it returns false.
 pub(crate) fn read_good(
     pieces: &[Piece],
     decoder: &Decoder,
     compression: FileCompressionType,
     seen: &BadRows,
     mut quarantine: Option<Quarantine>,
-    mut give: impl FnMut(RecordBatch) -> bool,
+    mut give: impl FnMut(&Piece, RecordBatch) -> bool,
 ) -> Result<()> {
     let mut wanted = true;
     for piece in pieces {
         decoder.read_piece(piece, compression, |item| {
             match item {
-                Item::Rows(batch) => wanted = give(batch),
+                Item::Rows(batch) => wanted = give(piece, batch),
                 Item::Bad(row) => {
                     seen.note(&row);
                     if let Some(quarantine) = &mut quarantine {

@@ -216,19 +216,13 @@ fn checked(table: ListingTable, check: Option<Arc<Check>>) -> Arc<dyn TableProvi
 /// A table of the rows that can be read.
 async fn read_good(
     engine: &Engine,
-    found: Found,
+    mut found: Found,
     layout: &Layout,
     compression: FileCompressionType,
     schema: Option<SchemaRef>,
     infer_rows: usize,
     on_error: &OnError,
 ) -> Result<DataSet> {
-    if !found.folder_keys().is_empty() {
-        return Err(DataSetError::Unsupported(format!(
-            "columns that folders are named by, as those of {}, together with on_error; read the folders one by one",
-            found.describe()
-        )));
-    }
     if let OnError::Quarantine(folder) = on_error
         && is_url(&folder.to_string_lossy())
     {
@@ -249,7 +243,8 @@ async fn read_good(
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
     }
     let decoder = Decoder::new(layout.clone(), schema)?;
-    let table = LenientTable::new(engine, found.files, decoder, compression, on_error)?;
+    let folders = found.take_folder_columns();
+    let table = LenientTable::new(engine, found.files, folders, decoder, compression, on_error)?;
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 
