@@ -10,10 +10,11 @@
 #   .peers/spark     Spark, on Debian's OpenJDK 17
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink's jars, and our exchanges by its DataStream API
-#   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI
+#   .peers/flink     Flink with its Python API, and our exchanges in Java by its DataStream API
+#   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI; exchanges with
+#                    Tidemill's own Rust crate, built by cargo
 #
-# About 3 GB. All are free software: Apache-2.0 (DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy, Open MPI,
+# About 3.5 GB. All are free software: Apache-2.0 (DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy, Open MPI,
 # scikit-learn), MIT (DuckDB, faiss, Polars), MPICH's licence, and GPL-2 with the classpath exception (OpenJDK).
 #
 # The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
@@ -84,8 +85,8 @@ make_env spark "$numpy pyspark pyarrow" "$numpy" pyspark pyarrow
 make_env dask "$numpy dask pyarrow" "$numpy" "dask[dataframe]" pyarrow
 # Ray Data joins with Polars' help.
 make_env ray "$numpy ray polars pyarrow" "$numpy" "ray[data]" polars pyarrow
-# The part of apache-flink with the jars: our program is in Java, so what the other parts need (Beam, pandas) is not needed.
-make_env flink apache-flink-libraries --no-deps apache-flink-libraries
+# With NumPy as old as its Beam wants it.
+make_env flink apache-flink apache-flink
 
 # --- C + MPI ---------------------------------------------------------------------------------------------------------
 mkdir -p "$peers/bin"
@@ -100,6 +101,16 @@ if [ ! "$peers/bin/exchange_mpi" -nt peers/exchange_mpi.cc ]; then
     say "exchange_mpi: compiling"
     mpicxx.openmpi -std=c++20 -O3 -march=native -Wall -Wextra -o "$peers/bin/exchange_mpi" peers/exchange_mpi.cc
 fi
+
+# --- Rust + Tidemill --------------------------------------------------------------------------------------------------
+say "exchange_tidemill: building, if anything has changed"
+(
+    cd ..
+    # rustup installs there; a shell that was open before does not know it yet.
+    export PATH="$PATH:$HOME/.cargo/bin"
+    cargo build --quiet --release --locked -p tidemill-dataflow --example exchange
+    cp -u "${CARGO_TARGET_DIR:-target}/release/examples/exchange" "$peers/bin/exchange_tidemill"
+)
 
 # --- Java + Flink ----------------------------------------------------------------------------------------------------
 classes="$peers/flink/classes"

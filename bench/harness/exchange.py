@@ -1,6 +1,7 @@
 """The benchmark of exchanges: messages through task graphs, beside the same by hand over Open MPI and with Flink.
 
-Two workers; every system in turn, over several rounds; the digest of what arrives must be the same for all.
+Each of the three with functions in Python, and in a compiled language. Two workers; every system in turn, over several rounds;
+the digest of what arrives must be the same for all.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 
 from .comm import SystemFailed, rotated
 from .once import run_once
-from .systems import BENCH, PEERS, SYSTEMS, Launch
+from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch
 
 WORKER = str(BENCH / "harness" / "exchange_worker.py")
-BY_HAND = PEERS / "bin" / "exchange_mpi"
+BINARIES = {"tidemill-rust": PEERS / "bin" / "exchange_tidemill", "openmpi-c++": PEERS / "bin" / "exchange_mpi"}
+PYFLINK = BENCH / "peers" / "exchange_pyflink.py"
 FLINK = PEERS / "flink"
 FLINK_CLASSES = FLINK / "classes"
 FLINK_JARS = "lib/python*/site-packages/pyflink/lib"
+PYFLINK_PACKAGE = "lib/python*/site-packages/pyflink/datastream"
 TASK_MANAGERS = {"flink-2x1": 2, "flink-1x2": 1}
 OPERATIONS = ("partition", "reduce", "gather", "broadcast")
 WORKERS = 2
@@ -36,7 +39,7 @@ SETTINGS = {
     "quick": Setting({128: 50_000, 128 << 10: 2000}, rounds=3),
     "tiny": Setting({128: 100}, rounds=1),
 }
-ALL = ("tidemill", "openmpi", "openmpi-c++", *TASK_MANAGERS)
+ALL = ("tidemill", "openmpi", "pyflink", *BINARIES, *TASK_MANAGERS)
 
 
 def missing(system: str) -> str | None:
@@ -44,15 +47,24 @@ def missing(system: str) -> str | None:
     if system in TASK_MANAGERS:
         built = shutil.which("java") and (FLINK_CLASSES / "ExchangeFlink.class").exists()
         return None if built else "java or its program is missing: run bench/setup_peers.sh"
-    if system == "openmpi-c++" and not BY_HAND.exists():
+    if system == "pyflink":
+        installed = shutil.which("java") and any(FLINK.glob(PYFLINK_PACKAGE))
+        return None if installed else "java or apache-flink is missing: run bench/setup_peers.sh"
+    if system in BINARIES and not BINARIES[system].exists():
         return "not built: run bench/setup_peers.sh"
-    return SYSTEMS["tidemill" if system == "tidemill" else "openmpi"].missing()
+    return SYSTEMS[launcher(system)].missing()
+
+
+def launcher(system: str) -> str:
+    return system.partition("-")[0]
 
 
 def launch(system: str, operation: str, size: int, messages: int) -> Launch:
     given = [operation, str(size), str(messages)]
-    if system == "openmpi-c++":
-        return SYSTEMS["openmpi"].launch_binary(WORKERS, "shm", [str(BY_HAND), *given])
+    if system in BINARIES:
+        return SYSTEMS[launcher(system)].launch_binary(WORKERS, "shm", [str(BINARIES[system]), *given])
+    if system == "pyflink":
+        return Launch([str(FLINK / "bin" / "python"), str(PYFLINK), *given], dict(SINGLE_THREADED))
     if system in TASK_MANAGERS:
         (jars,) = FLINK.glob(FLINK_JARS)
         java = ["java", "-Xmx4g", "-XX:+UseParallelGC", "-cp", f"{FLINK_CLASSES}:{jars}/*"]

@@ -274,39 +274,58 @@ def startup_section(startup: dict[str, Any]) -> str:
 
 
 # --- exchanges -------------------------------------------------------------------------------------------------------
+# Whose functions are compared: a function's own cost per message is its language's. Ours; by hand; Flink's.
+LANGUAGES = {
+    "Functions in Python": ("tidemill", ("openmpi",), ("pyflink",)),
+    "Functions in Rust, C++ and Java": ("tidemill-rust", ("openmpi-c++",), ("flink-2x1", "flink-1x2")),
+}
+
+
 def exchange_section(exchange: dict[str, Any]) -> str:
-    names = sorted({name for case in exchange["cases"] for name in case["message_s"]}, key=order)
-    flinks = [name for name in names if name.startswith("flink")]
-    by_hand = [name for name in names if not name.startswith(OURS) and name not in flinks]
+    cases = exchange["cases"]
+    tables = [part for language in LANGUAGES for part in exchange_table(language, cases)]
+    differing = [f"{c['operation']} {c['size']}" for c in cases if len(set(c["digests"].values())) > 1]
+    failures = [(case["operation"], *failure) for case in cases for failure in case["failures"].items()]
+    parts = ["## Exchanges", ""]
+    parts += [
+        f"{exchange['workers']} workers, median of {exchange['rounds']} rounds. *Time* of a message of each source among many, so",
+        "its inverse is their rate; *latency* of one alone. The ratio is Tidemill's time over that by hand, so below 1 is faster;",
+        "*rate over Flink's* is Tidemill's over that of the faster Flink, so above 1 is faster.",
+        "",
+        *tables,
+        f"Digests differ at: {', '.join(differing)}." if differing else "The same arrived everywhere.",
+        "",
+    ]
+    return "\n".join([*parts, *(f"- {name} on {operation}: {why}" for operation, name, why in failures)])
+
+
+def exchange_table(language: str, cases: Sequence[dict[str, Any]]) -> list[str]:
+    """The systems whose functions are of one kind of language; nothing where none was measured."""
+    ours, by_hand, flinks = LANGUAGES[language]
+    names = [name for name in (ours, *by_hand, *flinks) if any(name in case["message_s"] for case in cases)]
+    if not names:
+        return []
     rows = []
-    for case in exchange["cases"]:
-        found = ratio(case["message_s"], by_hand)
-        over_flink = ratio(case["message_s"], flinks)
+    for case in cases:
+        times = {**case["message_s"], OURS: case["message_s"].get(ours, [])}
+        to_hand, to_flink = ratio(times, by_hand), ratio(times, flinks)
         rows.append(
             [
                 f"{case['operation']} {size_name(case['size'])}",
                 *(cell(case["message_s"], name) for name in names),
-                f"{found[0]:.2f} {found[1]}" if found else "",
-                *([f"{1 / over_flink[0]:.2f} {over_flink[1]}" if over_flink else ""] if flinks else []),
+                f"{to_hand[0]:.2f} {to_hand[1]}" if to_hand else "",
+                f"{1 / to_flink[0]:.2f} {to_flink[1]}" if to_flink else "",
                 *(cell(case["latency_s"], name) for name in names),
             ]
         )
-    differing = [f"{c['operation']} {c['size']}" for c in exchange["cases"] if len(set(c["digests"].values())) > 1]
-    rates = ["ratio", *(["rate over Flink's"] if flinks else [])]
-    header = ["exchange", *(f"{n}, time" for n in names), *rates, *(f"{n}, latency" for n in names)]
-    parts = ["## Exchanges", ""]
-    parts += [
-        f"{exchange['workers']} workers, median of {exchange['rounds']} rounds. *Time* of a message of each source among many, so",
-        "its inverse is their rate; *latency* of one alone. The ratio is to the fastest by hand.",
-        *(["*Rate over Flink's*: Tidemill's over that of the faster Flink, so above 1 is faster."] if flinks else []),
-        "",
-        table(header, rows),
-        "",
-        f"Digests differ at: {', '.join(differing)}." if differing else "The same arrived everywhere.",
-        "",
+    header = [
+        "exchange",
+        *(f"{n}, time" for n in names),
+        "ratio",
+        "rate over Flink's",
+        *(f"{n}, latency" for n in names),
     ]
-    failures = [(case["operation"], *failure) for case in exchange["cases"] for failure in case["failures"].items()]
-    return "\n".join([*parts, *(f"- {name} on {operation}: {why}" for operation, name, why in failures)])
+    return [f"### {language}", "", table(header, rows), ""]
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
