@@ -328,7 +328,7 @@ c = graph.sink("c", lambda rows, context: sum(len(table) for table in rows), par
 graph.connect(a, b, x.partition())
 graph.connect(b, c, x.gather())
 result = graph.run()
-assert result["c"] == {0: job.size} and all(count > 0 for count in result["a"].values()), result
+assert result["c"] == {0: job.size} and sum(result["a"].values()) >= job.size, result["a"]
 
 # Where copies run: by name, by a plan, by a function; the same on all.
 graph = tm.Graph("placed")
