@@ -93,13 +93,11 @@ def _short(number: float) -> str:
 
 def _time(seconds: float) -> str:
     whole = round(seconds)
-    return (
-        f"{whole} s"
-        if whole < 60
-        else f"{whole // 60}:{whole % 60:02} min"
-        if whole < 3600
-        else f"{whole / 3600:.1f} h"
-    )
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole / 3600:.1f} h"
 
 
 class Phases:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from tidemill import _progress
 from tidemill._job import init
-from tidemill._tidemill import Comm, NativeDataSet
+from tidemill._tidemill import Comm, NativeDataSet, NativeTable
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._table import Table
@@ -40,25 +40,24 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
     job = init()
     if root is not None and not 0 <= root < job.size:
         raise DataSetError(f"root={root}: there is no such worker, the job has {job.size}")
-    with reading() as watch:
-        if job.size == 1:
-            table = data.collect(engine(), watch)
-        else:
-            table = data.collect_on(engine(), job.comm, "all" if root is None else root, watch)
+    table = _run(data, "all" if root is None else root)
     report_bad_rows(data)
     return Table(table)
 
 
 def collect_local(data: NativeDataSet) -> Table:
     """Run a query; every worker gets the rows that it has made. Collective."""
+    table = _run(data, "each")
+    report_bad_rows(data)
+    return Table(table)
+
+
+def _run(data: NativeDataSet, to: int | str) -> NativeTable:
     workers = comm()
     with reading() as watch:
         if workers is None:
-            table = data.collect(engine(), watch)
-        else:
-            table = data.collect_on(engine(), workers, "each", watch)
-    report_bad_rows(data)
-    return Table(table)
+            return data.collect(engine(), watch)
+        return data.collect_on(engine(), workers, to, watch)
 
 
 def report_bad_rows(data: NativeDataSet) -> None:
