@@ -76,6 +76,9 @@ pub enum DataflowError {
         /// What the system said, and what to do.
         reason: String,
     },
+    /// A job that makes checkpoints cannot begin.
+    #[error("{0}")]
+    Checkpoint(String),
     /// The run has been given up; another copy's error says why.
     #[error("the run was cancelled because another task failed")]
     Cancelled,

@@ -10,6 +10,8 @@
 //! | `wire`        | what crosses workers                                                                |
 //! | [`keys`], [`route_map`] | the hash of a key, its bucket, the bucket's owner                         |
 //! | [`operator`]  | tasks without a loop of their own                                                   |
+//! | [`stream`]    | streams without an end: time, barriers, sources and sinks                           |
+//! | [`checkpoint`] | what all copies kept at a barrier, durable as a whole                              |
 //! | [`memory`]    | the worker's budget, and the disk beyond it                                         |
 //! | `local`       | sorting, merging, reducing and joining where rows are, within the budget            |
 //! | `run`         | the runner                                                                          |
@@ -19,6 +21,7 @@
 //! receiver's pump lets it land in aligned memory and puts it into the queue of its copy, which verifies and decodes it when
 //! it takes it; that gives the credit back.
 
+pub mod checkpoint;
 pub mod exchange;
 pub mod flow;
 pub mod graph;
@@ -30,6 +33,7 @@ pub mod operator;
 pub mod overlay;
 pub mod placement;
 pub mod route_map;
+pub mod stream;
 
 mod error;
 #[cfg(any(test, fuzzing))]

@@ -3,8 +3,11 @@
 
 use arrow::array::RecordBatch;
 
+use crate::checkpoint::Snapshot;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Item, Outputs};
+use crate::run::TaskContext;
+use crate::stream::{Control, EventTime, Mark};
 
 /// Batches on their way out of an operator, by output port.
 #[derive(Debug, Default)]
@@ -49,6 +52,26 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
+    /// Every row with an earlier event time has come, on all ports. Told only to [streaming](crate::TaskSpec::streaming)
+    /// tasks; what is emitted goes out before the time does.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let _ = (time, emit);
+        Ok(Flow::Done)
+    }
+
+    /// What it keeps, now that a barrier passes. `whole` asks for all buckets, whole: what was saved before cannot be built
+    /// on. It begins with [`TaskContext::restored`](crate::TaskContext::restored) when the job goes on from there.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        let _ = whole;
+        Ok(Snapshot::default())
+    }
+
     /// All input ports have ended.
     ///
     /// # Errors
@@ -80,8 +103,11 @@ pub(crate) async fn drive(
     mut operator: impl Operator,
     mut inputs: Inputs,
     mut outputs: Outputs,
+    context: &TaskContext,
 ) -> Result<(), TaskError> {
     let mut emit = Emit::default();
+    // Stopped, it goes on from its checkpoint another time: this end is not the stream's. Nor is one that has been before.
+    let mut pauses = context.had_ended();
     let mut wanted = Vec::new();
     while !inputs.is_over() {
         if !outputs.is_wanted() {
@@ -94,10 +120,30 @@ pub(crate) async fn drive(
         wanted.extend((0..inputs.len()).map(|port| operator.wants(port)));
         let flow = match inputs.recv_any(|port| wanted[port]).await? {
             Some((port, Some(Item::Batch(batch)))) => operator.on_batch(port, batch, &mut emit)?,
+            Some((_, Some(Item::Mark(mark)))) => {
+                match &mark {
+                    Mark::Watermark(time) => {
+                        let flow = operator.on_watermark(*time, &mut emit)?;
+                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                    }
+                    Mark::Idle => {}
+                    Mark::Barrier(barrier) => {
+                        if let Some(states) = context.states() {
+                            states.save(barrier.epoch, operator.snapshot(states.wants_whole())?);
+                        }
+                        pauses |= barrier.control == Control::Stop;
+                    }
+                }
+                outputs.mark(&mark).await?;
+                continue;
+            }
             Some((port, None)) => operator.on_input_end(port, &mut emit)?,
             None => return Err("the operator wants none of the ports that have not ended".into()),
         };
         send(&mut operator, flow, &mut emit, &mut outputs).await?;
+    }
+    if pauses {
+        return Ok(());
     }
     let flow = operator.on_end(&mut emit)?;
     send(&mut operator, flow, &mut emit, &mut outputs).await

@@ -98,7 +98,7 @@ impl Exchange for Join {
                 let kept = keep_left.then(|| Stash::new(&left.schema, context.governor(), &name));
                 let joiner = Joiner::new(kind, left, right, context.governor(), &name)?;
                 let join = JoinOperator { joiner, kept, right_ended: false, left_ended: false };
-                operator::drive(join, inputs, outputs).await
+                operator::drive(join, inputs, outputs, &context).await
             })
         });
         let (workers, schemas) =

@@ -189,6 +189,8 @@ impl Sampling {
                     let splitters = (0..keys.len()).map(|row| keys.value(row).into()).collect();
                     drop(cell.set(splitters));
                 }
+                // Marks do not come here: it is no streaming task.
+                Some((_, Some(Item::Mark(_)))) => {}
                 Some((_, None)) | None => {
                     if cell.get().is_none() {
                         return Err("no splitters came".into());

@@ -14,6 +14,7 @@ use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
 use crate::memory::Governor;
 use crate::metrics::{self, EdgeMetrics};
 use crate::overlay::Tree;
+use crate::stream::Mark;
 use crate::wire::{Kind, Received};
 
 /// What a stream may have on its way or queued, whatever the settings.
@@ -228,14 +229,16 @@ impl Edge {
                 }
             }
             Kind::Stop => self.accounts.get(&stream).ok_or_else(stranger)?.stop(),
-            Kind::Batch | Kind::End if header.target == u32::MAX && !self.trees.is_empty() => {
-                if header.kind == Kind::End {
+            Kind::Batch | Kind::End | Kind::Watermark | Kind::Idle | Kind::Barrier
+                if header.target == u32::MAX && !self.trees.is_empty() =>
+            {
+                if header.kind != Kind::Batch {
                     frame.verify().map_err(|error| error.to_string())?;
                 }
                 let debt = self.debts.get(&(header.source, links.me)).ok_or_else(stranger)?;
                 let guard =
                     (header.kind == Kind::Batch).then(|| Arc::new(Guard::remote(debt, frame.whole.len() as u64)));
-                self.spread(&frame, guard, links);
+                self.spread(&frame, guard, links)?;
             }
             Kind::Batch => {
                 let debt = self.debts.get(&stream).ok_or_else(stranger)?;
@@ -252,7 +255,15 @@ impl Edge {
                 inlet.push(number, Packet::End { blocks: header.seq, rows: header.rows });
                 self.pending.fetch_sub(1, Ordering::SeqCst);
             }
-            Kind::Progress | Kind::Abort | Kind::Finish => {
+            Kind::Watermark | Kind::Idle | Kind::Barrier => {
+                if !self.debts.contains_key(&stream) {
+                    return Err(stranger());
+                }
+                let (inlet, number) = self.inlet(header.source, header.target).ok_or_else(stranger)?;
+                frame.verify().map_err(|error| error.to_string())?;
+                inlet.push(number, Packet::Mark { mark: Mark::of_frame(&frame)?, blocks: header.seq });
+            }
+            Kind::Progress | Kind::Inject | Kind::Saved | Kind::Durable | Kind::Abort | Kind::Finish => {
                 return Err(format!("worker {from} sent a {:?} frame here", header.kind));
             }
         }
@@ -260,15 +271,18 @@ impl Edge {
     }
 
     /// A broadcast frame: to all copies of this worker, and on to the workers below.
-    fn spread(&self, frame: &Received, guard: Option<Arc<Guard>>, links: &Links) {
+    fn spread(&self, frame: &Received, guard: Option<Arc<Guard>>, links: &Links) -> Result<(), String> {
         let header = frame.header;
+        let over = header.kind == Kind::End;
+        let mark = if over || guard.is_some() { None } else { Some(Mark::of_frame(frame)?) };
         for target in 0..self.targets() {
             let Some((inlet, number)) = self.inlet(header.source, target) else { continue };
             inlet.push(
                 number,
-                match &guard {
-                    Some(guard) => Packet::Block(frame.clone(), Arc::clone(guard)),
-                    None => Packet::End { blocks: header.seq, rows: header.rows },
+                match (&guard, &mark) {
+                    (Some(guard), _) => Packet::Block(frame.clone(), Arc::clone(guard)),
+                    (None, Some(mark)) => Packet::Mark { mark: mark.clone(), blocks: header.seq },
+                    (None, None) => Packet::End { blocks: header.seq, rows: header.rows },
                 },
             );
         }
@@ -279,15 +293,16 @@ impl Edge {
             relay.waiting.lock().push_back((frame.whole.clone(), guard.clone()));
             self.relay(relay, child, links);
         }
-        if guard.is_none() {
+        if over {
             self.pending.fetch_sub(1, Ordering::SeqCst);
         }
+        Ok(())
     }
 
     fn relay(&self, relay: &Relay, child: u32, links: &Links) {
         let mut waiting = relay.waiting.lock();
         while let Some((bytes, guard)) = waiting.front() {
-            // An end is not a batch: it needs no credit.
+            // Ends and marks are no batches: they need no credit.
             if guard.is_some() && !relay.account.try_acquire(bytes.len() as u64) {
                 return;
             }
@@ -332,7 +347,7 @@ mod tests {
         let inlet = Arc::new(Inlet::default());
         let inlets = [Some(Arc::clone(&inlet))];
         let edge = Arc::new(Edge::new(0, &flow_edge, (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
-        let mut input = Input::new(inlet, 0, Arc::new(Cancel::default()).token());
+        let mut input = Input::new(inlet, 0, true, Arc::new(Cancel::default()).token());
         input.add_edge(&edge);
         (edge, input)
     }

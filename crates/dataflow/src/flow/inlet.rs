@@ -9,6 +9,7 @@ use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 
 use crate::link::Guard;
+use crate::stream::Mark;
 use crate::wire::Received;
 
 /// What a stream brings.
@@ -17,6 +18,8 @@ pub(crate) enum Packet {
     Batch(RecordBatch, Arc<Guard>),
     /// A batch of another worker, to be decoded by who takes it.
     Block(Received, Arc<Guard>),
+    /// What rides between the batches; so many blocks were sent before it.
+    Mark { mark: Mark, blocks: u64 },
     /// The stream is over; so many blocks and rows were sent.
     End { blocks: u64, rows: u64 },
 }
@@ -27,6 +30,8 @@ struct Queue {
     /// Of who takes from this stream alone.
     waker: Option<Waker>,
     closed: bool,
+    /// Nothing is taken for now; so many of its packets were passed over in the order of arrival.
+    held: Option<u32>,
 }
 
 #[derive(Default)]
@@ -41,6 +46,17 @@ struct State {
     closed: bool,
     queued_bytes: u64,
     peak_bytes: u64,
+}
+
+impl State {
+    fn pass_over_held(&mut self) {
+        while let Some(&stream) = self.order.front()
+            && let Some(passed) = &mut self.streams[stream as usize].held
+        {
+            *passed += 1;
+            self.order.pop_front();
+        }
+    }
 }
 
 /// See the module.
@@ -94,6 +110,7 @@ impl Inlet {
             }
             None => {
                 assert!(!state.by_stream, "an input that was read by stream is not read in order of arrival later");
+                state.pass_over_held();
                 state.order.pop_front().map(|stream| {
                     let packet = state.streams[stream as usize].packets.pop_front();
                     (stream, packet.expect("a stream is in the order once for each of its packets"))
@@ -118,9 +135,29 @@ impl Inlet {
         }
     }
 
+    /// Takes nothing of a stream until [`Inlet::release`]; its sender waits when its credit is used up.
+    pub(crate) fn hold(&self, stream: u32) {
+        self.0.lock().streams[stream as usize].held.get_or_insert(0);
+    }
+
+    /// Takes from all streams again.
+    pub(crate) fn release(&self) {
+        let state = &mut *self.0.lock();
+        for (stream, queue) in state.streams.iter_mut().enumerate() {
+            for _ in 0..queue.held.take().unwrap_or(0) {
+                state.order.push_front(stream as u32);
+            }
+        }
+    }
+
     /// Whether a take would wait.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().streams.iter().all(|queue| queue.packets.is_empty())
+        let mut state = self.0.lock();
+        if state.by_stream {
+            return state.streams.iter().all(|queue| queue.packets.is_empty());
+        }
+        state.pass_over_held();
+        state.order.is_empty()
     }
 
     /// The copy takes no more: what is queued and what still comes is dropped, which gives the credit back.

@@ -1,5 +1,6 @@
 //! A copy's input ports: where batches come out, checked, decoded and counted.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,14 +14,17 @@ use super::inlet::{Inlet, Packet};
 use crate::error::DataflowError;
 use crate::metrics;
 use crate::run::{CancelToken, block_on};
+use crate::stream::{Alignment, Arrival, Mark, Watermarks};
 use crate::wire::Decoder;
 
-/// What a stream of batches consists of. Watermarks and barriers will join.
+/// What a stream of batches consists of.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub enum Item {
     /// Rows; never none.
     Batch(RecordBatch),
+    /// What rides between them, of all streams of the port together: time no stream is behind, a barrier that all have
+    /// brought. Only tasks that know streams get marks ([`TaskSpec::streaming`](crate::TaskSpec::streaming)).
+    Mark(Mark),
 }
 
 impl Item {
@@ -28,6 +32,7 @@ impl Item {
     pub fn into_batch(self) -> Option<RecordBatch> {
         match self {
             Item::Batch(batch) => Some(batch),
+            Item::Mark(_) => None,
         }
     }
 }
@@ -73,6 +78,12 @@ impl StreamEnd {
                 self.count(header.rows);
                 Ok(Some(Item::Batch(batch)))
             }
+            Packet::Mark { mark, blocks } => {
+                if blocks != self.blocks {
+                    return wrong(self, format!("a mark behind block {blocks} arrived behind block {}", self.blocks));
+                }
+                Ok(Some(Item::Mark(mark)))
+            }
             Packet::End { blocks, rows } => {
                 if (blocks, rows) != (self.blocks, self.rows) {
                     let (got_blocks, got_rows) = (self.blocks, self.rows);
@@ -86,6 +97,17 @@ impl StreamEnd {
                 }
                 Ok(None)
             }
+        }
+    }
+
+    /// A mark for who does not know any. Time may pass unnoticed, a barrier may not: what the task keeps would be lost.
+    fn refuse(&self, mark: &Mark) -> Result<(), DataflowError> {
+        match mark {
+            Mark::Barrier(_) => Err(DataflowError::Edge {
+                edge: self.edge.name.clone(),
+                reason: "a checkpoint came to a task that does not know how to save its state".into(),
+            }),
+            Mark::Watermark(_) | Mark::Idle => Ok(()),
         }
     }
 
@@ -110,11 +132,35 @@ pub struct Input {
     open: usize,
     target: u32,
     cancel: CancelToken,
+    /// `None` for a task that does not know them.
+    marks: Option<Marks>,
+}
+
+/// The marks of a port's streams together.
+#[derive(Default)]
+struct Marks {
+    time: Watermarks,
+    align: Alignment,
+    /// What comes out next: the end of a stream may bring both.
+    ready: VecDeque<Mark>,
+}
+
+impl Marks {
+    /// A stream has ended. Returns whether the barrier had waited for it alone.
+    fn over(&mut self, stream: usize) -> bool {
+        // The barrier first: the time that the end sets free belongs to the next epoch, as the end itself does.
+        let aligned = self.align.over(stream);
+        let released = aligned.is_some();
+        self.ready.extend(aligned.map(Mark::Barrier));
+        self.ready.extend(self.time.over(stream));
+        released
+    }
 }
 
 impl Input {
-    pub(crate) fn new(inlet: Arc<Inlet>, target: u32, cancel: CancelToken) -> Self {
-        Input { inlet, streams: Vec::new(), open: 0, target, cancel }
+    pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
+        let marks = streaming.then(Marks::default);
+        Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks }
     }
 
     /// Adds the streams of an edge that leads here; all of its source copies are numbered, only some may send.
@@ -123,6 +169,14 @@ impl Input {
             let over = !edge.sends(source, self.target);
             self.open += usize::from(!over);
             let edge = Arc::clone(edge);
+            if let Some(marks) = &mut self.marks {
+                marks.time.add();
+                marks.align.add();
+                if over {
+                    marks.time.over(self.streams.len());
+                    marks.align.over(self.streams.len());
+                }
+            }
             self.streams.push(StreamEnd { edge, source, decoder: None, blocks: 0, rows: 0, over });
         }
     }
@@ -176,8 +230,10 @@ impl Input {
                 let Poll::Ready((_, packet)) = self.inlet.poll_take(Some(stream), context) else {
                     return Poll::Pending;
                 };
-                if let Some(item) = self.unpack(stream, packet)? {
-                    return Poll::Ready(Ok(Some(item)));
+                match self.unpack(stream, packet)? {
+                    Some(Item::Mark(mark)) => self.streams[stream as usize].refuse(&mark)?,
+                    Some(item) => return Poll::Ready(Ok(Some(item))),
+                    None => {}
                 }
             }
         })
@@ -196,13 +252,56 @@ impl Input {
 
     /// [`Input::recv_from`] for who polls by hand.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, Item)>, DataflowError>> {
-        while self.open > 0 {
+        loop {
+            if let Some(mark) = self.marks.as_mut().and_then(|marks| marks.ready.pop_front()) {
+                return Poll::Ready(Ok(Some((0, Item::Mark(mark)))));
+            }
+            if self.open == 0 {
+                return Poll::Ready(Ok(None));
+            }
             let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else { return Poll::Pending };
-            if let Some(item) = self.unpack(stream, packet)? {
-                return Poll::Ready(Ok(Some((stream, item))));
+            match self.unpack(stream, packet)? {
+                Some(Item::Mark(mark)) => self.mark(stream, mark)?,
+                Some(item) => return Poll::Ready(Ok(Some((stream, item)))),
+                None => self.stream_over(stream),
             }
         }
-        Poll::Ready(Ok(None))
+    }
+
+    /// A stream's mark: what it means for all of them together becomes ready.
+    fn mark(&mut self, stream: u32, mark: Mark) -> Result<(), DataflowError> {
+        let at = stream as usize;
+        let Some(marks) = &mut self.marks else { return self.streams[at].refuse(&mark) };
+        match mark {
+            Mark::Watermark(time) => marks.ready.extend(marks.time.advance(at, time)),
+            Mark::Idle => marks.ready.extend(marks.time.idle(at)),
+            Mark::Barrier(barrier) => match marks.align.arrive(at, barrier) {
+                Arrival::Wait { released } => {
+                    if released {
+                        self.inlet.release();
+                    }
+                    self.inlet.hold(stream);
+                }
+                Arrival::Aligned(barrier) => {
+                    self.inlet.release();
+                    marks.ready.push_back(Mark::Barrier(barrier));
+                }
+                Arrival::Stale => {}
+            },
+        }
+        Ok(())
+    }
+
+    fn stream_over(&mut self, stream: u32) {
+        if self.marks.as_mut().is_some_and(|marks| marks.over(stream as usize)) {
+            self.inlet.release();
+        }
+    }
+
+    /// The source task and copy of the stream that holds time back; `None` when none does.
+    pub fn slowest(&self) -> Option<(&str, u32)> {
+        let end = &self.streams[self.marks.as_ref()?.time.slowest()?];
+        Some((&end.edge.name, end.source))
     }
 
     fn unpack(&mut self, stream: u32, packet: Packet) -> Result<Option<Item>, DataflowError> {
@@ -261,6 +360,11 @@ impl futures_core::Stream for InputStream {
             };
             match this.end.unpack(this.target, packet) {
                 Ok(Some(Item::Batch(batch))) => return Poll::Ready(Some(Ok(batch))),
+                Ok(Some(Item::Mark(mark))) => {
+                    if let Err(error) = this.end.refuse(&mark) {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
                 Ok(None) => {}
                 Err(error) => return Poll::Ready(Some(Err(error))),
             }
@@ -295,11 +399,18 @@ pub struct Inputs {
     ended: Vec<bool>,
     /// The port that is looked at first, in turn: none is starved.
     first: usize,
+    /// The marks of the ports together.
+    marks: Marks,
 }
 
 impl Inputs {
     pub(crate) fn new(inputs: Vec<Input>) -> Self {
-        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0 }
+        let mut marks = Marks::default();
+        (0..inputs.len()).for_each(|_| {
+            marks.time.add();
+            marks.align.add();
+        });
+        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks }
     }
 
     /// How many there are.
@@ -332,7 +443,8 @@ impl Inputs {
     }
 
     /// What comes next on any of the ports that `wanted` names: an item with its port, or, once for each port, that it has
-    /// ended. `None` when all wanted ports have.
+    /// ended. `None` when all wanted ports have. Marks are of all ports together: time that none is behind, a barrier that
+    /// all have brought; a port that has brought one is not read until the others have, and is named with no meaning.
     ///
     /// # Errors
     /// As [`Input::recv`].
@@ -342,23 +454,48 @@ impl Inputs {
     ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
         poll_fn(|context| {
             let count = self.ports.len();
-            let mut waiting = false;
-            for index in (0..count).map(|i| (self.first + i) % count) {
-                if self.ended[index] || !wanted(index) {
-                    continue;
+            'look: loop {
+                if let Some(mark) = self.marks.ready.pop_front() {
+                    return Poll::Ready(Ok(Some((0, Some(Item::Mark(mark))))));
                 }
-                match self.ports[index].poll_recv(context)? {
-                    Poll::Ready(found) => {
-                        self.first = index + 1;
-                        self.ended[index] = found.is_none();
-                        return Poll::Ready(Ok(Some((index, found.map(|(_, item)| item)))));
+                let mut waiting = false;
+                for index in (0..count).map(|i| (self.first + i) % count) {
+                    if self.ended[index] || !wanted(index) || self.marks.align.holds(index) {
+                        continue;
                     }
-                    Poll::Pending => waiting = true,
+                    match self.ports[index].poll_recv(context)? {
+                        Poll::Ready(Some((_, Item::Mark(mark)))) => {
+                            self.mark(index, mark);
+                            continue 'look;
+                        }
+                        Poll::Ready(found) => {
+                            self.first = index + 1;
+                            if found.is_none() {
+                                self.ended[index] = true;
+                                self.marks.over(index);
+                            }
+                            return Poll::Ready(Ok(Some((index, found.map(|(_, item)| item)))));
+                        }
+                        Poll::Pending => waiting = true,
+                    }
                 }
+                return if waiting { Poll::Pending } else { Poll::Ready(Ok(None)) };
             }
-            if waiting { Poll::Pending } else { Poll::Ready(Ok(None)) }
         })
         .await
+    }
+
+    fn mark(&mut self, port: usize, mark: Mark) {
+        let marks = &mut self.marks;
+        match mark {
+            Mark::Watermark(time) => marks.ready.extend(marks.time.advance(port, time)),
+            Mark::Idle => marks.ready.extend(marks.time.idle(port)),
+            Mark::Barrier(barrier) => {
+                if let Arrival::Aligned(barrier) = marks.align.arrive(port, barrier) {
+                    marks.ready.push_back(Mark::Barrier(barrier));
+                }
+            }
+        }
     }
 
     /// [`Inputs::recv_any`] for a copy that blocks its thread. The error is `Cancelled` when the run is given up.

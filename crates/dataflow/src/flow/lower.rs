@@ -105,7 +105,16 @@ impl Lowering<'_> {
         factory: TaskFactory,
     ) -> Stage {
         let name = format!("{label} of {}", self.edge.name);
-        self.flow.tasks.push(FlowTask { name, factory, executor, comm: false, inputs, outputs, workers });
+        self.flow.tasks.push(FlowTask {
+            name,
+            factory,
+            executor,
+            comm: false,
+            streaming: false,
+            inputs,
+            outputs,
+            workers,
+        });
         Stage(self.flow.tasks.len() - 1)
     }
 
@@ -167,6 +176,7 @@ pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &Plan, hosts: &[
             factory: Arc::clone(&task.factory),
             executor: task.executor,
             comm: task.comm,
+            streaming: task.streaming,
             inputs: task.inputs.len(),
             outputs: task.outputs.iter().map(|port| SchemaRef::clone(&port.schema)).collect(),
             workers: plan.workers_of(index).to_vec(),

@@ -48,6 +48,8 @@ pub(crate) struct FlowTask {
     pub factory: TaskFactory,
     pub executor: Executor,
     pub comm: bool,
+    /// Whether its copies know marks.
+    pub streaming: bool,
     pub inputs: usize,
     /// Schemas of the output ports.
     pub outputs: Vec<SchemaRef>,

@@ -15,6 +15,7 @@ use crate::graph::check::fits;
 use crate::link::{Account, Guard, Links, Valve};
 use crate::metrics;
 use crate::run::{CancelToken, block_on};
+use crate::stream::Mark;
 use crate::wire::{Encoder, Frame, Header, Kind};
 
 /// A block is not much larger than this: batches that are, are cut.
@@ -140,6 +141,24 @@ impl Outlet {
         }
     }
 
+    /// Sends what is collected, and `mark` behind it.
+    async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
+        self.flush().await?;
+        let way = &self.way;
+        match &self.route {
+            Route::Nowhere => {}
+            Route::One(lane) => lane.mark(mark, way),
+            Route::Broadcast(broadcast) => {
+                for &child in way.edge.children(way.source) {
+                    way.links.send(child, mark.frame(way.header(Kind::Idle, u32::MAX, broadcast.blocks, 0)));
+                }
+                broadcast.lanes.iter().for_each(|lane| lane.mark(mark, way));
+            }
+            Route::Partition(partition) => partition.lanes.iter().for_each(|lane| lane.mark(mark, way)),
+        }
+        Ok(())
+    }
+
     /// Sends what is collected and says that this was all.
     pub(crate) async fn finish(&mut self) -> Result<(), TaskError> {
         if std::mem::replace(&mut self.ended, true) {
@@ -234,6 +253,17 @@ impl Lane {
         };
         metrics::add(&metrics.blocked_ns, waited);
         Ok(())
+    }
+
+    fn mark(&self, mark: &Mark, way: &Way) {
+        match &self.place {
+            Place::Here { inlet, stream, .. } => {
+                inlet.push(*stream, Packet::Mark { mark: mark.clone(), blocks: self.blocks });
+            }
+            Place::There { worker, .. } => {
+                way.links.send(*worker, mark.frame(way.header(Kind::Idle, self.target, self.blocks, 0)));
+            }
+        }
     }
 
     fn end(&self, way: &Way) {
@@ -380,6 +410,17 @@ impl Output {
         block_on(cancel.guard(self.flush()))?
     }
 
+    /// Sends what exchanges have collected, and a mark behind it, to every copy that the port leads to.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
+        for outlet in &mut self.outlets {
+            outlet.mark(mark).await?;
+        }
+        Ok(())
+    }
+
     /// Ends the port before the task's end. Nothing can be sent afterwards.
     ///
     /// # Errors
@@ -438,6 +479,17 @@ impl Outputs {
     /// [`Output::is_wanted`] of any port, or no port at all.
     pub fn is_wanted(&self) -> bool {
         self.0.is_empty() || self.0.iter().any(Output::is_wanted)
+    }
+
+    /// [`Output::mark`] on all ports.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
+        for output in &mut self.0 {
+            output.mark(mark).await?;
+        }
+        Ok(())
     }
 
     /// [`Output::flush`] on all ports.

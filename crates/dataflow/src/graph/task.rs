@@ -10,6 +10,8 @@ use crate::error::TaskError;
 use crate::flow::{Inputs, Outputs};
 use crate::operator::{self, Operator};
 use crate::run::TaskContext;
+use crate::stream::sink::{self, Sink};
+use crate::stream::source::{self, EventTimes, Source};
 
 /// What a running copy is.
 pub type TaskFuture = Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>>;
@@ -80,6 +82,7 @@ pub struct TaskSpec {
     pub(crate) resources: Resources,
     pub(crate) executor: Executor,
     pub(crate) comm: bool,
+    pub(crate) streaming: bool,
     pub(crate) factory: TaskFactory,
 }
 
@@ -105,9 +108,43 @@ impl TaskSpec {
             let make = Arc::clone(&make);
             async move {
                 let operator = make(&context)?;
-                operator::drive(operator, inputs, outputs).await
+                operator::drive(operator, inputs, outputs, &context).await
             }
         })
+    }
+
+    /// A task whose copies are sources: one output port, which is to be added. `times` says how its rows tell time.
+    pub fn source<F, S>(name: impl Into<String>, times: Option<EventTimes>, make: F) -> Self
+    where
+        F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
+        S: Source + 'static,
+    {
+        let make = Arc::new(make);
+        let task = Self::new(name, move |_, outputs, context| {
+            let (make, times) = (Arc::clone(&make), times.clone());
+            async move {
+                let source = make(&context)?;
+                source::drive(source, times, outputs, &context).await
+            }
+        });
+        task.streaming()
+    }
+
+    /// A task whose copies are sinks; input ports are to be added.
+    pub fn sink<F, S>(name: impl Into<String>, make: F) -> Self
+    where
+        F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
+        S: Sink + 'static,
+    {
+        let make = Arc::new(make);
+        let task = Self::new(name, move |inputs, _, context| {
+            let make = Arc::clone(&make);
+            async move {
+                let sink = make(&context)?;
+                sink::drive(sink, inputs, &context).await
+            }
+        });
+        task.streaming()
     }
 
     /// A task whose copies are blocking functions, each on a thread of its own; they use the `_blocking` calls of their
@@ -135,6 +172,7 @@ impl TaskSpec {
             resources: Resources::default(),
             executor: Executor::Pool,
             comm: false,
+            streaming: false,
             factory,
         }
     }
@@ -191,6 +229,15 @@ impl TaskSpec {
     #[must_use]
     pub fn executor(mut self, executor: Executor) -> Self {
         self.executor = executor;
+        self
+    }
+
+    /// Its copies know marks: they get time and barriers with their batches, save what they keep when a barrier passes, and
+    /// send marks on. Operators do all that by themselves. Tasks that are not streaming cannot be in a job that makes
+    /// checkpoints.
+    #[must_use]
+    pub fn streaming(mut self) -> Self {
+        self.streaming = true;
         self
     }
 

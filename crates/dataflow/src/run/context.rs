@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tidemill_collective::Communicator;
 
+use crate::checkpoint::{CopyStates, Restored};
 use crate::memory::{Governor, Reservation};
 
 /// Given to every copy of a task. Clones are the same.
@@ -18,6 +19,7 @@ pub(crate) struct Inner {
     pub workers: u32,
     pub comm: Option<Communicator>,
     pub governor: Governor,
+    pub states: Option<Arc<CopyStates>>,
 }
 
 impl TaskContext {
@@ -54,6 +56,22 @@ impl TaskContext {
     /// A reservation of the worker's memory in the copy's name.
     pub fn reservation(&self) -> Reservation {
         self.0.governor.reservation(format!("{}, copy {}", self.0.task, self.0.copy))
+    }
+
+    /// What this copy kept at the checkpoint that its job goes on from; `None` when it begins anew, or makes no
+    /// checkpoints.
+    pub fn restored(&self) -> Option<&Restored> {
+        self.states()?.restored()
+    }
+
+    /// Its part in checkpoints, if the job makes any.
+    pub(crate) fn states(&self) -> Option<&CopyStates> {
+        self.0.states.as_deref()
+    }
+
+    /// Whether it had ended when the checkpoint was made.
+    pub(crate) fn had_ended(&self) -> bool {
+        self.restored().is_some_and(|restored| restored.ended)
     }
 
     /// The communicator of the task's copies, ranked by copy; for tasks that asked for it

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::cancel::CancelToken;
 use super::fault::Fault;
 use super::state::RunState;
+use crate::checkpoint::{CopyStates, Snapshot};
 use crate::error::{DataflowError, TaskError};
 use crate::flow::Outlet;
 use crate::graph::TaskFuture;
@@ -22,6 +23,8 @@ pub(crate) struct Copy {
     pub copy: u32,
     pub state: Arc<RunState>,
     pub cancel: CancelToken,
+    /// Its part in checkpoints.
+    pub states: Option<Arc<CopyStates>>,
     /// How many outlets its outputs were given.
     pub outlets: usize,
     /// Where they come back to.
@@ -34,9 +37,15 @@ impl Copy {
         let work = async {
             let body = std::panic::catch_unwind(AssertUnwindSafe(start)).map_err(panicked)?;
             CatchUnwind(body).await?;
-            self.end_outputs().await
+            self.end_outputs().await?;
+            if let Some(states) = &self.states {
+                // Sources and sinks have said so themselves, with what they keep.
+                states.end(Snapshot::default()).await?;
+            }
+            Ok::<(), TaskError>(())
         };
-        let result = self.cancel.guard(work).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
+        let result: Result<(), TaskError> =
+            self.cancel.guard(work).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
         // A copy that is told to give up is not who failed.
         if let Err(error) = result
             && !matches!(error.downcast_ref(), Some(DataflowError::Cancelled))

@@ -8,6 +8,7 @@ mod cancel;
 mod context;
 mod copy;
 mod fault;
+mod resume;
 mod state;
 
 use std::sync::Arc;
@@ -19,16 +20,20 @@ use parking_lot::Mutex;
 use tidemill_collective::{Communicator, Op};
 use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait};
 use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
 
 #[cfg(test)]
 pub(crate) use cancel::Cancel;
 pub(crate) use cancel::{CancelToken, block_on};
 pub use context::TaskContext;
 pub(crate) use fault::Fault;
+pub(crate) use resume::Resume;
 pub use state::Progress;
 
 use self::copy::Copy;
 use self::state::RunState;
+use crate::checkpoint::coordinator::Event;
+use crate::checkpoint::{CheckpointSettings, CopyStates, Hub};
 use crate::error::DataflowError;
 use crate::flow::{Edge, Flow, Inlet, Input, Inputs, Outlet, Output, Outputs, edge_limits, lower};
 use crate::graph::{Executor, Graph, TaskFuture, fingerprint};
@@ -199,6 +204,21 @@ impl Runner {
         placement: &dyn Placement,
         look: Look<'_>,
     ) -> Result<RunReport, DataflowError> {
+        self.run_job(graph, placement, None, look)
+    }
+
+    /// [`Runner::run_placed`], making checkpoints, and going on from the last one that is there: every row counts once,
+    /// whatever failed between. All tasks must be [streaming](crate::TaskSpec::streaming).
+    ///
+    /// # Errors
+    /// As [`Runner::run`]; `Checkpoint`, when the job cannot begin from what is there.
+    pub fn run_job(
+        &self,
+        graph: &Graph,
+        placement: &dyn Placement,
+        checkpoints: Option<&CheckpointSettings>,
+        look: Look<'_>,
+    ) -> Result<RunReport, DataflowError> {
         let checked = graph.checked(self.comm.size());
         let parts = checked.as_ref().map_or_else(|errors| vec![errors.to_string()], |e| fingerprint::parts(graph, e));
         let plan = match &checked {
@@ -210,7 +230,9 @@ impl Runner {
         let (edges, plan) = (checked?, plan?);
         let flow = lower(graph, &edges, &plan, &self.hosts);
         let comms = self.task_comms(&flow)?;
-        Run::start(self, &flow, comms)?.drive(look)
+        let agree = |settings| Resume::agree(&self.comm, self.pool.handle(), &flow, graph.name(), settings);
+        let resume = checkpoints.map(agree).transpose()?;
+        Run::start(self, &flow, comms, resume)?.drive(look)
     }
 
     /// Whether all workers have the same graph and plan.
@@ -291,13 +313,26 @@ struct Run {
 }
 
 impl Run {
-    fn start(runner: &Runner, flow: &Flow, comms: Vec<Option<Communicator>>) -> Result<Run, DataflowError> {
+    fn start(
+        runner: &Runner,
+        flow: &Flow,
+        comms: Vec<Option<Communicator>>,
+        resume: Option<Resume>,
+    ) -> Result<Run, DataflowError> {
         let comm = &runner.comm;
         let (me, endpoint) = (comm.rank(), comm.endpoint().clone());
         let run = runner.runs.fetch_add(1, Ordering::Relaxed);
         let links = Links::new(endpoint.clone(), comm.message_context(), me, run, comm.world_ranks());
-        let copies = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
-        let state = RunState::new(&links, copies);
+        let copies: usize = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
+        let (hub, heard) = match &resume {
+            Some(resume) => {
+                let (hub, heard) = Hub::new(&resume.settings.store, &links, resume.run.clone());
+                (Some(hub), heard)
+            }
+            None => (None, None),
+        };
+        // The coordinator ends as copies do.
+        let state = RunState::new(&links, copies + usize::from(heard.is_some()), hub.clone());
 
         // The queues of each task's input ports, by copy; then the edges between them.
         let queues: Vec<Vec<Vec<Option<Arc<Inlet>>>>> = flow
@@ -330,30 +365,47 @@ impl Run {
         let spilled_before = governor.spilled_bytes();
         let threads = Vec::new();
         let mut run = Run { state, links, endpoint, pump, stop, threads, begun, governor, spilled_before };
+        let mut restored = resume.as_ref().map(|resume| resume.restored.clone()).unwrap_or_default();
         for (index, task) in flow.tasks.iter().enumerate() {
             for copy in (0..task.workers.len()).filter(|&copy| task.workers[copy] == me) {
-                run.start_copy(runner, flow, index, copy as u32, &edges, &queues[index], comms[index].clone())?;
+                let (id, comm) = ((index as u32, copy as u32), comms[index].clone());
+                let states = hub.as_ref().map(|hub| Arc::new(CopyStates::new(hub, id, restored.remove(&id))));
+                run.start_copy(runner, flow, id, &edges, &queues[index], (comm, states))?;
             }
+        }
+        if let (Some(hub), Some(heard), Some(resume)) = (hub, heard, resume) {
+            run.start_coordinator(runner, hub, heard, resume);
         }
         Ok(run)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all of a copy's surroundings, used once")]
+    fn start_coordinator(&self, runner: &Runner, hub: Arc<Hub>, heard: mpsc::UnboundedReceiver<Event>, resume: Resume) {
+        let (state, cancel) = (Arc::clone(&self.state), self.state.cancel.token());
+        runner.pool.handle().spawn(async move {
+            let work = hub.coordinate(resume, heard);
+            if let Ok(Err(message)) = cancel.guard(work).await {
+                let rank = state.links.rank(state.links.me).0;
+                state.fail(Fault { rank, task: "(checkpoints)".into(), copy: 0, message });
+            }
+            state.copy_done();
+        });
+    }
+
     fn start_copy(
         &mut self,
         runner: &Runner,
         flow: &Flow,
-        index: usize,
-        copy: u32,
+        (index, copy): (u32, u32),
         edges: &[Arc<Edge>],
         queues: &[Vec<Option<Arc<Inlet>>>],
-        comm: Option<Communicator>,
+        (comm, states): (Option<Communicator>, Option<Arc<CopyStates>>),
     ) -> Result<(), DataflowError> {
+        let index = index as usize;
         let task = &flow.tasks[index];
         let cancel = self.state.cancel.token();
         let inputs = queues.iter().enumerate().map(|(port, queues)| {
             let queue = queues[copy as usize].as_ref().expect("a copy of this worker has its queues");
-            let mut input = Input::new(Arc::clone(queue), copy, self.state.cancel.token());
+            let mut input = Input::new(Arc::clone(queue), copy, task.streaming, self.state.cancel.token());
             let leads_here = |edge: &&Arc<Edge>| flow.edges[edge.id as usize].target.is(index, port);
             edges.iter().filter(leads_here).for_each(|edge| input.add_edge(edge));
             input
@@ -377,6 +429,7 @@ impl Run {
             workers: self.links.workers(),
             comm,
             governor: self.governor.clone(),
+            states: states.clone(),
         }));
         let running = Copy {
             task: task.name.clone(),
@@ -384,6 +437,7 @@ impl Run {
             state: Arc::clone(&self.state),
             cancel,
             outlets: outlets_total,
+            states,
             returned,
         };
         let factory = Arc::clone(&task.factory);

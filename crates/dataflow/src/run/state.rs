@@ -8,9 +8,11 @@ use tidemill_net::NetError;
 
 use super::cancel::Cancel;
 use super::fault::Fault;
+use crate::checkpoint::Hub;
 use crate::error::DataflowError;
 use crate::flow::Edge;
 use crate::link::{Inbox, Links};
+use crate::stream::Control;
 use crate::wire::{Frame, Header, Kind, Received};
 
 /// See the module.
@@ -21,19 +23,28 @@ pub(crate) struct RunState {
     copies_left: AtomicUsize,
     faults: Mutex<Faults>,
     pub progress: Progress,
+    checkpoints: Option<Arc<Hub>>,
 }
 
 /// How far a run is, in units of its own, such as rows read. Every worker tells of itself, worker 0 learns of all.
-#[derive(Debug)]
 pub struct Progress {
     here: AtomicU64,
     /// By worker, as last heard of.
     elsewhere: Vec<AtomicU64>,
+    checkpoints: Option<Arc<Hub>>,
 }
 
 impl Progress {
-    fn new(workers: u32) -> Self {
-        Progress { here: AtomicU64::new(0), elsewhere: (0..workers).map(|_| AtomicU64::new(0)).collect() }
+    fn new(workers: u32, checkpoints: Option<Arc<Hub>>) -> Self {
+        let elsewhere = (0..workers).map(|_| AtomicU64::new(0)).collect();
+        Progress { here: AtomicU64::new(0), elsewhere, checkpoints }
+    }
+
+    /// Asks for a barrier that carries `control`. Only worker 0 of a run that makes checkpoints is heard.
+    pub fn request(&self, control: Control) {
+        if let Some(hub) = &self.checkpoints {
+            hub.request(control);
+        }
     }
 
     /// Tells how far this worker is.
@@ -58,7 +69,7 @@ struct Faults {
 }
 
 impl RunState {
-    pub(crate) fn new(links: &Arc<Links>, copies: usize) -> Arc<Self> {
+    pub(crate) fn new(links: &Arc<Links>, copies: usize, checkpoints: Option<Arc<Hub>>) -> Arc<Self> {
         let finished = vec![None; links.workers() as usize];
         Arc::new(RunState {
             links: Arc::clone(links),
@@ -66,7 +77,8 @@ impl RunState {
             edges: OnceLock::new(),
             copies_left: AtomicUsize::new(copies),
             faults: Mutex::new(Faults { finished, ..Faults::default() }),
-            progress: Progress::new(links.workers()),
+            progress: Progress::new(links.workers(), checkpoints.clone()),
+            checkpoints,
         })
     }
 
@@ -182,7 +194,16 @@ impl Inbox for RunState {
                 self.faults.lock().finished[from as usize] = Some(fault);
             }
             Kind::Progress => self.progress.elsewhere[from as usize].store(frame.header.rows, Ordering::Relaxed),
-            Kind::Batch | Kind::End | Kind::Credit | Kind::Stop => {
+            Kind::Inject | Kind::Saved | Kind::Durable => {
+                let heard = match &self.checkpoints {
+                    Some(hub) => hub.frame(&frame),
+                    None => Err("a frame about checkpoints, which this run does not make".into()),
+                };
+                if let Err(reason) = heard {
+                    self.damaged(from, reason);
+                }
+            }
+            Kind::Batch | Kind::End | Kind::Watermark | Kind::Idle | Kind::Barrier | Kind::Credit | Kind::Stop => {
                 let Some(edge) = self.edges().get(frame.header.edge as usize) else {
                     return self.damaged(from, format!("a frame of edge {}, which there is not", frame.header.edge));
                 };

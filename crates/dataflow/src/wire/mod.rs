@@ -31,19 +31,45 @@ pub(crate) enum Kind {
     Batch,
     /// The stream from `source` to `target` is over: `seq` blocks with `rows` rows were sent.
     End,
+    /// Behind `seq` blocks: all rows of event times before `rows` have been sent.
+    Watermark,
+    /// Behind `seq` blocks: nothing comes for now.
+    Idle,
+    /// Behind `seq` blocks: the body is a [`Barrier`](crate::stream::Barrier).
+    Barrier,
     /// `rows` bytes of the stream from `source` to `target` have been taken.
     Credit,
     /// Nothing more of the stream from `source` to `target` is wanted; its end still is.
     Stop,
     /// `rows` says how far the sender is, in units of the run's own.
     Progress,
+    /// Worker 0 asks the sources for the barrier in the body.
+    Inject,
+    /// What a copy of the sender has saved, for worker 0: the body is a [`Report`](crate::checkpoint::Report).
+    Saved,
+    /// Worker 0 has made the checkpoint of epoch `rows` durable.
+    Durable,
     /// A task of the sender failed: the body is a [`Fault`](crate::run::Fault).
     Abort,
     /// The sender's last frame in the run. A body is the fault that began there.
     Finish,
 }
 
-const KINDS: [Kind; 7] = [Kind::Batch, Kind::End, Kind::Credit, Kind::Stop, Kind::Progress, Kind::Abort, Kind::Finish];
+const KINDS: [Kind; 13] = [
+    Kind::Batch,
+    Kind::End,
+    Kind::Watermark,
+    Kind::Idle,
+    Kind::Barrier,
+    Kind::Credit,
+    Kind::Stop,
+    Kind::Progress,
+    Kind::Inject,
+    Kind::Saved,
+    Kind::Durable,
+    Kind::Abort,
+    Kind::Finish,
+];
 
 /// A frame's header, but for what belongs to the encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,271 @@
+//! The coordinator: when a barrier goes out, and when its checkpoint is whole. It has no clock, no store and no wire: a thin
+//! driver on worker 0 feeds it events and carries out its actions, and so does a simulation.
+//!
+//! One checkpoint is under way at a time. It is there as soon as its manifest is; everybody is told only then. One that
+//! takes too long, or that a copy cannot save, is given up with a warning, and the next one begins: what copies have saved
+//! meanwhile stays part of their state, as their changes build on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::manifest::{Manifest, Report, Said, TaskState};
+use crate::stream::{Barrier, Control};
+
+/// Time since the run began.
+pub(crate) type Now = Duration;
+
+/// As an epoch that is durable: the job has come to its end, and everything is to be committed.
+pub(crate) const ALL: u64 = u64::MAX;
+
+/// What happens.
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    /// Time passes.
+    Tick,
+    /// A copy has something to say.
+    Report(Report),
+    /// Somebody wants a barrier that carries this.
+    Request(Control),
+    /// The manifest of an epoch was written, or could not be.
+    Stored { epoch: u64, result: Result<(), StoreFailure> },
+}
+
+/// Why a manifest could not be written.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreFailure {
+    pub reason: String,
+    /// Another job writes there: this one must end.
+    pub fenced: bool,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Ask all sources for this barrier.
+    Inject(Barrier),
+    /// Write this manifest, and tell of it by [`Event::Stored`].
+    Store(Box<Manifest>),
+    /// Tell everybody that this epoch is durable.
+    Durable(u64),
+    /// Tell people.
+    Warn(String),
+    /// End the run with this error.
+    Fail(String),
+    /// Nothing is left to be done.
+    Finished,
+}
+
+/// A task, as the coordinator knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub name: String,
+    pub copies: u32,
+}
+
+struct Pending {
+    barrier: Barrier,
+    since: Now,
+    missing: BTreeSet<(u32, u32)>,
+    failed: Option<String>,
+}
+
+/// See the module.
+pub(crate) struct Coordinator {
+    job: String,
+    interval: Duration,
+    timeout: Duration,
+    members: Vec<Member>,
+    states: Vec<TaskState>,
+    running: BTreeSet<(u32, u32)>,
+    /// The last epoch that was begun.
+    epoch: u64,
+    begun: Now,
+    pending: Option<Pending>,
+    storing: Option<(u64, Control, bool)>,
+    requests: Vec<Control>,
+    /// Sources end without the job's having come to its end, or have ended before.
+    stopping: bool,
+    over: bool,
+}
+
+impl Coordinator {
+    /// For the tasks of a flow, in the flow's order; `from` is the checkpoint that the job goes on from.
+    pub(crate) fn new(
+        job: &str,
+        members: Vec<Member>,
+        interval: Duration,
+        timeout: Duration,
+        from: Option<&Manifest>,
+    ) -> Self {
+        let state = |member: &Member| {
+            let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
+            // Splits are dealt anew, so copies save all of theirs; who has ended says so again.
+            let (ended, splits) = (BTreeSet::new(), BTreeMap::new());
+            TaskState { copies: member.copies, ended, splits, ..old }
+        };
+        let copies = |(task, member): (usize, &Member)| (0..member.copies).map(move |copy| (task as u32, copy));
+        Coordinator {
+            job: job.to_owned(),
+            interval,
+            timeout,
+            states: members.iter().map(state).collect(),
+            running: members.iter().enumerate().flat_map(copies).collect(),
+            members,
+            epoch: from.map_or(0, |from| from.epoch),
+            begun: Duration::ZERO,
+            pending: None,
+            storing: None,
+            requests: Vec::new(),
+            // What is to be committed of a finished job needs no further checkpoint.
+            stopping: from.is_some_and(|from| from.finished),
+            over: false,
+        }
+    }
+
+    /// What is to be done about an event. `at_ms` is the time of day, for manifests.
+    pub(crate) fn handle(&mut self, now: Now, at_ms: u64, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::Tick => {}
+            Event::Request(control) => self.requests.push(control),
+            Event::Report(report) => self.report(report, &mut actions),
+            Event::Stored { epoch, result } => self.stored(epoch, result, &mut actions),
+        }
+        self.give_up_late(now, &mut actions);
+        self.complete(at_ms, &mut actions);
+        self.begin(now, &mut actions);
+        actions
+    }
+
+    fn report(&mut self, report: Report, actions: &mut Vec<Action>) {
+        let id = (report.task, report.copy);
+        let Some(state) = self.states.get_mut(report.task as usize) else {
+            return actions.push(Action::Fail(format!("a report of task {}, which there is not", report.task)));
+        };
+        let arrived = match report.said {
+            Said::Saved { epoch, parts } => {
+                state.apply(report.copy, parts);
+                epoch
+            }
+            Said::Failed { epoch, reason } => {
+                if let Some(pending) = self.pending.as_mut().filter(|pending| pending.barrier.epoch == epoch) {
+                    let name = &self.members[report.task as usize].name;
+                    pending.failed.get_or_insert(format!("task \"{name}\", copy {}: {reason}", report.copy));
+                }
+                epoch
+            }
+            Said::Ended { parts } => {
+                self.running.remove(&id);
+                if !self.stopping {
+                    state.apply(report.copy, parts);
+                    state.ended.insert(report.copy);
+                }
+                self.pending.as_ref().map_or(0, |pending| pending.barrier.epoch)
+            }
+        };
+        if let Some(pending) = self.pending.as_mut().filter(|pending| pending.barrier.epoch == arrived) {
+            pending.missing.remove(&id);
+        }
+    }
+
+    fn stored(&mut self, epoch: u64, result: Result<(), StoreFailure>, actions: &mut Vec<Action>) {
+        let Some((_, control, finished)) = self.storing.take_if(|(storing, ..)| *storing == epoch) else { return };
+        match result {
+            Ok(()) => {
+                if finished {
+                    self.finish(actions);
+                } else {
+                    actions.push(Action::Durable(epoch));
+                }
+            }
+            Err(failure) if failure.fenced || finished => actions.push(Action::Fail(failure.reason)),
+            Err(failure) => {
+                actions.push(Action::Warn(format!("checkpoint {epoch} could not be written: {}", failure.reason)));
+                // What others wait for is tried again; a periodic one comes again by itself.
+                if control != Control::Checkpoint {
+                    self.requests.insert(0, Control::Checkpoint);
+                }
+            }
+        }
+    }
+
+    fn give_up_late(&mut self, now: Now, actions: &mut Vec<Action>) {
+        let late = |pending: &mut Pending| {
+            pending.barrier.control == Control::Checkpoint && now.saturating_sub(pending.since) > self.timeout
+        };
+        let Some(pending) = self.pending.take_if(late) else { return };
+        let who = |(task, copy): &(u32, u32)| format!("\"{}\" (copy {copy})", self.members[*task as usize].name);
+        let missing: Vec<String> = pending.missing.iter().take(3).map(who).collect();
+        let more = pending.missing.len().saturating_sub(3);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        actions.push(Action::Warn(format!(
+            "checkpoint {} was given up after {:.0?}: {}{more} had not saved",
+            pending.barrier.epoch,
+            self.timeout,
+            missing.join(", "),
+        )));
+    }
+
+    fn complete(&mut self, at_ms: u64, actions: &mut Vec<Action>) {
+        if let Some(pending) = self.pending.take_if(|pending| pending.missing.is_empty()) {
+            let epoch = pending.barrier.epoch;
+            if let Some(reason) = pending.failed {
+                actions.push(Action::Warn(format!("checkpoint {epoch} was given up: {reason}")));
+                if pending.barrier.control != Control::Checkpoint {
+                    self.requests.insert(0, Control::Checkpoint);
+                }
+            } else {
+                if let Control::Route { task, map } = &pending.barrier.control
+                    && let Some(at) = self.members.iter().position(|member| &member.name == task)
+                {
+                    self.states[at].route = Some(map.clone());
+                }
+                self.store(epoch, pending.barrier.control, false, at_ms, actions);
+            }
+        }
+        let idle = self.pending.is_none() && self.storing.is_none() && !self.over;
+        if idle && self.running.is_empty() {
+            if self.stopping {
+                // The manifest of the barrier that stopped the sources is what the job goes on from.
+                self.finish(actions);
+            } else {
+                self.epoch += 1;
+                self.store(self.epoch, Control::Checkpoint, true, at_ms, actions);
+            }
+        }
+    }
+
+    fn finish(&mut self, actions: &mut Vec<Action>) {
+        self.over = true;
+        actions.extend([Action::Durable(ALL), Action::Finished]);
+    }
+
+    fn store(&mut self, epoch: u64, control: Control, finished: bool, at_ms: u64, actions: &mut Vec<Action>) {
+        let tasks = self.members.iter().zip(&self.states).map(|(member, state)| (member.name.clone(), state.clone()));
+        let manifest = Manifest { job: self.job.clone(), epoch, at_ms, finished, tasks: tasks.collect() };
+        self.storing = Some((epoch, control, finished));
+        actions.push(Action::Store(Box::new(manifest)));
+    }
+
+    fn begin(&mut self, now: Now, actions: &mut Vec<Action>) {
+        if self.pending.is_some() || self.storing.is_some() || self.over || self.running.is_empty() {
+            return;
+        }
+        let due = !self.interval.is_zero() && now.saturating_sub(self.begun) >= self.interval && !self.stopping;
+        let control = if self.requests.is_empty() {
+            if !due {
+                return;
+            }
+            Control::Checkpoint
+        } else {
+            self.requests.remove(0)
+        };
+        self.stopping |= control == Control::Stop;
+        self.epoch += 1;
+        self.begun = now;
+        let barrier = Barrier { epoch: self.epoch, control };
+        self.pending =
+            Some(Pending { barrier: barrier.clone(), since: now, missing: self.running.clone(), failed: None });
+        actions.push(Action::Inject(barrier));
+    }
+}

@@ -1,0 +1,211 @@
+//! What a checkpoint consists of: for every task, where each bucket's and each split's part lies.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
+
+use crate::route_map::RouteMap;
+
+/// Changes when the layout does.
+const VERSION: u32 = 1;
+const TITLE: &str = "tidemill checkpoint";
+
+/// What a part of a copy's state belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Key {
+    /// A bucket of keys.
+    Bucket(u32),
+    /// A split of a source, or what a sink has prepared.
+    Split(String),
+}
+
+/// Where one part lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The object, beneath the checkpoints' own place.
+    pub file: String,
+    /// Its part of the object.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Its XXH3 checksum.
+    pub sum: u64,
+    /// Whether it is all of the bucket, or what has changed since the entry before.
+    pub whole: bool,
+}
+
+/// One task's part of a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskState {
+    /// How many copies it had.
+    pub copies: u32,
+    /// Those that had ended.
+    pub ended: BTreeSet<u32>,
+    /// Of each bucket that is not empty: a whole, and the changes since, in order.
+    pub buckets: BTreeMap<u32, Vec<Entry>>,
+    /// By copy.
+    pub splits: BTreeMap<u32, Vec<(String, Entry)>>,
+    /// Who owns which bucket, when they are not dealt evenly.
+    pub route: Option<RouteMap>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The job's name.
+    pub job: String,
+    /// The epoch that it ends.
+    pub epoch: u64,
+    /// When it was made, in milliseconds since 1970 UTC.
+    pub at_ms: u64,
+    /// Whether the job has come to its end: only commits may be missing.
+    pub finished: bool,
+    /// By the task's name.
+    pub tasks: BTreeMap<String, TaskState>,
+}
+
+impl Manifest {
+    /// As it lies in the store: a line with version and checksum, and JSON.
+    pub fn encode(&self) -> Vec<u8> {
+        let json = serde_json::to_vec(self).expect("a manifest is made of numbers and texts");
+        let mut bytes = format!("{TITLE} {VERSION} {:016x}\n", XxHash3_64::oneshot(&json)).into_bytes();
+        bytes.extend_from_slice(&json);
+        bytes
+    }
+
+    /// What [`Manifest::encode`] made.
+    ///
+    /// # Errors
+    /// In words, for anything else.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let end = bytes.iter().take(80).position(|&byte| byte == b'\n').ok_or("it is no checkpoint")?;
+        let line = std::str::from_utf8(&bytes[..end]).map_err(|_| "it is no checkpoint")?;
+        let mut words = line.strip_prefix(TITLE).ok_or("it is no checkpoint")?.split_whitespace();
+        let version = words.next().ok_or("it is no checkpoint")?;
+        if version != VERSION.to_string() {
+            return Err(format!("it is of version {version} of the format; this Tidemill reads version {VERSION}"));
+        }
+        let sum = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
+        let json = &bytes[end + 1..];
+        if sum != Some(XxHash3_64::oneshot(json)) {
+            return Err("its checksum is wrong: it is damaged, or was not written to its end".into());
+        }
+        serde_json::from_slice(json).map_err(|error| format!("it makes no sense: {error}"))
+    }
+
+    /// Every object it needs.
+    pub fn files(&self) -> BTreeSet<&str> {
+        let entries = self.tasks.values().flat_map(|task| {
+            let splits = task.splits.values().flatten().map(|(_, entry)| entry);
+            task.buckets.values().flatten().chain(splits)
+        });
+        entries.map(|entry| entry.file.as_str()).collect()
+    }
+
+    /// Bytes of state that it refers to.
+    pub fn state_bytes(&self) -> u64 {
+        let of = |task: &TaskState| -> u64 {
+            let splits = task.splits.values().flatten().map(|(_, entry)| entry);
+            task.buckets.values().flatten().chain(splits).map(|entry| entry.len).sum()
+        };
+        self.tasks.values().map(of).sum()
+    }
+}
+
+impl TaskState {
+    /// A copy has saved these parts.
+    pub(crate) fn apply(&mut self, copy: u32, parts: Vec<(Key, Entry)>) {
+        let mut splits = Vec::new();
+        for (key, entry) in parts {
+            match key {
+                Key::Split(name) => splits.push((name, entry)),
+                Key::Bucket(bucket) if entry.whole && entry.len == 0 => {
+                    self.buckets.remove(&bucket);
+                }
+                Key::Bucket(bucket) => {
+                    let entries = self.buckets.entry(bucket).or_default();
+                    if entry.whole {
+                        entries.clear();
+                    }
+                    entries.push(entry);
+                }
+            }
+        }
+        if splits.is_empty() {
+            self.splits.remove(&copy);
+        } else {
+            self.splits.insert(copy, splits);
+        }
+    }
+}
+
+/// What a copy tells the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// The task's number in the flow.
+    pub task: u32,
+    pub copy: u32,
+    pub said: Said,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Said {
+    /// It has saved its state of an epoch.
+    Saved { epoch: u64, parts: Vec<(Key, Entry)> },
+    /// It could not.
+    Failed { epoch: u64, reason: String },
+    /// It has come to its end, and saved this.
+    Ended { parts: Vec<(Key, Entry)> },
+}
+
+impl Report {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a report is made of numbers and texts")
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(bytes).map_err(|error| format!("bytes that are no report: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(file: &str, whole: bool, len: u64) -> Entry {
+        Entry { file: file.into(), offset: 0, len, sum: 7, whole }
+    }
+
+    /// A chain that lost a change, or kept what a whole replaces, would restore a state that never was.
+    #[test]
+    fn wholes_replace_and_changes_follow() {
+        let mut task = TaskState::default();
+        task.apply(0, vec![(Key::Bucket(3), entry("a", true, 9)), (Key::Split("x".into()), entry("a", true, 1))]);
+        task.apply(0, vec![(Key::Bucket(3), entry("b", false, 2)), (Key::Split("y".into()), entry("b", true, 1))]);
+        assert_eq!(task.buckets[&3], [entry("a", true, 9), entry("b", false, 2)]);
+        assert_eq!(task.splits[&0], [("y".into(), entry("b", true, 1))]);
+        task.apply(1, vec![(Key::Bucket(3), entry("c", true, 4))]);
+        assert_eq!((task.buckets[&3].as_slice(), task.splits.len()), ([entry("c", true, 4)].as_slice(), 1));
+        task.apply(0, vec![(Key::Bucket(3), entry("d", true, 0))]);
+        assert!(task.buckets.is_empty() && task.splits.is_empty());
+    }
+
+    /// A manifest cut short or changed must be no manifest: the one before is taken.
+    #[test]
+    fn damaged_manifests_are_refused() {
+        let mut task = TaskState { copies: 2, ended: [1].into(), ..TaskState::default() };
+        task.apply(0, vec![(Key::Bucket(1), entry("a", true, 9)), (Key::Split("x".into()), entry("b", true, 1))]);
+        let tasks = [("count".to_owned(), task)].into();
+        let manifest = Manifest { job: "j".into(), epoch: 4, at_ms: 5, finished: false, tasks };
+        let bytes = manifest.encode();
+        assert_eq!(Manifest::decode(&bytes).as_ref(), Ok(&manifest));
+        assert_eq!(manifest.files(), ["a", "b"].into());
+        (0..bytes.len()).for_each(|len| assert!(Manifest::decode(&bytes[..len]).is_err(), "{len}"));
+        for at in 0..bytes.len() {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 4;
+            assert!(Manifest::decode(&bytes).is_err(), "{at}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Checkpoints: what all copies of a job kept when one barrier passed them, durable as a whole or not at all.
+//!
+//! | module        | what is in it                                                                  |
+//! |---------------|--------------------------------------------------------------------------------|
+//! | [`coordinator`] | when a barrier goes out, when its checkpoint is whole: decisions without I/O |
+//! | [`manifest`]  | what a checkpoint consists of                                                  |
+//! | [`store`]     | where it lies: a folder, or any object store                                   |
+//! | [`hub`]       | a worker's part: barriers for sources, snapshots of copies, news for sinks     |
+//!
+//! A checkpoint's way: worker 0's coordinator *injects* a barrier; every source saves where it stands and sends the barrier
+//! behind what it has sent; every task *aligns* its inputs on it, saves what it keeps and sends it on. Copies write their
+//! snapshots to the store themselves, in the background, and *report* what they wrote. When all have, the coordinator writes
+//! the manifest, which makes the checkpoint be there, and tells everybody that it is *durable*: sinks then commit.
+//!
+//! What a copy keeps is either by bucket (of keys), which moves to whoever owns the bucket when a job goes on with another
+//! number of workers, or by split (of a source or sink), which are dealt anew. A bucket may be saved in parts: a whole, and
+//! what has changed since.
+
+pub mod coordinator;
+pub mod hub;
+pub mod manifest;
+pub mod store;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub use manifest::{Entry, Key, Manifest, TaskState};
+pub use store::{CheckpointStore, StoreError};
+
+pub(crate) use hub::{CopyStates, Hub};
+
+/// How a job makes checkpoints.
+#[derive(Clone, Debug)]
+pub struct CheckpointSettings {
+    /// Where they lie.
+    pub store: CheckpointStore,
+    /// From the beginning of one to the beginning of the next; zero makes none but the last, when sources end.
+    pub interval: Duration,
+    /// A checkpoint that takes longer is given up, and the next one begins.
+    pub timeout: Duration,
+    /// How many are kept.
+    pub keep: usize,
+}
+
+impl CheckpointSettings {
+    /// In `store`, every ten seconds, given up after ten minutes; the last three are kept.
+    pub fn new(store: CheckpointStore) -> Self {
+        CheckpointSettings { store, interval: Duration::from_secs(10), timeout: Duration::from_secs(600), keep: 3 }
+    }
+
+    /// In a folder of this machine, or one that all workers share.
+    ///
+    /// # Errors
+    /// When it can be neither found nor made.
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        CheckpointStore::folder(folder).map(Self::new)
+    }
+}
+
+/// Part of a copy's state in a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it; what was saved before is not needed any more. No bytes: there is nothing.
+    Whole(Bytes),
+    /// What has changed since the snapshot before.
+    Change(Bytes),
+}
+
+/// What a copy keeps, as it is when a barrier passes.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// By bucket; those that are not named have not changed.
+    pub buckets: Vec<(u32, Part)>,
+    /// By split; those that are not named are gone.
+    pub splits: Vec<(String, Bytes)>,
+}
+
+/// What a copy begins with when its job goes on from a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// The epoch that the checkpoint ended.
+    pub epoch: u64,
+    /// Whether the copy had ended: it has nothing more to do.
+    pub ended: bool,
+    /// The buckets it owns, each with a whole and the changes since, in order.
+    pub buckets: BTreeMap<u32, Vec<Bytes>>,
+    /// The splits that were dealt to it.
+    pub splits: BTreeMap<String, Bytes>,
+}

@@ -1,0 +1,112 @@
+//! Alignment: a barrier has arrived when it has on every stream that has not ended. Until then streams that brought it
+//! wait, so that nothing of the next epoch is taken before the state of this one is saved.
+//!
+//! Source: Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015).
+
+use super::mark::Barrier;
+
+/// What a barrier on a stream means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// The stream waits. `Some`: those that waited for an older barrier, which nobody waits for any more, go on.
+    Wait { released: bool },
+    /// The barrier has arrived: all streams go on.
+    Aligned(Barrier),
+    /// An older one than what was seen: it means nothing.
+    Stale,
+}
+
+/// See the module. Streams are numbered.
+#[derive(Default)]
+pub(crate) struct Alignment {
+    /// Whether the stream has brought the barrier, and whether it has ended.
+    streams: Vec<(bool, bool)>,
+    barrier: Option<Barrier>,
+    /// The last epoch that was aligned.
+    done: u64,
+}
+
+impl Alignment {
+    /// Adds a stream.
+    pub(crate) fn add(&mut self) {
+        self.streams.push((false, false));
+    }
+
+    /// A stream brings a barrier.
+    pub(crate) fn arrive(&mut self, stream: usize, barrier: Barrier) -> Arrival {
+        let current = self.barrier.as_ref().map_or(self.done, |current| current.epoch);
+        if barrier.epoch < current || barrier.epoch == self.done {
+            return Arrival::Stale;
+        }
+        // The coordinator has given the older one up.
+        let released = self.barrier.is_some() && barrier.epoch > current;
+        if released {
+            self.streams.iter_mut().for_each(|(here, _)| *here = false);
+        }
+        self.barrier = Some(barrier);
+        self.streams[stream].0 = true;
+        self.complete().map_or(Arrival::Wait { released }, Arrival::Aligned)
+    }
+
+    /// A stream has ended: nobody waits for its barrier.
+    pub(crate) fn over(&mut self, stream: usize) -> Option<Barrier> {
+        self.streams[stream].1 = true;
+        self.complete()
+    }
+
+    /// Whether the stream has brought the barrier that others have not.
+    pub(crate) fn holds(&self, stream: usize) -> bool {
+        self.barrier.is_some() && self.streams[stream].0
+    }
+
+    fn complete(&mut self) -> Option<Barrier> {
+        if !self.streams.iter().all(|&(here, over)| here || over) {
+            return None;
+        }
+        let barrier = self.barrier.take()?;
+        self.streams.iter_mut().for_each(|(here, _)| *here = false);
+        self.done = barrier.epoch;
+        Some(barrier)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mark::Control;
+    use super::*;
+
+    fn barrier(epoch: u64) -> Barrier {
+        Barrier { epoch, control: Control::Checkpoint }
+    }
+
+    /// A barrier that passed too early would save half an epoch; one that waited for an ended stream would wait for ever.
+    #[test]
+    fn all_streams_or_their_ends() {
+        let mut align = Alignment::default();
+        (0..3).for_each(|_| align.add());
+        let wait = Arrival::Wait { released: false };
+        assert_eq!(align.arrive(1, barrier(1)), wait);
+        assert_eq!((align.holds(1), align.holds(0)), (true, false));
+        assert_eq!(align.arrive(0, barrier(1)), wait);
+        assert_eq!(align.over(2), Some(barrier(1)));
+        assert_eq!(align.arrive(0, barrier(2)), wait);
+        assert_eq!(align.arrive(1, barrier(2)), Arrival::Aligned(barrier(2)));
+        assert!(!align.holds(0));
+        assert_eq!(align.arrive(0, barrier(3)), wait);
+        assert_eq!(align.over(0), None, "it has brought the barrier before it ended");
+        assert_eq!(align.over(1), Some(barrier(3)));
+    }
+
+    /// A checkpoint that was given up must not hold up the next one.
+    #[test]
+    fn a_newer_barrier_ends_the_wait_for_an_older_one() {
+        let mut align = Alignment::default();
+        (0..2).for_each(|_| align.add());
+        align.arrive(0, barrier(1));
+        assert_eq!(align.arrive(1, barrier(2)), Arrival::Wait { released: true });
+        assert_eq!((align.holds(0), align.holds(1)), (false, true));
+        assert_eq!(align.arrive(0, barrier(2)), Arrival::Aligned(barrier(2)));
+        assert_eq!(align.arrive(1, barrier(1)), Arrival::Stale);
+        assert_eq!(align.arrive(1, barrier(2)), Arrival::Stale);
+    }
+}

@@ -1,0 +1,106 @@
+//! Marks: what rides in a stream between its batches, in order with them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::route_map::RouteMap;
+use crate::wire::{Frame, Header, Kind, Received};
+
+/// A moment of event time: microseconds since 1970-01-01 UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EventTime(pub i64);
+
+impl EventTime {
+    /// Before all others: nothing is known.
+    pub const MIN: EventTime = EventTime(i64::MIN);
+    /// Behind all others: the stream is over.
+    pub const MAX: EventTime = EventTime(i64::MAX);
+
+    /// So many microseconds earlier.
+    #[must_use]
+    pub fn minus(self, us: i64) -> Self {
+        EventTime(self.0.saturating_sub(us))
+    }
+}
+
+impl fmt::Display for EventTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            EventTime::MIN => f.write_str("the beginning"),
+            EventTime::MAX => f.write_str("the end"),
+            EventTime(us) => write!(f, "{}.{:06} s", us.div_euclid(1_000_000), us.rem_euclid(1_000_000)),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Every row with an earlier event time has come.
+    Watermark(EventTime),
+    /// Nothing comes for now: until its next watermark this stream holds nobody's time back.
+    Idle,
+    /// What lies before belongs to the epoch that ends here.
+    Barrier(Barrier),
+}
+
+/// Ends an epoch: flows with the batches from the sources on, and every task aligns its inputs on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Barrier {
+    /// The epoch that ends. Grows from barrier to barrier; numbers may be left out.
+    pub epoch: u64,
+    /// What is to happen at it.
+    pub control: Control,
+}
+
+/// What a barrier carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Control {
+    /// Every copy saves its state.
+    Checkpoint,
+    /// As a checkpoint; then sources end, and nothing behind the barrier is sent.
+    Stop,
+    /// As a checkpoint; then rows of the named task's keyed inputs follow this map.
+    Route {
+        /// The task whose buckets move.
+        task: String,
+        /// Who owns which of them from here on.
+        map: RouteMap,
+    },
+}
+
+impl Mark {
+    /// The frame that carries it, but for its place.
+    pub(crate) fn frame(&self, header: Header) -> Frame {
+        match self {
+            Mark::Watermark(time) => Frame::bare(&Header { kind: Kind::Watermark, rows: time.0 as u64, ..header }),
+            Mark::Idle => Frame::bare(&Header { kind: Kind::Idle, ..header }),
+            Mark::Barrier(barrier) => Frame::new(&Header { kind: Kind::Barrier, ..header }, &[barrier.encode().into()]),
+        }
+    }
+
+    /// The mark that a frame carries.
+    ///
+    /// # Errors
+    /// In words, when it carries none.
+    pub(crate) fn of_frame(frame: &Received) -> Result<Self, String> {
+        match frame.header.kind {
+            Kind::Watermark => Ok(Mark::Watermark(EventTime(frame.header.rows as i64))),
+            Kind::Idle => Ok(Mark::Idle),
+            Kind::Barrier => Barrier::decode(&frame.body()).map(Mark::Barrier),
+            kind => Err(format!("a {kind:?} frame where a mark was due")),
+        }
+    }
+}
+
+impl Barrier {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a barrier is made of numbers and texts")
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(bytes).map_err(|error| format!("bytes that are no barrier: {error}"))
+    }
+}

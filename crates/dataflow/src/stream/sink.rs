@@ -1,0 +1,142 @@
+//! Sinks of streams: rows appear outside when the checkpoint that they belong to is durable, and once, whatever happens
+//! between. (Two-phase commit: *prepare* at the barrier, *commit* when the manifest is there. What is prepared is part of the
+//! checkpoint, so a job that goes on from it commits first.)
+//!
+//! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use arrow::array::RecordBatch;
+use bytes::Bytes;
+use tokio::time::{Instant, sleep_until};
+
+use super::mark::Mark;
+use crate::checkpoint::Snapshot;
+use crate::checkpoint::coordinator::ALL;
+use crate::error::TaskError;
+use crate::flow::{Inputs, Item};
+use crate::run::TaskContext;
+
+/// Between commits without checkpoints.
+const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Where streams go. A copy of a sink task has one.
+pub trait Sink: Send {
+    /// Takes rows. They need not appear anywhere yet.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn write(&mut self, rows: RecordBatch) -> impl Future<Output = Result<(), TaskError>> + Send;
+
+    /// Makes what was written since the last call ready to be committed. Returns what [`Sink::commit`] needs, also in
+    /// another process on another host; no bytes, when there is nothing.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn prepare(&mut self, epoch: u64) -> impl Future<Output = Result<Bytes, TaskError>> + Send;
+
+    /// Makes what was prepared appear. May be called again with the same, after a failure, perhaps by another copy: the
+    /// second time changes nothing.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn commit(&mut self, prepared: Bytes) -> impl Future<Output = Result<(), TaskError>> + Send;
+}
+
+enum Wake {
+    Item(Option<Item>),
+    Durable,
+    Tick,
+}
+
+/// What is prepared and not committed, by epoch, with the name of its split.
+type Prepared = BTreeMap<(u64, String), Bytes>;
+
+/// Runs a sink to its end.
+pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &TaskContext) -> Result<(), TaskError> {
+    let states = context.states();
+    let mut prepared = Prepared::new();
+    let mut last = 0;
+    if let Some(restored) = states.and_then(|states| states.restored()) {
+        last = restored.epoch;
+        for (name, bytes) in &restored.splits {
+            let epoch = name.split('.').next().and_then(|epoch| epoch.parse().ok());
+            let epoch = epoch.ok_or_else(|| format!("the checkpoint has a split \"{name}\", which no sink made"))?;
+            prepared.insert((epoch, name.clone()), bytes.clone());
+        }
+        // The checkpoint is durable, or there would be nothing to go on from.
+        commit(&mut sink, &mut prepared, ALL).await?;
+    }
+    let name = |epoch: u64| (epoch, format!("{epoch}.{}", context.copy()));
+    let mut durable = match states {
+        Some(states) => states.durable(),
+        None => tokio::sync::watch::Sender::new(0).subscribe(),
+    };
+    let mut tick = Instant::now() + COMMIT_INTERVAL;
+    loop {
+        let wake = tokio::select! {
+            biased;
+            Ok(()) = durable.changed(), if states.is_some() => Wake::Durable,
+            () = sleep_until(tick), if states.is_none() => Wake::Tick,
+            item = inputs.recv_any(|_| true) => Wake::Item(item?.and_then(|(_, item)| item)),
+        };
+        match wake {
+            Wake::Item(Some(Item::Batch(rows))) => sink.write(rows).await?,
+            Wake::Item(Some(Item::Mark(Mark::Barrier(barrier)))) => {
+                let bytes = sink.prepare(barrier.epoch).await?;
+                if !bytes.is_empty() {
+                    prepared.insert(name(barrier.epoch), bytes);
+                }
+                last = barrier.epoch;
+                if let Some(states) = states {
+                    states.save(barrier.epoch, snapshot(&prepared));
+                }
+            }
+            Wake::Item(Some(Item::Mark(_))) => {}
+            Wake::Item(None) if inputs.is_over() => break,
+            Wake::Item(None) => {}
+            Wake::Durable => {
+                let epoch = *durable.borrow_and_update();
+                commit(&mut sink, &mut prepared, epoch).await?;
+            }
+            Wake::Tick => {
+                last += 1;
+                let bytes = sink.prepare(last).await?;
+                if !bytes.is_empty() {
+                    sink.commit(bytes).await?;
+                }
+                tick = Instant::now() + COMMIT_INTERVAL;
+            }
+        }
+    }
+    let bytes = sink.prepare(last + 1).await?;
+    if !bytes.is_empty() {
+        prepared.insert(name(last + 1), bytes);
+    }
+    if let Some(states) = states {
+        states.end(snapshot(&prepared)).await?;
+        // The last checkpoint has everything, and comes when all copies have ended.
+        while *durable.borrow_and_update() != ALL {
+            if durable.changed().await.is_err() {
+                return Err("the run ended before its last checkpoint".into());
+            }
+        }
+    }
+    commit(&mut sink, &mut prepared, ALL).await
+}
+
+fn snapshot(prepared: &Prepared) -> Snapshot {
+    let splits = prepared.iter().map(|((_, name), bytes)| (name.clone(), bytes.clone())).collect();
+    Snapshot { splits, ..Snapshot::default() }
+}
+
+/// Commits what belongs to `epoch` and before, in order.
+async fn commit(sink: &mut impl Sink, prepared: &mut Prepared, epoch: u64) -> Result<(), TaskError> {
+    while let Some(entry) = prepared.first_entry().filter(|entry| entry.key().0 <= epoch) {
+        sink.commit(entry.get().clone()).await?;
+        entry.remove();
+    }
+    Ok(())
+}

@@ -1,0 +1,314 @@
+//! Sources of streams: what is read in *splits* (a partition, a file, a generator's share), each with a time of its own and a
+//! place to go on from. One driver asks a source for rows, tells time from them, and saves where it stands at barriers.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::compute::kernels::aggregate::max;
+use arrow::datatypes::{
+    DataType, Date32Type, Date64Type, SchemaRef, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType,
+    TimestampNanosecondType, TimestampSecondType,
+};
+use bytes::Bytes;
+use tokio::time::{Instant, sleep_until};
+
+use super::mark::{Control, EventTime, Mark};
+use super::watermarks::Watermarks;
+use crate::checkpoint::Snapshot;
+use crate::error::TaskError;
+use crate::flow::Outputs;
+use crate::run::TaskContext;
+
+/// Time is told no more often than this while rows come: every mark cuts short what exchanges collect.
+const TELL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// What a source has next.
+#[derive(Debug)]
+pub enum Next {
+    /// Rows of one of its splits, which it numbers from 0.
+    Rows {
+        /// The split.
+        split: u32,
+        /// Its next rows, in its order.
+        rows: RecordBatch,
+    },
+    /// A split has been read as far as there is anything now.
+    CaughtUp {
+        /// The split.
+        split: u32,
+    },
+    /// A split is over.
+    SplitEnd {
+        /// The split.
+        split: u32,
+    },
+    /// Nothing will come any more.
+    End,
+}
+
+/// What streams come from. A copy of a source task has one.
+///
+/// It is asked one thing at a time. A source that waits for the world outside waits in `poll_next`, which may be left and
+/// asked again at any time: nothing may get lost with it.
+pub trait Source: Send {
+    /// What comes next.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>>;
+
+    /// Where it stands, behind all rows that it has given: of each split a name that stays the same, and what it needs to go
+    /// on from here. The names of splits that are over stay too, else they would be read again.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError>;
+
+    /// The checkpoint of `epoch` is durable: nothing before that snapshot will be asked for again.
+    fn durable(&mut self, epoch: u64) {
+        let _ = epoch;
+    }
+}
+
+/// How a source's rows tell time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventTimes {
+    /// The column with each row's event time: a timestamp or a date.
+    pub column: String,
+    /// How much earlier a row may be than the latest of its split before it; rows that are later than that are late.
+    pub out_of_order: Duration,
+    /// A split that has been read as far as there is anything, for so long, holds time back no longer.
+    pub idle_after: Duration,
+}
+
+impl EventTimes {
+    /// Told by `column`, whose rows come in order; a split without rows for a second is idle.
+    pub fn of(column: impl Into<String>) -> Self {
+        EventTimes { column: column.into(), out_of_order: Duration::ZERO, idle_after: Duration::from_secs(1) }
+    }
+
+    /// With rows that may be so much out of order.
+    #[must_use]
+    pub fn out_of_order(mut self, by: Duration) -> Self {
+        self.out_of_order = by;
+        self
+    }
+
+    /// With splits idle after so long.
+    #[must_use]
+    pub fn idle_after(mut self, idle: Duration) -> Self {
+        self.idle_after = idle;
+        self
+    }
+}
+
+/// The position of a column that holds event times.
+///
+/// # Errors
+/// In words, when there is none or it is of another type.
+pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
+    let at = crate::exchange::columns(schema, std::slice::from_ref(&name.to_owned()))?[0];
+    match schema.field(at).data_type() {
+        DataType::Timestamp(..) | DataType::Date32 | DataType::Date64 => Ok(at),
+        other => Err(format!("column \"{name}\" ({other}) does not tell time: cast it to a timestamp")),
+    }
+}
+
+/// Microseconds since 1970 in a unit that a column of event times has.
+fn microseconds(data_type: &DataType, value: i64) -> i64 {
+    match data_type {
+        DataType::Timestamp(TimeUnit::Second, _) => value.saturating_mul(1_000_000),
+        DataType::Timestamp(TimeUnit::Millisecond, _) | DataType::Date64 => value.saturating_mul(1000),
+        DataType::Timestamp(TimeUnit::Nanosecond, _) => value.div_euclid(1000),
+        DataType::Date32 => value.saturating_mul(86_400_000_000),
+        _ => value,
+    }
+}
+
+/// The latest event time of a column; nulls tell none.
+pub fn latest(column: &ArrayRef) -> Option<EventTime> {
+    let value = match column.data_type() {
+        DataType::Timestamp(TimeUnit::Second, _) => max(column.as_primitive::<TimestampSecondType>()),
+        DataType::Timestamp(TimeUnit::Millisecond, _) => max(column.as_primitive::<TimestampMillisecondType>()),
+        DataType::Timestamp(TimeUnit::Microsecond, _) => max(column.as_primitive::<TimestampMicrosecondType>()),
+        DataType::Timestamp(TimeUnit::Nanosecond, _) => max(column.as_primitive::<TimestampNanosecondType>()),
+        DataType::Date32 => max(column.as_primitive::<Date32Type>()).map(i64::from),
+        DataType::Date64 => max(column.as_primitive::<Date64Type>()),
+        _ => None,
+    };
+    value.map(|value| EventTime(microseconds(column.data_type(), value)))
+}
+
+/// The time of a source's splits.
+struct Clock {
+    column: usize,
+    times: EventTimes,
+    watermarks: Watermarks,
+    /// Since when each split has had nothing more; an idle one is not looked at.
+    caught_up: Vec<Option<Instant>>,
+    /// What is to be told.
+    news: Option<Mark>,
+    told_at: Option<Instant>,
+}
+
+impl Clock {
+    fn new(times: EventTimes, schema: &SchemaRef) -> Result<Self, TaskError> {
+        let column = time_column(schema, &times.column)?;
+        let (watermarks, caught_up) = Default::default();
+        Ok(Clock { column, times, watermarks, caught_up, news: None, told_at: None })
+    }
+
+    fn split(&mut self, split: u32) -> usize {
+        while self.caught_up.len() <= split as usize {
+            self.watermarks.add();
+            self.caught_up.push(None);
+        }
+        split as usize
+    }
+
+    fn rows(&mut self, split: u32, rows: &RecordBatch) {
+        let split = self.split(split);
+        self.caught_up[split] = None;
+        if let Some(latest) = latest(rows.column(self.column)) {
+            let out_of_order = i64::try_from(self.times.out_of_order.as_micros()).unwrap_or(i64::MAX);
+            let news = self.watermarks.advance(split, latest.minus(out_of_order));
+            self.news = news.or(self.news.take());
+        }
+    }
+
+    fn caught_up(&mut self, split: u32, now: Instant) {
+        let split = self.split(split);
+        self.caught_up[split].get_or_insert(now);
+    }
+
+    fn over(&mut self, split: u32) {
+        let split = self.split(split);
+        self.caught_up[split] = None;
+        let news = self.watermarks.over(split);
+        self.news = news.or(self.news.take());
+    }
+
+    /// When a split becomes idle next.
+    fn due(&self) -> Option<Instant> {
+        self.caught_up.iter().flatten().min().map(|since| *since + self.times.idle_after)
+    }
+
+    fn look_for_idle(&mut self, now: Instant) {
+        for split in 0..self.caught_up.len() {
+            if self.caught_up[split].take_if(|since| *since + self.times.idle_after <= now).is_some() {
+                let news = self.watermarks.idle(split);
+                self.news = news.or(self.news.take());
+            }
+        }
+    }
+
+    /// What is to be told now: nothing that was told a moment ago, unless there is time for it.
+    fn tell(&mut self, now: Instant, waiting: bool) -> Option<Mark> {
+        if !waiting && self.told_at.is_some_and(|told| now - told < TELL_INTERVAL) {
+            return None;
+        }
+        let news = self.news.take()?;
+        self.told_at = Some(now);
+        Some(news)
+    }
+}
+
+enum Wake {
+    Next(Next),
+    Waiting,
+    Barrier,
+    Durable,
+    Idle,
+}
+
+/// Runs a source to its end.
+pub(crate) async fn drive<S: Source>(
+    mut source: S,
+    times: Option<EventTimes>,
+    outputs: Outputs,
+    context: &TaskContext,
+) -> Result<(), TaskError> {
+    let mut output = outputs.into_only();
+    let mut clock = times.map(|times| Clock::new(times, output.schema())).transpose()?;
+    let states = context.states();
+    // Without checkpoints nobody sends anything here.
+    let (mut barriers, mut durable) = match states {
+        Some(states) => (states.barriers(), states.durable()),
+        None => (tokio::sync::watch::Sender::new(None).subscribe(), tokio::sync::watch::Sender::new(0).subscribe()),
+    };
+    if context.had_ended() {
+        if let Some(states) = states {
+            states.end(Snapshot { splits: source.snapshot()?, ..Snapshot::default() }).await?;
+        }
+        return Ok(());
+    }
+    let mut waiting = false;
+    loop {
+        let idle_at = clock.as_ref().and_then(Clock::due);
+        let wake = tokio::select! {
+            biased;
+            Ok(()) = barriers.changed(), if states.is_some() => Wake::Barrier,
+            Ok(()) = durable.changed(), if states.is_some() => Wake::Durable,
+            next = poll_fn(|context| match source.poll_next(context) {
+                Poll::Ready(next) => Poll::Ready(next.map(Wake::Next)),
+                // What has been collected does not wait with the source.
+                Poll::Pending if !waiting => Poll::Ready(Ok(Wake::Waiting)),
+                Poll::Pending => Poll::Pending,
+            }) => next?,
+            () = async { sleep_until(idle_at.expect("asked only then")).await }, if idle_at.is_some() => Wake::Idle,
+        };
+        waiting = matches!(wake, Wake::Waiting) || waiting && matches!(wake, Wake::Idle | Wake::Durable);
+        match wake {
+            Wake::Next(Next::Rows { split, rows }) => {
+                if let Some(clock) = &mut clock {
+                    clock.rows(split, &rows);
+                }
+                if !output.is_wanted() {
+                    return Ok(());
+                }
+                output.send(rows).await?;
+                // One that always has something must not keep its thread for itself.
+                tokio::task::yield_now().await;
+            }
+            Wake::Next(Next::CaughtUp { split }) => {
+                if let Some(clock) = &mut clock {
+                    clock.caught_up(split, Instant::now());
+                }
+            }
+            Wake::Next(Next::SplitEnd { split }) => {
+                if let Some(clock) = &mut clock {
+                    clock.over(split);
+                }
+            }
+            Wake::Next(Next::End) => break,
+            Wake::Waiting => output.flush().await?,
+            Wake::Idle => {}
+            Wake::Durable => source.durable(*durable.borrow_and_update()),
+            Wake::Barrier => {
+                let Some(barrier) = barriers.borrow_and_update().clone() else { continue };
+                let stop = barrier.control == Control::Stop;
+                if let Some(states) = states {
+                    states.save(barrier.epoch, Snapshot { splits: source.snapshot()?, ..Snapshot::default() });
+                }
+                output.mark(&Mark::Barrier(barrier)).await?;
+                if stop {
+                    return Ok(());
+                }
+            }
+        }
+        if let Some(clock) = &mut clock {
+            let now = Instant::now();
+            clock.look_for_idle(now);
+            if let Some(mark) = clock.tell(now, waiting) {
+                output.mark(&mark).await?;
+            }
+        }
+    }
+    output.finish().await?;
+    if let Some(states) = states {
+        states.end(Snapshot { splits: source.snapshot()?, ..Snapshot::default() }).await?;
+    }
+    Ok(())
+}
