@@ -350,7 +350,7 @@ fn damaged_checkpoints_are_left_out() {
         found
     };
     let all = epochs();
-    assert_eq!(all.len(), 2, "the test needs two checkpoints to be kept");
+    assert!(all.len() >= 2, "the test needs two checkpoints");
     let newest = all.last().unwrap();
     let bytes = std::fs::read(newest).unwrap();
     std::fs::write(newest, &bytes[..bytes.len() / 2]).unwrap();

@@ -156,7 +156,9 @@ impl Coordinator {
             }
             Said::Ended { parts } => {
                 self.running.remove(&id);
-                if !self.stopping {
+                // Behind the barrier that stops the job an end is a pause; before it, it is the copy's end.
+                let awaited = self.pending.as_ref().is_some_and(|pending| pending.missing.contains(&id));
+                if !self.stopping || awaited {
                     state.apply(report.copy, parts);
                     state.ended.insert(report.copy);
                 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use tokio::sync::{Mutex, mpsc, watch};
-use tokio::task::JoinSet;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::coordinator::{Action, Coordinator, Event, StoreFailure};
 use super::manifest::{Entry, Key, Manifest, Report, Said};
@@ -185,8 +186,8 @@ pub(crate) struct CopyStates {
     restored: Option<Restored>,
     /// The next snapshot must be of wholes: a change was lost.
     whole: Arc<AtomicBool>,
-    /// Snapshots are written one after the other.
-    turn: Arc<Mutex<()>>,
+    /// The writing of the snapshot before: the next one is written, and reported, after it.
+    before: Mutex<Option<JoinHandle<()>>>,
     ended: AtomicBool,
 }
 
@@ -198,7 +199,7 @@ impl CopyStates {
             copy,
             restored,
             whole: Arc::default(),
-            turn: Arc::default(),
+            before: Mutex::default(),
             ended: AtomicBool::new(false),
         }
     }
@@ -226,10 +227,15 @@ impl CopyStates {
     /// Writes a snapshot in the background and reports it. Within the runner's pool.
     pub(crate) fn save(&self, epoch: u64, snapshot: Snapshot) {
         let (hub, task, copy) = (Arc::clone(&self.hub), self.task, self.copy);
-        let (whole, turn) = (Arc::clone(&self.whole), Arc::clone(&self.turn));
+        let whole = Arc::clone(&self.whole);
         let file = format!("state/{}/{epoch}-{task}-{copy}", hub.run);
-        tokio::spawn(async move {
-            let _turn = turn.lock().await;
+        let mut before = self.before.lock();
+        let earlier = before.take();
+        *before = Some(tokio::spawn(async move {
+            if let Some(earlier) = earlier {
+                // If it was cut off, so is the run.
+                let _ = earlier.await;
+            }
             let said = match hub.store.put_state(file, parts(snapshot)).await {
                 Ok(parts) => Said::Saved { epoch, parts },
                 Err(error) => {
@@ -238,7 +244,7 @@ impl CopyStates {
                 }
             };
             hub.report(Report { task, copy, said });
-        });
+        }));
     }
 
     /// The copy has come to its end, and keeps this. Only the first call counts.
@@ -249,7 +255,11 @@ impl CopyStates {
         if self.ended.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        let _turn = self.turn.lock().await;
+        let earlier = self.before.lock().take();
+        if let Some(earlier) = earlier {
+            // As above.
+            let _ = earlier.await;
+        }
         // Of the next epoch: the checkpoint of the last one that was asked for may be made without it, and its clearing away
         // must not find it unneeded.
         let epoch = self.hub.barrier.borrow().as_ref().map_or(0, |barrier| barrier.epoch) + 1;
