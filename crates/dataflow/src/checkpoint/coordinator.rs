@@ -5,7 +5,7 @@
 //! takes too long, or that a copy cannot save, is given up with a warning, and the next one begins: what copies have saved
 //! meanwhile stays part of their state, as their changes build on it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::manifest::{Manifest, Report, Said, TaskState};
@@ -100,8 +100,8 @@ impl Coordinator {
         let state = |member: &Member| {
             let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
             // Splits are dealt anew, so copies save all of theirs; who has ended says so again.
-            let (ended, splits) = (BTreeSet::new(), BTreeMap::new());
-            TaskState { copies: member.copies, ended, splits, ..old }
+            let (ended, splits, shared) = Default::default();
+            TaskState { copies: member.copies, ended, splits, shared, ..old }
         };
         let copies = |(task, member): (usize, &Member)| (0..member.copies).map(move |copy| (task as u32, copy));
         Coordinator {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -13,7 +12,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::coordinator::{Action, Coordinator, Event, StoreFailure};
 use super::manifest::{Entry, Key, Manifest, Report, Said};
 use super::store::{CheckpointStore, StoreError};
-use super::{Part, Restored, Snapshot};
+use super::{Later, Part, Restored, Snapshot};
+use crate::error::TaskError;
 use crate::link::Links;
 use crate::route_map::{BUCKETS, RouteMap};
 use crate::run::Resume;
@@ -236,7 +236,7 @@ impl CopyStates {
                 // If it was cut off, so is the run.
                 let _ = earlier.await;
             }
-            let said = match hub.store.put_state(file, parts(snapshot)).await {
+            let said = match hub.put_state(file, snapshot).await {
                 Ok(parts) => Said::Saved { epoch, parts },
                 Err(error) => {
                     whole.store(true, Ordering::SeqCst);
@@ -251,7 +251,7 @@ impl CopyStates {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) async fn end(&self, snapshot: Snapshot) -> Result<(), StoreError> {
+    pub(crate) async fn end(&self, snapshot: Snapshot) -> Result<(), TaskError> {
         if self.ended.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
@@ -264,18 +264,27 @@ impl CopyStates {
         // must not find it unneeded.
         let epoch = self.hub.barrier.borrow().as_ref().map_or(0, |barrier| barrier.epoch) + 1;
         let file = format!("state/{}/{epoch}-{}-{}-end", self.hub.run, self.task, self.copy);
-        let parts = self.hub.store.put_state(file, parts(snapshot)).await?;
+        let parts = self.hub.put_state(file, snapshot).await?;
         self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts } });
         Ok(())
     }
 }
 
-fn parts(snapshot: Snapshot) -> Vec<(Key, Bytes, bool)> {
-    let buckets = snapshot.buckets.into_iter().map(|(bucket, part)| match part {
-        Part::Whole(bytes) => (Key::Bucket(bucket), bytes, true),
-        Part::Change(bytes) => (Key::Bucket(bucket), bytes, false),
-    });
-    buckets.chain(snapshot.splits.into_iter().map(|(name, bytes)| (Key::Split(name), bytes, true))).collect()
+impl Hub {
+    /// Writes a snapshot. Returns where its parts lie.
+    async fn put_state(&self, file: String, snapshot: Snapshot) -> Result<Vec<(Key, Entry)>, TaskError> {
+        let Snapshot { mut buckets, splits, shared, later } = snapshot;
+        if let Some(Later(make)) = later {
+            buckets.extend(tokio::task::spawn_blocking(make).await??);
+        }
+        let buckets = buckets.into_iter().map(|(bucket, part)| match part {
+            Part::Whole(bytes) => (Key::Bucket(bucket), bytes, true),
+            Part::Change(bytes) => (Key::Bucket(bucket), bytes, false),
+        });
+        let splits = splits.into_iter().map(|(name, bytes)| (Key::Split(name), bytes, true));
+        let shared = shared.into_iter().map(|(name, bytes)| (Key::Shared(name), bytes, true));
+        Ok(self.store.put_state(file, buckets.chain(splits).chain(shared).collect()).await?)
+    }
 }
 
 /// What copy `copy` of `copies` begins with: its buckets, its share of the splits, read and checked.
@@ -317,7 +326,12 @@ pub(crate) async fn restore(
             (name, wanted.len() - 1)
         })
         .collect();
+    let shared = wanted.len()..wanted.len() + state.shared.values().map(Vec::len).sum::<usize>();
+    wanted.extend(state.shared.values().flatten().map(|(_, entry)| entry));
     let parts = store.parts(&wanted).await?;
+    for ((name, _), bytes) in state.shared.values().flatten().zip(&parts[shared]) {
+        restored.shared.entry(name.clone()).or_default().push(bytes.clone());
+    }
     restored.buckets = buckets.into_iter().map(|(bucket, range)| (bucket, parts[range].to_vec())).collect();
     restored.splits = splits.into_iter().map(|(name, at)| (name.clone(), parts[at].clone())).collect();
     Ok(restored)

@@ -18,6 +18,8 @@ pub enum Key {
     Bucket(u32),
     /// A split of a source, or what a sink has prepared.
     Split(String),
+    /// What all copies are to know.
+    Shared(String),
 }
 
 /// Where one part lies.
@@ -46,6 +48,8 @@ pub struct TaskState {
     pub buckets: BTreeMap<u32, Vec<Entry>>,
     /// By copy.
     pub splits: BTreeMap<u32, Vec<(String, Entry)>>,
+    /// By copy.
+    pub shared: BTreeMap<u32, Vec<(String, Entry)>>,
     /// Who owns which bucket, when they are not dealt evenly.
     pub route: Option<RouteMap>,
 }
@@ -96,30 +100,28 @@ impl Manifest {
 
     /// Every object it needs.
     pub fn files(&self) -> BTreeSet<&str> {
-        let entries = self.tasks.values().flat_map(|task| {
-            let splits = task.splits.values().flatten().map(|(_, entry)| entry);
-            task.buckets.values().flatten().chain(splits)
-        });
-        entries.map(|entry| entry.file.as_str()).collect()
+        self.tasks.values().flat_map(TaskState::entries).map(|entry| entry.file.as_str()).collect()
     }
 
     /// Bytes of state that it refers to.
     pub fn state_bytes(&self) -> u64 {
-        let of = |task: &TaskState| -> u64 {
-            let splits = task.splits.values().flatten().map(|(_, entry)| entry);
-            task.buckets.values().flatten().chain(splits).map(|entry| entry.len).sum()
-        };
-        self.tasks.values().map(of).sum()
+        self.tasks.values().flat_map(TaskState::entries).map(|entry| entry.len).sum()
     }
 }
 
 impl TaskState {
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        let named = self.splits.values().chain(self.shared.values()).flatten().map(|(_, entry)| entry);
+        self.buckets.values().flatten().chain(named)
+    }
+
     /// A copy has saved these parts.
     pub(crate) fn apply(&mut self, copy: u32, parts: Vec<(Key, Entry)>) {
-        let mut splits = Vec::new();
+        let (mut splits, mut shared) = (Vec::new(), Vec::new());
         for (key, entry) in parts {
             match key {
                 Key::Split(name) => splits.push((name, entry)),
+                Key::Shared(name) => shared.push((name, entry)),
                 Key::Bucket(bucket) if entry.whole && entry.len == 0 => {
                     self.buckets.remove(&bucket);
                 }
@@ -132,10 +134,12 @@ impl TaskState {
                 }
             }
         }
-        if splits.is_empty() {
-            self.splits.remove(&copy);
-        } else {
-            self.splits.insert(copy, splits);
+        for (all, mine) in [(&mut self.splits, splits), (&mut self.shared, shared)] {
+            if mine.is_empty() {
+                all.remove(&copy);
+            } else {
+                all.insert(copy, mine);
+            }
         }
     }
 }

@@ -22,6 +22,7 @@ pub mod manifest;
 pub mod store;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ use bytes::Bytes;
 
 pub use manifest::{Entry, Key, Manifest, TaskState};
 pub use store::{CheckpointStore, StoreError};
+
+use crate::error::TaskError;
 
 pub(crate) use hub::{CopyStates, Hub};
 
@@ -70,12 +73,25 @@ pub enum Part {
 }
 
 /// What a copy keeps, as it is when a barrier passes.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Snapshot {
     /// By bucket; those that are not named have not changed.
     pub buckets: Vec<(u32, Part)>,
     /// By split; those that are not named are gone.
     pub splits: Vec<(String, Bytes)>,
+    /// What every copy is to know when the job goes on, of each copy.
+    pub shared: Vec<(String, Bytes)>,
+    /// Makes further buckets: work that need not be done before the copy goes on.
+    pub later: Option<Later>,
+}
+
+/// See [`Snapshot::later`].
+pub struct Later(pub Box<dyn FnOnce() -> Result<Vec<(u32, Part)>, TaskError> + Send>);
+
+impl fmt::Debug for Later {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Later")
+    }
 }
 
 /// What a copy begins with when its job goes on from a checkpoint.
@@ -89,4 +105,6 @@ pub struct Restored {
     pub buckets: BTreeMap<u32, Vec<Bytes>>,
     /// The splits that were dealt to it.
     pub splits: BTreeMap<String, Bytes>,
+    /// What copies share, each name with what each copy had saved by it.
+    pub shared: BTreeMap<String, Vec<Bytes>>,
 }

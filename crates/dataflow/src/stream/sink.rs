@@ -5,11 +5,11 @@
 //! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
 
 use super::mark::Mark;
@@ -28,21 +28,35 @@ pub trait Sink: Send {
     ///
     /// # Errors
     /// Fails the task.
-    fn write(&mut self, rows: RecordBatch) -> impl Future<Output = Result<(), TaskError>> + Send;
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>>;
 
     /// Makes what was written since the last call ready to be committed. Returns what [`Sink::commit`] needs, also in
     /// another process on another host; no bytes, when there is nothing.
     ///
     /// # Errors
     /// Fails the task.
-    fn prepare(&mut self, epoch: u64) -> impl Future<Output = Result<Bytes, TaskError>> + Send;
+    fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>>;
 
     /// Makes what was prepared appear. May be called again with the same, after a failure, perhaps by another copy: the
     /// second time changes nothing.
     ///
     /// # Errors
     /// Fails the task.
-    fn commit(&mut self, prepared: Bytes) -> impl Future<Output = Result<(), TaskError>> + Send;
+    fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>>;
+}
+
+impl Sink for Box<dyn Sink> {
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        self.as_mut().write(rows)
+    }
+
+    fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        self.as_mut().prepare(epoch)
+    }
+
+    fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        self.as_mut().commit(prepared)
+    }
 }
 
 enum Wake {

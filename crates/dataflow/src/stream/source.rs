@@ -72,6 +72,20 @@ pub trait Source: Send {
     }
 }
 
+impl Source for Box<dyn Source> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        self.as_mut().poll_next(context)
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        self.as_mut().snapshot()
+    }
+
+    fn durable(&mut self, epoch: u64) {
+        self.as_mut().durable(epoch);
+    }
+}
+
 /// How a source's rows tell time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventTimes {
