@@ -32,7 +32,7 @@ demo: setup ## Set up, then run the main job: a clustering on two workers
 	$(BIN)/tidemill kmeans -n 2 --out out/demo
 
 .PHONY: test
-test: setup setup-peers lint test-rust test-python ## Set up, then run every check and test
+test: setup setup-peers setup-servers lint test-rust test-python ## Set up, then run every check and test
 	@tools/count-tests out/cargo-test.log out/pytest.log
 
 .PHONY: lint
@@ -69,6 +69,10 @@ bench: setup ## Measure beside the peers (installs them first)
 .PHONY: setup-peers
 setup-peers: ## Install Open MPI and MPICH where that is possible without asking
 	@tools/setup-peers
+
+.PHONY: setup-servers
+setup-servers: ## Install Kafka, Redis and RabbitMQ where that is possible without asking
+	@tools/setup-servers
 
 .PHONY: setup-s3
 setup-s3: .venv/bin/s3s-fs ## Build the S3 server that tests talk to

@@ -1,0 +1,63 @@
+"""A Redis that keeps everything in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import redis
+import redis.backoff
+import redis.retry
+
+from .server import Server
+
+
+class Redis(Server):
+    """Answers on a port, and on a Unix socket in `folder`. A restart forgets the data."""
+
+    name = "Redis"
+    port_count = 1
+
+    @staticmethod
+    def missing() -> str | None:
+        return None if shutil.which("redis-server") else "no Redis to test with"
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.ports[0]}/0"
+
+    @property
+    def socket_path(self) -> Path:
+        return self.folder / "redis.sock"
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(host="127.0.0.1", port=self.ports[0], decode_responses=True)
+
+    def configure(self) -> None:
+        settings = {
+            "bind": "127.0.0.1",
+            "port": self.ports[0],
+            "unixsocket": self.socket_path,
+            "dir": self.folder,
+            "save": '""',
+            "appendonly": "no",
+        }
+        self._config_file.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+
+    def command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        return ["redis-server", self._config_file], os.environ
+
+    def answers(self) -> bool:
+        # By the socket, which no other server can have.
+        once = redis.retry.Retry(redis.backoff.NoBackoff(), retries=0)
+        with redis.Redis(unix_socket_path=str(self.socket_path), retry=once) as client:
+            try:
+                return bool(client.ping())
+            except redis.ConnectionError:
+                return False
+
+    @property
+    def _config_file(self) -> Path:
+        return self.folder / "redis.conf"
