@@ -62,6 +62,15 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
+    /// A barrier is about to pass: what is emitted goes out before it, and need not be kept.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let _ = emit;
+        Ok(Flow::Done)
+    }
+
     /// What it keeps, now that a barrier passes. `whole` asks for all buckets, whole: what was saved before cannot be built
     /// on. It begins with [`TaskContext::restored`](crate::TaskContext::restored) when the job goes on from there.
     ///
@@ -128,6 +137,8 @@ pub(crate) async fn drive(
                     }
                     Mark::Idle => {}
                     Mark::Barrier(barrier) => {
+                        let flow = operator.before_barrier(&mut emit)?;
+                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
                         if let Some(states) = context.states() {
                             states.save(barrier.epoch, operator.snapshot(states.wants_whole())?);
                         }

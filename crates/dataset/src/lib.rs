@@ -18,6 +18,7 @@
 //! | `records` | files of records of a fixed length                                        |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
+//! | `stream`  | queries over streams: windows of event time                               |
 //! | `sources` | which files a query reads, for its errors                                 |
 //! | `write`   | files of DataSets, all or nothing: `commit`, and `held` in object stores   |
 //! | `error`   | `DataSetError`: every message stands alone                                 |
@@ -44,6 +45,7 @@ mod sources;
 mod spill;
 mod split;
 mod stores;
+mod stream;
 pub mod types;
 mod write;
 
@@ -60,4 +62,5 @@ pub use read::{CsvLayout, Format, read};
 pub use reading::Reading;
 pub use records::read_records;
 pub use stores::StorageOptions;
+pub use stream::{MakeSink, MakeSource, StreamJob, StreamSink, StreamSource, WindowKind, Windows};
 pub use write::Output;

@@ -97,7 +97,7 @@ impl TableProvider for MapTable {
 }
 
 /// Runs the function on each partition.
-struct MapExec {
+pub(crate) struct MapExec {
     input: Arc<dyn ExecutionPlan>,
     function: BatchFunction,
     name: String,

@@ -4,6 +4,7 @@
 //! |---------------|--------------------------------------------------------------------------------|
 //! | [`coordinator`] | when a barrier goes out, when its checkpoint is whole: decisions without I/O |
 //! | [`manifest`]  | what a checkpoint consists of                                                  |
+//! | [`rows`]      | rows as bytes                                                                  |
 //! | [`store`]     | where it lies: a folder, or any object store                                   |
 //! | [`hub`]       | a worker's part: barriers for sources, snapshots of copies, news for sinks     |
 //!
@@ -19,6 +20,7 @@
 pub mod coordinator;
 pub mod hub;
 pub mod manifest;
+pub mod rows;
 pub mod store;
 
 use std::collections::BTreeMap;

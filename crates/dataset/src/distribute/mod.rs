@@ -107,6 +107,15 @@ impl Workers {
         Ok(Workers { comm, runner, partitions })
     }
 
+    /// Partitions of a query: a thread for each, on all workers.
+    pub(crate) fn partitions(&self) -> usize {
+        self.partitions
+    }
+
+    pub(crate) fn runner(&self) -> &Runner {
+        &self.runner
+    }
+
     /// Runs a query. Collective: every worker calls it with the same query.
     ///
     /// The rows come in the order of the query's partitions; empty batches are left out.
@@ -194,7 +203,7 @@ impl Workers {
     }
 
     /// A result of all workers, each having its own: the lowest worker's error is everybody's.
-    fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
+    pub(crate) fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
         let size = u64::from(self.comm.size());
         let (mut first, me) = ([size], u64::from(self.comm.rank()));
         self.comm.allreduce(&[if mine.is_err() { me } else { size }], &mut first, &Op::Min)?;
@@ -501,7 +510,7 @@ fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error:
 }
 
 /// A run's error, for people who write queries and never saw its tasks.
-fn failed(error: DataflowError) -> ActionError {
+pub(crate) fn failed(error: DataflowError) -> ActionError {
     match error {
         DataflowError::Net(error) => CollectiveError::from(error).into(),
         DataflowError::Collective(error) => error.into(),
@@ -509,6 +518,7 @@ fn failed(error: DataflowError) -> ActionError {
             DataSetError::Data(format!("{message} (on worker {worker})")).into()
         }
         DataflowError::Spill { .. } => DataSetError::Io(error.to_string()).into(),
+        DataflowError::Checkpoint(reason) => DataSetError::Query(reason).into(),
         DataflowError::Memory { .. } => DataSetError::Memory(error.to_string()).into(),
         DataflowError::Differs { ours, .. } => DataSetError::Query(format!(
             "the workers do not run the same query (first seen in {}): they build it differently, see different files, or were \

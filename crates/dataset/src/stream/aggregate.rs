@@ -1,0 +1,477 @@
+//! Aggregates of windows, in two halves. The first, beside the source, aggregates what one copy sees; the second, at the copy
+//! that owns a key, puts the halves together and lets windows *fire* when the watermark has passed their end.
+//!
+//! Windows share *panes*: stretches of time that no window's border cuts. A row goes into one pane, however many windows
+//! overlap there, and a window is put together of its panes when it fires.
+//!
+//! The first half keeps nothing over a barrier: it sends what it has. The second keeps of each pane the table that grows,
+//! and beneath it tables of states that do not change any more. A barrier cuts the growing one off: that is what has
+//! changed since the last, all of it, and the snapshot; so a checkpoint costs what has changed, and copies nothing.
+//!
+//! Source of panes: Li, Maier, Tufte, Papadimos and Tucker, "No pane, no gain" (2005); of tables that a checkpoint cuts off:
+//! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, TimestampMicrosecondArray, UInt32Array};
+use arrow::compute::{concat_batches, take, take_record_batch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use bytes::Bytes;
+use datafusion::error::Result;
+use datafusion::physical_expr::PhysicalExpr;
+use tidemill_dataflow::checkpoint::{Later, Part, Snapshot, rows};
+use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+use super::groups::{Aggregation, Arguments, Groups, batch};
+use super::steps::Steps;
+use super::window::{Micros, micros, window_array};
+
+/// The first half sends what it has when it holds more than this.
+const HELD_BYTES_MAX: usize = 32 << 20;
+/// It asks how much it holds every so many batches.
+const WEIGH_EVERY: u32 = 64;
+
+/// A windowed aggregation: of a query, the same on all workers.
+pub(crate) struct WindowAggregation {
+    pub of: Arc<Aggregation>,
+    pub time: Arc<dyn PhysicalExpr>,
+    pub size: Micros,
+    pub slide: Micros,
+    pub lateness: Micros,
+    /// The start of a pane, keys, states.
+    pub pane_schema: SchemaRef,
+    pub output: SchemaRef,
+    /// Where the window stands among the keys of the output.
+    pub window_at: usize,
+}
+
+impl WindowAggregation {
+    pub(crate) fn new(
+        of: Aggregation,
+        time: Arc<dyn PhysicalExpr>,
+        (size, slide, lateness): (Micros, Micros, Micros),
+        output: SchemaRef,
+        window_at: usize,
+    ) -> Self {
+        let pane = Field::new(PANE, DataType::Timestamp(TimeUnit::Microsecond, None), false);
+        let fields: Vec<Field> =
+            std::iter::once(pane).chain(of.state_schema.fields().iter().map(|field| field.as_ref().clone())).collect();
+        let pane_schema = Arc::new(Schema::new(fields));
+        WindowAggregation { of: Arc::new(of), time, size, slide, lateness, pane_schema, output, window_at }
+    }
+
+    /// The length of a pane.
+    fn pane(&self) -> Micros {
+        let (mut a, mut b) = (self.size, self.slide);
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    }
+
+    /// The starts of the windows that contain the pane.
+    fn windows(&self, pane: Micros) -> impl Iterator<Item = Micros> + use<> {
+        let (size, slide) = (self.size, self.slide);
+        let last = pane - pane.rem_euclid(slide);
+        (0..).map(move |back| last - back * slide).take_while(move |start| start + size > pane)
+    }
+
+    /// When the last window that contains the pane takes no more rows.
+    fn over(&self, pane: Micros) -> Micros {
+        (pane - pane.rem_euclid(self.slide)).saturating_add(self.size).saturating_add(self.lateness)
+    }
+
+    /// States of a pane as rows that say so.
+    fn of_pane(&self, pane: Micros, states: &RecordBatch) -> Result<RecordBatch> {
+        let rows = states.num_rows();
+        let mut columns: Vec<ArrayRef> = vec![Arc::new(TimestampMicrosecondArray::from(vec![pane; rows]))];
+        columns.extend_from_slice(states.columns());
+        batch(&self.pane_schema, columns, rows)
+    }
+}
+
+/// The column that says which pane states are of.
+const PANE: &str = "tidemill pane";
+
+/// Rows by the pane they are in: its start, and which rows (`None`: all). Rows without a time are in none.
+fn by_pane(times: &TimestampMicrosecondArray, pane: Micros) -> Vec<(Micros, Option<UInt32Array>)> {
+    let start = |time: Micros| time - time.rem_euclid(pane);
+    let values = times.values();
+    if times.null_count() == 0 {
+        let (min, max) = values.iter().fold((i64::MAX, i64::MIN), |(min, max), &time| (min.min(time), max.max(time)));
+        if !values.is_empty() && start(min) == start(max) {
+            return vec![(start(min), None)];
+        }
+    }
+    let mut panes: Vec<(Micros, Vec<u32>)> = Vec::new();
+    // Rows come more or less in order: the pane of the row before is most often the row's.
+    let mut at = 0;
+    for (row, &time) in values.iter().enumerate() {
+        if times.is_null(row) {
+            continue;
+        }
+        if panes.get(at).is_none_or(|(of, _)| time < *of || time - *of >= pane) {
+            let of = start(time);
+            at = panes.iter().position(|(other, _)| *other == of).unwrap_or_else(|| {
+                panes.push((of, Vec::new()));
+                panes.len() - 1
+            });
+        }
+        panes[at].1.push(row as u32);
+    }
+    panes.into_iter().map(|(of, rows)| (of, Some(UInt32Array::from(rows)))).collect()
+}
+
+/// The first half.
+pub(crate) struct FirstHalf {
+    shape: Arc<WindowAggregation>,
+    steps: Steps,
+    panes: BTreeMap<Micros, Groups>,
+    time: Micros,
+    batches: u32,
+}
+
+impl FirstHalf {
+    pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps) -> Self {
+        FirstHalf { shape: Arc::clone(shape), steps, panes: BTreeMap::new(), time: Micros::MIN, batches: 0 }
+    }
+
+    fn add(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
+        let all = shape.of.arguments(batch)?;
+        for (pane, rows) in by_pane(&times, shape.pane()) {
+            if shape.over(pane) <= self.time {
+                continue;
+            }
+            let groups = match self.panes.entry(pane) {
+                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+                std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Groups::new(&shape.of)?),
+            };
+            match rows {
+                None => groups.update(&all, batch.num_rows())?,
+                Some(rows) => groups.update(&all.take(&rows)?, rows.len())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the panes that `which` names.
+    fn send(&mut self, which: impl Fn(Micros) -> bool, emit: &mut Emit) -> Result<(), TaskError> {
+        let panes: Vec<Micros> = self.panes.keys().copied().filter(|&pane| which(pane)).collect();
+        for pane in panes {
+            let Some(mut groups) = self.panes.remove(&pane) else { continue };
+            emit.send(self.shape.of_pane(pane, &groups.take_states()?)?);
+        }
+        Ok(())
+    }
+}
+
+impl Operator for FirstHalf {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        for batch in self.steps.apply(batch)? {
+            self.add(&batch)?;
+        }
+        self.batches += 1;
+        if self.batches % WEIGH_EVERY == 0 && self.panes.values().map(Groups::bytes).sum::<usize>() > HELD_BYTES_MAX {
+            self.send(|_| true, emit)?;
+        }
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let pane = self.shape.pane();
+        self.send(|start| start.saturating_add(pane) <= time.0, emit)?;
+        self.time = time.0;
+        Ok(Flow::Done)
+    }
+
+    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.send(|_| true, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.send(|_| true, emit)?;
+        Ok(Flow::Done)
+    }
+}
+
+impl Arguments {
+    fn take(&self, rows: &UInt32Array) -> Result<Self> {
+        let of = |column: &ArrayRef| Ok(take(column, rows, None)?);
+        Ok(Arguments {
+            keys: self.keys.iter().map(of).collect::<Result<_>>()?,
+            values: self
+                .values
+                .iter()
+                .map(|values| values.iter().map(of).collect::<Result<_>>())
+                .collect::<Result<_>>()?,
+            filters: self
+                .filters
+                .iter()
+                .map(|filter| {
+                    filter.as_ref().map(|filter| Ok(take(filter, rows, None)?.as_boolean().clone())).transpose()
+                })
+                .collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// One pane of the second half.
+#[derive(Default)]
+struct Pane {
+    open: Option<Groups>,
+    /// States that were cut off, each with every key at most once.
+    closed: Vec<RecordBatch>,
+}
+
+impl Pane {
+    fn open(&mut self, of: &Arc<Aggregation>) -> Result<&mut Groups> {
+        if self.open.is_none() {
+            self.open = Some(Groups::new(of)?);
+        }
+        Ok(self.open.as_mut().expect("just made"))
+    }
+
+    /// Cuts off what grows. Returns it, if there is anything.
+    fn cut(&mut self, of: &Arc<Aggregation>) -> Result<Option<RecordBatch>> {
+        let Some(mut open) = self.open.take().filter(|open| open.len() > 0) else { return Ok(None) };
+        let states = open.take_states()?;
+        self.closed.push(states.clone());
+        // Each is at least twice as large as the next: a state is copied a few times, however many barriers pass.
+        while let [.., larger, smaller] = self.closed.as_slice()
+            && larger.num_rows() < 2 * smaller.num_rows()
+        {
+            let mut merged = Groups::new(of)?;
+            for _ in 0..2 {
+                let states = self.closed.pop().expect("there are two");
+                merged.merge(&states)?;
+            }
+            self.closed.push(merged.take_states()?);
+        }
+        Ok(Some(states))
+    }
+
+    fn rows(&self) -> usize {
+        self.open.as_ref().map_or(0, Groups::len) + self.closed.iter().map(RecordBatch::num_rows).sum::<usize>()
+    }
+}
+
+/// The second half.
+pub(crate) struct SecondHalf {
+    shape: Arc<WindowAggregation>,
+    steps: Steps,
+    panes: BTreeMap<Micros, Pane>,
+    /// Windows that end here or before have fired.
+    fired: Micros,
+    /// Of these, the starts of those that late rows have changed.
+    changed: BTreeSet<Micros>,
+    /// Rows that were saved as changes since all were saved whole.
+    saved_rows: usize,
+    /// Buckets of which something is saved.
+    saved: Arc<Mutex<BTreeSet<u32>>>,
+}
+
+/// What copies share in checkpoints.
+const FIRED: &str = "fired";
+const SCHEMA: &str = "schema";
+
+impl SecondHalf {
+    pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps, context: &TaskContext) -> Result<Self, TaskError> {
+        let mut new = SecondHalf {
+            shape: Arc::clone(shape),
+            steps,
+            panes: BTreeMap::new(),
+            fired: Micros::MIN,
+            changed: BTreeSet::new(),
+            saved_rows: 0,
+            saved: Arc::default(),
+        };
+        let Some(restored) = context.restored() else { return Ok(new) };
+        for schema in restored.shared.get(SCHEMA).into_iter().flatten() {
+            let (then, now) = (String::from_utf8_lossy(schema), described(&shape.pane_schema));
+            if then != now {
+                return Err(format!(
+                    "the checkpoint has states of other aggregates ({then}) than the query now ({now}); begin anew in another \
+                     place, or change the query back"
+                )
+                .into());
+            }
+        }
+        for fired in restored.shared.get(FIRED).into_iter().flatten() {
+            let fired: [u8; 8] = fired.as_ref().try_into().map_err(|_| "a checkpoint's time is no time")?;
+            new.fired = new.fired.max(Micros::from_le_bytes(fired));
+        }
+        for part in restored.buckets.values().flatten() {
+            let states = rows::decode(&shape.pane_schema, part)?;
+            new.saved_rows += states.num_rows();
+            new.take(&states)?;
+        }
+        *new.saved.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
+        for pane in new.panes.values_mut() {
+            pane.cut(&shape.of)?;
+        }
+        new.changed.clear();
+        Ok(new)
+    }
+
+    /// Adds states, each to its pane.
+    fn take(&mut self, states: &RecordBatch) -> Result<(), TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let panes = states.column(0).as_primitive::<TimestampMicrosecondType>();
+        let columns: Vec<usize> = (1..states.num_columns()).collect();
+        for (pane, rows) in by_pane(panes, 1) {
+            if shape.over(pane) <= self.fired {
+                continue;
+            }
+            if shape.lateness > 0 {
+                let late = shape.windows(pane).filter(|start| start + shape.size <= self.fired);
+                self.changed.extend(late);
+            }
+            let rows = match rows {
+                None => states.clone(),
+                Some(rows) => take_record_batch(states, &rows)?,
+            };
+            self.panes.entry(pane).or_default().open(&shape.of)?.merge(&rows.project(&columns)?)?;
+        }
+        Ok(())
+    }
+
+    /// Lets windows fire whose end is not after `time`.
+    fn fire(&mut self, time: Micros, emit: &mut Emit) -> Result<(), TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let mut windows = std::mem::take(&mut self.changed);
+        for &pane in self.panes.keys() {
+            let ends = |start: &Micros| *start + shape.size > self.fired && *start + shape.size <= time;
+            windows.extend(shape.windows(pane).filter(ends));
+        }
+        self.fired = self.fired.max(time);
+        let alone = shape.size == shape.slide && shape.lateness == 0;
+        for start in windows {
+            let end = start + shape.size;
+            let mut merged = None;
+            for (_, pane) in self.panes.range_mut(start..end) {
+                if alone {
+                    // It is nobody else's, and not needed any more.
+                    merged = pane.open.take();
+                } else {
+                    pane.cut(&shape.of)?;
+                }
+                let merged = match &mut merged {
+                    Some(merged) => merged,
+                    None => merged.insert(Groups::new(&shape.of)?),
+                };
+                pane.closed.iter().try_for_each(|states| merged.merge(states))?;
+            }
+            let Some(mut merged) = merged else { continue };
+            let (keys, results, rows) = merged.take_results()?;
+            let mut columns = keys;
+            columns.insert(shape.window_at, window_array(vec![start; rows], vec![end; rows]));
+            columns.extend(results);
+            for batch in self.steps.apply(batch(&shape.output, columns, rows)?)? {
+                emit.send(batch);
+            }
+        }
+        let fired = self.fired;
+        self.panes.retain(|&pane, _| shape.over(pane) > fired);
+        Ok(())
+    }
+}
+
+fn described(schema: &SchemaRef) -> String {
+    let fields: Vec<String> =
+        schema.fields().iter().skip(1).map(|field| format!("{}: {}", field.name(), field.data_type())).collect();
+    fields.join(", ")
+}
+
+impl Operator for SecondHalf {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, _emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.take(&batch)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.fire(time.0, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.fire(Micros::MAX, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let mut states = Vec::new();
+        for (&pane, held) in &mut self.panes {
+            states.extend(held.cut(&shape.of)?.map(|states| (pane, states)));
+        }
+        self.saved_rows += states.iter().map(|(_, states)| states.num_rows()).sum::<usize>();
+        let rows: usize = self.panes.values().map(Pane::rows).sum();
+        // Changes of panes that are gone are still there: when they are most of what is saved, all is saved anew.
+        let whole = whole || self.saved_rows > 2 * rows + 4096;
+        if whole {
+            self.saved_rows = rows;
+            let all = self.panes.iter().flat_map(|(&pane, held)| held.closed.iter().map(move |s| (pane, s.clone())));
+            states = all.collect();
+        }
+        let saved = Arc::clone(&self.saved);
+        let mut snapshot = Snapshot::default();
+        snapshot.shared.push((FIRED.into(), Bytes::copy_from_slice(&self.fired.to_le_bytes())));
+        snapshot.shared.push((SCHEMA.into(), described(&shape.pane_schema).into()));
+        if whole || !states.is_empty() {
+            snapshot.later = Some(Later(Box::new(move || Ok(parts(&shape, &states, whole, &saved)?))));
+        }
+        Ok(snapshot)
+    }
+}
+
+/// States by bucket, as they are saved.
+fn parts(
+    shape: &WindowAggregation,
+    states: &[(Micros, RecordBatch)],
+    whole: bool,
+    saved: &Mutex<BTreeSet<u32>>,
+) -> Result<Vec<(u32, Part)>> {
+    let states = states.iter().map(|(pane, states)| shape.of_pane(*pane, states)).collect::<Result<Vec<_>>>()?;
+    let states = concat_batches(&shape.pane_schema, &states)?;
+    let buckets = buckets(&states, shape.of.keys.len())?;
+    let mut order: Vec<u32> = (0..states.num_rows() as u32).collect();
+    order.sort_by_key(|&row| buckets[row as usize]);
+    let sorted = take_record_batch(&states, &UInt32Array::from(order.clone()))?;
+    let mut parts = Vec::new();
+    let mut from = 0;
+    while from < order.len() {
+        let bucket = buckets[order[from] as usize];
+        let to = from + order[from..].partition_point(|&row| buckets[row as usize] == bucket);
+        let bytes = rows::encode(&sorted.slice(from, to - from))?;
+        parts.push((bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) }));
+        from = to;
+    }
+    let mut saved = saved.lock().expect("nothing panics with it locked");
+    let now: BTreeSet<u32> = parts.iter().map(|(bucket, _)| *bucket).collect();
+    if whole {
+        parts.extend(saved.difference(&now).map(|&bucket| (bucket, Part::Whole(Bytes::new()))));
+        *saved = now;
+    } else {
+        saved.extend(now);
+    }
+    Ok(parts)
+}
+
+/// The bucket of each row's key, which follows the pane.
+fn buckets(states: &RecordBatch, keys: usize) -> Result<Vec<u32>> {
+    if keys == 0 {
+        return Ok(vec![0; states.num_rows()]);
+    }
+    let mut hashes = Vec::new();
+    KeyHasher::new((1..=keys).collect()).hash(states, &mut hashes)?;
+    let route = RouteMap::even(BUCKETS, 1);
+    Ok(hashes.into_iter().map(|hash| route.bucket(hash)).collect())
+}

@@ -1,0 +1,211 @@
+//! Lowering: the plan of a query over streams becomes a graph of tasks that never end by themselves. DataFusion plans it for
+//! one partition, as if it were a table; each node of the plan then becomes a step of a task or a task of its own.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use datafusion::execution::session_state::SessionStateBuilder;
+use datafusion::execution::{SessionState, TaskContext};
+use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::union::UnionExec;
+use datafusion::physical_plan::{ExecutionPlan, displayable};
+use tidemill_dataflow::exchange::{Direct, Gather, Partition};
+use tidemill_dataflow::{Graph, TaskId, TaskSpec};
+
+use super::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
+use super::groups::Aggregation;
+use super::steps::{Steps, StepsTask};
+use super::table::{StreamExec, StreamSink};
+use super::window::{WindowFunction, WindowKind};
+use crate::dataset::DataSet;
+use crate::error::{DataSetError, Result};
+
+/// Rows on their way: the tasks they leave, each with the steps that are still to be done.
+struct Flowing {
+    from: Vec<(TaskId, Steps)>,
+    schema: SchemaRef,
+    copies: u32,
+}
+
+/// Makes the graph of a query over streams.
+pub(crate) struct Lower {
+    graph: Graph,
+    context: Arc<TaskContext>,
+    /// Of every task that nothing else limits.
+    copies: u32,
+    tasks: u32,
+}
+
+/// Plans `set` for one partition, without rules that would take a windowed aggregation apart.
+pub(crate) async fn plan(set: &DataSet) -> Result<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)> {
+    let (state, logical) = set.frame().clone().into_parts();
+    let state = session(state);
+    let plan = state.create_physical_plan(&logical).await?;
+    Ok((plan, state.task_ctx()))
+}
+
+fn session(state: SessionState) -> SessionState {
+    let config = state.config().clone().with_target_partitions(1);
+    let mut rules = state.optimizers().to_vec();
+    rules.retain(|rule| rule.name() != "single_distinct_aggregation_to_group_by");
+    SessionStateBuilder::new_from_existing(state).with_config(config).with_optimizer_rules(rules).build()
+}
+
+impl Lower {
+    /// The graph of a plan whose rows go to `sink`.
+    ///
+    /// # Errors
+    /// `Unsupported` for a step that would have to wait for the end.
+    pub(crate) fn graph(
+        job: &str,
+        plan: &Arc<dyn ExecutionPlan>,
+        context: Arc<TaskContext>,
+        sink: &StreamSink,
+        copies: u32,
+    ) -> Result<Graph> {
+        let mut lower = Lower { graph: Graph::new(job), context, copies, tasks: 0 };
+        let rows = lower.node(plan)?;
+        let rows = lower.done(rows);
+        let sinks = if sink.copies_max == 0 { rows.copies } else { rows.copies.min(sink.copies_max) };
+        let make = (sink.make)(&rows.schema);
+        let task = TaskSpec::sink(format!("sink {}", sink.name), move |copy| make(copy));
+        let task = lower.graph.add(task.input("rows").copies(sinks));
+        lower.connect(&rows, task, sinks);
+        Ok(lower.graph)
+    }
+
+    fn name(&mut self, what: &str) -> String {
+        self.tasks += 1;
+        format!("{what} {}", self.tasks)
+    }
+
+    fn node(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let any: &dyn Any = plan.as_ref();
+        if let Some(stream) = any.downcast_ref::<StreamExec>() {
+            return self.source(stream);
+        }
+        let passes = any.is::<CoalescePartitionsExec>() || any.is::<RepartitionExec>() || any.is::<CooperativeExec>();
+        if passes {
+            return self.node(plan.children()[0]);
+        }
+        if any.is::<UnionExec>() {
+            let mut all = Flowing { from: Vec::new(), schema: plan.schema(), copies: 0 };
+            for child in plan.children() {
+                let rows = self.node(child)?;
+                all.copies = all.copies.max(rows.copies);
+                all.from.extend(rows.from);
+            }
+            return Ok(all);
+        }
+        if let Some(aggregate) = any.downcast_ref::<AggregateExec>() {
+            return self.aggregate(plan, aggregate);
+        }
+        let mut step = Steps::default();
+        if step.add(plan, &self.context) {
+            let mut rows = self.node(plan.children()[0])?;
+            rows.from.iter_mut().for_each(|(_, steps)| {
+                steps.add(plan, &self.context);
+            });
+            rows.schema = plan.schema();
+            return Ok(rows);
+        }
+        Err(DataSetError::Unsupported(format!(
+            "on a stream, which does not end: {}",
+            displayable(plan.as_ref()).one_line().to_string().trim()
+        )))
+    }
+
+    fn source(&mut self, stream: &StreamExec) -> Result<Flowing> {
+        let source = stream.source.clone();
+        let copies = if source.copies_max == 0 { self.copies } else { self.copies.min(source.copies_max) };
+        let name = self.name(&format!("source {}", source.name));
+        let make = Arc::clone(&source.make);
+        let task = TaskSpec::source(name, source.times.clone(), move |copy| make(copy));
+        let task = self.graph.add(task.output("rows", Arc::clone(&source.schema)).copies(copies));
+        let mut steps = Steps::default();
+        if let Some(columns) = &stream.projection {
+            steps.project(columns, &source.schema)?;
+        }
+        Ok(Flowing { from: vec![(task, steps)], schema: stream.schema(), copies })
+    }
+
+    fn aggregate(&mut self, plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Result<Flowing> {
+        let refused = |what: &str| Err(DataSetError::Unsupported(format!("on a stream, which does not end: {what}")));
+        let single = matches!(aggregate.mode(), AggregateMode::Single | AggregateMode::SinglePartitioned);
+        if !single || !aggregate.group_expr().is_single() {
+            return refused("grouping sets");
+        }
+        let groups = aggregate.group_expr().expr();
+        let mut windows = groups.iter().enumerate().filter_map(|(at, (expr, _))| Some((at, WindowFunction::of_call(expr)?)));
+        let Some((window_at, (windows, time))) = windows.next() else {
+            return refused("a group_by without a window has no result before the end; add tm.window(...) to its keys");
+        };
+        let WindowKind::Sliding { size, slide } = windows.kind else {
+            return refused("session windows");
+        };
+        let input = self.node(aggregate.input())?;
+        let keys: Vec<_> =
+            groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
+        let of = Aggregation::new(keys, aggregate.aggr_expr().to_vec(), aggregate.filter_expr().to_vec(), &input.schema)?;
+        let shape =
+            WindowAggregation::new(of, time, (size, slide, windows.lateness), plan.schema(), window_at);
+        let shape = Arc::new(shape);
+        let keys = shape.of.key_names();
+        let copies = if keys.is_empty() { 1 } else { self.copies };
+
+        let name = self.name("window");
+        let second = {
+            let shape = Arc::clone(&shape);
+            let task = TaskSpec::operator(name.clone(), move |copy| {
+                SecondHalf::new(&shape, Steps::default(), copy)
+            });
+            let task = task.streaming().input("states").output("rows", plan.schema()).copies(copies);
+            self.graph.add(task.detail(displayable(plan.as_ref()).one_line().to_string()))
+        };
+        for (number, (from, steps)) in input.from.into_iter().enumerate() {
+            let (of, schema) = (Arc::clone(&shape), Arc::clone(&shape.pane_schema));
+            let name = format!("{name}, first half {number}");
+            let task = TaskSpec::operator(name, move |_| Ok(FirstHalf::new(&of, steps.clone())));
+            let task = task.streaming().input("rows").output("states", schema).copies(input.copies);
+            let first = self.graph.add(task);
+            self.graph.connect(from, first, Direct);
+            match keys.is_empty() {
+                true => self.graph.connect(first, second, Gather::to(0)),
+                false => self.graph.connect(first, second, Partition::by_key(keys.clone())),
+            };
+        }
+        Ok(Flowing { from: vec![(second, Steps::default())], schema: plan.schema(), copies })
+    }
+
+    /// The rows with all their steps done.
+    fn done(&mut self, rows: Flowing) -> Flowing {
+        let Flowing { from, schema, copies } = rows;
+        let from = from.into_iter().map(|(from, steps)| {
+            if steps.is_empty() {
+                return (from, steps);
+            }
+            let name = self.name("steps");
+            let task = TaskSpec::operator(name, move |_| Ok(StepsTask(steps.clone())));
+            let task = task.streaming().input("rows").output("rows", Arc::clone(&schema)).copies(copies);
+            let task = self.graph.add(task);
+            self.graph.connect(from, task, Direct);
+            (task, Steps::default())
+        });
+        let from = from.collect();
+        Flowing { from, schema, copies }
+    }
+
+    fn connect(&mut self, rows: &Flowing, target: TaskId, copies: u32) {
+        for (from, _) in &rows.from {
+            if copies == rows.copies {
+                self.graph.connect(*from, target, Direct);
+            } else {
+                self.graph.connect(*from, target, Gather::to(0));
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Streams as tables: what a plan knows of a source that does not end.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::datasource::TableType;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::logical_expr::Expr;
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
+};
+use futures::future::BoxFuture;
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::stream::source::{EventTimes, Source};
+use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
+
+use crate::dataset::DataSet;
+use crate::engine::Engine;
+
+/// Makes the source of one copy.
+pub type MakeSource = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Source>, TaskError> + Send + Sync>;
+/// Makes the sink of one copy.
+pub type MakeSink = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Sink>, TaskError> + Send + Sync>;
+/// Kept for connectors that have to look at the world before a plan is made.
+pub type Prepare<T> = BoxFuture<'static, std::result::Result<T, TaskError>>;
+
+/// A source, as queries know it.
+#[derive(Clone)]
+pub struct StreamSource {
+    /// For plans and errors; the same on every worker.
+    pub name: String,
+    /// What its rows are.
+    pub schema: SchemaRef,
+    /// How they tell time.
+    pub times: Option<EventTimes>,
+    /// More copies than this would have nothing to read; 0 is no limit.
+    pub copies_max: u32,
+    /// Makes one.
+    pub make: MakeSource,
+}
+
+impl fmt::Debug for StreamSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamSource").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A sink, as jobs know it.
+#[derive(Clone)]
+pub struct StreamSink {
+    /// For plans and errors; the same on every worker.
+    pub name: String,
+    /// More copies than this are not wanted; 0 is no limit.
+    pub copies_max: u32,
+    /// Makes one, given what its rows are.
+    pub make: Arc<dyn Fn(&SchemaRef) -> MakeSink + Send + Sync>,
+}
+
+impl DataSet {
+    /// The rows of a stream. They have no end, or one that nobody knows: it is written with `Workers::stream`.
+    ///
+    /// # Errors
+    /// `Query` when the column that tells time is not there, or tells none.
+    pub fn from_stream(engine: &Engine, source: StreamSource) -> crate::error::Result<Self> {
+        if let Some(times) = &source.times {
+            tidemill_dataflow::stream::source::time_column(&source.schema, &times.column)
+                .map_err(crate::error::DataSetError::Query)?;
+        }
+        DataSet::new(engine.context().read_table(Arc::new(StreamTable { source }))?)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct StreamTable {
+    pub(crate) source: StreamSource,
+}
+
+#[async_trait]
+impl TableProvider for StreamTable {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.source.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        _session: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _filters: &[Expr],
+        _limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let schema = match projection {
+            Some(columns) => Arc::new(self.source.schema.project(columns)?),
+            None => Arc::clone(&self.source.schema),
+        };
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Incremental,
+            // It may well have no end; who lowers the plan looks for steps that would wait for one.
+            Boundedness::Bounded,
+        );
+        let (source, projection) = (self.source.clone(), projection.cloned());
+        Ok(Arc::new(StreamExec { source, projection, properties: Arc::new(properties) }))
+    }
+}
+
+/// The leaf of a stream's plan.
+#[derive(Debug)]
+pub(crate) struct StreamExec {
+    pub(crate) source: StreamSource,
+    pub(crate) projection: Option<Vec<usize>>,
+    properties: Arc<PlanProperties>,
+}
+
+impl DisplayAs for StreamExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamExec: {}", self.source.name)
+    }
+}
+
+impl ExecutionPlan for StreamExec {
+    fn name(&self) -> &'static str {
+        "StreamExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        _: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        Err(DataFusionError::Plan(format!("{} is a stream: write it with write_stream", self.source.name)))
+    }
+}
