@@ -17,7 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill import dataset, graph, ml, mpi
+    from tidemill import dataset, graph, ml, mpi, stream
     from tidemill._errors import (
         BufferMismatchError,
         CommError,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
     from tidemill.graph import Cancelled, Graph, GraphError, exchange
     from tidemill.mpi import Intracomm as Communicator
+    from tidemill.stream import sliding, tumbling, window
 
 __all__ = [
     "BadRowsWarning",
@@ -117,8 +118,12 @@ __all__ = [
     "row_number",
     "run",
     "skipped_rows",
+    "sliding",
     "sql",
+    "stream",
+    "tumbling",
     "when",
+    "window",
 ]
 
 __version__: str
@@ -147,6 +152,10 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "ml": ("tidemill.ml", None),
     "mpi": ("tidemill.mpi", None),
     "run": ("tidemill._run", "run"),
+    "sliding": ("tidemill.stream", "sliding"),
+    "stream": ("tidemill.stream", None),
+    "tumbling": ("tidemill.stream", "tumbling"),
+    "window": ("tidemill.stream", "window"),
     **{
         name: ("tidemill.dataset", name)
         for name in (

@@ -11,6 +11,7 @@ use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{Column, TableReference};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
+use datafusion::functions::core::expr_ext::FieldAccessor;
 use datafusion::logical_expr::expr::Sort;
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder, Partitioning};
@@ -23,6 +24,7 @@ use crate::read::read_url;
 use crate::reading::Reading;
 use crate::sources::Sources;
 use crate::stores::is_url;
+use crate::stream::is_window;
 
 /// Rows of one slice of a table in memory: DataFusion's own batch size.
 pub(crate) const SLICE_ROWS: usize = 8192;
@@ -214,7 +216,14 @@ impl DataSet {
             .aggregate(keys.clone(), functions.clone())?
             .build()?;
         // The plan's node computes bare functions; what is built around them comes after.
-        let mut outputs: Vec<Expr> = keys.iter().map(|key| column(&output_name(key))).collect();
+        let output = |key: &Expr| match is_window(key) {
+            // The window as two columns: who looks at results wants its start and its end.
+            true => {
+                ["start", "end"].map(|end| column(&output_name(key)).field(end).alias(format!("window_{end}"))).to_vec()
+            }
+            false => vec![column(&output_name(key))],
+        };
+        let mut outputs: Vec<Expr> = keys.iter().flat_map(output).collect();
         for expr in aggregates {
             let name = output_name(&expr);
             let rest = expr.transform_down(|node| {

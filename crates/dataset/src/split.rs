@@ -62,7 +62,7 @@ impl PhysicalOptimizerRule for SplitTexts {
 }
 
 /// A row for each part of a text, with the other columns repeated.
-struct SplitExec {
+pub(crate) struct SplitExec {
     input: Arc<dyn ExecutionPlan>,
     /// What makes the output's columns of the input's; in place `split` the text.
     columns: Arc<Vec<Arc<dyn PhysicalExpr>>>,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidemill._tidemill import NativeDataSet
+from tidemill._tidemill import NativeDataSet, NativeTable
 from tidemill.dataset import _map, _workers
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from tidemill.dataset._read import StorageOptions
+    from tidemill.stream import Duration, Sink
 
 __all__ = ["DataSet"]
 
@@ -543,6 +544,58 @@ class DataSet:
         """Write records of a fixed length, a file for each partition, in their order; all columns are of fixed bytes."""
         return self._write(path, "records", "", (), overwrite, storage_options)
 
+    def write_stream(
+        self,
+        sink: Sink | Callable[[Table], None],
+        *,
+        name: str = "stream",
+        checkpoint: str | Path | None = None,
+        every: Duration = 10,
+        timeout: Duration = 600,
+        keep: int = 3,
+    ) -> dict[str, Any]:
+        """Write a stream until it ends; collective.
+
+        Parameters
+        ----------
+        sink : callable or Sink
+            A function that is called with each table of rows; or an object with ``write``, ``prepare`` and ``commit``, which
+            makes rows appear once, whatever fails in between: see `tidemill.stream.Sink`.
+        name : str, default="stream"
+            The job's name: checkpoints belong to it.
+        checkpoint : str or Path, optional
+            A folder that all workers share. The job goes on from its newest checkpoint there, if there is one, also with
+            another number of workers. Without, a failure loses what was on its way.
+        every : str, number of seconds or timedelta, default=10
+            From the beginning of one checkpoint to that of the next.
+        timeout : str, number of seconds or timedelta, default=600
+            A checkpoint that takes longer is given up, with a warning.
+        keep : int, default=3
+            How many checkpoints are kept.
+
+        Returns
+        -------
+        dict
+            What this worker saw on each edge, and how long it took.
+
+        Raises
+        ------
+        DataSetError
+            On every worker: a step that a stream cannot have, what a source, a function or the sink failed with, checkpoints
+            that are another job's or cannot be read.
+        """
+        from tidemill._job import init
+        from tidemill._tidemill import write_stream
+        from tidemill.stream._time import seconds
+
+        folder = None
+        if checkpoint is not None:
+            folder = (str(checkpoint), seconds(every, "every"), seconds(timeout, "timeout"), keep)
+        sink_name = getattr(sink, "__name__", type(sink).__name__)
+        return write_stream(
+            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder
+        )
+
     def _write(
         self,
         path: str | Path,
@@ -574,6 +627,27 @@ class DataSet:
             )
         _workers.report_bad_rows(self._native)
         return rows
+
+
+def _tables(sink: Sink | Callable[[Table], None]) -> Any:
+    """The sink with tables as people know them."""
+    if not hasattr(sink, "prepare"):
+        if not callable(sink):
+            raise TypeError("a sink is a function of a table, or has the methods write, prepare and commit")
+        return lambda rows: sink(Table(rows))
+    if missing := [method for method in ("write", "commit") if not hasattr(sink, method)]:
+        raise TypeError(f"a sink that has prepare needs {' and '.join(missing)}, too")
+    return _TableSink(sink)
+
+
+class _TableSink:
+    def __init__(self, sink: Sink) -> None:
+        self.prepare = sink.prepare
+        self.commit = sink.commit
+        self._write = sink.write
+
+    def write(self, rows: NativeTable) -> None:
+        self._write(Table(rows))
 
 
 def _names(given: str | Iterable[str] | None) -> list[str]:

@@ -45,7 +45,8 @@ mod tests {
     fn rows_come_back() {
         for rows in [0, 1, 1000] {
             let numbers: ArrayRef = Arc::new(Int64Array::from_iter((0..rows).map(|n| (n % 3 != 0).then_some(n))));
-            let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..rows).map(|n| "x".repeat(n as usize % 7))));
+            let texts: ArrayRef =
+                Arc::new(StringArray::from_iter_values((0..rows).map(|n| "x".repeat(n as usize % 7))));
             let batch = RecordBatch::try_from_iter([("n", numbers), ("t", texts)]).unwrap();
             let bytes = encode(&batch).unwrap();
             assert_eq!(decode(&batch.schema(), &bytes).unwrap(), batch);

@@ -49,9 +49,11 @@ impl Aggregation {
             let states = function.state_fields()?;
             widths.push(states.len());
             // Named apart: two functions of one column may have states of one name.
-            fields.extend(states.iter().map(|field| {
-                field.as_ref().clone().with_name(format!("{at} {}", field.name())).with_nullable(true)
-            }));
+            fields.extend(
+                states.iter().map(|field| {
+                    field.as_ref().clone().with_name(format!("{at} {}", field.name())).with_nullable(true)
+                }),
+            );
         }
         Ok(Aggregation {
             keys: keys.into_iter().map(|(expr, _)| expr).collect(),
@@ -100,7 +102,8 @@ pub(crate) struct Groups {
 impl Groups {
     pub(crate) fn new(of: &Arc<Aggregation>) -> Result<Self> {
         let keyed = !of.keys.is_empty();
-        let keys = keyed.then(|| new_group_values(SchemaRef::clone(&of.key_schema), &GroupOrdering::None)).transpose()?;
+        let keys =
+            keyed.then(|| new_group_values(SchemaRef::clone(&of.key_schema), &GroupOrdering::None)).transpose()?;
         let function = |function: &Arc<AggregateFunctionExpr>| -> Result<Box<dyn GroupsAccumulator>> {
             if function.groups_accumulator_supported() {
                 return function.create_groups_accumulator();
@@ -174,7 +177,8 @@ impl Groups {
     pub(crate) fn take_results(&mut self) -> Result<(Vec<ArrayRef>, Vec<ArrayRef>, usize)> {
         let rows = std::mem::take(&mut self.count);
         let keys = self.take_keys(rows)?;
-        let results = self.functions.iter_mut().map(|function| function.evaluate(EmitTo::All)).collect::<Result<_>>()?;
+        let results =
+            self.functions.iter_mut().map(|function| function.evaluate(EmitTo::All)).collect::<Result<_>>()?;
         Ok((keys, results, rows))
     }
 

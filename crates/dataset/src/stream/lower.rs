@@ -140,7 +140,8 @@ impl Lower {
             return refused("grouping sets");
         }
         let groups = aggregate.group_expr().expr();
-        let mut windows = groups.iter().enumerate().filter_map(|(at, (expr, _))| Some((at, WindowFunction::of_call(expr)?)));
+        let mut windows =
+            groups.iter().enumerate().filter_map(|(at, (expr, _))| Some((at, WindowFunction::of_call(expr)?)));
         let Some((window_at, (windows, time))) = windows.next() else {
             return refused("a group_by without a window has no result before the end; add tm.window(...) to its keys");
         };
@@ -150,9 +151,9 @@ impl Lower {
         let input = self.node(aggregate.input())?;
         let keys: Vec<_> =
             groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
-        let of = Aggregation::new(keys, aggregate.aggr_expr().to_vec(), aggregate.filter_expr().to_vec(), &input.schema)?;
-        let shape =
-            WindowAggregation::new(of, time, (size, slide, windows.lateness), plan.schema(), window_at);
+        let of =
+            Aggregation::new(keys, aggregate.aggr_expr().to_vec(), aggregate.filter_expr().to_vec(), &input.schema)?;
+        let shape = WindowAggregation::new(of, time, (size, slide, windows.lateness), plan.schema(), window_at);
         let shape = Arc::new(shape);
         let keys = shape.of.key_names();
         let copies = if keys.is_empty() { 1 } else { self.copies };
@@ -160,9 +161,7 @@ impl Lower {
         let name = self.name("window");
         let second = {
             let shape = Arc::clone(&shape);
-            let task = TaskSpec::operator(name.clone(), move |copy| {
-                SecondHalf::new(&shape, Steps::default(), copy)
-            });
+            let task = TaskSpec::operator(name.clone(), move |copy| SecondHalf::new(&shape, Steps::default(), copy));
             let task = task.streaming().input("states").output("rows", plan.schema()).copies(copies);
             self.graph.add(task.detail(displayable(plan.as_ref()).one_line().to_string()))
         };

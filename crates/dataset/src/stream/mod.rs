@@ -6,12 +6,14 @@
 //! | `window`    | which windows a row belongs to                                         |
 //! | `groups`    | groups and their aggregates under way                                  |
 //! | `aggregate` | aggregates of windows                                                  |
+//! | `memory`    | tables in memory as streams                                            |
 //! | `steps`     | what is done with one batch at a time                                  |
 //! | `lower`     | a query's plan becomes a graph of tasks                                |
 
 mod aggregate;
 mod groups;
 mod lower;
+mod memory;
 mod steps;
 mod table;
 mod window;
@@ -20,8 +22,9 @@ use tidemill_dataflow::checkpoint::CheckpointSettings;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{Look, RunReport};
 
+pub use memory::table_stream;
 pub use table::{MakeSink, MakeSource, StreamSink, StreamSource};
-pub(crate) use window::WINDOW;
+pub(crate) use window::is_window;
 pub use window::{WindowKind, Windows};
 
 use crate::dataset::DataSet;

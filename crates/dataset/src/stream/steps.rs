@@ -14,7 +14,7 @@ use datafusion::execution::TaskContext;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExprs};
 use datafusion::physical_plan::unnest::UnnestExec;
-use datafusion::physical_plan::{ExecutionPlan, PhysicalExpr, collect};
+use datafusion::physical_plan::{ExecutionPlan, PhysicalExpr, collect, replace_children_if_necessary};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::{Emit, Operator, TaskError};
 
@@ -25,10 +25,19 @@ use crate::split::SplitExec;
 /// One step.
 #[derive(Clone)]
 enum Step {
-    Project { exprs: ProjectionExprs, schema: SchemaRef },
-    Filter { predicate: Arc<dyn PhysicalExpr>, columns: Option<Vec<usize>> },
+    Project {
+        exprs: ProjectionExprs,
+        schema: SchemaRef,
+    },
+    Filter {
+        predicate: Arc<dyn PhysicalExpr>,
+        columns: Option<Vec<usize>>,
+    },
     /// A step of a plan, which is run over each batch.
-    Plan { plan: Arc<dyn ExecutionPlan>, context: Arc<TaskContext> },
+    Plan {
+        plan: Arc<dyn ExecutionPlan>,
+        context: Arc<TaskContext>,
+    },
 }
 
 /// Steps one after the other.
@@ -87,7 +96,8 @@ impl Step {
             }
             Step::Filter { predicate, columns } => {
                 let kept = predicate.evaluate(&rows)?.into_array(rows.num_rows())?;
-                let kept = kept.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a filter is no boolean".into()))?;
+                let kept =
+                    kept.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a filter is no boolean".into()))?;
                 let rows = filter_record_batch(&rows, kept)?;
                 made.push(match columns {
                     Some(columns) => rows.project(columns)?,
@@ -97,7 +107,7 @@ impl Step {
             Step::Plan { plan, context } => {
                 let input = MemorySourceConfig::try_new(&[vec![rows.clone()]], rows.schema(), None)?;
                 let input: Arc<dyn ExecutionPlan> = Arc::new(DataSourceExec::new(Arc::new(input)));
-                let plan = Arc::clone(plan).with_new_children(vec![input])?;
+                let plan = replace_children_if_necessary(Arc::clone(plan), vec![input])?;
                 // Over rows in memory such a step waits for nothing.
                 made.extend(futures::executor::block_on(collect(plan, Arc::clone(context)))?);
             }

@@ -16,7 +16,6 @@ use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, Repla
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
 };
-use futures::future::BoxFuture;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::{EventTimes, Source};
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
@@ -28,8 +27,6 @@ use crate::engine::Engine;
 pub type MakeSource = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Source>, TaskError> + Send + Sync>;
 /// Makes the sink of one copy.
 pub type MakeSink = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Sink>, TaskError> + Send + Sync>;
-/// Kept for connectors that have to look at the world before a plan is made.
-pub type Prepare<T> = BoxFuture<'static, std::result::Result<T, TaskError>>;
 
 /// A source, as queries know it.
 #[derive(Clone)]

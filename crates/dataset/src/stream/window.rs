@@ -99,7 +99,7 @@ impl Windows {
             WindowKind::Sliding { size, slide } => format!("sliding {lateness} {size} {slide}"),
             WindowKind::Session { gap } => format!("session {lateness} {gap}"),
         };
-        Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)]))
+        Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)])).alias(WINDOW)
     }
 
     /// What [`Windows::of`] wrote into the plan.
@@ -118,7 +118,16 @@ impl Windows {
 }
 
 /// The name of [`WindowFunction`].
-pub(crate) const WINDOW: &str = "window";
+const WINDOW: &str = "window";
+
+/// Whether a key is a window.
+pub(crate) fn is_window(key: &Expr) -> bool {
+    match key {
+        Expr::Alias(alias) => is_window(&alias.expr),
+        Expr::ScalarFunction(call) => call.func.name() == WINDOW,
+        _ => false,
+    }
+}
 
 /// The value of a window expression.
 pub(crate) fn window_fields() -> Fields {
@@ -163,7 +172,9 @@ impl ScalarUDFImpl for WindowFunction {
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
         match arguments.first() {
-            Some(DataType::Timestamp(..) | DataType::Date32 | DataType::Date64) => Ok(DataType::Struct(window_fields())),
+            Some(DataType::Timestamp(..) | DataType::Date32 | DataType::Date64) => {
+                Ok(DataType::Struct(window_fields()))
+            }
             other => Err(DataFusionError::Plan(format!(
                 "a window needs a timestamp or a date, not {}; cast the column",
                 other.map_or("nothing".into(), ToString::to_string)

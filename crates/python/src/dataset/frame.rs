@@ -278,8 +278,8 @@ fn show(py: Python<'_>, watch: Option<&Py<PyAny>>, reading: &Reading) -> PyResul
     watch.map_or(Ok(()), |watch| watch.call1(py, (reading.rows(), reading.rows_total())).map(drop))
 }
 
-/// Runs an action of all workers with the GIL released, looking at signals; what a signal handler raises gives it up, on all
-/// workers.
+/// Runs an action of all workers with the GIL released, looking at signals and showing how far it is; what a signal handler
+/// raises gives it up, on all workers.
 fn together<T: Send>(
     py: Python<'_>,
     engine: &QueryEngine,
@@ -299,6 +299,31 @@ fn together<T: Send>(
             })
         })
     });
+    ended(py, outcome, interrupt)
+}
+
+/// [`together`] for who is not told how far it is.
+pub fn together_with<T: Send>(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    comm: &Comm,
+    action: impl FnOnce(&Workers, &mut dyn FnMut() -> Result<(), String>) -> Result<T, ActionError> + Send,
+) -> PyResult<T> {
+    let comm = comm.get(py)?;
+    let mut interrupt = None;
+    let outcome = detach(py, || {
+        let workers = engine.workers(comm)?;
+        action(&workers, &mut || {
+            Python::attach(|py| py.check_signals()).map_err(|error| {
+                interrupt = Some(error);
+                "interrupted".to_owned()
+            })
+        })
+    });
+    ended(py, outcome, interrupt)
+}
+
+fn ended<T>(py: Python<'_>, outcome: Result<T, ActionError>, interrupt: Option<PyErr>) -> PyResult<T> {
     match (outcome, interrupt) {
         (_, Some(interrupt)) => Err(interrupt),
         (Ok(value), None) => Ok(value),

@@ -16,6 +16,7 @@ mod message;
 mod run;
 
 pub use copy::check_given_up;
+pub use run::described;
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<build::NativeGraph>()?;

@@ -119,7 +119,7 @@ fn wait(
     }
 }
 
-fn described<'py>(py: Python<'py>, report: &RunReport) -> PyResult<Bound<'py, PyDict>> {
+pub fn described<'py>(py: Python<'py>, report: &RunReport) -> PyResult<Bound<'py, PyDict>> {
     let edge = |edge: &EdgeReport| {
         let dict = PyDict::new(py);
         dict.set_item("edge", &edge.edge)?;

@@ -1,0 +1,156 @@
+//! Streams: tables as sources, Python functions and objects as sinks, windows, and the job that writes one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore};
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::stream::source::EventTimes;
+use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tidemill_dataset::{DataSet, DataSetError, StreamJob, StreamSink, Windows, table_stream};
+
+use super::calls::Call;
+use super::engine::QueryEngine;
+use super::expr::NativeExpr;
+use super::frame::{NativeDataSet, together_with, told};
+use super::raised;
+use super::table::NativeTable;
+use crate::comm::Comm;
+use crate::graph::described;
+
+/// A column that tells time, and by how many microseconds rows may be out of order, and splits be silent.
+type Times = (String, u64, u64);
+
+fn times(given: Option<Times>) -> Option<EventTimes> {
+    given.map(|(column, out_of_order, idle_after)| {
+        EventTimes::of(column)
+            .out_of_order(Duration::from_micros(out_of_order))
+            .idle_after(Duration::from_micros(idle_after))
+    })
+}
+
+/// A table in memory as a stream.
+#[pyfunction]
+#[pyo3(signature = (engine, table, name, time, slice_rows, rows_per_s))]
+pub fn stream_of_table(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    table: &NativeTable,
+    name: &str,
+    time: Option<Times>,
+    slice_rows: usize,
+    rows_per_s: f64,
+) -> PyResult<NativeDataSet> {
+    let schema = Arc::clone(&table.schema);
+    let source = table_stream(name, schema, &table.batches, times(time), slice_rows, rows_per_s);
+    let made = DataSet::from_stream(&engine.engine, source);
+    made.map(NativeDataSet).map_err(|error| raised(py, &error))
+}
+
+/// The window of a row with this time; lengths in microseconds.
+#[pyfunction]
+pub fn window_of(
+    py: Python<'_>,
+    time: &Bound<'_, NativeExpr>,
+    kind: &str,
+    size: i64,
+    slide: i64,
+    lateness: i64,
+) -> PyResult<NativeExpr> {
+    let windows = match kind {
+        "session" => Windows::session(size),
+        _ => Windows::sliding(size, slide),
+    };
+    let windows = windows.and_then(|windows| windows.late(lateness)).map_err(|error| raised(py, &error))?;
+    Ok(NativeExpr(windows.of(time.get().0.clone())))
+}
+
+/// How checkpoints are made: folder, seconds between them, seconds until one is given up, how many are kept.
+type Checkpoints = (PathBuf, f64, f64, usize);
+
+/// Writes a stream until it ends; collective.
+#[pyfunction]
+#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None))]
+#[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
+pub fn write_stream<'py>(
+    py: Python<'py>,
+    engine: &QueryEngine,
+    comm: &Comm,
+    set: &NativeDataSet,
+    name: String,
+    sink: Py<PyAny>,
+    sink_name: String,
+    checkpoints: Option<Checkpoints>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let sink = Arc::new(sink);
+    let whole = sink.bind(py).hasattr("prepare")?;
+    let make = move |_: &_| -> tidemill_dataset::MakeSink {
+        let sink = Arc::clone(&sink);
+        Arc::new(move |_: &TaskContext| Ok(Box::new(PythonSink { sink: Arc::clone(&sink), whole }) as Box<dyn Sink>))
+    };
+    let sink = StreamSink { name: sink_name, copies_max: 0, make: Arc::new(make) };
+    let checkpoints = checkpoints.map(|(folder, every, timeout, keep)| {
+        let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(e.to_string()));
+        let store = CheckpointStore::folder(folder);
+        let store = store.map_err(|error| raised(py, &DataSetError::Io(error.to_string())))?;
+        Ok::<_, PyErr>(CheckpointSettings { store, interval: seconds(every)?, timeout: seconds(timeout)?, keep })
+    });
+    let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()? };
+    let report = together_with(py, engine, comm, |workers, signals| {
+        workers.stream(&engine.engine, &set.0, &job, &mut |_| signals())
+    })?;
+    described(py, &report)
+}
+
+/// A Python function that is called with each table, or an object with the three methods of a sink.
+struct PythonSink {
+    sink: Arc<Py<PyAny>>,
+    whole: bool,
+}
+
+impl PythonSink {
+    fn call<T>(&self, work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T>) -> Result<T, TaskError> {
+        let Some(_call) = Call::begin() else { return Err("the program is ending".into()) };
+        Python::attach(|py| work(py, &self.sink).map_err(|error| told(py, &error).into()))
+    }
+}
+
+impl Sink for PythonSink {
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        let table = NativeTable { schema: rows.schema(), batches: vec![rows] };
+        let whole = self.whole;
+        let done = self.call(|py, sink| {
+            match whole {
+                true => sink.call_method1(py, "write", (table,))?,
+                false => sink.call1(py, (table,))?,
+            };
+            Ok(())
+        });
+        Box::pin(std::future::ready(done))
+    }
+
+    fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<bytes::Bytes, TaskError>> {
+        if !self.whole {
+            return Box::pin(std::future::ready(Ok(bytes::Bytes::new())));
+        }
+        let prepared = self.call(|py, sink| {
+            let made = sink.call_method1(py, "prepare", (epoch,))?;
+            Ok(bytes::Bytes::copy_from_slice(made.bind(py).cast::<PyBytes>()?.as_bytes()))
+        });
+        Box::pin(std::future::ready(prepared))
+    }
+
+    fn commit(&mut self, prepared: bytes::Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        let done = self.call(|py, sink| {
+            sink.call_method1(py, "commit", (PyBytes::new(py, &prepared),))?;
+            Ok(())
+        });
+        Box::pin(std::future::ready(done))
+    }
+}

@@ -1,0 +1,70 @@
+"""Streams: DataSets whose rows have no end, sources that they come from and sinks that they go to."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tidemill._tidemill import NativeTable, stream_of_table
+from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._engine import engine
+from tidemill.dataset._table import Table
+from tidemill.stream._time import Duration, micros
+from tidemill.stream._windows import Windows, sliding, tumbling, window
+
+__all__ = ["Duration", "Sink", "Windows", "from_table", "sliding", "tumbling", "window"]
+
+
+class Sink(Protocol):
+    """Where a stream goes, exactly once; each worker has a copy for each of its threads.
+
+    What `prepare` returns becomes part of the checkpoint; `commit` gets it when the checkpoint is durable, and again when a job
+    goes on from there: the second time must change nothing.
+    """
+
+    def write(self, rows: Table, /) -> None:
+        """Take rows; they need not appear anywhere yet."""
+
+    def prepare(self, epoch: int, /) -> bytes:
+        """Make what was written since the last call ready, and return what `commit` needs; nothing, if there is nothing."""
+
+    def commit(self, prepared: bytes, /) -> None:
+        """Make what was prepared appear."""
+
+
+def from_table(
+    table: Any,
+    *,
+    time: str | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+    rows_per_batch: int = 8192,
+    rows_per_s: float = 0,
+    name: str = "table",
+) -> DataSet:
+    """Take a table in memory as a stream that ends with it: to try a query out, to test it, to measure it.
+
+    Parameters
+    ----------
+    table : Table, or any table with the Arrow PyCapsule interface
+        The same on every worker.
+    time : str, optional
+        The column with each row's event time, a timestamp or a date. Windows need one.
+    out_of_order : str, number of seconds or timedelta, default=0
+        How much earlier a row may be than the latest before it; rows that are later than that are late.
+    idle_after : str, number of seconds or timedelta, default=1
+        How long a part of the source may have nothing before it holds time back no longer.
+    rows_per_batch : int, default=8192
+        Rows that come together.
+    rows_per_s : float, default=0
+        How fast they come; 0 is as fast as they are taken.
+    name : str, default="table"
+        For plans and checkpoints.
+
+    Raises
+    ------
+    DataSetError
+        If `time` is no column, or none of times.
+    """
+    native = table._native if isinstance(table, Table) else NativeTable.take(table)
+    times = None if time is None else (time, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"))
+    return DataSet(stream_of_table(engine(), native, name, times, rows_per_batch, float(rows_per_s)))

@@ -1,0 +1,66 @@
+"""Windows of event time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidemill._tidemill import window_of
+from tidemill.dataset._expr import Expr, IntoExpr, col
+from tidemill.stream._time import Duration, micros
+
+__all__ = ["Windows", "sliding", "tumbling", "window"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which windows there are; made by `tumbling` and `sliding`."""
+
+    kind: str
+    size_us: int
+    slide_us: int
+
+
+def tumbling(size: Duration) -> Windows:
+    """Windows of one size, one after the other, from midnight of 1970-01-01 UTC on.
+
+    Parameters
+    ----------
+    size : str, number of seconds or timedelta
+        How long one is: ``"10s"``, ``"250ms"``, ``"1h30m"``.
+    """
+    return sliding(size, size)
+
+
+def sliding(size: Duration, slide: Duration) -> Windows:
+    """Windows of one size, one beginning every `slide`: a row is in all that contain it."""
+    return Windows("sliding", micros(size, "size"), micros(slide, "slide"))
+
+
+def window(windows: Windows, on: IntoExpr, *, late: Duration = 0) -> Expr:
+    """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
+
+    Parameters
+    ----------
+    windows : Windows
+        `tumbling` or `sliding`.
+    on : str or Expr
+        Each row's event time: a timestamp or a date.
+    late : str, number of seconds or timedelta, default=0
+        How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
+        that come later than that are left out, as are rows without a time.
+
+    >>> import tidemill as tm
+    >>> rows = tm.from_dict({"user": ["a", "b", "a"], "s": [1, 2, 11]})
+    >>> rows = rows.select("user", ts=tm.col("s").cast("timestamp[s]")).collect()
+    >>> clicks = tm.stream.from_table(rows, time="ts")
+    >>> counts = clicks.group_by("user", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+    >>> seen = []
+    >>> _ = counts.select("user", "n").write_stream(lambda table: seen.extend(table.to_pylist()))
+    >>> sorted(seen, key=str)
+    [{'user': 'a', 'n': 1}, {'user': 'a', 'n': 1}, {'user': 'b', 'n': 1}]
+    """
+    time = col(on) if isinstance(on, str) else on
+    if not isinstance(time, Expr):
+        raise TypeError("on is the column, or an expression, with each row's event time")
+    lateness = micros(late, "late")
+    return Expr(window_of(time._native, windows.kind, windows.size_us, windows.slide_us, lateness))
