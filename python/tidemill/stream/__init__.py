@@ -9,9 +9,9 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
 from tidemill.stream._time import Duration, micros
-from tidemill.stream._windows import Windows, sliding, tumbling, window
+from tidemill.stream._windows import Windows, session, sliding, tumbling, window
 
-__all__ = ["Duration", "Sink", "Windows", "from_table", "sliding", "tumbling", "window"]
+__all__ = ["Duration", "Sink", "Windows", "from_table", "session", "sliding", "tumbling", "window"]
 
 
 class Sink(Protocol):

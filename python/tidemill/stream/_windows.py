@@ -8,12 +8,12 @@ from tidemill._tidemill import window_of
 from tidemill.dataset._expr import Expr, IntoExpr, col
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Windows", "sliding", "tumbling", "window"]
+__all__ = ["Windows", "session", "sliding", "tumbling", "window"]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows there are; made by `tumbling` and `sliding`."""
+    """Which windows there are; made by `tumbling`, `sliding` and `session`."""
 
     kind: str
     size_us: int
@@ -36,18 +36,23 @@ def sliding(size: Duration, slide: Duration) -> Windows:
     return Windows("sliding", micros(size, "size"), micros(slide, "slide"))
 
 
+def session(gap: Duration) -> Windows:
+    """Sessions: of each key, rows that follow each other in less than `gap`. One ends `gap` after its last row."""
+    return Windows("session", micros(gap, "gap"), 0)
+
+
 def window(windows: Windows, on: IntoExpr, *, late: Duration = 0) -> Expr:
     """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
 
     Parameters
     ----------
     windows : Windows
-        `tumbling` or `sliding`.
+        `tumbling`, `sliding` or `session`.
     on : str or Expr
         Each row's event time: a timestamp or a date.
     late : str, number of seconds or timedelta, default=0
         How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
-        that come later than that are left out, as are rows without a time.
+        that come later than that are left out, as are rows without a time. Sessions take none.
 
     >>> import tidemill as tm
     >>> rows = tm.from_dict({"user": ["a", "b", "a"], "s": [1, 2, 11]})

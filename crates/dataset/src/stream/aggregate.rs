@@ -20,7 +20,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit, TimestampMi
 use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
-use tidemill_dataflow::checkpoint::{Later, Part, Snapshot, rows};
+use tidemill_dataflow::checkpoint::{Later, Part, Restored, Snapshot, rows};
 use tidemill_dataflow::keys::KeyHasher;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
@@ -294,20 +294,8 @@ impl SecondHalf {
             saved: Arc::default(),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
-        for schema in restored.shared.get(SCHEMA).into_iter().flatten() {
-            let (then, now) = (String::from_utf8_lossy(schema), described(&shape.pane_schema));
-            if then != now {
-                return Err(format!(
-                    "the checkpoint has states of other aggregates ({then}) than the query now ({now}); begin anew in another \
-                     place, or change the query back"
-                )
-                .into());
-            }
-        }
-        for fired in restored.shared.get(FIRED).into_iter().flatten() {
-            let fired: [u8; 8] = fired.as_ref().try_into().map_err(|_| "a checkpoint's time is no time")?;
-            new.fired = new.fired.max(Micros::from_le_bytes(fired));
-        }
+        check_schema(restored, &shape.pane_schema, BEFORE)?;
+        new.fired = fired_of(restored)?;
         for part in restored.buckets.values().flatten() {
             let states = rows::decode(&shape.pane_schema, part)?;
             new.saved_rows += states.num_rows();
@@ -384,10 +372,47 @@ impl SecondHalf {
     }
 }
 
-fn described(schema: &SchemaRef) -> String {
+/// Columns before the keys.
+const BEFORE: usize = 1;
+
+/// The columns that are saved, but for the first ones, which are ours.
+fn described(schema: &SchemaRef, before: usize) -> String {
     let fields: Vec<String> =
-        schema.fields().iter().skip(1).map(|field| format!("{}: {}", field.name(), field.data_type())).collect();
+        schema.fields().iter().skip(before).map(|field| format!("{}: {}", field.name(), field.data_type())).collect();
     fields.join(", ")
+}
+
+/// A snapshot with what copies share: the time until which windows have fired, and the columns of what is saved.
+pub(crate) fn shared(fired: Micros, schema: &SchemaRef, before: usize) -> Snapshot {
+    let fired = Bytes::copy_from_slice(&fired.to_le_bytes());
+    let shared = vec![(FIRED.into(), fired), (SCHEMA.into(), described(schema, before).into())];
+    Snapshot { shared, ..Snapshot::default() }
+}
+
+/// Whether what was saved is of the query as it is now.
+pub(crate) fn check_schema(restored: &Restored, schema: &SchemaRef, before: usize) -> Result<(), TaskError> {
+    let now = described(schema, before);
+    for then in restored.shared.get(SCHEMA).into_iter().flatten() {
+        let then = String::from_utf8_lossy(then);
+        if then != now {
+            return Err(format!(
+                "the checkpoint has states of other aggregates ({then}) than the query now ({now}); begin anew in another \
+                 place, or change the query back"
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// The time until which windows had fired.
+pub(crate) fn fired_of(restored: &Restored) -> Result<Micros, TaskError> {
+    let mut last = Micros::MIN;
+    for fired in restored.shared.get(FIRED).into_iter().flatten() {
+        let fired: [u8; 8] = fired.as_ref().try_into().map_err(|_| "a checkpoint's time is no time")?;
+        last = last.max(Micros::from_le_bytes(fired));
+    }
+    Ok(last)
 }
 
 impl Operator for SecondHalf {
@@ -422,9 +447,7 @@ impl Operator for SecondHalf {
             states = all.collect();
         }
         let saved = Arc::clone(&self.saved);
-        let mut snapshot = Snapshot::default();
-        snapshot.shared.push((FIRED.into(), Bytes::copy_from_slice(&self.fired.to_le_bytes())));
-        snapshot.shared.push((SCHEMA.into(), described(&shape.pane_schema).into()));
+        let mut snapshot = shared(self.fired, &shape.pane_schema, BEFORE);
         if whole || !states.is_empty() {
             snapshot.later = Some(Later(Box::new(move || Ok(parts(&shape, &states, whole, &saved)?))));
         }
@@ -441,7 +464,7 @@ fn parts(
 ) -> Result<Vec<(u32, Part)>> {
     let states = states.iter().map(|(pane, states)| shape.of_pane(*pane, states)).collect::<Result<Vec<_>>>()?;
     let states = concat_batches(&shape.pane_schema, &states)?;
-    let buckets = buckets(&states, shape.of.keys.len())?;
+    let buckets = buckets(&states, BEFORE, shape.of.keys.len())?;
     let mut order: Vec<u32> = (0..states.num_rows() as u32).collect();
     order.sort_by_key(|&row| buckets[row as usize]);
     let sorted = take_record_batch(&states, &UInt32Array::from(order.clone()))?;
@@ -465,13 +488,13 @@ fn parts(
     Ok(parts)
 }
 
-/// The bucket of each row's key, which follows the pane.
-fn buckets(states: &RecordBatch, keys: usize) -> Result<Vec<u32>> {
+/// The bucket of each row's key, which follows `before` other columns.
+pub(crate) fn buckets(states: &RecordBatch, before: usize, keys: usize) -> Result<Vec<u32>> {
     if keys == 0 {
         return Ok(vec![0; states.num_rows()]);
     }
     let mut hashes = Vec::new();
-    KeyHasher::new((1..=keys).collect()).hash(states, &mut hashes)?;
+    KeyHasher::new((before..before + keys).collect()).hash(states, &mut hashes)?;
     let route = RouteMap::even(BUCKETS, 1);
     Ok(hashes.into_iter().map(|hash| route.bucket(hash)).collect())
 }

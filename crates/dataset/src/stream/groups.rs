@@ -21,7 +21,7 @@ pub(crate) struct Aggregation {
     /// Keys, then the states of each function.
     pub state_schema: SchemaRef,
     /// Columns of the states of each function.
-    widths: Vec<usize>,
+    pub widths: Vec<usize>,
 }
 
 /// What of a batch goes into a table.
@@ -88,6 +88,18 @@ impl Aggregation {
     }
 }
 
+/// The functions, of no rows yet.
+pub(crate) fn accumulators(of: &Aggregation) -> Result<Vec<Box<dyn GroupsAccumulator>>> {
+    let function = |function: &Arc<AggregateFunctionExpr>| -> Result<Box<dyn GroupsAccumulator>> {
+        if function.groups_accumulator_supported() {
+            return function.create_groups_accumulator();
+        }
+        let function = Arc::clone(function);
+        Ok(Box::new(GroupsAccumulatorAdapter::new(move || function.create_accumulator())))
+    };
+    of.functions.iter().map(function).collect()
+}
+
 /// See the module.
 pub(crate) struct Groups {
     of: Arc<Aggregation>,
@@ -104,14 +116,7 @@ impl Groups {
         let keyed = !of.keys.is_empty();
         let keys =
             keyed.then(|| new_group_values(SchemaRef::clone(&of.key_schema), &GroupOrdering::None)).transpose()?;
-        let function = |function: &Arc<AggregateFunctionExpr>| -> Result<Box<dyn GroupsAccumulator>> {
-            if function.groups_accumulator_supported() {
-                return function.create_groups_accumulator();
-            }
-            let function = Arc::clone(function);
-            Ok(Box::new(GroupsAccumulatorAdapter::new(move || function.create_accumulator())))
-        };
-        let functions = of.functions.iter().map(function).collect::<Result<_>>()?;
+        let functions = accumulators(of)?;
         Ok(Groups { of: Arc::clone(of), keys, functions, count: 0, groups: Vec::new() })
     }
 

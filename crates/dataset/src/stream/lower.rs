@@ -18,6 +18,7 @@ use tidemill_dataflow::{Graph, TaskId, TaskSpec};
 
 use super::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
 use super::groups::Aggregation;
+use super::sessions::{self, SessionAggregation};
 use super::steps::{Steps, StepsTask};
 use super::table::{StreamExec, StreamSink};
 use super::window::{WindowFunction, WindowKind};
@@ -29,6 +30,14 @@ struct Flowing {
     from: Vec<(TaskId, Steps)>,
     schema: SchemaRef,
     copies: u32,
+}
+
+/// The two tasks of a windowed aggregation.
+struct Halves {
+    /// What goes from the first to the second.
+    states: SchemaRef,
+    first: Box<dyn Fn(String, Steps) -> TaskSpec>,
+    second: TaskSpec,
 }
 
 /// Makes the graph of a query over streams.
@@ -53,6 +62,12 @@ fn session(state: SessionState) -> SessionState {
     let mut rules = state.optimizers().to_vec();
     rules.retain(|rule| rule.name() != "single_distinct_aggregation_to_group_by");
     SessionStateBuilder::new_from_existing(state).with_config(config).with_optimizer_rules(rules).build()
+}
+
+/// Whether a node of a plan only says in which partitions rows are.
+fn passes(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let any: &dyn Any = plan.as_ref();
+    any.is::<CoalescePartitionsExec>() || any.is::<RepartitionExec>() || any.is::<CooperativeExec>()
 }
 
 impl Lower {
@@ -88,8 +103,7 @@ impl Lower {
         if let Some(stream) = any.downcast_ref::<StreamExec>() {
             return self.source(stream);
         }
-        let passes = any.is::<CoalescePartitionsExec>() || any.is::<RepartitionExec>() || any.is::<CooperativeExec>();
-        if passes {
+        if passes(plan) {
             return self.node(plan.children()[0]);
         }
         if any.is::<UnionExec>() {
@@ -135,8 +149,20 @@ impl Lower {
 
     fn aggregate(&mut self, plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Result<Flowing> {
         let refused = |what: &str| Err(DataSetError::Unsupported(format!("on a stream, which does not end: {what}")));
-        let single = matches!(aggregate.mode(), AggregateMode::Single | AggregateMode::SinglePartitioned);
-        if !single || !aggregate.group_expr().is_single() {
+        // Planned in two halves, the lower one has what is asked of rows.
+        let lower = match aggregate.mode() {
+            AggregateMode::Final | AggregateMode::FinalPartitioned => {
+                let mut below = aggregate.input();
+                while passes(below) {
+                    below = below.children()[0];
+                }
+                Arc::clone(below)
+            }
+            _ => Arc::clone(plan),
+        };
+        let any: &dyn Any = lower.as_ref();
+        let Some(aggregate) = any.downcast_ref::<AggregateExec>() else { return refused("an aggregate in parts") };
+        if !aggregate.group_expr().is_single() {
             return refused("grouping sets");
         }
         let groups = aggregate.group_expr().expr();
@@ -145,32 +171,56 @@ impl Lower {
         let Some((window_at, (windows, time))) = windows.next() else {
             return refused("a group_by without a window has no result before the end; add tm.window(...) to its keys");
         };
-        let WindowKind::Sliding { size, slide } = windows.kind else {
-            return refused("session windows");
-        };
         let input = self.node(aggregate.input())?;
         let keys: Vec<_> =
             groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
-        let of =
-            Aggregation::new(keys, aggregate.aggr_expr().to_vec(), aggregate.filter_expr().to_vec(), &input.schema)?;
-        let shape = WindowAggregation::new(of, time, (size, slide, windows.lateness), plan.schema(), window_at);
-        let shape = Arc::new(shape);
-        let keys = shape.of.key_names();
-        let copies = if keys.is_empty() { 1 } else { self.copies };
-
-        let name = self.name("window");
-        let second = {
-            let shape = Arc::clone(&shape);
-            let task = TaskSpec::operator(name.clone(), move |copy| SecondHalf::new(&shape, Steps::default(), copy));
-            let task = task.streaming().input("states").output("rows", plan.schema()).copies(copies);
-            self.graph.add(task.detail(displayable(plan.as_ref()).one_line().to_string()))
+        let functions = aggregate.aggr_expr().to_vec();
+        let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
+        let keys = of.key_names();
+        let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
+        let halves = match windows.kind {
+            WindowKind::Sliding { size, slide } => {
+                let lengths = (size, slide, windows.lateness);
+                let shape = Arc::new(WindowAggregation::new(of, time, lengths, plan.schema(), window_at));
+                Halves {
+                    states: Arc::clone(&shape.pane_schema),
+                    first: {
+                        let shape = Arc::clone(&shape);
+                        Box::new(move |name, steps| {
+                            let shape = Arc::clone(&shape);
+                            TaskSpec::operator(name, move |_| Ok(FirstHalf::new(&shape, steps.clone())))
+                        })
+                    },
+                    second: TaskSpec::operator(name.clone(), move |copy| {
+                        SecondHalf::new(&shape, Steps::default(), copy)
+                    }),
+                }
+            }
+            WindowKind::Session { .. } if windows.lateness > 0 => return refused("late rows of session windows"),
+            WindowKind::Session { gap } => {
+                let shape = Arc::new(SessionAggregation::new(of, time, gap, plan.schema(), window_at));
+                Halves {
+                    states: Arc::clone(&shape.session_schema),
+                    first: {
+                        let shape = Arc::clone(&shape);
+                        Box::new(move |name, steps| {
+                            let shape = Arc::clone(&shape);
+                            TaskSpec::operator(name, move |_| Ok(sessions::FirstHalf::new(&shape, steps.clone())))
+                        })
+                    },
+                    second: TaskSpec::operator(name.clone(), move |copy| {
+                        sessions::SecondHalf::new(&shape, Steps::default(), copy)
+                    }),
+                }
+            }
         };
+        let copies = if keys.is_empty() { 1 } else { self.copies };
+        let second = halves.second.streaming().detail(detail).input("states").output("rows", plan.schema());
+        let second = self.graph.add(second.copies(copies));
         for (number, (from, steps)) in input.from.into_iter().enumerate() {
-            let (of, schema) = (Arc::clone(&shape), Arc::clone(&shape.pane_schema));
-            let name = format!("{name}, first half {number}");
-            let task = TaskSpec::operator(name, move |_| Ok(FirstHalf::new(&of, steps.clone())));
-            let task = task.streaming().input("rows").output("states", schema).copies(input.copies);
-            let first = self.graph.add(task);
+            let first = (halves.first)(format!("{name}, first half {number}"), steps).streaming();
+            let first = first.input("rows").output("states", Arc::clone(&halves.states)).copies(input.copies);
+            let first = self.graph.add(first);
             self.graph.connect(from, first, Direct);
             match keys.is_empty() {
                 true => self.graph.connect(first, second, Gather::to(0)),

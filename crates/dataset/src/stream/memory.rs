@@ -47,7 +47,6 @@ struct TableStream {
     splits: Vec<(usize, usize)>,
     /// Splits whose end has been told.
     told: Vec<bool>,
-    at: usize,
     /// Seconds for a row of this copy.
     row_s: f64,
     begun: Option<Instant>,
@@ -72,7 +71,7 @@ impl TableStream {
         };
         let row_s = if rows_per_s > 0.0 { f64::from(context.copies()) / rows_per_s } else { 0.0 };
         let told = vec![false; splits.len()];
-        Ok(TableStream { slices, splits, told, at: 0, row_s, begun: None, rows: 0, pause: None })
+        Ok(TableStream { slices, splits, told, row_s, begun: None, rows: 0, pause: None })
     }
 }
 

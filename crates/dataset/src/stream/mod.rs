@@ -7,6 +7,7 @@
 //! | `groups`    | groups and their aggregates under way                                  |
 //! | `aggregate` | aggregates of windows                                                  |
 //! | `memory`    | tables in memory as streams                                            |
+//! | `sessions`  | aggregates of sessions                                                 |
 //! | `steps`     | what is done with one batch at a time                                  |
 //! | `lower`     | a query's plan becomes a graph of tasks                                |
 
@@ -14,6 +15,7 @@ mod aggregate;
 mod groups;
 mod lower;
 mod memory;
+mod sessions;
 mod steps;
 mod table;
 mod window;

@@ -1,0 +1,342 @@
+//! Aggregates of sessions: of each key, rows that follow each other within a gap. A session is `[first, last + gap)`.
+//!
+//! What is known of a session so far is a row: its first and last time, its key, states. Rows of one session meet when all are
+//! put in order of key and time, and those closer than the gap become one. The first half does that to each batch, the second
+//! to all it has, whenever one of its sessions may be over.
+//!
+//! A snapshot has the rows that came since the last one, and of buckets with sessions that have fired all that is left: what
+//! has fired must not come again, not even as part of a session that begins where it ended.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, TimestampMicrosecondArray, UInt32Array};
+use arrow::compute::{concat_batches, filter_record_batch, take, take_record_batch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use bytes::Bytes;
+use datafusion::error::Result;
+use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::aggregates::group_values::new_group_values;
+use datafusion::physical_plan::aggregates::order::GroupOrdering;
+use tidemill_dataflow::checkpoint::{Later, Part, Snapshot, rows};
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+use super::aggregate::{buckets, check_schema, fired_of, shared};
+use super::groups::{Aggregation, accumulators, batch};
+use super::steps::Steps;
+use super::window::{Micros, micros, window_array};
+
+/// An aggregation of sessions: of a query, the same on all workers.
+pub(crate) struct SessionAggregation {
+    pub of: Arc<Aggregation>,
+    pub time: Arc<dyn PhysicalExpr>,
+    pub gap: Micros,
+    /// First and last time, keys, states.
+    pub session_schema: SchemaRef,
+    pub output: SchemaRef,
+    /// Where the window stands among the keys of the output.
+    pub window_at: usize,
+}
+
+/// Columns before the keys.
+const BEFORE: usize = 2;
+
+impl SessionAggregation {
+    pub(crate) fn new(
+        of: Aggregation,
+        time: Arc<dyn PhysicalExpr>,
+        gap: Micros,
+        output: SchemaRef,
+        window_at: usize,
+    ) -> Self {
+        let time_type = DataType::Timestamp(TimeUnit::Microsecond, None);
+        let bounds = ["tidemill first", "tidemill last"].map(|name| Field::new(name, time_type.clone(), false));
+        let fields: Vec<Field> =
+            bounds.into_iter().chain(of.state_schema.fields().iter().map(|field| field.as_ref().clone())).collect();
+        let session_schema = Arc::new(Schema::new(fields));
+        SessionAggregation { of: Arc::new(of), time, gap, session_schema, output, window_at }
+    }
+
+    /// The sessions of rows that have a key and a stretch of time each. `add` adds the rows to the functions, given the
+    /// session of each and how many there are.
+    fn sessions(
+        &self,
+        keys: &[ArrayRef],
+        firsts: &[Micros],
+        lasts: &[Micros],
+        add: impl FnOnce(&mut [Box<dyn GroupsAccumulator>], &[usize], usize) -> Result<()>,
+    ) -> Result<RecordBatch> {
+        let rows = firsts.len();
+        let mut of_key = Vec::new();
+        if keys.is_empty() {
+            of_key.resize(rows, 0);
+        } else {
+            new_group_values(SchemaRef::clone(&self.of.key_schema), &GroupOrdering::None)?.intern(keys, &mut of_key)?;
+        }
+        let mut order: Vec<u32> = (0..rows as u32).collect();
+        order.sort_unstable_by_key(|&row| (of_key[row as usize], firsts[row as usize]));
+        let (mut sessions, mut first_rows) = (vec![0; rows], Vec::new());
+        let (mut starts, mut ends): (Vec<Micros>, Vec<Micros>) = Default::default();
+        let mut before = None;
+        for &row in &order {
+            let at = row as usize;
+            let follows =
+                before == Some(of_key[at]) && ends.last().is_some_and(|&end| firsts[at].saturating_sub(end) < self.gap);
+            if follows {
+                let end = ends.last_mut().expect("a session that something follows");
+                *end = lasts[at].max(*end);
+            } else {
+                starts.push(firsts[at]);
+                ends.push(lasts[at]);
+                first_rows.push(row);
+                before = Some(of_key[at]);
+            }
+            sessions[at] = starts.len() - 1;
+        }
+        let count = starts.len();
+        let mut functions = accumulators(&self.of)?;
+        add(&mut functions, &sessions, count)?;
+        let first_rows = UInt32Array::from(first_rows);
+        let mut columns: Vec<ArrayRef> =
+            vec![Arc::new(TimestampMicrosecondArray::from(starts)), Arc::new(TimestampMicrosecondArray::from(ends))];
+        for key in keys {
+            columns.push(take(key, &first_rows, None)?);
+        }
+        for function in &mut functions {
+            columns.extend(function.state(EmitTo::All)?);
+        }
+        batch(&self.session_schema, columns, count)
+    }
+
+    /// Sessions of rows that are sessions, or parts of some.
+    fn merged(&self, parts: &[RecordBatch]) -> Result<RecordBatch> {
+        let all = concat_batches(&self.session_schema, parts)?;
+        let (firsts, lasts) = (times(&all, 0), times(&all, 1));
+        let keys = all.columns()[BEFORE..BEFORE + self.of.keys.len()].to_vec();
+        self.sessions(&keys, firsts.values(), lasts.values(), |functions, sessions, count| {
+            let mut at = BEFORE + keys.len();
+            for (function, width) in functions.iter_mut().zip(&self.of.widths) {
+                function.merge_batch(&all.columns()[at..at + width], sessions, count)?;
+                at += width;
+            }
+            Ok(())
+        })
+    }
+
+    /// The results of sessions that are over.
+    fn results(&self, over: &RecordBatch) -> Result<RecordBatch> {
+        let rows = over.num_rows();
+        let each: Vec<usize> = (0..rows).collect();
+        let keys = self.of.keys.len();
+        let mut columns = over.columns()[BEFORE..BEFORE + keys].to_vec();
+        let ends = times(over, 1).values().iter().map(|last| last.saturating_add(self.gap)).collect();
+        columns.insert(self.window_at, window_array(times(over, 0).values().to_vec(), ends));
+        let mut at = BEFORE + keys;
+        for (mut function, width) in accumulators(&self.of)?.into_iter().zip(&self.of.widths) {
+            function.merge_batch(&over.columns()[at..at + width], &each, rows)?;
+            columns.push(function.evaluate(EmitTo::All)?);
+            at += width;
+        }
+        batch(&self.output, columns, rows)
+    }
+}
+
+fn times(sessions: &RecordBatch, column: usize) -> &TimestampMicrosecondArray {
+    sessions.column(column).as_primitive::<TimestampMicrosecondType>()
+}
+
+/// The first half: sessions of each batch.
+pub(crate) struct FirstHalf {
+    shape: Arc<SessionAggregation>,
+    steps: Steps,
+}
+
+impl FirstHalf {
+    pub(crate) fn new(shape: &Arc<SessionAggregation>, steps: Steps) -> Self {
+        FirstHalf { shape: Arc::clone(shape), steps }
+    }
+}
+
+impl Operator for FirstHalf {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        for mut batch in self.steps.apply(batch)? {
+            let shape = &self.shape;
+            let mut times = micros(&shape.time.evaluate(&batch)?.into_array(batch.num_rows())?)?;
+            if times.null_count() > 0 {
+                let kept = BooleanArray::from_iter(times.iter().map(|time| Some(time.is_some())));
+                batch = filter_record_batch(&batch, &kept)?;
+                times = micros(&shape.time.evaluate(&batch)?.into_array(batch.num_rows())?)?;
+            }
+            if batch.num_rows() == 0 {
+                continue;
+            }
+            let rows = shape.of.arguments(&batch)?;
+            let sessions = shape.sessions(&rows.keys, times.values(), times.values(), |functions, of, count| {
+                for ((function, values), filter) in functions.iter_mut().zip(&rows.values).zip(&rows.filters) {
+                    function.update_batch(values, of, filter.as_ref(), count)?;
+                }
+                Ok(())
+            })?;
+            emit.send(sessions);
+        }
+        Ok(Flow::Done)
+    }
+}
+
+/// The second half.
+pub(crate) struct SecondHalf {
+    shape: Arc<SessionAggregation>,
+    steps: Steps,
+    /// Sessions and parts of some; the first are those that were put together last.
+    parts: Vec<RecordBatch>,
+    /// No session is over before that.
+    next_end: Micros,
+    fired: Micros,
+    /// What has come since the last snapshot.
+    news: Vec<RecordBatch>,
+    /// Buckets of which sessions have fired since.
+    fired_buckets: BTreeSet<u32>,
+    /// Buckets of which something is saved.
+    saved: Arc<Mutex<BTreeSet<u32>>>,
+}
+
+impl SecondHalf {
+    pub(crate) fn new(shape: &Arc<SessionAggregation>, steps: Steps, context: &TaskContext) -> Result<Self, TaskError> {
+        let mut new = SecondHalf {
+            shape: Arc::clone(shape),
+            steps,
+            parts: Vec::new(),
+            next_end: Micros::MAX,
+            fired: Micros::MIN,
+            news: Vec::new(),
+            fired_buckets: BTreeSet::new(),
+            saved: Arc::default(),
+        };
+        let Some(restored) = context.restored() else { return Ok(new) };
+        check_schema(restored, &shape.session_schema, BEFORE)?;
+        new.fired = fired_of(restored)?;
+        for part in restored.buckets.values().flatten() {
+            new.take(rows::decode(&shape.session_schema, part)?);
+        }
+        new.news.clear();
+        *new.saved.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
+        Ok(new)
+    }
+
+    fn take(&mut self, sessions: RecordBatch) {
+        let gap = self.shape.gap;
+        let end = times(&sessions, 1).values().iter().map(|last| last.saturating_add(gap)).min();
+        self.next_end = end.unwrap_or(Micros::MAX).min(self.next_end);
+        self.parts.push(sessions.clone());
+        self.news.push(sessions);
+    }
+
+    /// Puts all parts together.
+    fn merge(&mut self) -> Result<()> {
+        if self.parts.len() > 1 {
+            self.parts = vec![self.shape.merged(&self.parts)?];
+        }
+        Ok(())
+    }
+
+    fn fire(&mut self, time: Micros, emit: &mut Emit) -> Result<(), TaskError> {
+        self.fired = self.fired.max(time);
+        if self.next_end > time {
+            return Ok(());
+        }
+        self.merge()?;
+        let Some(all) = self.parts.pop() else { return Ok(()) };
+        let gap = self.shape.gap;
+        let ends: Vec<Micros> = times(&all, 1).values().iter().map(|last| last.saturating_add(gap)).collect();
+        let over = BooleanArray::from_iter(ends.iter().map(|&end| Some(end <= time)));
+        self.next_end = ends.into_iter().filter(|&end| end > time).min().unwrap_or(Micros::MAX);
+        let rest = filter_record_batch(&all, &arrow::compute::not(&over)?)?;
+        let over = filter_record_batch(&all, &over)?;
+        if rest.num_rows() > 0 {
+            self.parts.push(rest);
+        }
+        if over.num_rows() == 0 {
+            return Ok(());
+        }
+        self.fired_buckets.extend(buckets(&over, BEFORE, self.shape.of.keys.len())?);
+        for batch in self.steps.apply(self.shape.results(&over)?)? {
+            emit.send(batch);
+        }
+        Ok(())
+    }
+}
+
+impl Operator for SecondHalf {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, _emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.take(batch);
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.fire(time.0, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.fire(Micros::MAX, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        self.merge()?;
+        let mut snapshot = shared(self.fired, &self.shape.session_schema, BEFORE);
+        let news = std::mem::take(&mut self.news);
+        let fired = std::mem::take(&mut self.fired_buckets);
+        if !whole && news.is_empty() && fired.is_empty() {
+            return Ok(snapshot);
+        }
+        let (shape, saved) = (Arc::clone(&self.shape), Arc::clone(&self.saved));
+        let all = self.parts.clone();
+        snapshot.later = Some(Later(Box::new(move || {
+            let keys = shape.of.keys.len();
+            let mut saved = saved.lock().expect("nothing panics with it locked");
+            let wholes: BTreeSet<u32> = if whole { saved.clone() } else { fired };
+            let mut parts = by_bucket(&concat_batches(&shape.session_schema, &all)?, keys, |bucket| {
+                whole || wholes.contains(&bucket)
+            })?;
+            let made: BTreeSet<u32> = parts.iter().map(|(bucket, _)| *bucket).collect();
+            let gone = wholes.difference(&made).filter(|bucket| saved.contains(bucket));
+            let mut changes = Vec::new();
+            if !whole {
+                let news = concat_batches(&shape.session_schema, &news)?;
+                changes = by_bucket(&news, keys, |bucket| !wholes.contains(&bucket))?;
+            }
+            let part = |part: fn(Bytes) -> Part| move |(bucket, bytes)| (bucket, part(bytes));
+            let empty: Vec<(u32, Bytes)> = gone.map(|&bucket| (bucket, Bytes::new())).collect();
+            let forgotten: Vec<u32> = empty.iter().map(|(bucket, _)| *bucket).collect();
+            parts.extend(empty);
+            saved.extend(made);
+            saved.extend(changes.iter().map(|(bucket, _)| *bucket));
+            forgotten.iter().for_each(|bucket| {
+                saved.remove(bucket);
+            });
+            Ok(parts.into_iter().map(part(Part::Whole)).chain(changes.into_iter().map(part(Part::Change))).collect())
+        })));
+        Ok(snapshot)
+    }
+}
+
+/// Sessions of the buckets that are wanted, by bucket, as bytes.
+fn by_bucket(sessions: &RecordBatch, keys: usize, wanted: impl Fn(u32) -> bool) -> Result<Vec<(u32, Bytes)>> {
+    let of = buckets(sessions, BEFORE, keys)?;
+    let mut order: Vec<u32> = (0..sessions.num_rows() as u32).filter(|&row| wanted(of[row as usize])).collect();
+    order.sort_by_key(|&row| of[row as usize]);
+    let sorted = take_record_batch(sessions, &UInt32Array::from(order.clone()))?;
+    let mut parts = Vec::new();
+    let mut from = 0;
+    while from < order.len() {
+        let bucket = of[order[from] as usize];
+        let to = from + order[from..].partition_point(|&row| of[row as usize] == bucket);
+        parts.push((bucket, rows::encode(&sorted.slice(from, to - from))?));
+        from = to;
+    }
+    Ok(parts)
+}

@@ -1,0 +1,269 @@
+"""Queries over streams: windows give what a computation over the whole table gives, whatever order rows come in."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import tidemill as tm
+from workers import Job
+
+SECOND = 1_000_000
+
+
+def table(rows: Iterable[tuple[int | None, str | None, float]]) -> pa.Table:
+    """Rows of time (microseconds), key and value."""
+    times, keys, values = zip(*rows, strict=True)
+    return pa.table({"ts": pa.array(times, pa.timestamp("us")), "key": pa.array(keys), "x": pa.array(values)})
+
+
+def some(count: int, jitter: int = 0, keys: int = 7, seed: int = 3) -> list[tuple[int, str, float]]:
+    """Rows, a thousand a second, up to `jitter` microseconds out of order."""
+    dice = random.Random(seed)
+    rows = [(at * 1000 + dice.randint(0, jitter), f"k{dice.randrange(keys)}", dice.random()) for at in range(count)]
+    return rows
+
+
+def written(data: tm.DataSet, **options: Any) -> list[dict[str, Any]]:
+    """Everything that a stream gives."""
+    seen: list[dict[str, Any]] = []
+    data.write_stream(lambda rows: seen.extend(rows.to_pylist()), **options)
+    return seen
+
+
+def micros(time: Any) -> int:
+    return int(pa.scalar(time, pa.timestamp("us")).value)
+
+
+def by_window(
+    rows: Iterable[tuple[int | None, str | None, float]], size: int, slide: int
+) -> dict[tuple[str | None, int], tuple[int, float]]:
+    """What windows should give: count and sum by key and start."""
+    sums: dict[tuple[str | None, int], list[float]] = defaultdict(list)
+    for time, key, x in rows:
+        if time is None:
+            continue
+        start = time // slide * slide
+        while start + size > time:
+            sums[key, start].append(x)
+            start -= slide
+    return {of: (len(values), sum(values)) for of, values in sums.items()}
+
+
+def found(rows: list[dict[str, Any]]) -> dict[tuple[str | None, int], tuple[int, float]]:
+    made = {(row["key"], micros(row["window_start"])): (row["n"], row["s"]) for row in rows}
+    assert len(made) == len(rows), "a window came twice"
+    return made
+
+
+def counted(data: tm.DataSet, size: str, slide: str | None = None, **options: Any) -> tm.DataSet:
+    windows = tm.tumbling(size) if slide is None else tm.sliding(size, slide)
+    keys = data.group_by("key", tm.window(windows, on="ts", **options))
+    return keys.agg(n=tm.count(), s=tm.col("x").sum())
+
+
+@pytest.mark.parametrize(("size", "slide"), [("1s", None), ("1s", "250ms"), ("700ms", "300ms"), ("3s", "1s")])
+def test_windows_give_what_a_loop_gives(size: str, slide: str | None) -> None:
+    """A row in the wrong window, or in one too few, changes a sum."""
+    rows = some(5000, jitter=40_000)
+    rows[17] = (rows[17][0], None, rows[17][2])  # type: ignore[call-overload]
+    stream = tm.stream.from_table(table(rows), time="ts", out_of_order="41ms", rows_per_batch=37)
+    seen = written(counted(stream, size, slide))
+    length = {"1s": SECOND, "700ms": 700_000, "3s": 3 * SECOND, "250ms": 250_000, "300ms": 300_000}
+    expected = by_window(rows, length[size], length[slide or size])
+    made = found(seen)
+    assert made.keys() == expected.keys()
+    for of, (count, total) in expected.items():
+        assert made[of] == (count, pytest.approx(total))
+    assert all(micros(row["window_end"]) - micros(row["window_start"]) == length[size] for row in seen)
+
+
+def test_windows_without_keys() -> None:
+    rows = some(2000)
+    stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
+    made = stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count(), most=tm.col("x").max())
+    seen = sorted(written(made), key=lambda row: str(row["window_start"]))
+    assert [row["n"] for row in seen] == [1000, 1000]
+    assert seen[0]["most"] == max(x for _, _, x in rows[:1000])
+
+
+def test_aggregates_of_all_kinds() -> None:
+    """Functions whose state is a list or a sketch travel as states, too."""
+    rows = some(3000)
+    stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
+    keys = stream.group_by(tm.window(tm.tumbling("1s"), on="ts"))
+    made = keys.agg(
+        different=tm.col("key").n_unique(),
+        mean=tm.col("x").mean(),
+        spread=tm.col("x").std(),
+        some=tm.col("x").count(where=tm.col("key") == "k1"),
+    )
+    seen = sorted(written(made), key=lambda row: str(row["window_start"]))
+    whole = tm.from_arrow(table(rows)).group_by(tm.col("ts").dt.truncate("second").alias("w"))
+    expected = (
+        whole.agg(
+            different=tm.col("key").n_unique(),
+            mean=tm.col("x").mean(),
+            spread=tm.col("x").std(),
+            some=tm.col("x").count(where=tm.col("key") == "k1"),
+        )
+        .sort("w")
+        .to_pylist()
+    )
+    assert len(seen) == len(expected) == 3
+    for one, other in zip(seen, expected, strict=True):
+        assert (one["different"], one["some"]) == (other["different"], other["some"])
+        assert one["mean"] == pytest.approx(other["mean"])
+        assert one["spread"] == pytest.approx(other["spread"])
+
+
+def test_steps_around_windows() -> None:
+    """What comes before and after, functions of Python included, is done batch by batch."""
+    rows = some(4000)
+    stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
+    stream = stream.filter(tm.col("x") > 0.5).with_columns(x=tm.col("x") * 2)
+    stream = stream.map_batches(lambda batch: batch, schema={"ts": "timestamp[us]", "key": "str", "x": "float64"})
+    made = counted(stream, "1s").filter(tm.col("n") > 60).select("key", "window_start", n="n", s=tm.col("s") + 1)
+    expected = by_window([(time, key, x * 2) for time, key, x in rows if x > 0.5], SECOND, SECOND)
+    expected = {of: (n, s + 1) for of, (n, s) in expected.items() if n > 60}
+    made_found = found(written(made))
+    assert made_found.keys() == expected.keys() and expected
+    assert all(made_found[of] == (n, pytest.approx(s)) for of, (n, s) in expected.items())
+
+
+def test_sessions() -> None:
+    """Sessions grow together, also when the row between them comes late; each comes once."""
+    dice = random.Random(5)
+    rows = []
+    for key in range(20):
+        time = dice.randrange(SECOND)
+        for _ in range(100):
+            time += dice.choice([1000, 50_000, 99_999, 100_000, 400_000])
+            rows.append((time, f"k{key}", dice.random()))
+    rows.sort()
+    expected: dict[tuple[str | None, int], tuple[int, float]] = {}
+    ends = {}
+    for key in sorted({key for _, key, _ in rows}):
+        session: list[tuple[int, float]] = []
+        for time, of, x in [*rows, (1 << 60, key, 0.0)]:
+            if of != key:
+                continue
+            if session and time - session[-1][0] >= 100_000:
+                expected[key, session[0][0]] = (len(session), sum(x for _, x in session))
+                ends[key, session[0][0]] = session[-1][0] + 100_000
+                session = []
+            session.append((time, x))
+    jittered = sorted(rows, key=lambda row: row[0] + dice.randrange(60_000))
+    stream = tm.stream.from_table(table(jittered), time="ts", out_of_order="60ms", rows_per_batch=23)
+    seen = written(
+        stream.group_by("key", tm.window(tm.stream.session("100ms"), on="ts")).agg(n=tm.count(), s=tm.col("x").sum())
+    )
+    made = found(seen)
+    assert made.keys() == expected.keys()
+    assert all(made[of] == (n, pytest.approx(s)) for of, (n, s) in expected.items())
+    assert all(micros(row["window_end"]) == ends[row["key"], micros(row["window_start"])] for row in seen)
+
+
+def test_late_rows() -> None:
+    """A row that comes after its window is left out; within the allowed lateness the result comes again, corrected."""
+    rows = [(0, "a", 1.0), (5 * SECOND, "a", 1.0), (100, "a", 1.0), (20 * SECOND, "a", 1.0), (200, "a", 1.0)]
+    stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=1)
+    # One part, so that the order of the table is the order in time.
+    windows = written(counted(stream, "1s"))
+    assert {micros(row["window_start"]) for row in windows} == {0, 5 * SECOND, 20 * SECOND}
+
+    again = written(counted(stream, "1s", late="10s"))
+    firsts = [row["n"] for row in again if micros(row["window_start"]) == 0]
+    assert firsts == sorted(firsts)
+
+
+def test_rows_without_a_time_are_in_no_window() -> None:
+    rows = [(0, "a", 1.0), (None, "a", 1.0), (100, "a", 1.0), (None, None, 1.0)]
+    seen = written(counted(tm.stream.from_table(table(rows), time="ts", rows_per_batch=2), "1s"))
+    assert [(row["key"], row["n"]) for row in seen] == [("a", 2)]
+
+
+def test_times_before_1970_and_in_other_units() -> None:
+    """Windows begin at whole multiples, also of negative times, whatever unit and type they come in."""
+    times = [-1, -1000, -1001, 0, 999]
+    for kind in ("timestamp[ms]", "timestamp[us]", "timestamp[ns]", "timestamp[ms, tz=UTC]"):
+        ms = pa.array(times, pa.timestamp("ms")).cast(
+            {"timestamp[ms, tz=UTC]": pa.timestamp("ms", "UTC")}.get(kind) or pa.timestamp(kind[10:-1])
+        )
+        stream = tm.stream.from_table(pa.table({"ts": ms}), time="ts", out_of_order="10s")
+        seen = written(stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count()))
+        starts = {micros(row["window_start"]) // 1000: row["n"] for row in seen}
+        assert starts == {-2000: 1, -1000: 2, 0: 2}, kind
+
+
+def test_empty_streams_and_unions() -> None:
+    assert written(counted(tm.stream.from_table(table(some(10)).slice(0, 0), time="ts"), "1s")) == []
+    rows = some(3000)
+    parts = [tm.stream.from_table(table(rows[from_::3]), time="ts", rows_per_batch=50) for from_ in range(3)]
+    whole = parts[0].union(parts[1]).union(parts[2])
+    assert found(written(counted(whole, "1s"))).keys() == by_window(rows, SECOND, SECOND).keys()
+    assert sum(row["n"] for row in written(counted(whole, "1s"))) == 3000
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_share_a_stream(workers: int, tmp_path: Path) -> None:
+    program = """
+        import json, pathlib, sys
+        sys.path.insert(0, HERE)
+        import tidemill as tm
+        from test_stream import counted, some, table, written
+        seen = written(counted(tm.stream.from_table(table(some(4000, 20_000)), time="ts", out_of_order="21ms"), "1s"))
+        rows = [[row["key"], str(row["window_start"]), row["n"]] for row in seen]
+        pathlib.Path(f"seen-{tm.init().rank}").write_text(json.dumps(rows))
+    """
+    import json
+
+    program = program.replace("HERE", repr(str(Path(__file__).parent)))
+    with Job(tmp_path, workers, program) as job:
+        job.succeed()
+    parts = [json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(workers)]
+    keys = [{key for key, _, _ in part} for part in parts]
+    assert sum(map(len, keys)) == len(set().union(*keys)) == 7, "a key belongs to one worker"
+    assert sum(n for part in parts for _, _, n in part) == 4000
+
+
+def test_what_a_stream_cannot_do_is_said() -> None:
+    stream = tm.stream.from_table(table(some(10)), time="ts")
+    with pytest.raises(tm.DataSetError, match="add tm.window"):
+        written(stream.group_by("key").agg(n=tm.count()))
+    with pytest.raises(tm.DataSetError, match="which does not end: SortExec"):
+        written(stream.sort("x"))
+    with pytest.raises(tm.DataSetError, match="write it with write_stream"):
+        stream.collect()
+    with pytest.raises(tm.DataSetError, match='"key" .* does not tell time: cast it to a timestamp'):
+        tm.stream.from_table(table(some(10)), time="key")
+    with pytest.raises(tm.DataSetError, match='no column "then"'):
+        tm.stream.from_table(table(some(10)), time="then")
+    with pytest.raises(tm.DataSetError, match="is no length of time"):
+        tm.tumbling("ten seconds")
+    with pytest.raises(tm.DataSetError, match="would leave rows out"):
+        tm.window(tm.sliding("1s", "2s"), on="ts")
+    with pytest.raises(tm.DataSetError, match="a window needs a timestamp or a date"):
+        stream.group_by(tm.window(tm.tumbling("1s"), on="x")).agg(n=tm.count())
+    with pytest.raises(TypeError, match="needs commit, too"):
+        stream.write_stream(type("Half", (), {"prepare": None, "write": None})())
+
+
+def test_a_sink_that_raises_ends_the_job() -> None:
+    def refuse(rows: tm.Table) -> None:
+        raise ValueError("no more of this")
+
+    with pytest.raises(tm.DataSetError, match="no more of this"):
+        tm.stream.from_table(table(some(100)), time="ts").write_stream(refuse)
+
+
+def test_tumbling_windows_of_a_table() -> None:
+    """The same key works in a query over a table."""
+    rows = some(2000)
+    seen = counted(tm.from_arrow(table(rows)), "1s").to_pylist()
+    assert found(seen).keys() == by_window(rows, SECOND, SECOND).keys()
