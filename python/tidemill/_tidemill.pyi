@@ -1,5 +1,6 @@
 """Types of the native half of the package."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -667,4 +668,8 @@ def write_stream(
     sink: object,
     sink_name: str,
     checkpoints: tuple[str, float, float, int] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> dict[str, Any]: ...
+def list_checkpoints(
+    engine: QueryEngine, folder: str | os.PathLike[str]
+) -> list[tuple[int, tuple[str, int, bool, int, list[tuple[str, int]]] | None, str | None]]: ...

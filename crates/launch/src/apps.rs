@@ -12,6 +12,11 @@ pub struct App {
 
 /// Every application that is a subcommand of its own.
 pub const APPS: &[App] = &[
+    App {
+        name: "checkpoints",
+        module: "tidemill.apps.checkpoints",
+        about: "List the checkpoints of a stream, and whether they are whole",
+    },
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
     App { name: "teragen", module: "tidemill.apps.teragen", about: "Make records of 100 bytes to be sorted" },
     App {

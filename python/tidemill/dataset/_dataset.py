@@ -553,6 +553,7 @@ class DataSet:
         every: Duration = 10,
         timeout: Duration = 600,
         keep: int = 3,
+        stop: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Write a stream until it ends; collective.
 
@@ -572,6 +573,9 @@ class DataSet:
             A checkpoint that takes longer is given up, with a warning.
         keep : int, default=3
             How many checkpoints are kept.
+        stop : callable, optional
+            Asked on worker 0 ten times a second or so: as soon as it is true, the job makes a last checkpoint, commits, and
+            returns. It goes on from there when it is started again. Needs `checkpoint`.
 
         Returns
         -------
@@ -588,12 +592,16 @@ class DataSet:
         from tidemill._tidemill import write_stream
         from tidemill.stream._time import seconds
 
+        if stop is not None and checkpoint is None:
+            raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
         folder = None
         if checkpoint is not None:
             folder = (str(checkpoint), seconds(every, "every"), seconds(timeout, "timeout"), keep)
+        # Worker 0 is who is heard.
+        asked = stop if init().rank == 0 else None
         sink_name = getattr(sink, "__name__", type(sink).__name__)
         return write_stream(
-            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder
+            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked
         )
 
     def _write(

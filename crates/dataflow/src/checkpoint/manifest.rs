@@ -100,12 +100,17 @@ impl Manifest {
 
     /// Every object it needs.
     pub fn files(&self) -> BTreeSet<&str> {
-        self.tasks.values().flat_map(TaskState::entries).map(|entry| entry.file.as_str()).collect()
+        self.entries().map(|entry| entry.file.as_str()).collect()
     }
 
     /// Bytes of state that it refers to.
     pub fn state_bytes(&self) -> u64 {
-        self.tasks.values().flat_map(TaskState::entries).map(|entry| entry.len).sum()
+        self.entries().map(|entry| entry.len).sum()
+    }
+
+    /// Every part that it refers to.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.tasks.values().flat_map(TaskState::entries)
     }
 }
 

@@ -126,6 +126,15 @@ impl CheckpointStore {
         Manifest::decode(&bytes).map_err(|reason| self.failed(format!("epoch {epoch}: {reason}")))
     }
 
+    /// Whether everything that a manifest refers to is there and as it was written.
+    ///
+    /// # Errors
+    /// The store's; when a part is damaged or not there.
+    pub async fn verify(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        let entries: Vec<&Entry> = manifest.entries().collect();
+        self.parts(&entries).await.map(drop)
+    }
+
     /// Makes a checkpoint be there.
     ///
     /// # Errors

@@ -302,19 +302,22 @@ fn together<T: Send>(
     ended(py, outcome, interrupt)
 }
 
-/// [`together`] for who is not told how far it is.
+/// Called every so often with the GIL; what it raises gives the action up.
+pub type Look<'a> = &'a mut dyn FnMut(Python<'_>) -> PyResult<()>;
+
+/// [`together`] for who looks at the run by himself.
 pub fn together_with<T: Send>(
     py: Python<'_>,
     engine: &QueryEngine,
     comm: &Comm,
-    action: impl FnOnce(&Workers, &mut dyn FnMut() -> Result<(), String>) -> Result<T, ActionError> + Send,
+    action: impl FnOnce(&Workers, &mut dyn FnMut(Look<'_>) -> Result<(), String>) -> Result<T, ActionError> + Send,
 ) -> PyResult<T> {
     let comm = comm.get(py)?;
     let mut interrupt = None;
     let outcome = detach(py, || {
         let workers = engine.workers(comm)?;
-        action(&workers, &mut || {
-            Python::attach(|py| py.check_signals()).map_err(|error| {
+        action(&workers, &mut |look| {
+            Python::attach(|py| py.check_signals().and_then(|()| look(py))).map_err(|error| {
                 interrupt = Some(error);
                 "interrupted".to_owned()
             })

@@ -8,7 +8,8 @@ use futures_util::future::BoxFuture;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError};
+use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::EventTimes;
 use tidemill_dataflow::{TaskContext, TaskError};
@@ -19,8 +20,8 @@ use super::calls::Call;
 use super::engine::QueryEngine;
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, together_with, told};
-use super::raised;
 use super::table::NativeTable;
+use super::{finish, raised};
 use crate::comm::Comm;
 use crate::graph::described;
 
@@ -76,7 +77,7 @@ type Checkpoints = (PathBuf, f64, f64, usize);
 
 /// Writes a stream until it ends; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None))]
+#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -87,6 +88,7 @@ pub fn write_stream<'py>(
     sink: Py<PyAny>,
     sink_name: String,
     checkpoints: Option<Checkpoints>,
+    stop: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let sink = Arc::new(sink);
     let whole = sink.bind(py).hasattr("prepare")?;
@@ -102,8 +104,19 @@ pub fn write_stream<'py>(
         Ok::<_, PyErr>(CheckpointSettings { store, interval: seconds(every)?, timeout: seconds(timeout)?, keep })
     });
     let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()? };
-    let report = together_with(py, engine, comm, |workers, signals| {
-        workers.stream(&engine.engine, &set.0, &job, &mut |_| signals())
+    let mut stopping = false;
+    let report = together_with(py, engine, comm, |workers, look| {
+        workers.stream(&engine.engine, &set.0, &job, &mut |run| {
+            look(&mut |py| {
+                if !stopping && let Some(stop) = &stop {
+                    stopping = stop.call0(py)?.is_truthy(py)?;
+                    if stopping {
+                        run.request(Control::Stop);
+                    }
+                }
+                Ok(())
+            })
+        })
     })?;
     described(py, &report)
 }
@@ -153,4 +166,35 @@ impl Sink for PythonSink {
         });
         Box::pin(std::future::ready(done))
     }
+}
+
+/// What a checkpoint is: its job, when it was made (milliseconds since 1970), whether the job had come to its end, bytes, and
+/// copies by task.
+type Made = (String, u64, bool, u64, Vec<(String, u32)>);
+
+/// The checkpoints in a folder, newest first: epoch, what it is, and what is wrong with it.
+#[pyfunction]
+pub fn list_checkpoints(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    folder: PathBuf,
+) -> PyResult<Vec<(u64, Option<Made>, Option<String>)>> {
+    let work = async move {
+        let failed = |error: StoreError| DataSetError::Io(error.to_string());
+        let store = CheckpointStore::folder(folder).map_err(failed)?;
+        let mut found = Vec::new();
+        for epoch in store.epochs().await.map_err(failed)? {
+            found.push(match store.manifest(epoch).await {
+                Ok(manifest) => {
+                    let damage = store.verify(&manifest).await.err().map(|error| error.to_string());
+                    let tasks = manifest.tasks.iter().map(|(name, task)| (name.clone(), task.copies)).collect();
+                    let size = manifest.state_bytes();
+                    (epoch, Some((manifest.job, manifest.at_ms, manifest.finished, size, tasks)), damage)
+                }
+                Err(error) => (epoch, None, Some(error.to_string())),
+            });
+        }
+        Ok(found)
+    };
+    finish(py, engine.engine.start(work))
 }

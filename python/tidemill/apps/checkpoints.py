@@ -1,0 +1,46 @@
+"""``tidemill checkpoints``: the checkpoints in a folder, and whether each is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tidemill._job import init
+from tidemill._tidemill import list_checkpoints
+from tidemill.apps._arguments import Parser
+from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 1 where a checkpoint is damaged."""
+    parser = Parser(prog="tidemill checkpoints", description="List the checkpoints of a stream, the newest first.")
+    parser.add_argument("folder", type=Path, help="the folder that was given to write_stream")
+    options = parser.parse_args(argv)
+    if init().rank != 0:
+        return 0
+    if not options.folder.is_dir():
+        parser.error(f"{options.folder} is no folder")
+    try:
+        found = list_checkpoints(engine(), options.folder)
+    except DataSetError as error:
+        parser.error(str(error))
+    if not found:
+        print(f"no checkpoints in {options.folder}")
+    for epoch, made, damage in found:
+        if made is None:
+            print(f"{epoch:>8}  {damage}")
+            continue
+        job, at_ms, finished, size, tasks = made
+        at = datetime.fromtimestamp(at_ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        copies = max((copies for _, copies in tasks), default=0)
+        state = damage or ("finished" if finished else "whole")
+        print(f'{epoch:>8}  {at} UTC  {size / 2**20:10,.2f} MiB  {len(tasks)} tasks x {copies}  job "{job}"  {state}')
+    return 1 if any(damage for *_, damage in found) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

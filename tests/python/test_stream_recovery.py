@@ -1,0 +1,132 @@
+"""Streams whose workers are killed: what comes out is exact, whatever died when, and however many go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import launched
+import pytest
+import stream_job
+
+JOB = Path(stream_job.__file__)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("results", "pids"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def check(folder: Path) -> None:
+    rows = [json.loads(line) for file in (folder / "results").glob("[!.]*") for line in file.read_text().splitlines()]
+    twice = [of for of, times in Counter((key, start) for key, start, _ in rows).items() if times > 1]
+    assert not twice, f"windows came twice: {twice[:5]}"
+    counts = {(key, start): n for key, start, n in rows}
+    expected = stream_job.expected()
+    assert counts.keys() == expected.keys()
+    wrong = {of: (counts[of], expected[of]) for of in expected if counts[of] != expected[of]}
+    assert not wrong, f"{len(wrong)} windows have a wrong count: {dict(list(wrong.items())[:5])}"
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints" / "epochs").glob("[0-9]*"))
+
+
+def test_workers_that_are_killed(folder: Path) -> None:
+    """A worker dies again and again, at any moment; the launcher starts the job again, and nothing is lost or doubled."""
+    dice = random.Random(os.getpid())
+    job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder)
+    kills = 0
+    while job.poll() is None and kills < 6:
+        launched.wait_until(lambda: job.poll() is not None or has_checkpoint(folder), "the first checkpoint")
+        time.sleep(dice.uniform(0.1, 0.9))
+        pids = [int(file.read_text()) for file in (folder / "pids").glob("*.pid")]
+        victims = [pid for pid in pids if launched.is_running(pid)]
+        if victims and job.poll() is None:
+            os.kill(dice.choice(victims), signal.SIGKILL)
+            kills += 1
+    _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    assert kills > 0
+    check(folder)
+
+
+def test_a_job_that_goes_on_with_other_workers(folder: Path) -> None:
+    """The whole job is killed, launcher included, and started by hand with another number of workers each time."""
+    for workers in (2, 3, 1):
+        job = launched.start("run", "-n", str(workers), JOB, folder, process_group=0)
+        before = set((folder / "checkpoints" / "epochs").glob("*")) if has_checkpoint(folder) else set()
+        launched.wait_until(
+            lambda before=before: job.poll() is not None
+            or bool(set((folder / "checkpoints" / "epochs").glob("[0-9]*")) - before),
+            "a new checkpoint",
+        )
+        pids = [int(file.read_text()) for file in (folder / "pids").glob("*.pid")]
+        for pid in [*pids, job.pid]:
+            if launched.is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+        job.communicate(timeout=launched.PATIENCE_S)
+        launched.wait_until(lambda pids=pids: not any(map(launched.is_running, pids)), "the workers' end")
+    job = launched.start("run", "-n", "2", JOB, folder)
+    _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    check(folder)
+
+
+def test_two_jobs_in_one_place(folder: Path) -> None:
+    """The second is refused at once, and the first goes on."""
+    first = launched.start("run", "-n", "1", JOB, folder)
+    launched.wait_until(lambda: (folder / "checkpoints" / "lock").exists(), "the first job's lock")
+    second = launched.run("run", "-n", "1", JOB, folder)
+    assert second.returncode != 0
+    assert b"another job writes there; each job needs a place of its own" in second.stderr
+    _, err = first.communicate(timeout=launched.PATIENCE_S)
+    assert first.returncode == 0, err.decode()
+    check(folder)
+
+
+def test_a_job_that_stops_and_goes_on(folder: Path) -> None:
+    """Stopped at a checkpoint it ends well, lists as whole, and goes on as if nothing had been."""
+    app = folder / "stops.py"
+    app.write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(JOB.parent)!r})
+import stream_job, tidemill as tm
+from pathlib import Path
+write = tm.DataSet.write_stream
+asked = []
+def stop():
+    asked.append(1)
+    return len(asked) > 3
+tm.DataSet.write_stream = lambda self, sink, **options: write(self, sink, stop=stop, **options)
+sys.argv[1:] = [{str(folder)!r}]
+stream_job.main()
+print("asked" if asked else "heard of nobody")
+"""
+    )
+    stopped = launched.run("run", "-n", "2", app)
+    assert stopped.returncode == 0, stopped.stderr
+    assert b"[0] asked" in stopped.stdout and b"[1] heard of nobody" in stopped.stdout
+    listed = launched.run("checkpoints", "-n", "1", folder / "checkpoints")
+    assert listed.returncode == 0, listed.stderr
+    lines = listed.stdout.decode().splitlines()
+    assert 0 < len(lines) <= 3 and all('job "killed"  whole' in line for line in lines), lines
+    done = launched.run("run", "-n", "3", JOB, folder)
+    assert done.returncode == 0, done.stderr
+    check(folder)
+    listed = launched.run("checkpoints", "-n", "1", folder / "checkpoints")
+    assert listed.stdout.decode().splitlines()[0].endswith("finished")
+
+    newest = max((folder / "checkpoints" / "epochs").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-5])
+    listed = launched.run("checkpoints", "-n", "1", folder / "checkpoints")
+    assert listed.returncode == 1
+    assert b"its checksum is wrong" in listed.stdout
