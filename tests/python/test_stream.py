@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -171,15 +171,18 @@ def test_sessions() -> None:
 
 def test_late_rows() -> None:
     """A row that comes after its window is left out; within the allowed lateness the result comes again, corrected."""
-    rows = [(0, "a", 1.0), (5 * SECOND, "a", 1.0), (100, "a", 1.0), (20 * SECOND, "a", 1.0), (200, "a", 1.0)]
-    stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=1)
-    # One part, so that the order of the table is the order in time.
-    windows = written(counted(stream, "1s"))
-    assert {micros(row["window_start"]) for row in windows} == {0, 5 * SECOND, 20 * SECOND}
+    # Every part of the source gets one row of each time, so that all of them have come as far; and as a source that waits tells
+    # the time first, it is known before the next row.
+    times = [0, 5 * SECOND, 100, 20 * SECOND]
+    rows = table([(time, "a", 1.0) for time in times for _ in range(8)])
+    stream = tm.stream.from_table(rows, time="ts", rows_per_batch=1, rows_per_s=1000)
+    windows = {micros(row["window_start"]): row["n"] for row in written(counted(stream, "1s"))}
+    assert windows == {0: 8, 5 * SECOND: 8, 20 * SECOND: 8}
 
     again = written(counted(stream, "1s", late="10s"))
-    firsts = [row["n"] for row in again if micros(row["window_start"]) == 0]
-    assert firsts == sorted(firsts)
+    first = [row["n"] for row in again if micros(row["window_start"]) == 0]
+    assert first == sorted(set(first)) and first[-1] == 16
+    assert [row["n"] for row in again if micros(row["window_start"]) > 0] == [8, 8]
 
 
 def test_rows_without_a_time_are_in_no_window() -> None:
@@ -208,6 +211,32 @@ def test_empty_streams_and_unions() -> None:
     whole = parts[0].union(parts[1]).union(parts[2])
     assert found(written(counted(whole, "1s"))).keys() == by_window(rows, SECOND, SECOND).keys()
     assert sum(row["n"] for row in written(counted(whole, "1s"))) == 3000
+
+
+def test_joins_with_tables() -> None:
+    """A stream beside a table: each row finds its partners, whichever side is written first; a table joins a union."""
+    rows = some(3000)
+    stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
+    names = tm.from_dict({"key": ["k1", "k2", "k2", "none"], "name": ["one", "two", "zwei", "nobody"]})
+    expected = Counter({"one": 0, "two": 0, "zwei": 0})
+    for _, key, _ in rows:
+        expected.update({"k1": ["one"], "k2": ["two", "zwei"]}.get(key, []))
+    for joined in (stream.join(names, on="key"), names.join(stream, on="key")):
+        windows = joined.group_by("name", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        assert {row["name"]: row["n"] for row in written(windows)} == expected
+
+    left = written(stream.join(names, on="key", how="left").select("key", "name"))
+    assert len(left) == 3000 + expected["two"]
+    assert sum(row["name"] is None for row in left) == sum(key not in ("k1", "k2") for _, key, _ in rows)
+    assert len(written(stream.join(names, on="key", how="semi"))) == expected["one"] + expected["two"]
+    assert len(written(stream.join(names, on="key", how="anti"))) == 3000 - expected["one"] - expected["two"]
+    with pytest.raises(tm.DataSetError, match="rows of the table which find no partner"):
+        written(names.join(stream, on="key", how="left"))
+    with pytest.raises(tm.DataSetError, match="a join of two streams"):
+        written(stream.join(stream.select("key", y="x"), on="key"))
+
+    both = stream.select("key").union(names.select("key"))
+    assert len(written(both)) == 3004
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -5,24 +5,30 @@ use std::any::Any;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
+use datafusion::common::JoinType;
+use datafusion::datasource::memory::MemorySourceConfig;
+use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::execution::{SessionState, TaskContext};
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, PartitionMode};
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::union::UnionExec;
-use datafusion::physical_plan::{ExecutionPlan, displayable};
+use datafusion::physical_plan::{ExecutionPlan, collect, displayable, replace_children_if_necessary};
+use futures::future::BoxFuture;
 use tidemill_dataflow::exchange::{Direct, Gather, Partition};
 use tidemill_dataflow::{Graph, TaskId, TaskSpec};
 
 use super::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
 use super::groups::Aggregation;
+use super::memory::table_stream;
 use super::sessions::{self, SessionAggregation};
 use super::steps::{Steps, StepsTask};
 use super::table::{StreamExec, StreamSink};
 use super::window::{WindowFunction, WindowKind};
-use crate::dataset::DataSet;
+use crate::dataset::{DataSet, SLICE_ROWS};
 use crate::error::{DataSetError, Result};
 
 /// Rows on their way: the tasks they leave, each with the steps that are still to be done.
@@ -53,12 +59,43 @@ pub(crate) struct Lower {
 pub(crate) async fn plan(set: &DataSet) -> Result<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)> {
     let (state, logical) = set.frame().clone().into_parts();
     let state = session(state);
-    let plan = state.create_physical_plan(&logical).await?;
-    Ok((plan, state.task_ctx()))
+    let context = state.task_ctx();
+    let plan = hold_tables(state.create_physical_plan(&logical).await?, &context).await?;
+    Ok((plan, context))
+}
+
+/// The plan with its tables, which have an end, in memory: streams are joined with them.
+fn hold_tables<'a>(
+    plan: Arc<dyn ExecutionPlan>,
+    context: &'a Arc<TaskContext>,
+) -> BoxFuture<'a, datafusion::error::Result<Arc<dyn ExecutionPlan>>> {
+    Box::pin(async move {
+        if !has_stream(&plan) {
+            let schema = plan.schema();
+            let rows = collect(plan, Arc::clone(context)).await?;
+            let table = MemorySourceConfig::try_new(&[rows], schema, None)?;
+            return Ok(Arc::new(DataSourceExec::new(Arc::new(table))) as _);
+        }
+        let mut inputs = Vec::new();
+        for input in plan.children() {
+            inputs.push(hold_tables(Arc::clone(input), context).await?);
+        }
+        if inputs.is_empty() { Ok(plan) } else { replace_children_if_necessary(plan, inputs) }
+    })
+}
+
+fn has_stream(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let any: &dyn Any = plan.as_ref();
+    any.is::<StreamExec>() || plan.children().into_iter().any(has_stream)
 }
 
 fn session(state: SessionState) -> SessionState {
-    let config = state.config().clone().with_target_partitions(1);
+    let config = state
+        .config()
+        .clone()
+        .with_target_partitions(1)
+        // Sides are chosen here, which a filter made by one for the other does not allow.
+        .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
     let mut rules = state.optimizers().to_vec();
     rules.retain(|rule| rule.name() != "single_distinct_aggregation_to_group_by");
     SessionStateBuilder::new_from_existing(state).with_config(config).with_optimizer_rules(rules).build()
@@ -118,6 +155,12 @@ impl Lower {
         if let Some(aggregate) = any.downcast_ref::<AggregateExec>() {
             return self.aggregate(plan, aggregate);
         }
+        if let Some(join) = any.downcast_ref::<HashJoinExec>() {
+            return self.join(plan, join);
+        }
+        if !has_stream(plan) {
+            return self.table(plan);
+        }
         let mut step = Steps::default();
         if step.add(plan, &self.context) {
             let mut rows = self.node(plan.children()[0])?;
@@ -145,6 +188,43 @@ impl Lower {
             steps.project(columns, &source.schema)?;
         }
         Ok(Flowing { from: vec![(task, steps)], schema: stream.schema(), copies })
+    }
+
+    /// A join of a stream with a table, batch by batch. The table is the side that is built once.
+    fn join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
+        let refused = |what: &str| Err(DataSetError::Unsupported(format!("on a stream, which does not end: {what}")));
+        match (has_stream(join.left()), has_stream(join.right())) {
+            (true, true) => return refused("a join of two streams"),
+            (true, false) => return self.node(&join.swap_inputs(PartitionMode::CollectLeft)?),
+            _ => {}
+        }
+        let keeps_table_rows = !matches!(
+            join.join_type(),
+            JoinType::Inner | JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark
+        );
+        if keeps_table_rows || join.null_aware {
+            return refused("a join that gives rows of the table which find no partner");
+        }
+        let sides = vec![Arc::clone(join.left()), Arc::clone(join.right())];
+        let builder = HashJoinExecBuilder::from(join).with_partition_mode(PartitionMode::CollectLeft);
+        let built = builder.with_new_children(sides)?.recompute_properties().build_exec()?;
+        let mut rows = self.node(join.right())?;
+        rows.from.iter_mut().for_each(|(_, steps)| steps.add_plan(&built, 1, &self.context));
+        rows.schema = plan.schema();
+        Ok(rows)
+    }
+
+    /// A table among streams: it comes, and ends.
+    fn table(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let any: &dyn Any = plan.as_ref();
+        let memory = any.downcast_ref::<DataSourceExec>().and_then(|exec| {
+            let any: &dyn Any = exec.data_source().as_ref();
+            any.downcast_ref::<MemorySourceConfig>()
+        });
+        let memory = memory.ok_or_else(|| DataSetError::Internal("a table that is not in memory".into()))?;
+        let rows: Vec<_> = memory.partitions().iter().flatten().cloned().collect();
+        let source = table_stream("table", plan.schema(), &rows, None, SLICE_ROWS, 0.0);
+        self.source(&StreamExec::new(source, None)?)
     }
 
     fn aggregate(&mut self, plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Result<Flowing> {

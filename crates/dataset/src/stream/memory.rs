@@ -83,6 +83,12 @@ impl Source for TableStream {
             }
             self.pause = None;
         }
+        // A split that is over holds time back no longer.
+        let over = |at: &usize| !self.told[*at] && self.splits[*at].1 >= self.slices.len();
+        if let Some(at) = (0..self.splits.len()).find(over) {
+            self.told[at] = true;
+            return Poll::Ready(Ok(Next::SplitEnd { split: at as u32 }));
+        }
         // The split that is furthest behind: slices come in the order of the table.
         let behind = (0..self.splits.len()).filter(|&at| self.splits[at].1 < self.slices.len());
         if let Some(at) = behind.min_by_key(|&at| self.splits[at].1) {
@@ -99,10 +105,6 @@ impl Source for TableStream {
             *next += SPLITS;
             self.rows += rows.num_rows() as u64;
             return Poll::Ready(Ok(Next::Rows { split: at as u32, rows: rows.clone() }));
-        }
-        if let Some(at) = self.told.iter().position(|told| !told) {
-            self.told[at] = true;
-            return Poll::Ready(Ok(Next::SplitEnd { split: at as u32 }));
         }
         Poll::Ready(Ok(Next::End))
     }

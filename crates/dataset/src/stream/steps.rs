@@ -2,19 +2,21 @@
 //! be done anywhere, so they are done where the rows are taken.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
-use datafusion::datasource::memory::MemorySourceConfig;
-use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExprs};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use datafusion::physical_plan::unnest::UnnestExec;
-use datafusion::physical_plan::{ExecutionPlan, PhysicalExpr, collect, replace_children_if_necessary};
+use datafusion::physical_plan::{
+    ExecutionPlan, PhysicalExpr, SendableRecordBatchStream, collect, replace_children_if_necessary,
+};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::{Emit, Operator, TaskError};
 
@@ -33,11 +35,65 @@ enum Step {
         predicate: Arc<dyn PhysicalExpr>,
         columns: Option<Vec<usize>>,
     },
-    /// A step of a plan, which is run over each batch.
-    Plan {
-        plan: Arc<dyn ExecutionPlan>,
-        context: Arc<TaskContext>,
-    },
+    /// A node of a plan, which is run over each batch.
+    Plan(PlanStep),
+}
+
+/// See [`Step::Plan`].
+struct PlanStep {
+    plan: Arc<dyn ExecutionPlan>,
+    /// Which of the node's inputs the batches are; others are tables.
+    input: usize,
+    context: Arc<TaskContext>,
+    /// The node over the slot that batches are put into; what it makes of its tables is made once, and kept.
+    running: Option<(Arc<dyn ExecutionPlan>, Arc<Slot>)>,
+}
+
+impl Clone for PlanStep {
+    fn clone(&self) -> Self {
+        // Every copy of a task has a slot of its own.
+        let (plan, context) = (Arc::clone(&self.plan), Arc::clone(&self.context));
+        PlanStep { plan, input: self.input, context, running: None }
+    }
+}
+
+/// A table of one batch at a time.
+#[derive(Debug)]
+struct Slot {
+    schema: SchemaRef,
+    rows: Mutex<Option<RecordBatch>>,
+}
+
+impl PartitionStream for Slot {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let rows = self.rows.lock().expect("nothing panics with it locked").take();
+        let rows = futures::stream::iter(rows.map(Ok));
+        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), rows))
+    }
+}
+
+impl PlanStep {
+    fn apply(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
+        if self.running.is_none() {
+            let schema = self.plan.children()[self.input].schema();
+            let slot = Arc::new(Slot { schema: Arc::clone(&schema), rows: Mutex::default() });
+            let leaf =
+                StreamingTableExec::try_new(schema, vec![Arc::clone(&slot) as _], None, Vec::new(), false, None)?;
+            let mut inputs: Vec<Arc<dyn ExecutionPlan>> = self.plan.children().into_iter().map(Arc::clone).collect();
+            inputs[self.input] = Arc::new(leaf);
+            self.running = Some((replace_children_if_necessary(Arc::clone(&self.plan), inputs)?, slot));
+        }
+        let (plan, slot) = self.running.as_ref().expect("just made");
+        // What a plan says of nulls and what its batches say may differ.
+        let rows = batch(&slot.schema, rows.columns().to_vec(), rows.num_rows())?;
+        *slot.rows.lock().expect("nothing panics with it locked") = Some(rows);
+        // Over rows in memory such a node waits for nothing.
+        futures::executor::block_on(collect(Arc::clone(plan), Arc::clone(&self.context)))
+    }
 }
 
 /// Steps one after the other.
@@ -58,11 +114,17 @@ impl Steps {
             let columns = filter.projection().as_ref().map(|columns| columns.iter().copied().collect());
             self.0.push(Step::Filter { predicate: Arc::clone(filter.predicate()), columns });
         } else if any.is::<MapExec>() || any.is::<UnnestExec>() || any.is::<SplitExec>() {
-            self.0.push(Step::Plan { plan: Arc::clone(plan), context: Arc::clone(context) });
+            self.add_plan(plan, 0, context);
         } else {
             return false;
         }
         true
+    }
+
+    /// Adds a node of a plan whose input `input` the batches are; its other inputs are tables in memory.
+    pub(crate) fn add_plan(&mut self, plan: &Arc<dyn ExecutionPlan>, input: usize, context: &Arc<TaskContext>) {
+        let (plan, context) = (Arc::clone(plan), Arc::clone(context));
+        self.0.push(Step::Plan(PlanStep { plan, input, context, running: None }));
     }
 
     /// Adds a choice of columns.
@@ -73,9 +135,9 @@ impl Steps {
     }
 
     /// What becomes of a batch; batches without rows are left out.
-    pub(crate) fn apply(&self, batch: RecordBatch) -> Result<Vec<RecordBatch>> {
+    pub(crate) fn apply(&mut self, batch: RecordBatch) -> Result<Vec<RecordBatch>> {
         let mut batches = vec![batch];
-        for step in &self.0 {
+        for step in &mut self.0 {
             let mut made = Vec::with_capacity(batches.len());
             for batch in batches.into_iter().filter(|batch| batch.num_rows() > 0) {
                 step.apply(batch, &mut made)?;
@@ -88,7 +150,7 @@ impl Steps {
 }
 
 impl Step {
-    fn apply(&self, rows: RecordBatch, made: &mut Vec<RecordBatch>) -> Result<()> {
+    fn apply(&mut self, rows: RecordBatch, made: &mut Vec<RecordBatch>) -> Result<()> {
         match self {
             Step::Project { exprs, schema } => {
                 let columns = exprs.iter().map(|by| by.expr.evaluate(&rows)?.into_array(rows.num_rows()));
@@ -104,13 +166,7 @@ impl Step {
                     None => rows,
                 });
             }
-            Step::Plan { plan, context } => {
-                let input = MemorySourceConfig::try_new(&[vec![rows.clone()]], rows.schema(), None)?;
-                let input: Arc<dyn ExecutionPlan> = Arc::new(DataSourceExec::new(Arc::new(input)));
-                let plan = replace_children_if_necessary(Arc::clone(plan), vec![input])?;
-                // Over rows in memory such a step waits for nothing.
-                made.extend(futures::executor::block_on(collect(plan, Arc::clone(context)))?);
-            }
+            Step::Plan(step) => made.extend(step.apply(rows)?),
         }
         Ok(())
     }

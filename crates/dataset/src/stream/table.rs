@@ -97,19 +97,7 @@ impl TableProvider for StreamTable {
         _filters: &[Expr],
         _limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let schema = match projection {
-            Some(columns) => Arc::new(self.source.schema.project(columns)?),
-            None => Arc::clone(&self.source.schema),
-        };
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(schema),
-            Partitioning::UnknownPartitioning(1),
-            EmissionType::Incremental,
-            // It may well have no end; who lowers the plan looks for steps that would wait for one.
-            Boundedness::Bounded,
-        );
-        let (source, projection) = (self.source.clone(), projection.cloned());
-        Ok(Arc::new(StreamExec { source, projection, properties: Arc::new(properties) }))
+        Ok(Arc::new(StreamExec::new(self.source.clone(), projection.cloned())?))
     }
 }
 
@@ -119,6 +107,23 @@ pub(crate) struct StreamExec {
     pub(crate) source: StreamSource,
     pub(crate) projection: Option<Vec<usize>>,
     properties: Arc<PlanProperties>,
+}
+
+impl StreamExec {
+    pub(crate) fn new(source: StreamSource, projection: Option<Vec<usize>>) -> Result<Self> {
+        let schema = match &projection {
+            Some(columns) => Arc::new(source.schema.project(columns)?),
+            None => Arc::clone(&source.schema),
+        };
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Incremental,
+            // It may well have no end; who lowers the plan looks for steps that would wait for one.
+            Boundedness::Bounded,
+        );
+        Ok(StreamExec { source, projection, properties: Arc::new(properties) })
+    }
 }
 
 impl DisplayAs for StreamExec {
