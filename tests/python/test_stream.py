@@ -263,13 +263,13 @@ def test_workers_share_a_stream(workers: int, tmp_path: Path) -> None:
 
 def test_what_a_stream_cannot_do_is_said() -> None:
     stream = tm.stream.from_table(table(some(10)), time="ts")
-    with pytest.raises(tm.DataSetError, match="add tm.window"):
+    with pytest.raises(tm.DataSetError, match=r"add tm\.window"):
         written(stream.group_by("key").agg(n=tm.count()))
     with pytest.raises(tm.DataSetError, match="which does not end: SortExec"):
         written(stream.sort("x"))
     with pytest.raises(tm.DataSetError, match="write it with write_stream"):
         stream.collect()
-    with pytest.raises(tm.DataSetError, match='"key" .* does not tell time: cast it to a timestamp'):
+    with pytest.raises(tm.DataSetError, match=r'"key" .* does not tell time: cast it to a timestamp'):
         tm.stream.from_table(table(some(10)), time="key")
     with pytest.raises(tm.DataSetError, match='no column "then"'):
         tm.stream.from_table(table(some(10)), time="then")

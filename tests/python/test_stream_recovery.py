@@ -58,22 +58,27 @@ def test_workers_that_are_killed(folder: Path) -> None:
     check(folder)
 
 
+def live_and_die(folder: Path, workers: int) -> None:
+    """Start the job; kill all of it, launcher included, as soon as it has made a checkpoint."""
+
+    def epochs() -> set[Path]:
+        return set((folder / "checkpoints" / "epochs").glob("[0-9]*"))
+
+    before = epochs()
+    job = launched.start("run", "-n", str(workers), JOB, folder)
+    launched.wait_until(lambda: job.poll() is not None or bool(epochs() - before), "a new checkpoint")
+    pids = [int(file.read_text()) for file in (folder / "pids").glob("*.pid")]
+    for pid in [*pids, job.pid]:
+        if launched.is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+    job.communicate(timeout=launched.PATIENCE_S)
+    launched.wait_until(lambda: not any(map(launched.is_running, pids)), "the workers' end")
+
+
 def test_a_job_that_goes_on_with_other_workers(folder: Path) -> None:
     """The whole job is killed, launcher included, and started by hand with another number of workers each time."""
     for workers in (2, 3, 1):
-        job = launched.start("run", "-n", str(workers), JOB, folder, process_group=0)
-        before = set((folder / "checkpoints" / "epochs").glob("*")) if has_checkpoint(folder) else set()
-        launched.wait_until(
-            lambda before=before: job.poll() is not None
-            or bool(set((folder / "checkpoints" / "epochs").glob("[0-9]*")) - before),
-            "a new checkpoint",
-        )
-        pids = [int(file.read_text()) for file in (folder / "pids").glob("*.pid")]
-        for pid in [*pids, job.pid]:
-            if launched.is_running(pid):
-                os.kill(pid, signal.SIGKILL)
-        job.communicate(timeout=launched.PATIENCE_S)
-        launched.wait_until(lambda pids=pids: not any(map(launched.is_running, pids)), "the workers' end")
+        live_and_die(folder, workers)
     job = launched.start("run", "-n", "2", JOB, folder)
     _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()

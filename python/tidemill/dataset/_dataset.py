@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tidemill._tidemill import NativeDataSet, NativeTable
 from tidemill.dataset import _map, _workers
@@ -600,9 +600,7 @@ class DataSet:
         # Worker 0 is who is heard.
         asked = stop if init().rank == 0 else None
         sink_name = getattr(sink, "__name__", type(sink).__name__)
-        return write_stream(
-            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked
-        )
+        return write_stream(engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked)
 
     def _write(
         self,
@@ -645,7 +643,7 @@ def _tables(sink: Sink | Callable[[Table], None]) -> Any:
         return lambda rows: sink(Table(rows))
     if missing := [method for method in ("write", "commit") if not hasattr(sink, method)]:
         raise TypeError(f"a sink that has prepare needs {' and '.join(missing)}, too")
-    return _TableSink(sink)
+    return _TableSink(cast("Sink", sink))
 
 
 class _TableSink:

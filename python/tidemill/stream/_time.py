@@ -22,8 +22,9 @@ def micros(length: Duration, what: str) -> int:
         return length // timedelta(microseconds=1)
     if isinstance(length, (int, float)) and not isinstance(length, bool):
         return round(length * 1_000_000)
-    parts = _PART.findall(length) if isinstance(length, str) else []
-    if not parts or "".join(_PART.split(length)[0::3]).strip():
+    text = length if isinstance(length, str) else ""
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text).strip():
         raise DataSetError(f'{what}={length!r} is no length of time; write "250ms", "10s", "5m", "1h30m" or seconds')
     return round(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
