@@ -213,6 +213,29 @@ def test_empty_streams_and_unions() -> None:
     assert sum(row["n"] for row in written(counted(whole, "1s"))) == 3000
 
 
+def test_sql() -> None:
+    """The same windows, by the names that they have in SQL."""
+    rows = some(4000)
+    stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
+    query = """
+        select key, w['start'] as window_start, n, s
+        from (select key, {} as w, count(*) as n, sum(x) as s from events where x > 0.1 group by key, w)
+    """
+    kept = [row for row in rows if row[2] > 0.1]
+    for call, size, slide in (
+        ("tumble(ts, interval '1 second')", SECOND, SECOND),
+        ("hop(ts, interval '250 milliseconds', interval '1 second')", SECOND, SECOND // 4),
+    ):
+        made = found(written(tm.sql(query.format(call), events=stream)))
+        expected = by_window(kept, size, slide)
+        assert made.keys() == expected.keys()
+        assert all(made[of] == (n, pytest.approx(s)) for of, (n, s) in expected.items())
+    sessions = written(tm.sql(query.format("session(ts, '1 hour')"), events=stream))
+    assert sum(row["n"] for row in sessions) == len(kept) and len(sessions) == 7
+    with pytest.raises(tm.DataSetError, match="a window's length is an interval"):
+        written(tm.sql(query.format("tumble(ts, 5)"), events=stream))
+
+
 def test_joins_with_tables() -> None:
     """A stream beside a table: each row finds its partners, whichever side is written first; a table joins a union."""
     rows = some(3000)

@@ -22,6 +22,7 @@ use crate::lenient::{BadRow, BadRows};
 use crate::spill::SpillDir;
 use crate::split::SplitTexts;
 use crate::stores::Stores;
+use crate::stream::sql_functions;
 
 /// What an engine may use of the machine.
 #[derive(Debug, Clone)]
@@ -229,7 +230,9 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> SessionContext
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(SplitTexts)];
     rules.extend(PhysicalOptimizer::new().rules);
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
-    SessionContext::new_with_state(builder.with_physical_optimizer_rules(rules).build())
+    let context = SessionContext::new_with_state(builder.with_physical_optimizer_rules(rules).build());
+    sql_functions().for_each(|function| context.register_udf(function));
+    context
 }
 
 impl Drop for Engine {

@@ -246,9 +246,13 @@ impl Lower {
             return refused("grouping sets");
         }
         let groups = aggregate.group_expr().expr();
-        let mut windows =
-            groups.iter().enumerate().filter_map(|(at, (expr, _))| Some((at, WindowFunction::of_call(expr)?)));
-        let Some((window_at, (windows, time))) = windows.next() else {
+        let mut found = None;
+        for (at, (expr, _)) in groups.iter().enumerate() {
+            if let Some(call) = WindowFunction::of_call(expr)? {
+                found.get_or_insert((at, call));
+            }
+        }
+        let Some((window_at, (windows, time))) = found else {
             return refused("a group_by without a window has no result before the end; add tm.window(...) to its keys");
         };
         let input = self.node(aggregate.input())?;

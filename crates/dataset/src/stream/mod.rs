@@ -26,8 +26,8 @@ use tidemill_dataflow::{Look, RunReport};
 
 pub use memory::table_stream;
 pub use table::{MakeSink, MakeSource, StreamSink, StreamSource};
-pub(crate) use window::is_window;
 pub use window::{WindowKind, Windows};
+pub(crate) use window::{is_window, sql_functions};
 
 use crate::dataset::DataSet;
 use crate::distribute::{ActionError, Workers};

@@ -7,13 +7,15 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, StructArray, TimestampMicrosecondArray};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Field, Fields, TimeUnit, TimestampMicrosecondType};
+use arrow::datatypes::{DataType, Field, Fields, IntervalUnit, TimeUnit, TimestampMicrosecondType};
 use datafusion::common::ScalarValue;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
 };
+use datafusion::physical_expr::expressions::Literal;
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 
 use crate::error::DataSetError;
 
@@ -93,7 +95,7 @@ impl Windows {
 
     /// The window of a row with this time, as an expression to group by.
     pub fn of(self, time: Expr) -> Expr {
-        let function = Arc::new(ScalarUDF::from(WindowFunction::new()));
+        let function = Arc::new(ScalarUDF::from(WindowFunction::new(WINDOW)));
         let lateness = self.lateness;
         let how = match self.kind {
             WindowKind::Sliding { size, slide } => format!("sliding {lateness} {size} {slide}"),
@@ -117,14 +119,48 @@ impl Windows {
     }
 }
 
-/// The name of [`WindowFunction`].
+/// The function that Python's windows call.
 const WINDOW: &str = "window";
+/// Those of SQL, named as in its tradition: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`.
+const IN_SQL: [&str; 3] = ["tumble", "hop", "session"];
+
+/// The functions that SQL knows.
+pub(crate) fn sql_functions() -> impl Iterator<Item = ScalarUDF> {
+    IN_SQL.into_iter().map(|name| ScalarUDF::from(WindowFunction::new(name)))
+}
+
+/// A length of time that SQL writes: an interval, or a text that is one.
+fn interval(value: &ScalarValue) -> Result<Micros> {
+    let wrong = || DataFusionError::Plan(format!("a window's length is an interval such as '10 seconds', not {value}"));
+    let value = value.cast_to(&DataType::Interval(IntervalUnit::MonthDayNano)).map_err(|_| wrong())?;
+    match value {
+        ScalarValue::IntervalMonthDayNano(Some(length)) if length.months == 0 => {
+            Ok(i64::from(length.days) * 86_400_000_000 + length.nanoseconds / 1000)
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// The windows that a function's arguments behind the time describe.
+fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
+    let made = match (name, arguments) {
+        (WINDOW, [ScalarValue::Utf8(Some(how))]) => {
+            return Windows::parse(how).ok_or_else(|| DataFusionError::Internal(format!("window \"{how}\"")));
+        }
+        ("tumble", [size]) => Windows::tumbling(interval(size)?),
+        ("hop", [slide, size]) => Windows::sliding(interval(size)?, interval(slide)?),
+        ("session", [gap]) => Windows::session(interval(gap)?),
+        ("hop", _) => return Err(DataFusionError::Plan("hop takes a time, a slide and a size".into())),
+        (name, _) => return Err(DataFusionError::Plan(format!("{name} takes a time and one length of time"))),
+    };
+    Ok(made?)
+}
 
 /// Whether a key is a window.
 pub(crate) fn is_window(key: &Expr) -> bool {
     match key {
         Expr::Alias(alias) => is_window(&alias.expr),
-        Expr::ScalarFunction(call) => call.func.name() == WINDOW,
+        Expr::ScalarFunction(call) => call.func.name() == WINDOW || IN_SQL.contains(&call.func.name()),
         _ => false,
     }
 }
@@ -147,23 +183,24 @@ pub(crate) fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
     Ok(cast.as_primitive::<TimestampMicrosecondType>().clone())
 }
 
-/// `window(time, how)`. Evaluated by itself it knows tumbling windows only: of the others a row has several, or one that
+/// A row's window, of its time and constants. Evaluated by itself it knows tumbling windows only: of the others a row has several, or one that
 /// depends on the rows beside it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WindowFunction {
+    name: &'static str,
     signature: Signature,
 }
 
 impl WindowFunction {
-    pub(crate) fn new() -> Self {
+    fn new(name: &'static str) -> Self {
         // Volatile, so that no rule computes it before the grouping that it belongs to.
-        WindowFunction { signature: Signature::any(2, Volatility::Volatile) }
+        WindowFunction { name, signature: Signature::variadic_any(Volatility::Volatile) }
     }
 }
 
 impl ScalarUDFImpl for WindowFunction {
     fn name(&self) -> &str {
-        WINDOW
+        self.name
     }
 
     fn signature(&self) -> &Signature {
@@ -183,12 +220,13 @@ impl ScalarUDFImpl for WindowFunction {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let how = match &args.args[1] {
-            ColumnarValue::Scalar(ScalarValue::Utf8(Some(how))) => Windows::parse(how),
-            _ => None,
+        let constant = |argument: &ColumnarValue| match argument {
+            ColumnarValue::Scalar(value) => Ok(value.clone()),
+            ColumnarValue::Array(_) => Err(DataFusionError::Plan("a window's length is a constant".into())),
         };
-        let size = match how.map(|how| how.kind) {
-            Some(WindowKind::Sliding { size, slide }) if size == slide => size,
+        let lengths = args.args[1..].iter().map(constant).collect::<Result<Vec<_>>>()?;
+        let size = match windows_of(self.name, &lengths.iter().collect::<Vec<_>>())?.kind {
+            WindowKind::Sliding { size, slide } if size == slide => size,
             _ => {
                 return Err(DataFusionError::NotImplemented(
                     "sliding and session windows outside of a group_by of a stream".into(),
@@ -207,20 +245,24 @@ impl ScalarUDFImpl for WindowFunction {
 }
 
 impl WindowFunction {
-    /// The windows of a call of this function, and its time.
-    pub(crate) fn of_call(
-        expr: &Arc<dyn datafusion::physical_expr::PhysicalExpr>,
-    ) -> Option<(Windows, Arc<dyn datafusion::physical_expr::PhysicalExpr>)> {
+    /// The windows of a call of such a function, and its time.
+    ///
+    /// # Errors
+    /// When its lengths are none.
+    pub(crate) fn of_call(expr: &Arc<dyn PhysicalExpr>) -> Result<Option<(Windows, Arc<dyn PhysicalExpr>)>> {
         let any: &dyn Any = expr.as_ref();
-        let call = any.downcast_ref::<datafusion::physical_expr::ScalarFunctionExpr>()?;
-        if call.fun().name() != WINDOW {
-            return None;
+        let Some(call) = any.downcast_ref::<ScalarFunctionExpr>() else { return Ok(None) };
+        let name = call.fun().name();
+        if name != WINDOW && !IN_SQL.contains(&name) {
+            return Ok(None);
         }
-        let how: &dyn Any = call.args().get(1)?.as_ref();
-        let how = how.downcast_ref::<datafusion::physical_expr::expressions::Literal>()?;
-        match how.value() {
-            ScalarValue::Utf8(Some(how)) => Some((Windows::parse(how)?, Arc::clone(&call.args()[0]))),
-            _ => None,
-        }
+        let constant = |argument: &Arc<dyn PhysicalExpr>| {
+            let any: &dyn Any = argument.as_ref();
+            let value = any.downcast_ref::<Literal>().map(|literal| literal.value().clone());
+            value.ok_or_else(|| DataFusionError::Plan("a window's length is a constant".into()))
+        };
+        let lengths = call.args()[1..].iter().map(constant).collect::<Result<Vec<_>>>()?;
+        let windows = windows_of(name, &lengths.iter().collect::<Vec<_>>())?;
+        Ok(Some((windows, Arc::clone(&call.args()[0]))))
     }
 }
