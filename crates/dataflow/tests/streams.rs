@@ -171,7 +171,7 @@ impl Operator for Count {
         // Now and then a whole although a change would do: chains of both kinds occur.
         for (bucket, keys) in changed {
             let all: Vec<i64> = self.counts.iter().filter(|(_, (of, _))| *of == bucket).map(|(key, _)| *key).collect();
-            let part = match (whole || (self.saved + u64::from(bucket)) % 3 == 0, keys) {
+            let part = match (whole || (self.saved + u64::from(bucket)).is_multiple_of(3), keys) {
                 (true, _) => Part::Whole(self.bytes(all.into_iter())),
                 (false, keys) => Part::Change(self.bytes(keys.into_iter())),
             };

@@ -78,7 +78,7 @@ pub enum Part {
 #[derive(Debug, Default)]
 pub struct Snapshot {
     /// By bucket; those that are not named have not changed.
-    pub buckets: Vec<(u32, Part)>,
+    pub buckets: Buckets,
     /// By split; those that are not named are gone.
     pub splits: Vec<(String, Bytes)>,
     /// What every copy is to know when the job goes on, of each copy.
@@ -88,7 +88,10 @@ pub struct Snapshot {
 }
 
 /// See [`Snapshot::later`].
-pub struct Later(pub Box<dyn FnOnce() -> Result<Vec<(u32, Part)>, TaskError> + Send>);
+pub struct Later(pub Box<dyn FnOnce() -> Result<Buckets, TaskError> + Send>);
+
+/// Parts by bucket.
+pub type Buckets = Vec<(u32, Part)>;
 
 impl fmt::Debug for Later {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

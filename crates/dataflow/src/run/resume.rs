@@ -153,12 +153,10 @@ impl Resume {
             ));
         }
         let known = |name: &String| self.members.iter().any(|member| &member.name == name);
-        let lost = manifest
-            .tasks
-            .iter()
-            .find(|(name, state)| !known(name) && !(state.buckets.is_empty() && state.splits.is_empty()));
+        let kept = manifest.tasks.iter().filter(|(_, state)| !state.buckets.is_empty() || !state.splits.is_empty());
+        let lost = kept.map(|(name, _)| name).find(|name| !known(name));
         match lost {
-            Some((name, _)) => Err(format!("they hold state of a task \"{name}\", which the job has no longer")),
+            Some(name) => Err(format!("they hold state of a task \"{name}\", which the job has no longer")),
             None => Ok(()),
         }
     }

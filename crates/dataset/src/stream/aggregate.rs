@@ -22,6 +22,7 @@ use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::{Later, Part, Restored, Snapshot, rows};
 use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::memory::Reservation;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
 use tidemill_dataflow::stream::EventTime;
@@ -178,7 +179,9 @@ impl Operator for FirstHalf {
             self.add(&batch)?;
         }
         self.batches += 1;
-        if self.batches % WEIGH_EVERY == 0 && self.panes.values().map(Groups::bytes).sum::<usize>() > HELD_BYTES_MAX {
+        if self.batches.is_multiple_of(WEIGH_EVERY)
+            && self.panes.values().map(Groups::bytes).sum::<usize>() > HELD_BYTES_MAX
+        {
             self.send(|_| true, emit)?;
         }
         Ok(Flow::Done)
@@ -258,6 +261,11 @@ impl Pane {
         Ok(Some(states))
     }
 
+    fn bytes(&self) -> usize {
+        let closed = self.closed.iter().map(RecordBatch::get_array_memory_size).sum::<usize>();
+        self.open.as_ref().map_or(0, Groups::bytes) + closed
+    }
+
     fn rows(&self) -> usize {
         self.open.as_ref().map_or(0, Groups::len) + self.closed.iter().map(RecordBatch::num_rows).sum::<usize>()
     }
@@ -276,6 +284,33 @@ pub(crate) struct SecondHalf {
     saved_rows: usize,
     /// Buckets of which something is saved.
     saved: Arc<Mutex<BTreeSet<u32>>>,
+    held: Held,
+}
+
+/// What an operator holds of the worker's memory. It is weighed now and then: that takes a while.
+pub(crate) struct Held {
+    reservation: Reservation,
+    batches: u32,
+}
+
+impl Held {
+    pub(crate) fn new(context: &TaskContext) -> Self {
+        Held { reservation: context.reservation(), batches: 0 }
+    }
+
+    /// A batch has come; `bytes` says how much is held.
+    ///
+    /// # Errors
+    /// When the worker's budget is used up: it names who holds most.
+    pub(crate) fn batch(&mut self, bytes: impl FnOnce() -> usize) -> Result<(), TaskError> {
+        self.batches += 1;
+        if !self.batches.is_multiple_of(WEIGH_EVERY) {
+            return Ok(());
+        }
+        let (before, now) = (self.reservation.bytes(), bytes() as u64);
+        self.reservation.shrink(before.saturating_sub(now));
+        Ok(self.reservation.grow(now.saturating_sub(before))?)
+    }
 }
 
 /// What copies share in checkpoints.
@@ -292,6 +327,7 @@ impl SecondHalf {
             changed: BTreeSet::new(),
             saved_rows: 0,
             saved: Arc::default(),
+            held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
         check_schema(restored, &shape.pane_schema, BEFORE)?;
@@ -418,6 +454,8 @@ pub(crate) fn fired_of(restored: &Restored) -> Result<Micros, TaskError> {
 impl Operator for SecondHalf {
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, _emit: &mut Emit) -> Result<Flow, TaskError> {
         self.take(&batch)?;
+        let panes = &self.panes;
+        self.held.batch(|| panes.values().map(Pane::bytes).sum())?;
         Ok(Flow::Done)
     }
 

@@ -24,7 +24,7 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{buckets, check_schema, fired_of, shared};
+use super::aggregate::{Held, buckets, check_schema, fired_of, shared};
 use super::groups::{Aggregation, accumulators, batch};
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
@@ -201,6 +201,7 @@ pub(crate) struct SecondHalf {
     fired_buckets: BTreeSet<u32>,
     /// Buckets of which something is saved.
     saved: Arc<Mutex<BTreeSet<u32>>>,
+    held: Held,
 }
 
 impl SecondHalf {
@@ -214,6 +215,7 @@ impl SecondHalf {
             news: Vec::new(),
             fired_buckets: BTreeSet::new(),
             saved: Arc::default(),
+            held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
         check_schema(restored, &shape.session_schema, BEFORE)?;
@@ -272,6 +274,8 @@ impl SecondHalf {
 impl Operator for SecondHalf {
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, _emit: &mut Emit) -> Result<Flow, TaskError> {
         self.take(batch);
+        let parts = &self.parts;
+        self.held.batch(|| parts.iter().map(RecordBatch::get_array_memory_size).sum())?;
         Ok(Flow::Done)
     }
 

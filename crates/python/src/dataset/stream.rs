@@ -172,13 +172,12 @@ impl Sink for PythonSink {
 /// copies by task.
 type Made = (String, u64, bool, u64, Vec<(String, u32)>);
 
-/// The checkpoints in a folder, newest first: epoch, what it is, and what is wrong with it.
+/// A checkpoint in a list: its epoch, what it is, and what is wrong with it.
+type Listed = (u64, Option<Made>, Option<String>);
+
+/// The checkpoints in a folder, newest first.
 #[pyfunction]
-pub fn list_checkpoints(
-    py: Python<'_>,
-    engine: &QueryEngine,
-    folder: PathBuf,
-) -> PyResult<Vec<(u64, Option<Made>, Option<String>)>> {
+pub fn list_checkpoints(py: Python<'_>, engine: &QueryEngine, folder: PathBuf) -> PyResult<Vec<Listed>> {
     let work = async move {
         let failed = |error: StoreError| DataSetError::Io(error.to_string());
         let store = CheckpointStore::folder(folder).map_err(failed)?;
