@@ -1,4 +1,7 @@
-"""Streams: DataSets whose rows have no end, sources that they come from and sinks that they go to."""
+"""Streams: DataSets whose rows have no end, sources that they come from and sinks that they go to.
+
+The guide is ``docs/streams.md``.
+"""
 
 from __future__ import annotations
 
