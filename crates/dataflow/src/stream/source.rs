@@ -66,6 +66,15 @@ pub trait Source: Send {
     /// Fails the task.
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError>;
 
+    /// What every copy is to know when the job goes on, by name ([`Restored::shared`](crate::checkpoint::Restored::shared)):
+    /// such as the splits that there are, so that one that comes later is taken by one copy, however splits were dealt.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(Vec::new())
+    }
+
     /// The checkpoint of `epoch` is durable: nothing before that snapshot will be asked for again.
     fn durable(&mut self, epoch: u64) {
         let _ = epoch;
@@ -79,6 +88,10 @@ impl Source for Box<dyn Source> {
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         self.as_mut().snapshot()
+    }
+
+    fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        self.as_mut().shared()
     }
 
     fn durable(&mut self, epoch: u64) {
@@ -252,9 +265,11 @@ pub(crate) async fn drive<S: Source>(
         Some(states) => (states.barriers(), states.durable()),
         None => (tokio::sync::watch::Sender::new(None).subscribe(), tokio::sync::watch::Sender::new(0).subscribe()),
     };
+    // The first may have been asked for before this copy was there, and everybody waits for it.
+    barriers.mark_changed();
     if context.had_ended() {
         if let Some(states) = states {
-            states.end(Snapshot { splits: source.snapshot()?, ..Snapshot::default() }).await?;
+            states.end(snapshot(&mut source)?).await?;
         }
         return Ok(());
     }
@@ -304,7 +319,7 @@ pub(crate) async fn drive<S: Source>(
                 let Some(barrier) = barriers.borrow_and_update().clone() else { continue };
                 let stop = barrier.control == Control::Stop;
                 if let Some(states) = states {
-                    states.save(barrier.epoch, Snapshot { splits: source.snapshot()?, ..Snapshot::default() });
+                    states.save(barrier.epoch, snapshot(&mut source)?);
                 }
                 output.mark(&Mark::Barrier(barrier)).await?;
                 if stop {
@@ -322,7 +337,11 @@ pub(crate) async fn drive<S: Source>(
     }
     output.finish().await?;
     if let Some(states) = states {
-        states.end(Snapshot { splits: source.snapshot()?, ..Snapshot::default() }).await?;
+        states.end(snapshot(&mut source)?).await?;
     }
     Ok(())
+}
+
+fn snapshot(source: &mut impl Source) -> Result<Snapshot, TaskError> {
+    Ok(Snapshot { splits: source.snapshot()?, shared: source.shared()?, ..Snapshot::default() })
 }

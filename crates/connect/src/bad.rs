@@ -1,0 +1,111 @@
+//! Records that are no rows: what becomes of them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tidemill_dataflow::TaskError;
+
+/// What becomes of a record that is no row.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OnError {
+    /// The job fails, and says where the record is.
+    #[default]
+    Raise,
+    /// It is left out, and counted.
+    Skip,
+    /// It is left out, counted, and written into a local folder. A job that goes on after a failure may write it again; where
+    /// it came from is written with it.
+    Quarantine(PathBuf),
+}
+
+/// How many records were left out, and the first of them.
+#[derive(Debug, Default)]
+pub struct BadRecords(Mutex<(u64, Option<String>)>);
+
+impl BadRecords {
+    fn note(&self, text: String) {
+        let mut seen = self.0.lock().expect("nothing panics with it locked");
+        seen.0 += 1;
+        seen.1.get_or_insert(text);
+    }
+
+    /// How many since the last call, and what was wrong with the first.
+    pub fn take(&self) -> (u64, Option<String>) {
+        std::mem::take(&mut *self.0.lock().expect("nothing panics with it locked"))
+    }
+}
+
+/// Does with the bad records of one copy what was asked for.
+pub(crate) struct Handler {
+    on_error: OnError,
+    counted: Arc<BadRecords>,
+    /// The copy, in names of files.
+    copy: String,
+    file: Option<BufWriter<File>>,
+}
+
+impl Handler {
+    pub(crate) fn new(on_error: OnError, counted: &Arc<BadRecords>, copy: String) -> Self {
+        Handler { on_error, counted: Arc::clone(counted), copy, file: None }
+    }
+
+    /// A bad record was met at `place`.
+    ///
+    /// # Errors
+    /// That it is bad, if it must not be; or that it cannot be written down.
+    pub(crate) fn bad(&mut self, place: &[(&str, Value)], reason: &str, bytes: &[u8]) -> Result<(), TaskError> {
+        let words: Vec<String> = place.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect();
+        let text = format!("{}: {reason}", words.join(", "));
+        if self.on_error == OnError::Raise {
+            return Err(format!("{text}; on_error \"skip\" or {{\"quarantine\": folder}} goes on without it").into());
+        }
+        if let OnError::Quarantine(folder) = &self.on_error {
+            let mut line: Map<String, Value> =
+                place.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+            line.insert("reason".into(), reason.into());
+            match std::str::from_utf8(bytes) {
+                Ok(text) => line.insert("text".into(), text.into()),
+                Err(_) => {
+                    line.insert("hex".into(), json!(bytes.iter().map(|b| format!("{b:02x}")).collect::<String>()))
+                }
+            };
+            let file = match &mut self.file {
+                Some(file) => file,
+                None => self.file.insert(BufWriter::new(open(folder, &self.copy)?)),
+            };
+            writeln!(file, "{}", Value::Object(line)).map_err(|error| failed(folder, &error))?;
+        }
+        self.counted.note(text);
+        Ok(())
+    }
+
+    /// Writes down what was met so far: before anything behind it is given away.
+    ///
+    /// # Errors
+    /// The file's.
+    pub(crate) fn flush(&mut self) -> Result<(), TaskError> {
+        match (&mut self.file, &self.on_error) {
+            (Some(file), OnError::Quarantine(folder)) => file.flush().map_err(|error| failed(folder, &error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), |text| format!("\"{text}\""))
+}
+
+fn open(folder: &Path, copy: &str) -> Result<File, TaskError> {
+    let path = folder.join(format!("{copy}.jsonl"));
+    std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+    OpenOptions::new().create(true).append(true).open(path).map_err(|error| failed(folder, &error))
+}
+
+fn failed(folder: &Path, error: &std::io::Error) -> TaskError {
+    format!("quarantine {}: {error}", folder.display()).into()
+}

@@ -1,0 +1,246 @@
+//! Bytes to rows: JSON, CSV and text, where some records may not be what they should.
+//!
+//! Records are decoded many at a time. Where that fails, the bad record is found by its number, or by halving; the others cost
+//! what they always do. One record makes one row, always: what is two objects, or half of one, is bad.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, StringArray};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
+
+/// How a record's bytes are a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// An object.
+    Json,
+    /// Values between delimiters.
+    Csv {
+        /// Between values.
+        delimiter: u8,
+    },
+    /// UTF-8, as it stands.
+    Text,
+}
+
+/// Decodes records.
+#[derive(Clone, Debug)]
+pub(crate) struct Decoder {
+    layout: Layout,
+    schema: SchemaRef,
+}
+
+/// What a text is read into.
+pub(crate) fn text_schema(column: &str) -> SchemaRef {
+    Arc::new(Schema::new(vec![Field::new(column, DataType::Utf8, false)]))
+}
+
+/// Why records could not be decoded, and which one, if that is known.
+struct Failure {
+    reason: String,
+    at: Option<usize>,
+}
+
+impl Decoder {
+    /// For records of `layout` as rows of `schema`.
+    ///
+    /// # Errors
+    /// In words, for types that cannot be read from it.
+    pub(crate) fn new(layout: Layout, schema: SchemaRef) -> Result<Self, String> {
+        let decoder = Decoder { layout, schema };
+        // Types are looked at when there is a row.
+        if layout == Layout::Json {
+            json(&decoder.schema, 1).map_err(|error| plain(&error))?;
+        }
+        Ok(decoder)
+    }
+
+    pub(crate) fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// The rows that `records` are, in their order; `bad` is told those that are none, by their number.
+    ///
+    /// # Errors
+    /// Those of `bad`.
+    pub(crate) fn decode<E>(
+        &self,
+        records: &[&[u8]],
+        mut bad: impl FnMut(usize, &str) -> Result<(), E>,
+    ) -> Result<RecordBatch, E> {
+        let mut good = Vec::new();
+        let mut stack = vec![(0, records.len())];
+        while let Some((begin, end)) = stack.pop() {
+            if begin == end {
+                continue;
+            }
+            match self.some(&records[begin..end]) {
+                Ok(rows) => good.push(rows),
+                Err(Failure { reason, .. }) if end - begin == 1 => bad(begin, &reason)?,
+                Err(Failure { at: Some(at), reason }) => {
+                    // What is before it may be bad in its values.
+                    if at == 0 {
+                        bad(begin, &reason)?;
+                        stack.push((begin + 1, end));
+                    } else {
+                        stack.extend([(begin + at, end), (begin, begin + at)]);
+                    }
+                }
+                Err(Failure { at: None, .. }) => {
+                    let middle = begin + (end - begin) / 2;
+                    stack.extend([(middle, end), (begin, middle)]);
+                }
+            }
+        }
+        Ok(match good.len() {
+            0 => RecordBatch::new_empty(SchemaRef::clone(&self.schema)),
+            1 => good.remove(0),
+            _ => concat_batches(&self.schema, &good).expect("they have one schema"),
+        })
+    }
+
+    fn some(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+        match self.layout {
+            Layout::Json => self.some_json(records),
+            Layout::Csv { delimiter } => self.some_csv(records, delimiter),
+            Layout::Text => self.some_text(records),
+        }
+    }
+
+    fn some_json(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+        let mut decoder = json(&self.schema, records.len() + 1).map_err(|error| failure(&error, None))?;
+        for (at, record) in records.iter().enumerate() {
+            let wrong = |reason: &str| Failure { reason: reason.into(), at: Some(at) };
+            let read = decoder.decode(record).map_err(|error| failure(&error, Some(at)))?;
+            if decoder.has_partial_record() {
+                return Err(wrong("the JSON object is not closed"));
+            }
+            match decoder.len() {
+                rows if rows <= at => return Err(wrong("there is no JSON object")),
+                rows if rows > at + 1 || read < record.len() => {
+                    return Err(wrong("there is more than one JSON object"));
+                }
+                _ => {}
+            }
+        }
+        match decoder.flush() {
+            Ok(Some(rows)) => Ok(rows),
+            Ok(None) => Err(Failure { reason: "there is no JSON object".into(), at: Some(0) }),
+            Err(error) => Err(failure(&error, None)),
+        }
+    }
+
+    fn some_csv(&self, records: &[&[u8]], delimiter: u8) -> Result<RecordBatch, Failure> {
+        let builder = arrow::csv::ReaderBuilder::new(SchemaRef::clone(&self.schema));
+        let mut decoder = builder.with_delimiter(delimiter).with_batch_size(records.len() + 1).build_decoder();
+        for (at, record) in records.iter().enumerate() {
+            for bytes in [record, b"\n".as_slice()] {
+                // A line that is empty is no row; the decoder takes no bytes at all for the end.
+                if !bytes.is_empty() {
+                    decoder.decode(bytes).map_err(|error| failure(&error, Some(at)))?;
+                }
+            }
+            if decoder.capacity() != records.len() - at {
+                let reason = "the line is no row: it is empty, or a quote is not closed";
+                return Err(Failure { reason: reason.into(), at: Some(at) });
+            }
+        }
+        match decoder.flush() {
+            Ok(Some(rows)) => Ok(rows),
+            Ok(None) => Err(Failure { reason: "there is no row".into(), at: Some(0) }),
+            Err(error) => Err(failure(&error, None)),
+        }
+    }
+
+    fn some_text(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+        let text = |(at, record): (usize, &&[u8])| {
+            let text = std::str::from_utf8(record).map(str::to_owned);
+            text.map_err(|_| Failure { reason: "it is not UTF-8".into(), at: Some(at) })
+        };
+        let texts: Vec<String> = records.iter().enumerate().map(text).collect::<Result<_, _>>()?;
+        let column: ArrayRef = Arc::new(StringArray::from(texts));
+        RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]).map_err(|error| failure(&error, None))
+    }
+}
+
+fn json(schema: &SchemaRef, rows: usize) -> Result<arrow::json::reader::Decoder, ArrowError> {
+    arrow::json::ReaderBuilder::new(SchemaRef::clone(schema)).with_batch_size(rows).build_decoder()
+}
+
+fn failure(error: &ArrowError, at: Option<usize>) -> Failure {
+    Failure { reason: plain(error), at }
+}
+
+/// Arrow's words, without those that name the kind of its error.
+fn plain(error: &ArrowError) -> String {
+    let text = error.to_string();
+    let kinds = ["Csv error: ", "Parser error: ", "Json error: ", "Cast error: "];
+    kinds.iter().fold(text.as_str(), |text, kind| text.strip_prefix(kind).unwrap_or(text)).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::AsArray;
+    use arrow::datatypes::Int64Type;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn schema() -> SchemaRef {
+        let text = Field::new("text", DataType::Utf8, true);
+        Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, true), text]))
+    }
+
+    fn decode(layout: Layout, records: &[&[u8]]) -> (Vec<i64>, Vec<usize>) {
+        let mut bad = Vec::new();
+        let decoder = Decoder::new(layout, schema()).unwrap();
+        let rows = decoder
+            .decode(records, |at, _| {
+                bad.push(at);
+                Ok::<(), ()>(())
+            })
+            .unwrap();
+        (rows.column(0).as_primitive::<Int64Type>().values().to_vec(), bad)
+    }
+
+    /// Records that together look like as many rows as there should be must not pass as those.
+    #[test]
+    fn every_record_is_one_row() {
+        let json: [&[u8]; 8] = [
+            br#"{"n":1}"#,
+            br#"{"n":2}{"n":3}"#,
+            b"",
+            br#"{"n":4} {"n":"#,
+            b"5}",
+            br#"{"n":"x"}"#,
+            b"[6]",
+            b"{\"n\":7,\n\"text\":\"\xc3\xa4\"}",
+        ];
+        assert_eq!(decode(Layout::Json, &json), (vec![1, 7], vec![1, 2, 3, 4, 5, 6]));
+        let csv: [&[u8]; 7] = [b"1,a", b"2,\"b", b"c\"", b"3", b"", b"x,y", b"4,\"d\"\r"];
+        assert_eq!(decode(Layout::Csv { delimiter: b',' }, &csv), (vec![1, 4], vec![1, 2, 3, 4, 5]));
+    }
+
+    proptest! {
+        /// A bad record that takes good ones with it, or passes, anywhere.
+        #[test]
+        fn bad_records_are_found_wherever_they_are(
+            kinds in prop::collection::vec(0usize..6, 0..200), csv in any::<bool>(),
+        ) {
+            let (good, wrong): (fn(usize) -> String, [&str; 5]) = match csv {
+                false => (|n| format!("{{\"n\":{n},\"text\":\"t\"}}"), ["{", "}", "{\"n\":1.5e400}", "nonsense", "\u{0}"]),
+                true => (|n| format!("{n},t"), ["1", "1,2,3", "x,y", "\"", ""]),
+            };
+            let of = |(n, kind): (usize, &usize)| if *kind < 5 && n % 3 == 0 { wrong[*kind].to_owned() } else { good(n) };
+            let texts: Vec<String> = kinds.iter().enumerate().map(of).collect();
+            let is_bad = |n: &usize| kinds[*n] < 5 && n % 3 == 0;
+            let records: Vec<&[u8]> = texts.iter().map(String::as_bytes).collect();
+            let (rows, mut bad) = decode(if csv { Layout::Csv { delimiter: b',' } } else { Layout::Json }, &records);
+            bad.sort_unstable();
+            prop_assert_eq!(bad, (0..kinds.len()).filter(is_bad).collect::<Vec<_>>());
+            let expected: Vec<i64> = (0..kinds.len()).filter(|n| !is_bad(n)).map(|n| n as i64).collect();
+            prop_assert_eq!(rows, expected);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! What can be wrong with a description of a source or sink.
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// There is no such kind.
+    #[error("no kind of {role} is called {kind}; there are {known}")]
+    Kind {
+        /// Source or sink.
+        role: &'static str,
+        /// What was asked for.
+        kind: String,
+        /// All that there are.
+        known: String,
+    },
+    /// An option is wrong, missing, or none.
+    #[error("{connector}: {reason}")]
+    Option {
+        /// Kind and role.
+        connector: String,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+}
+
+impl ConnectError {
+    pub(crate) fn option(connector: &str, reason: impl Into<String>) -> Self {
+        ConnectError::Option { connector: connector.to_owned(), reason: reason.into() }
+    }
+}

@@ -1,0 +1,16 @@
+//! Files: those of a folder, or that a glob names, as they come and grow; and a folder that rows are written into.
+//!
+//! | module   | what is in it                                    |
+//! |----------|--------------------------------------------------|
+//! | `list`   | which files there are                            |
+//! | `tail`   | one file: whole lines from where it was left     |
+//! | `source` | all files, in turn                               |
+//! | `sink`   | rows into files that appear when they are whole  |
+
+mod list;
+mod sink;
+mod source;
+mod tail;
+
+pub(crate) use sink::sink;
+pub(crate) use source::source;

@@ -1,0 +1,463 @@
+//! Files as a stream: every file is a split of its own time, read a block at a time in turn with the others, from its first
+//! line on; then what is appended to it, and files that come.
+//!
+//! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a file that
+//! comes later has its place whoever goes on from the checkpoint, and thousands of files that are over make no manifest long.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::{TaskContext, TaskError};
+
+use super::list::Place;
+use super::tail::{Piece, Tail};
+use crate::bad::{BadRecords, Handler, OnError};
+use crate::decode::{Decoder, Layout, text_schema};
+use crate::error::ConnectError;
+use crate::feed::{Feed, Feeder};
+use crate::{SourceSpec, hash, options};
+
+const NAME: &str = "files source";
+/// More copies would have nothing to read.
+const SHELVES: u32 = 64;
+/// Blocks that are read ahead.
+const QUEUE: usize = 4;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Format {
+    #[default]
+    Json,
+    Csv,
+    Text,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// A file, a folder with everything below, or a glob.
+    path: String,
+    #[serde(default)]
+    format: Format,
+    /// Ends when all that is there at some moment has been read.
+    #[serde(default)]
+    stop_at_end: bool,
+    /// Between looks for new files.
+    #[serde(default = "second")]
+    list_interval_ms: u64,
+    /// Between looks for what was appended.
+    #[serde(default = "tenth")]
+    poll_interval_ms: u64,
+    #[serde(default)]
+    on_error: OnError,
+    /// Of CSV: the first line of each file names its columns, in any order; others than the schema's are passed over.
+    #[serde(default = "yes")]
+    has_header: bool,
+    /// Of CSV.
+    #[serde(default = "comma")]
+    delimiter: char,
+}
+
+fn second() -> u64 {
+    1000
+}
+
+fn tenth() -> u64 {
+    100
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn comma() -> char {
+    ','
+}
+
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    let place = Place::of(&options.path).map_err(wrong)?;
+    let schema = match (options.format, schema) {
+        (Format::Text, None) => text_schema("line"),
+        (Format::Text, Some(schema)) => match schema.fields().as_ref() {
+            [field] if *field.data_type() == DataType::Utf8 => schema,
+            _ => return Err(wrong("text has one column, of strings: give it no schema, or such a one".into())),
+        },
+        (_, schema) => options::needed(NAME, schema)?,
+    };
+    if !options.delimiter.is_ascii() {
+        return Err(wrong("`delimiter` has to be one ASCII character".into()));
+    }
+    let layout = match options.format {
+        Format::Json => Layout::Json,
+        Format::Csv => Layout::Csv { delimiter: options.delimiter as u8 },
+        Format::Text => Layout::Text,
+    };
+    let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let bad: Arc<BadRecords> = Arc::default();
+    let counted = Arc::clone(&bad);
+    Ok(SourceSpec {
+        name: format!("files {}", options.path),
+        schema,
+        copies_max: SHELVES,
+        replayable: true,
+        bad,
+        make: Arc::new(move |context| {
+            let copy = format!("{}-{}", context.task(), context.copy());
+            let bad = Handler::new(options.on_error.clone(), &counted, copy);
+            let reader = Reader {
+                options: options.clone(),
+                place: place.clone(),
+                layout,
+                decoder: decoder.clone(),
+                bad,
+                shelves: HashSet::new(),
+                files: Vec::new(),
+                names: HashSet::new(),
+            };
+            Ok(Box::new(Files::new(reader, context)?))
+        }),
+    })
+}
+
+fn shelf(path: &str) -> u32 {
+    (hash::of_name(path) % u64::from(SHELVES)) as u32
+}
+
+/// What the reading thread gives.
+enum Event {
+    /// Files that it had not told before; copies number files as they hear of them.
+    New(Vec<String>),
+    Rows {
+        file: u32,
+        rows: RecordBatch,
+        /// Behind them.
+        offset: u64,
+    },
+    CaughtUp {
+        file: u32,
+    },
+    Over {
+        file: u32,
+    },
+    /// There is no file yet.
+    Nothing,
+}
+
+/// The source of one copy.
+struct Files {
+    feed: Feed<Event>,
+    /// The paths and offsets of its shelves.
+    shelves: BTreeMap<u32, BTreeMap<String, u64>>,
+    files: Vec<String>,
+}
+
+impl Files {
+    fn new(mut reader: Reader, context: &TaskContext) -> Result<Self, TaskError> {
+        let mut shelves: BTreeMap<u32, BTreeMap<String, u64>> = BTreeMap::new();
+        match context.restored().filter(|restored| !restored.splits.is_empty()) {
+            Some(restored) => {
+                for (name, bytes) in &restored.splits {
+                    let (shelf, offsets) =
+                        name.parse().ok().zip(serde_json::from_slice(bytes).ok()).ok_or_else(|| {
+                            format!("the checkpoint has a split \"{name}\", which no files source made")
+                        })?;
+                    shelves.insert(shelf, offsets);
+                }
+            }
+            None => {
+                let mine = (0..SHELVES).filter(|shelf| shelf % context.copies() == context.copy());
+                shelves.extend(mine.map(|shelf| (shelf, BTreeMap::new())));
+            }
+        }
+        reader.shelves = shelves.keys().copied().collect();
+        let known: Vec<(String, u64)> =
+            shelves.values().flatten().map(|(path, offset)| (path.clone(), *offset)).collect();
+        let name = format!("{}-{}", context.task(), context.copy());
+        let feed = Feed::start(name, QUEUE, move |feeder| reader.run(known, feeder))?;
+        Ok(Files { feed, shelves, files: Vec::new() })
+    }
+}
+
+impl Source for Files {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        loop {
+            let event = match self.feed.poll(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(event) => event?,
+            };
+            return Poll::Ready(Ok(match event {
+                None => Next::End,
+                Some(Event::New(paths)) => {
+                    for path in &paths {
+                        self.shelves.entry(shelf(path)).or_default().entry(path.clone()).or_insert(0);
+                    }
+                    self.files.extend(paths);
+                    continue;
+                }
+                Some(Event::Rows { file, rows, offset }) => {
+                    let path = &self.files[file as usize];
+                    self.shelves.entry(shelf(path)).or_default().insert(path.clone(), offset);
+                    if rows.num_rows() == 0 {
+                        continue;
+                    }
+                    Next::Rows { split: file, rows }
+                }
+                Some(Event::CaughtUp { file }) => Next::CaughtUp { split: file },
+                Some(Event::Over { file }) => Next::SplitEnd { split: file },
+                Some(Event::Nothing) => Next::CaughtUp { split: 0 },
+            }));
+        }
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        let saved = |(shelf, offsets): (&u32, &BTreeMap<String, u64>)| {
+            Ok((shelf.to_string(), Bytes::from(serde_json::to_vec(offsets)?)))
+        };
+        self.shelves.iter().map(saved).collect()
+    }
+}
+
+/// A file that is read.
+struct Reading {
+    file: u32,
+    tail: Tail,
+    /// Of CSV with a header: how its lines are rows.
+    columns: Option<Columns>,
+    caught_up: bool,
+}
+
+struct Columns {
+    decoder: Decoder,
+    /// Where the columns of the schema are.
+    projection: Vec<usize>,
+}
+
+/// Reads on a thread of its own.
+struct Reader {
+    options: Options,
+    place: Place,
+    layout: Layout,
+    decoder: Decoder,
+    bad: Handler,
+    shelves: HashSet<u32>,
+    files: Vec<Reading>,
+    names: HashSet<String>,
+}
+
+impl Reader {
+    fn run(mut self, known: Vec<(String, u64)>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
+        let offsets: BTreeMap<String, u64> = known.into_iter().collect();
+        let mut told_nothing = false;
+        let mut looked = None;
+        let mut number = 0;
+        loop {
+            let round = Instant::now();
+            if looked.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(self.options.list_interval_ms)) {
+                let paths = self.place.files()?;
+                if looked.is_none() {
+                    let there: HashSet<&String> = paths.iter().collect();
+                    let gone: Vec<&String> = offsets.keys().filter(|path| !there.contains(path)).collect();
+                    if let Some(first) = gone.first() {
+                        let count = gone.len();
+                        eprintln!(
+                            "tidemill: {count} files that the checkpoint knows are not there any more, such as {first}; \
+                             what was in them behind the checkpoint is lost"
+                        );
+                    }
+                    self.names.extend(gone.into_iter().cloned());
+                }
+                // A listing may take long in a large folder: a tenth of the time is enough for it.
+                looked = Some(Instant::now() + round.elapsed() * 9);
+                let new: Vec<String> = paths
+                    .into_iter()
+                    .filter(|path| !self.names.contains(path) && self.shelves.contains(&shelf(path)))
+                    .collect();
+                if !new.is_empty() {
+                    self.names.extend(new.iter().cloned());
+                    // The last number goes to the file that is read first: whoever hears of it knows that there are the others, and
+                    // does not go ahead of them in time.
+                    let numbers = (number..number + new.len() as u32).rev();
+                    number += new.len() as u32;
+                    for (path, file) in new.iter().zip(numbers) {
+                        let tail = Tail::new(path.clone(), offsets.get(path).copied().unwrap_or(0));
+                        self.files.push(Reading { file, tail, columns: None, caught_up: false });
+                    }
+                    if !feeder.give(Event::New(new.into_iter().rev().collect())) {
+                        return Ok(());
+                    }
+                }
+            }
+            if number == 0 && !told_nothing && !self.options.stop_at_end {
+                told_nothing = true;
+                if !feeder.give(Event::Nothing) {
+                    return Ok(());
+                }
+            }
+            let Some(progress) = self.round(feeder)? else { return Ok(()) };
+            if progress {
+                continue;
+            }
+            if self.options.stop_at_end {
+                return Ok(());
+            }
+            let pause = Duration::from_millis(self.options.poll_interval_ms).max(round.elapsed() * 9);
+            if !feeder.rest(pause) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A block of every file that has one. Says whether there was any; nothing, if nobody wants more.
+    fn round(&mut self, feeder: &Feeder<Event>) -> Result<Option<bool>, TaskError> {
+        let mut progress = false;
+        let mut files = std::mem::take(&mut self.files);
+        let mut over = Vec::new();
+        for (at, reading) in files.iter_mut().enumerate() {
+            if !feeder.is_wanted() {
+                return Ok(None);
+            }
+            let file = reading.file;
+            let event = match self.read(reading)? {
+                Step::Rows(rows, offset) => {
+                    progress = true;
+                    reading.caught_up = false;
+                    Event::Rows { file, rows, offset }
+                }
+                Step::Over => {
+                    over.push(at);
+                    Event::Over { file }
+                }
+                Step::Nothing if self.options.stop_at_end => {
+                    over.push(at);
+                    Event::Over { file }
+                }
+                Step::Nothing if reading.caught_up => continue,
+                Step::Nothing => {
+                    reading.caught_up = true;
+                    Event::CaughtUp { file }
+                }
+            };
+            if !feeder.give(event) {
+                return Ok(None);
+            }
+        }
+        for at in over.into_iter().rev() {
+            files.remove(at);
+        }
+        self.files = files;
+        Ok(Some(progress))
+    }
+
+    fn read(&mut self, reading: &mut Reading) -> Result<Step, TaskError> {
+        let has_header = matches!(self.layout, Layout::Csv { .. }) && self.options.has_header;
+        if has_header && reading.columns.is_none() && reading.tail.offset > 0 {
+            // It goes on behind its header.
+            let mut start = Tail::new(reading.tail.path.clone(), 0);
+            if let Piece::Lines(lines) = start.read(self.options.stop_at_end)?
+                && let Some((_, header)) = lines.iter().find(|(_, line)| !is_blank(line))
+            {
+                reading.columns = Some(self.columns(&start.path, header)?);
+            }
+        }
+        let lines = match reading.tail.read(self.options.stop_at_end)? {
+            Piece::Lines(lines) => lines,
+            Piece::Nothing => return Ok(Step::Nothing),
+            Piece::Gone => return Ok(Step::Over),
+        };
+        let mut records: Vec<(u64, &[u8])> = Vec::new();
+        for (at, line) in lines.iter() {
+            if self.layout != Layout::Text && is_blank(line) {
+                continue;
+            }
+            if has_header && reading.columns.is_none() {
+                reading.columns = Some(self.columns(&reading.tail.path, line)?);
+                continue;
+            }
+            records.push((at, line));
+        }
+        let rows = self.rows(reading, &records)?;
+        Ok(Step::Rows(rows, reading.tail.offset))
+    }
+
+    fn rows(&mut self, reading: &Reading, records: &[(u64, &[u8])]) -> Result<RecordBatch, TaskError> {
+        let texts: Vec<&[u8]> = records.iter().map(|(_, line)| *line).collect();
+        let decoder = reading.columns.as_ref().map_or(&self.decoder, |columns| &columns.decoder);
+        let bad = &mut self.bad;
+        let path = &reading.tail.path;
+        let rows = decoder.decode(&texts, |at, reason| {
+            let place = [("file", json!(path)), ("byte", json!(records[at].0))];
+            bad.bad(&place, reason, texts[at])
+        })?;
+        bad.flush()?;
+        Ok(match &reading.columns {
+            Some(columns) => rows.project(&columns.projection)?,
+            None => rows,
+        })
+    }
+
+    /// How lines below `header` are rows.
+    fn columns(&self, path: &str, header: &[u8]) -> Result<Columns, TaskError> {
+        let failed = |reason: String| -> TaskError { format!("{path}: {reason}").into() };
+        let header = header.strip_prefix(b"\xef\xbb\xbf").unwrap_or(header);
+        let names = csv_values(header, self.options.delimiter as u8).map_err(failed)?;
+        let wanted = self.decoder.schema();
+        let projection = wanted.fields().iter().map(|field| {
+            names.iter().position(|name| name == field.name()).ok_or_else(|| {
+                failed(format!("its header has no column \"{}\", but {}", field.name(), names.join(", ")))
+            })
+        });
+        let projection = projection.collect::<Result<Vec<_>, _>>()?;
+        let field = |(at, name): (usize, &String)| match projection.iter().position(|column| *column == at) {
+            Some(column) => Field::clone(wanted.field(column)),
+            None => Field::new(name, DataType::Utf8, true),
+        };
+        let schema = Schema::new(names.iter().enumerate().map(field).collect::<Vec<_>>());
+        let decoder = Decoder::new(self.layout, Arc::new(schema)).map_err(failed)?;
+        Ok(Columns { decoder, projection })
+    }
+}
+
+/// What a look at a file brought.
+enum Step {
+    /// And the offset behind them.
+    Rows(RecordBatch, u64),
+    Nothing,
+    Over,
+}
+
+fn is_blank(line: &[u8]) -> bool {
+    line.iter().all(u8::is_ascii_whitespace)
+}
+
+/// The values of a line, as texts.
+fn csv_values(line: &[u8], delimiter: u8) -> Result<Vec<String>, String> {
+    let format = arrow::csv::reader::Format::default().with_header(true).with_delimiter(delimiter);
+    let (schema, _) = format.infer_schema(line, Some(0)).map_err(|error| error.to_string())?;
+    Ok(schema.fields().iter().map(|field| field.name().clone()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shelves are in checkpoints: a file must not move to another one with the next release.
+    #[test]
+    fn shelves_stay() {
+        assert_eq!(["a", "logs/2026-01-01.jsonl", "ü"].map(shelf), [31, 42, 46]);
+    }
+
+    #[test]
+    fn headers_are_read_as_values_are() {
+        assert_eq!(csv_values(b"a;\"b;c\";d", b';').unwrap(), ["a", "b;c", "d"]);
+    }
+}

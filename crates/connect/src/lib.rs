@@ -1,0 +1,134 @@
+//! Sources and sinks: where streams come from and go to. One connector a file.
+//!
+//! | module     | kind    | source | copies go on from        | sink | guarantee             |
+//! |------------|---------|--------|--------------------------|------|-----------------------|
+//! | `rate`     | `rate`  | yes    | the number of a row      |      |                       |
+//! | `files`    | `files` | yes    | bytes of each file       | yes  | exactly once          |
+//!
+//! Beneath them: `options` (what people write), `decode` (bytes to rows), `encode` (rows to bytes), `bad` (records that are no
+//! rows), `feed` (a thread that reads ahead).
+//!
+//! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
+//!
+//! ```
+//! use serde_json::json;
+//! let source = tidemill_connect::source(&json!({"kind": "rate", "rows": 1000, "splits": 2}), None)?;
+//! assert_eq!((source.copies_max, source.replayable), (2, true));
+//! let error = tidemill_connect::source(&json!({"kind": "rate", "row": 1000}), None).unwrap_err();
+//! assert!(error.to_string().starts_with("rate source: no option `row`, expected one of `rows`"));
+//! # Ok::<(), tidemill_connect::ConnectError>(())
+//! ```
+//!
+//! No connector blocks a thread of the pool: what blocks has a thread of its own, with a bounded queue between. Passwords
+//! come from the options or the environment and appear in no message.
+
+mod bad;
+mod decode;
+mod encode;
+mod error;
+mod feed;
+mod files;
+mod hash;
+mod options;
+mod rate;
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use serde_json::Value;
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::stream::source::Source;
+use tidemill_dataflow::{TaskContext, TaskError};
+
+pub use bad::BadRecords;
+pub use error::ConnectError;
+
+/// Makes the source of one copy.
+pub type MakeSource = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Source>, TaskError> + Send + Sync>;
+/// Makes the sink of one copy.
+pub type MakeSink = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Sink>, TaskError> + Send + Sync>;
+
+/// A source that can be made.
+#[derive(Clone)]
+pub struct SourceSpec {
+    /// For plans and errors; the same on every worker.
+    pub name: String,
+    /// What its rows are.
+    pub schema: SchemaRef,
+    /// More copies than this would have nothing to read; 0 is no limit.
+    pub copies_max: u32,
+    /// Whether it goes on where a checkpoint says; another one loses what came in between.
+    pub replayable: bool,
+    /// The records that were left out in this process.
+    pub bad: Arc<BadRecords>,
+    /// Makes one.
+    pub make: MakeSource,
+}
+
+impl fmt::Debug for SourceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SourceSpec").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// How often a row may appear at a sink when its job fails and goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Guarantee {
+    /// Not at all, or once.
+    AtMostOnce,
+    /// Once, or more often.
+    AtLeastOnce,
+    /// Once, if sources can be read again and the job makes checkpoints.
+    ExactlyOnce,
+}
+
+/// A sink that can be made.
+#[derive(Clone)]
+pub struct SinkSpec {
+    /// For plans and errors; the same on every worker.
+    pub name: String,
+    /// More copies than this are not wanted; 0 is no limit.
+    pub copies_max: u32,
+    /// What it gives, at best.
+    pub guarantee: Guarantee,
+    /// Makes one.
+    pub make: MakeSink,
+}
+
+impl fmt::Debug for SinkSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SinkSpec").field("name", &self.name).field("guarantee", &self.guarantee).finish_non_exhaustive()
+    }
+}
+
+/// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` says what its rows are,
+/// where they do not say it themselves.
+///
+/// Nothing outside is asked; that is done when one is made.
+///
+/// # Errors
+/// `Kind` and `Option` name what is wrong and what would be right.
+pub fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+    match options::kind(spec, "source", &SOURCES)? {
+        "rate" => rate::source(spec, schema),
+        "files" => files::source(spec, schema),
+        other => unreachable!("{other} is no kind of source"),
+    }
+}
+
+/// The sink that `spec` describes, for rows of `schema`.
+///
+/// Nothing outside is asked; that is done when one is made.
+///
+/// # Errors
+/// As [`source`].
+pub fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
+    match options::kind(spec, "sink", &SINKS)? {
+        "files" => files::sink(spec, schema),
+        other => unreachable!("{other} is no kind of sink"),
+    }
+}
+
+const SOURCES: [&str; 2] = ["files", "rate"];
+const SINKS: [&str; 1] = ["files"];

@@ -1,0 +1,306 @@
+//! A generator: rows by number, at a given rate or as fast as they are taken.
+//!
+//! Row i of split s has the number n = i * splits + s; its key is a hash of the seed and n, its event time `start_us` and as
+//! much as n rows take. So whatever is made again after a failure is the same.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::Value;
+use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::{TaskContext, TaskError};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::error::ConnectError;
+use crate::hash::mix;
+use crate::{SourceSpec, options};
+
+const NAME: &str = "rate source";
+/// At a given rate rows come at most so often, and more at a time.
+const INTERVAL: Duration = Duration::from_millis(2);
+/// 2026-01-01, where event time begins unless something else is said.
+const START_US: i64 = 1_767_225_600_000_000;
+
+/// What event times are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Times {
+    /// Counted from `start_us`.
+    #[default]
+    Counted,
+    /// When a row was made: for measuring how long it takes. What is made again has another time.
+    Clock,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Options {
+    /// How many there are in all; without it they have no end.
+    rows: Option<u64>,
+    /// Of all splits together; 0 is as fast as they are taken.
+    rows_per_second: f64,
+    /// What copies share among them.
+    splits: u32,
+    /// Keys are from 0 to this, exclusive.
+    keys: u64,
+    /// Other seeds make other keys.
+    seed: u64,
+    times: Times,
+    /// The first row's event time, in microseconds since 1970.
+    start_us: i64,
+    /// From one row's event time to the next one's, in microseconds; without it what the rate says, or 1.
+    step_us: Option<f64>,
+    /// At most so many at a time.
+    batch_rows: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            rows: None,
+            rows_per_second: 0.0,
+            splits: 1,
+            keys: 1000,
+            seed: 0,
+            times: Times::Counted,
+            start_us: START_US,
+            step_us: None,
+            batch_rows: 8192,
+        }
+    }
+}
+
+impl Options {
+    fn step_us(&self) -> f64 {
+        let rate = self.rows_per_second;
+        self.step_us.unwrap_or(if rate > 0.0 { 1e6 / rate } else { 1.0 })
+    }
+
+    /// Rows of a split.
+    fn rows_of(&self, split: u32) -> u64 {
+        let of = |rows: u64| rows.saturating_sub(u64::from(split)).div_ceil(u64::from(self.splits));
+        self.rows.map_or(u64::MAX, of)
+    }
+
+    fn rows(&self, schema: &SchemaRef, split: u32, from: u64, to: u64) -> Result<RecordBatch, TaskError> {
+        let numbers = || (from..to).map(|row| row * u64::from(self.splits) + u64::from(split));
+        let now_us = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as i64);
+        let (step_us, seed) = (self.step_us(), mix(self.seed));
+        let time = |number: u64| match self.times {
+            Times::Counted => self.start_us + (number as f64 * step_us) as i64,
+            Times::Clock => now_us,
+        };
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(Int64Array::from_iter_values(numbers().map(|number| number as i64))),
+            Arc::new(TimestampMicrosecondArray::from_iter_values(numbers().map(time))),
+            Arc::new(Int64Array::from_iter_values(numbers().map(|number| (mix(seed ^ number) % self.keys) as i64))),
+        ];
+        Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns)?)
+    }
+}
+
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: &str| Err(ConnectError::option(NAME, reason));
+    if options.splits == 0 || options.keys == 0 || options.batch_rows == 0 {
+        return wrong("`splits`, `keys` and `batch_rows` have to be at least 1");
+    }
+    if !(options.rows_per_second >= 0.0 && options.rows_per_second.is_finite()) {
+        return wrong("`rows_per_second` has to be 0, for as fast as rows are taken, or more");
+    }
+    if !(options.step_us() >= 0.0 && options.step_us().is_finite()) {
+        return wrong("`step_us` has to be 0 or more");
+    }
+    let made = Arc::new(Schema::new(vec![
+        Field::new("number", DataType::Int64, false),
+        Field::new("time", DataType::Timestamp(TimeUnit::Microsecond, None), false),
+        Field::new("key", DataType::Int64, false),
+    ]));
+    if schema.is_some_and(|schema| schema != made) {
+        return wrong("it has columns of its own (number int64, time timestamp[us], key int64): give it no schema");
+    }
+    let (copies_max, schema) = (options.splits, SchemaRef::clone(&made));
+    Ok(SourceSpec {
+        name: "rate".into(),
+        schema,
+        copies_max,
+        replayable: options.times == Times::Counted,
+        bad: Arc::default(),
+        make: Arc::new(move |context| Ok(Box::new(Rate::new(options.clone(), &made, context)?))),
+    })
+}
+
+/// A split's place. Copies number theirs from 0.
+struct Split {
+    split: u32,
+    next: u64,
+    told_end: bool,
+}
+
+struct Rate {
+    options: Options,
+    schema: SchemaRef,
+    splits: Vec<Split>,
+    /// Whose turn it is.
+    turn: usize,
+    /// Rows of each split before this run.
+    begun: Option<(Instant, Vec<u64>)>,
+    rest: Option<Pin<Box<Sleep>>>,
+}
+
+impl Rate {
+    fn new(options: Options, schema: &SchemaRef, context: &TaskContext) -> Result<Self, TaskError> {
+        let places = match context.restored().filter(|restored| !restored.splits.is_empty()) {
+            Some(restored) => restored.splits.iter().map(place).collect::<Result<Vec<_>, _>>()?,
+            None => (0..options.splits).filter(|s| s % context.copies() == context.copy()).map(|s| (s, 0)).collect(),
+        };
+        if let Some((split, _)) = places.iter().find(|(split, _)| *split >= options.splits) {
+            let splits = options.splits;
+            return Err(
+                format!("the checkpoint has split {split}, and `splits` is {splits}: it must not change").into()
+            );
+        }
+        let splits: Vec<_> = places.into_iter().map(|(split, next)| Split { split, next, told_end: false }).collect();
+        // The last one first: whoever hears of it knows that there are the others, and does not go ahead of them.
+        let turn = splits.len().saturating_sub(1);
+        Ok(Rate { options, schema: SchemaRef::clone(schema), splits, turn, begun: None, rest: None })
+    }
+
+    /// How far a split may be now, and when there is more.
+    fn due(&self, at: usize, now: Instant, begun: Instant, before: u64) -> (u64, Option<Instant>) {
+        let end = self.options.rows_of(self.splits[at].split);
+        if self.options.rows_per_second == 0.0 {
+            return (end, None);
+        }
+        let per_second = self.options.rows_per_second / f64::from(self.options.splits);
+        let passed = (now - begun).as_secs_f64();
+        let due = before.saturating_add((passed * per_second) as u64).min(end);
+        let seconds = ((self.splits[at].next + 1).saturating_sub(before)) as f64 / per_second;
+        // Beyond a century there is no waiting for it.
+        let next = begun + Duration::from_secs_f64(seconds.min(3e9));
+        (due, Some(next.max(now + INTERVAL)))
+    }
+}
+
+fn place((name, bytes): (&String, &Bytes)) -> Result<(u32, u64), TaskError> {
+    let next = bytes.as_ref().try_into().map(u64::from_le_bytes);
+    match (name.parse(), next) {
+        (Ok(split), Ok(next)) => Ok((split, next)),
+        _ => Err(format!("the checkpoint has a split \"{name}\", which no rate source made").into()),
+    }
+}
+
+impl Source for Rate {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        loop {
+            if let Some(rest) = &mut self.rest {
+                if rest.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+                self.rest = None;
+            }
+            let now = Instant::now();
+            let (begun, before) = match self.begun.take() {
+                Some(begun) => begun,
+                None => (now, self.splits.iter().map(|split| split.next).collect()),
+            };
+            let mut wake = None;
+            let mut found = None;
+            for step in 0..self.splits.len() {
+                let at = (self.turn + step) % self.splits.len();
+                let (due, next) = self.due(at, now, begun, before[at]);
+                let rows = u64::from(self.options.batch_rows);
+                let split = &mut self.splits[at];
+                if split.next >= self.options.rows_of(split.split) {
+                    if !split.told_end {
+                        split.told_end = true;
+                        found = Some(Ok(Next::SplitEnd { split: at as u32 }));
+                        break;
+                    }
+                } else if due > split.next {
+                    let to = due.min(split.next + rows);
+                    let rows = self.options.rows(&self.schema, split.split, split.next, to);
+                    split.next = to;
+                    self.turn = at + 1;
+                    found = Some(rows.map(|rows| Next::Rows { split: at as u32, rows }));
+                    break;
+                } else if let Some(next) = next {
+                    wake = Some(wake.map_or(next, |wake: Instant| wake.min(next)));
+                }
+            }
+            self.begun = Some((begun, before));
+            match (found, wake) {
+                (Some(found), _) => return Poll::Ready(found),
+                (None, Some(wake)) => self.rest = Some(Box::pin(sleep_until(wake))),
+                (None, None) => return Poll::Ready(Ok(Next::End)),
+            }
+        }
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        let saved = |split: &Split| (split.split.to_string(), Bytes::copy_from_slice(&split.next.to_le_bytes()));
+        Ok(self.splits.iter().map(saved).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::AsArray;
+    use arrow::datatypes::Int64Type;
+    use serde_json::json;
+
+    use super::*;
+
+    fn options(spec: &Value) -> Options {
+        options::read(NAME, spec).unwrap()
+    }
+
+    /// Splits that overlap or leave rows out, however many rows there are.
+    #[test]
+    fn splits_share_all_rows() {
+        for rows in [0, 1, 2, 3, 10, 11] {
+            let options = options(&json!({"rows": rows, "splits": 3}));
+            let schema = source(&json!({"kind": "rate"}), None).unwrap().schema;
+            let mut numbers: Vec<i64> = (0..3)
+                .map(|split| options.rows(&schema, split, 0, options.rows_of(split)).unwrap())
+                .flat_map(|rows| rows.column(0).as_primitive::<Int64Type>().values().to_vec())
+                .collect();
+            numbers.sort_unstable();
+            assert_eq!(numbers, (0..rows).collect::<Vec<i64>>());
+        }
+    }
+
+    /// A row that depends on the batch it was made in is another one after a restart.
+    #[test]
+    fn rows_depend_on_their_number_alone() {
+        let options = options(&json!({"splits": 2, "keys": 10, "seed": 3, "rows_per_second": 3.0}));
+        let schema = source(&json!({"kind": "rate"}), None).unwrap().schema;
+        let all = options.rows(&schema, 1, 0, 100).unwrap();
+        for (from, to) in [(0, 1), (17, 64), (99, 100)] {
+            let some = options.rows(&schema, 1, from, to).unwrap();
+            assert_eq!(some, all.slice(from as usize, (to - from) as usize));
+        }
+        let keys = all.column(2).as_primitive::<Int64Type>();
+        assert!(keys.values().iter().all(|key| (0..10).contains(key)));
+        let other = Options { seed: 4, ..options };
+        assert_ne!(other.rows(&schema, 1, 0, 100).unwrap(), all);
+    }
+
+    #[test]
+    fn wrong_options_are_refused() {
+        for spec in
+            [json!({"splits": 0}), json!({"rows_per_second": -1.0}), json!({"keys": 0}), json!({"step_us": -1.0})]
+        {
+            source(&spec, None).unwrap_err();
+        }
+        let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Int64, true)]));
+        assert!(source(&json!({}), Some(schema)).unwrap_err().to_string().contains("give it no schema"));
+    }
+}

@@ -1,0 +1,117 @@
+//! Jobs of the tests' own: a source, an operator that fails when it is told to, a sink.
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use serde_json::Value;
+use tidemill_collective::run_ranks;
+use tidemill_connect::{MakeSink, MakeSource, SinkSpec, SourceSpec};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore};
+use tidemill_dataflow::exchange::Direct;
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::placement::RoundRobin;
+use tidemill_dataflow::stream::Control;
+use tidemill_dataflow::{DataflowError, Emit, Graph, Operator, Progress, Runner, Settings, TaskError, TaskSpec};
+
+pub const BLOWN: &str = "the fuse has blown";
+
+pub fn schema(fields: &[(&str, DataType)]) -> SchemaRef {
+    let fields: Vec<Field> = fields.iter().map(|(name, t)| Field::new(*name, t.clone(), true)).collect();
+    Arc::new(Schema::new(fields))
+}
+
+/// Random numbers of a test.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// Passes rows on until it has seen so many.
+struct Fuse(Option<Arc<AtomicU64>>);
+
+impl Operator for Fuse {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let rows = batch.num_rows() as u64;
+        if let Some(left) = &self.0
+            && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(left.saturating_sub(rows))).unwrap()
+                <= rows
+        {
+            return Err(BLOWN.into());
+        }
+        emit.send(batch);
+        Ok(Flow::Done)
+    }
+}
+
+/// A job that copies a stream.
+pub struct Job<'a> {
+    pub source: &'a Value,
+    pub schema: Option<SchemaRef>,
+    pub sink: &'a Value,
+    pub checkpoints: &'a Path,
+    pub interval: Duration,
+}
+
+impl Job<'_> {
+    /// Runs it on so many workers until it ends, has passed on so many rows, or `look` stops it.
+    pub fn run(
+        &self,
+        workers: u32,
+        rows: Option<u64>,
+        look: impl Fn(&Progress) -> Result<(), String> + Sync,
+    ) -> Result<(), DataflowError> {
+        let source = tidemill_connect::source(self.source, self.schema.clone()).unwrap();
+        let sink = tidemill_connect::sink(self.sink, &source.schema).unwrap();
+        let fuse = rows.map(|rows| Arc::new(AtomicU64::new(rows)));
+        let graph = graph(&source, &sink, fuse);
+        let outcomes = run_ranks(workers, |comm| {
+            let settings = Settings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 14, ..Settings::default() };
+            let runner = Runner::new(&comm, settings).unwrap();
+            let store = CheckpointStore::folder(self.checkpoints).unwrap();
+            let checkpoints = CheckpointSettings { interval: self.interval, ..CheckpointSettings::new(store) };
+            // Only worker 0 is heard.
+            let mut look = |progress: &Progress| if comm.rank() == 0 { look(progress) } else { Ok(()) };
+            runner.run_job(&graph, &RoundRobin, Some(&checkpoints), &mut look).map(drop)
+        });
+        outcomes.unwrap().into_iter().collect()
+    }
+
+    /// As `run`, until the fuse blows, which must be.
+    pub fn fail(&self, workers: u32, rows: u64) {
+        let error = self.run(workers, Some(rows), |_| Ok(())).unwrap_err();
+        assert!(error.to_string().contains(BLOWN), "{error}");
+    }
+}
+
+/// Asks for the job's end at a barrier, when `when` says so for the first time.
+pub fn stop_when(when: impl Fn() -> bool) -> impl Fn(&Progress) -> Result<(), String> {
+    let asked = AtomicBool::new(false);
+    move |progress| {
+        if !asked.load(Ordering::SeqCst) && when() && !asked.swap(true, Ordering::SeqCst) {
+            progress.request(Control::Stop);
+        }
+        Ok(())
+    }
+}
+
+fn graph(source: &SourceSpec, sink: &SinkSpec, fuse: Option<Arc<AtomicU64>>) -> Graph {
+    let mut graph = Graph::new("copying");
+    let (make, schema): (MakeSource, SchemaRef) = (Arc::clone(&source.make), SchemaRef::clone(&source.schema));
+    let read = graph.add(TaskSpec::source("read", None, move |context| make(context)).output("out", schema.clone()));
+    let pass = TaskSpec::operator("pass", move |_| Ok(Fuse(fuse.clone())));
+    let pass = graph.add(pass.streaming().input("in").output("out", schema));
+    let make: MakeSink = Arc::clone(&sink.make);
+    let write = graph.add(TaskSpec::sink("write", move |context| make(context)).input("in"));
+    graph.connect(read, pass, Direct);
+    graph.connect(pass, write, Direct);
+    graph
+}

@@ -1,0 +1,154 @@
+//! Files and the generator in jobs that fail and go on: every row comes out once.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use arrow::datatypes::{DataType, SchemaRef};
+use common::{Job, Random, schema, stop_when};
+use serde_json::{Value, json};
+
+const INTERVAL: Duration = Duration::from_millis(20);
+
+fn events() -> SchemaRef {
+    schema(&[("n", DataType::Int64), ("text", DataType::Utf8)])
+}
+
+/// All whole lines of a folder, and in how many files they are; nothing else lies there when a job has ended well.
+fn lines(folder: &Path) -> (Vec<String>, usize) {
+    let mut lines = Vec::new();
+    let mut files = 0;
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if !path.file_name().unwrap().to_str().unwrap().starts_with('.') {
+            files += 1;
+            lines.extend(fs::read_to_string(path).unwrap().lines().map(str::to_owned));
+        }
+    }
+    lines.sort();
+    (lines, files)
+}
+
+fn hidden(folder: &Path) -> usize {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.to_str().unwrap().starts_with('.')).count()
+}
+
+fn row(n: u64) -> String {
+    format!("{{\"n\":{n},\"text\":\"{}\"}}", "ä".repeat(n as usize % 7))
+}
+
+fn append(path: &Path, bytes: &[u8]) {
+    OpenOptions::new().create(true).append(true).open(path).unwrap().write_all(bytes).unwrap();
+}
+
+/// Files that grow, also by half lines, and come, while jobs of any size fail, stop and go on.
+#[test]
+fn every_line_counts_once_across_failures() {
+    for seed in 0..5 {
+        let mut random = Random(seed);
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        fs::create_dir_all(from.join("below/_hidden")).unwrap();
+        fs::write(from.join("below/_hidden/x"), "nonsense").unwrap();
+        let mut expected = Vec::new();
+        let mut unwritten: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        let mut source = json!({"kind": "files", "path": from, "poll_interval_ms": 5, "list_interval_ms": 10});
+        let sink = json!({"kind": "files", "path": to});
+        for round in 0..5 {
+            for _ in 0..3000 {
+                let row = row(expected.len() as u64);
+                let file = unwritten.entry(random.below(4 + round)).or_default();
+                file.extend_from_slice(row.as_bytes());
+                file.push(b'\n');
+                expected.push(row);
+            }
+            let is_last = round == 4;
+            for (file, bytes) in &mut unwritten {
+                let cut = if is_last { bytes.len() } else { random.below(bytes.len() as u64 + 1) as usize };
+                let below = if file % 2 == 0 { "below/" } else { "" };
+                append(&from.join(format!("{below}{file}.jsonl")), &bytes[..cut]);
+                bytes.drain(..cut);
+            }
+            source["stop_at_end"] = Value::Bool(is_last);
+            let job = Job {
+                source: &source,
+                schema: Some(events()),
+                sink: &sink,
+                checkpoints: &folder.path().join("checkpoints"),
+                interval: INTERVAL,
+            };
+            let workers = 1 + random.below(3) as u32;
+            match is_last {
+                true => job.run(workers, None, |_| Ok(())).unwrap(),
+                false if random.below(2) == 0 => job.fail(workers, 1 + random.below(500)),
+                // It goes on until something has come out.
+                false => {
+                    let before = lines(&to).1;
+                    job.run(workers, None, stop_when(|| round > 0 || lines(&to).1 > before)).unwrap();
+                }
+            }
+        }
+        expected.sort();
+        let (found, files) = lines(&to);
+        assert!(found == expected, "seed {seed}: {} rows of {}", found.len(), expected.len());
+        assert!(files > 1 && hidden(&to) == 0);
+    }
+}
+
+/// A generator that repeats or leaves out numbers; with fewer splits than copies, and with more.
+#[test]
+fn every_number_counts_once_across_failures() {
+    for (splits, workers) in [(1, [2, 1, 3]), (5, [1, 3, 2])] {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("to");
+        let source = json!({"kind": "rate", "rows": 30_000, "splits": splits, "batch_rows": 100});
+        let sink = json!({"kind": "files", "path": to, "format": "csv"});
+        let checkpoints = folder.path().join("checkpoints");
+        let job = Job { source: &source, schema: None, sink: &sink, checkpoints: &checkpoints, interval: INTERVAL };
+        job.fail(workers[0], 5000);
+        job.fail(workers[1], 8000);
+        job.run(workers[2], None, |_| Ok(())).unwrap();
+        let (found, files) = lines(&to);
+        let mut numbers: Vec<u64> = found.iter().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
+        numbers.sort_unstable();
+        assert!(numbers == (0..30_000).collect::<Vec<u64>>(), "{} numbers", numbers.len());
+        assert_eq!(found.len(), 30_000 + files, "a header for each file");
+    }
+}
+
+/// CSV whose files have other columns in another order, with bad rows put aside; then the same as an error that says where.
+#[test]
+fn bad_rows_are_put_aside_with_their_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to, aside) = (folder.path().join("from"), folder.path().join("to"), folder.path().join("aside"));
+    fs::create_dir(&from).unwrap();
+    fs::write(from.join("a.csv"), "n,text\n1,one\nx,two\n3,three\n").unwrap();
+    fs::write(from.join("b.csv"), "more,text,n\r\n,four,4\r\n\r\n5,five\r\n,\"s,ix\",6").unwrap();
+    let mut source = json!({
+        "kind": "files", "path": from.join("*.csv"), "format": "csv", "stop_at_end": true, "on_error": {"quarantine": aside},
+    });
+    let sink = json!({"kind": "files", "path": to});
+    let checkpoints = folder.path().join("checkpoints");
+    let job =
+        Job { source: &source, schema: Some(events()), sink: &sink, checkpoints: &checkpoints, interval: INTERVAL };
+    job.run(2, None, |_| Ok(())).unwrap();
+    let expected = [(1, "one"), (3, "three"), (4, "four"), (6, "s,ix")];
+    let expected = expected.map(|(n, text)| format!("{{\"n\":{n},\"text\":\"{text}\"}}"));
+    assert_eq!(lines(&to).0, expected);
+    let mut found: Vec<Value> = lines(&aside).0.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    found.sort_by_key(|line| line["file"].to_string());
+    let place = |line: &Value| (line["byte"].as_u64().unwrap(), line["text"].as_str().unwrap().to_owned());
+    assert_eq!(found.iter().map(place).collect::<Vec<_>>(), [(13, "x,two".into()), (24, "5,five".into())]);
+
+    source["on_error"] = json!("raise");
+    let checkpoints = folder.path().join("others");
+    let job =
+        Job { source: &source, schema: Some(events()), sink: &sink, checkpoints: &checkpoints, interval: INTERVAL };
+    let error = job.run(1, None, |_| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("a.csv\", byte 13: ") || error.contains("b.csv\", byte 24: "), "{error}");
+}
