@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from tidemill.dataset._read import StorageOptions
-    from tidemill.stream import Duration, Sink
+    from tidemill.stream import Connector, Duration, Sink
 
 __all__ = ["DataSet"]
 
@@ -546,7 +546,7 @@ class DataSet:
 
     def write_stream(
         self,
-        sink: Sink | Callable[[Table], None],
+        sink: Sink | Connector | Callable[[Table], None],
         *,
         name: str = "stream",
         checkpoint: str | Path | None = None,
@@ -559,8 +559,9 @@ class DataSet:
 
         Parameters
         ----------
-        sink : callable or Sink
-            A function that is called with each table of rows; or an object with ``write``, ``prepare`` and ``commit``, which
+        sink : callable, Connector or Sink
+            A function that is called with each table of rows; a sink of the engine's own, such as `tidemill.stream.to_files`; or
+            an object with ``write``, ``prepare`` and ``commit``, which
             makes rows appear once, whatever fails in between: see `tidemill.stream.Sink`.
         name : str, default="stream"
             The job's name: checkpoints belong to it.
@@ -635,8 +636,12 @@ class DataSet:
         return rows
 
 
-def _tables(sink: Sink | Callable[[Table], None]) -> Any:
-    """The sink with tables as people know them."""
+def _tables(sink: Sink | Connector | Callable[[Table], None]) -> Any:
+    """The sink with tables as people know them, or what describes it."""
+    from tidemill.stream import Connector
+
+    if isinstance(sink, Connector):
+        return sink.spec
     if not hasattr(sink, "prepare"):
         if not callable(sink):
             raise TypeError("a sink is a function of a table, or has the methods write, prepare and commit")

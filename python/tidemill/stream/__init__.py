@@ -11,10 +11,24 @@ from tidemill._tidemill import NativeTable, stream_of_table
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
-from tidemill.stream._time import Duration, micros
+from tidemill.stream._connect import Connector, from_files, rate, times, to_files
+from tidemill.stream._time import Duration
 from tidemill.stream._windows import Windows, session, sliding, tumbling, window
 
-__all__ = ["Duration", "Sink", "Windows", "from_table", "session", "sliding", "tumbling", "window"]
+__all__ = [
+    "Connector",
+    "Duration",
+    "Sink",
+    "Windows",
+    "from_files",
+    "from_table",
+    "rate",
+    "session",
+    "sliding",
+    "to_files",
+    "tumbling",
+    "window",
+]
 
 
 class Sink(Protocol):
@@ -69,5 +83,5 @@ def from_table(
         If `time` is no column, or none of times.
     """
     native = table._native if isinstance(table, Table) else NativeTable.take(table)
-    times = None if time is None else (time, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"))
-    return DataSet(stream_of_table(engine(), native, name, times, rows_per_batch, float(rows_per_s)))
+    told = times(time, out_of_order, idle_after)
+    return DataSet(stream_of_table(engine(), native, name, told, rows_per_batch, float(rows_per_s)))

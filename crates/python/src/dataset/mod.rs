@@ -27,6 +27,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<frame::NativeDataSet>()?;
     m.add_class::<table::NativeTable>()?;
     m.add_function(wrap_pyfunction!(calls::end_calls, m)?)?;
+    m.add_function(wrap_pyfunction!(stream::stream_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::stream_of_table, m)?)?;
     m.add_function(wrap_pyfunction!(stream::window_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::write_stream, m)?)?;

@@ -8,16 +8,19 @@ use futures_util::future::BoxFuture;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use serde_json::Value;
+use tidemill_connect::ConnectError;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::EventTimes;
 use tidemill_dataflow::{TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
-use tidemill_dataset::{DataSet, DataSetError, StreamJob, StreamSink, Windows, table_stream};
+use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
+use tidemill_dataset::{DataSet, DataSetError, MakeSink, StreamJob, StreamSink, StreamSource, Windows, table_stream};
 
 use super::calls::Call;
-use super::engine::QueryEngine;
+use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, together_with, told};
 use super::table::NativeTable;
@@ -52,6 +55,37 @@ pub fn stream_of_table(
     let source = table_stream(name, schema, &table.batches, times(time), slice_rows, rows_per_s);
     let made = DataSet::from_stream(&engine.engine, source);
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
+}
+
+/// A stream of a connector: `spec` is the JSON that describes it, `schema` what its rows are, where they do not say so.
+#[pyfunction]
+#[pyo3(signature = (engine, spec, schema, time))]
+pub fn stream_of(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    spec: &str,
+    schema: Option<GivenSchema>,
+    time: Option<Times>,
+) -> PyResult<NativeDataSet> {
+    let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
+    let found = tidemill_connect::source(&described_by(spec)?, schema).map_err(|error| refused(py, &error))?;
+    let source = StreamSource {
+        name: found.name,
+        schema: found.schema,
+        times: times(time),
+        copies_max: found.copies_max,
+        make: found.make,
+    };
+    let made = DataSet::from_stream(&engine.engine, source);
+    made.map(NativeDataSet).map_err(|error| raised(py, &error))
+}
+
+fn described_by(spec: &str) -> PyResult<Value> {
+    serde_json::from_str(spec).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+fn refused(py: Python<'_>, error: &ConnectError) -> PyErr {
+    raised(py, &DataSetError::Query(error.to_string()))
 }
 
 /// The window of a row with this time; lengths in microseconds.
@@ -90,13 +124,10 @@ pub fn write_stream<'py>(
     checkpoints: Option<Checkpoints>,
     stop: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let sink = Arc::new(sink);
-    let whole = sink.bind(py).hasattr("prepare")?;
-    let make = move |_: &_| -> tidemill_dataset::MakeSink {
-        let sink = Arc::clone(&sink);
-        Arc::new(move |_: &TaskContext| Ok(Box::new(PythonSink { sink: Arc::clone(&sink), whole }) as Box<dyn Sink>))
+    let sink = match sink.extract::<String>(py) {
+        Ok(spec) => connector_sink(py, &described_by(&spec)?, set)?,
+        Err(_) => python_sink(py, sink, sink_name)?,
     };
-    let sink = StreamSink { name: sink_name, copies_max: 0, make: Arc::new(make) };
     let checkpoints = checkpoints.map(|(folder, every, timeout, keep)| {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(e.to_string()));
         let store = CheckpointStore::folder(folder);
@@ -119,6 +150,29 @@ pub fn write_stream<'py>(
         })
     })?;
     described(py, &report)
+}
+
+fn connector_sink(py: Python<'_>, spec: &Value, set: &NativeDataSet) -> PyResult<StreamSink> {
+    let found = tidemill_connect::sink(spec, &set.0.schema()).map_err(|error| refused(py, &error))?;
+    let spec = spec.clone();
+    // Once more with what the plan says its rows are, which may differ in details.
+    let make = move |schema: &SchemaRef| -> MakeSink {
+        match tidemill_connect::sink(&spec, schema) {
+            Ok(found) => found.make,
+            Err(error) => Arc::new(move |_: &TaskContext| Err(error.to_string().into())),
+        }
+    };
+    Ok(StreamSink { name: found.name, copies_max: found.copies_max, make: Arc::new(make) })
+}
+
+fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<StreamSink> {
+    let sink = Arc::new(sink);
+    let whole = sink.bind(py).hasattr("prepare")?;
+    let make = move |_: &SchemaRef| -> MakeSink {
+        let sink = Arc::clone(&sink);
+        Arc::new(move |_: &TaskContext| Ok(Box::new(PythonSink { sink: Arc::clone(&sink), whole }) as Box<dyn Sink>))
+    };
+    Ok(StreamSink { name, copies_max: 0, make: Arc::new(make) })
 }
 
 /// A Python function that is called with each table, or an object with the three methods of a sink.

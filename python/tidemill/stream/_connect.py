@@ -1,0 +1,122 @@
+"""Connectors: streams that come from outside, and sinks that rows leave by."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tidemill._tidemill import stream_of
+from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._engine import engine
+from tidemill.dataset._read import Schema, _schema
+from tidemill.stream._time import Duration, micros
+
+__all__ = ["Connector", "from_files", "rate", "times", "to_files"]
+
+
+def times(time: str | None, out_of_order: Duration, idle_after: Duration) -> tuple[str, int, int] | None:
+    """How a source's rows tell time, as the engine takes it."""
+    return None if time is None else (time, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"))
+
+
+@dataclass(frozen=True)
+class Connector:
+    """A sink of the engine's own; made by `to_files`."""
+
+    spec: str
+
+
+def _spec(kind: str, **options: Any) -> str:
+    return json.dumps({"kind": kind, **{name: value for name, value in options.items() if value is not None}})
+
+
+def rate(
+    rows_per_s: float = 0,
+    *,
+    rows: int | None = None,
+    keys: int = 1000,
+    splits: int = 1,
+    seed: int = 0,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+) -> DataSet:
+    """Make rows at a rate: columns ``number``, ``time`` and ``key``, the same ones again whenever they are asked for.
+
+    Parameters
+    ----------
+    rows_per_s : float, default=0
+        Of all workers together; 0 is as fast as they are taken.
+    rows : int, optional
+        How many there are; without it they have no end.
+    keys : int, default=1000
+        ``key`` is from 0 to this, exclusive, by a hash of the number.
+    splits : int, default=1
+        What workers share among them: no more of them than this make rows.
+    seed : int, default=0
+        Other seeds make other keys.
+    out_of_order, idle_after : str, number of seconds or timedelta
+        As for `from_table`.
+    """
+    spec = _spec("rate", rows_per_second=float(rows_per_s), rows=rows, keys=keys, splits=splits, seed=seed)
+    return DataSet(stream_of(engine(), spec, None, times("time", out_of_order, idle_after)))
+
+
+def from_files(
+    path: str | os.PathLike[str],
+    schema: Schema | None = None,
+    *,
+    format: Literal["json", "csv", "text"] = "json",
+    time: str | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+    stop_at_end: bool = False,
+    header: bool = True,
+    delimiter: str = ",",
+) -> DataSet:
+    """Read files that grow, and those that come: every line is a row, as soon as its end is written.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A local file, a folder (everything below it) or a glob, that all workers share.
+    schema : mapping of str to str, or Arrow schema
+        Types by column; ``"text"`` has one column ``line`` and needs none.
+    format : {"json", "csv", "text"}, default="json"
+        JSON objects, CSV or anything, a line each.
+    time, out_of_order, idle_after
+        As for `from_table`; each share of the files is a split.
+    stop_at_end : bool, default=False
+        End when everything that is there has been read.
+    header : bool, default=True
+        Of CSV: whether the first line of each file names its columns.
+    delimiter : str, default=","
+        Of CSV.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense. What is wrong with a line or a file is an error of the job, and names it.
+    """
+    csv = {"has_header": header, "delimiter": delimiter} if format == "csv" else {}
+    spec = _spec("files", path=os.fspath(path), format=format, stop_at_end=stop_at_end, **csv)
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+
+
+def to_files(
+    path: str | os.PathLike[str], *, format: Literal["json", "csv"] = "json", prefix: str = "part"
+) -> Connector:
+    """A sink of `DataSet.write_stream`: files of lines in a local folder that all workers share, each row once.
+
+    A file appears, whole, when the checkpoint that its rows belong to is durable.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A folder for this sink alone.
+    format : {"json", "csv"}, default="json"
+    prefix : str, default="part"
+        What names of files begin with.
+    """
+    return Connector(_spec("files", path=os.fspath(path), format=format, prefix=prefix))
