@@ -2,7 +2,7 @@
 # Installs the systems Tidemill is measured against, each in a virtual environment of its own under bench/.peers/.
 #
 #   bench/setup_peers.sh                 Debian 12, as root or with sudo; asks nothing; a second run takes a second
-#   bench/setup_peers.sh flink spark     only these, of the names under .peers below and `tidemill`
+#   bench/setup_peers.sh flink timely    only these, of the names under .peers below, `timely` and `tidemill`
 #
 #   .peers/openmpi   mpi4py built from source against Debian's Open MPI 4.1
 #   .peers/mpich     mpi4py built from source against Debian's MPICH 4.0
@@ -11,12 +11,16 @@
 #   .peers/spark     Spark, on Debian's OpenJDK 17
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink with its Python API, and our exchanges in Java by its DataStream API
+#   .peers/flink     Flink with its Python API, and our exchanges and windows in Java by its DataStream API
+#   .peers/bytewax   Bytewax
+#   .peers/pathway   Pathway
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI (`openmpi`);
-#                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`)
+#                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`); windows in timely dataflow (`timely`)
 #
-# About 3.5 GB. All are free software: Apache-2.0 (DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy, Open MPI,
-# scikit-learn), MIT (DuckDB, faiss, Polars), MPICH's licence, and GPL-2 with the classpath exception (OpenJDK).
+# About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy,
+# Open MPI, scikit-learn), MIT (DuckDB, faiss, Polars, timely dataflow), MPICH's licence, and GPL-2 with the classpath exception
+# (OpenJDK). Pathway's is the Business Source License 1.1: measuring with it is allowed, and each release becomes Apache-2.0 after
+# four years.
 #
 # The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
 # through the `mpicc` alternative. The mpi4py wheels on the registry carry no fixed MPI, hence the builds from source.
@@ -28,7 +32,7 @@ mpi4py_version=4.1.2
 chosen=("$@")
 for name in "${chosen[@]}"; do
     case "$name" in
-        openmpi | mpich | ml | tables | spark | dask | ray | flink | tidemill) ;;
+        openmpi | mpich | ml | tables | spark | dask | ray | flink | bytewax | pathway | timely | tidemill) ;;
         *) printf 'setup_peers: unknown: %s\n' "$name" >&2; exit 2 ;;
     esac
 done
@@ -101,6 +105,8 @@ make_env dask "$numpy dask pyarrow" "$numpy" "dask[dataframe]" pyarrow
 make_env ray "$numpy ray polars pyarrow" "$numpy" "ray[data]" polars pyarrow
 # With NumPy as old as its Beam wants it.
 make_env flink apache-flink apache-flink
+make_env bytewax "$numpy bytewax" "$numpy" bytewax
+make_env pathway "$numpy pathway" "$numpy" pathway
 
 # --- C + MPI ---------------------------------------------------------------------------------------------------------
 mkdir -p "$peers/bin"
@@ -129,6 +135,12 @@ if wanted tidemill; then
         cp -u "${CARGO_TARGET_DIR:-target}/release/examples/exchange" "$peers/bin/exchange_tidemill"
     )
 fi
+if wanted timely; then
+    say "windows_timely: building, if anything has changed"
+    RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --manifest-path peers/timely/Cargo.toml \
+        --target-dir "$peers/timely"
+    cp -u "$peers/timely/release/windows_timely" "$peers/bin/windows_timely"
+fi
 
 # --- Java ------------------------------------------------------------------------------------------------------------
 compile() { # ENV JARS PROGRAM
@@ -139,6 +151,8 @@ compile() { # ENV JARS PROGRAM
     javac -cp "$(echo "$peers/$1"/lib/python3*/site-packages/"$2")/*" -d "$classes" "peers/$3.java"
 }
 compile flink pyflink/lib ExchangeFlink
+compile flink pyflink/lib WindowsFlink
+compile spark pyspark/jars WindowsSpark
 
 # --- does each one start? --------------------------------------------------------------------------------------------
 check='from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; MPI.COMM_WORLD.rank or print(MPI.Get_library_version().split(",")[0].split("\n")[0])'
@@ -152,4 +166,7 @@ tell tables 'import duckdb, polars, datafusion; print("Polars", polars.__version
 tell dask 'import dask.dataframe, dask; print("Dask", dask.__version__)'
 tell flink 'from importlib import metadata; print("Flink", metadata.version("apache-flink-libraries"))'
 tell ray 'import ray.data; print("Ray", ray.__version__)'
+tell bytewax 'from importlib import metadata; import bytewax; print("Bytewax", metadata.version("bytewax"))'
+tell pathway 'import pathway; print("Pathway", pathway.__version__)'
+! wanted timely || say "timely dataflow $(sed -n '/^name = "timely"$/{n;s/version = "\(.*\)"/\1/p}' peers/timely/Cargo.lock)"
 say "done"
