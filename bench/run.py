@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import comm, dataset, exchange, kmeans, machine, report, startup
+from harness import comm, dataset, exchange, kmeans, machine, report, startup, windows
 from harness.systems import BENCH, SYSTEMS
 
 COMM_PLANS = {
@@ -65,7 +65,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.set_defaults(setting="full")
     parser.add_argument(
-        "--only", choices=("comm", "kmeans", "dataset", "startup", "exchange"), help="one of the benchmarks"
+        "--only",
+        choices=("comm", "kmeans", "dataset", "startup", "exchange", "windows"),
+        help="one of the benchmarks",
     )
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
     parser.add_argument("--transports", type=names, help="shm, tcp or both (shm,tcp)")
@@ -126,6 +128,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["startup"] = startup.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "exchange"):
         results["exchange"] = exchange.measure(options.setting, options.systems, options.rounds, say)
+    if options.only in (None, "windows"):
+        results["windows"] = windows.measure(options.setting, options.systems, options.rounds, say)
     return results
 
 
@@ -182,7 +186,8 @@ def any_measured(results: dict[str, Any]) -> bool:
     dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]
-    return any(map(any, (comm_points, kmeans_cases, dataset_cases, starts, exchanges)))
+    window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
+    return any(map(any, (comm_points, kmeans_cases, dataset_cases, starts, exchanges, window_cases)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the systems Tidemill is measured against, each in a virtual environment of its own under bench/.peers/.
 #
-#   bench/setup_peers.sh            Debian 12, as root or with sudo; asks nothing; a second run takes a second
+#   bench/setup_peers.sh                 Debian 12, as root or with sudo; asks nothing; a second run takes a second
+#   bench/setup_peers.sh flink timely    only these, of the names under .peers below, `timely` and `tidemill`
 #
 #   .peers/openmpi   mpi4py built from source against Debian's Open MPI 4.1
 #   .peers/mpich     mpi4py built from source against Debian's MPICH 4.0
@@ -10,12 +11,16 @@
 #   .peers/spark     Spark, on Debian's OpenJDK 17
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink with its Python API, and our exchanges in Java by its DataStream API
-#   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI; exchanges with
-#                    Tidemill's own Rust crate, built by cargo
+#   .peers/flink     Flink with its Python API, and our exchanges and windows in Java by its DataStream API
+#   .peers/bytewax   Bytewax
+#   .peers/pathway   Pathway
+#   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI (`openmpi`);
+#                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`); windows in timely dataflow (`timely`)
 #
-# About 3.5 GB. All are free software: Apache-2.0 (DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy, Open MPI,
-# scikit-learn), MIT (DuckDB, faiss, Polars), MPICH's licence, and GPL-2 with the classpath exception (OpenJDK).
+# About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy,
+# Open MPI, scikit-learn), MIT (DuckDB, faiss, Polars, timely dataflow), MPICH's licence, and GPL-2 with the classpath exception
+# (OpenJDK). Pathway's is the Business Source License 1.1: measuring with it is allowed, and each release becomes Apache-2.0 after
+# four years.
 #
 # The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
 # through the `mpicc` alternative. The mpi4py wheels on the registry carry no fixed MPI, hence the builds from source.
@@ -23,6 +28,15 @@ set -euo pipefail
 cd "$(dirname "$0")"
 peers="$PWD/.peers"
 mpi4py_version=4.1.2
+
+chosen=("$@")
+for name in "${chosen[@]}"; do
+    case "$name" in
+        openmpi | mpich | ml | tables | spark | dask | ray | flink | bytewax | pathway | timely | tidemill) ;;
+        *) printf 'setup_peers: unknown: %s\n' "$name" >&2; exit 2 ;;
+    esac
+done
+wanted() { [ "${#chosen[@]}" -eq 0 ] || [[ " ${chosen[*]} " == *" $1 "* ]]; }
 
 say() { printf 'setup_peers: %s\n' "$*"; }
 die() { printf 'setup_peers: %s\n' "$*" >&2; exit 1; }
@@ -35,15 +49,18 @@ numpy="$("$python" -c 'import numpy; print("numpy==" + numpy.__version__)' 2>/de
 # --- the two MPIs and a C compiler -----------------------------------------------------------------------------------
 packages=()
 need() { command -v "$1" >/dev/null 2>&1 || packages+=("${@:2}"); }
-need mpirun.openmpi openmpi-bin
-need mpiexec.hydra mpich
+mpis=()
+for mpi in openmpi mpich; do if wanted "$mpi"; then mpis+=("$mpi"); fi; done
+if wanted openmpi; then need mpirun.openmpi openmpi-bin; fi
+if wanted mpich; then need mpiexec.hydra mpich; fi
 # The compilers' wrappers may come without the headers.
-for mpi in openmpi mpich; do
+for mpi in "${mpis[@]}"; do
     "mpicc.$mpi" -E -include mpi.h -x c /dev/null >/dev/null 2>&1 || packages+=("lib$mpi-dev")
 done
 need g++ g++
-need javac openjdk-17-jdk-headless
-"$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+if wanted flink || wanted spark; then need javac openjdk-17-jdk-headless; fi
+[ "${#mpis[@]}" -eq 0 ] \
+    || "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
     || packages+=(python3-dev)
 "$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
 if [ "${#packages[@]}" -gt 0 ]; then
@@ -65,6 +82,7 @@ fi
 # --- virtual environments --------------------------------------------------------------------------------------------
 # A stamp names what an environment was made from: same stamp, nothing to do; another, it is made anew.
 make_env() { # NAME STAMP PIP_ARGS...
+    wanted "$1" || return 0
     local env="$peers/$1" stamp="$2 $("$python" -V)"
     shift 2
     if [ "$(cat "$env/.stamp" 2>/dev/null)" = "$stamp" ]; then say "$(basename "$env"): up to date"; return; fi
@@ -75,7 +93,7 @@ make_env() { # NAME STAMP PIP_ARGS...
     printf '%s' "$stamp" >"$env/.stamp"
 }
 mkdir -p "$peers"
-for mpi in openmpi mpich; do
+for mpi in "${mpis[@]}"; do
     MPICC="$(command -v mpicc.$mpi)" make_env "$mpi" "$numpy mpi4py==$mpi4py_version $("mpicc.$mpi" -show | cksum)" \
         --no-cache-dir --no-binary mpi4py "$numpy" "mpi4py==$mpi4py_version"
 done
@@ -87,47 +105,68 @@ make_env dask "$numpy dask pyarrow" "$numpy" "dask[dataframe]" pyarrow
 make_env ray "$numpy ray polars pyarrow" "$numpy" "ray[data]" polars pyarrow
 # With NumPy as old as its Beam wants it.
 make_env flink apache-flink apache-flink
+make_env bytewax "$numpy bytewax" "$numpy" bytewax
+make_env pathway "$numpy pathway" "$numpy" pathway
 
 # --- C + MPI ---------------------------------------------------------------------------------------------------------
 mkdir -p "$peers/bin"
-for real in float double; do
-    target="$peers/bin/lloyd_mpi_$real"
-    if [ "$target" -nt peers/lloyd_mpi.cc ]; then continue; fi
-    say "lloyd_mpi_$real: compiling"
-    mpicxx.openmpi -std=c++20 -O3 -march=native -ffast-math -mprefer-vector-width=512 -Wall -Wextra -Wno-psabi \
-        -DREAL="$real" -o "$target" peers/lloyd_mpi.cc
-done
-if [ ! "$peers/bin/exchange_mpi" -nt peers/exchange_mpi.cc ]; then
-    say "exchange_mpi: compiling"
-    mpicxx.openmpi -std=c++20 -O3 -march=native -Wall -Wextra -o "$peers/bin/exchange_mpi" peers/exchange_mpi.cc
+if wanted openmpi; then
+    for real in float double; do
+        target="$peers/bin/lloyd_mpi_$real"
+        if [ "$target" -nt peers/lloyd_mpi.cc ]; then continue; fi
+        say "lloyd_mpi_$real: compiling"
+        mpicxx.openmpi -std=c++20 -O3 -march=native -ffast-math -mprefer-vector-width=512 -Wall -Wextra -Wno-psabi \
+            -DREAL="$real" -o "$target" peers/lloyd_mpi.cc
+    done
+    if [ ! "$peers/bin/exchange_mpi" -nt peers/exchange_mpi.cc ]; then
+        say "exchange_mpi: compiling"
+        mpicxx.openmpi -std=c++20 -O3 -march=native -Wall -Wextra -o "$peers/bin/exchange_mpi" peers/exchange_mpi.cc
+    fi
 fi
 
-# --- Rust + Tidemill --------------------------------------------------------------------------------------------------
-say "exchange_tidemill: building, if anything has changed"
-(
-    cd ..
-    # rustup installs there; a shell that was open before does not know it yet.
-    export PATH="$PATH:$HOME/.cargo/bin"
-    cargo build --quiet --release --locked -p tidemill-dataflow --example exchange
-    cp -u "${CARGO_TARGET_DIR:-target}/release/examples/exchange" "$peers/bin/exchange_tidemill"
-)
-
-# --- Java + Flink ----------------------------------------------------------------------------------------------------
-classes="$peers/flink/classes"
-if [ ! "$classes/ExchangeFlink.class" -nt peers/ExchangeFlink.java ]; then
-    say "ExchangeFlink: compiling"
-    javac -cp "$(echo "$peers"/flink/lib/python3*/site-packages/pyflink/lib)/*" -d "$classes" peers/ExchangeFlink.java
+# --- Rust ------------------------------------------------------------------------------------------------------------
+# rustup installs there; a shell that was open before does not know it yet.
+export PATH="$PATH:$HOME/.cargo/bin"
+if wanted tidemill; then
+    say "exchange_tidemill: building, if anything has changed"
+    (
+        cd ..
+        cargo build --quiet --release --locked -p tidemill-dataflow --example exchange
+        cp -u "${CARGO_TARGET_DIR:-target}/release/examples/exchange" "$peers/bin/exchange_tidemill"
+    )
 fi
+if wanted timely; then
+    say "windows_timely: building, if anything has changed"
+    RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --manifest-path peers/timely/Cargo.toml \
+        --target-dir "$peers/timely"
+    cp -u "$peers/timely/release/windows_timely" "$peers/bin/windows_timely"
+fi
+
+# --- Java ------------------------------------------------------------------------------------------------------------
+compile() { # ENV JARS PROGRAM
+    wanted "$1" || return 0
+    local classes="$peers/$1/classes"
+    if [ "$classes/$3.class" -nt "peers/$3.java" ]; then return; fi
+    say "$3: compiling"
+    javac -cp "$(echo "$peers/$1"/lib/python3*/site-packages/"$2")/*" -d "$classes" "peers/$3.java"
+}
+compile flink pyflink/lib ExchangeFlink
+compile flink pyflink/lib WindowsFlink
+compile spark pyspark/jars WindowsSpark
 
 # --- does each one start? --------------------------------------------------------------------------------------------
 check='from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; MPI.COMM_WORLD.rank or print(MPI.Get_library_version().split(",")[0].split("\n")[0])'
 root_flag=(); [ "$(id -u)" -ne 0 ] || root_flag=(--allow-run-as-root)
-say "$(mpirun.openmpi "${root_flag[@]}" --oversubscribe -n 2 "$peers/openmpi/bin/python" -c "$check")"
-say "$(mpiexec.hydra -n 2 "$peers/mpich/bin/python" -c "$check")"
-say "$("$peers/ml/bin/python" -c 'import sklearn, faiss; print("scikit-learn", sklearn.__version__ + ", faiss", faiss.__version__)')"
-say "$("$peers/tables/bin/python" -c 'import duckdb, polars, datafusion; print("Polars", polars.__version__ + ", DuckDB", duckdb.__version__ + ", DataFusion", datafusion.__version__)')"
-say "$("$peers/spark/bin/python" -c 'import pyspark; print("Spark", pyspark.__version__)'), Java $(java --version | head -n 1 | cut -d ' ' -f 2)"
-say "$("$peers/dask/bin/python" -c 'import dask.dataframe, dask; print("Dask", dask.__version__)')"
-say "$("$peers/flink/bin/python" -c 'from importlib import metadata; print("Flink", metadata.version("apache-flink-libraries"))')"
-say "$("$peers/ray/bin/python" -c 'import ray.data; print("Ray", ray.__version__)')"
+tell() { ! wanted "$1" || say "$("$peers/$1/bin/python" -c "$2")"; } # ENV PROGRAM
+! wanted openmpi || say "$(mpirun.openmpi "${root_flag[@]}" --oversubscribe -n 2 "$peers/openmpi/bin/python" -c "$check")"
+! wanted mpich || say "$(mpiexec.hydra -n 2 "$peers/mpich/bin/python" -c "$check")"
+tell ml 'import sklearn, faiss; print("scikit-learn", sklearn.__version__ + ", faiss", faiss.__version__)'
+tell tables 'import duckdb, polars, datafusion; print("Polars", polars.__version__ + ", DuckDB", duckdb.__version__ + ", DataFusion", datafusion.__version__)'
+! wanted spark || say "$("$peers/spark/bin/python" -c 'import pyspark; print("Spark", pyspark.__version__)'), Java $(java --version | head -n 1 | cut -d ' ' -f 2)"
+tell dask 'import dask.dataframe, dask; print("Dask", dask.__version__)'
+tell flink 'from importlib import metadata; print("Flink", metadata.version("apache-flink-libraries"))'
+tell ray 'import ray.data; print("Ray", ray.__version__)'
+tell bytewax 'from importlib import metadata; import bytewax; print("Bytewax", metadata.version("bytewax"))'
+tell pathway 'import pathway; print("Pathway", pathway.__version__)'
+! wanted timely || say "timely dataflow $(sed -n '/^name = "timely"$/{n;s/version = "\(.*\)"/\1/p}' peers/timely/Cargo.lock)"
 say "done"

@@ -66,10 +66,14 @@ def launch(system: str, operation: str, size: int, messages: int) -> Launch:
     if system == "pyflink":
         return Launch([str(FLINK / "bin" / "python"), str(PYFLINK), *given], dict(SINGLE_THREADED))
     if system in TASK_MANAGERS:
-        (jars,) = FLINK.glob(FLINK_JARS)
-        java = ["java", "-Xmx4g", "-XX:+UseParallelGC", "-cp", f"{FLINK_CLASSES}:{jars}/*"]
-        return Launch([*java, "ExchangeFlink", str(TASK_MANAGERS[system]), *given])
+        return flink_java("ExchangeFlink", [str(TASK_MANAGERS[system]), *given])
     return SYSTEMS[system].launch(WORKERS, "shm", [WORKER, system, *given])
+
+
+def flink_java(program: str, given: Sequence[str]) -> Launch:
+    """A program in Java with Flink's libraries."""
+    (jars,) = FLINK.glob(FLINK_JARS)
+    return Launch(["java", "-Xmx4g", "-XX:+UseParallelGC", "-cp", f"{FLINK_CLASSES}:{jars}/*", program, *given])
 
 
 def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: Callable[[str], None]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +25,10 @@ PACKAGES = (
     "dask",
     "ray",
     "apache-flink-libraries",
+    "bytewax",
+    "pathway",
 )
+ENVIRONMENTS = ("openmpi", "mpich", "ml", "tables", "spark", "dask", "ray", "flink", "bytewax", "pathway")
 
 
 def describe() -> dict[str, Any]:
@@ -39,9 +43,7 @@ def describe() -> dict[str, Any]:
         "virtual": "hypervisor" in cpu.get("flags", "").split(),
         "python": platform.python_version(),
         "versions": {"tidemill": version("tidemill"), "numpy": version("numpy")},
-        "peer_versions": {
-            env: peer_versions(env) for env in ("openmpi", "mpich", "ml", "tables", "spark", "dask", "ray", "flink")
-        },
+        "peer_versions": {**{env: peer_versions(env) for env in ENVIRONMENTS}, "cargo": timely_version()},
         "commit": commit(),
         "load_at_start": os.getloadavg()[0],
     }
@@ -82,6 +84,13 @@ def peer_versions(env: str) -> dict[str, str]:
     site_packages = [str(path) for path in (PEERS / env).glob("lib/python*/site-packages")]
     found = {d.metadata["Name"]: d.version for d in metadata.distributions(path=site_packages)} if site_packages else {}
     return {name: found[name] for name in PACKAGES if name in found}
+
+
+def timely_version() -> dict[str, str]:
+    built = (PEERS / "bin" / "windows_timely").exists()
+    locked = (BENCH / "peers" / "timely" / "Cargo.lock").read_text()
+    found = re.search(r'^name = "timely"\nversion = "(.*)"', locked, re.MULTILINE)
+    return {"timely": found[1]} if built and found else {}
 
 
 def commit() -> str:

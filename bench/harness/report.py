@@ -328,6 +328,59 @@ def exchange_table(language: str, cases: Sequence[dict[str, Any]]) -> list[str]:
     return [f"### {language}", "", table(header, rows), ""]
 
 
+# --- windows ---------------------------------------------------------------------------------------------------------
+def windows_section(windows: dict[str, Any]) -> str:
+    parts = ["## Windows", ""]
+    parts += [
+        f"A keyed count in windows of one second of event time, median of {windows['rounds']} rounds. The ratios are to the best peer: above 1 is more",
+        "events, below 1 is sooner. *Latency* is from the watermark that closes a window to its last row, over the windows of all rounds.",
+        "",
+    ]
+    for case in windows["cases"]:
+        if case["mode"] == "throughput":
+            parts += [f"### {windows['events']:,} events as fast as they go", "", throughput_table(case["event_s"]), ""]
+        else:
+            paces = set(case["per_second"].values())
+            pace = f"{paces.pop():,} events/s" if len(paces) == 1 else "half of its own peak"
+            parts += [f"### Latency at {pace}, {windows['paced_s']} s", "", latency_table(case), ""]
+        parts += [f"- {name}: {why}" for name, why in case["failures"].items()]
+        parts += [""] if case["failures"] else []
+    return "\n".join(parts)
+
+
+def throughput_table(event_s: dict[str, list[float]]) -> str:
+    times = {name: statistics.median(samples) for name, samples in event_s.items()}
+    best_s = min((at for name, at in times.items() if not name.startswith(OURS)), default=math.nan)
+    rows = [
+        [name, f"{1e-6 / times[name]:.3g} M", f"±{spread(event_s[name]):.0%}", f"{best_s / times[name]:.3g}"]
+        for name in sorted(times, key=order)
+    ]
+    return table(["system", "events/s", "spread", "ratio"], rows)
+
+
+def latency_table(case: dict[str, Any]) -> str:
+    """The spread is of the rounds' medians."""
+    found = {
+        name: [percentile([one for round_s in rounds for one in round_s], part) for part in (50, 99)]
+        for name, rounds in case["latency_s"].items()
+    }
+    peers = [both for name, both in found.items() if not name.startswith(OURS)]
+    best = [min((both[i] for both in peers), default=math.nan) for i in (0, 1)]
+    rows = []
+    for name in sorted(found, key=order):
+        medians = [statistics.median(round_s) for round_s in case["latency_s"][name]]
+        cells = [
+            text for at, least in zip(found[name], best, strict=True) for text in (duration(at), f"{at / least:.3g}")
+        ]
+        rows.append([name, f"{case['per_second'][name]:,}", *cells, f"±{spread(medians):.0%}"])
+    return table(["system", "events/s", "p50", "ratio", "p99", "ratio", "spread"], rows)
+
+
+def percentile(samples: Sequence[float], part: int) -> float:
+    """The least sample that at least `part` percent of them do not pass."""
+    return sorted(samples)[math.ceil(len(samples) * part / 100) - 1]
+
+
 # --- the whole -------------------------------------------------------------------------------------------------------
 def markdown(results: dict[str, Any]) -> str:
     machine = results["machine"]
@@ -358,6 +411,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(startup_section(results["startup"]))
     if results.get("exchange", {}).get("cases"):
         parts.append(exchange_section(results["exchange"]))
+    if results.get("windows", {}).get("cases"):
+        parts.append(windows_section(results["windows"]))
     return "\n".join(parts).rstrip() + "\n"
 
 
