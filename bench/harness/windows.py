@@ -13,6 +13,7 @@ could, until the last row of the window has arrived.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import statistics
@@ -26,9 +27,13 @@ from .comm import SystemFailed, rotated
 from .exchange import FLINK, FLINK_CLASSES, flink_java
 from .once import run_once
 from .systems import BENCH, PEERS, SINGLE_THREADED, Launch
+from .systems import SYSTEMS as LAUNCHERS
 from .windows_events import answer
 
 SPARK = PEERS / "spark"
+OURS = LAUNCHERS["tidemill"]
+WORKER = BENCH / "harness" / "windows_worker.py"
+TIDEMILL_PACE_MAX_PER_S = 10_000_000
 TIMEOUT_S = 600
 EVENT_TIME_S = 10  # of the events that come as fast as they go
 PACE_PER_S = 30_000  # at which all are measured, beside half of their own peak
@@ -55,6 +60,17 @@ class System:
     needs: Path  # without which it cannot run
     launch: Callable[[list[str]], Launch]  # from what the program is given
     share: float = 1.0  # of the events: what takes a minute for a tenth of them would take no less for each of all
+    pace_max_per_s: float = math.inf  # where all events of a paced stream lie in memory
+
+
+def tidemill(workers: int, threads: int) -> System:
+    launch = OURS.launch
+    options = ["--threads", str(threads)]
+    return System(
+        WORKER,
+        lambda given: launch(workers, "shm", [str(WORKER), *given], options),
+        pace_max_per_s=TIDEMILL_PACE_MAX_PER_S,
+    )
 
 
 def timely(way: str) -> System:
@@ -89,7 +105,8 @@ def spark(given: list[str]) -> Launch:
 
 
 SYSTEMS = {
-    # Tidemill's own program takes its place here, as `tidemill` or `tidemill-...`; there is none yet.
+    "tidemill-2x1": tidemill(2, 1),
+    "tidemill-1x2": tidemill(1, 2),
     "timely": timely("exchange"),
     "timely-local": timely("local"),
     "flink": flink("datastream"),
@@ -142,7 +159,10 @@ def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: C
     per_second = {system: count // EVENT_TIME_S for system, count in events.items()}
     cases = [measure_case("throughput", per_second, EVENT_TIME_S, rounds, say)] if present else []
     for case in cases[:1]:
-        half_per_s = {system: int(0.5 / statistics.median(times)) for system, times in case["event_s"].items()}
+        half_per_s = {
+            system: int(min(0.5 / statistics.median(times), SYSTEMS[system].pace_max_per_s))
+            for system, times in case["event_s"].items()
+        }
         for pace_per_s in (dict.fromkeys(half_per_s, PACE_PER_S), half_per_s):
             cases.append(measure_case("latency", pace_per_s, setting.paced_s, rounds, say))
     say(f"windows: {len(cases)} cases, {rounds} rounds")
