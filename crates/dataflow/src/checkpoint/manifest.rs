@@ -55,6 +55,8 @@ pub struct TaskState {
 pub struct Manifest {
     /// The job's name.
     pub job: String,
+    /// Which run of the job has written it: of a later one, it comes later than any epoch of those before.
+    pub claim: u64,
     /// The epoch that it ends.
     pub epoch: u64,
     /// When it was made, in milliseconds since 1970 UTC.
@@ -94,26 +96,23 @@ impl Manifest {
         serde_json::from_slice(json).map_err(|error| format!("it makes no sense: {error}"))
     }
 
-    /// Every object it needs.
+    /// Every object it needs. One without bytes is not written.
     pub fn files(&self) -> BTreeSet<&str> {
-        let entries = self.tasks.values().flat_map(|task| {
-            let splits = task.splits.values().flatten().map(|(_, entry)| entry);
-            task.buckets.values().flatten().chain(splits)
-        });
+        let entries = self.tasks.values().flat_map(TaskState::entries).filter(|entry| entry.len > 0);
         entries.map(|entry| entry.file.as_str()).collect()
     }
 
     /// Bytes of state that it refers to.
     pub fn state_bytes(&self) -> u64 {
-        let of = |task: &TaskState| -> u64 {
-            let splits = task.splits.values().flatten().map(|(_, entry)| entry);
-            task.buckets.values().flatten().chain(splits).map(|entry| entry.len).sum()
-        };
-        self.tasks.values().map(of).sum()
+        self.tasks.values().flat_map(TaskState::entries).map(|entry| entry.len).sum()
     }
 }
 
 impl TaskState {
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.buckets.values().flatten().chain(self.splits.values().flatten().map(|(_, entry)| entry))
+    }
+
     /// A copy has saved these parts.
     pub(crate) fn apply(&mut self, copy: u32, parts: Vec<(Key, Entry)>) {
         let mut splits = Vec::new();
@@ -197,7 +196,7 @@ mod tests {
         let mut task = TaskState { copies: 2, ended: [1].into(), ..TaskState::default() };
         task.apply(0, vec![(Key::Bucket(1), entry("a", true, 9)), (Key::Split("x".into()), entry("b", true, 1))]);
         let tasks = [("count".to_owned(), task)].into();
-        let manifest = Manifest { job: "j".into(), epoch: 4, at_ms: 5, finished: false, tasks };
+        let manifest = Manifest { job: "j".into(), claim: 1, epoch: 4, at_ms: 5, finished: false, tasks };
         let bytes = manifest.encode();
         assert_eq!(Manifest::decode(&bytes).as_ref(), Ok(&manifest));
         assert_eq!(manifest.files(), ["a", "b"].into());

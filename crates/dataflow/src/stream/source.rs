@@ -266,7 +266,8 @@ pub(crate) async fn drive<S: Source>(
                     clock.rows(split, &rows);
                 }
                 if !output.is_wanted() {
-                    return Ok(());
+                    // An end like any other: the places of its splits are kept.
+                    break;
                 }
                 output.send(rows).await?;
                 // One that always has something must not keep its thread for itself.
@@ -290,7 +291,7 @@ pub(crate) async fn drive<S: Source>(
                 let Some(barrier) = barriers.borrow_and_update().clone() else { continue };
                 let stop = barrier.control == Control::Stop;
                 if let Some(states) = states {
-                    states.save(barrier.epoch, Snapshot { splits: source.snapshot()?, ..Snapshot::default() });
+                    states.save(barrier.epoch, true, Snapshot { splits: source.snapshot()?, ..Snapshot::default() });
                 }
                 output.mark(&Mark::Barrier(barrier)).await?;
                 if stop {
