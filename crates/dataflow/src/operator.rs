@@ -71,8 +71,8 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
-    /// What it keeps, now that a barrier passes. `whole` asks for all buckets, whole: what was saved before cannot be built
-    /// on. It begins with [`TaskContext::restored`](crate::TaskContext::restored) when the job goes on from there.
+    /// What it keeps, now that a barrier passes. `whole` asks for all buckets, whole, also those that have become empty: what
+    /// was saved before cannot be built on. It begins with [`TaskContext::restored`](crate::TaskContext::restored) when the job goes on from there.
     ///
     /// # Errors
     /// Fails the task.
@@ -115,8 +115,10 @@ pub(crate) async fn drive(
     context: &TaskContext,
 ) -> Result<(), TaskError> {
     let mut emit = Emit::default();
-    // Stopped, it goes on from its checkpoint another time: this end is not the stream's. Nor is one that has been before.
-    let mut pauses = context.had_ended();
+    if context.had_ended() {
+        // So have those that it would hear from, and what it had to say at its end it has said.
+        return Ok(());
+    }
     let mut wanted = Vec::new();
     while !inputs.is_over() {
         if !outputs.is_wanted() {
@@ -140,21 +142,23 @@ pub(crate) async fn drive(
                         let flow = operator.before_barrier(&mut emit)?;
                         send(&mut operator, flow, &mut emit, &mut outputs).await?;
                         if let Some(states) = context.states() {
-                            states.save(barrier.epoch, operator.snapshot(states.wants_whole())?);
+                            let whole = states.wants_whole();
+                            states.save(barrier.epoch, whole, operator.snapshot(whole)?);
                         }
-                        pauses |= barrier.control == Control::Stop;
                     }
                 }
                 outputs.mark(&mark).await?;
+                if matches!(&mark, Mark::Barrier(barrier) if barrier.control == Control::Stop) {
+                    // It goes on from there another time. The ends that follow are not the streams', nor is the time that they
+                    // set free: what came of it now would come again.
+                    return Ok(());
+                }
                 continue;
             }
             Some((port, None)) => operator.on_input_end(port, &mut emit)?,
             None => return Err("the operator wants none of the ports that have not ended".into()),
         };
         send(&mut operator, flow, &mut emit, &mut outputs).await?;
-    }
-    if pauses {
-        return Ok(());
     }
     let flow = operator.on_end(&mut emit)?;
     send(&mut operator, flow, &mut emit, &mut outputs).await

@@ -3,13 +3,18 @@
 //!
 //! One checkpoint is under way at a time. It is there as soon as its manifest is; everybody is told only then. One that
 //! takes too long, or that a copy cannot save, is given up with a warning, and the next one begins: what copies have saved
-//! meanwhile stays part of their state, as their changes build on it.
+//! meanwhile stays part of their state, as their changes build on it. The one that stops the job is its last: sources have
+//! ended at it, so if it cannot be made the run fails, and another goes on from the checkpoint before.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::manifest::{Manifest, Report, Said, TaskState};
+use super::manifest::{Entry, Key, Manifest, Report, Said, TaskState};
 use crate::stream::{Barrier, Control};
+
+/// What a copy has saved.
+type Parts = Vec<(Key, Entry)>;
 
 /// Time since the run began.
 pub(crate) type Now = Duration;
@@ -62,6 +67,17 @@ pub(crate) struct Member {
     pub copies: u32,
 }
 
+/// Where a run begins.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Begin {
+    /// The checkpoint that it goes on from.
+    pub from: Option<Arc<Manifest>>,
+    /// The newest epoch that has a manifest, which may be a damaged one: its number is taken.
+    pub newest: u64,
+    /// For manifests.
+    pub claim: u64,
+}
+
 struct Pending {
     barrier: Barrier,
     since: Now,
@@ -72,6 +88,7 @@ struct Pending {
 /// See the module.
 pub(crate) struct Coordinator {
     job: String,
+    claim: u64,
     interval: Duration,
     timeout: Duration,
     members: Vec<Member>,
@@ -81,6 +98,8 @@ pub(crate) struct Coordinator {
     epoch: u64,
     begun: Now,
     pending: Option<Pending>,
+    /// Who has saved its state at the pending barrier and has ended since, with what it kept: that is of the next epoch.
+    ended_behind: Vec<((u32, u32), Parts)>,
     storing: Option<(u64, Control, bool)>,
     requests: Vec<Control>,
     /// Sources end without the job's having come to its end, or have ended before.
@@ -89,14 +108,9 @@ pub(crate) struct Coordinator {
 }
 
 impl Coordinator {
-    /// For the tasks of a flow, in the flow's order; `from` is the checkpoint that the job goes on from.
-    pub(crate) fn new(
-        job: &str,
-        members: Vec<Member>,
-        interval: Duration,
-        timeout: Duration,
-        from: Option<&Manifest>,
-    ) -> Self {
+    /// For the tasks of a flow, in the flow's order.
+    pub(crate) fn new(job: &str, members: Vec<Member>, interval: Duration, timeout: Duration, begin: &Begin) -> Self {
+        let from = begin.from.as_deref();
         let state = |member: &Member| {
             let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
             // Splits are dealt anew, so copies save all of theirs; who has ended says so again.
@@ -106,14 +120,16 @@ impl Coordinator {
         let copies = |(task, member): (usize, &Member)| (0..member.copies).map(move |copy| (task as u32, copy));
         Coordinator {
             job: job.to_owned(),
+            claim: begin.claim,
             interval,
             timeout,
             states: members.iter().map(state).collect(),
             running: members.iter().enumerate().flat_map(copies).collect(),
             members,
-            epoch: from.map_or(0, |from| from.epoch),
+            epoch: from.map_or(0, |from| from.epoch).max(begin.newest),
             begun: Duration::ZERO,
             pending: None,
+            ended_behind: Vec::new(),
             storing: None,
             requests: Vec::new(),
             // What is to be committed of a finished job needs no further checkpoint.
@@ -140,7 +156,7 @@ impl Coordinator {
     fn report(&mut self, report: Report, actions: &mut Vec<Action>) {
         let id = (report.task, report.copy);
         let Some(state) = self.states.get_mut(report.task as usize) else {
-            return actions.push(Action::Fail(format!("a report of task {}, which there is not", report.task)));
+            return self.fail(format!("a report of task {}, which there is not", report.task), actions);
         };
         let arrived = match report.said {
             Said::Saved { epoch, parts } => {
@@ -155,18 +171,34 @@ impl Coordinator {
                 epoch
             }
             Said::Ended { parts } => {
-                self.running.remove(&id);
-                // Behind the barrier that stops the job an end is a pause; before it, it is the copy's end.
-                let awaited = self.pending.as_ref().is_some_and(|pending| pending.missing.contains(&id));
-                if !self.stopping || awaited {
-                    state.apply(report.copy, parts);
-                    state.ended.insert(report.copy);
+                match self.pending.as_mut().map(|pending| pending.missing.remove(&id)) {
+                    // Before the barrier, so its end is one, also if the barrier stops the job.
+                    Some(true) => self.ended(id, parts),
+                    Some(false) => self.ended_behind.push((id, parts)),
+                    None => self.ended_later(id, parts),
                 }
-                self.pending.as_ref().map_or(0, |pending| pending.barrier.epoch)
+                return;
             }
         };
         if let Some(pending) = self.pending.as_mut().filter(|pending| pending.barrier.epoch == arrived) {
             pending.missing.remove(&id);
+        }
+    }
+
+    fn ended(&mut self, id: (u32, u32), parts: Parts) {
+        self.running.remove(&id);
+        let state = &mut self.states[id.0 as usize];
+        state.apply(id.1, parts);
+        state.ended.insert(id.1);
+    }
+
+    /// A copy has ended behind all barriers there were.
+    fn ended_later(&mut self, id: (u32, u32), parts: Parts) {
+        if self.stopping {
+            // A pause: what it kept at the barrier that stopped the job is what it goes on from.
+            self.running.remove(&id);
+        } else {
+            self.ended(id, parts);
         }
     }
 
@@ -180,7 +212,7 @@ impl Coordinator {
                     actions.push(Action::Durable(epoch));
                 }
             }
-            Err(failure) if failure.fenced || finished => actions.push(Action::Fail(failure.reason)),
+            Err(failure) if failure.fenced || finished || self.stopping => self.fail(failure.reason, actions),
             Err(failure) => {
                 actions.push(Action::Warn(format!("checkpoint {epoch} could not be written: {}", failure.reason)));
                 // What others wait for is tried again; a periodic one comes again by itself.
@@ -211,7 +243,9 @@ impl Coordinator {
     fn complete(&mut self, at_ms: u64, actions: &mut Vec<Action>) {
         if let Some(pending) = self.pending.take_if(|pending| pending.missing.is_empty()) {
             let epoch = pending.barrier.epoch;
-            if let Some(reason) = pending.failed {
+            if let (Some(reason), Control::Stop) = (&pending.failed, &pending.barrier.control) {
+                self.fail(format!("the job could not be stopped at checkpoint {epoch}: {reason}"), actions);
+            } else if let Some(reason) = pending.failed {
                 actions.push(Action::Warn(format!("checkpoint {epoch} was given up: {reason}")));
                 if pending.barrier.control != Control::Checkpoint {
                     self.requests.insert(0, Control::Checkpoint);
@@ -223,6 +257,11 @@ impl Coordinator {
                     self.states[at].route = Some(map.clone());
                 }
                 self.store(epoch, pending.barrier.control, false, at_ms, actions);
+            }
+        }
+        if self.pending.is_none() {
+            for (id, parts) in std::mem::take(&mut self.ended_behind) {
+                self.ended_later(id, parts);
             }
         }
         let idle = self.pending.is_none() && self.storing.is_none() && !self.over;
@@ -237,6 +276,11 @@ impl Coordinator {
         }
     }
 
+    fn fail(&mut self, reason: String, actions: &mut Vec<Action>) {
+        self.over = true;
+        actions.push(Action::Fail(reason));
+    }
+
     fn finish(&mut self, actions: &mut Vec<Action>) {
         self.over = true;
         actions.extend([Action::Durable(ALL), Action::Finished]);
@@ -244,16 +288,19 @@ impl Coordinator {
 
     fn store(&mut self, epoch: u64, control: Control, finished: bool, at_ms: u64, actions: &mut Vec<Action>) {
         let tasks = self.members.iter().zip(&self.states).map(|(member, state)| (member.name.clone(), state.clone()));
-        let manifest = Manifest { job: self.job.clone(), epoch, at_ms, finished, tasks: tasks.collect() };
+        let (job, claim) = (self.job.clone(), self.claim);
+        let manifest = Manifest { job, claim, epoch, at_ms, finished, tasks: tasks.collect() };
         self.storing = Some((epoch, control, finished));
         actions.push(Action::Store(Box::new(manifest)));
     }
 
     fn begin(&mut self, now: Now, actions: &mut Vec<Action>) {
-        if self.pending.is_some() || self.storing.is_some() || self.over || self.running.is_empty() {
+        let busy = self.pending.is_some() || self.storing.is_some();
+        // Behind the barrier that stops the job there is none: copies end, but that is not their end.
+        if busy || self.over || self.stopping || self.running.is_empty() {
             return;
         }
-        let due = !self.interval.is_zero() && now.saturating_sub(self.begun) >= self.interval && !self.stopping;
+        let due = !self.interval.is_zero() && now.saturating_sub(self.begun) >= self.interval;
         let control = if self.requests.is_empty() {
             if !due {
                 return;

@@ -2,15 +2,17 @@
 //! what carries out the coordinator's decisions.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
 use super::coordinator::{Action, Coordinator, Event, StoreFailure};
 use super::manifest::{Entry, Key, Manifest, Report, Said};
+use super::news::News;
 use super::store::{CheckpointStore, StoreError};
 use super::{Later, Part, Restored, Snapshot};
 use crate::error::TaskError;
@@ -22,6 +24,8 @@ use crate::wire::{Frame, Header, Kind, Received};
 
 /// Between two looks of the coordinator at the clock.
 const TICK: Duration = Duration::from_millis(20);
+/// A run that is given up waits so long for a manifest that is being written. What comes later is refused by the next run.
+const SETTLE: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub(crate) struct Hub {
@@ -29,12 +33,11 @@ pub(crate) struct Hub {
     links: Arc<Links>,
     /// Names the objects of this run: what an earlier one wrote is never replaced.
     run: String,
-    /// The last barrier that sources were asked for.
-    barrier: watch::Sender<Option<Barrier>>,
-    /// The last epoch that is durable.
-    durable: watch::Sender<u64>,
+    news: News,
     /// To the coordinator, on worker 0.
     events: Option<mpsc::UnboundedSender<Event>>,
+    /// Manifests that are being written, and the clearing away behind them.
+    writing: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Hub {
@@ -55,9 +58,9 @@ impl Hub {
             store: store.clone(),
             links: Arc::clone(links),
             run,
-            barrier: watch::Sender::new(None),
-            durable: watch::Sender::new(0),
+            news: News::default(),
             events,
+            writing: Mutex::default(),
         };
         (Arc::new(hub), heard)
     }
@@ -69,8 +72,8 @@ impl Hub {
     pub(crate) fn frame(&self, frame: &Received) -> Result<(), String> {
         frame.verify().map_err(|error| error.to_string())?;
         match (frame.header.kind, &self.events) {
-            (Kind::Inject, None) => self.inject(Barrier::decode(&frame.body())?),
-            (Kind::Durable, None) => self.tell_durable(frame.header.rows),
+            (Kind::Inject, None) => self.news.inject(Barrier::decode(&frame.body())?),
+            (Kind::Durable, None) => self.news.durable(frame.header.rows),
             // The coordinator has ended with the run.
             (Kind::Saved, Some(events)) => drop(events.send(Event::Report(Report::decode(&frame.body())?))),
             (kind, _) => return Err(format!("a {kind:?} frame for worker {}", self.links.me)),
@@ -86,21 +89,14 @@ impl Hub {
         }
     }
 
-    fn inject(&self, barrier: Barrier) {
-        self.barrier.send_replace(Some(barrier));
-    }
-
-    fn tell_durable(&self, epoch: u64) {
-        self.durable.send_replace(epoch);
-    }
-
     fn report(&self, report: Report) {
         match &self.events {
             // As above.
             Some(events) => drop(events.send(Event::Report(report))),
             None => {
                 let header = Header::new(Kind::Saved, self.links.run);
-                self.links.enqueue(0, Frame::new(&header, &[report.encode().into()]));
+                // What a copy of a run that was given up has still written comes too late for it, and must not meet the next.
+                self.links.enqueue_in_run(0, Frame::new(&header, &[report.encode().into()]));
             }
         }
     }
@@ -120,10 +116,10 @@ impl Hub {
         mut heard: mpsc::UnboundedReceiver<Event>,
     ) -> Result<(), String> {
         // The lock goes with the coordinator.
-        let Resume { settings, job, members, manifest, lock: _lock, .. } = resume;
-        let mut coordinator = Coordinator::new(&job, members, settings.interval, settings.timeout, manifest.as_deref());
+        let Resume { settings, job, members, begin, lock: _lock, .. } = resume;
+        let (interval, timeout) = (settings.interval, settings.timeout);
+        let mut coordinator = Coordinator::new(&job, members, interval, timeout, &begin);
         let begun = Instant::now();
-        let mut writing = JoinSet::new();
         loop {
             let event = match tokio::time::timeout(TICK, heard.recv()).await {
                 Ok(Some(event)) => event,
@@ -137,21 +133,23 @@ impl Hub {
                     Action::Inject(barrier) => {
                         let header = Header::new(Kind::Inject, self.links.run);
                         self.to_others(|| Frame::new(&header, &[barrier.encode().into()]));
-                        self.inject(barrier);
+                        self.news.inject(barrier);
                     }
                     Action::Store(manifest) => {
-                        while writing.try_join_next().is_some() {}
-                        writing.spawn(Arc::clone(&self).put(*manifest, settings.keep));
+                        let put = tokio::spawn(Arc::clone(&self).put(*manifest, settings.keep));
+                        let mut writing = self.writing.lock();
+                        writing.retain(|put| !put.is_finished());
+                        writing.push(put);
                     }
                     Action::Durable(epoch) => {
                         let header = Header { rows: epoch, ..Header::new(Kind::Durable, self.links.run) };
                         self.to_others(|| Frame::bare(&header));
-                        self.tell_durable(epoch);
+                        self.news.durable(epoch);
                     }
                     Action::Warn(message) => eprintln!("tidemill: {message}"),
                     Action::Fail(message) => return Err(message),
                     Action::Finished => {
-                        while writing.join_next().await.is_some() {}
+                        self.settle().await;
                         return Ok(());
                     }
                 }
@@ -159,10 +157,28 @@ impl Hub {
         }
     }
 
+    /// Waits until nothing is being written.
+    async fn settle(&self) {
+        let writing = std::mem::take(&mut *self.writing.lock());
+        for put in writing {
+            // If it was cut off, so is the run.
+            let _ = put.await;
+        }
+    }
+
+    /// [`Hub::settle`] for a run that is given up: the next one may begin at once, and should find what this one wrote.
+    pub(crate) async fn settle_soon(&self) {
+        let _ = tokio::time::timeout(SETTLE, self.settle()).await;
+    }
+
     /// Writes a manifest, tells the coordinator, and clears away what is old.
     async fn put(self: Arc<Self>, manifest: Manifest, keep: usize) {
         let epoch = manifest.epoch;
-        let result = self.store.put_manifest(&manifest).await;
+        let result = match self.store.put_manifest(&manifest).await {
+            // It is there, but counts only if no later run has begun: that one may not have seen it.
+            Ok(()) => self.store.is_claimed(manifest.claim).await,
+            Err(error) => Err(error),
+        };
         let stored = result.is_ok();
         let failure = |error: StoreError| StoreFailure {
             reason: error.to_string(),
@@ -178,14 +194,40 @@ impl Hub {
     }
 }
 
+/// Whether what a copy saves next can build on what it has saved: a change cannot on something that was lost. Snapshots
+/// are written in order, but taken without waiting for the writing of those before.
+#[derive(Default)]
+pub(crate) struct Chain(AtomicBool);
+
+impl Chain {
+    /// Whether the next snapshot must name all buckets, whole.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Whether the next snapshot in order is worth writing. Not if it was taken before it was known that the one before it
+    /// is lost: it would leave a gap.
+    pub(crate) fn holds(&self, whole: bool) -> bool {
+        whole || !self.is_broken()
+    }
+
+    /// The next snapshot in order was written, or is lost.
+    pub(crate) fn wrote(&self, whole: bool, written: bool) {
+        if whole || !written {
+            self.0.store(!written, Ordering::SeqCst);
+        }
+    }
+}
+
 /// What one copy needs to take part.
 pub(crate) struct CopyStates {
     hub: Arc<Hub>,
     task: u32,
     copy: u32,
     restored: Option<Restored>,
-    /// The next snapshot must be of wholes: a change was lost.
-    whole: Arc<AtomicBool>,
+    chain: Arc<Chain>,
+    /// The last epoch that was saved, or gone on from.
+    last: AtomicU64,
     /// The writing of the snapshot before: the next one is written, and reported, after it.
     before: Mutex<Option<JoinHandle<()>>>,
     ended: AtomicBool,
@@ -197,8 +239,9 @@ impl CopyStates {
             hub: Arc::clone(hub),
             task,
             copy,
+            last: AtomicU64::new(restored.as_ref().map_or(0, |restored| restored.epoch)),
             restored,
-            whole: Arc::default(),
+            chain: Arc::default(),
             before: Mutex::default(),
             ended: AtomicBool::new(false),
         }
@@ -211,24 +254,26 @@ impl CopyStates {
 
     /// The barriers that sources are asked for.
     pub(crate) fn barriers(&self) -> watch::Receiver<Option<Barrier>> {
-        self.hub.barrier.subscribe()
+        self.hub.news.barriers()
     }
 
     /// The epochs that are durable.
     pub(crate) fn durable(&self) -> watch::Receiver<u64> {
-        self.hub.durable.subscribe()
+        self.hub.news.epochs()
     }
 
     /// Whether the next snapshot must name all buckets, whole.
     pub(crate) fn wants_whole(&self) -> bool {
-        self.whole.swap(false, Ordering::SeqCst)
+        self.chain.is_broken()
     }
 
-    /// Writes a snapshot in the background and reports it. Within the runner's pool.
-    pub(crate) fn save(&self, epoch: u64, snapshot: Snapshot) {
+    /// Writes a snapshot in the background and reports it. `whole` says that nothing saved before is needed besides it.
+    /// Within the runner's pool.
+    pub(crate) fn save(&self, epoch: u64, whole: bool, snapshot: Snapshot) {
         let (hub, task, copy) = (Arc::clone(&self.hub), self.task, self.copy);
-        let whole = Arc::clone(&self.whole);
-        let file = format!("state/{}/{epoch}-{task}-{copy}", hub.run);
+        let chain = Arc::clone(&self.chain);
+        let file = state_file(&hub.run, epoch, (task, copy), "");
+        self.last.store(epoch, Ordering::SeqCst);
         let mut before = self.before.lock();
         let earlier = before.take();
         *before = Some(tokio::spawn(async move {
@@ -236,12 +281,14 @@ impl CopyStates {
                 // If it was cut off, so is the run.
                 let _ = earlier.await;
             }
-            let said = match hub.put_state(file, snapshot).await {
+            let put = match chain.holds(whole) {
+                true => hub.put_state(file, snapshot).await.map_err(|error| error.to_string()),
+                false => Err("the snapshot before it, which it builds on, could not be written".into()),
+            };
+            chain.wrote(whole, put.is_ok());
+            let said = match put {
                 Ok(parts) => Said::Saved { epoch, parts },
-                Err(error) => {
-                    whole.store(true, Ordering::SeqCst);
-                    Said::Failed { epoch, reason: error.to_string() }
-                }
+                Err(reason) => Said::Failed { epoch, reason },
             };
             hub.report(Report { task, copy, said });
         }));
@@ -260,30 +307,36 @@ impl CopyStates {
             // As above.
             let _ = earlier.await;
         }
-        // Of the next epoch: the checkpoint of the last one that was asked for may be made without it, and its clearing away
-        // must not find it unneeded.
-        let epoch = self.hub.barrier.borrow().as_ref().map_or(0, |barrier| barrier.epoch) + 1;
-        let file = format!("state/{}/{epoch}-{}-{}-end", self.hub.run, self.task, self.copy);
+        let file = state_file(&self.hub.run, self.last.load(Ordering::SeqCst) + 1, (self.task, self.copy), "-end");
         let parts = self.hub.put_state(file, snapshot).await?;
         self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts } });
         Ok(())
     }
 }
 
+/// The object for what a copy keeps at the end of an epoch. An end is of the epoch behind the last barrier that the copy
+/// itself has seen: the checkpoint of that one may be made, and cleared away behind, before the end is known.
+pub(crate) fn state_file(run: &str, epoch: u64, (task, copy): (u32, u32), end: &str) -> String {
+    format!("state/{run}/{epoch}-{task}-{copy}{end}")
+}
+
+pub(crate) fn parts(snapshot: Snapshot) -> Vec<(Key, Bytes, bool)> {
+    let buckets = snapshot.buckets.into_iter().map(|(bucket, part)| match part {
+        Part::Whole(bytes) => (Key::Bucket(bucket), bytes, true),
+        Part::Change(bytes) => (Key::Bucket(bucket), bytes, false),
+    });
+    let splits = snapshot.splits.into_iter().map(|(name, bytes)| (Key::Split(name), bytes, true));
+    let shared = snapshot.shared.into_iter().map(|(name, bytes)| (Key::Shared(name), bytes, true));
+    buckets.chain(splits).chain(shared).collect()
+}
+
 impl Hub {
     /// Writes a snapshot. Returns where its parts lie.
-    async fn put_state(&self, file: String, snapshot: Snapshot) -> Result<Vec<(Key, Entry)>, TaskError> {
-        let Snapshot { mut buckets, splits, shared, later } = snapshot;
-        if let Some(Later(make)) = later {
-            buckets.extend(tokio::task::spawn_blocking(make).await??);
+    async fn put_state(&self, file: String, mut snapshot: Snapshot) -> Result<Vec<(Key, Entry)>, TaskError> {
+        if let Some(Later(make)) = snapshot.later.take() {
+            snapshot.buckets.extend(tokio::task::spawn_blocking(make).await??);
         }
-        let buckets = buckets.into_iter().map(|(bucket, part)| match part {
-            Part::Whole(bytes) => (Key::Bucket(bucket), bytes, true),
-            Part::Change(bytes) => (Key::Bucket(bucket), bytes, false),
-        });
-        let splits = splits.into_iter().map(|(name, bytes)| (Key::Split(name), bytes, true));
-        let shared = shared.into_iter().map(|(name, bytes)| (Key::Shared(name), bytes, true));
-        Ok(self.store.put_state(file, buckets.chain(splits).chain(shared).collect()).await?)
+        Ok(self.store.put_state(file, parts(snapshot)).await?)
     }
 }
 

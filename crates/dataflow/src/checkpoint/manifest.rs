@@ -59,6 +59,8 @@ pub struct TaskState {
 pub struct Manifest {
     /// The job's name.
     pub job: String,
+    /// Which run of the job has written it: of a later one, it comes later than any epoch of those before.
+    pub claim: u64,
     /// The epoch that it ends.
     pub epoch: u64,
     /// When it was made, in milliseconds since 1970 UTC.
@@ -98,9 +100,9 @@ impl Manifest {
         serde_json::from_slice(json).map_err(|error| format!("it makes no sense: {error}"))
     }
 
-    /// Every object it needs.
+    /// Every object it needs. One without bytes is not written.
     pub fn files(&self) -> BTreeSet<&str> {
-        self.entries().map(|entry| entry.file.as_str()).collect()
+        self.entries().filter(|entry| entry.len > 0).map(|entry| entry.file.as_str()).collect()
     }
 
     /// Bytes of state that it refers to.
@@ -206,7 +208,7 @@ mod tests {
         let mut task = TaskState { copies: 2, ended: [1].into(), ..TaskState::default() };
         task.apply(0, vec![(Key::Bucket(1), entry("a", true, 9)), (Key::Split("x".into()), entry("b", true, 1))]);
         let tasks = [("count".to_owned(), task)].into();
-        let manifest = Manifest { job: "j".into(), epoch: 4, at_ms: 5, finished: false, tasks };
+        let manifest = Manifest { job: "j".into(), claim: 1, epoch: 4, at_ms: 5, finished: false, tasks };
         let bytes = manifest.encode();
         assert_eq!(Manifest::decode(&bytes).as_ref(), Ok(&manifest));
         assert_eq!(manifest.files(), ["a", "b"].into());

@@ -7,6 +7,8 @@
 //! | [`rows`]      | rows as bytes                                                                  |
 //! | [`store`]     | where it lies: a folder, or any object store                                   |
 //! | [`hub`]       | a worker's part: barriers for sources, snapshots of copies, news for sinks     |
+//! | `news`        | what a worker has heard from the coordinator                                   |
+//! | `simulation`  | all of it from one seed, with failures anywhere; for tests                     |
 //!
 //! A checkpoint's way: worker 0's coordinator *injects* a barrier; every source saves where it stands and sends the barrier
 //! behind what it has sent; every task *aligns* its inputs on it, saves what it keeps and sends it on. Copies write their
@@ -20,7 +22,10 @@
 pub mod coordinator;
 pub mod hub;
 pub mod manifest;
+mod news;
 pub mod rows;
+#[cfg(test)]
+mod simulation;
 pub mod store;
 
 use std::collections::BTreeMap;

@@ -3,11 +3,15 @@
 //! ```text
 //! epochs/00000000000000000042            the manifest of epoch 42; it is there when the checkpoint is
 //! state/RUN/42-3-0                       what copy 0 of task 3 saved at epoch 42, its parts one after the other
+//! claims/00000000000000000007            a run has begun, the seventh that did
 //! ```
 //!
-//! A manifest is created, never replaced: of two jobs that write to one place the second finds its next epoch taken, and ends.
-//! In a folder that cannot even begin: the job that runs holds a lock on it. Objects are removed when no manifest that is kept
-//! refers to them.
+//! Of two runs that write to one place the later one is right: each makes a *claim* before it looks what is there, writes
+//! manifests that say whose they are, and looks behind each whether there is a later claim before it takes it for durable.
+//! So a run that was taken for dead either has written a manifest before its successor looked, which then goes on from it, or
+//! finds the successor's claim, and ends; a manifest that it leaves behind comes before all of the successor's, whatever its
+//! epoch, for the successor's first is the one that it goes on from, made its own. (In a folder there are no two: who runs holds a lock on it.) A manifest is created, never replaced. Objects are
+//! removed when no manifest that is kept refers to them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -23,6 +27,9 @@ use twox_hash::XxHash3_64;
 
 use super::manifest::{Entry, Key, Manifest};
 
+/// Claims of others that a claim may meet.
+const CLAIMS_MAX: u64 = 100;
+
 /// Why checkpoints cannot be read or written.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -35,7 +42,15 @@ pub enum StoreError {
         /// What the store said.
         reason: String,
     },
-    /// Another job has written the epoch, or holds the lock.
+    /// A checkpoint, or part of one, is not what was written, or not there.
+    #[error("checkpoints in {place}: {reason}")]
+    Damaged {
+        /// Where they lie.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Another job has claimed the place or written the epoch, or holds the lock.
     #[error("checkpoints in {place}: another job writes there; each job needs a place of its own")]
     Taken {
         /// Where they lie.
@@ -61,6 +76,27 @@ impl std::fmt::Debug for CheckpointStore {
 
 /// Nobody else may use a folder while one of these is held.
 pub(crate) struct FolderLock(#[expect(dead_code, reason = "the lock goes with the file")] File);
+
+/// What a store has to go on from.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// The newest first: by claim, then by epoch.
+    pub manifests: Vec<Manifest>,
+    /// Epochs whose manifest is damaged, with what is wrong.
+    pub damaged: Vec<(u64, String)>,
+}
+
+impl Kept {
+    /// The newest epoch that is taken.
+    pub(crate) fn epoch(&self) -> u64 {
+        let whole = self.manifests.iter().map(|manifest| manifest.epoch);
+        whole.chain(self.damaged.iter().map(|(epoch, _)| *epoch)).max().unwrap_or(0)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.manifests.is_empty() && self.damaged.is_empty()
+    }
+}
 
 impl CheckpointStore {
     /// In a folder, which is made if it is not there.
@@ -100,7 +136,7 @@ impl CheckpointStore {
         let file = file.map_err(|error| self.failed(error))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(FolderLock(file))),
-            Err(std::fs::TryLockError::WouldBlock) => Err(StoreError::Taken { place: self.place.clone() }),
+            Err(std::fs::TryLockError::WouldBlock) => Err(self.taken()),
             Err(std::fs::TryLockError::Error(error)) => Err(self.failed(error)),
         }
     }
@@ -110,20 +146,80 @@ impl CheckpointStore {
     /// # Errors
     /// The store's.
     pub async fn epochs(&self) -> Result<Vec<u64>, StoreError> {
-        let found: Vec<_> =
-            self.objects.list(Some(&self.path("epochs"))).try_collect().await.map_err(|e| self.failed(e))?;
-        let mut epochs: Vec<u64> = found.iter().filter_map(|object| object.location.filename()?.parse().ok()).collect();
-        epochs.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(epochs)
+        self.numbers("epochs").await
+    }
+
+    /// Claims the place for a run. Returns the claim, which is higher than `known`, the highest of any manifest: claims may
+    /// have been lost where manifests have not.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) async fn claim(&self, known: u64) -> Result<u64, StoreError> {
+        let claims = self.numbers("claims").await?;
+        let next = claims.first().map_or(known, |&last| last.max(known)).saturating_add(1);
+        // Another's may come between; so many at once are no accident.
+        for claim in next..next.saturating_add(CLAIMS_MAX) {
+            if self.create(&self.claim_path(claim), Bytes::new()).await? {
+                for old in claims {
+                    self.delete(&self.claim_path(old)).await?;
+                }
+                return Ok(claim);
+            }
+        }
+        Err(self.taken())
+    }
+
+    /// Whether no later run has claimed the place.
+    ///
+    /// # Errors
+    /// The store's; `Taken`.
+    pub(crate) async fn is_claimed(&self, claim: u64) -> Result<(), StoreError> {
+        match self.numbers("claims").await?.first() {
+            Some(&last) if last > claim => Err(self.taken()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the manifest of an earlier run, which `claim`'s goes on from, its own, with a number that is not taken. Only then
+    /// may what it holds be committed: otherwise a third run could go on from what a second still writes.
+    ///
+    /// # Errors
+    /// The store's; `Taken`.
+    pub(crate) async fn adopt(&self, manifest: Manifest, claim: u64, epoch: u64) -> Result<Manifest, StoreError> {
+        let old = manifest.epoch;
+        let manifest = Manifest { claim, epoch, ..manifest };
+        self.put_manifest(&manifest).await?;
+        self.is_claimed(claim).await?;
+        // It says the same, and is not to count twice among those that are kept.
+        self.delete(&self.manifest_path(old)).await?;
+        Ok(manifest)
+    }
+
+    /// What there is to go on from.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) async fn kept(&self) -> Result<Kept, StoreError> {
+        let mut kept = Kept::default();
+        for epoch in self.epochs().await? {
+            match self.manifest(epoch).await {
+                Ok(manifest) => kept.manifests.push(manifest),
+                Err(StoreError::Damaged { reason, .. }) => kept.damaged.push((epoch, reason)),
+                // It may be the newest: to go on without it would count again what has been counted.
+                Err(error) => return Err(error),
+            }
+        }
+        kept.manifests.sort_by_key(|manifest| std::cmp::Reverse((manifest.claim, manifest.epoch)));
+        Ok(kept)
     }
 
     /// The manifest of an epoch.
     ///
     /// # Errors
-    /// The store's; when it is damaged.
+    /// The store's; `Damaged`.
     pub async fn manifest(&self, epoch: u64) -> Result<Manifest, StoreError> {
         let bytes = self.get(&self.manifest_path(epoch)).await?;
-        Manifest::decode(&bytes).map_err(|reason| self.failed(format!("epoch {epoch}: {reason}")))
+        Manifest::decode(&bytes).map_err(|reason| self.damaged(format!("epoch {epoch}: {reason}")))
     }
 
     /// Whether everything that a manifest refers to is there and as it was written.
@@ -141,12 +237,12 @@ impl CheckpointStore {
     /// The store's; `Taken` when the epoch has a manifest already.
     pub(crate) async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let path = self.manifest_path(manifest.epoch);
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.objects.put_opts(&path, manifest.encode().into(), options).await {
-            Ok(_) => self.sync(&path).await,
-            Err(Error::AlreadyExists { .. }) => Err(StoreError::Taken { place: self.place.clone() }),
-            Err(error) => Err(self.failed(error)),
+        let bytes = Bytes::from(manifest.encode());
+        // A store's client tries again when an answer is lost, and then finds its own.
+        if self.create(&path, bytes.clone()).await? || self.get(&path).await? == bytes {
+            return Ok(());
         }
+        Err(self.taken())
     }
 
     /// Writes what a copy has saved, parts one after the other, as one object. Returns where each lies.
@@ -176,18 +272,31 @@ impl CheckpointStore {
     /// Reads parts, in the order of `entries`, and checks them.
     ///
     /// # Errors
-    /// The store's; when a part is damaged or not there.
+    /// The store's; `Damaged`, also when a part is not there.
     pub(crate) async fn parts(&self, entries: &[&Entry]) -> Result<Vec<Bytes>, StoreError> {
         let mut parts = vec![Bytes::new(); entries.len()];
         let files: BTreeSet<&str> = entries.iter().filter(|entry| entry.len > 0).map(|e| e.file.as_str()).collect();
         for file in files {
             let of_file: Vec<usize> = (0..entries.len()).filter(|&at| entries[at].file == file).collect();
-            let ranges: Vec<_> =
-                of_file.iter().map(|&at| entries[at].offset..entries[at].offset + entries[at].len).collect();
-            let found = self.objects.get_ranges(&self.path(file), &ranges).await.map_err(|error| self.failed(error))?;
+            let range = |&at: &usize| entries[at].offset..entries[at].offset.saturating_add(entries[at].len);
+            let ranges: Vec<_> = of_file.iter().map(range).collect();
+            let path = self.path(file);
+            let found = match self.objects.get_ranges(&path, &ranges).await {
+                Ok(found) => found,
+                // A range that is not there is told in each store's own way; one that is shorter, by its length.
+                Err(error) => {
+                    let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+                    let whole = self.objects.head(&path).await.map_or(true, |object| object.size >= end);
+                    return Err(if whole {
+                        self.unreadable(error)
+                    } else {
+                        self.damaged(format!("{file} is cut short"))
+                    });
+                }
+            };
             for (at, bytes) in of_file.into_iter().zip(found) {
                 if bytes.len() as u64 != entries[at].len || XxHash3_64::oneshot(&bytes) != entries[at].sum {
-                    return Err(self.failed(format!("{file} is damaged")));
+                    return Err(self.damaged(format!("{file} is damaged")));
                 }
                 parts[at] = bytes;
             }
@@ -195,21 +304,18 @@ impl CheckpointStore {
         Ok(parts)
     }
 
-    /// Removes all but the newest `keep` manifests, and what none of these refers to of `last` or before.
+    /// Removes all but the newest `keep` manifests that are whole, and what none of these refers to of `last` or before.
     ///
     /// # Errors
     /// The store's; what could be removed is.
     pub(crate) async fn prune(&self, keep: usize, last: u64) -> Result<(), StoreError> {
-        let epochs = self.epochs().await?;
-        let (kept, old) = epochs.split_at(keep.max(1).min(epochs.len()));
-        let mut needed = BTreeSet::new();
-        for &epoch in kept {
-            // One that is damaged is no use, and what it needs is not known.
-            if let Ok(manifest) = self.manifest(epoch).await {
-                needed.extend(manifest.files().into_iter().map(str::to_owned));
-            }
-        }
-        for &epoch in old {
+        let Kept { mut manifests, damaged } = self.kept().await?;
+        let old = manifests.split_off(keep.max(1).min(manifests.len()));
+        let needed: BTreeSet<&str> = manifests.iter().flat_map(Manifest::files).collect();
+        let oldest = manifests.iter().map(|manifest| manifest.epoch).min().unwrap_or(0);
+        // What is damaged is no use; while it is new somebody may want to see it.
+        let damaged = damaged.into_iter().map(|(epoch, _)| epoch).filter(|&epoch| epoch < oldest);
+        for epoch in old.iter().map(|manifest| manifest.epoch).chain(damaged) {
             self.delete(&self.manifest_path(epoch)).await?;
         }
         let found: Vec<_> =
@@ -220,16 +326,36 @@ impl CheckpointStore {
             let name = path
                 .prefix_match(&self.prefix)
                 .map(|parts| parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/"));
-            if of.is_some_and(|epoch| epoch <= last) && name.is_some_and(|name| !needed.contains(&name)) {
+            if of.is_some_and(|epoch| epoch <= last) && name.is_some_and(|name| !needed.contains(name.as_str())) {
                 self.delete(&path).await?;
             }
         }
         Ok(())
     }
 
+    /// The numbers that objects of a kind are named by, the highest first.
+    async fn numbers(&self, kind: &str) -> Result<Vec<u64>, StoreError> {
+        let found: Vec<_> =
+            self.objects.list(Some(&self.path(kind))).try_collect().await.map_err(|e| self.failed(e))?;
+        let mut numbers: Vec<u64> =
+            found.iter().filter_map(|object| object.location.filename()?.parse().ok()).collect();
+        numbers.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(numbers)
+    }
+
+    /// Writes an object that is not there. Returns false when it is.
+    async fn create(&self, path: &Path, bytes: Bytes) -> Result<bool, StoreError> {
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        match self.objects.put_opts(path, bytes.into(), options).await {
+            Ok(_) => self.sync(path).await.map(|()| true),
+            Err(Error::AlreadyExists { .. }) => Ok(false),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
     async fn get(&self, path: &Path) -> Result<Bytes, StoreError> {
-        let found = self.objects.get(path).await.map_err(|error| self.failed(error))?;
-        found.bytes().await.map_err(|error| self.failed(error))
+        let found = self.objects.get(path).await.map_err(|error| self.unreadable(error))?;
+        found.bytes().await.map_err(|error| self.unreadable(error))
     }
 
     async fn delete(&self, path: &Path) -> Result<(), StoreError> {
@@ -255,11 +381,31 @@ impl CheckpointStore {
         self.path(&format!("epochs/{epoch:020}"))
     }
 
+    fn claim_path(&self, claim: u64) -> Path {
+        self.path(&format!("claims/{claim:020}"))
+    }
+
     fn path(&self, name: &str) -> Path {
         name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
     fn failed(&self, reason: impl ToString) -> StoreError {
         StoreError::Io { place: self.place.clone(), reason: reason.to_string() }
+    }
+
+    /// Something that should be there could not be read.
+    fn unreadable(&self, error: Error) -> StoreError {
+        match error {
+            Error::NotFound { .. } => self.damaged(error.to_string()),
+            error => self.failed(error),
+        }
+    }
+
+    fn damaged(&self, reason: String) -> StoreError {
+        StoreError::Damaged { place: self.place.clone(), reason }
+    }
+
+    fn taken(&self) -> StoreError {
+        StoreError::Taken { place: self.place.clone() }
     }
 }

@@ -1,6 +1,5 @@
 //! A copy's input ports: where batches come out, checked, decoded and counted.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use super::inlet::{Inlet, Packet};
 use crate::error::DataflowError;
 use crate::metrics;
 use crate::run::{CancelToken, block_on};
-use crate::stream::{Alignment, Arrival, Mark, Watermarks};
+use crate::stream::{Confluence, Gate, Mark};
 use crate::wire::Decoder;
 
 /// What a stream of batches consists of.
@@ -133,33 +132,12 @@ pub struct Input {
     target: u32,
     cancel: CancelToken,
     /// `None` for a task that does not know them.
-    marks: Option<Marks>,
-}
-
-/// The marks of a port's streams together.
-#[derive(Default)]
-struct Marks {
-    time: Watermarks,
-    align: Alignment,
-    /// What comes out next: the end of a stream may bring both.
-    ready: VecDeque<Mark>,
-}
-
-impl Marks {
-    /// A stream has ended. Returns whether the barrier had waited for it alone.
-    fn over(&mut self, stream: usize) -> bool {
-        // The barrier first: the time that the end sets free belongs to the next epoch, as the end itself does.
-        let aligned = self.align.over(stream);
-        let released = aligned.is_some();
-        self.ready.extend(aligned.map(Mark::Barrier));
-        self.ready.extend(self.time.over(stream));
-        released
-    }
+    marks: Option<Confluence>,
 }
 
 impl Input {
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
-        let marks = streaming.then(Marks::default);
+        let marks = streaming.then(Confluence::default);
         Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks }
     }
 
@@ -170,12 +148,7 @@ impl Input {
             self.open += usize::from(!over);
             let edge = Arc::clone(edge);
             if let Some(marks) = &mut self.marks {
-                marks.time.add();
-                marks.align.add();
-                if over {
-                    marks.time.over(self.streams.len());
-                    marks.align.over(self.streams.len());
-                }
+                marks.add(self.streams.len(), over);
             }
             self.streams.push(StreamEnd { edge, source, decoder: None, blocks: 0, rows: 0, over });
         }
@@ -253,7 +226,7 @@ impl Input {
     /// [`Input::recv_from`] for who polls by hand.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, Item)>, DataflowError>> {
         loop {
-            if let Some(mark) = self.marks.as_mut().and_then(|marks| marks.ready.pop_front()) {
+            if let Some(mark) = self.marks.as_mut().and_then(Confluence::next) {
                 return Poll::Ready(Ok(Some((0, Item::Mark(mark)))));
             }
             if self.open == 0 {
@@ -272,35 +245,28 @@ impl Input {
     fn mark(&mut self, stream: u32, mark: Mark) -> Result<(), DataflowError> {
         let at = stream as usize;
         let Some(marks) = &mut self.marks else { return self.streams[at].refuse(&mark) };
-        match mark {
-            Mark::Watermark(time) => marks.ready.extend(marks.time.advance(at, time)),
-            Mark::Idle => marks.ready.extend(marks.time.idle(at)),
-            Mark::Barrier(barrier) => match marks.align.arrive(at, barrier) {
-                Arrival::Wait { released } => {
-                    if released {
-                        self.inlet.release();
-                    }
-                    self.inlet.hold(stream);
-                }
-                Arrival::Aligned(barrier) => {
+        match marks.mark(at, mark) {
+            Gate::Same => {}
+            Gate::Hold { release } => {
+                if release {
                     self.inlet.release();
-                    marks.ready.push_back(Mark::Barrier(barrier));
                 }
-                Arrival::Stale => {}
-            },
+                self.inlet.hold(stream);
+            }
+            Gate::Release => self.inlet.release(),
         }
         Ok(())
     }
 
     fn stream_over(&mut self, stream: u32) {
-        if self.marks.as_mut().is_some_and(|marks| marks.over(stream as usize)) {
+        if self.marks.as_mut().is_some_and(|marks| marks.over(stream as usize) == Gate::Release) {
             self.inlet.release();
         }
     }
 
     /// The source task and copy of the stream that holds time back; `None` when none does.
     pub fn slowest(&self) -> Option<(&str, u32)> {
-        let end = &self.streams[self.marks.as_ref()?.time.slowest()?];
+        let end = &self.streams[self.marks.as_ref()?.slowest()?];
         Some((&end.edge.name, end.source))
     }
 
@@ -400,16 +366,13 @@ pub struct Inputs {
     /// The port that is looked at first, in turn: none is starved.
     first: usize,
     /// The marks of the ports together.
-    marks: Marks,
+    marks: Confluence,
 }
 
 impl Inputs {
     pub(crate) fn new(inputs: Vec<Input>) -> Self {
-        let mut marks = Marks::default();
-        (0..inputs.len()).for_each(|_| {
-            marks.time.add();
-            marks.align.add();
-        });
+        let mut marks = Confluence::default();
+        (0..inputs.len()).for_each(|port| marks.add(port, false));
         Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks }
     }
 
@@ -455,17 +418,17 @@ impl Inputs {
         poll_fn(|context| {
             let count = self.ports.len();
             'look: loop {
-                if let Some(mark) = self.marks.ready.pop_front() {
+                if let Some(mark) = self.marks.next() {
                     return Poll::Ready(Ok(Some((0, Some(Item::Mark(mark))))));
                 }
                 let mut waiting = false;
                 for index in (0..count).map(|i| (self.first + i) % count) {
-                    if self.ended[index] || !wanted(index) || self.marks.align.holds(index) {
+                    if self.ended[index] || !wanted(index) || self.marks.holds(index) {
                         continue;
                     }
                     match self.ports[index].poll_recv(context)? {
                         Poll::Ready(Some((_, Item::Mark(mark)))) => {
-                            self.mark(index, mark);
+                            self.marks.mark(index, mark);
                             continue 'look;
                         }
                         Poll::Ready(found) => {
@@ -483,19 +446,6 @@ impl Inputs {
             }
         })
         .await
-    }
-
-    fn mark(&mut self, port: usize, mark: Mark) {
-        let marks = &mut self.marks;
-        match mark {
-            Mark::Watermark(time) => marks.ready.extend(marks.time.advance(port, time)),
-            Mark::Idle => marks.ready.extend(marks.time.idle(port)),
-            Mark::Barrier(barrier) => {
-                if let Arrival::Aligned(barrier) = marks.align.arrive(port, barrier) {
-                    marks.ready.push_back(Mark::Barrier(barrier));
-                }
-            }
-        }
     }
 
     /// [`Inputs::recv_any`] for a copy that blocks its thread. The error is `Cancelled` when the run is given up.

@@ -135,6 +135,15 @@ impl Links {
         self.mark_dirty();
     }
 
+    /// [`Links::enqueue`], unless this worker's last frames are queued: one behind them would meet the next run.
+    pub(crate) fn enqueue_in_run(&self, worker: u32, frame: Frame) {
+        // Held meanwhile, as `finish` needs it.
+        let credits = self.credits.lock();
+        if credits.is_some() {
+            self.enqueue(worker, frame);
+        }
+    }
+
     /// Queues a frame that came from elsewhere, within a pump.
     pub(crate) fn forward(&self, worker: u32, bytes: Buffer, guard: Option<Arc<Guard>>) {
         self.peers[worker as usize].queue.lock().push_back((bytes, guard));

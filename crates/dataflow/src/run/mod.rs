@@ -382,11 +382,12 @@ impl Run {
     fn start_coordinator(&self, runner: &Runner, hub: Arc<Hub>, heard: mpsc::UnboundedReceiver<Event>, resume: Resume) {
         let (state, cancel) = (Arc::clone(&self.state), self.state.cancel.token());
         runner.pool.handle().spawn(async move {
-            let work = hub.coordinate(resume, heard);
+            let work = Arc::clone(&hub).coordinate(resume, heard);
             if let Ok(Err(message)) = cancel.guard(work).await {
                 let rank = state.links.rank(state.links.me).0;
                 state.fail(Fault { rank, task: "(checkpoints)".into(), copy: 0, message });
             }
+            hub.settle_soon().await;
             state.copy_done();
         });
     }

@@ -7,9 +7,9 @@ use std::time::SystemTime;
 use tidemill_collective::{Communicator, Op};
 use tokio::runtime::Handle;
 
-use crate::checkpoint::coordinator::Member;
-use crate::checkpoint::store::FolderLock;
-use crate::checkpoint::{CheckpointSettings, Manifest, Restored, StoreError, hub};
+use crate::checkpoint::coordinator::{Begin, Member};
+use crate::checkpoint::store::{FolderLock, Kept};
+use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, hub};
 use crate::error::DataflowError;
 use crate::flow::Flow;
 
@@ -20,7 +20,7 @@ pub(crate) struct Resume {
     pub run: String,
     pub job: String,
     pub members: Vec<Member>,
-    pub manifest: Option<Arc<Manifest>>,
+    pub begin: Begin,
     /// By task and copy, of this worker's.
     pub restored: HashMap<(u32, u32), Restored>,
     /// Worker 0's.
@@ -38,11 +38,31 @@ enum Found {
     Error { reason: String },
 }
 
+/// How a worker's reading of its part of a checkpoint went: of several, the first counts.
+#[derive(Clone, Copy)]
+enum Read {
+    /// The store cannot be read now. To leave its checkpoint out would count again what has been counted.
+    Refused,
+    /// Something is damaged, and will be the next time.
+    Damaged,
+    Whole,
+}
+
+impl Read {
+    fn of<T>(result: &Result<T, StoreError>) -> Self {
+        match result {
+            Ok(_) => Read::Whole,
+            Err(StoreError::Damaged { .. }) => Read::Damaged,
+            Err(_) => Read::Refused,
+        }
+    }
+}
+
 impl Resume {
-    /// Collective: all workers begin from the same checkpoint, the newest that every one of them can read its part of.
+    /// Collective: all workers begin from the same checkpoint, the newest that is not damaged anywhere.
     ///
     /// # Errors
-    /// The same on every worker: `Checkpoint`, when there are checkpoints and none can be gone on from; the job's fault.
+    /// On every worker: `Checkpoint`, when there are checkpoints and none can be gone on from; the job's fault.
     pub(crate) fn agree(
         comm: &Communicator,
         pool: &Handle,
@@ -67,32 +87,27 @@ impl Resume {
         let run =
             format!("{:x}-{:x}", SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos()), std::process::id());
         let lock = if first { settings.store.lock() } else { Ok(None) };
-        let mut epochs = Vec::new();
-        let mut failed = lock.as_ref().err().cloned();
-        if first && failed.is_none() {
-            match pool.block_on(settings.store.epochs()) {
-                Ok(found) => epochs = found,
-                Err(error) => failed = Some(error),
-            }
-        }
-        let mut older = epochs.iter().copied();
+        let members = flow.tasks.iter().map(|t| Member { name: t.name.clone(), copies: t.workers.len() as u32 });
         let mut resume = Resume {
             settings: settings.clone(),
             run: String::new(),
             job: job.to_owned(),
-            members: flow
-                .tasks
-                .iter()
-                .map(|t| Member { name: t.name.clone(), copies: t.workers.len() as u32 })
-                .collect(),
-            manifest: None,
+            members: members.collect(),
+            begin: Begin::default(),
             restored: HashMap::new(),
-            lock: lock.unwrap_or_default(),
+            lock: None,
         };
+        let (mut failed, mut older, mut none) = (None, Vec::new().into_iter(), true);
+        if first {
+            match lock.map_err(|error| error.to_string()).and_then(|lock| resume.look(pool, lock)) {
+                Ok(kept) => (none, older) = (kept.is_empty(), kept.manifests.into_iter()),
+                Err(reason) => failed = Some(reason),
+            }
+        }
         loop {
             let found = first.then(|| match &failed {
-                Some(error) => Found::Error { reason: error.to_string() },
-                None => resume.next(pool, &run, &mut older, epochs.len()),
+                Some(reason) => Found::Error { reason: reason.clone() },
+                None => resume.next(pool, &run, &mut older, none),
             });
             match share(comm, found)? {
                 Found::Error { reason } => return Err(DataflowError::Checkpoint(reason)),
@@ -104,41 +119,71 @@ impl Resume {
                     resume.run = run;
                     let read = pool.block_on(resume.read(&manifest, flow, comm.rank()));
                     let mut all = [0u8];
-                    comm.allreduce(&[u8::from(read.is_ok())], &mut all, &Op::Min)?;
-                    if let Err(error) = &read {
-                        eprintln!("tidemill: checkpoint {} is left out: {error}", manifest.epoch);
+                    comm.allreduce(&[Read::of(&read) as u8], &mut all, &Op::Min)?;
+                    match read {
+                        Ok(restored) if all[0] == Read::Whole as u8 => {
+                            resume.restored = restored;
+                            resume.begin.from = Some(Arc::from(manifest));
+                            return Ok(resume);
+                        }
+                        Ok(_) => {}
+                        Err(error) if all[0] == Read::Refused as u8 => {
+                            return Err(DataflowError::Checkpoint(error.to_string()));
+                        }
+                        Err(error) => eprintln!("tidemill: checkpoint {} is left out: {error}", manifest.epoch),
                     }
-                    if let (1, Ok(restored)) = (all[0], read) {
-                        resume.restored = restored;
-                        resume.manifest = Some(Arc::from(manifest));
-                        return Ok(resume);
+                    if all[0] == Read::Refused as u8 {
+                        return Err(DataflowError::Checkpoint(format!(
+                            "checkpoint {} could not be read by another worker",
+                            manifest.epoch
+                        )));
                     }
                 }
             }
         }
     }
 
-    /// The next older checkpoint that has a manifest which fits the job. On worker 0.
-    fn next(&self, pool: &Handle, run: &str, older: &mut impl Iterator<Item = u64>, all: usize) -> Found {
-        let (run, store) = (run.to_owned(), &self.settings.store);
-        for epoch in older {
-            match pool.block_on(store.manifest(epoch)) {
-                Ok(manifest) => {
-                    return match self.fits(&manifest) {
-                        Ok(()) => Found::Checkpoint { run, manifest: Box::new(manifest) },
-                        Err(reason) => Found::Error { reason: format!("checkpoints in {}: {reason}", store.place()) },
-                    };
-                }
-                Err(error) => eprintln!("tidemill: checkpoint {epoch} is left out: {error}"),
-            }
+    /// Makes the place this run's, and finds what is there. On worker 0.
+    fn look(&mut self, pool: &Handle, lock: Option<FolderLock>) -> Result<Kept, String> {
+        let kept = |store: &CheckpointStore| pool.block_on(store.kept()).map_err(|error| error.to_string());
+        let store = self.settings.store.clone();
+        // A job that has no business there must not end the one that has.
+        let before = kept(&store)?;
+        let newest = before.manifests.first();
+        newest.map_or(Ok(()), |newest| self.fits(newest))?;
+        let known = newest.map_or(0, |newest| newest.claim);
+        self.begin.claim = pool.block_on(store.claim(known)).map_err(|error| error.to_string())?;
+        self.lock = lock;
+        // Again: what the run before has written until this one made its claim counts.
+        let kept = kept(&store)?;
+        self.begin.newest = kept.epoch();
+        for (epoch, reason) in &kept.damaged {
+            eprintln!("tidemill: checkpoint {epoch} is left out: {reason}");
         }
-        match all {
-            0 => Found::Nothing { run },
-            all => Found::Error {
+        Ok(kept)
+    }
+
+    /// The next older checkpoint, if it fits the job; made this run's own. On worker 0.
+    fn next(&mut self, pool: &Handle, run: &str, older: &mut impl Iterator<Item = Manifest>, none: bool) -> Found {
+        let run = run.to_owned();
+        match older.next() {
+            Some(manifest) => {
+                if let Err(reason) = self.fits(&manifest) {
+                    return Found::Error { reason };
+                }
+                let Begin { claim, newest, .. } = &mut self.begin;
+                *newest += 1;
+                match pool.block_on(self.settings.store.adopt(manifest, *claim, *newest)) {
+                    Ok(manifest) => Found::Checkpoint { run, manifest: Box::new(manifest) },
+                    Err(error) => Found::Error { reason: error.to_string() },
+                }
+            }
+            None if none => Found::Nothing { run },
+            None => Found::Error {
                 // Beginning anew in silence would count twice what had been counted.
                 reason: format!(
-                    "checkpoints in {}: none of {all} can be read; remove them to begin anew",
-                    store.place()
+                    "checkpoints in {}: none can be read; remove them to begin anew",
+                    self.settings.store.place()
                 ),
             },
         }
@@ -146,9 +191,10 @@ impl Resume {
 
     /// Whether a checkpoint is one of this job.
     fn fits(&self, manifest: &Manifest) -> Result<(), String> {
+        let place = self.settings.store.place();
         if manifest.job != self.job {
             return Err(format!(
-                "they are of job \"{}\", not of \"{}\"; each job needs a place of its own",
+                "checkpoints in {place}: they are of job \"{}\", not of \"{}\"; each job needs a place of its own",
                 manifest.job, self.job
             ));
         }
@@ -156,7 +202,9 @@ impl Resume {
         let kept = manifest.tasks.iter().filter(|(_, state)| !state.buckets.is_empty() || !state.splits.is_empty());
         let lost = kept.map(|(name, _)| name).find(|name| !known(name));
         match lost {
-            Some(name) => Err(format!("they hold state of a task \"{name}\", which the job has no longer")),
+            Some(name) => Err(format!(
+                "checkpoints in {place}: they hold state of a task \"{name}\", which the job has no longer"
+            )),
             None => Ok(()),
         }
     }

@@ -5,15 +5,18 @@
 //! | `mark`       | watermarks and barriers: what rides between batches                        |
 //! | `watermarks` | the time of several streams together                                       |
 //! | `align`      | a barrier, when all streams have brought it                                |
+//! | `confluence` | both, in the order in which a reader of several streams sees them          |
 //! | [`source`]   | what streams come from: splits, their event times, where they stand        |
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
 
 mod align;
+mod confluence;
 mod mark;
 pub mod sink;
 pub mod source;
 mod watermarks;
 
-pub(crate) use align::{Alignment, Arrival};
+pub(crate) use confluence::{Confluence, Gate};
 pub use mark::{Barrier, Control, EventTime, Mark};
+#[cfg(test)]
 pub(crate) use watermarks::Watermarks;

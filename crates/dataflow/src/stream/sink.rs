@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
 
-use super::mark::Mark;
+use super::mark::{Control, Mark};
 use crate::checkpoint::Snapshot;
 use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
@@ -105,7 +105,10 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
                 }
                 last = barrier.epoch;
                 if let Some(states) = states {
-                    states.save(barrier.epoch, snapshot(&prepared));
+                    states.save(barrier.epoch, true, snapshot(&prepared));
+                }
+                if barrier.control == Control::Stop {
+                    break;
                 }
             }
             Wake::Item(Some(Item::Mark(_))) => {}

@@ -265,8 +265,6 @@ pub(crate) async fn drive<S: Source>(
         Some(states) => (states.barriers(), states.durable()),
         None => (tokio::sync::watch::Sender::new(None).subscribe(), tokio::sync::watch::Sender::new(0).subscribe()),
     };
-    // The first may have been asked for before this copy was there, and everybody waits for it.
-    barriers.mark_changed();
     if context.had_ended() {
         if let Some(states) = states {
             states.end(snapshot(&mut source)?).await?;
@@ -295,7 +293,8 @@ pub(crate) async fn drive<S: Source>(
                     clock.rows(split, &rows);
                 }
                 if !output.is_wanted() {
-                    return Ok(());
+                    // An end like any other: the places of its splits are kept.
+                    break;
                 }
                 output.send(rows).await?;
                 // One that always has something must not keep its thread for itself.
@@ -319,7 +318,7 @@ pub(crate) async fn drive<S: Source>(
                 let Some(barrier) = barriers.borrow_and_update().clone() else { continue };
                 let stop = barrier.control == Control::Stop;
                 if let Some(states) = states {
-                    states.save(barrier.epoch, snapshot(&mut source)?);
+                    states.save(barrier.epoch, true, snapshot(&mut source)?);
                 }
                 output.mark(&Mark::Barrier(barrier)).await?;
                 if stop {

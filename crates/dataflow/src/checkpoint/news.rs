@@ -1,0 +1,100 @@
+//! What a worker has heard from the coordinator. Only what is newer counts: something that comes twice, or late, changes
+//! nothing.
+
+use tokio::sync::watch;
+
+use crate::stream::Barrier;
+
+/// See the module.
+pub(crate) struct News {
+    /// The last barrier that sources were asked for.
+    barrier: watch::Sender<Option<Barrier>>,
+    /// The last epoch that is durable.
+    durable: watch::Sender<u64>,
+}
+
+impl Default for News {
+    fn default() -> Self {
+        News { barrier: watch::Sender::new(None), durable: watch::Sender::new(0) }
+    }
+}
+
+impl News {
+    /// Sources are asked for a barrier.
+    pub(crate) fn inject(&self, barrier: Barrier) {
+        self.barrier.send_if_modified(|last| {
+            let newer = last.as_ref().is_none_or(|last| last.epoch < barrier.epoch);
+            if newer {
+                *last = Some(barrier);
+            }
+            newer
+        });
+    }
+
+    /// An epoch is durable.
+    pub(crate) fn durable(&self, epoch: u64) {
+        self.durable.send_if_modified(|last| {
+            let newer = *last < epoch;
+            *last = epoch.max(*last);
+            newer
+        });
+    }
+
+    /// The barriers that sources are asked for. Who begins to listen late hears the last one: it may be awaited.
+    pub(crate) fn barriers(&self) -> watch::Receiver<Option<Barrier>> {
+        let mut barriers = self.barrier.subscribe();
+        if barriers.borrow().is_some() {
+            barriers.mark_changed();
+        }
+        barriers
+    }
+
+    /// The epochs that are durable. Who begins to listen late hears the last one.
+    pub(crate) fn epochs(&self) -> watch::Receiver<u64> {
+        let mut epochs = self.durable.subscribe();
+        if *epochs.borrow() > 0 {
+            epochs.mark_changed();
+        }
+        epochs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::Control;
+
+    fn barrier(epoch: u64) -> Barrier {
+        Barrier { epoch, control: Control::Checkpoint }
+    }
+
+    /// A source that is slow to begin, and never hears of the barrier it is asked for, holds up its checkpoint for ever.
+    #[test]
+    fn who_listens_late_hears_the_last() {
+        let news = News::default();
+        assert!(!news.barriers().has_changed().unwrap() && !news.epochs().has_changed().unwrap());
+        news.inject(barrier(3));
+        news.durable(2);
+        let (mut barriers, mut epochs) = (news.barriers(), news.epochs());
+        assert!(barriers.has_changed().unwrap() && epochs.has_changed().unwrap());
+        assert_eq!((barriers.borrow_and_update().clone(), *epochs.borrow_and_update()), (Some(barrier(3)), 2));
+    }
+
+    /// A source that sends one barrier twice saves two places for one epoch; a sink that goes back commits nothing more.
+    #[test]
+    fn what_comes_twice_or_late_changes_nothing() {
+        let news = News::default();
+        let (mut barriers, mut epochs) = (news.barriers(), news.epochs());
+        news.inject(barrier(3));
+        news.durable(3);
+        barriers.mark_unchanged();
+        epochs.mark_unchanged();
+        for epoch in [3, 2] {
+            news.inject(barrier(epoch));
+            news.durable(epoch);
+            assert!(!barriers.has_changed().unwrap() && !epochs.has_changed().unwrap());
+        }
+        news.inject(barrier(4));
+        assert_eq!(barriers.borrow_and_update().clone(), Some(barrier(4)));
+    }
+}

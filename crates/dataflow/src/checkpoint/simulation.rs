@@ -1,0 +1,381 @@
+//! Checkpoints in a simulation: one seed is one story of a job, from its first run to its end, in one thread and without a
+//! clock. The coordinator, alignment, watermarks, manifests, the store's rules and the dealing on restore are the real ones,
+//! the store an object store in memory. What is modelled is what they depend on: copies ([`copies`], which do what the drivers
+//! of sources, operators and sinks do), streams and control frames ([`job`]), each in order by itself and in any order between
+//! them, however late.
+//!
+//! The story may have crashes at any step, with another number of copies afterwards; a job that is taken for dead and goes on
+//! beside its successor; manifests and states that cannot be written, are cut short, are written although the writer was told
+//! otherwise, or land when their job is long gone; a clock that jumps, so that checkpoints are given up; control frames that
+//! come twice; barriers that stop the job, asked for at any time and more than once; sources without rows.
+//!
+//! Always: what a manifest says of each split, each key and each sink fits together; nothing is visible outside that no
+//! checkpoint has; each key's rows are visible once and in order. And when faults stop, the job comes to its end.
+//!
+//! `TIDEMILL_SIM_SEED=17 cargo test -p tidemill-dataflow simulation` tells the story of seed 17.
+
+mod copies;
+mod job;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use serde::{Deserialize, Serialize};
+
+use super::manifest::Manifest;
+use super::store::CheckpointStore;
+use crate::route_map::{BUCKETS, RouteMap};
+use job::Job;
+
+/// Seeds of one run of the test.
+const SEEDS: u64 = 3000;
+/// Once faults stop a job must end within so many steps. Most need some hundreds.
+const STEPS_MAX: usize = 100_000;
+/// As a row's number: the last of its key, told at the end of the stream.
+const LAST: u32 = u32::MAX;
+
+/// Whatever the seed decides (splitmix64).
+pub(super) struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// True once in `times`; never, for 0.
+    fn once_in(&mut self, times: usize) -> bool {
+        times > 0 && self.below(times) == 0
+    }
+
+    fn one_of(&mut self, choices: &[usize]) -> usize {
+        choices[self.below(choices.len())]
+    }
+}
+
+/// What stays the same in all runs of the job. Rates are of one in so many; 0 is never.
+struct Plan {
+    /// Rows of each split, by source task.
+    rows: Vec<Vec<u32>>,
+    keys: u32,
+    keep: usize,
+    interval: Duration,
+    timeout: Duration,
+    /// Splits become idle now and then: then rows may be late.
+    idles: bool,
+    /// The step at which faults stop.
+    faults_end: usize,
+    crash: usize,
+    rival: usize,
+    request: usize,
+    clock_jump: usize,
+    manifest_fails: usize,
+    state_fails: usize,
+    frame_twice: usize,
+}
+
+impl Plan {
+    fn new(random: &mut Random) -> Self {
+        let rows = (0..1 + random.below(2)).map(|_| {
+            let splits = 1 + random.below(5);
+            (0..splits).map(|_| random.one_of(&[0, 3, 20, 60]) as u32).collect()
+        });
+        Plan {
+            rows: rows.collect(),
+            keys: 1 + random.below(12) as u32,
+            keep: 1 + random.below(3),
+            interval: Duration::from_millis(random.one_of(&[0, 5, 50]) as u64),
+            timeout: Duration::from_millis(random.one_of(&[30, 300, 100_000]) as u64),
+            idles: random.once_in(2),
+            faults_end: random.one_of(&[0, 500, 3000, 10_000]),
+            crash: random.one_of(&[0, 150, 500, 1500]),
+            rival: random.one_of(&[0, 0, 400]),
+            request: random.one_of(&[0, 100, 400]),
+            clock_jump: random.one_of(&[0, 0, 20]),
+            manifest_fails: random.one_of(&[0, 3, 10]),
+            state_fails: random.one_of(&[0, 10, 50]),
+            frame_twice: random.one_of(&[0, 3]),
+        }
+    }
+
+    /// The key of a split's row.
+    fn key(&self, split: u32, n: u32) -> u32 {
+        (split * 31 + n * 7 + n * n / 3) % self.keys
+    }
+
+    fn bucket(key: u32) -> u32 {
+        RouteMap::even(BUCKETS, 1).bucket(u64::from(key + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// Rows of each key before these places in the splits.
+    fn counts(&self, places: &BTreeMap<u32, u32>) -> BTreeMap<u32, u32> {
+        let mut counts = BTreeMap::new();
+        for (&split, &place) in places {
+            (0..place).for_each(|n| *counts.entry(self.key(split, n)).or_default() += 1);
+        }
+        counts
+    }
+
+    /// All splits with their rows; a split's number says which it is.
+    fn splits(&self) -> BTreeMap<u32, u32> {
+        self.rows.iter().flatten().enumerate().map(|(split, rows)| (split as u32, *rows)).collect()
+    }
+}
+
+/// What a sink has prepared in one epoch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Unit {
+    epoch: u64,
+    run: String,
+    copy: u32,
+    /// Keys and numbers.
+    rows: Vec<(u32, u32)>,
+}
+
+/// What outlives a job's runs.
+pub(super) struct World {
+    plan: Plan,
+    objects: Arc<InMemory>,
+    store: CheckpointStore,
+    /// Whether things still go wrong.
+    faults: bool,
+    /// What sinks have made appear.
+    visible: BTreeMap<Bytes, Unit>,
+    /// What is prepared in any manifest that was ever whole.
+    prepared: BTreeSet<Bytes>,
+    /// Manifests of runs that are gone, which have not landed yet.
+    late: Vec<Manifest>,
+    /// Whether any checkpoint was ever durable.
+    durable: bool,
+    done: bool,
+    runs: usize,
+    tell: bool,
+}
+
+/// What a store in memory answers.
+fn at_once<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().expect("a store in memory answers at once")
+}
+
+impl World {
+    fn new(random: &mut Random, tell: bool) -> Self {
+        let objects = Arc::new(InMemory::new());
+        World {
+            plan: Plan::new(random),
+            store: CheckpointStore::objects(Arc::clone(&objects) as _, Path::from("jobs/simulated"), "memory"),
+            objects,
+            faults: true,
+            visible: BTreeMap::new(),
+            prepared: BTreeSet::new(),
+            late: Vec::new(),
+            durable: false,
+            done: false,
+            runs: 0,
+            tell,
+        }
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.tell {
+            println!("{}", what());
+        }
+    }
+
+    /// Whether something goes wrong that does so once in `times`.
+    fn fault(&self, times: usize, random: &mut Random) -> bool {
+        self.faults && random.once_in(times)
+    }
+
+    /// A manifest is there and whole.
+    fn landed(&mut self, manifest: &Manifest) {
+        let newer = at_once(self.store.kept()).unwrap().manifests[0].claim > manifest.claim;
+        let gone = |file: &str| at_once(self.objects.head(&Path::from(format!("jobs/simulated/{file}")))).is_err();
+        if newer && manifest.files().into_iter().any(gone) {
+            // Of a run that others have left behind, and cleared away behind.
+            return;
+        }
+        let mut places = BTreeMap::new();
+        for (name, place) in self.splits_of(manifest, |name| name != "outside") {
+            let place = u32::from_le_bytes(place.as_ref().try_into().unwrap());
+            assert!(places.insert(name.parse().unwrap(), place).is_none(), "split {name} is there twice");
+        }
+        let missing = |split: &u32| !places.contains_key(split);
+        let lost: Vec<u32> = self.plan.splits().into_keys().filter(missing).collect();
+        assert!(lost.is_empty(), "splits {lost:?} are lost in {manifest:?}");
+
+        let count = &manifest.tasks["count"];
+        assert!(
+            count.ended.is_empty() || count.ended.len() as u32 == count.copies,
+            "some copies have ended: {count:?}"
+        );
+        if count.ended.is_empty() {
+            let mut counts = BTreeMap::new();
+            for entries in count.buckets.values() {
+                for part in at_once(self.store.parts(&entries.iter().collect::<Vec<_>>())).unwrap() {
+                    counts.extend(copies::pairs(&part));
+                }
+            }
+            assert_eq!(counts, self.plan.counts(&places), "counts are not of the places {places:?} in {manifest:?}");
+        }
+        let prepared = self.splits_of(manifest, |name| name == "outside");
+        self.prepared.extend(prepared.into_iter().map(|(_, unit)| unit));
+    }
+
+    /// Something has been cleared away: whatever a run may go on from is all there.
+    fn check_kept(&self) {
+        let kept = at_once(self.store.kept()).unwrap().manifests;
+        let newest = kept.first().map_or(0, |newest| newest.claim);
+        for manifest in kept.iter().filter(|manifest| manifest.claim == newest) {
+            self.splits_of(manifest, |_| true);
+            for entries in manifest.tasks.values().flat_map(|task| task.buckets.values()) {
+                at_once(self.store.parts(&entries.iter().collect::<Vec<_>>())).unwrap();
+            }
+        }
+    }
+
+    fn splits_of(&self, manifest: &Manifest, task: impl Fn(&str) -> bool) -> Vec<(String, Bytes)> {
+        let tasks = manifest.tasks.iter().filter(|(name, _)| task(name));
+        let splits: Vec<_> = tasks.flat_map(|(_, state)| state.splits.values().flatten()).collect();
+        let parts = at_once(self.store.parts(&splits.iter().map(|(_, entry)| entry).collect::<Vec<_>>())).unwrap();
+        splits.into_iter().map(|(name, _)| name.clone()).zip(parts).collect()
+    }
+
+    /// A run takes a checkpoint for durable: what is visible, and what it has prepared, is what it has read.
+    fn check_durable(&mut self, manifest: &Manifest) {
+        self.durable = true;
+        let mut places = BTreeMap::new();
+        for (name, place) in self.splits_of(manifest, |name| name != "outside") {
+            places.insert(name.parse().unwrap(), u32::from_le_bytes(place.as_ref().try_into().unwrap()));
+        }
+        let mut units = self.visible.clone();
+        for (_, unit) in self.splits_of(manifest, |name| name == "outside") {
+            let parsed = serde_json::from_slice(&unit).unwrap();
+            units.insert(unit, parsed);
+        }
+        let ended = !manifest.tasks["count"].ended.is_empty();
+        self.check_rows(&units, &places, ended, &format!("at epoch {}", manifest.epoch));
+    }
+
+    fn check_rows(&self, units: &BTreeMap<Bytes, Unit>, places: &BTreeMap<u32, u32>, ended: bool, when: &str) {
+        let mut in_order: Vec<&Unit> = units.values().collect();
+        in_order.sort_by_key(|unit| unit.epoch);
+        let mut found: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for (key, n) in in_order.iter().flat_map(|unit| &unit.rows) {
+            found.entry(*key).or_default().push(*n);
+        }
+        let counts = self.plan.counts(places);
+        let expected = counts.into_iter().map(|(key, count)| (key, (1..=count).chain(ended.then_some(LAST)).collect()));
+        assert_eq!(found, expected.collect(), "{when}: rows of each key that are visible, or will be");
+    }
+
+    /// A sink makes something appear.
+    fn commit(&mut self, unit: Bytes) {
+        assert!(self.prepared.contains(&unit), "{unit:?} appears, which no checkpoint has");
+        let parsed = serde_json::from_slice(&unit).unwrap();
+        self.visible.insert(unit, parsed);
+    }
+
+    /// Writes a manifest as `PutMode::Create` does, whole or cut short. Returns whether it was not there.
+    fn land(&mut self, manifest: &Manifest, whole: bool) -> bool {
+        let bytes = manifest.encode();
+        let len = if whole { bytes.len() } else { bytes.len() / 2 };
+        let path = Path::from(format!("jobs/simulated/epochs/{:020}", manifest.epoch));
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let landed = at_once(self.objects.put_opts(&path, bytes[..len].to_vec().into(), options)).is_ok();
+        if landed && whole {
+            self.landed(manifest);
+        }
+        landed
+    }
+
+    /// The remedy for a place where no checkpoint was ever whole.
+    fn clear(&mut self) {
+        assert!(!self.durable, "no manifest can be read, and there has been a durable one");
+        for epoch in at_once(self.store.epochs()).unwrap() {
+            at_once(self.objects.delete(&Path::from(format!("jobs/simulated/epochs/{epoch:020}")))).unwrap();
+        }
+    }
+}
+
+/// Tells the story of a seed. Returns its steps and runs.
+fn story(seed: u64, tell: bool) -> (usize, usize) {
+    let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let mut world = World::new(&mut random, tell);
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut step = 0;
+    while !(world.done && jobs.is_empty()) {
+        step += 1;
+        world.faults = step < world.plan.faults_end;
+        assert!(step < world.plan.faults_end + STEPS_MAX, "faults have stopped, and the job does not come to its end");
+        let rival = jobs.len() == 1 && world.fault(world.plan.rival, &mut random);
+        if rival || jobs.is_empty() {
+            let started = Job::start(&mut world, &mut random, |world, random| {
+                for job in &mut jobs {
+                    for _ in 0..random.below(40) {
+                        if job.over().is_none() {
+                            job.step(world, random);
+                        }
+                    }
+                }
+            });
+            jobs.extend(started);
+            continue;
+        }
+        if world.fault(3 * world.plan.crash, &mut random)
+            && let Some(manifest) = world.late.pop()
+        {
+            let landed = world.land(&manifest, true);
+            world.say(|| format!("{step}: manifest {} of a run that is gone lands: {landed}", manifest.epoch));
+        }
+        let at = random.below(jobs.len());
+        if world.fault(world.plan.crash, &mut random) {
+            world.say(|| format!("{step}: run {} crashes", jobs[at].run));
+            jobs.swap_remove(at).crash(&mut world, &mut random);
+            continue;
+        }
+        jobs[at].step(&mut world, &mut random);
+        if let Some(how) = jobs[at].over() {
+            world.say(|| format!("{step}: run {} is over: {how:?}", jobs[at].run));
+            jobs.swap_remove(at).crash(&mut world, &mut random);
+        }
+    }
+    let splits = world.plan.splits();
+    world.check_rows(&world.visible, &splits, true, "at the end");
+    (step, world.runs)
+}
+
+/// What fails here loses rows, or counts them twice, or hangs, when something fails at the wrong moment; the seed tells it
+/// again.
+#[test]
+fn whatever_fails_every_row_counts_once() {
+    if let Ok(seed) = std::env::var("TIDEMILL_SIM_SEED") {
+        let (steps, runs) = story(seed.parse().expect("a seed is a number"), true);
+        println!("{steps} steps, {runs} runs");
+        return;
+    }
+    let (mut steps, mut runs) = (0, 0);
+    for seed in 0..SEEDS {
+        let told = std::panic::catch_unwind(AssertUnwindSafe(|| story(seed, false)));
+        let Ok((of_story, of_runs)) = told else {
+            panic!("seed {seed} fails: TIDEMILL_SIM_SEED={seed} tells its story");
+        };
+        steps += of_story;
+        runs += of_runs;
+    }
+    println!("{SEEDS} seeds: {runs} runs, {steps} steps");
+}

@@ -1,0 +1,547 @@
+//! Copies of tasks as the drivers run them (`stream::source`, `operator`, `stream::sink`, `run::copy`), a step at a time.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::super::coordinator::ALL;
+use super::super::hub::{self, Chain};
+use super::super::manifest::Key;
+use super::super::news::News;
+use super::super::{Part, Restored, Snapshot};
+use super::{LAST, Plan, Random, Unit, World};
+use crate::route_map::{BUCKETS, RouteMap};
+use crate::stream::{Barrier, Confluence, Control, EventTime, Gate, Mark, Watermarks};
+
+/// What waits in a stream before its sender does.
+const LANE_MAX: usize = 6;
+
+/// What a stream carries.
+#[derive(Clone, Debug)]
+pub(super) enum Packet {
+    Row { key: u32, n: u32, time: i64 },
+    Mark(Mark),
+    End,
+}
+
+/// A stream from copy to copy.
+#[derive(Default)]
+pub(super) struct Lane {
+    packets: VecDeque<Packet>,
+    /// Its receiver has let go of it.
+    closed: bool,
+}
+
+impl Lane {
+    fn push(&mut self, packet: Packet) {
+        if !self.closed {
+            self.packets.push_back(packet);
+        }
+    }
+}
+
+/// What a copy is writing, or will.
+pub(super) struct Write {
+    pub file: String,
+    /// `None`: what it keeps at its end.
+    pub epoch: Option<u64>,
+    pub whole: bool,
+    pub parts: Vec<(Key, Bytes, bool)>,
+}
+
+/// An input port: `flow::Input`.
+struct Port {
+    marks: Confluence,
+    /// Their lanes.
+    streams: Vec<usize>,
+    held: Vec<bool>,
+    open: usize,
+    ended: bool,
+}
+
+/// All input ports: `flow::Inputs`.
+pub(super) struct Gather {
+    ports: Vec<Port>,
+    marks: Confluence,
+}
+
+enum Got {
+    Row { key: u32, n: u32, time: i64 },
+    Mark(Mark),
+    PortEnd,
+}
+
+impl Gather {
+    /// For each port the lanes that lead there.
+    pub(super) fn new(lanes: Vec<Vec<usize>>) -> Self {
+        let mut marks = Confluence::default();
+        (0..lanes.len()).for_each(|port| marks.add(port, false));
+        let port = |streams: Vec<usize>| {
+            let mut marks = Confluence::default();
+            (0..streams.len()).for_each(|stream| marks.add(stream, false));
+            Port { marks, held: vec![false; streams.len()], open: streams.len(), streams, ended: false }
+        };
+        Gather { ports: lanes.into_iter().map(port).collect(), marks }
+    }
+
+    fn recv(&mut self, lanes: &mut [Lane], random: &mut Random) -> Option<Got> {
+        let count = self.ports.len();
+        let first = random.below(count);
+        'look: loop {
+            if let Some(mark) = self.marks.next() {
+                return Some(Got::Mark(mark));
+            }
+            for at in (0..count).map(|i| (first + i) % count) {
+                if self.ports[at].ended || self.marks.holds(at) {
+                    continue;
+                }
+                match self.ports[at].recv(lanes, random) {
+                    Some(Got::Mark(mark)) => {
+                        self.marks.mark(at, mark);
+                        continue 'look;
+                    }
+                    Some(Got::PortEnd) => {
+                        self.ports[at].ended = true;
+                        self.marks.over(at);
+                        return Some(Got::PortEnd);
+                    }
+                    Some(row) => return Some(row),
+                    None => {}
+                }
+            }
+            return None;
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.ports.iter().all(|port| port.ended)
+    }
+
+    fn close(&self, lanes: &mut [Lane]) {
+        for &lane in self.ports.iter().flat_map(|port| &port.streams) {
+            lanes[lane] = Lane { packets: VecDeque::new(), closed: true };
+        }
+    }
+}
+
+impl Port {
+    fn recv(&mut self, lanes: &mut [Lane], random: &mut Random) -> Option<Got> {
+        loop {
+            if let Some(mark) = self.marks.next() {
+                return Some(Got::Mark(mark));
+            }
+            if self.open == 0 {
+                return Some(Got::PortEnd);
+            }
+            let first = random.below(self.streams.len());
+            let mut streams = (0..self.streams.len()).map(|i| (first + i) % self.streams.len());
+            let stream = streams.find(|&s| !self.held[s] && !lanes[self.streams[s]].packets.is_empty())?;
+            match lanes[self.streams[stream]].packets.pop_front().expect("just seen") {
+                Packet::Row { key, n, time } => return Some(Got::Row { key, n, time }),
+                Packet::Mark(mark) => {
+                    let gate = self.marks.mark(stream, mark);
+                    self.gate(gate, stream);
+                }
+                Packet::End => {
+                    self.open -= 1;
+                    let gate = self.marks.over(stream);
+                    self.gate(gate, stream);
+                }
+            }
+        }
+    }
+
+    fn gate(&mut self, gate: Gate, stream: usize) {
+        if matches!(gate, Gate::Release | Gate::Hold { release: true }) {
+            self.held.fill(false);
+        }
+        if matches!(gate, Gate::Hold { .. }) {
+            self.held[stream] = true;
+        }
+    }
+}
+
+/// A source: gives the rows of its splits, and tells their time.
+pub(super) struct Source {
+    /// Splits, with the next row of each.
+    places: BTreeMap<u32, u32>,
+    time: Watermarks,
+    barriers: Option<watch::Receiver<Option<Barrier>>>,
+}
+
+/// An operator: numbers the rows of each key.
+pub(super) struct Count {
+    inputs: Gather,
+    counts: BTreeMap<u32, u32>,
+    changed: BTreeSet<u32>,
+    time: EventTime,
+}
+
+/// A sink.
+pub(super) struct Outside {
+    inputs: Gather,
+    rows: Vec<(u32, u32)>,
+    prepared: BTreeMap<(u64, String), Bytes>,
+    last: u64,
+    durable: Option<watch::Receiver<u64>>,
+}
+
+pub(super) enum Body {
+    Source(Source),
+    Count(Count),
+    Outside(Outside),
+}
+
+enum Phase {
+    /// Its driver has not begun.
+    Fresh,
+    Running,
+    /// Its outputs are to be ended; then it keeps this.
+    Finishing(Snapshot),
+    /// It is to keep this, at its end.
+    Ending(Snapshot),
+    /// Until all is written.
+    Writing,
+    /// A sink's: until everything is durable.
+    Committing,
+    Over,
+}
+
+/// A copy of a task.
+pub(super) struct Copy {
+    pub id: (u32, u32),
+    pub worker: usize,
+    body: Body,
+    phase: Phase,
+    restored: Option<Restored>,
+    pub chain: Chain,
+    /// The last epoch that was saved, or gone on from.
+    last: u64,
+    pub writes: VecDeque<Write>,
+    /// The streams it sends on.
+    out: Vec<usize>,
+}
+
+/// What a copy does a step with.
+pub(super) struct Surroundings<'a> {
+    pub run: &'a str,
+    pub news: &'a News,
+    pub lanes: &'a mut [Lane],
+    pub world: &'a mut World,
+    pub random: &'a mut Random,
+}
+
+/// What [`Count`] saves of a bucket.
+pub(super) fn pairs(part: &Bytes) -> impl Iterator<Item = (u32, u32)> {
+    let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+    part.chunks_exact(8).map(move |pair| (word(&pair[..4]), word(&pair[4..])))
+}
+
+/// Who gets a key's rows.
+fn owner(key: u32, copies: usize) -> usize {
+    RouteMap::even(BUCKETS, copies as u32).copy(Plan::bucket(key)) as usize
+}
+
+impl Source {
+    /// `splits` are those of its task.
+    pub(super) fn new(splits: &BTreeMap<u32, u32>, copy: u32, copies: u32, restored: Option<&Restored>) -> Self {
+        let places: BTreeMap<u32, u32> = match restored {
+            Some(restored) => {
+                let place = |bytes: &Bytes| u32::from_le_bytes(bytes.as_ref().try_into().unwrap());
+                restored.splits.iter().map(|(name, bytes)| (name.parse().unwrap(), place(bytes))).collect()
+            }
+            None => splits.keys().filter(|&split| split % copies == copy).map(|&split| (split, 0)).collect(),
+        };
+        let mut time = Watermarks::default();
+        for (stream, (split, place)) in places.iter().enumerate() {
+            time.add();
+            if splits[split] == *place {
+                time.over(stream);
+            }
+        }
+        Source { places, time, barriers: None }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let split = |(split, place): (&u32, &u32)| (split.to_string(), Bytes::copy_from_slice(&place.to_le_bytes()));
+        Snapshot { splits: self.places.iter().map(split).collect(), ..Snapshot::default() }
+    }
+}
+
+impl Count {
+    pub(super) fn new(inputs: Gather, restored: Option<&Restored>) -> Self {
+        let parts = restored.into_iter().flat_map(|restored| restored.buckets.values().flatten());
+        let counts = parts.flat_map(|part| pairs(part).collect::<Vec<_>>()).collect();
+        Count { inputs, counts, changed: BTreeSet::new(), time: EventTime::MIN }
+    }
+
+    fn snapshot(&mut self, whole: bool, random: &mut Random) -> Snapshot {
+        let changed = std::mem::take(&mut self.changed);
+        let keys = if whole { self.counts.keys().copied().collect() } else { changed.clone() };
+        let buckets: BTreeSet<u32> = keys.into_iter().map(Plan::bucket).collect();
+        let part = |bucket: u32| {
+            let whole = whole || random.once_in(3);
+            let named = |key: &u32| Plan::bucket(*key) == bucket && (whole || changed.contains(key));
+            let pairs = self.counts.iter().filter(|(key, _)| named(key));
+            let bytes = pairs.flat_map(|(key, n)| [*key, *n]).flat_map(u32::to_le_bytes).collect::<Vec<u8>>().into();
+            (bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) })
+        };
+        Snapshot { buckets: buckets.into_iter().map(part).collect(), ..Snapshot::default() }
+    }
+}
+
+impl Outside {
+    pub(super) fn new(inputs: Gather) -> Self {
+        Outside { inputs, rows: Vec::new(), prepared: BTreeMap::new(), last: 0, durable: None }
+    }
+
+    fn prepare(&mut self, epoch: u64, copy: u32, run: &str) {
+        if !self.rows.is_empty() {
+            let unit = Unit { epoch, run: run.into(), copy, rows: std::mem::take(&mut self.rows) };
+            self.prepared.insert((epoch, format!("{epoch}.{copy}")), serde_json::to_vec(&unit).unwrap().into());
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let splits = self.prepared.iter().map(|((_, name), bytes)| (name.clone(), bytes.clone())).collect();
+        Snapshot { splits, ..Snapshot::default() }
+    }
+
+    fn commit(&mut self, epoch: u64, world: &mut World) {
+        while let Some(entry) = self.prepared.first_entry().filter(|entry| entry.key().0 <= epoch) {
+            world.commit(entry.remove());
+        }
+    }
+}
+
+impl Copy {
+    pub(super) fn new(id: (u32, u32), worker: usize, body: Body, restored: Option<Restored>, out: Vec<usize>) -> Self {
+        let last = restored.as_ref().map_or(0, |restored| restored.epoch);
+        let (chain, writes) = Default::default();
+        Copy { id, worker, body, phase: Phase::Fresh, restored, chain, last, writes, out }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// `CopyStates::save`.
+    fn save(&mut self, run: &str, epoch: u64, whole: bool, snapshot: Snapshot) {
+        self.last = epoch;
+        let file = hub::state_file(run, epoch, self.id, "");
+        self.writes.push_back(Write { file, epoch: Some(epoch), whole, parts: hub::parts(snapshot) });
+    }
+
+    fn send(&self, packet: &Packet, lanes: &mut [Lane]) {
+        self.out.iter().for_each(|&lane| lanes[lane].push(packet.clone()));
+    }
+
+    /// Does what comes next. Returns false when it can only wait.
+    pub(super) fn step(&mut self, with: &mut Surroundings) -> bool {
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Over => return false,
+            Phase::Fresh => self.phase = self.begin(with),
+            Phase::Running => {
+                self.phase = Phase::Running;
+                let wanted = self.out.is_empty() || self.out.iter().any(|&lane| !with.lanes[lane].closed);
+                if self.out.iter().any(|&lane| with.lanes[lane].packets.len() >= LANE_MAX) {
+                    return false;
+                }
+                let next = match &mut self.body {
+                    Body::Source(_) => self.source(wanted, with),
+                    Body::Count(_) if !wanted => Some(Phase::Finishing(Snapshot::default())),
+                    Body::Count(_) => self.count(with),
+                    Body::Outside(_) => self.outside(with),
+                };
+                let Some(next) = next else { return false };
+                match &self.body {
+                    Body::Count(Count { inputs, .. }) | Body::Outside(Outside { inputs, .. })
+                        if !matches!(next, Phase::Running) =>
+                    {
+                        inputs.close(with.lanes);
+                    }
+                    _ => {}
+                }
+                self.phase = next;
+            }
+            Phase::Finishing(snapshot) => {
+                self.send(&Packet::End, with.lanes);
+                self.phase = Phase::Ending(snapshot);
+            }
+            Phase::Ending(snapshot) => {
+                let file = hub::state_file(with.run, self.last + 1, self.id, "-end");
+                self.writes.push_back(Write { file, epoch: None, whole: true, parts: hub::parts(snapshot) });
+                self.phase = Phase::Writing;
+            }
+            Phase::Writing => {
+                let written = self.writes.is_empty();
+                self.phase = match &self.body {
+                    _ if !written => Phase::Writing,
+                    Body::Outside(_) => Phase::Committing,
+                    Body::Source(_) | Body::Count(_) => {
+                        // Of one that had ended before; else they have ended already.
+                        if self.restored.as_ref().is_some_and(|restored| restored.ended) {
+                            self.send(&Packet::End, with.lanes);
+                        }
+                        Phase::Over
+                    }
+                };
+                return written;
+            }
+            Phase::Committing => {
+                let Body::Outside(sink) = &mut self.body else { unreachable!("only sinks commit") };
+                if *sink.durable.as_mut().expect("it has begun").borrow_and_update() != ALL {
+                    self.phase = Phase::Committing;
+                    return false;
+                }
+                sink.commit(ALL, with.world);
+            }
+        }
+        true
+    }
+
+    /// What a driver does before its loop.
+    fn begin(&mut self, with: &mut Surroundings) -> Phase {
+        let ended = self.restored.as_ref().is_some_and(|restored| restored.ended);
+        match &mut self.body {
+            Body::Source(source) => {
+                source.barriers = Some(with.news.barriers());
+                if ended {
+                    return Phase::Ending(source.snapshot());
+                }
+            }
+            Body::Count(_) if ended => return Phase::Ending(Snapshot::default()),
+            Body::Count(_) => {}
+            Body::Outside(sink) => {
+                if let Some(restored) = &self.restored {
+                    sink.last = restored.epoch;
+                    for (name, bytes) in &restored.splits {
+                        let epoch = name.split('.').next().unwrap().parse().unwrap();
+                        sink.prepared.insert((epoch, name.clone()), bytes.clone());
+                    }
+                    sink.commit(ALL, with.world);
+                }
+                sink.durable = Some(with.news.epochs());
+            }
+        }
+        Phase::Running
+    }
+
+    fn source(&mut self, wanted: bool, with: &mut Surroundings) -> Option<Phase> {
+        let Body::Source(source) = &mut self.body else { unreachable!("asked of sources") };
+        let barriers = source.barriers.as_mut().expect("it has begun");
+        if barriers.has_changed().unwrap_or(false) {
+            let barrier = barriers.borrow_and_update().clone()?;
+            let snapshot = source.snapshot();
+            with.world.say(|| format!("    {:?} sends barrier {barrier:?} at {:?}", self.id, source.places));
+            self.save(with.run, barrier.epoch, true, snapshot);
+            let stop = barrier.control == Control::Stop;
+            self.send(&Packet::Mark(Mark::Barrier(barrier)), with.lanes);
+            return Some(if stop { Phase::Finishing(Snapshot::default()) } else { Phase::Running });
+        }
+        let rows = with.world.plan.splits();
+        let left = source.places.keys().copied().filter(|split| source.places[split] < rows[split]);
+        let left: Vec<u32> = left.collect();
+        if left.is_empty() || !wanted {
+            with.world.say(|| format!("    {:?} ends at {:?}", self.id, source.places));
+            return Some(Phase::Finishing(source.snapshot()));
+        }
+        let split = left[with.random.below(left.len())];
+        let stream = source.places.keys().position(|known| *known == split).expect("it is one of its own");
+        if with.world.plan.idles && with.random.once_in(8) {
+            if let Some(mark) = source.time.idle(stream) {
+                self.send(&Packet::Mark(mark), with.lanes);
+            }
+            return Some(Phase::Running);
+        }
+        let n = source.places[&split];
+        source.places.insert(split, n + 1);
+        let (key, time) = (with.world.plan.key(split, n), i64::from(n));
+        let mut news = source.time.advance(stream, EventTime(time));
+        if n + 1 == rows[&split] {
+            news = source.time.over(stream).or(news);
+        }
+        with.lanes[self.out[owner(key, self.out.len())]].push(Packet::Row { key, n, time });
+        if let Some(mark) = news {
+            self.send(&Packet::Mark(mark), with.lanes);
+        }
+        Some(Phase::Running)
+    }
+
+    fn count(&mut self, with: &mut Surroundings) -> Option<Phase> {
+        let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
+        let sinks = self.out.len();
+        match count.inputs.recv(with.lanes, with.random)? {
+            Got::Row { key, time, .. } => {
+                assert!(
+                    with.world.plan.idles || EventTime(time) >= count.time,
+                    "a row of {time} behind {}",
+                    count.time
+                );
+                let n = count.counts.entry(key).or_default();
+                *n += 1;
+                count.changed.insert(key);
+                with.lanes[self.out[key as usize % sinks]].push(Packet::Row { key, n: *n, time });
+            }
+            Got::Mark(Mark::Barrier(barrier)) => {
+                let whole = self.chain.is_broken();
+                let snapshot = count.snapshot(whole, with.random);
+                with.world.say(|| format!("    {:?} saves {} with {:?}", self.id, barrier.epoch, count.counts));
+                self.save(with.run, barrier.epoch, whole, snapshot);
+                let stop = barrier.control == Control::Stop;
+                self.send(&Packet::Mark(Mark::Barrier(barrier)), with.lanes);
+                if stop {
+                    return Some(Phase::Finishing(Snapshot::default()));
+                }
+            }
+            Got::Mark(mark) => {
+                if let Mark::Watermark(time) = mark {
+                    assert!(time >= count.time, "time goes back from {} to {time}", count.time);
+                    count.time = time;
+                }
+                self.send(&Packet::Mark(mark), with.lanes);
+            }
+            Got::PortEnd if count.inputs.is_over() => {
+                for &key in count.counts.keys() {
+                    with.lanes[self.out[key as usize % sinks]].push(Packet::Row { key, n: LAST, time: i64::MAX });
+                }
+                return Some(Phase::Finishing(Snapshot::default()));
+            }
+            Got::PortEnd => {}
+        }
+        Some(Phase::Running)
+    }
+
+    fn outside(&mut self, with: &mut Surroundings) -> Option<Phase> {
+        let Body::Outside(sink) = &mut self.body else { unreachable!("asked of sinks") };
+        let durable = sink.durable.as_mut().expect("it has begun");
+        if durable.has_changed().unwrap_or(false) {
+            let epoch = *durable.borrow_and_update();
+            sink.commit(epoch, with.world);
+            return Some(Phase::Running);
+        }
+        let copy = self.id.1;
+        let over = match sink.inputs.recv(with.lanes, with.random)? {
+            Got::Row { key, n, .. } => {
+                sink.rows.push((key, n));
+                false
+            }
+            Got::Mark(Mark::Barrier(barrier)) => {
+                sink.prepare(barrier.epoch, copy, with.run);
+                sink.last = barrier.epoch;
+                let snapshot = sink.snapshot();
+                self.save(with.run, barrier.epoch, true, snapshot);
+                barrier.control == Control::Stop
+            }
+            Got::Mark(_) => false,
+            Got::PortEnd => sink.inputs.is_over(),
+        };
+        if !over {
+            return Some(Phase::Running);
+        }
+        let Body::Outside(sink) = &mut self.body else { unreachable!("asked of sinks") };
+        sink.prepare(sink.last + 1, copy, with.run);
+        Some(Phase::Ending(sink.snapshot()))
+    }
+}

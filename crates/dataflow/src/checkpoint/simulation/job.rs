@@ -1,0 +1,385 @@
+//! One run of the job: its coordinator, what its workers have heard, the frames between them, and what is being written.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, StoreFailure};
+use super::super::hub;
+use super::super::manifest::{Manifest, Report, Said};
+use super::super::news::News;
+use super::super::store::StoreError;
+use super::copies::{Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings};
+use super::{Random, World, at_once};
+use crate::stream::{Barrier, Control};
+
+/// From worker 0 to another.
+#[derive(Clone)]
+enum Down {
+    Inject(Barrier),
+    Durable(u64),
+}
+
+/// Who acts next.
+enum Actor {
+    Coordinator,
+    Manifest,
+    Prune,
+    Down(usize),
+    Again,
+    Up(usize),
+    Copy(usize),
+    Write(usize),
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Over {
+    /// Everything is done, or paused.
+    Ended,
+    Failed(#[expect(dead_code, reason = "for people")] String),
+}
+
+pub(super) struct Job {
+    pub run: String,
+    now: Duration,
+    coordinator: Coordinator,
+    /// What the coordinator will hear.
+    events: VecDeque<Event>,
+    /// The manifest that is being written, and whether it is there.
+    putting: Option<(Manifest, bool)>,
+    /// The last one that was, or that the run goes on from.
+    stored: Option<Arc<Manifest>>,
+    prune: VecDeque<u64>,
+    /// By worker.
+    news: Vec<News>,
+    down: Vec<VecDeque<Down>>,
+    up: Vec<VecDeque<Report>>,
+    /// Frames that will come once more.
+    again: Vec<(usize, Down)>,
+    copies: Vec<Copy>,
+    lanes: Vec<Lane>,
+    /// The coordinator has nothing left to do.
+    coordinated: bool,
+    failed: Option<String>,
+}
+
+impl Job {
+    /// Begins a run, anew or from what is there: `run::resume`. `meanwhile` is what others do. `None` when it cannot begin.
+    pub(super) fn start(
+        world: &mut World,
+        random: &mut Random,
+        mut meanwhile: impl FnMut(&mut World, &mut Random),
+    ) -> Option<Job> {
+        world.runs += 1;
+        let run = format!("run{}", world.runs);
+        let workers = 1 + random.below(3);
+        let mut names: Vec<&str> = ["numbers", "more"][..world.plan.rows.len()].to_vec();
+        names.extend(["count", "outside"]);
+        let members: Vec<Member> =
+            names.iter().map(|name| Member { name: (*name).to_owned(), copies: 1 + random.below(3) as u32 }).collect();
+        let ids: Vec<(u32, u32)> = (0..members.len() as u32)
+            .flat_map(|task| (0..members[task as usize].copies).map(move |c| (task, c)))
+            .collect();
+
+        let claim = at_once(world.store.claim(0)).unwrap();
+        meanwhile(world, random);
+        let kept = at_once(world.store.kept()).unwrap();
+        let epochs: Vec<_> = kept.manifests.iter().map(|manifest| (manifest.claim, manifest.epoch)).collect();
+        meanwhile(world, random);
+        let mut begin = Begin { from: None, newest: kept.epoch(), claim };
+        let mut restored = vec![None; ids.len()];
+        if kept.manifests.is_empty() {
+            world.clear();
+            begin.newest = 0;
+        }
+        if let Some(manifest) = kept.manifests.into_iter().next() {
+            begin.newest += 1;
+            let manifest = at_once(world.store.adopt(manifest, claim, begin.newest)).ok()?;
+            world.check_durable(&manifest);
+            meanwhile(world, random);
+            let read = ids.iter().map(|&(task, copy)| {
+                let member = &members[task as usize];
+                at_once(hub::restore(&world.store, &manifest, &member.name, copy, member.copies)).map(Some)
+            });
+            match read.collect::<Result<_, StoreError>>() {
+                Ok(read) => restored = read,
+                Err(error) => panic!("what nobody damaged is damaged: {error}"),
+            }
+            begin.from = Some(Arc::new(manifest));
+        }
+        let from = begin.from.clone();
+        world.say(|| {
+            let copies: Vec<u32> = members.iter().map(|member| member.copies).collect();
+            let from = from.as_ref().map(|from| (from.claim, from.epoch));
+            format!("{run} ({claim}) begins from {from:?} of {epochs:?} with {copies:?} copies on {workers} workers")
+        });
+
+        let mut lanes = Vec::new();
+        let mut lane = || {
+            lanes.push(Lane::default());
+            lanes.len() - 1
+        };
+        // From task to task, a stream for each pair of copies.
+        let sources = world.plan.rows.len();
+        let mut streams = |source: usize, target: usize| -> Vec<Vec<usize>> {
+            (0..members[source].copies).map(|_| (0..members[target].copies).map(|_| lane()).collect()).collect()
+        };
+        let to_count: Vec<_> = (0..sources).map(|task| streams(task, sources)).collect();
+        let to_outside = streams(sources, sources + 1);
+        let copies = ids.iter().zip(restored).enumerate().map(|(at, (&(task, copy), restored))| {
+            let (index, of) = (task as usize, copy as usize);
+            let (body, out) = if index < sources {
+                let first: usize = world.plan.rows[..index].iter().map(Vec::len).sum();
+                let splits = world.plan.splits();
+                let splits = splits.range(first as u32..(first + world.plan.rows[index].len()) as u32);
+                let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
+                let source = Source::new(&splits, copy, members[index].copies, restored.as_ref());
+                (Body::Source(source), to_count[index][of].clone())
+            } else if index == sources {
+                let ports = to_count.iter().map(|from| from.iter().map(|to| to[of]).collect()).collect();
+                (Body::Count(Count::new(Gather::new(ports), restored.as_ref())), to_outside[of].clone())
+            } else {
+                let port = to_outside.iter().map(|to| to[of]).collect();
+                (Body::Outside(Outside::new(Gather::new(vec![port]))), Vec::new())
+            };
+            Copy::new((task, copy), at % workers, body, restored, out)
+        });
+        let copies = copies.collect();
+        let (interval, timeout) = (world.plan.interval, world.plan.timeout);
+        Some(Job {
+            run,
+            now: Duration::ZERO,
+            coordinator: Coordinator::new("simulated", members, interval, timeout, &begin),
+            events: VecDeque::new(),
+            putting: None,
+            stored: from,
+            prune: VecDeque::new(),
+            news: (0..workers).map(|_| News::default()).collect(),
+            down: vec![VecDeque::new(); workers],
+            up: vec![VecDeque::new(); workers],
+            again: Vec::new(),
+            copies,
+            lanes,
+            coordinated: false,
+            failed: None,
+        })
+    }
+
+    /// Whether nothing more comes of it.
+    pub(super) fn over(&self) -> Option<Over> {
+        if let Some(reason) = &self.failed {
+            return Some(Over::Failed(reason.clone()));
+        }
+        (self.coordinated && self.copies.iter().all(Copy::is_over)).then_some(Over::Ended)
+    }
+
+    /// All of it is gone; what it was writing may be there, or come later.
+    pub(super) fn crash(self, world: &mut World, random: &mut Random) {
+        let finished = self.stored.as_ref().is_some_and(|stored| stored.finished);
+        world.done |= finished && matches!(self.over(), Some(Over::Ended));
+        if let Some((manifest, false)) = self.putting
+            && world.fault(2, random)
+        {
+            world.late.push(manifest);
+        }
+        for write in self.copies.into_iter().flat_map(|copy| copy.writes) {
+            if random.once_in(3) {
+                at_once(world.store.put_state(write.file, write.parts)).unwrap();
+            }
+        }
+    }
+
+    /// Somebody does something.
+    pub(super) fn step(&mut self, world: &mut World, random: &mut Random) {
+        if world.fault(world.plan.request, random) {
+            let control = if random.once_in(2) { Control::Stop } else { Control::Checkpoint };
+            world.say(|| format!("  {}: {control:?} is asked for", self.run));
+            self.events.push_back(Event::Request(control));
+        }
+        match self.actor(random) {
+            Actor::Coordinator => self.coordinate(world, random),
+            Actor::Manifest => self.put_manifest(world, random),
+            Actor::Prune => {
+                if let Some(last) = self.prune.pop_front() {
+                    at_once(world.store.prune(world.plan.keep, last)).unwrap();
+                    world.check_kept();
+                }
+            }
+            Actor::Down(worker) => {
+                if let Some(frame) = self.down[worker].pop_front() {
+                    if world.fault(world.plan.frame_twice, random) {
+                        self.again.push((worker, frame.clone()));
+                    }
+                    self.hear(worker, frame);
+                }
+            }
+            Actor::Again => {
+                if !self.again.is_empty() {
+                    let (worker, frame) = self.again.swap_remove(random.below(self.again.len()));
+                    self.hear(worker, frame);
+                }
+            }
+            Actor::Up(worker) => {
+                if let Some(report) = self.up[worker].pop_front() {
+                    self.events.push_back(Event::Report(report));
+                }
+            }
+            Actor::Copy(at) => {
+                let copy = &mut self.copies[at];
+                let news = &self.news[copy.worker];
+                copy.step(&mut Surroundings { run: &self.run, news, lanes: &mut self.lanes, world, random });
+            }
+            Actor::Write(at) => self.write(at, world, random),
+        }
+    }
+
+    fn actor(&self, random: &mut Random) -> Actor {
+        let (workers, copies) = (self.news.len(), self.copies.len());
+        let mut at = random.below(4 + 2 * workers + 2 * copies);
+        for (count, actor) in [
+            (1, (|_| Actor::Coordinator) as fn(usize) -> Actor),
+            (1, |_| Actor::Manifest),
+            (1, |_| Actor::Prune),
+            (1, |_| Actor::Again),
+            (workers, Actor::Down),
+            (workers, Actor::Up),
+            (copies, Actor::Copy),
+            (copies, Actor::Write),
+        ] {
+            if at < count {
+                return actor(at);
+            }
+            at -= count;
+        }
+        unreachable!("the counts are what was drawn from")
+    }
+
+    fn hear(&self, worker: usize, frame: Down) {
+        match frame {
+            Down::Inject(barrier) => self.news[worker].inject(barrier),
+            Down::Durable(epoch) => self.news[worker].durable(epoch),
+        }
+    }
+
+    /// `Hub::coordinate`.
+    fn coordinate(&mut self, world: &mut World, random: &mut Random) {
+        if self.coordinated {
+            return;
+        }
+        self.now += Duration::from_millis(random.below(3) as u64);
+        if world.fault(world.plan.clock_jump, random) {
+            self.now += world.plan.timeout;
+        }
+        let event = self.events.pop_front().unwrap_or(Event::Tick);
+        if !matches!(event, Event::Tick) {
+            world.say(|| format!("  {} hears {event:?}", self.run));
+        }
+        for action in self.coordinator.handle(self.now, 0, event) {
+            world.say(|| match &action {
+                Action::Store(manifest) => format!("  {}: store {} ({})", self.run, manifest.epoch, manifest.finished),
+                action => format!("  {}: {action:?}", self.run),
+            });
+            match action {
+                Action::Inject(barrier) => self.tell_all(&Down::Inject(barrier)),
+                Action::Store(manifest) => {
+                    assert!(self.putting.is_none(), "two manifests are written at once");
+                    self.putting = Some((*manifest, false));
+                }
+                Action::Durable(epoch) => {
+                    let stored = self.stored.as_ref().expect("a manifest was stored");
+                    assert!(epoch == ALL || epoch == stored.epoch, "{epoch} is durable, and {} stored", stored.epoch);
+                    world.check_durable(stored);
+                    self.tell_all(&Down::Durable(epoch));
+                }
+                Action::Warn(_) => {}
+                Action::Fail(reason) => {
+                    self.failed = Some(reason);
+                    return;
+                }
+                Action::Finished => {
+                    self.coordinated = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn tell_all(&mut self, frame: &Down) {
+        self.down[1..].iter_mut().for_each(|down| down.push_back(frame.clone()));
+        self.hear(0, frame.clone());
+    }
+
+    /// `Hub::put`, in two steps.
+    fn put_manifest(&mut self, world: &mut World, random: &mut Random) {
+        let Some((manifest, there)) = self.putting.take() else { return };
+        let epoch = manifest.epoch;
+        let unfenced = |reason: &str| Err(StoreFailure { reason: reason.into(), fenced: false });
+        let fenced = |error: StoreError| Err(StoreFailure { reason: error.to_string(), fenced: true });
+        let fails = world.fault(world.plan.manifest_fails, random);
+        let result = if there {
+            match at_once(world.store.is_claimed(manifest.claim)) {
+                _ if fails => unfenced("the claims cannot be read"),
+                Ok(()) => {
+                    self.stored = Some(Arc::new(manifest));
+                    self.prune.push_back(epoch);
+                    Ok(())
+                }
+                Err(error) => fenced(error),
+            }
+        } else {
+            if fails {
+                match random.below(3) {
+                    0 => drop(world.land(&manifest, true)),
+                    1 => drop(world.land(&manifest, false)),
+                    _ => {}
+                }
+                unfenced("it cannot be written")
+            } else {
+                match at_once(world.store.put_manifest(&manifest)) {
+                    Ok(()) => {
+                        world.landed(&manifest);
+                        self.putting = Some((manifest, true));
+                        return;
+                    }
+                    Err(error) => fenced(error),
+                }
+            }
+        };
+        self.events.push_back(Event::Stored { epoch, result });
+    }
+
+    /// What `CopyStates::save` and `CopyStates::end` leave to be done.
+    fn write(&mut self, at: usize, world: &mut World, random: &mut Random) {
+        let copy = &mut self.copies[at];
+        let Some(write) = copy.writes.pop_front() else { return };
+        let mut put = Err("the snapshot before it, which it builds on, could not be written".to_owned());
+        if copy.chain.holds(write.whole) {
+            let fails = world.fault(world.plan.state_fails, random);
+            put = Err("it cannot be written".to_owned());
+            if !fails || random.once_in(2) {
+                let entries = at_once(world.store.put_state(write.file, write.parts)).unwrap();
+                put = if fails { put } else { Ok(entries) };
+            }
+        }
+        let (task, of) = copy.id;
+        let said = match (write.epoch, put) {
+            (Some(epoch), put) => {
+                copy.chain.wrote(write.whole, put.is_ok());
+                match put {
+                    Ok(parts) => Said::Saved { epoch, parts },
+                    Err(reason) => Said::Failed { epoch, reason },
+                }
+            }
+            (None, Ok(parts)) => Said::Ended { parts },
+            (None, Err(reason)) => {
+                self.failed = Some(reason);
+                return;
+            }
+        };
+        let report = Report { task, copy: of, said };
+        match copy.worker {
+            0 => self.events.push_back(Event::Report(report)),
+            worker => self.up[worker].push_back(report),
+        }
+    }
+}

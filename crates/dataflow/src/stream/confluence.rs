@@ -1,0 +1,82 @@
+//! The marks of several streams together, in the order in which whoever reads all of them sees them: no later than any
+//! stream's time, and a barrier where all have brought it.
+
+use std::collections::VecDeque;
+
+use super::align::{Alignment, Arrival};
+use super::mark::Mark;
+use super::watermarks::Watermarks;
+
+/// Which streams are read further, after a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gate {
+    /// All as before.
+    Same,
+    /// Not the one that brought it; with `release`, those that were held before are.
+    Hold { release: bool },
+    /// All.
+    Release,
+}
+
+/// See the module. Streams are numbered.
+#[derive(Default)]
+pub(crate) struct Confluence {
+    time: Watermarks,
+    align: Alignment,
+    /// What comes out next: the end of a stream may bring both.
+    ready: VecDeque<Mark>,
+}
+
+impl Confluence {
+    /// Adds a stream, which may be `over` from the beginning.
+    pub(crate) fn add(&mut self, stream: usize, over: bool) {
+        self.time.add();
+        self.align.add();
+        if over {
+            self.time.over(stream);
+            self.align.over(stream);
+        }
+    }
+
+    /// A stream brings a mark.
+    pub(crate) fn mark(&mut self, stream: usize, mark: Mark) -> Gate {
+        match mark {
+            Mark::Watermark(time) => self.ready.extend(self.time.advance(stream, time)),
+            Mark::Idle => self.ready.extend(self.time.idle(stream)),
+            Mark::Barrier(barrier) => match self.align.arrive(stream, barrier) {
+                Arrival::Wait { released } => return Gate::Hold { release: released },
+                Arrival::Aligned(barrier) => {
+                    self.ready.push_back(Mark::Barrier(barrier));
+                    return Gate::Release;
+                }
+                Arrival::Stale => {}
+            },
+        }
+        Gate::Same
+    }
+
+    /// A stream has ended.
+    pub(crate) fn over(&mut self, stream: usize) -> Gate {
+        // The barrier first: the time that the end sets free belongs to the next epoch, as the end itself does.
+        let aligned = self.align.over(stream);
+        let gate = if aligned.is_some() { Gate::Release } else { Gate::Same };
+        self.ready.extend(aligned.map(Mark::Barrier));
+        self.ready.extend(self.time.over(stream));
+        gate
+    }
+
+    /// The next mark of all streams together.
+    pub(crate) fn next(&mut self) -> Option<Mark> {
+        self.ready.pop_front()
+    }
+
+    /// Whether the stream has brought a barrier that others have not.
+    pub(crate) fn holds(&self, stream: usize) -> bool {
+        self.align.holds(stream)
+    }
+
+    /// The stream that holds the time of all back.
+    pub(crate) fn slowest(&self) -> Option<usize> {
+        self.time.slowest()
+    }
+}
