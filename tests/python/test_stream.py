@@ -306,6 +306,48 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         stream.write_stream(type("Half", (), {"prepare": None, "write": None})())
 
 
+def test_functions_behind_windows() -> None:
+    """More batches than a task may take in one turn: it must not wait for the next one within its own."""
+    rows = table([(at * SECOND, "a", 1.0) for at in range(300)])
+    windows = counted(tm.stream.from_table(rows, time="ts"), "1s").select("n")
+    assert written(windows.map_batches(lambda batch: batch, schema={"n": "int64"})) == [{"n": 1}] * 300
+
+
+def test_windows_of_different_keys_together() -> None:
+    stream = tm.stream.from_table(table(some(1000)), time="ts")
+    window = tm.window(tm.tumbling("1m"), on="ts")
+    both = stream.group_by("key", window).agg(n=tm.count()).select("n")
+    both = both.union(stream.group_by(window).agg(n=tm.count()).select("n"))
+    assert sum(row["n"] for row in written(both)) == 2000
+
+
+def test_each_thread_has_a_sink_of_its_own(tmp_path: Path) -> None:
+    """What one copy prepares must be what it has written itself."""
+    log = tmp_path / "log"
+
+    class Sink:
+        def __init__(self) -> None:
+            self.rows: list[int] = []
+
+        def write(self, rows: tm.Table) -> None:
+            self.rows += [row["n"] for row in rows.to_pylist()]
+
+        def prepare(self, epoch: int) -> bytes:
+            rows, self.rows = self.rows, []
+            return " ".join(map(str, rows)).encode()
+
+        def commit(self, prepared: bytes) -> None:
+            with log.open("a") as file:
+                file.write(f"{prepared.decode()}\n")
+
+    sink = Sink()
+    rows = pa.table({"n": list(range(2000))})
+    tm.stream.from_table(rows, rows_per_batch=10).write_stream(sink, checkpoint=tmp_path / "c", every="10ms")
+    assert sink.rows == []
+    found = [int(word) for line in log.read_text().splitlines() for word in line.split()]
+    assert sorted(found) == list(range(2000))
+
+
 def test_a_sink_that_raises_ends_the_job() -> None:
     def refuse(rows: tm.Table) -> None:
         raise ValueError("no more of this")

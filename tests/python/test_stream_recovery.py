@@ -135,3 +135,25 @@ print("asked" if asked else "heard of nobody")
     listed = launched.run("checkpoints", "-n", "1", folder / "checkpoints")
     assert listed.returncode == 1
     assert b"its checksum is wrong" in listed.stdout
+
+
+def test_other_windows_are_refused(folder: Path) -> None:
+    """States of windows of another length make no sense in these."""
+    app = folder / "app.py"
+    app.write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(JOB.parent)!r})
+import stream_job, tidemill as tm
+stream = tm.stream.from_table(stream_job.table(), time="ts", rows_per_batch=100, rows_per_s=12000)
+windows = tm.stream.session("1s") if sys.argv[1] == "session" else tm.tumbling(sys.argv[1])
+counts = stream.group_by("key", tm.window(windows, on="ts")).agg(n=tm.count())
+asked = []
+counts.write_stream(lambda _: None, checkpoint={str(folder / "checkpoints")!r}, stop=lambda: asked.append(1) or len(asked) > 3)
+"""
+    )
+    assert launched.run("run", "-n", "1", app, "1h").returncode == 0
+    for windows in ("10m", "session"):
+        other = launched.run("run", "-n", "1", app, windows)
+        assert other.returncode != 0
+        assert b"the checkpoint has states of other windows or aggregates" in other.stderr

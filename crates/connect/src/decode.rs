@@ -234,7 +234,7 @@ mod tests {
             };
             let of = |(n, kind): (usize, &usize)| if *kind < 5 && n % 3 == 0 { wrong[*kind].to_owned() } else { good(n) };
             let texts: Vec<String> = kinds.iter().enumerate().map(of).collect();
-            let is_bad = |n: &usize| kinds[*n] < 5 && n % 3 == 0;
+            let is_bad = |n: &usize| kinds[*n] < 5 && n.is_multiple_of(3);
             let records: Vec<&[u8]> = texts.iter().map(String::as_bytes).collect();
             let (rows, mut bad) = decode(if csv { Layout::Csv { delimiter: b',' } } else { Layout::Json }, &records);
             bad.sort_unstable();

@@ -653,12 +653,16 @@ def _tables(sink: Sink | Connector | Callable[[Table], None]) -> Any:
 
 class _TableSink:
     def __init__(self, sink: Sink) -> None:
-        self.prepare = sink.prepare
-        self.commit = sink.commit
-        self._write = sink.write
+        self._sink = sink
 
     def write(self, rows: NativeTable) -> None:
-        self._write(Table(rows))
+        self._sink.write(Table(rows))
+
+    def prepare(self, epoch: int) -> bytes:
+        return self._sink.prepare(epoch)
+
+    def commit(self, prepared: bytes) -> None:
+        self._sink.commit(prepared)
 
 
 def _names(given: str | Iterable[str] | None) -> list[str]:

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Sink(Protocol):
-    """Where a stream goes, exactly once; each worker has a copy for each of its threads.
+    """Where a stream goes, exactly once. Each thread of each worker has one of its own, made by `copy.deepcopy`.
 
     What `prepare` returns becomes part of the checkpoint; `commit` gets it when the checkpoint is durable, and again when a job
     goes on from there: the second time must change nothing.

@@ -66,6 +66,11 @@ impl WindowAggregation {
         WindowAggregation { of: Arc::new(of), time, size, slide, lateness, pane_schema, output, window_at }
     }
 
+    fn described(&self) -> String {
+        let WindowAggregation { size, slide, .. } = self;
+        format!("windows of {size} us every {slide} us")
+    }
+
     /// The length of a pane.
     fn pane(&self) -> Micros {
         let (mut a, mut b) = (self.size, self.slide);
@@ -330,7 +335,7 @@ impl SecondHalf {
             held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
-        check_schema(restored, &shape.pane_schema, BEFORE)?;
+        check_schema(restored, &shape.described(), &shape.pane_schema, BEFORE)?;
         new.fired = fired_of(restored)?;
         for part in restored.buckets.values().flatten() {
             let states = rows::decode(&shape.pane_schema, part)?;
@@ -411,28 +416,33 @@ impl SecondHalf {
 /// Columns before the keys.
 const BEFORE: usize = 1;
 
-/// The columns that are saved, but for the first ones, which are ours.
-fn described(schema: &SchemaRef, before: usize) -> String {
+/// Which windows there are, and the columns that are saved, but for the first ones, which are ours.
+fn described(windows: &str, schema: &SchemaRef, before: usize) -> String {
     let fields: Vec<String> =
         schema.fields().iter().skip(before).map(|field| format!("{}: {}", field.name(), field.data_type())).collect();
-    fields.join(", ")
+    format!("{windows} of {}", fields.join(", "))
 }
 
 /// A snapshot with what copies share: the time until which windows have fired, and the columns of what is saved.
-pub(crate) fn shared(fired: Micros, schema: &SchemaRef, before: usize) -> Snapshot {
+pub(crate) fn shared(fired: Micros, windows: &str, schema: &SchemaRef, before: usize) -> Snapshot {
     let fired = Bytes::copy_from_slice(&fired.to_le_bytes());
-    let shared = vec![(FIRED.into(), fired), (SCHEMA.into(), described(schema, before).into())];
+    let shared = vec![(FIRED.into(), fired), (SCHEMA.into(), described(windows, schema, before).into())];
     Snapshot { shared, ..Snapshot::default() }
 }
 
 /// Whether what was saved is of the query as it is now.
-pub(crate) fn check_schema(restored: &Restored, schema: &SchemaRef, before: usize) -> Result<(), TaskError> {
-    let now = described(schema, before);
+pub(crate) fn check_schema(
+    restored: &Restored,
+    windows: &str,
+    schema: &SchemaRef,
+    before: usize,
+) -> Result<(), TaskError> {
+    let now = described(windows, schema, before);
     for then in restored.shared.get(SCHEMA).into_iter().flatten() {
         let then = String::from_utf8_lossy(then);
         if then != now {
             return Err(format!(
-                "the checkpoint has states of other aggregates ({then}) than the query now ({now}); begin anew in another \
+                "the checkpoint has states of other windows or aggregates ({then}) than the query now ({now}); begin anew in another \
                  place, or change the query back"
             )
             .into());
@@ -485,7 +495,7 @@ impl Operator for SecondHalf {
             states = all.collect();
         }
         let saved = Arc::clone(&self.saved);
-        let mut snapshot = shared(self.fired, &shape.pane_schema, BEFORE);
+        let mut snapshot = shared(self.fired, &shape.described(), &shape.pane_schema, BEFORE);
         if whole || !states.is_empty() {
             snapshot.later = Some(Later(Box::new(move || Ok(parts(&shape, &states, whole, &saved)?))));
         }

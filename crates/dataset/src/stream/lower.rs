@@ -33,8 +33,14 @@ use crate::error::{DataSetError, Result};
 
 /// Rows on their way: the tasks they leave, each with the steps that are still to be done.
 struct Flowing {
-    from: Vec<(TaskId, Steps)>,
+    from: Vec<Branch>,
     schema: SchemaRef,
+}
+
+struct Branch {
+    task: TaskId,
+    steps: Steps,
+    /// Of the task.
     copies: u32,
 }
 
@@ -122,7 +128,8 @@ impl Lower {
         let mut lower = Lower { graph: Graph::new(job), context, copies, tasks: 0 };
         let rows = lower.node(plan)?;
         let rows = lower.done(rows);
-        let sinks = if sink.copies_max == 0 { rows.copies } else { rows.copies.min(sink.copies_max) };
+        let most = rows.from.iter().map(|branch| branch.copies).max().unwrap_or(1);
+        let sinks = if sink.copies_max == 0 { most } else { most.min(sink.copies_max) };
         let make = (sink.make)(&rows.schema);
         let task = TaskSpec::sink(format!("sink {}", sink.name), move |copy| make(copy));
         let task = lower.graph.add(task.input("rows").copies(sinks));
@@ -144,10 +151,9 @@ impl Lower {
             return self.node(plan.children()[0]);
         }
         if any.is::<UnionExec>() {
-            let mut all = Flowing { from: Vec::new(), schema: plan.schema(), copies: 0 };
+            let mut all = Flowing { from: Vec::new(), schema: plan.schema() };
             for child in plan.children() {
                 let rows = self.node(child)?;
-                all.copies = all.copies.max(rows.copies);
                 all.from.extend(rows.from);
             }
             return Ok(all);
@@ -164,8 +170,8 @@ impl Lower {
         let mut step = Steps::default();
         if step.add(plan, &self.context) {
             let mut rows = self.node(plan.children()[0])?;
-            rows.from.iter_mut().for_each(|(_, steps)| {
-                steps.add(plan, &self.context);
+            rows.from.iter_mut().for_each(|branch| {
+                branch.steps.add(plan, &self.context);
             });
             rows.schema = plan.schema();
             return Ok(rows);
@@ -187,7 +193,7 @@ impl Lower {
         if let Some(columns) = &stream.projection {
             steps.project(columns, &source.schema)?;
         }
-        Ok(Flowing { from: vec![(task, steps)], schema: stream.schema(), copies })
+        Ok(Flowing { from: vec![Branch { task, steps, copies }], schema: stream.schema() })
     }
 
     /// A join of a stream with a table, batch by batch. The table is the side that is built once.
@@ -209,7 +215,7 @@ impl Lower {
         let builder = HashJoinExecBuilder::from(join).with_partition_mode(PartitionMode::CollectLeft);
         let built = builder.with_new_children(sides)?.recompute_properties().build_exec()?;
         let mut rows = self.node(join.right())?;
-        rows.from.iter_mut().for_each(|(_, steps)| steps.add_plan(&built, 1, &self.context));
+        rows.from.iter_mut().for_each(|branch| branch.steps.add_plan(&built, 1, &self.context));
         rows.schema = plan.schema();
         Ok(rows)
     }
@@ -301,9 +307,10 @@ impl Lower {
         let copies = if keys.is_empty() { 1 } else { self.copies };
         let second = halves.second.streaming().detail(detail).input("states").output("rows", plan.schema());
         let second = self.graph.add(second.copies(copies));
-        for (number, (from, steps)) in input.from.into_iter().enumerate() {
+        for (number, branch) in input.from.into_iter().enumerate() {
+            let Branch { task: from, steps, copies: beside } = branch;
             let first = (halves.first)(format!("{name}, first half {number}"), steps).streaming();
-            let first = first.input("rows").output("states", Arc::clone(&halves.states)).copies(input.copies);
+            let first = first.input("rows").output("states", Arc::clone(&halves.states)).copies(beside);
             let first = self.graph.add(first);
             self.graph.connect(from, first, Direct);
             match keys.is_empty() {
@@ -311,34 +318,35 @@ impl Lower {
                 false => self.graph.connect(first, second, Partition::by_key(keys.clone())),
             };
         }
-        Ok(Flowing { from: vec![(second, Steps::default())], schema: plan.schema(), copies })
+        let second = Branch { task: second, steps: Steps::default(), copies };
+        Ok(Flowing { from: vec![second], schema: plan.schema() })
     }
 
     /// The rows with all their steps done.
     fn done(&mut self, rows: Flowing) -> Flowing {
-        let Flowing { from, schema, copies } = rows;
-        let from = from.into_iter().map(|(from, steps)| {
-            if steps.is_empty() {
-                return (from, steps);
+        let Flowing { from, schema } = rows;
+        let from = from.into_iter().map(|branch| {
+            if branch.steps.is_empty() {
+                return branch;
             }
-            let name = self.name("steps");
-            let task = TaskSpec::operator(name, move |_| Ok(StepsTask(steps.clone())));
+            let Branch { task: from, steps, copies } = branch;
+            let task = TaskSpec::operator(self.name("steps"), move |_| Ok(StepsTask(steps.clone())));
             let task = task.streaming().input("rows").output("rows", Arc::clone(&schema)).copies(copies);
             let task = self.graph.add(task);
             self.graph.connect(from, task, Direct);
-            (task, Steps::default())
+            Branch { task, steps: Steps::default(), copies }
         });
         let from = from.collect();
-        Flowing { from, schema, copies }
+        Flowing { from, schema }
     }
 
     fn connect(&mut self, rows: &Flowing, target: TaskId, copies: u32) {
-        for (from, _) in &rows.from {
-            if copies == rows.copies {
-                self.graph.connect(*from, target, Direct);
-            } else {
-                self.graph.connect(*from, target, Gather::to(0));
-            }
+        for branch in &rows.from {
+            match copies {
+                copies if copies == branch.copies => self.graph.connect(branch.task, target, Direct),
+                1 => self.graph.connect(branch.task, target, Gather::to(0)),
+                _ => self.graph.connect(branch.task, target, Partition::round_robin()),
+            };
         }
     }
 }

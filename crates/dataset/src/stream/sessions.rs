@@ -60,6 +60,10 @@ impl SessionAggregation {
         SessionAggregation { of: Arc::new(of), time, gap, session_schema, output, window_at }
     }
 
+    fn described(&self) -> String {
+        format!("sessions with a gap of {} us", self.gap)
+    }
+
     /// The sessions of rows that have a key and a stretch of time each. `add` adds the rows to the functions, given the
     /// session of each and how many there are.
     fn sessions(
@@ -218,7 +222,7 @@ impl SecondHalf {
             held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
-        check_schema(restored, &shape.session_schema, BEFORE)?;
+        check_schema(restored, &shape.described(), &shape.session_schema, BEFORE)?;
         new.fired = fired_of(restored)?;
         for part in restored.buckets.values().flatten() {
             new.take(rows::decode(&shape.session_schema, part)?);
@@ -291,7 +295,7 @@ impl Operator for SecondHalf {
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         self.merge()?;
-        let mut snapshot = shared(self.fired, &self.shape.session_schema, BEFORE);
+        let mut snapshot = shared(self.fired, &self.shape.described(), &self.shape.session_schema, BEFORE);
         let news = std::mem::take(&mut self.news);
         let fired = std::mem::take(&mut self.fired_buckets);
         if !whole && news.is_empty() && fired.is_empty() {

@@ -91,8 +91,10 @@ impl PlanStep {
         // What a plan says of nulls and what its batches say may differ.
         let rows = batch(&slot.schema, rows.columns().to_vec(), rows.num_rows())?;
         *slot.rows.lock().expect("nothing panics with it locked") = Some(rows);
-        // Over rows in memory such a node waits for nothing.
-        futures::executor::block_on(collect(Arc::clone(plan), Arc::clone(&self.context)))
+        // Over rows in memory such a node waits for nothing, not even its turn: the task's, when it has done much, would come only
+        // after this.
+        let work = tokio::task::unconstrained(collect(Arc::clone(plan), Arc::clone(&self.context)));
+        futures::executor::block_on(work)
     }
 }
 

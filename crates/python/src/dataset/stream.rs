@@ -170,14 +170,23 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
     let whole = sink.bind(py).hasattr("prepare")?;
     let make = move |_: &SchemaRef| -> MakeSink {
         let sink = Arc::clone(&sink);
-        Arc::new(move |_: &TaskContext| Ok(Box::new(PythonSink { sink: Arc::clone(&sink), whole }) as Box<dyn Sink>))
+        Arc::new(move |_: &TaskContext| {
+            let Some(_call) = Call::begin() else { return Err("the program is ending".into()) };
+            // What one copy has prepared must not be mixed with what another one has written since: each has its own.
+            let mine = Python::attach(|py| match whole {
+                true => py.import("copy")?.call_method1("deepcopy", (sink.bind(py),)).map(Bound::unbind),
+                false => Ok(sink.clone_ref(py)),
+            });
+            let sink = mine.map_err(|error| Python::attach(|py| told(py, &error)))?;
+            Ok(Box::new(PythonSink { sink, whole }) as Box<dyn Sink>)
+        })
     };
     Ok(StreamSink { name, copies_max: 0, make: Arc::new(make) })
 }
 
 /// A Python function that is called with each table, or an object with the three methods of a sink.
 struct PythonSink {
-    sink: Arc<Py<PyAny>>,
+    sink: Py<PyAny>,
     whole: bool,
 }
 
