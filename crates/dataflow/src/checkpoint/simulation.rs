@@ -12,7 +12,7 @@
 //! Always: what a manifest says of each split, each key and each sink fits together; nothing is visible outside that no
 //! checkpoint has; each key's rows are visible once and in order. And when faults stop, the job comes to its end.
 //!
-//! `TIDEMILL_SIM_SEED=17 cargo test -p tidemill-dataflow simulation` tells the story of seed 17.
+//! `SIMULATION_SEED=17 cargo test -p tidemill-dataflow simulation` tells the story of seed 17.
 
 mod copies;
 mod job;
@@ -363,7 +363,7 @@ fn story(seed: u64, tell: bool) -> (usize, usize) {
 /// again.
 #[test]
 fn whatever_fails_every_row_counts_once() {
-    if let Ok(seed) = std::env::var("TIDEMILL_SIM_SEED") {
+    if let Ok(seed) = std::env::var("SIMULATION_SEED") {
         let (steps, runs) = story(seed.parse().expect("a seed is a number"), true);
         println!("{steps} steps, {runs} runs");
         return;
@@ -372,7 +372,7 @@ fn whatever_fails_every_row_counts_once() {
     for seed in 0..SEEDS {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| story(seed, false)));
         let Ok((of_story, of_runs)) = told else {
-            panic!("seed {seed} fails: TIDEMILL_SIM_SEED={seed} tells its story");
+            panic!("seed {seed} fails: SIMULATION_SEED={seed} tells its story");
         };
         steps += of_story;
         runs += of_runs;
