@@ -100,7 +100,7 @@ pub(crate) struct Coordinator {
     pending: Option<Pending>,
     /// Who has saved its state at the pending barrier and has ended since, with what it kept: that is of the next epoch.
     ended_behind: Vec<((u32, u32), Parts)>,
-    storing: Option<(u64, Control, bool)>,
+    storing: Option<(u64, bool)>,
     requests: Vec<Control>,
     /// Sources end without the job's having come to its end, or have ended before.
     stopping: bool,
@@ -203,7 +203,7 @@ impl Coordinator {
     }
 
     fn stored(&mut self, epoch: u64, result: Result<(), StoreFailure>, actions: &mut Vec<Action>) {
-        let Some((_, control, finished)) = self.storing.take_if(|(storing, ..)| *storing == epoch) else { return };
+        let Some((_, finished)) = self.storing.take_if(|(storing, _)| *storing == epoch) else { return };
         match result {
             Ok(()) => {
                 if finished {
@@ -215,10 +215,6 @@ impl Coordinator {
             Err(failure) if failure.fenced || finished || self.stopping => self.fail(failure.reason, actions),
             Err(failure) => {
                 actions.push(Action::Warn(format!("checkpoint {epoch} could not be written: {}", failure.reason)));
-                // What others wait for is tried again; a periodic one comes again by itself.
-                if control != Control::Checkpoint {
-                    self.requests.insert(0, Control::Checkpoint);
-                }
             }
         }
     }
@@ -247,16 +243,8 @@ impl Coordinator {
                 self.fail(format!("the job could not be stopped at checkpoint {epoch}: {reason}"), actions);
             } else if let Some(reason) = pending.failed {
                 actions.push(Action::Warn(format!("checkpoint {epoch} was given up: {reason}")));
-                if pending.barrier.control != Control::Checkpoint {
-                    self.requests.insert(0, Control::Checkpoint);
-                }
             } else {
-                if let Control::Route { task, map } = &pending.barrier.control
-                    && let Some(at) = self.members.iter().position(|member| &member.name == task)
-                {
-                    self.states[at].route = Some(map.clone());
-                }
-                self.store(epoch, pending.barrier.control, false, at_ms, actions);
+                self.store(epoch, false, at_ms, actions);
             }
         }
         if self.pending.is_none() {
@@ -271,7 +259,7 @@ impl Coordinator {
                 self.finish(actions);
             } else {
                 self.epoch += 1;
-                self.store(self.epoch, Control::Checkpoint, true, at_ms, actions);
+                self.store(self.epoch, true, at_ms, actions);
             }
         }
     }
@@ -286,11 +274,11 @@ impl Coordinator {
         actions.extend([Action::Durable(ALL), Action::Finished]);
     }
 
-    fn store(&mut self, epoch: u64, control: Control, finished: bool, at_ms: u64, actions: &mut Vec<Action>) {
+    fn store(&mut self, epoch: u64, finished: bool, at_ms: u64, actions: &mut Vec<Action>) {
         let tasks = self.members.iter().zip(&self.states).map(|(member, state)| (member.name.clone(), state.clone()));
         let (job, claim) = (self.job.clone(), self.claim);
         let manifest = Manifest { job, claim, epoch, at_ms, finished, tasks: tasks.collect() };
-        self.storing = Some((epoch, control, finished));
+        self.storing = Some((epoch, finished));
         actions.push(Action::Store(Box::new(manifest)));
     }
 

@@ -358,8 +358,7 @@ pub(crate) async fn restore(
     if state.copies == copies {
         restored.ended |= state.ended.contains(&copy);
     }
-    let even = RouteMap::even(BUCKETS, copies);
-    let route = state.route.as_ref().filter(|_| state.copies == copies).unwrap_or(&even);
+    let route = RouteMap::even(BUCKETS, copies);
     let mine = state.buckets.iter().filter(|(bucket, _)| route.copy(**bucket) == copy);
     let mut wanted: Vec<&Entry> = Vec::new();
     let mut buckets = Vec::new();

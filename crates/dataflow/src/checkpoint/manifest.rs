@@ -5,8 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use crate::route_map::RouteMap;
-
 /// Changes when the layout does.
 const VERSION: u32 = 1;
 const TITLE: &str = "tidemill checkpoint";
@@ -50,8 +48,6 @@ pub struct TaskState {
     pub splits: BTreeMap<u32, Vec<(String, Entry)>>,
     /// By copy.
     pub shared: BTreeMap<u32, Vec<(String, Entry)>>,
-    /// Who owns which bucket, when they are not dealt evenly.
-    pub route: Option<RouteMap>,
 }
 
 /// See the module.

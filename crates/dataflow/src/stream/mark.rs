@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::route_map::RouteMap;
 use crate::wire::{Frame, Header, Kind, Received};
 
 /// A moment of event time: microseconds since 1970-01-01 UTC.
@@ -62,13 +61,6 @@ pub enum Control {
     Checkpoint,
     /// As a checkpoint; then sources end, and nothing behind the barrier is sent.
     Stop,
-    /// As a checkpoint; then rows of the named task's keyed inputs follow this map.
-    Route {
-        /// The task whose buckets move.
-        task: String,
-        /// Who owns which of them from here on.
-        map: RouteMap,
-    },
 }
 
 impl Mark {
