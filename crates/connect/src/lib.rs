@@ -4,6 +4,7 @@
 //! |------------|---------|--------|--------------------------|------|-----------------------|
 //! | `rate`     | `rate`  | yes    | the number of a row      |      |                       |
 //! | `files`    | `files` | yes    | bytes of each file       | yes  | exactly once          |
+//! | `kafka`    | `kafka` | yes    | offsets of partitions    | yes  | exactly once, or less |
 //!
 //! Beneath them: `options` (what people write), `decode` (bytes to rows), `encode` (rows to bytes), `bad` (records that are no
 //! rows), `feed` (a thread that reads ahead).
@@ -29,6 +30,7 @@ mod error;
 mod feed;
 mod files;
 mod hash;
+mod kafka;
 mod options;
 mod rate;
 
@@ -113,6 +115,7 @@ pub fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, Con
     match options::kind(spec, "source", &SOURCES)? {
         "rate" => rate::source(spec, schema),
         "files" => files::source(spec, schema),
+        "kafka" => kafka::source(spec, schema),
         other => unreachable!("{other} is no kind of source"),
     }
 }
@@ -126,9 +129,10 @@ pub fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, Con
 pub fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
     match options::kind(spec, "sink", &SINKS)? {
         "files" => files::sink(spec, schema),
+        "kafka" => kafka::sink(spec, schema),
         other => unreachable!("{other} is no kind of sink"),
     }
 }
 
-const SOURCES: [&str; 2] = ["files", "rate"];
-const SINKS: [&str; 1] = ["files"];
+const SOURCES: [&str; 3] = ["files", "kafka", "rate"];
+const SINKS: [&str; 2] = ["files", "kafka"];

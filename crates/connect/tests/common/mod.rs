@@ -1,8 +1,10 @@
 //! Jobs of the tests' own: a source, an operator that fails when it is told to, a sink.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+pub mod kafka;
+
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -16,7 +18,8 @@ use tidemill_dataflow::exchange::Direct;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::Control;
-use tidemill_dataflow::{DataflowError, Emit, Graph, Operator, Progress, Runner, Settings, TaskError, TaskSpec};
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::{DataflowError, Emit, Graph, Operator, Progress, Runner, Settings, TaskContext, TaskError, TaskSpec};
 
 pub const BLOWN: &str = "the fuse has blown";
 
@@ -114,4 +117,31 @@ fn graph(source: &SourceSpec, sink: &SinkSpec, fuse: Option<Arc<AtomicU64>>) -> 
     graph.connect(read, pass, Direct);
     graph.connect(pass, write, Direct);
     graph
+}
+
+/// Makes sinks outside of any job's loop, one after another, and does with them what `body` says, on the runner's threads.
+pub fn with_sinks<F>(sink: &Value, schema: &SchemaRef, body: F)
+where
+    F: AsyncFn(&dyn Fn() -> Box<dyn Sink>),
+{
+    let make = tidemill_connect::sink(sink, schema).unwrap().make;
+    let found: Arc<Mutex<Option<TaskContext>>> = Arc::default();
+    let keep = Arc::clone(&found);
+    let mut graph = Graph::new("making");
+    let make_task = TaskSpec::new("make", move |_, _, context| {
+        *keep.lock().unwrap() = Some(context);
+        async { Ok(()) }
+    });
+    let make_task = graph.add(make_task.input("in"));
+    let none = TaskSpec::new("none", |_, _, _| async { Ok(()) });
+    let none = graph.add(none.output("out", SchemaRef::clone(schema)));
+    graph.connect(none, make_task, Direct);
+    run_ranks(1, |comm| {
+        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        runner.run(&graph).unwrap();
+    })
+    .unwrap();
+    let context = found.lock().unwrap().take().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(body(&|| make(&context).unwrap()));
 }

@@ -1,0 +1,224 @@
+//! Transactions: one for each copy and checkpoint, opened when the checkpoint is durable and closed at once.
+//!
+//! A transaction that were open from barrier to barrier would be lost when it takes longer than its timeout (the records of a
+//! durable checkpoint with it), and would hold up readers of the topic all the time. So records wait in the checkpoint instead,
+//! and to *commit* is to do these steps, as often as need be:
+//!
+//! 1. A producer with the origin's transactional id is initialized: whoever used it before is fenced, what he had open is
+//!    aborted, what he was about to commit is committed.
+//! 2. The *marker* is read: the offset that the consumer group of this id has committed for partition 0 of the topic is the last
+//!    epoch that was committed; with it is said by which run. If it is this run's and not before this epoch, all is done.
+//! 3. One transaction has the records and the new marker.
+//!
+//! The check behind the fence, and records and marker in one transaction, make it exactly once: whoever comes after sees the
+//! marker, and whoever came before can commit no more. After any error the next try begins at 1, so that it does not matter
+//! whether the one before went through.
+//!
+//! The marker is kept as long as the brokers keep offsets of groups without members (`offsets.retention.minutes`, a week
+//! unless they are told otherwise). A job that goes on after longer may repeat the records of its last checkpoint.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use tidemill_dataflow::TaskError;
+
+use super::client::{Connection, Context, failed, is_final, plain};
+use super::record::{Header, open, records};
+
+/// How long one call may take before all is begun anew.
+const CALL: Duration = Duration::from_secs(30);
+/// Between tries.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What was committed last, of one origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Marker {
+    run: String,
+    epoch: u64,
+}
+
+/// Commits what copies have prepared. Blocks: it has a thread of its own.
+pub(crate) struct Committer {
+    pub(crate) connection: Connection,
+    pub(crate) name: String,
+    pub(crate) transaction_timeout: Duration,
+    pub(crate) record_bytes_max: usize,
+    pub(crate) patience: Duration,
+    /// By transactional id.
+    pub(crate) producers: HashMap<String, Transactional>,
+}
+
+/// A producer that was initialized, and has not been fenced as far as it knows.
+pub(crate) struct Transactional {
+    producer: BaseProducer<Context>,
+    /// For the name of its group.
+    consumer: BaseConsumer<Context>,
+    marker: Option<Marker>,
+}
+
+/// What a producer of records is told, whether it has transactions or not.
+pub(crate) fn producer_config(record_bytes_max: usize) -> [(&'static str, String); 4] {
+    // A record has more than a key and a value.
+    let message_bytes_max = (record_bytes_max + 1024).clamp(1000, 1_000_000_000).to_string();
+    [
+        ("enable.idempotence", "true".into()),
+        ("message.max.bytes", message_bytes_max),
+        ("linger.ms", "5".into()),
+        // Records wait for the commit, not for us.
+        ("queue.buffering.max.kbytes", "262144".into()),
+    ]
+}
+
+/// Puts a record into the producer's queue, when there is room.
+///
+/// # Errors
+/// The producer's.
+pub(crate) fn send(
+    producer: &BaseProducer<Context>,
+    topic: &str,
+    (key, value): (Option<&[u8]>, Option<&[u8]>),
+    patience: Duration,
+) -> Result<(), KafkaError> {
+    let begun = Instant::now();
+    loop {
+        let mut record = BaseRecord::<[u8], [u8]>::to(topic);
+        if let Some(key) = key {
+            record = record.key(key);
+        }
+        if let Some(value) = value {
+            record = record.payload(value);
+        }
+        match producer.send(record) {
+            Ok(()) => return Ok(()),
+            Err((error, _)) => match error.rdkafka_error_code() {
+                Some(RDKafkaErrorCode::QueueFull) if begun.elapsed() < patience => {
+                    producer.poll(Duration::from_millis(20));
+                }
+                _ => return Err(error),
+            },
+        }
+    }
+}
+
+impl Committer {
+    /// Makes what is prepared appear, once.
+    ///
+    /// # Errors
+    /// What trying again does not help against, or the last thing that happened when patience is at its end.
+    pub(crate) fn commit(&mut self, prepared: &[u8]) -> Result<(), TaskError> {
+        let (header, bytes) = open(prepared)?;
+        let id = format!("{}-{}", header.id, header.origin);
+        let begun = Instant::now();
+        let mut told = false;
+        loop {
+            let error = match self.attempt(&id, &header, bytes)? {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            // Whatever state it is in, a new one brings order.
+            self.producers.remove(&id);
+            if is_final(&error) || begun.elapsed() >= self.patience {
+                let text = format!("epoch {} could not be committed: {}", header.epoch, plain(&error));
+                return Err(format!("kafka topic \"{}\": {text}", header.topic).into());
+            }
+            if !std::mem::replace(&mut told, true) {
+                eprintln!("tidemill: kafka, {}: a commit is tried again: {}", self.name, plain(&error));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// One go at it. Outside are errors of what is prepared, inside those of Kafka.
+    fn attempt(&mut self, id: &str, header: &Header, bytes: &[u8]) -> Result<Result<(), KafkaError>, TaskError> {
+        if !self.producers.contains_key(id) {
+            match self.initialize(id, header) {
+                Ok(producer) => drop(self.producers.insert(id.to_owned(), producer)),
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        let transactional = self.producers.get_mut(id).expect("it was made above");
+        let marker = Marker { run: header.run.clone(), epoch: header.epoch };
+        if transactional.marker.as_ref().is_some_and(|last| last.run == marker.run && last.epoch >= marker.epoch) {
+            return Ok(Ok(()));
+        }
+        let producer = &transactional.producer;
+        if let Err(error) = producer.begin_transaction() {
+            return Ok(Err(error));
+        }
+        let mut sent = 0;
+        for record in records(bytes) {
+            let record = record?;
+            if let Err(error) = send(producer, &header.topic, record, CALL) {
+                return Ok(Err(error));
+            }
+            sent += 1;
+        }
+        if sent != header.records {
+            return Err(format!("the checkpoint has {sent} of {} records", header.records).into());
+        }
+        Ok(transactional.finish(&header.topic, marker))
+    }
+
+    fn initialize(&self, id: &str, header: &Header) -> Result<Transactional, KafkaError> {
+        let timeout_ms = self.transaction_timeout.as_millis().to_string();
+        let config = producer_config(self.record_bytes_max);
+        let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        config.extend([("transactional.id", id), ("transaction.timeout.ms", timeout_ms.as_str())]);
+        let producer: BaseProducer<Context> =
+            self.connection.config(&config).create_with_context(Context::new(&self.name))?;
+        producer.init_transactions(CALL)?;
+        let config = self.connection.config(&[
+            ("group.id", id),
+            ("enable.auto.commit", "false"),
+            // Not before what is being committed is there.
+            ("isolation.level", "read_committed"),
+        ]);
+        let consumer: BaseConsumer<Context> = config.create_with_context(Context::new(&self.name))?;
+        let mut wanted = TopicPartitionList::new();
+        wanted.add_partition(&header.topic, 0);
+        let committed = consumer.committed_offsets(wanted, CALL)?;
+        let mut marker = None;
+        if let Some(element) = committed.elements().first() {
+            element.error()?;
+            if let Offset::Offset(epoch) = element.offset() {
+                marker = Some(Marker { run: element.metadata().to_owned(), epoch: epoch as u64 });
+            }
+        }
+        Ok(Transactional { producer, consumer, marker })
+    }
+}
+
+impl Transactional {
+    fn finish(&mut self, topic: &str, marker: Marker) -> Result<(), KafkaError> {
+        // Deliveries have to be heard of before the commit, which does not listen.
+        let flushed = self.producer.flush(CALL);
+        if let Some(code) = self.producer.context().take_undelivered() {
+            return Err(KafkaError::MessageProduction(code));
+        }
+        flushed?;
+        let mut offsets = TopicPartitionList::new();
+        offsets.add_partition_offset(topic, 0, Offset::Offset(marker.epoch as i64))?;
+        offsets.elements()[0].set_metadata(&marker.run);
+        let group = self.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
+        self.producer.send_offsets_to_transaction(&offsets, &group, CALL)?;
+        self.producer.commit_transaction(CALL)?;
+        self.marker = Some(marker);
+        Ok(())
+    }
+}
+
+/// Waits until all records that were sent are acknowledged.
+///
+/// # Errors
+/// When one is not.
+pub(crate) fn flush(producer: &BaseProducer<Context>, topic: &str, patience: Duration) -> Result<(), TaskError> {
+    let flushed = producer.flush(patience);
+    if let Some(code) = producer.context().take_undelivered() {
+        return Err(failed(topic, &KafkaError::MessageProduction(code)));
+    }
+    flushed.map_err(|error| failed(topic, &error))
+}

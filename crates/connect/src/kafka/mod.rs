@@ -1,0 +1,18 @@
+//! Kafka, by librdkafka.
+//!
+//! | module   | what is in it                                                         |
+//! |----------|-----------------------------------------------------------------------|
+//! | `client` | what all clients are told, and what they have to say                  |
+//! | `source` | partitions of a topic, dealt to copies, their offsets in checkpoints   |
+//! | `record` | rows as records, and as bytes of a checkpoint                         |
+//! | `sink`   | rows into a topic, in a transaction for each checkpoint or plainly     |
+//! | `commit` | the transactions                                                      |
+
+mod client;
+mod commit;
+mod record;
+mod sink;
+mod source;
+
+pub(crate) use sink::sink;
+pub(crate) use source::source;

@@ -1,0 +1,208 @@
+//! Rows as records of a topic, and records as bytes of a checkpoint.
+//!
+//! What is prepared is a header (its length in four bytes, then JSON), and the records behind one another: of key and value
+//! each the length and one more in four bytes, or zero for none, then the bytes. Numbers are little-endian.
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, SchemaRef};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tidemill_dataflow::TaskError;
+
+use crate::encode::LineFormat;
+
+/// What is prepared, but for the records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Header {
+    /// What the sink is called at the brokers.
+    pub(crate) id: String,
+    pub(crate) topic: String,
+    /// The copy that prepared it.
+    pub(crate) origin: u32,
+    /// Of one run of that copy.
+    pub(crate) run: String,
+    pub(crate) epoch: u64,
+    pub(crate) records: u64,
+}
+
+/// A key and a value.
+pub(crate) type Record<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
+
+/// How rows are records.
+#[derive(Clone, Debug)]
+pub(crate) struct Encoder {
+    /// The column that is the value, else the whole row as JSON.
+    value: Option<usize>,
+    key: Option<usize>,
+}
+
+impl Encoder {
+    /// `value` and `key` are names of columns.
+    ///
+    /// # Errors
+    /// In words.
+    pub(crate) fn new(schema: &SchemaRef, value: Option<&str>, key: Option<&str>) -> Result<Self, String> {
+        let column = |name: Option<&str>| name.map(|name| schema.index_of(name)).transpose();
+        let (value, key) = match (column(value), column(key)) {
+            (Ok(value), Ok(key)) => (value, key),
+            (Err(error), _) | (_, Err(error)) => return Err(error.to_string()),
+        };
+        let encoder = Encoder { value, key };
+        // Types are looked at before there are rows.
+        let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
+        encoder.encode(&empty, usize::MAX, &mut Vec::new()).map_err(|error| error.to_string())?;
+        Ok(encoder)
+    }
+
+    /// Appends the records of rows to `out`.
+    ///
+    /// # Errors
+    /// For a record of more than `bytes_max` bytes, and types that cannot be written.
+    pub(crate) fn encode(&self, rows: &RecordBatch, bytes_max: usize, out: &mut Vec<u8>) -> Result<(), TaskError> {
+        let bytes_of = |column: usize| -> Result<_, TaskError> {
+            // Numbers and times as people write them.
+            let column = rows.column(column);
+            let texts = match column.data_type() {
+                DataType::Binary | DataType::LargeBinary => cast(column, &DataType::LargeBinary)?,
+                _ => cast(&cast(column, &DataType::LargeUtf8)?, &DataType::LargeBinary)?,
+            };
+            Ok(texts.as_binary::<i64>().clone())
+        };
+        let keys = self.key.map(bytes_of).transpose()?;
+        let values = self.value.map(bytes_of).transpose()?;
+        let mut lines = Vec::new();
+        if values.is_none() {
+            LineFormat::Json.encode(rows, false, &mut lines)?;
+        }
+        let mut lines = lines.split(|byte| *byte == b'\n');
+        for row in 0..rows.num_rows() {
+            let of = |column: &arrow::array::LargeBinaryArray| column.is_valid(row).then(|| column.value(row).to_vec());
+            let key = keys.as_ref().and_then(of);
+            let value = match &values {
+                Some(values) => of(values),
+                None => lines.next().map(<[u8]>::to_vec),
+            };
+            let bytes = key.as_ref().map_or(0, Vec::len) + value.as_ref().map_or(0, Vec::len);
+            if bytes > bytes_max {
+                return Err(format!(
+                    "a row makes a record of {bytes} bytes, and `record_bytes_max` is {bytes_max}: raise it, and \
+                     max.message.bytes of the topic with it"
+                )
+                .into());
+            }
+            put(key.as_deref(), out);
+            put(value.as_deref(), out);
+        }
+        Ok(())
+    }
+}
+
+fn put(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
+    out.extend_from_slice(&bytes.map_or(0, |bytes| bytes.len() as u32 + 1).to_le_bytes());
+    out.extend_from_slice(bytes.unwrap_or_default());
+}
+
+/// What a checkpoint keeps.
+pub(crate) fn seal(header: &Header, records: &[u8]) -> Bytes {
+    let header = serde_json::to_vec(header).expect("it is made of numbers and texts");
+    let mut bytes = (header.len() as u32).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&header);
+    bytes.extend_from_slice(records);
+    bytes.into()
+}
+
+/// What `seal` made.
+///
+/// # Errors
+/// For bytes that it did not make.
+pub(crate) fn open(bytes: &[u8]) -> Result<(Header, &[u8]), TaskError> {
+    let parts =
+        bytes.split_first_chunk().and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
+    let (header, records) = parts.ok_or("the checkpoint has what no kafka sink prepared")?;
+    Ok((serde_json::from_slice(header)?, records))
+}
+
+/// The records among bytes that `Encoder::encode` made.
+pub(crate) fn records(mut bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, TaskError>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let record = take(&mut bytes).and_then(|key| Some((key, take(&mut bytes)?)));
+        if record.is_none() {
+            bytes = &[];
+        }
+        Some(record.ok_or_else(|| "what a kafka sink prepared is cut short".into()))
+    })
+}
+
+fn take<'a>(bytes: &mut &'a [u8]) -> Option<Option<&'a [u8]>> {
+    let (len, rest) = bytes.split_first_chunk()?;
+    let (value, rest) = match u32::from_le_bytes(*len) as usize {
+        0 => (None, rest),
+        len => {
+            let (value, rest) = rest.split_at_checked(len - 1)?;
+            (Some(value), rest)
+        }
+    };
+    *bytes = rest;
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, Int64Array, StringArray};
+
+    use super::*;
+
+    fn rows() -> RecordBatch {
+        let n: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3)]));
+        let text: ArrayRef = Arc::new(StringArray::from(vec![Some("a\nb"), Some(""), None]));
+        RecordBatch::try_from_iter([("n", n), ("text", text)]).unwrap()
+    }
+
+    fn texts(encoder: &Encoder) -> Vec<(Option<String>, Option<String>)> {
+        let mut bytes = Vec::new();
+        encoder.encode(&rows(), 100, &mut bytes).unwrap();
+        let text = |bytes: Option<&[u8]>| bytes.map(|bytes| String::from_utf8(bytes.to_vec()).unwrap());
+        records(&bytes).map(|record| record.map(|(key, value)| (text(key), text(value))).unwrap()).collect()
+    }
+
+    /// Records that are not those of the rows: nulls, empty texts and line ends among them.
+    #[test]
+    fn rows_are_records() {
+        let schema = rows().schema();
+        let some = |text: &str| Some(text.to_owned());
+        let json = Encoder::new(&schema, None, Some("n")).unwrap();
+        let expected = [
+            (some("1"), some(r#"{"n":1,"text":"a\nb"}"#)),
+            (None, some(r#"{"text":""}"#)),
+            (some("3"), some(r#"{"n":3}"#)),
+        ];
+        assert_eq!(texts(&json), expected);
+        let raw = Encoder::new(&schema, Some("text"), None).unwrap();
+        assert_eq!(texts(&raw), [(None, some("a\nb")), (None, some("")), (None, None)]);
+        assert!(Encoder::new(&schema, Some("txt"), None).unwrap_err().contains("txt"));
+        let error = raw.encode(&rows(), 2, &mut Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("a record of 3 bytes"), "{error}");
+    }
+
+    /// A checkpoint that is damaged must not be taken for one with fewer records.
+    #[test]
+    fn what_is_cut_is_refused() {
+        let header = Header { id: "i".into(), topic: "t".into(), origin: 1, run: "r".into(), epoch: 7, records: 3 };
+        let mut bytes = Vec::new();
+        Encoder::new(&rows().schema(), None, None).unwrap().encode(&rows(), 100, &mut bytes).unwrap();
+        let sealed = seal(&header, &bytes);
+        let (opened, inside) = open(&sealed).unwrap();
+        assert_eq!((opened, inside), (header, bytes.as_slice()));
+        for len in 0..sealed.len() {
+            let is_whole = open(&sealed[..len])
+                .is_ok_and(|(header, inside)| records(inside).filter(Result::is_ok).count() as u64 == header.records);
+            assert!(!is_whole, "{len}");
+        }
+    }
+}

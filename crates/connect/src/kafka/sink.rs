@@ -1,0 +1,328 @@
+//! Rows into a topic.
+//!
+//! | guarantee       | rows                                         | *prepare*               | *commit*                      |
+//! |-----------------|----------------------------------------------|-------------------------|-------------------------------|
+//! | exactly once    | are kept                                     | hands them to the checkpoint | a transaction, see `commit` |
+//! | at least once   | are sent, by an idempotent producer          | waits until they are there | nothing                    |
+//!
+//! With exactly once, rows appear when their checkpoint is durable, all of a copy at once, and readers have to read
+//! committed records only. They are kept in memory and in the checkpoint until then: `epoch_bytes_max` bounds them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use rdkafka::producer::{BaseProducer, Producer};
+use serde::Deserialize;
+use serde_json::Value;
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::{TaskContext, TaskError};
+use tokio::sync::{mpsc, oneshot};
+
+use super::client::{Connection, Context, failed, partitions};
+use super::commit::{Committer, flush, producer_config, send};
+use super::record::{Encoder, Header, records, seal};
+use crate::error::ConnectError;
+use crate::options::Secret;
+use crate::{Guarantee, SinkSpec, hash, options};
+
+const NAME: &str = "kafka sink";
+/// Batches on their way to the thread that sends.
+const QUEUE: usize = 4;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Promise {
+    #[default]
+    ExactlyOnce,
+    AtLeastOnce,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// `host:port`, several with commas between.
+    servers: String,
+    topic: String,
+    /// The column whose bytes or text are a record's value; without it, all columns as JSON.
+    value: Option<String>,
+    /// The column that is a record's key.
+    key: Option<String>,
+    #[serde(default)]
+    guarantee: Promise,
+    /// With exactly once: what the job is called at the brokers, where nobody else may be called so. Transactional ids and
+    /// consumer groups are `ID-COPY`.
+    id: Option<String>,
+    #[serde(default = "a_megabyte")]
+    record_bytes_max: usize,
+    /// Of one copy between two checkpoints.
+    #[serde(default = "much")]
+    epoch_bytes_max: usize,
+    #[serde(default = "a_minute")]
+    transaction_timeout_s: f64,
+    /// How long the brokers may keep silent before the job fails.
+    #[serde(default = "a_minute")]
+    patience_s: f64,
+    /// For SASL PLAIN; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
+    user: Option<String>,
+    password: Option<Secret>,
+    /// What else librdkafka is to be told.
+    #[serde(default)]
+    config: BTreeMap<String, Value>,
+}
+
+fn a_megabyte() -> usize {
+    // What brokers take unless they are told otherwise.
+    1_000_000
+}
+
+fn much() -> usize {
+    256 << 20
+}
+
+fn a_minute() -> f64 {
+    60.0
+}
+
+pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    for (name, seconds) in
+        [("transaction_timeout_s", options.transaction_timeout_s), ("patience_s", options.patience_s)]
+    {
+        if !(0.1..=1e6).contains(&seconds) {
+            return Err(wrong(format!("`{name}` has to be at least 0.1")));
+        }
+    }
+    let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref()).map_err(wrong)?;
+    let Options { servers, user, password, config, .. } = options.clone();
+    let connection = Connection::new(servers, user, password, config);
+    let name = format!("kafka {}", options.topic);
+    let spec = |guarantee, make| SinkSpec { name, copies_max: 0, guarantee, make };
+    match options.guarantee {
+        Promise::ExactlyOnce => {
+            let Some(id) = options.id.clone().filter(|id| !id.is_empty()) else {
+                let text = "exactly once needs `id`, a name that this job has for itself at the brokers, and keeps";
+                return Err(wrong(text.into()));
+            };
+            let make = move |context: &TaskContext| -> Result<Box<dyn Sink>, TaskError> {
+                Ok(Box::new(Exactly::new(&options, &connection, &encoder, &id, context)?))
+            };
+            Ok(spec(Guarantee::ExactlyOnce, Arc::new(make)))
+        }
+        Promise::AtLeastOnce => {
+            let make = move |context: &TaskContext| -> Result<Box<dyn Sink>, TaskError> {
+                Ok(Box::new(AtLeast::new(&options, &connection, &encoder, context)?))
+            };
+            Ok(spec(Guarantee::AtLeastOnce, Arc::new(make)))
+        }
+    }
+}
+
+/// What a sink's thread is asked to do.
+enum Command {
+    /// Look whether the topic is there.
+    Begin,
+    Send(Vec<u8>),
+    /// Answer when all is there.
+    Flush(oneshot::Sender<Result<(), TaskError>>),
+    Commit(Bytes, oneshot::Sender<Result<(), TaskError>>),
+}
+
+/// Starts a thread that carries out commands until `body` fails or nobody commands any more.
+fn start(
+    name: &str,
+    mut body: impl FnMut(Command) -> Result<(), TaskError> + Send + 'static,
+) -> Result<mpsc::Sender<Command>, TaskError> {
+    let (sender, mut commands) = mpsc::channel(QUEUE);
+    let work = move || {
+        let mut broken = None;
+        while let Some(command) = commands.blocking_recv() {
+            let (Command::Flush(_) | Command::Commit(..)) = &command else {
+                if broken.is_none() {
+                    broken = body(command).err();
+                }
+                continue;
+            };
+            // An error of what was sent before is told by whoever answers next.
+            match (broken.take(), command) {
+                (Some(error), Command::Flush(answer) | Command::Commit(_, answer)) => drop(answer.send(Err(error))),
+                (_, command) => broken = body(command).err(),
+            }
+        }
+    };
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .map_err(|error| format!("no thread for {name}: {error}"))?;
+    Ok(sender)
+}
+
+/// Sends a command that is answered, and waits for the answer.
+async fn ask(
+    commands: &mpsc::Sender<Command>,
+    command: impl FnOnce(oneshot::Sender<Result<(), TaskError>>) -> Command,
+) -> Result<(), TaskError> {
+    let (sender, answer) = oneshot::channel();
+    let gone = "the thread of a kafka sink has died";
+    commands.send(command(sender)).await.map_err(|_| gone)?;
+    answer.await.map_err(|_| gone)?
+}
+
+/// Keeps rows for the checkpoint.
+struct Exactly {
+    encoder: Encoder,
+    header: Header,
+    record_bytes_max: usize,
+    epoch_bytes_max: usize,
+    bytes: Vec<u8>,
+    commands: mpsc::Sender<Command>,
+}
+
+impl Exactly {
+    fn new(
+        options: &Options,
+        connection: &Connection,
+        encoder: &Encoder,
+        id: &str,
+        context: &TaskContext,
+    ) -> Result<Self, TaskError> {
+        let name = format!("{}-{}", context.task(), context.copy());
+        let mut committer = Committer {
+            connection: connection.clone(),
+            name: name.clone(),
+            transaction_timeout: Duration::from_secs_f64(options.transaction_timeout_s),
+            record_bytes_max: options.record_bytes_max,
+            patience: Duration::from_secs_f64(options.patience_s),
+            producers: HashMap::new(),
+        };
+        let topic = options.topic.clone();
+        let commands = start(&name.clone(), move |command| match command {
+            Command::Begin => {
+                let config = committer.connection.config(&[]);
+                let client: BaseProducer<Context> =
+                    config.create_with_context(Context::new(&name)).map_err(|error| failed(&topic, &error))?;
+                partitions(client.client(), &committer.connection, &topic, committer.patience).map(drop)
+            }
+            Command::Commit(prepared, answer) => {
+                // Nobody may be there to hear it.
+                drop(answer.send(committer.commit(&prepared)));
+                Ok(())
+            }
+            Command::Send(_) | Command::Flush(_) => unreachable!("nobody asks for that"),
+        })?;
+        commands.try_send(Command::Begin).map_err(|_| "the thread of a kafka sink has died")?;
+        let header = Header {
+            id: id.to_owned(),
+            topic: options.topic.clone(),
+            origin: context.copy(),
+            run: hash::unique(),
+            epoch: 0,
+            records: 0,
+        };
+        let (record_bytes_max, epoch_bytes_max) = (options.record_bytes_max, options.epoch_bytes_max);
+        Ok(Exactly { encoder: encoder.clone(), header, record_bytes_max, epoch_bytes_max, bytes: Vec::new(), commands })
+    }
+}
+
+impl Sink for Exactly {
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async move {
+            self.encoder.encode(&rows, self.record_bytes_max, &mut self.bytes)?;
+            self.header.records += rows.num_rows() as u64;
+            if self.bytes.len() > self.epoch_bytes_max {
+                return Err(format!(
+                    "kafka topic \"{}\": the rows since the last checkpoint are more than `epoch_bytes_max`, {} bytes: raise \
+                     it, or make checkpoints more often",
+                    self.header.topic, self.epoch_bytes_max
+                )
+                .into());
+            }
+            Ok(())
+        })
+    }
+
+    fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.header.epoch = epoch;
+        let sealed = if self.header.records == 0 { Bytes::new() } else { seal(&self.header, &bytes) };
+        self.header.records = 0;
+        Box::pin(std::future::ready(Ok(sealed)))
+    }
+
+    fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(ask(&self.commands, |answer| Command::Commit(prepared, answer)))
+    }
+}
+
+/// Sends rows as they come.
+struct AtLeast {
+    encoder: Encoder,
+    record_bytes_max: usize,
+    commands: mpsc::Sender<Command>,
+}
+
+impl AtLeast {
+    fn new(
+        options: &Options,
+        connection: &Connection,
+        encoder: &Encoder,
+        context: &TaskContext,
+    ) -> Result<Self, TaskError> {
+        let name = format!("{}-{}", context.task(), context.copy());
+        let (topic, patience) = (options.topic.clone(), Duration::from_secs_f64(options.patience_s));
+        let patience_ms = patience.as_millis().to_string();
+        let config = producer_config(options.record_bytes_max);
+        let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        config.push(("delivery.timeout.ms", &patience_ms));
+        let producer: BaseProducer<Context> = connection
+            .config(&config)
+            .create_with_context(Context::new(&name))
+            .map_err(|error| failed(&topic, &error))?;
+        let connection = connection.clone();
+        let commands = start(&name, move |command| match command {
+            Command::Begin => partitions(producer.client(), &connection, &topic, patience).map(drop),
+            Command::Send(bytes) => {
+                for record in records(&bytes) {
+                    send(&producer, &topic, record?, patience).map_err(|error| failed(&topic, &error))?;
+                }
+                producer.poll(Duration::ZERO);
+                Ok(())
+            }
+            Command::Flush(answer) => {
+                // As above.
+                drop(answer.send(flush(&producer, &topic, patience)));
+                Ok(())
+            }
+            Command::Commit(..) => unreachable!("nothing is prepared"),
+        })?;
+        commands.try_send(Command::Begin).map_err(|_| "the thread of a kafka sink has died")?;
+        Ok(AtLeast { encoder: encoder.clone(), record_bytes_max: options.record_bytes_max, commands })
+    }
+}
+
+impl Sink for AtLeast {
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async move {
+            let mut bytes = Vec::new();
+            self.encoder.encode(&rows, self.record_bytes_max, &mut bytes)?;
+            let gone = "the thread of a kafka sink has died";
+            Ok(self.commands.send(Command::Send(bytes)).await.map_err(|_| gone)?)
+        })
+    }
+
+    fn prepare(&mut self, _: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        Box::pin(async move { ask(&self.commands, Command::Flush).await.map(|()| Bytes::new()) })
+    }
+
+    fn commit(&mut self, _: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        // What another guarantee prepared before the job went on with this one.
+        let error = "the checkpoint has rows of a sink that writes exactly once: go on with `guarantee` exactly_once";
+        Box::pin(std::future::ready(Err(error.into())))
+    }
+}

@@ -1,0 +1,630 @@
+//! Partitions of a topic, each a split: assigned, not balanced by a group. Their offsets are in checkpoints and nowhere else.
+//!
+//! Copy c of n begins with the partitions p for which p % n is c, or those that a checkpoint deals to it. All copies know
+//! which partitions any of them had at the checkpoint; one that nobody had goes to copy p % n, and is read from its beginning, or
+//! where `start` says if it was there when the job began.
+//!
+//! An offset that is not there any more, because the topic keeps records for less time than the job was away, is an error:
+//! nothing is passed over in silence.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context as Wakes, Poll};
+use std::time::{Duration, Instant};
+
+use arrow::array::{ArrayRef, BinaryBuilder, Int32Array, Int64Array, RecordBatch, TimestampMillisecondArray};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use bytes::Bytes;
+use rdkafka::Message;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::BorrowedMessage;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::{TaskContext, TaskError};
+
+use super::client::{Connection, Context, failed, partitions, plain};
+use crate::bad::{BadRecords, Handler, OnError};
+use crate::decode::{Decoder, Layout, text_schema};
+use crate::error::ConnectError;
+use crate::feed::{Feed, Feeder};
+use crate::options::Secret;
+use crate::{SourceSpec, options};
+
+const NAME: &str = "kafka source";
+/// Batches that are read ahead.
+const QUEUE: usize = 4;
+/// A batch is given on when it has so many bytes, or so many rows, or nothing more is there.
+const BATCH_BYTES: usize = 1 << 20;
+const BATCH_ROWS: usize = 8192;
+/// How long to wait for what is not there.
+const POLL: Duration = Duration::from_millis(50);
+/// The name of what copies share.
+const SHARED: &str = "partitions";
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Format {
+    #[default]
+    Json,
+    Text,
+    Raw,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Start {
+    #[default]
+    Earliest,
+    Latest,
+    /// The first record that is not older.
+    TimestampMs(i64),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Isolation {
+    #[default]
+    ReadCommitted,
+    ReadUncommitted,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// `host:port`, several with commas between.
+    servers: String,
+    topic: String,
+    #[serde(default)]
+    format: Format,
+    /// Values begin with a zero and a schema's number of four bytes, as Confluent's serializers write them.
+    #[serde(default)]
+    confluent_header: bool,
+    /// Where a job begins that goes on from no checkpoint.
+    #[serde(default)]
+    start: Start,
+    #[serde(default)]
+    isolation: Isolation,
+    /// Between looks for new partitions; 0 is never.
+    #[serde(default = "half_a_minute")]
+    discover_interval_s: f64,
+    /// Ends when every partition has been read as far as there is anything.
+    #[serde(default)]
+    stop_at_end: bool,
+    #[serde(default)]
+    on_error: OnError,
+    /// How long the brokers may keep silent at the start.
+    #[serde(default = "half_a_minute")]
+    patience_s: f64,
+    /// For SASL PLAIN; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
+    user: Option<String>,
+    password: Option<Secret>,
+    /// What else librdkafka is to be told.
+    #[serde(default)]
+    config: BTreeMap<String, Value>,
+}
+
+fn half_a_minute() -> f64 {
+    30.0
+}
+
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    for (name, seconds) in [("discover_interval_s", options.discover_interval_s), ("patience_s", options.patience_s)] {
+        if !(0.0..=1e9).contains(&seconds) {
+            return Err(wrong(format!("`{name}` has to be 0 or more")));
+        }
+    }
+    let raw = raw_schema();
+    let (schema, layout) = match (options.format, schema) {
+        (Format::Json, schema) => (options::needed(NAME, schema)?, Some(Layout::Json)),
+        (Format::Text, None) => (text_schema("value"), Some(Layout::Text)),
+        (Format::Raw, None) => (raw, None),
+        (Format::Raw, Some(schema)) if schema == raw => (raw, None),
+        (Format::Text, Some(schema)) if schema == text_schema("value") => (schema, Some(Layout::Text)),
+        (format, _) => return Err(wrong(format!("{format:?} has columns of its own: give it no schema"))),
+    };
+    let decoder = layout.map(|layout| Decoder::new(layout, SchemaRef::clone(&schema))).transpose().map_err(wrong)?;
+    let Options { servers, user, password, config, .. } = options.clone();
+    let connection = Connection::new(servers, user, password, config);
+    let bad: Arc<BadRecords> = Arc::default();
+    let counted = Arc::clone(&bad);
+    let made = SchemaRef::clone(&schema);
+    Ok(SourceSpec {
+        name: format!("kafka {}", options.topic),
+        schema,
+        copies_max: 0,
+        replayable: true,
+        bad,
+        make: Arc::new(move |context| {
+            let copy = format!("{}-{}", context.task(), context.copy());
+            let restored = Restored::of(context)?;
+            let reader = Reader {
+                options: options.clone(),
+                connection: connection.clone(),
+                decoder: decoder.clone(),
+                schema: SchemaRef::clone(&made),
+                bad: Handler::new(options.on_error.clone(), &counted, copy.clone()),
+                name: copy.clone(),
+                copy: context.copy() as i32,
+                copies: context.copies() as i32,
+                initial: restored.initial,
+                held: restored.held.clone(),
+                buffers: BTreeMap::new(),
+                waiting: (0, 0),
+            };
+            let (offsets, initial) = (restored.offsets.clone(), restored.initial);
+            let feed = Feed::start(copy, QUEUE, move |feeder| reader.run(restored.offsets, feeder))?;
+            let (schema, numbers) = (SchemaRef::clone(&made), BTreeMap::new());
+            Ok(Box::new(Kafka { feed, schema, numbers, offsets, initial }))
+        }),
+    })
+}
+
+fn raw_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("key", DataType::Binary, true),
+        Field::new("value", DataType::Binary, true),
+        Field::new("partition", DataType::Int32, false),
+        Field::new("offset", DataType::Int64, false),
+        Field::new("timestamp", DataType::Timestamp(TimeUnit::Millisecond, None), true),
+    ]))
+}
+
+/// What copies tell each other by a checkpoint.
+#[derive(Default, Serialize, Deserialize)]
+struct Shared {
+    /// The partitions that a copy had.
+    held: Vec<i32>,
+    /// How many there were when the job began.
+    initial: i32,
+}
+
+/// What a copy begins with.
+#[derive(Clone, Default)]
+struct Restored {
+    /// Of its partitions.
+    offsets: BTreeMap<i32, i64>,
+    /// The partitions of all copies.
+    held: BTreeSet<i32>,
+    initial: Option<i32>,
+}
+
+impl Restored {
+    fn of(context: &TaskContext) -> Result<Self, TaskError> {
+        let mut mine = Restored::default();
+        let Some(restored) = context.restored() else { return Ok(mine) };
+        for (name, bytes) in &restored.splits {
+            let offset = bytes.as_ref().try_into().ok().map(i64::from_le_bytes);
+            let (partition, offset) = name
+                .parse()
+                .ok()
+                .zip(offset)
+                .ok_or_else(|| format!("the checkpoint has a split \"{name}\", which no kafka source made"))?;
+            mine.offsets.insert(partition, offset);
+        }
+        for bytes in restored.shared.get(SHARED).into_iter().flatten() {
+            let shared: Shared = serde_json::from_slice(bytes)?;
+            mine.held.extend(shared.held);
+            mine.initial = mine.initial.max(Some(shared.initial));
+        }
+        Ok(mine)
+    }
+}
+
+enum Event {
+    /// Partitions that the copy has from now on, where they are read from, and how many there were at the job's beginning.
+    Assigned {
+        offsets: Vec<(i32, i64)>,
+        initial: i32,
+    },
+    /// `next` is the offset behind them.
+    Rows {
+        partition: i32,
+        rows: RecordBatch,
+        next: i64,
+    },
+    CaughtUp {
+        partition: i32,
+    },
+    Over {
+        partition: i32,
+    },
+    /// The copy has no partition.
+    Nothing,
+}
+
+/// The source of one copy.
+struct Kafka {
+    feed: Feed<Event>,
+    schema: SchemaRef,
+    /// Splits, by partition.
+    numbers: BTreeMap<i32, u32>,
+    /// Behind the last row that was given.
+    offsets: BTreeMap<i32, i64>,
+    initial: Option<i32>,
+}
+
+impl Source for Kafka {
+    fn poll_next(&mut self, context: &mut Wakes<'_>) -> Poll<Result<Next, TaskError>> {
+        loop {
+            let event = match self.feed.poll(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(event) => event?,
+            };
+            return Poll::Ready(Ok(match event {
+                None => Next::End,
+                Some(Event::Assigned { offsets, initial }) => {
+                    let mut last = None;
+                    for (partition, offset) in offsets {
+                        let number = self.numbers.len() as u32;
+                        self.numbers.insert(partition, number);
+                        self.offsets.insert(partition, offset);
+                        last = Some(number);
+                    }
+                    self.initial = Some(initial);
+                    // Whoever hears of the last one knows that there are the others, and does not go ahead of them in time.
+                    match last {
+                        Some(split) => {
+                            let rows = RecordBatch::new_empty(SchemaRef::clone(&self.schema));
+                            Next::Rows { split, rows }
+                        }
+                        None => continue,
+                    }
+                }
+                Some(Event::Rows { partition, rows, next }) => {
+                    self.offsets.insert(partition, next);
+                    if rows.num_rows() == 0 {
+                        continue;
+                    }
+                    Next::Rows { split: self.numbers[&partition], rows }
+                }
+                Some(Event::CaughtUp { partition }) => Next::CaughtUp { split: self.numbers[&partition] },
+                Some(Event::Over { partition }) => Next::SplitEnd { split: self.numbers[&partition] },
+                Some(Event::Nothing) => Next::CaughtUp { split: 0 },
+            }));
+        }
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        let saved =
+            |(partition, offset): (&i32, &i64)| (partition.to_string(), Bytes::copy_from_slice(&offset.to_le_bytes()));
+        Ok(self.offsets.iter().map(saved).collect())
+    }
+
+    fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        // Before it knows, whoever goes on begins as it did.
+        let Some(initial) = self.initial else { return Ok(Vec::new()) };
+        let shared = Shared { held: self.offsets.keys().copied().collect(), initial };
+        Ok(vec![(SHARED.into(), serde_json::to_vec(&shared)?.into())])
+    }
+}
+
+/// Records of a partition that are not given on yet.
+#[derive(Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    records: Vec<Record>,
+    next: i64,
+}
+
+/// Where a record's key and value end in the buffer; each begins where the one before ends.
+struct Record {
+    offset: i64,
+    timestamp_ms: Option<i64>,
+    key: Option<usize>,
+    value: Option<usize>,
+}
+
+/// Reads on a thread of its own.
+struct Reader {
+    options: Options,
+    connection: Connection,
+    decoder: Option<Decoder>,
+    schema: SchemaRef,
+    bad: Handler,
+    name: String,
+    copy: i32,
+    copies: i32,
+    initial: Option<i32>,
+    held: BTreeSet<i32>,
+    buffers: BTreeMap<i32, Buffer>,
+    /// Rows and bytes in all buffers.
+    waiting: (usize, usize),
+}
+
+impl Reader {
+    fn run(mut self, mut restored: BTreeMap<i32, i64>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
+        let consumer = self.consumer()?;
+        let patience = Duration::from_secs_f64(self.options.patience_s);
+        let count = partitions(consumer.client(), &self.connection, &self.options.topic, patience)?;
+        let initial = *self.initial.get_or_insert(count);
+        let mut offsets: Vec<(i32, i64)> = std::mem::take(&mut restored).into_iter().collect();
+        offsets.extend(self.first_offsets(&consumer, count, patience)?);
+        let mut reading: BTreeSet<i32> = offsets.iter().map(|(partition, _)| *partition).collect();
+        if !self.assign(&consumer, offsets, initial, feeder)? {
+            return Ok(());
+        }
+        if reading.is_empty() && !self.options.stop_at_end && !feeder.give(Event::Nothing) {
+            return Ok(());
+        }
+        let interval = Duration::from_secs_f64(self.options.discover_interval_s);
+        let mut looked = Instant::now();
+        while feeder.is_wanted() {
+            if self.options.stop_at_end && reading.is_empty() {
+                return Ok(());
+            }
+            if !interval.is_zero() && !self.options.stop_at_end && looked.elapsed() >= interval {
+                looked = Instant::now();
+                // It is tried again: a broker that is away comes back.
+                let count = partitions(consumer.client(), &self.connection, &self.options.topic, Duration::ZERO);
+                if let Ok(count) = count {
+                    let offsets = self.first_offsets(&consumer, count, patience)?;
+                    reading.extend(offsets.iter().map(|(partition, _)| *partition));
+                    if !offsets.is_empty() && !self.assign(&consumer, offsets, initial, feeder)? {
+                        return Ok(());
+                    }
+                }
+            }
+            let is_waiting = self.waiting.0 > 0;
+            match consumer.poll(if is_waiting { Duration::ZERO } else { POLL }) {
+                None => {
+                    if !self.give(None, feeder)? {
+                        return Ok(());
+                    }
+                }
+                Some(Ok(message)) => {
+                    // What is still in its queue of a partition that is over.
+                    if reading.contains(&message.partition()) {
+                        self.keep(&message);
+                    }
+                    drop(message);
+                    if (self.waiting.0 >= BATCH_ROWS || self.waiting.1 >= BATCH_BYTES) && !self.give(None, feeder)? {
+                        return Ok(());
+                    }
+                }
+                Some(Err(KafkaError::PartitionEOF(partition))) => {
+                    if !reading.contains(&partition) {
+                        continue;
+                    }
+                    let event = match self.options.stop_at_end {
+                        true => {
+                            reading.remove(&partition);
+                            Event::Over { partition }
+                        }
+                        false => Event::CaughtUp { partition },
+                    };
+                    if !(self.give(Some(partition), feeder)? && feeder.give(event)) {
+                        return Ok(());
+                    }
+                }
+                Some(Err(error)) => self.look_at(&error)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn consumer(&self) -> Result<BaseConsumer<Context>, TaskError> {
+        let isolation = match self.options.isolation {
+            Isolation::ReadCommitted => "read_committed",
+            Isolation::ReadUncommitted => "read_uncommitted",
+        };
+        let config = self.connection.config(&[
+            // It has to have one, and joins none.
+            ("group.id", "tidemill"),
+            ("enable.auto.commit", "false"),
+            ("enable.auto.offset.store", "false"),
+            ("auto.offset.reset", "error"),
+            ("enable.partition.eof", "true"),
+            ("isolation.level", isolation),
+        ]);
+        let consumer = config.create_with_context(Context::new(&self.name));
+        consumer.map_err(|error| failed(&self.options.topic, &error))
+    }
+
+    /// Of `count` partitions those that nobody has and this copy is to take, and where they are read from.
+    fn first_offsets(
+        &mut self,
+        consumer: &BaseConsumer<Context>,
+        count: i32,
+        patience: Duration,
+    ) -> Result<Vec<(i32, i64)>, TaskError> {
+        let mut offsets = Vec::new();
+        for partition in (0..count).filter(|partition| partition % self.copies == self.copy) {
+            if !self.held.insert(partition) {
+                continue;
+            }
+            let was_there = self.initial.is_none_or(|initial| partition < initial);
+            let start = if was_there { self.options.start } else { Start::Earliest };
+            let begun = Instant::now();
+            let offset = loop {
+                match self.first_offset(consumer, partition, start) {
+                    Ok(offset) => break offset,
+                    Err(error) if begun.elapsed() >= patience => return Err(failed(&self.options.topic, &error)),
+                    Err(_) => std::thread::sleep(Duration::from_millis(200)),
+                }
+            };
+            offsets.push((partition, offset));
+        }
+        Ok(offsets)
+    }
+
+    /// A number, never "the end": where the job goes on must not depend on when.
+    fn first_offset(&self, consumer: &BaseConsumer<Context>, partition: i32, start: Start) -> Result<i64, KafkaError> {
+        let timeout = Duration::from_secs(5);
+        let topic = &self.options.topic;
+        if let Start::TimestampMs(timestamp_ms) = start {
+            let mut wanted = TopicPartitionList::new();
+            wanted.add_partition_offset(topic, partition, Offset::Offset(timestamp_ms))?;
+            let found = consumer.offsets_for_times(wanted, timeout)?;
+            if let Some(element) = found.elements().first() {
+                element.error()?;
+                if let Offset::Offset(offset) = element.offset() {
+                    return Ok(offset);
+                }
+            }
+        }
+        let (low, high) = consumer.fetch_watermarks(topic, partition, timeout)?;
+        Ok(if start == Start::Earliest { low } else { high })
+    }
+
+    fn assign(
+        &self,
+        consumer: &BaseConsumer<Context>,
+        offsets: Vec<(i32, i64)>,
+        initial: i32,
+        feeder: &Feeder<Event>,
+    ) -> Result<bool, TaskError> {
+        let topic = &self.options.topic;
+        let mut list = TopicPartitionList::new();
+        for (partition, offset) in &offsets {
+            let added = list.add_partition_offset(topic, *partition, Offset::Offset(*offset));
+            added.map_err(|error| failed(topic, &error))?;
+        }
+        if !feeder.give(Event::Assigned { offsets, initial }) {
+            return Ok(false);
+        }
+        consumer.incremental_assign(&list).map_err(|error| failed(topic, &error))?;
+        Ok(true)
+    }
+
+    /// What a consumer says instead of a record.
+    fn look_at(&self, error: &KafkaError) -> Result<(), TaskError> {
+        use RDKafkaErrorCode as E;
+        let topic = &self.options.topic;
+        match error.rdkafka_error_code() {
+            // It looks for them on its own, and says so in its log.
+            Some(
+                E::BrokerTransportFailure
+                | E::AllBrokersDown
+                | E::Resolve
+                | E::OperationTimedOut
+                | E::RequestTimedOut
+                | E::NetworkException
+                | E::LeaderNotAvailable
+                | E::NotLeaderForPartition
+                | E::ReplicaNotAvailable
+                | E::BrokerNotAvailable
+                | E::OffsetNotAvailable
+                | E::CoordinatorLoadInProgress
+                | E::CoordinatorNotAvailable
+                | E::NotCoordinator,
+            ) => Ok(()),
+            Some(E::AutoOffsetReset | E::OffsetOutOfRange) => Err(format!(
+                "kafka topic \"{topic}\": the offset to go on from is not there any more: the topic keeps records for less \
+                 time than the job was away, or was made anew; begin without the checkpoint ({})",
+                plain(error)
+            )
+            .into()),
+            _ => Err(failed(topic, error)),
+        }
+    }
+
+    fn keep(&mut self, message: &BorrowedMessage<'_>) {
+        let buffer = self.buffers.entry(message.partition()).or_default();
+        let before = buffer.bytes.len();
+        let mut put = |bytes: Option<&[u8]>| {
+            buffer.bytes.extend_from_slice(bytes?);
+            Some(buffer.bytes.len())
+        };
+        // Keys are of use to raw rows only.
+        let key = put(if self.decoder.is_none() { message.key() } else { None });
+        let value = put(message.payload());
+        buffer.next = message.offset() + 1;
+        let timestamp_ms = message.timestamp().to_millis();
+        buffer.records.push(Record { offset: message.offset(), timestamp_ms, key, value });
+        self.waiting.0 += 1;
+        self.waiting.1 += buffer.bytes.len() - before;
+    }
+
+    /// Gives on what is there of a partition, or of all. False: nobody wants more.
+    fn give(&mut self, only: Option<i32>, feeder: &Feeder<Event>) -> Result<bool, TaskError> {
+        let chosen: Vec<i32> = match only {
+            Some(partition) => vec![partition],
+            None => self.buffers.keys().copied().collect(),
+        };
+        for partition in chosen {
+            let Some(buffer) = self.buffers.remove(&partition) else { continue };
+            self.waiting.0 -= buffer.records.len();
+            self.waiting.1 -= buffer.bytes.len();
+            let rows = match self.decoder.is_some() {
+                true => self.decode(partition, &buffer)?,
+                false => self.raw(partition, &buffer)?,
+            };
+            if !feeder.give(Event::Rows { partition, rows, next: buffer.next }) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn decode(&mut self, partition: i32, buffer: &Buffer) -> Result<RecordBatch, TaskError> {
+        let Reader { bad, options, decoder, .. } = self;
+        let (mut values, mut offsets, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
+        for (record, _, value) in buffer.iter() {
+            let body = match (value, options.confluent_header) {
+                (None, _) => Err("it has no value"),
+                (Some([0, _, _, _, _, body @ ..]), true) => Ok(body),
+                (Some(_), true) => Err("it has no Confluent header"),
+                (Some(value), false) => Ok(value),
+            };
+            match body {
+                Ok(body) => {
+                    values.push(body);
+                    offsets.push(record.offset);
+                }
+                Err(reason) => wrong.push((record.offset, reason.to_owned(), value.unwrap_or_default())),
+            }
+        }
+        let decoder = decoder.as_ref().expect("asked for by who has one");
+        let Ok(rows) = decoder.decode(&values, |at, reason| {
+            wrong.push((offsets[at], reason.to_owned(), values[at]));
+            Ok::<(), Infallible>(())
+        });
+        // The first one is told first.
+        wrong.sort_unstable_by_key(|(offset, ..)| *offset);
+        for (offset, reason, bytes) in wrong {
+            let place = [("topic", json!(options.topic)), ("partition", json!(partition)), ("offset", json!(offset))];
+            bad.bad(&place, &reason, bytes)?;
+        }
+        bad.flush()?;
+        Ok(rows)
+    }
+
+    fn raw(&self, partition: i32, buffer: &Buffer) -> Result<RecordBatch, TaskError> {
+        let (mut keys, mut values) = (BinaryBuilder::new(), BinaryBuilder::new());
+        for (_, key, value) in buffer.iter() {
+            keys.append_option(key);
+            values.append_option(value);
+        }
+        let records = || buffer.records.iter();
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(keys.finish()),
+            Arc::new(values.finish()),
+            Arc::new(Int32Array::from(vec![partition; buffer.records.len()])),
+            Arc::new(Int64Array::from_iter_values(records().map(|record| record.offset))),
+            Arc::new(records().map(|record| record.timestamp_ms).collect::<TimestampMillisecondArray>()),
+        ];
+        Ok(RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)
+    }
+}
+
+impl Buffer {
+    /// The records, their keys and their values.
+    fn iter(&self) -> impl Iterator<Item = (&Record, Option<&[u8]>, Option<&[u8]>)> {
+        let mut at = 0;
+        self.records.iter().map(move |record| {
+            let mut take = |end: Option<usize>| {
+                let bytes = &self.bytes[at..end?];
+                at += bytes.len();
+                Some(bytes)
+            };
+            let key = take(record.key);
+            (record, key, take(record.value))
+        })
+    }
+}
