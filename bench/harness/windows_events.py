@@ -1,6 +1,6 @@
 """The events of the benchmark of windows, the answer to it, and what a program in Python reports. Peers import it too.
 
-Event `i` of a stream of `per_second` events in a second of event time has, from the bits of a mixed `i`, a key and a jitter; its time is
+Event `i` of a stream of `per_second` events in a second of event time has, from random bits that `i` gives, a key and a jitter; its time is
 that of its place in the stream less the jitter. So every program makes the same events, in any language and from anywhere on.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEYS, WINDOW_MS, LATENESS_MS = 1000, 1000, 100
+DRAWN = 1 << 20  # events after which the random bits come again: a fast program has no time to draw for each
 BLOCK = 1_000_000  # events made at a time
 
 
@@ -27,7 +28,7 @@ def mix(numbers: Any) -> NDArray[np.uint64]:
 
 def events(numbers: NDArray[np.int64], per_second: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Keys and times, in ms, of the events with these numbers."""
-    random = mix(numbers + 1)
+    random = mix(numbers % DRAWN + 1)
     keys = (random & np.uint64(0xFFFFFFFF)) % np.uint64(KEYS)
     jitter = (random >> np.uint64(32)) % np.uint64(LATENESS_MS + 1)
     return keys.astype(np.int64), numbers * 1000 // per_second + LATENESS_MS - jitter.astype(np.int64)

@@ -50,7 +50,7 @@ import org.apache.flink.util.Collector;
 
 @SuppressWarnings({"serial", "try"}) // functions travel only within this program, which nobody interrupts
 public final class WindowsFlink {
-    static final int SLOTS = 2, KEYS = 1000, WINDOW_MS = 1000, LATENESS_MS = 100;
+    static final int SLOTS = 2, KEYS = 1000, WINDOW_MS = 1000, LATENESS_MS = 100, DRAWN = 1 << 20;
     static final int BATCH = 1000; // events of a source between watermarks, when it goes as fast as it can
     static final long TICK_NS = 1_000_000; // and when it keeps a pace
     static final int WARM_UPS = 5; // the JIT compiler still gains after the third job
@@ -83,12 +83,17 @@ public final class WindowsFlink {
         return z ^ (z >>> 31);
     }
 
+    /** Random bits of an event, which come again and again. */
+    static long drawn(long number) {
+        return mix(number % DRAWN + 1);
+    }
+
     static long key(long number) {
-        return (mix(number + 1) & 0xFFFFFFFFL) % KEYS;
+        return (drawn(number) & 0xFFFFFFFFL) % KEYS;
     }
 
     static long timeMs(long number, long perSecond) {
-        return number * 1000 / perSecond + LATENESS_MS - (mix(number + 1) >>> 32) % (LATENESS_MS + 1);
+        return number * 1000 / perSecond + LATENESS_MS - (drawn(number) >>> 32) % (LATENESS_MS + 1);
     }
 
     /** How a source puts key and time into an element. */

@@ -51,7 +51,7 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 @SuppressWarnings("serial") // nothing leaves this program
 public final class WindowsSpark {
-    static final int CORES = 2, KEYS = 1000, WINDOW_MS = 1000, LATENESS_MS = 100;
+    static final int CORES = 2, KEYS = 1000, WINDOW_MS = 1000, LATENESS_MS = 100, DRAWN = 1 << 20;
     static final int ROWS = 4096; // of a columnar batch, Spark's own number
     static final int WARM_UPS = 4;
     static final long WARM_UP_EVENTS = 10_000_000, PACED_WARM_UP_S = 5;
@@ -73,14 +73,19 @@ public final class WindowsSpark {
         return z ^ (z >>> 31);
     }
 
+    /** Random bits of an event, which come again and again. */
+    static long drawn(long number) {
+        return mix(number % DRAWN + 1);
+    }
+
     static long key(long number) {
-        return (mix(number + 1) & 0xFFFFFFFFL) % KEYS;
+        return (drawn(number) & 0xFFFFFFFFL) % KEYS;
     }
 
     static long timeMs(long number) {
         long placeMs = number * 1000 / perSecond + LATENESS_MS;
         // The last one, by which all windows end.
-        return number == events ? placeMs + 2 * WINDOW_MS : placeMs - (mix(number + 1) >>> 32) % (LATENESS_MS + 1);
+        return number == events ? placeMs + 2 * WINDOW_MS : placeMs - (drawn(number) >>> 32) % (LATENESS_MS + 1);
     }
 
     public static final class Provider implements TableProvider {

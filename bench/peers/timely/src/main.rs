@@ -19,6 +19,7 @@ const WORKERS: usize = 2;
 const KEYS: u64 = 1000;
 const WINDOW_MS: u64 = 1000;
 const LATENESS_MS: u64 = 100;
+const DRAWN: u64 = 1 << 20; // keys and jitters, which come again and again
 const BATCH: u64 = 8192; // events that a source sends before it lets the worker work
 const TICK: Duration = Duration::from_millis(1); // between batches of a paced source
 
@@ -32,10 +33,37 @@ fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn event(number: u64, per_second: u64) -> Event {
-    let random = mix(number + 1);
-    let jitter_ms = (random >> 32) % (LATENESS_MS + 1);
-    ((random & 0xFFFF_FFFF) % KEYS, number * 1000 / per_second + LATENESS_MS - jitter_ms)
+/// The events of one worker, every other one. At half of what timely can do there is no time to draw or divide for each.
+struct Source {
+    drawn: std::iter::Cycle<std::vec::IntoIter<(u32, u32)>>, // key and jitter in ms
+    per_second: u64,
+    place_ms: u64, // of the next event, and what is over, in thousandths of the time between two events
+    over: u64,
+}
+
+impl Source {
+    fn new(index: u64, per_second: u64) -> Self {
+        let random = (index..DRAWN).step_by(WORKERS).map(|number| mix(number + 1));
+        let drawn =
+            random.map(|bits| (((bits & 0xFFFF_FFFF) % KEYS) as u32, ((bits >> 32) % (LATENESS_MS + 1)) as u32));
+        let drawn = drawn.collect::<Vec<_>>().into_iter().cycle();
+        Source { drawn, per_second, place_ms: index * 1000 / per_second, over: index * 1000 % per_second }
+    }
+}
+
+impl Iterator for Source {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        let (key, jitter_ms) = self.drawn.next()?;
+        let event = (key.into(), self.place_ms + LATENESS_MS - u64::from(jitter_ms));
+        self.over += WORKERS as u64 * 1000;
+        while self.over >= self.per_second {
+            self.over -= self.per_second;
+            self.place_ms += 1;
+        }
+        Some(event)
+    }
 }
 
 /// Adds up what `part` makes of each element, by window and key; rows come out when the frontier has passed a window's end.
@@ -87,9 +115,9 @@ fn run(local: bool, paced: bool, events: u64, per_second: u64) -> Vec<Seen> {
     let guards = timely::execute(timely::Config::process(WORKERS), move |worker| {
         let index = worker.index() as u64;
         let own = events.saturating_sub(index).div_ceil(WORKERS as u64);
-        let number = move |nth: u64| nth * WORKERS as u64 + index;
+        let mut source = Source::new(index, per_second);
         // Paced events are too many to be kept; they are made when they are due.
-        let made: Vec<Event> = (0..if paced { 0 } else { own }).map(|nth| event(number(nth), per_second)).collect();
+        let made: Vec<Event> = source.by_ref().take(if paced { 0 } else { own as usize }).collect();
 
         let (arrivals, sink) = std::sync::mpsc::channel();
         let mut input = InputHandleVec::<u64, Event>::new();
@@ -117,14 +145,14 @@ fn run(local: bool, paced: bool, events: u64, per_second: u64) -> Vec<Seen> {
         seen.begun = Some(begun);
         let (mut sent, mut latest, mut batch) = (0, 0, Vec::new());
         while sent < own {
-            let end = if paced {
-                let due = (begun.elapsed().as_secs_f64() * per_second as f64) as u64;
-                own.min(due.saturating_sub(index).div_ceil(WORKERS as u64))
-            } else {
-                own.min(sent + BATCH)
-            };
+            let mut due = own;
             if paced {
-                batch.extend((sent..end).map(|nth| event(number(nth), per_second)));
+                let all = (begun.elapsed().as_secs_f64() * per_second as f64) as u64;
+                due = own.min(all.saturating_sub(index).div_ceil(WORKERS as u64));
+            }
+            let end = due.min(sent + BATCH);
+            if paced {
+                batch.extend(source.by_ref().take((end - sent) as usize));
             } else {
                 batch.extend_from_slice(&made[sent as usize..end as usize]);
             }
@@ -137,7 +165,7 @@ fn run(local: bool, paced: bool, events: u64, per_second: u64) -> Vec<Seen> {
             seen.closed.entry(watermark / WINDOW_MS).or_insert(now);
             input.advance_to(watermark);
             worker.step();
-            while paced && now.elapsed() < TICK {
+            while paced && sent == due && now.elapsed() < TICK {
                 worker.step_or_park(Some(TICK.saturating_sub(now.elapsed())));
             }
         }
