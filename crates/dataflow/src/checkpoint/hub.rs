@@ -347,6 +347,9 @@ pub(crate) async fn restore(
     }
     let even = RouteMap::even(BUCKETS, copies);
     let route = state.route.as_ref().filter(|_| state.copies == copies).unwrap_or(&even);
+    if let Some(bucket) = state.buckets.keys().find(|bucket| **bucket >= route.buckets()) {
+        return Err(store.damaged(format!("task \"{task}\" has state of bucket {bucket}, of {}", route.buckets())));
+    }
     let mine = state.buckets.iter().filter(|(bucket, _)| route.copy(**bucket) == copy);
     let mut wanted: Vec<&Entry> = Vec::new();
     let mut buckets = Vec::new();
