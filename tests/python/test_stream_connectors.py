@@ -9,6 +9,7 @@ from typing import Any
 import launched
 import pytest
 import tidemill as tm
+from servers import Kafka
 
 SCHEMA = {"key": "str", "ts": "timestamp[ms]", "x": "int64"}
 
@@ -89,3 +90,21 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"key": "a", "x": "seven"}\n')
     with pytest.raises(tm.DataSetError, match=r"a\.json"):
         tm.stream.from_files(tmp_path, SCHEMA, stop_at_end=True).write_stream(lambda _: None)
+
+
+def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
+    """Records of a real broker to windows, to records that readers of what is committed see once."""
+    kafka.create_topic("clicks", 3)
+    kafka.create_topic("counts", 2)
+    rows = [{"key": f"k{at % 5}", "ts": f"2026-01-01T00:00:{at // 50:02}.000", "x": at} for at in range(2000)]
+    kafka.produce("clicks", [json.dumps(row).encode() for row in rows])
+    servers = kafka.bootstrap
+    for _ in range(2):
+        stream = tm.stream.from_kafka(servers, "clicks", SCHEMA, time="ts", out_of_order="1m", stop_at_end=True)
+        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        # The second time there is nothing left to be done.
+        sink = tm.stream.to_kafka(servers, "counts", id="clicks-to-counts", key="key")
+        counts.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="100ms")
+    found = [json.loads(value) for value in kafka.values("counts")]
+    assert len({(row["key"], row["window_start"]) for row in found}) == len(found) == 5 * 4
+    assert sum(row["n"] for row in found) == 2000

@@ -122,7 +122,8 @@ fn rows(numbers: std::ops::Range<i64>) -> RecordBatch {
 fn commits_may_be_repeated() {
     let Some(kafka) = Kafka::start() else { return };
     kafka.create_topic("out", 2);
-    let sink = json!({"kind": "kafka", "servers": kafka.servers(), "topic": "out", "id": "repeating", "patience_s": 120});
+    let sink =
+        json!({"kind": "kafka", "servers": kafka.servers(), "topic": "out", "id": "repeating", "patience_s": 120});
     common::with_sinks(&sink, &events(), async |make| {
         let mut old = make();
         old.write(rows(0..10)).await.unwrap();

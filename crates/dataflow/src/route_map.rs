@@ -8,10 +8,29 @@ pub const BUCKETS: u32 = 1024;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Encoded")]
 pub struct RouteMap {
     version: u64,
     /// The copy that owns each bucket.
     owners: Vec<u32>,
+}
+
+/// A map as it comes from elsewhere.
+#[derive(Deserialize)]
+struct Encoded {
+    version: u64,
+    owners: Vec<u32>,
+}
+
+impl TryFrom<Encoded> for RouteMap {
+    type Error = &'static str;
+
+    fn try_from(encoded: Encoded) -> Result<Self, Self::Error> {
+        match encoded.owners.is_empty() {
+            true => Err("a route map has at least one bucket"),
+            false => Ok(RouteMap { version: encoded.version, owners: encoded.owners }),
+        }
+    }
 }
 
 impl RouteMap {

@@ -339,6 +339,110 @@ fn a_stopped_job_goes_on() {
     check(&world, 4000);
 }
 
+/// Has one batch, and waits for more without an end.
+struct Endless {
+    rows: Option<RecordBatch>,
+}
+
+impl Source for Endless {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        match self.rows.take() {
+            Some(rows) => Poll::Ready(Ok(Next::Rows { split: 0, rows })),
+            None => Poll::Pending,
+        }
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(vec![("0".into(), Bytes::new())])
+    }
+}
+
+/// Passes on what comes, and has something to say whenever time passes or something ends.
+struct Talkative;
+
+impl Talkative {
+    fn say(&self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let column = || Arc::new(Int64Array::from(vec![-1]));
+        emit.send(RecordBatch::try_new(totals(), vec![column(), column()])?);
+        Ok(Flow::Done)
+    }
+}
+
+impl Operator for Talkative {
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let columns = vec![Arc::clone(batch.column(0)), Arc::clone(batch.column(1))];
+        emit.send(RecordBatch::try_new(totals(), columns)?);
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, _: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.say(emit)
+    }
+
+    fn on_input_end(&mut self, _: usize, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.say(emit)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.say(emit)
+    }
+}
+
+/// A job is stopped whose sources have no end, one of them slow to begin, and one far ahead of the others in time. Rows that
+/// are made of the ends behind the barrier, or of the time that these set free, would come again when the job goes on; a
+/// source that never hears of the barrier would go on for ever.
+#[test]
+fn nothing_comes_behind_a_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::default();
+    let mut graph = Graph::new("endless");
+    let source = TaskSpec::source("numbers", Some(EventTimes::of("time")), |context| {
+        let time = match context.copy() {
+            // The others have nothing, and hold back time.
+            0 => Some(1000),
+            1 => {
+                std::thread::sleep(Duration::from_millis(300));
+                None
+            }
+            _ => None,
+        };
+        let rows = time.map(|time| {
+            let column = || Arc::new(Int64Array::from(vec![7]));
+            let times = Arc::new(TimestampMillisecondArray::from(vec![time]));
+            RecordBatch::try_new(events(), vec![column(), column(), times])
+        });
+        Ok(Endless { rows: rows.transpose()? })
+    });
+    let source = graph.add(source.output("out", events()));
+    let talk = TaskSpec::operator("talk", |_| Ok(Talkative)).streaming().input("in").output("out", totals());
+    let talk = graph.add(talk);
+    let outside = Arc::clone(&world);
+    let sink = TaskSpec::sink("outside", move |context| {
+        Ok(Outside { world: Arc::clone(&outside), copy: context.copy(), rows: Vec::new() })
+    });
+    let sink = graph.add(sink.input("in"));
+    graph.connect(source, talk, Partition::by_key(["key"]));
+    graph.connect(talk, sink, Direct);
+    let outcomes = run_ranks(3, |comm| {
+        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let interval = Duration::ZERO;
+        let checkpoints = CheckpointSettings { interval, ..CheckpointSettings::in_folder(folder.path()).unwrap() };
+        let mut asked = 0;
+        let mut stop = |progress: &Progress| {
+            asked += 1;
+            // More than once: who asks does not know that it has been heard.
+            if asked <= 2 {
+                progress.request(Control::Stop);
+            }
+            Ok(())
+        };
+        runner.run_job(&graph, &RoundRobin, Some(&checkpoints), &mut stop).map(drop)
+    });
+    outcomes.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
+    let rows: Vec<_> = world.lock().unwrap().values().flatten().copied().collect();
+    assert!(rows.is_empty() || rows == [(7, 7)], "{rows:?}");
+}
+
 /// A checkpoint that is damaged is left out for the one before; when none can be read the job does not begin anew in silence.
 #[test]
 fn damaged_checkpoints_are_left_out() {
@@ -360,6 +464,7 @@ fn damaged_checkpoints_are_left_out() {
     std::fs::write(newest, &bytes[..bytes.len() / 2]).unwrap();
     let wrong = run(2, folder.path(), 2000, Some(Arc::new(AtomicU64::new(3))), &world, quiet);
     assert!(wrong.unwrap_err().to_string().contains("the fuse has blown"), "it goes on from the other one");
+    run(2, folder.path(), 2000, None, &world, quiet).expect("the number of the damaged one does not stand in its way");
 
     for path in epochs() {
         std::fs::write(path, "tidemill checkpoint 1 0000\n{}").unwrap();

@@ -11,7 +11,7 @@ from tidemill._tidemill import NativeTable, stream_of_table
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
-from tidemill.stream._connect import Connector, from_files, rate, times, to_files
+from tidemill.stream._connect import Connector, from_files, from_kafka, rate, times, to_files, to_kafka
 from tidemill.stream._time import Duration
 from tidemill.stream._windows import Windows, session, sliding, tumbling, window
 
@@ -21,11 +21,13 @@ __all__ = [
     "Sink",
     "Windows",
     "from_files",
+    "from_kafka",
     "from_table",
     "rate",
     "session",
     "sliding",
     "to_files",
+    "to_kafka",
     "tumbling",
     "window",
 ]

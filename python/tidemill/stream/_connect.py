@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._read import Schema, _schema
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Connector", "from_files", "rate", "times", "to_files"]
+__all__ = ["Connector", "from_files", "from_kafka", "rate", "times", "to_files", "to_kafka"]
 
 
 def times(time: str | None, out_of_order: Duration, idle_after: Duration) -> tuple[str, int, int] | None:
@@ -23,7 +24,7 @@ def times(time: str | None, out_of_order: Duration, idle_after: Duration) -> tup
 
 @dataclass(frozen=True)
 class Connector:
-    """A sink of the engine's own; made by `to_files`."""
+    """A sink of the engine's own; made by `to_files` and `to_kafka`."""
 
     spec: str
 
@@ -120,3 +121,82 @@ def to_files(
         What names of files begin with.
     """
     return Connector(_spec("files", path=os.fspath(path), format=format, prefix=prefix))
+
+
+def from_kafka(
+    servers: str,
+    topic: str,
+    schema: Schema | None = None,
+    *,
+    format: Literal["json", "raw"] = "json",
+    time: str | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+    start: Literal["earliest", "latest"] = "earliest",
+    stop_at_end: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> DataSet:
+    """Read a topic of Kafka: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
+
+    Parameters
+    ----------
+    servers : str
+        ``host:port``, several with commas between.
+    topic : str
+    schema : mapping of str to str, or Arrow schema
+        Types by column of JSON objects; ``"raw"`` has ``key``, ``value``, ``partition``, ``offset`` and ``timestamp``.
+    format : {"json", "raw"}, default="json"
+    time, out_of_order, idle_after
+        As for `from_table`.
+    start : {"earliest", "latest"}, default="earliest"
+        Where a job begins that goes on from no checkpoint.
+    stop_at_end : bool, default=False
+        End when every partition has been read as far as there is anything.
+    config : mapping, optional
+        What else the client is to be told, by the names of librdkafka.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense. What is wrong with a record is an error of the job that names its partition and offset.
+    """
+    spec = _spec(
+        "kafka",
+        servers=servers,
+        topic=topic,
+        format=format,
+        start=start,
+        stop_at_end=stop_at_end,
+        config=dict(config) if config else None,
+    )
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+
+
+def to_kafka(
+    servers: str,
+    topic: str,
+    *,
+    id: str | None = None,
+    key: str | None = None,
+    value: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Connector:
+    """A sink of `DataSet.write_stream`: records of a topic, each once for who reads what is committed.
+
+    Rows are part of the checkpoint; when it is durable, one transaction writes them and notes that it has.
+
+    Parameters
+    ----------
+    servers, topic : str
+    id : str, optional
+        What the job is called at the brokers, where nobody else may be called so. Without it rows come at least once.
+    key : str, optional
+        The column that is a record's key.
+    value : str, optional
+        The column whose bytes or text are a record's value; by default all columns as a JSON object.
+    config : mapping, optional
+        What else the client is to be told, by the names of librdkafka.
+    """
+    guarantee = "exactly_once" if id is not None else "at_least_once"
+    more = {"key": key, "value": value, "id": id, "config": dict(config) if config else None}
+    return Connector(_spec("kafka", servers=servers, topic=topic, guarantee=guarantee, **more))

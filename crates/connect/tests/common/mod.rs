@@ -4,8 +4,8 @@
 pub mod kafka;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
@@ -19,7 +19,9 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::Sink;
-use tidemill_dataflow::{DataflowError, Emit, Graph, Operator, Progress, Runner, Settings, TaskContext, TaskError, TaskSpec};
+use tidemill_dataflow::{
+    DataflowError, Emit, Graph, Operator, Progress, Runner, Settings, TaskContext, TaskError, TaskSpec,
+};
 
 pub const BLOWN: &str = "the fuse has blown";
 

@@ -359,6 +359,9 @@ pub(crate) async fn restore(
         restored.ended |= state.ended.contains(&copy);
     }
     let route = RouteMap::even(BUCKETS, copies);
+    if let Some(bucket) = state.buckets.keys().find(|bucket| **bucket >= route.buckets()) {
+        return Err(store.damaged(format!("task \"{task}\" has state of bucket {bucket}, of {}", route.buckets())));
+    }
     let mine = state.buckets.iter().filter(|(bucket, _)| route.copy(**bucket) == copy);
     let mut wanted: Vec<&Entry> = Vec::new();
     let mut buckets = Vec::new();

@@ -70,9 +70,12 @@ pub struct Manifest {
 impl Manifest {
     /// As it lies in the store: a line with version and checksum, and JSON.
     pub fn encode(&self) -> Vec<u8> {
-        let json = serde_json::to_vec(self).expect("a manifest is made of numbers and texts");
-        let mut bytes = format!("{TITLE} {VERSION} {:016x}\n", XxHash3_64::oneshot(&json)).into_bytes();
-        bytes.extend_from_slice(&json);
+        Self::around(&serde_json::to_vec(self).expect("a manifest is made of numbers and texts"))
+    }
+
+    pub(crate) fn around(json: &[u8]) -> Vec<u8> {
+        let mut bytes = format!("{TITLE} {VERSION} {:016x}\n", XxHash3_64::oneshot(json)).into_bytes();
+        bytes.extend_from_slice(json);
         bytes
     }
 
@@ -103,7 +106,7 @@ impl Manifest {
 
     /// Bytes of state that it refers to.
     pub fn state_bytes(&self) -> u64 {
-        self.entries().map(|entry| entry.len).sum()
+        self.entries().fold(0, |sum, entry| sum.saturating_add(entry.len))
     }
 
     /// Every part that it refers to.

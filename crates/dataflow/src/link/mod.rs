@@ -266,6 +266,21 @@ fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
 mod tests {
     use super::*;
 
+    /// What a copy of a run that was given up still reports must not be a frame of an old run in the next one: that fails it.
+    #[test]
+    fn nothing_follows_the_last_frame_of_a_run() {
+        let endpoints = Endpoint::in_process(2).unwrap();
+        let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)]);
+        let frame = |kind| Frame::bare(&Header::new(kind, 0));
+        let queued = || links.peers[0].queue.lock().len();
+        links.enqueue_in_run(0, frame(Kind::Saved));
+        assert_eq!(queued(), 1);
+        links.finish(|| frame(Kind::Finish));
+        links.enqueue_in_run(0, frame(Kind::Saved));
+        assert_eq!(queued(), 2);
+        endpoints.iter().for_each(Endpoint::leave);
+    }
+
     /// Frames that changed order, or large ones that were copied again, would be an error or a waste.
     #[test]
     fn small_frames_leave_together_and_in_order() {
