@@ -68,18 +68,17 @@ mod tests {
     const MANIFEST: &str = r#"{"job":"j","claim":1,"epoch":4,"at_ms":5,"finished":false,"tasks":{"t":{"copies":2,
         "ended":[1],"buckets":{"3":[{"file":"a","offset":0,"len":18446744073709551615,"sum":1,"whole":true},
         {"file":"a","offset":9,"len":9,"sum":1,"whole":false}]},
-        "splits":{"0":[["s",{"file":"b","offset":0,"len":2,"sum":3,"whole":true}]]},
-        "route":{"version":2,"owners":[0,1]}}}}"#;
+        "splits":{"0":[["s",{"file":"b","offset":0,"len":2,"sum":3,"whole":true}]]},"shared":{}}}}"#;
     const REPORT: &str = r#"{"task":1,"copy":2,"said":{"Saved":{"epoch":3,"parts":
         [[{"Bucket":7},{"file":"a","offset":0,"len":9,"sum":1,"whole":true}]]}}}"#;
-    const BARRIER: &str = r#"{"epoch":3,"control":{"Route":{"task":"t","map":{"version":1,"owners":[0]}}}}"#;
+    const BARRIER: &str = r#"{"epoch":3,"control":"Stop"}"#;
 
     #[test]
     fn examples_of_checkpoints_are_known() {
         assert_eq!(checkpoints(&manifest(MANIFEST.as_bytes())), 1);
         assert_eq!((checkpoints(REPORT.as_bytes()), checkpoints(BARRIER.as_bytes())), (1, 1));
-        let nobody = BARRIER.replace("[0]", "[]");
-        assert_eq!(checkpoints(nobody.as_bytes()), 0, "a map without buckets would be indexed with");
+        let unknown = BARRIER.replace("Stop", "Go");
+        assert_eq!(checkpoints(unknown.as_bytes()), 0, "what a barrier asks for must be known");
     }
 
     proptest! {
