@@ -5,8 +5,9 @@
 //! | `rate`     | `rate`  | yes    | the number of a row      |      |                       |
 //! | `files`    | `files` | yes    | bytes of each file       | yes  | exactly once          |
 //! | `kafka`    | `kafka` | yes    | offsets of partitions    | yes  | exactly once, or less |
+//! | `redis`    | `redis` | yes    | ids of streams' entries  | yes  | exactly once, or less |
 //!
-//! Beneath them: `options` (what people write), `decode` (bytes to rows), `encode` (rows to bytes), `bad` (records that are no
+//! Beneath them: `options` (what people write), `decode` (bytes to rows), `encode` (rows to bytes), `prepared` (what checkpoints keep of sinks), `bad` (records that are no
 //! rows), `feed` (a thread that reads ahead).
 //!
 //! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
@@ -32,7 +33,9 @@ mod files;
 mod hash;
 mod kafka;
 mod options;
+mod prepared;
 mod rate;
+mod redis;
 
 use std::fmt;
 use std::sync::Arc;
@@ -114,6 +117,7 @@ impl fmt::Debug for SinkSpec {
 pub fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
     match options::kind(spec, "source", &SOURCES)? {
         "rate" => rate::source(spec, schema),
+        "redis" => redis::source(spec, schema),
         "files" => files::source(spec, schema),
         "kafka" => kafka::source(spec, schema),
         other => unreachable!("{other} is no kind of source"),
@@ -130,9 +134,10 @@ pub fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> 
     match options::kind(spec, "sink", &SINKS)? {
         "files" => files::sink(spec, schema),
         "kafka" => kafka::sink(spec, schema),
+        "redis" => redis::sink(spec, schema),
         other => unreachable!("{other} is no kind of sink"),
     }
 }
 
-const SOURCES: [&str; 3] = ["files", "kafka", "rate"];
-const SINKS: [&str; 2] = ["files", "kafka"];
+const SOURCES: [&str; 4] = ["files", "kafka", "rate", "redis"];
+const SINKS: [&str; 3] = ["files", "kafka", "redis"];

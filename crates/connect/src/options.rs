@@ -39,11 +39,10 @@ pub(crate) fn needed(connector: &str, schema: Option<SchemaRef>) -> Result<Schem
     }
 }
 
-/// A password: no message shows it.
+/// A password, or an address that may have one in it: no message shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(String);
 
-#[allow(dead_code, reason = "not every connector has passwords")]
 impl Secret {
     /// The one given, else that of the environment.
     pub(crate) fn or_environment(given: Option<Secret>, variable: &str) -> Option<Secret> {
@@ -66,7 +65,7 @@ impl<'de> Deserialize<'de> for Secret {
         // Its own error would show the value.
         match Value::deserialize(deserializer)? {
             Value::String(secret) => Ok(Secret(secret)),
-            _ => Err(D::Error::custom("a password has to be a string")),
+            _ => Err(D::Error::custom("an address or password has to be a string")),
         }
     }
 }

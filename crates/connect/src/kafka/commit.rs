@@ -27,7 +27,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tidemill_dataflow::TaskError;
 
 use super::client::{Connection, Context, failed, is_final, plain};
-use super::record::{Header, open, records};
+use crate::prepared::{Header, open, records};
 
 /// How long one call may take before all is begun anew.
 const CALL: Duration = Duration::from_secs(30);
@@ -123,7 +123,7 @@ impl Committer {
             self.producers.remove(&id);
             if is_final(&error) || begun.elapsed() >= self.patience {
                 let text = format!("epoch {} could not be committed: {}", header.epoch, plain(&error));
-                return Err(format!("kafka topic \"{}\": {text}", header.topic).into());
+                return Err(format!("kafka topic \"{}\": {text}", header.target).into());
             }
             if !std::mem::replace(&mut told, true) {
                 eprintln!("tidemill: kafka, {}: a commit is tried again: {}", self.name, plain(&error));
@@ -152,7 +152,7 @@ impl Committer {
         let mut sent = 0;
         for record in records(bytes) {
             let record = record?;
-            if let Err(error) = send(producer, &header.topic, record, CALL) {
+            if let Err(error) = send(producer, &header.target, record, CALL) {
                 return Ok(Err(error));
             }
             sent += 1;
@@ -160,7 +160,7 @@ impl Committer {
         if sent != header.records {
             return Err(format!("the checkpoint has {sent} of {} records", header.records).into());
         }
-        Ok(transactional.finish(&header.topic, marker))
+        Ok(transactional.finish(&header.target, marker))
     }
 
     fn initialize(&self, id: &str, header: &Header) -> Result<Transactional, KafkaError> {
@@ -179,7 +179,7 @@ impl Committer {
         ]);
         let consumer: BaseConsumer<Context> = config.create_with_context(Context::new(&self.name))?;
         let mut wanted = TopicPartitionList::new();
-        wanted.add_partition(&header.topic, 0);
+        wanted.add_partition(&header.target, 0);
         let committed = consumer.committed_offsets(wanted, CALL)?;
         let mut marker = None;
         if let Some(element) = committed.elements().first() {

@@ -4,7 +4,7 @@
 //! |----------|-----------------------------------------------------------------------|
 //! | `client` | what all clients are told, and what they have to say                  |
 //! | `source` | partitions of a topic, dealt to copies, their offsets in checkpoints   |
-//! | `record` | rows as records, and as bytes of a checkpoint                         |
+//! | `record` | rows as records                                                       |
 //! | `sink`   | rows into a topic, in a transaction for each checkpoint or plainly     |
 //! | `commit` | the transactions                                                      |
 

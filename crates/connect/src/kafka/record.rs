@@ -1,33 +1,12 @@
-//! Rows as records of a topic, and records as bytes of a checkpoint.
-//!
-//! What is prepared is a header (its length in four bytes, then JSON), and the records behind one another: of key and value
-//! each the length and one more in four bytes, or zero for none, then the bytes. Numbers are little-endian.
+//! Rows as records of a topic.
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, SchemaRef};
-use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
 
 use crate::encode::LineFormat;
-
-/// What is prepared, but for the records.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Header {
-    /// What the sink is called at the brokers.
-    pub(crate) id: String,
-    pub(crate) topic: String,
-    /// The copy that prepared it.
-    pub(crate) origin: u32,
-    /// Of one run of that copy.
-    pub(crate) run: String,
-    pub(crate) epoch: u64,
-    pub(crate) records: u64,
-}
-
-/// A key and a value.
-pub(crate) type Record<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
+use crate::prepared::put;
 
 /// How rows are records.
 #[derive(Clone, Debug)]
@@ -98,58 +77,6 @@ impl Encoder {
     }
 }
 
-fn put(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
-    out.extend_from_slice(&bytes.map_or(0, |bytes| bytes.len() as u32 + 1).to_le_bytes());
-    out.extend_from_slice(bytes.unwrap_or_default());
-}
-
-/// What a checkpoint keeps.
-pub(crate) fn seal(header: &Header, records: &[u8]) -> Bytes {
-    let header = serde_json::to_vec(header).expect("it is made of numbers and texts");
-    let mut bytes = (header.len() as u32).to_le_bytes().to_vec();
-    bytes.extend_from_slice(&header);
-    bytes.extend_from_slice(records);
-    bytes.into()
-}
-
-/// What `seal` made.
-///
-/// # Errors
-/// For bytes that it did not make.
-pub(crate) fn open(bytes: &[u8]) -> Result<(Header, &[u8]), TaskError> {
-    let parts =
-        bytes.split_first_chunk().and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
-    let (header, records) = parts.ok_or("the checkpoint has what no kafka sink prepared")?;
-    Ok((serde_json::from_slice(header)?, records))
-}
-
-/// The records among bytes that `Encoder::encode` made.
-pub(crate) fn records(mut bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, TaskError>> {
-    std::iter::from_fn(move || {
-        if bytes.is_empty() {
-            return None;
-        }
-        let record = take(&mut bytes).and_then(|key| Some((key, take(&mut bytes)?)));
-        if record.is_none() {
-            bytes = &[];
-        }
-        Some(record.ok_or_else(|| "what a kafka sink prepared is cut short".into()))
-    })
-}
-
-fn take<'a>(bytes: &mut &'a [u8]) -> Option<Option<&'a [u8]>> {
-    let (len, rest) = bytes.split_first_chunk()?;
-    let (value, rest) = match u32::from_le_bytes(*len) as usize {
-        0 => (None, rest),
-        len => {
-            let (value, rest) = rest.split_at_checked(len - 1)?;
-            (Some(value), rest)
-        }
-    };
-    *bytes = rest;
-    Some(value)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -157,6 +84,7 @@ mod tests {
     use arrow::array::{ArrayRef, Int64Array, StringArray};
 
     use super::*;
+    use crate::prepared::records;
 
     fn rows() -> RecordBatch {
         let n: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3)]));
@@ -188,21 +116,5 @@ mod tests {
         assert!(Encoder::new(&schema, Some("txt"), None).unwrap_err().contains("txt"));
         let error = raw.encode(&rows(), 2, &mut Vec::new()).unwrap_err().to_string();
         assert!(error.contains("a record of 3 bytes"), "{error}");
-    }
-
-    /// A checkpoint that is damaged must not be taken for one with fewer records.
-    #[test]
-    fn what_is_cut_is_refused() {
-        let header = Header { id: "i".into(), topic: "t".into(), origin: 1, run: "r".into(), epoch: 7, records: 3 };
-        let mut bytes = Vec::new();
-        Encoder::new(&rows().schema(), None, None).unwrap().encode(&rows(), 100, &mut bytes).unwrap();
-        let sealed = seal(&header, &bytes);
-        let (opened, inside) = open(&sealed).unwrap();
-        assert_eq!((opened, inside), (header, bytes.as_slice()));
-        for len in 0..sealed.len() {
-            let is_whole = open(&sealed[..len])
-                .is_ok_and(|(header, inside)| records(inside).filter(Result::is_ok).count() as u64 == header.records);
-            assert!(!is_whole, "{len}");
-        }
     }
 }

@@ -26,9 +26,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::client::{Connection, Context, failed, partitions};
 use super::commit::{Committer, flush, producer_config, send};
-use super::record::{Encoder, Header, records, seal};
+use super::record::Encoder;
 use crate::error::ConnectError;
 use crate::options::Secret;
+use crate::prepared::{Header, records, seal};
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "kafka sink";
@@ -219,7 +220,7 @@ impl Exactly {
         commands.try_send(Command::Begin).map_err(|_| "the thread of a kafka sink has died")?;
         let header = Header {
             id: id.to_owned(),
-            topic: options.topic.clone(),
+            target: options.topic.clone(),
             origin: context.copy(),
             run: hash::unique(),
             epoch: 0,
@@ -239,7 +240,7 @@ impl Sink for Exactly {
                 return Err(format!(
                     "kafka topic \"{}\": the rows since the last checkpoint are more than `epoch_bytes_max`, {} bytes: raise \
                      it, or make checkpoints more often",
-                    self.header.topic, self.epoch_bytes_max
+                    self.header.target, self.epoch_bytes_max
                 )
                 .into());
             }

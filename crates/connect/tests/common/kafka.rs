@@ -1,12 +1,12 @@
 //! A Kafka of one node for tests, as `tests/python/servers/kafka.py` has it: on ports of loopback that stay its own, with its
-//! data in a folder, ended with the test whatever happens (see `guard.py` there).
+//! data in a folder.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::fs;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -19,15 +19,15 @@ use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
-/// Longer than a server takes to start on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+use super::server::{PATIENCE, Process, free_port, repository, runs};
+
 const CLUSTER_ID: &str = "dGlkZW1pbGwtdGVzdHMtMQ";
 
 pub struct Kafka {
     folder: tempfile::TempDir,
     ports: [u16; 2],
     jars: PathBuf,
-    process: Mutex<Option<Child>>,
+    process: Mutex<Option<Process>>,
 }
 
 /// A record as it lies in a topic.
@@ -39,10 +39,6 @@ pub struct Found {
     pub value: Option<Vec<u8>>,
 }
 
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
 fn jars() -> Option<PathBuf> {
     let pom = fs::read_to_string(repository().join("tools/kafka/pom.xml")).ok()?;
     let version = pom.split_once("<kafka.version>")?.1.split_once('<')?.0;
@@ -50,23 +46,6 @@ fn jars() -> Option<PathBuf> {
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
     let jars = cache.join(format!("tidemill/kafka-{version}"));
     jars.join("stamp").exists().then_some(jars)
-}
-
-fn runs(command: &str, argument: &str) -> bool {
-    let status = Command::new(command).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
-}
-
-/// Below what the system gives to outgoing connections, one of which could take the place of a server that restarts.
-fn free_port() -> u16 {
-    use std::hash::{BuildHasher, Hasher};
-    loop {
-        let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
-        let port = 10_000 + (random % 20_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 impl Kafka {
@@ -136,44 +115,16 @@ impl Kafka {
 
     /// Starts it, with the ports and the data it had. False: somebody else has a port.
     fn up(&self) -> bool {
-        let log_path = self.folder.path().join("log");
-        let log = File::options().create(true).append(true).open(&log_path).unwrap();
-        let child = Command::new("python3")
-            .args(["-I", "-S"])
-            .arg(repository().join("tests/python/servers/guard.py"))
-            .args(self.java())
-            .arg("kafka.Kafka")
-            .arg(self.properties())
-            .current_dir(self.folder.path())
-            .stdin(Stdio::piped())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        *self.process.lock().unwrap() = Some(child);
-        let begun = Instant::now();
-        while !self.answers() {
-            let is_running = self.process.lock().unwrap().as_mut().unwrap().try_wait().unwrap().is_none();
-            if is_running && begun.elapsed() < PATIENCE {
-                std::thread::sleep(Duration::from_millis(50));
-                continue;
-            }
-            self.down();
-            let text = fs::read_to_string(&log_path).unwrap_or_default();
-            if text.contains("in use") {
-                return false;
-            }
-            panic!("Kafka did not start; its log: {text}");
-        }
-        true
+        let mut command = self.java();
+        command.extend(["kafka.Kafka".to_owned(), self.properties().display().to_string()]);
+        let started = Process::start(&command, self.folder.path(), || self.answers());
+        let is_up = started.is_some();
+        *self.process.lock().unwrap() = started;
+        is_up
     }
 
     fn down(&self) {
-        if let Some(mut child) = self.process.lock().unwrap().take() {
-            // The guard kills all when its input closes.
-            drop(child.stdin.take());
-            child.wait().unwrap();
-        }
+        drop(self.process.lock().unwrap().take());
     }
 
     /// Kills it and starts it again; what was acknowledged is still there.
@@ -260,11 +211,5 @@ impl Kafka {
         }
         found.sort_by_key(|record| (record.partition, record.offset));
         found
-    }
-}
-
-impl Drop for Kafka {
-    fn drop(&mut self) {
-        self.down();
     }
 }

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 pub mod kafka;
+pub mod redis;
+pub mod server;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,0 +1,103 @@
+//! What a checkpoint keeps of a sink: records, to be written when it is durable.
+//!
+//! It is a header (its length in four bytes, then JSON), and the records behind one another: of key and value each the length
+//! and one more in four bytes, or zero for none, then the bytes. Numbers are little-endian.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tidemill_dataflow::TaskError;
+
+/// What is prepared, but for the records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Header {
+    /// What the sink is called where its records go.
+    pub(crate) id: String,
+    /// Where they go.
+    pub(crate) target: String,
+    /// The copy that prepared it.
+    pub(crate) origin: u32,
+    /// Of one run of that copy.
+    pub(crate) run: String,
+    pub(crate) epoch: u64,
+    pub(crate) records: u64,
+}
+
+/// A key and a value.
+pub(crate) type Record<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
+
+/// Appends a key or a value.
+pub(crate) fn put(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
+    out.extend_from_slice(&bytes.map_or(0, |bytes| bytes.len() as u32 + 1).to_le_bytes());
+    out.extend_from_slice(bytes.unwrap_or_default());
+}
+
+/// What a checkpoint keeps.
+pub(crate) fn seal(header: &Header, records: &[u8]) -> Bytes {
+    let header = serde_json::to_vec(header).expect("it is made of numbers and texts");
+    let mut bytes = (header.len() as u32).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&header);
+    bytes.extend_from_slice(records);
+    bytes.into()
+}
+
+/// What `seal` made.
+///
+/// # Errors
+/// For bytes that it did not make.
+pub(crate) fn open(bytes: &[u8]) -> Result<(Header, &[u8]), TaskError> {
+    let parts =
+        bytes.split_first_chunk().and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
+    let (header, records) = parts.ok_or("the checkpoint has what no such sink prepared")?;
+    Ok((serde_json::from_slice(header)?, records))
+}
+
+/// The records among bytes that `put` made.
+pub(crate) fn records(mut bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, TaskError>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let record = take(&mut bytes).and_then(|key| Some((key, take(&mut bytes)?)));
+        if record.is_none() {
+            bytes = &[];
+        }
+        Some(record.ok_or_else(|| "what a sink prepared is cut short".into()))
+    })
+}
+
+fn take<'a>(bytes: &mut &'a [u8]) -> Option<Option<&'a [u8]>> {
+    let (len, rest) = bytes.split_first_chunk()?;
+    let (value, rest) = match u32::from_le_bytes(*len) as usize {
+        0 => (None, rest),
+        len => {
+            let (value, rest) = rest.split_at_checked(len - 1)?;
+            (Some(value), rest)
+        }
+    };
+    *bytes = rest;
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A checkpoint that is damaged must not be taken for one with fewer records.
+    #[test]
+    fn what_is_cut_is_refused() {
+        let header = Header { id: "i".into(), target: "t".into(), origin: 1, run: "r".into(), epoch: 7, records: 3 };
+        let mut bytes = Vec::new();
+        let texts: [Option<&[u8]>; 6] = [Some(b"k"), Some(b"v"), None, Some(b""), None, None];
+        texts.into_iter().for_each(|text| put(text, &mut bytes));
+        let sealed = seal(&header, &bytes);
+        let (opened, inside) = open(&sealed).unwrap();
+        assert_eq!((opened, inside), (header, bytes.as_slice()));
+        let found: Vec<Record<'_>> = records(inside).map(Result::unwrap).collect();
+        assert_eq!(found, [(texts[0], texts[1]), (texts[2], texts[3]), (texts[4], texts[5])]);
+        for len in 0..sealed.len() {
+            let is_whole = open(&sealed[..len])
+                .is_ok_and(|(header, inside)| records(inside).filter(Result::is_ok).count() as u64 == header.records);
+            assert!(!is_whole, "{len}");
+        }
+    }
+}

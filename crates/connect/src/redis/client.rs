@@ -1,0 +1,58 @@
+//! Connections, and which errors go away on their own.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisError, RedisResult};
+
+use crate::options::Secret;
+
+/// Between tries.
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
+const CONNECT: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Where the server is, and who asks.
+#[derive(Clone)]
+pub(crate) struct Server {
+    client: Client,
+    /// Host and port.
+    pub(crate) name: String,
+}
+
+impl Server {
+    /// User and password are those of the URL, else those given, else the environment's.
+    ///
+    /// # Errors
+    /// In words, which do not show the URL: it may have a password.
+    pub(crate) fn new(url: &Secret, user: Option<String>, password: Option<Secret>) -> Result<Self, String> {
+        let wrong = |_| "`url` has to be redis://HOST:PORT/NUMBER".to_owned();
+        let mut info = url.reveal().into_connection_info().map_err(wrong)?;
+        let mut settings = info.redis_settings().clone();
+        let user = user.or_else(|| std::env::var("TIDEMILL_REDIS_USER").ok());
+        if let Some(user) = user.filter(|_| settings.username().is_none()) {
+            settings = settings.set_username(user);
+        }
+        let password = Secret::or_environment(password, "TIDEMILL_REDIS_PASSWORD");
+        if let Some(password) = password.filter(|_| settings.password().is_none()) {
+            settings = settings.set_password(password.reveal());
+        }
+        info = info.set_redis_settings(settings);
+        let name = info.addr().to_string();
+        Ok(Server { client: Client::open(info).map_err(wrong)?, name })
+    }
+
+    pub(crate) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(Some(ANSWER));
+        self.client.get_multiplexed_async_connection_with_config(&config).await
+    }
+}
+
+/// Whether it is of use to try again, on a new connection.
+pub(crate) fn passes(error: &RedisError) -> bool {
+    error.is_io_error()
+        || error.is_timeout()
+        || error.is_connection_dropped()
+        || matches!(error.code(), Some("LOADING" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" | "READONLY"))
+}

@@ -1,0 +1,380 @@
+//! Rows into hashes or a stream.
+//!
+//! With exactly once, what is to be written waits in the checkpoint. To *commit* is one transaction of the server: it writes, and
+//! sets a *marker*, the key `tidemill:ID:COPY`, to the run and the epoch. Where the marker is there already nothing is left to
+//! do; the key is watched, so that of two who commit the same one has to look again. So adding to a number is exact, too.
+//!
+//! With at least once rows are written as they come, for those who want them soon: a hash that is set again is as it was.
+//!
+//! The server does not undo a transaction one of whose commands is wrong, such as one on a key of another type: that is an error of
+//! the job, and the rest of the transaction has been written.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, SchemaRef};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, RedisResult};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::{TaskContext, TaskError};
+
+use super::client::{PAUSE, Server, passes};
+use crate::error::ConnectError;
+use crate::options::Secret;
+use crate::prepared::{Header, open, put, records, seal};
+use crate::{Guarantee, SinkSpec, hash, options};
+
+const NAME: &str = "redis sink";
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Promise {
+    #[default]
+    ExactlyOnce,
+    AtLeastOnce,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// `redis://HOST:PORT/NUMBER`.
+    url: Secret,
+    /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
+    user: Option<String>,
+    password: Option<Secret>,
+    /// The stream that rows are added to; without it they go into hashes.
+    stream: Option<String>,
+    /// Of the stream: about so many entries are kept.
+    entries_max: Option<u64>,
+    /// Of hashes: the columns whose values, with colons between, are a hash's key. The others are its fields.
+    #[serde(default)]
+    key: Vec<String>,
+    /// Of hashes: what their keys begin with.
+    #[serde(default)]
+    prefix: String,
+    /// Of hashes: columns that are added to what is there.
+    #[serde(default)]
+    increment: Vec<String>,
+    /// Of hashes: how long one stays after it was written last.
+    expire_s: Option<u64>,
+    #[serde(default)]
+    guarantee: Promise,
+    /// With exactly once: what the job is called at the server, where nobody else may be called so.
+    id: Option<String>,
+    /// Of one copy between two checkpoints.
+    #[serde(default = "much")]
+    epoch_bytes_max: usize,
+    /// How long the server may keep silent before the job fails.
+    #[serde(default = "a_minute")]
+    patience_s: f64,
+}
+
+fn much() -> usize {
+    64 << 20
+}
+
+fn a_minute() -> f64 {
+    60.0
+}
+
+pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    let server = Server::new(&options.url, options.user.clone(), options.password.clone()).map_err(wrong)?;
+    let encoder = Encoder::new(&options, schema).map_err(wrong)?;
+    let (guarantee, id) = match (options.guarantee, options.id.clone().filter(|id| !id.is_empty())) {
+        (Promise::ExactlyOnce, None) => {
+            return Err(wrong(
+                "exactly once needs `id`, a name that this job has for itself at the server, and keeps".into(),
+            ));
+        }
+        (Promise::AtLeastOnce, _) if !options.increment.is_empty() => {
+            return Err(wrong("`increment` with at least once would count rows twice".into()));
+        }
+        (Promise::ExactlyOnce, id) => (Guarantee::ExactlyOnce, id),
+        (Promise::AtLeastOnce, _) => (Guarantee::AtLeastOnce, None),
+    };
+    let target = options.stream.clone().unwrap_or_else(|| format!("{}*", options.prefix));
+    Ok(SinkSpec {
+        name: format!("redis {target}"),
+        copies_max: 0,
+        guarantee,
+        make: Arc::new(move |context: &TaskContext| {
+            let header = id.clone().map(|id| Header {
+                id,
+                target: target.clone(),
+                origin: context.copy(),
+                run: hash::unique(),
+                epoch: 0,
+                records: 0,
+            });
+            Ok(Box::new(Redis {
+                encoder: encoder.clone(),
+                server: server.clone(),
+                connection: None,
+                header,
+                bytes: Vec::new(),
+                epoch_bytes_max: options.epoch_bytes_max,
+                patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
+            }))
+        }),
+    })
+}
+
+/// What is done to a key.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Change {
+    /// Fields that a hash has from now on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    set: Vec<(String, String)>,
+    /// Fields that it has no more.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unset: Vec<String>,
+    /// Whole numbers, and others, that are added to its fields.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    add: Vec<(String, String, bool)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expire_s: Option<u64>,
+    /// Fields of an entry of a stream.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    entry: Vec<(String, String)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entries_max: Option<u64>,
+}
+
+impl Change {
+    fn apply(&self, key: &[u8], pipeline: &mut Pipeline) {
+        if !self.set.is_empty() {
+            pipeline.cmd("HSET").arg(key).arg(&self.set).ignore();
+        }
+        if !self.unset.is_empty() {
+            pipeline.cmd("HDEL").arg(key).arg(&self.unset).ignore();
+        }
+        for (field, by, is_whole) in &self.add {
+            let command = if *is_whole { "HINCRBY" } else { "HINCRBYFLOAT" };
+            pipeline.cmd(command).arg(key).arg(field).arg(by).ignore();
+        }
+        if let Some(seconds) = self.expire_s {
+            pipeline.cmd("EXPIRE").arg(key).arg(seconds).ignore();
+        }
+        if !self.entry.is_empty() {
+            let command = pipeline.cmd("XADD").arg(key);
+            if let Some(entries) = self.entries_max {
+                command.arg("MAXLEN").arg("~").arg(entries);
+            }
+            command.arg("*").arg(&self.entry).ignore();
+        }
+    }
+}
+
+/// How rows are changes.
+#[derive(Clone)]
+struct Encoder {
+    schema: SchemaRef,
+    stream: Option<String>,
+    entries_max: Option<u64>,
+    key: Vec<usize>,
+    prefix: String,
+    increment: Vec<usize>,
+    expire_s: Option<u64>,
+}
+
+impl Encoder {
+    fn new(options: &Options, schema: &SchemaRef) -> Result<Self, String> {
+        let columns = |names: &[String]| -> Result<Vec<usize>, String> {
+            names.iter().map(|name| schema.index_of(name).map_err(|error| error.to_string())).collect()
+        };
+        let (key, increment) = (columns(&options.key)?, columns(&options.increment)?);
+        let is_hash = options.stream.is_none();
+        if is_hash && key.is_empty() {
+            return Err("`key` has to name the columns that tell hashes apart, or `stream` a stream".into());
+        }
+        if !is_hash
+            && !(key.is_empty() && increment.is_empty() && options.prefix.is_empty() && options.expire_s.is_none())
+        {
+            return Err(
+                "`key`, `prefix`, `increment` and `expire_s` are for hashes, and `stream` says that there are none"
+                    .into(),
+            );
+        }
+        if is_hash && options.entries_max.is_some() {
+            return Err("`entries_max` is for a stream".into());
+        }
+        if let Some(column) = increment.iter().find(|column| !schema.field(**column).data_type().is_numeric()) {
+            return Err(format!("column \"{}\" is no number to be added", schema.field(*column).name()));
+        }
+        if let Some(column) = key.iter().find(|column| increment.contains(column)) {
+            return Err(format!("column \"{}\" cannot be a key and be added", schema.field(*column).name()));
+        }
+        let encoder = Encoder {
+            schema: SchemaRef::clone(schema),
+            stream: options.stream.clone(),
+            entries_max: options.entries_max,
+            key,
+            prefix: options.prefix.clone(),
+            increment,
+            expire_s: options.expire_s,
+        };
+        // Types are looked at before there are rows.
+        let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
+        encoder.encode(&empty, &mut Vec::new()).map_err(|error| error.to_string())?;
+        Ok(encoder)
+    }
+
+    /// Appends what rows change to `out`, as records of keys and changes.
+    fn encode(&self, rows: &RecordBatch, out: &mut Vec<u8>) -> Result<(), TaskError> {
+        let columns = rows.columns().iter().map(|column| cast(column, &DataType::LargeUtf8));
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        let text = |column: usize, row: usize| {
+            let texts = columns[column].as_string::<i64>();
+            texts.is_valid(row).then(|| texts.value(row).to_owned())
+        };
+        for row in 0..rows.num_rows() {
+            let mut change = Change { expire_s: self.expire_s, entries_max: self.entries_max, ..Change::default() };
+            for (column, field) in self.schema.fields().iter().enumerate() {
+                let name = field.name().clone();
+                let value = text(column, row);
+                match value {
+                    _ if self.key.contains(&column) => {}
+                    Some(value) if self.increment.contains(&column) => {
+                        change.add.push((name, value, field.data_type().is_integer()));
+                    }
+                    Some(value) if self.stream.is_some() => change.entry.push((name, value)),
+                    Some(value) => change.set.push((name, value)),
+                    None if self.stream.is_none() && !self.increment.contains(&column) => change.unset.push(name),
+                    None => {}
+                }
+            }
+            let key = match &self.stream {
+                Some(stream) => stream.clone(),
+                None => {
+                    let parts = self.key.iter().map(|column| text(*column, row).unwrap_or_default());
+                    format!("{}{}", self.prefix, parts.collect::<Vec<_>>().join(":"))
+                }
+            };
+            put(Some(key.as_bytes()), out);
+            put(Some(&serde_json::to_vec(&change)?), out);
+        }
+        Ok(())
+    }
+}
+
+/// The sink of one copy.
+struct Redis {
+    encoder: Encoder,
+    server: Server,
+    connection: Option<MultiplexedConnection>,
+    /// With exactly once.
+    header: Option<Header>,
+    bytes: Vec<u8>,
+    epoch_bytes_max: usize,
+    patience: Duration,
+}
+
+impl Redis {
+    async fn write(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
+        let Some(header) = &mut self.header else {
+            let mut bytes = Vec::new();
+            self.encoder.encode(rows, &mut bytes)?;
+            return self.send(&bytes, None).await;
+        };
+        self.encoder.encode(rows, &mut self.bytes)?;
+        header.records += rows.num_rows() as u64;
+        if self.bytes.len() > self.epoch_bytes_max {
+            return Err(format!(
+                "redis {}: the rows since the last checkpoint are more than `epoch_bytes_max`, {} bytes: raise it, or make \
+                 checkpoints more often",
+                header.target, self.epoch_bytes_max
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Makes changes, and tries again while there is patience.
+    async fn send(&mut self, bytes: &[u8], marker: Option<(&str, &Header)>) -> Result<(), TaskError> {
+        let mut pipeline = Pipeline::new();
+        let mut found = 0;
+        for record in records(bytes) {
+            let (Some(key), Some(change)) = record? else { return Err("a change without a key".into()) };
+            let change: Change = serde_json::from_slice(change)?;
+            change.apply(key, &mut pipeline);
+            found += 1;
+        }
+        if let Some((_, header)) = marker.filter(|(_, header)| header.records != found) {
+            return Err(format!("the checkpoint has {found} of {} changes", header.records).into());
+        }
+        let begun = Instant::now();
+        loop {
+            match self.attempt(&pipeline, marker).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => {
+                    self.connection = None;
+                    if !passes(&error) || begun.elapsed() >= self.patience {
+                        return Err(format!("redis {}: {error}", self.server.name).into());
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// False: somebody else has moved the marker meanwhile.
+    async fn attempt(&mut self, pipeline: &Pipeline, marker: Option<(&str, &Header)>) -> RedisResult<bool> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            None => self.connection.insert(self.server.connect().await?),
+        };
+        let Some((key, header)) = marker else {
+            pipeline.exec_async(connection).await?;
+            return Ok(true);
+        };
+        // Nobody else has this connection, which is what may watch.
+        redis::cmd("WATCH").arg(key).exec_async(connection).await?;
+        let last: Option<String> = redis::cmd("GET").arg(key).query_async(connection).await?;
+        let last = last.as_deref().and_then(|last| last.split_once(' '));
+        if last.is_some_and(|(run, epoch)| {
+            run == header.run && epoch.parse().is_ok_and(|epoch: u64| epoch >= header.epoch)
+        }) {
+            redis::cmd("UNWATCH").exec_async(connection).await?;
+            return Ok(true);
+        }
+        let mut pipeline = pipeline.clone();
+        pipeline.atomic().cmd("SET").arg(key).arg(format!("{} {}", header.run, header.epoch));
+        let done: Option<redis::Value> = pipeline.query_async(connection).await?;
+        Ok(done.is_some())
+    }
+}
+
+impl Sink for Redis {
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async move { Redis::write(self, &rows).await })
+    }
+
+    fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        let bytes = std::mem::take(&mut self.bytes);
+        let mut sealed = Bytes::new();
+        if let Some(header) = self.header.as_mut().filter(|header| header.records > 0) {
+            header.epoch = epoch;
+            sealed = seal(header, &bytes);
+            header.records = 0;
+        }
+        Box::pin(std::future::ready(Ok(sealed)))
+    }
+
+    fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async move {
+            let (header, bytes) = open(&prepared)?;
+            let key = format!("tidemill:{}:{}", header.id, header.origin);
+            self.send(bytes, Some((&key, &header))).await
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! What servers of tests have in common: ports of loopback, and a process that ends with the test whatever happens (see
+//! `tests/python/servers/guard.py`).
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than a server takes to start on the slowest machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Whether a program is installed.
+pub fn runs(command: &str, argument: &str) -> bool {
+    let status = Command::new(command).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Below what the system gives to outgoing connections, one of which could take the place of a server that restarts.
+pub fn free_port() -> u16 {
+    use std::hash::{BuildHasher, Hasher};
+    loop {
+        let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+        let port = 10_000 + (random % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A server that runs.
+pub struct Process(Child);
+
+impl Process {
+    /// Runs `command` with its output in `folder`, until `answers`. Nothing: somebody else has a port.
+    pub fn start(command: &[String], folder: &Path, answers: impl Fn() -> bool) -> Option<Self> {
+        let log_path = folder.join("log");
+        let log = File::options().create(true).append(true).open(&log_path).unwrap();
+        let child = Command::new("python3")
+            .args(["-I", "-S"])
+            .arg(repository().join("tests/python/servers/guard.py"))
+            .args(command)
+            .current_dir(folder)
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut process = Process(child);
+        let begun = Instant::now();
+        while !answers() {
+            if process.0.try_wait().unwrap().is_none() && begun.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+            drop(process);
+            let text = std::fs::read_to_string(&log_path).unwrap_or_default();
+            assert!(text.contains("in use"), "{} did not start; its log: {text}", command[0]);
+            return None;
+        }
+        Some(process)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The guard kills all when its input closes.
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
+}
