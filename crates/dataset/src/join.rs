@@ -1,6 +1,7 @@
 //! Joins of two DataSets on columns that are equal.
 
 use arrow::datatypes::DataType;
+use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{Column, JoinType};
 use datafusion::dataframe::DataFrame;
 use datafusion::functions::expr_fn::coalesce;
@@ -68,10 +69,18 @@ impl DataSet {
     ///
     /// The result has the left's columns, then the right's without its keys; a right column whose name the left has too gets
     /// `suffix`. Where a row has no left partner its keys are the right's. `Semi` and `Anti` have the left's columns only.
+    /// Rows are partners only where `condition` holds too, in which columns have the names that they have in the result.
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` for keys of different kinds, or a name that is there twice even with `suffix`.
-    pub fn join(&self, right: &DataSet, on: &[(String, String)], how: How, suffix: &str) -> Result<DataSet> {
+    pub fn join(
+        &self,
+        right: &DataSet,
+        on: &[(String, String)],
+        how: How,
+        suffix: &str,
+        condition: Option<Expr>,
+    ) -> Result<DataSet> {
         if on.is_empty() != (how == How::Cross) {
             return Err(DataSetError::Query("every join but a cross join needs columns to join on".into()));
         }
@@ -94,10 +103,41 @@ impl DataSet {
         let (state, left_plan) = self.frame().clone().into_parts();
         let left_keys: Vec<Column> = on.iter().map(|(left, _)| Column::from_name(left)).collect();
         let right_keys: Vec<Column> = on.iter().map(|(_, right)| Column::from_name(inner_name(right))).collect();
+        let shown = |name: &str| match left_schema.field_with_name(name) {
+            Ok(_) => format!("{name}{suffix}"),
+            Err(_) => name.to_owned(),
+        };
+        let of_pairs = |expr: Expr| {
+            let renamed = expr.transform(|node| {
+                let Expr::Column(of) = &node else { return Ok(Transformed::no(node)) };
+                let of_right = right_schema.fields().iter().find(|field| shown(field.name()) == of.name);
+                Ok(match of_right.filter(|_| left_schema.field_with_name(&of.name).is_err()) {
+                    Some(field) => Transformed::yes(column(&inner_name(field.name()))),
+                    None => Transformed::no(node),
+                })
+            })?;
+            let renamed = renamed.data;
+            let wrong = renamed
+                .column_refs()
+                .into_iter()
+                .find(|of| left_schema.field_with_name(&of.name).is_err() && !of.name.ends_with('\u{1f}'));
+            match wrong {
+                Some(of) => {
+                    let own = left_schema.fields().iter().map(|field| field.name().clone());
+                    let names = own.chain(right_schema.fields().iter().map(|field| shown(field.name())));
+                    Err(DataSetError::unknown_column(&of.name, names.collect()))
+                }
+                None => Ok(renamed),
+            }
+        };
+        let condition = condition.map(of_pairs).transpose()?;
         let builder = LogicalPlanBuilder::from(left_plan);
         let plan = match how {
-            How::Cross => builder.cross_join(right_plan)?,
-            _ => builder.join(right_plan, how.join_type(), (left_keys, right_keys), None)?,
+            How::Cross => {
+                let pairs = builder.cross_join(right_plan)?;
+                condition.into_iter().try_fold(pairs, LogicalPlanBuilder::filter)?
+            }
+            _ => builder.join(right_plan, how.join_type(), (left_keys, right_keys), condition)?,
         };
         let joined = DataFrame::new(state, plan.build()?);
         if matches!(how, How::Semi | How::Anti) {
@@ -119,11 +159,7 @@ impl DataSet {
             if on.iter().any(|(_, key)| key == name) {
                 continue;
             }
-            let shown = match left_schema.field_with_name(name) {
-                Ok(_) => format!("{name}{suffix}"),
-                Err(_) => name.clone(),
-            };
-            outputs.push(column(&inner_name(name)).alias(shown));
+            outputs.push(column(&inner_name(name)).alias(shown(name)));
         }
         DataSet::new(joined.select(outputs)?)
     }

@@ -237,6 +237,7 @@ class DataSet:
         left_on: str | Iterable[str] | None = None,
         right_on: str | Iterable[str] | None = None,
         suffix: str = "_right",
+        where: Expr | None = None,
     ) -> DataSet:
         """Rows of this table with those of `other` that have the same keys; a null equals nothing.
 
@@ -252,6 +253,9 @@ class DataSet:
             Keys with different names, in place of `on`.
         suffix : str, default="_right"
             What columns of `other` get whose names this table has too.
+        where : Expr, optional
+            What else must hold of two rows, by the columns' names in the result; those of `other` with `suffix` where this
+            table has them too, keys as well. Of two streams it bounds the time from one to the other.
 
         Returns
         -------
@@ -266,7 +270,8 @@ class DataSet:
         if len(left) != len(right):
             raise DataSetError(f"join: {len(left)} keys on the left and {len(right)} on the right")
         pairs = list(zip(left, right, strict=True))
-        return self._step(self._native.join(other._native, pairs, how, suffix))
+        condition = None if where is None else columns((where,), {})[0]
+        return self._step(self._native.join(other._native, pairs, how, suffix, condition))
 
     def union(self, *others: DataSet) -> DataSet:
         """The rows of all; they have the same columns, in any order."""

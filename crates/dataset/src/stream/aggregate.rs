@@ -41,6 +41,8 @@ const WEIGH_EVERY: u32 = 64;
 pub(crate) struct WindowAggregation {
     pub of: Arc<Aggregation>,
     pub time: Arc<dyn PhysicalExpr>,
+    /// How far times to come may lie behind the watermark.
+    pub behind: Micros,
     pub size: Micros,
     pub slide: Micros,
     pub lateness: Micros,
@@ -54,7 +56,7 @@ pub(crate) struct WindowAggregation {
 impl WindowAggregation {
     pub(crate) fn new(
         of: Aggregation,
-        time: Arc<dyn PhysicalExpr>,
+        (time, behind): (Arc<dyn PhysicalExpr>, Micros),
         (size, slide, lateness): (Micros, Micros, Micros),
         output: SchemaRef,
         window_at: usize,
@@ -63,7 +65,7 @@ impl WindowAggregation {
         let fields: Vec<Field> =
             std::iter::once(pane).chain(of.state_schema.fields().iter().map(|field| field.as_ref().clone())).collect();
         let pane_schema = Arc::new(Schema::new(fields));
-        WindowAggregation { of: Arc::new(of), time, size, slide, lateness, pane_schema, output, window_at }
+        WindowAggregation { of: Arc::new(of), time, behind, size, slide, lateness, pane_schema, output, window_at }
     }
 
     fn described(&self) -> String {
@@ -193,6 +195,7 @@ impl Operator for FirstHalf {
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let time = time.minus(self.shape.behind);
         let pane = self.shape.pane();
         self.send(|start| start.saturating_add(pane) <= time.0, emit)?;
         self.time = time.0;
@@ -417,14 +420,14 @@ impl SecondHalf {
 const BEFORE: usize = 1;
 
 /// Which windows there are, and the columns that are saved, but for the first ones, which are ours.
-fn described(windows: &str, schema: &SchemaRef, before: usize) -> String {
+fn described(windows: &str, schema: &Schema, before: usize) -> String {
     let fields: Vec<String> =
         schema.fields().iter().skip(before).map(|field| format!("{}: {}", field.name(), field.data_type())).collect();
     format!("{windows} of {}", fields.join(", "))
 }
 
 /// A snapshot with what copies share: the time until which windows have fired, and the columns of what is saved.
-pub(crate) fn shared(fired: Micros, windows: &str, schema: &SchemaRef, before: usize) -> Snapshot {
+pub(crate) fn shared(fired: Micros, windows: &str, schema: &Schema, before: usize) -> Snapshot {
     let fired = Bytes::copy_from_slice(&fired.to_le_bytes());
     let shared = vec![(FIRED.into(), fired), (SCHEMA.into(), described(windows, schema, before).into())];
     Snapshot { shared, ..Snapshot::default() }
@@ -434,7 +437,7 @@ pub(crate) fn shared(fired: Micros, windows: &str, schema: &SchemaRef, before: u
 pub(crate) fn check_schema(
     restored: &Restored,
     windows: &str,
-    schema: &SchemaRef,
+    schema: &Schema,
     before: usize,
 ) -> Result<(), TaskError> {
     let now = described(windows, schema, before);
@@ -442,7 +445,7 @@ pub(crate) fn check_schema(
         let then = String::from_utf8_lossy(then);
         if then != now {
             return Err(format!(
-                "the checkpoint has states of other windows or aggregates ({then}) than the query now ({now}); begin anew in another \
+                "the checkpoint has states of other windows, aggregates or rows ({then}) than the query now ({now}); begin anew in another \
                  place, or change the query back"
             )
             .into());
@@ -470,7 +473,7 @@ impl Operator for SecondHalf {
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.fire(time.0, emit)?;
+        self.fire(time.minus(self.shape.behind).0, emit)?;
         Ok(Flow::Done)
     }
 

@@ -10,24 +10,38 @@ use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::execution::{SessionState, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
+use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, PartitionMode};
+use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::union::UnionExec;
+use datafusion::physical_plan::windows::{BoundedWindowAggExec, WindowAggExec};
 use datafusion::physical_plan::{ExecutionPlan, collect, displayable, replace_children_if_necessary};
 use futures::future::BoxFuture;
 use tidemill_dataflow::exchange::{Direct, Gather, Partition};
+use tidemill_dataflow::graph::PortRef;
+use tidemill_dataflow::stream::source::time_column;
 use tidemill_dataflow::{Graph, TaskId, TaskSpec};
 
 use super::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
+use super::complete::{CompleteTask, Completion};
+use super::distinct::{Distinct, DistinctTask};
 use super::groups::Aggregation;
+use super::join::{JoinTask, StreamJoin};
+use super::keyed::{Keyed, KeyedTask};
 use super::memory::table_stream;
 use super::sessions::{self, SessionAggregation};
-use super::steps::{Steps, StepsTask};
+use super::steps::{PlanStep, Steps, StepsTask};
 use super::table::{StreamExec, StreamSink};
-use super::window::{WindowFunction, WindowKind};
+use super::times::{Place, TimeOf, Times, following};
+use super::window::{Micros, WindowFunction, WindowKind};
 use crate::dataset::{DataSet, SLICE_ROWS};
 use crate::error::{DataSetError, Result};
 
@@ -35,6 +49,7 @@ use crate::error::{DataSetError, Result};
 struct Flowing {
     from: Vec<Branch>,
     schema: SchemaRef,
+    times: Times,
 }
 
 struct Branch {
@@ -113,6 +128,51 @@ fn passes(plan: &Arc<dyn ExecutionPlan>) -> bool {
     any.is::<CoalescePartitionsExec>() || any.is::<RepartitionExec>() || any.is::<CooperativeExec>()
 }
 
+/// Columns as expressions.
+fn columns_of(columns: &[usize]) -> Vec<Arc<dyn PhysicalExpr>> {
+    columns.iter().map(|&column| Arc::new(Column::new("", column)) as _).collect()
+}
+
+/// What tells time after a step.
+fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
+    let any: &dyn Any = plan.as_ref();
+    if let Some(project) = any.downcast_ref::<ProjectionExec>() {
+        let exprs: Vec<_> = project.projection_expr().iter().map(|by| Arc::clone(&by.expr)).collect();
+        return rows.times.project(&exprs);
+    }
+    if let Some(filter) = any.downcast_ref::<FilterExec>() {
+        return match filter.projection().as_ref() {
+            Some(columns) => rows.times.project(&columns_of(&columns.iter().copied().collect::<Vec<_>>())),
+            None => rows.times.clone(),
+        };
+    }
+    // A function of the program, or rows that become several: what keeps its name and type is the same.
+    let schema = plan.schema();
+    let same = |of: &TimeOf| {
+        let field = rows.schema.field(of.place.column);
+        let (at, found) = schema.column_with_name(field.name())?;
+        let place = Place { column: at, ..of.place.clone() };
+        (found.data_type() == field.data_type()).then(|| TimeOf { place, behind: of.behind })
+    };
+    Times { places: rows.times.places.iter().filter_map(same).collect(), ..rows.times.clone() }
+}
+
+/// The keys of a node that looks at whole partitions of rows.
+fn partitions(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
+    let any: &dyn Any = plan.as_ref();
+    let bounded = any.downcast_ref::<BoundedWindowAggExec>().map(BoundedWindowAggExec::partition_keys);
+    bounded.or_else(|| any.downcast_ref::<WindowAggExec>().map(WindowAggExec::partition_keys))
+}
+
+/// What an aggregation that takes the first row of each group wants of it beside its keys, if it is one.
+fn firsts(aggregate: &AggregateExec) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
+    let first = |(function, filter): (&Arc<AggregateFunctionExpr>, &Option<Arc<dyn PhysicalExpr>>)| {
+        let any = function.fun().name() == "first_value" && function.order_bys().is_empty() && filter.is_none();
+        function.expressions().into_iter().next().filter(|_| any)
+    };
+    aggregate.aggr_expr().iter().zip(aggregate.filter_expr()).map(first).collect()
+}
+
 impl Lower {
     /// The graph of a plan whose rows go to `sink`.
     ///
@@ -151,10 +211,12 @@ impl Lower {
             return self.node(plan.children()[0]);
         }
         if any.is::<UnionExec>() {
-            let mut all = Flowing { from: Vec::new(), schema: plan.schema() };
+            let times = Times { untimed: true, ..Times::default() };
+            let mut all = Flowing { from: Vec::new(), schema: plan.schema(), times };
             for child in plan.children() {
                 let rows = self.node(child)?;
                 all.from.extend(rows.from);
+                all.times = all.times.union(&rows.times);
             }
             return Ok(all);
         }
@@ -167,12 +229,16 @@ impl Lower {
         if !has_stream(plan) {
             return self.table(plan);
         }
+        if let Some(of) = partitions(plan) {
+            return self.ranked(plan, &of);
+        }
         let mut step = Steps::default();
         if step.add(plan, &self.context) {
             let mut rows = self.node(plan.children()[0])?;
             rows.from.iter_mut().for_each(|branch| {
                 branch.steps.add(plan, &self.context);
             });
+            rows.times = after_step(plan, &rows);
             rows.schema = plan.schema();
             return Ok(rows);
         }
@@ -190,17 +256,20 @@ impl Lower {
         let task = TaskSpec::source(name, source.times.clone(), move |copy| make(copy));
         let task = self.graph.add(task.output("rows", Arc::clone(&source.schema)).copies(copies));
         let mut steps = Steps::default();
+        let column = source.times.as_ref().map(|times| time_column(&source.schema, &times.column));
+        let mut times = Times::of_source(column.transpose().map_err(DataSetError::Query)?);
         if let Some(columns) = &stream.projection {
             steps.project(columns, &source.schema)?;
+            times = times.project(&columns_of(columns));
         }
-        Ok(Flowing { from: vec![Branch { task, steps, copies }], schema: stream.schema() })
+        Ok(Flowing { from: vec![Branch { task, steps, copies }], schema: stream.schema(), times })
     }
 
-    /// A join of a stream with a table, batch by batch. The table is the side that is built once.
+    /// A join of a stream with a table, batch by batch: the table is the side that is built once. Or one of two streams.
     fn join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
         let refused = |what: &str| Err(DataSetError::Unsupported(format!("on a stream, which does not end: {what}")));
         match (has_stream(join.left()), has_stream(join.right())) {
-            (true, true) => return refused("a join of two streams"),
+            (true, true) => return self.stream_join(plan, join),
             (true, false) => return self.node(&join.swap_inputs(PartitionMode::CollectLeft)?),
             _ => {}
         }
@@ -215,9 +284,128 @@ impl Lower {
         let builder = HashJoinExecBuilder::from(join).with_partition_mode(PartitionMode::CollectLeft);
         let built = builder.with_new_children(sides)?.recompute_properties().build_exec()?;
         let mut rows = self.node(join.right())?;
-        rows.from.iter_mut().for_each(|branch| branch.steps.add_plan(&built, 1, &self.context));
+        rows.from.iter_mut().for_each(|branch| branch.steps.add_plan(&built, join.right(), &self.context));
+        let before = match join.join_type() {
+            JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark => 0,
+            _ => join.left().schema().fields().len(),
+        };
+        rows.times.places.iter_mut().for_each(|of| of.place.column += before);
+        if let Some(chosen) = &join.projection {
+            rows.times = rows.times.project(&columns_of(chosen));
+        }
         rows.schema = plan.schema();
         Ok(rows)
+    }
+
+    /// Sends rows, with their keys, to the task that owns them.
+    fn keyed(&mut self, rows: Flowing, keyed: &Arc<Keyed>, target: PortRef, name: &str) {
+        for (number, branch) in rows.from.into_iter().enumerate() {
+            let Branch { task: from, steps, copies } = branch;
+            let shape = Arc::clone(keyed);
+            let by = TaskSpec::operator(format!("{name}, keys {number}"), move |_| {
+                Ok(KeyedTask { shape: Arc::clone(&shape), steps: steps.clone(), now: Micros::MIN })
+            });
+            let by = by.streaming().input("rows").output("rows", Arc::clone(&keyed.schema)).copies(copies);
+            let by = self.graph.add(by);
+            self.graph.connect(from, by, Direct);
+            match keyed.keys().is_empty() {
+                true => self.graph.connect(by, target.clone(), Gather::to(0)),
+                false => self.graph.connect(by, target.clone(), keyed.partition()),
+            };
+        }
+    }
+
+    fn stream_join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
+        let (left, right) = (self.node(join.left())?, self.node(join.right())?);
+        let (join, times) = StreamJoin::new(join, [&left.times, &right.times])?;
+        let join = Arc::new(join);
+        let name = self.name("join");
+        let of = Arc::clone(&join);
+        let task = TaskSpec::operator(name.clone(), move |copy| JoinTask::new(&of, copy)).streaming();
+        let task = task.detail(join.detail()).input("left").input("right").output("rows", plan.schema());
+        let task = self.graph.add(task.copies(self.copies));
+        for (side, (port, rows)) in [("left", left), ("right", right)].into_iter().enumerate() {
+            self.keyed(rows, &join.sides[side], task.port(port), &format!("{name} {port}"));
+        }
+        let branch = Branch { task, steps: Steps::default(), copies: self.copies };
+        Ok(Flowing { from: vec![branch], schema: plan.schema(), times })
+    }
+
+    /// A node that looks at whole partitions, of which a key tells time: each is complete when that has passed.
+    fn ranked(&mut self, plan: &Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Result<Flowing> {
+        let mut leaf = plan.children()[0];
+        loop {
+            let any: &dyn Any = leaf.as_ref();
+            match any.is::<SortExec>() || passes(leaf) {
+                true => leaf = leaf.children()[0],
+                false => break,
+            }
+        }
+        let rows = self.node(leaf)?;
+        let same = |of: &TimeOf| {
+            let is = |key| following(key).is_some_and(|of_key| of_key.is_place(&of.place));
+            keys.iter().any(is)
+        };
+        let places = rows.times.places.iter().filter(|of| same(of)).cloned().collect();
+        let times = Times { places, ..rows.times.clone() };
+        self.complete(plan, leaf, rows, keys.to_vec(), times)
+    }
+
+    /// A part of the plan that is run over groups of rows when they are complete.
+    fn complete(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        leaf: &Arc<dyn ExecutionPlan>,
+        rows: Flowing,
+        keys: Vec<Arc<dyn PhysicalExpr>>,
+        times: Times,
+    ) -> Result<Flowing> {
+        let mut of_keys = rows.times.project(&keys).places;
+        if of_keys.is_empty() {
+            return Err(DataSetError::Unsupported(format!(
+                "on a stream, which does not end: {}, of which no key tells when a group is complete; add one that does, such as \
+                 window_end",
+                displayable(plan.as_ref()).one_line().to_string().trim()
+            )));
+        }
+        let late = rows.times.places.first().cloned();
+        let keyed = Arc::new(Keyed::new(&rows.schema, keys, false, late)?);
+        of_keys.iter_mut().for_each(|of| of.place.column += keyed.width);
+        let plan_step = PlanStep::new(plan, leaf, &self.context);
+        let shape =
+            Completion { keyed: Arc::clone(&keyed), rows: Arc::clone(&rows.schema), times: of_keys, plan: plan_step };
+        let shape = Arc::new(shape);
+        let (name, detail) = (self.name("groups"), displayable(plan.as_ref()).one_line().to_string());
+        let task = TaskSpec::operator(name.clone(), move |copy| CompleteTask::new(&shape, copy)).streaming();
+        let task = task.detail(detail).input("rows").output("rows", plan.schema()).copies(self.copies);
+        let task = self.graph.add(task);
+        self.keyed(rows, &keyed, task.into(), &name);
+        let branch = Branch { task, steps: Steps::default(), copies: self.copies };
+        Ok(Flowing { from: vec![branch], schema: plan.schema(), times })
+    }
+
+    /// Each key once.
+    fn distinct(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        rows: Flowing,
+        keys: Vec<Arc<dyn PhysicalExpr>>,
+        more: Vec<Arc<dyn PhysicalExpr>>,
+    ) -> Result<Flowing> {
+        let gives: Vec<_> = keys.iter().cloned().chain(more).collect();
+        let of_keys = rows.times.project(&keys).places;
+        let times = rows.times.project(&gives);
+        let late = rows.times.places.first().filter(|_| !of_keys.is_empty()).cloned();
+        let keyed = Arc::new(Keyed::new(&rows.schema, keys, false, late)?);
+        let shape = Distinct { keyed: Arc::clone(&keyed), times: of_keys, gives, output: plan.schema() };
+        let shape = Arc::new(shape);
+        let (name, detail) = (self.name("distinct"), displayable(plan.as_ref()).one_line().to_string());
+        let task = TaskSpec::operator(name.clone(), move |copy| DistinctTask::new(&shape, copy)).streaming();
+        let task = task.detail(detail).input("rows").output("rows", plan.schema()).copies(self.copies);
+        let task = self.graph.add(task);
+        self.keyed(rows, &keyed, task.into(), &name);
+        let branch = Branch { task, steps: Steps::default(), copies: self.copies };
+        Ok(Flowing { from: vec![branch], schema: plan.schema(), times })
     }
 
     /// A table among streams: it comes, and ends.
@@ -258,10 +446,27 @@ impl Lower {
                 found.get_or_insert((at, call));
             }
         }
-        let Some((window_at, (windows, time))) = found else {
-            return refused("a group_by without a window has no result before the end; add tm.window(...) to its keys");
-        };
         let input = self.node(aggregate.input())?;
+        let Some((window_at, (windows, time))) = found else {
+            let keys: Vec<_> = groups.iter().map(|(key, _)| Arc::clone(key)).collect();
+            if let Some(more) = firsts(aggregate) {
+                return self.distinct(plan, input, keys, more);
+            }
+            let times = input.times.project(&keys);
+            if times.places.is_empty() {
+                return refused(
+                    "a group_by without a window has no result before the end; add tm.window(...) to its keys",
+                );
+            }
+            return self.complete(plan, aggregate.input(), input, keys, times);
+        };
+        let behind = input.times.behind(&time, &input.schema);
+        if behind.is_none() && input.times.lost {
+            return refused(
+                "a window after a join that does not bound the time of partners: rows of it may have any time",
+            );
+        }
+        let behind = behind.unwrap_or(0);
         let keys: Vec<_> =
             groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
         let functions = aggregate.aggr_expr().to_vec();
@@ -271,7 +476,7 @@ impl Lower {
         let halves = match windows.kind {
             WindowKind::Sliding { size, slide } => {
                 let lengths = (size, slide, windows.lateness);
-                let shape = Arc::new(WindowAggregation::new(of, time, lengths, plan.schema(), window_at));
+                let shape = Arc::new(WindowAggregation::new(of, (time, behind), lengths, plan.schema(), window_at));
                 Halves {
                     states: Arc::clone(&shape.pane_schema),
                     first: {
@@ -288,7 +493,7 @@ impl Lower {
             }
             WindowKind::Session { .. } if windows.lateness > 0 => return refused("late rows of session windows"),
             WindowKind::Session { gap } => {
-                let shape = Arc::new(SessionAggregation::new(of, time, gap, plan.schema(), window_at));
+                let shape = Arc::new(SessionAggregation::new(of, (time, behind), gap, plan.schema(), window_at));
                 Halves {
                     states: Arc::clone(&shape.session_schema),
                     first: {
@@ -319,12 +524,23 @@ impl Lower {
             };
         }
         let second = Branch { task: second, steps: Steps::default(), copies };
-        Ok(Flowing { from: vec![second], schema: plan.schema() })
+        // What comes of a window comes before the watermark passes its end, corrections within the lateness.
+        let field = |name: &str, behind: Micros| TimeOf {
+            place: Place { column: window_at, field: Some(name.to_owned()) },
+            behind,
+        };
+        let end = behind.saturating_add(windows.lateness - 1);
+        let mut places = vec![field("end", end)];
+        if let WindowKind::Sliding { size, .. } = windows.kind {
+            places.push(field("start", end.saturating_add(size)));
+        }
+        let times = Times { places, untimed: input.times.untimed, lost: false };
+        Ok(Flowing { from: vec![second], schema: plan.schema(), times })
     }
 
     /// The rows with all their steps done.
     fn done(&mut self, rows: Flowing) -> Flowing {
-        let Flowing { from, schema } = rows;
+        let Flowing { from, schema, times } = rows;
         let from = from.into_iter().map(|branch| {
             if branch.steps.is_empty() {
                 return branch;
@@ -337,7 +553,7 @@ impl Lower {
             Branch { task, steps: Steps::default(), copies }
         });
         let from = from.collect();
-        Flowing { from, schema }
+        Flowing { from, schema, times }
     }
 
     fn connect(&mut self, rows: &Flowing, target: TaskId, copies: u32) {

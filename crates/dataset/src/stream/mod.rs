@@ -8,16 +8,28 @@
 //! | `aggregate` | aggregates of windows                                                  |
 //! | `memory`    | tables in memory as streams                                            |
 //! | `sessions`  | aggregates of sessions                                                 |
+//! | `join`      | joins of two streams                                                   |
+//! | `complete`  | groups that are complete when a time has passed                        |
+//! | `distinct`  | each key once                                                          |
+//! | `keyed`     | rows on their way to the owner of their key                            |
+//! | `kept`      | rows that are kept until a time has passed                             |
+//! | `times`     | which columns tell time                                                |
 //! | `steps`     | what is done with one batch at a time                                  |
 //! | `lower`     | a query's plan becomes a graph of tasks                                |
 
 mod aggregate;
+mod complete;
+mod distinct;
 mod groups;
+mod join;
+mod kept;
+mod keyed;
 mod lower;
 mod memory;
 mod sessions;
 mod steps;
 mod table;
+mod times;
 mod window;
 
 use tidemill_dataflow::checkpoint::CheckpointSettings;

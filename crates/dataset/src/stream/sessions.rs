@@ -33,6 +33,8 @@ use super::window::{Micros, micros, window_array};
 pub(crate) struct SessionAggregation {
     pub of: Arc<Aggregation>,
     pub time: Arc<dyn PhysicalExpr>,
+    /// How far times to come may lie behind the watermark.
+    pub behind: Micros,
     pub gap: Micros,
     /// First and last time, keys, states.
     pub session_schema: SchemaRef,
@@ -47,7 +49,7 @@ const BEFORE: usize = 2;
 impl SessionAggregation {
     pub(crate) fn new(
         of: Aggregation,
-        time: Arc<dyn PhysicalExpr>,
+        (time, behind): (Arc<dyn PhysicalExpr>, Micros),
         gap: Micros,
         output: SchemaRef,
         window_at: usize,
@@ -57,7 +59,7 @@ impl SessionAggregation {
         let fields: Vec<Field> =
             bounds.into_iter().chain(of.state_schema.fields().iter().map(|field| field.as_ref().clone())).collect();
         let session_schema = Arc::new(Schema::new(fields));
-        SessionAggregation { of: Arc::new(of), time, gap, session_schema, output, window_at }
+        SessionAggregation { of: Arc::new(of), time, behind, gap, session_schema, output, window_at }
     }
 
     fn described(&self) -> String {
@@ -284,7 +286,7 @@ impl Operator for SecondHalf {
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.fire(time.0, emit)?;
+        self.fire(time.minus(self.shape.behind).0, emit)?;
         Ok(Flow::Done)
     }
 

@@ -40,21 +40,33 @@ enum Step {
 }
 
 /// See [`Step::Plan`].
-struct PlanStep {
+pub(crate) struct PlanStep {
     plan: Arc<dyn ExecutionPlan>,
-    /// Which of the node's inputs the batches are; others are tables.
-    input: usize,
+    /// The node below it whose rows the batches are; what else there is are tables.
+    leaf: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
-    /// The node over the slot that batches are put into; what it makes of its tables is made once, and kept.
+    /// The plan over the slot that batches are put into; what it makes of its tables is made once, and kept.
     running: Option<(Arc<dyn ExecutionPlan>, Arc<Slot>)>,
 }
 
 impl Clone for PlanStep {
     fn clone(&self) -> Self {
         // Every copy of a task has a slot of its own.
-        let (plan, context) = (Arc::clone(&self.plan), Arc::clone(&self.context));
-        PlanStep { plan, input: self.input, context, running: None }
+        PlanStep::new(&self.plan, &self.leaf, &self.context)
     }
+}
+
+/// The plan with another node in place of `leaf`.
+fn replace(
+    plan: &Arc<dyn ExecutionPlan>,
+    leaf: &Arc<dyn ExecutionPlan>,
+    by: &Arc<dyn ExecutionPlan>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    if Arc::ptr_eq(plan, leaf) {
+        return Ok(Arc::clone(by));
+    }
+    let inputs: Vec<_> = plan.children().into_iter().map(|input| replace(input, leaf, by)).collect::<Result<_>>()?;
+    if inputs.is_empty() { Ok(Arc::clone(plan)) } else { replace_children_if_necessary(Arc::clone(plan), inputs) }
 }
 
 /// A table of one batch at a time.
@@ -77,15 +89,24 @@ impl PartitionStream for Slot {
 }
 
 impl PlanStep {
-    fn apply(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
+    /// A plan over the rows of one of the nodes below it.
+    pub(crate) fn new(
+        plan: &Arc<dyn ExecutionPlan>,
+        leaf: &Arc<dyn ExecutionPlan>,
+        context: &Arc<TaskContext>,
+    ) -> Self {
+        PlanStep { plan: Arc::clone(plan), leaf: Arc::clone(leaf), context: Arc::clone(context), running: None }
+    }
+
+    /// What the plan makes of these rows.
+    pub(crate) fn apply(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
         if self.running.is_none() {
-            let schema = self.plan.children()[self.input].schema();
+            let schema = self.leaf.schema();
             let slot = Arc::new(Slot { schema: Arc::clone(&schema), rows: Mutex::default() });
-            let leaf =
+            let rows =
                 StreamingTableExec::try_new(schema, vec![Arc::clone(&slot) as _], None, Vec::new(), false, None)?;
-            let mut inputs: Vec<Arc<dyn ExecutionPlan>> = self.plan.children().into_iter().map(Arc::clone).collect();
-            inputs[self.input] = Arc::new(leaf);
-            self.running = Some((replace_children_if_necessary(Arc::clone(&self.plan), inputs)?, slot));
+            let rows: Arc<dyn ExecutionPlan> = Arc::new(rows);
+            self.running = Some((replace(&self.plan, &self.leaf, &rows)?, slot));
         }
         let (plan, slot) = self.running.as_ref().expect("just made");
         // What a plan says of nulls and what its batches say may differ.
@@ -116,17 +137,21 @@ impl Steps {
             let columns = filter.projection().as_ref().map(|columns| columns.iter().copied().collect());
             self.0.push(Step::Filter { predicate: Arc::clone(filter.predicate()), columns });
         } else if any.is::<MapExec>() || any.is::<UnnestExec>() || any.is::<SplitExec>() {
-            self.add_plan(plan, 0, context);
+            self.add_plan(plan, plan.children()[0], context);
         } else {
             return false;
         }
         true
     }
 
-    /// Adds a node of a plan whose input `input` the batches are; its other inputs are tables in memory.
-    pub(crate) fn add_plan(&mut self, plan: &Arc<dyn ExecutionPlan>, input: usize, context: &Arc<TaskContext>) {
-        let (plan, context) = (Arc::clone(plan), Arc::clone(context));
-        self.0.push(Step::Plan(PlanStep { plan, input, context, running: None }));
+    /// Adds a node of a plan whose input `leaf` the batches are; its other inputs are tables in memory.
+    pub(crate) fn add_plan(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        leaf: &Arc<dyn ExecutionPlan>,
+        context: &Arc<TaskContext>,
+    ) {
+        self.0.push(Step::Plan(PlanStep::new(plan, leaf, context)));
     }
 
     /// Adds a choice of columns.

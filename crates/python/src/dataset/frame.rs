@@ -95,10 +95,12 @@ impl NativeDataSet {
         on: Vec<(String, String)>,
         how: &str,
         suffix: &str,
+        condition: Option<Bound<'_, NativeExpr>>,
     ) -> PyResult<Self> {
         let how = How::parse(how).map_err(|error| raised(py, &error))?;
         let right = &right.get().0;
-        Self::step(py, || self.0.join(right, &on, how, suffix))
+        let condition = condition.map(|condition| condition.get().0.clone());
+        Self::step(py, || self.0.join(right, &on, how, suffix, condition))
     }
 
     fn sort(&self, py: Python<'_>, by: Vec<SortKey<'_>>) -> PyResult<Self> {

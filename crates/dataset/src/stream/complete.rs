@@ -1,0 +1,130 @@
+//! Groups that are complete when a time has passed, because a key of theirs tells time: such as the results of one window. Their
+//! rows are kept until then; a part of the query's plan is then run over them as over a table. So whatever a plan can do
+//! with groups - rank them, take the first of them, aggregate them again - can be done on a stream.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::{Schema, SchemaRef};
+use datafusion::error::Result;
+use tidemill_dataflow::checkpoint::Snapshot;
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+use super::aggregate::{Held, check_schema, fired_of, shared};
+use super::groups::batch;
+use super::kept::{Kept, KeptState};
+use super::keyed::Keyed;
+use super::steps::PlanStep;
+use super::times::{TimeOf, until_of};
+use super::window::Micros;
+
+/// Rows that are over are thrown out when there are more than these, and they are half of all.
+const CLEAR_MIN: u32 = 1 << 13;
+
+/// Of a query, the same on all workers.
+pub(crate) struct Completion {
+    pub keyed: Arc<Keyed>,
+    /// Of the rows, before they had keys.
+    pub rows: SchemaRef,
+    /// Among the columns of the keyed rows.
+    pub times: Vec<TimeOf>,
+    pub plan: PlanStep,
+}
+
+impl Completion {
+    fn described(&self) -> String {
+        let types = self.keyed.schema.fields().iter().map(|field| field.data_type().to_string());
+        format!("groups of rows ({})", types.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// See the module.
+pub(crate) struct CompleteTask {
+    shape: Arc<Completion>,
+    plan: PlanStep,
+    state: KeptState,
+    now: Micros,
+    /// Rows that are over and still there.
+    over: u32,
+    held: Held,
+}
+
+impl CompleteTask {
+    pub(crate) fn new(shape: &Arc<Completion>, context: &TaskContext) -> Result<Self, TaskError> {
+        let kept = Kept::new(Arc::clone(&shape.keyed.schema), true);
+        let mut new = CompleteTask {
+            shape: Arc::clone(shape),
+            plan: shape.plan.clone(),
+            state: KeptState::new(kept, shape.keyed.keys()),
+            now: Micros::MIN,
+            over: 0,
+            held: Held::new(context),
+        };
+        if let Some(restored) = context.restored() {
+            check_schema(restored, &shape.described(), &Schema::empty(), 0)?;
+            new.now = fired_of(restored)?;
+            for rows in new.state.restore(restored)? {
+                new.keep(rows)?;
+            }
+            new.state.restored();
+        }
+        Ok(new)
+    }
+
+    fn keep(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
+        let until = until_of(&self.shape.times, &rows)?;
+        if until.iter().all(|&until| until >= self.now) {
+            return self.state.kept.add(rows, until);
+        }
+        let wanted = until.iter().map(|&until| Some(until >= self.now)).collect();
+        let until = until.iter().copied().filter(|&until| until >= self.now).collect();
+        self.state.kept.add(filter_record_batch(&rows, &wanted)?, until)
+    }
+
+    /// Gives what the plan makes of these rows.
+    fn give(&mut self, numbers: &[u32], emit: &mut Emit) -> Result<(), TaskError> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let columns = (0..self.shape.keyed.width).map(|column| self.state.kept.gather(column, numbers));
+        let rows = batch(&self.shape.rows, columns.collect::<Result<_>>()?, numbers.len())?;
+        self.plan.apply(rows)?.into_iter().filter(|rows| rows.num_rows() > 0).for_each(|rows| emit.send(rows));
+        Ok(())
+    }
+}
+
+impl Operator for CompleteTask {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, _emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.keep(rows)?;
+        let kept = &self.state.kept;
+        self.held.batch(|| kept.bytes())?;
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let over = self.state.kept.over(self.now, time.0);
+        self.now = self.now.max(time.0);
+        self.give(&over, emit)?;
+        self.over += over.len() as u32;
+        if self.over > CLEAR_MIN && self.over > self.state.kept.count() / 2 || self.over == self.state.kept.count() {
+            self.over = 0;
+            self.state.clear(self.now)?;
+        }
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let rest = self.state.kept.over(self.now, Micros::MAX);
+        self.give(&rest, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        let mut snapshot = shared(self.now, &self.shape.described(), &Schema::empty(), 0);
+        snapshot.later = self.state.snapshot(whole);
+        Ok(snapshot)
+    }
+}

@@ -1,0 +1,148 @@
+//! Each key once: the first row that has it goes on, at once; others do not. Keys are remembered for ever, or, when one of
+//! their columns tells time, until no more rows can have them.
+
+use std::sync::Arc;
+
+use arrow::array::{RecordBatch, UInt32Array};
+use arrow::compute::take_record_batch;
+use arrow::datatypes::{Schema, SchemaRef};
+use datafusion::error::Result;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
+use datafusion::physical_plan::aggregates::order::GroupOrdering;
+use tidemill_dataflow::checkpoint::Snapshot;
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+use super::aggregate::{Held, check_schema, fired_of, shared};
+use super::groups::batch;
+use super::kept::{Kept, KeptState};
+use super::keyed::Keyed;
+use super::times::{TimeOf, until_of};
+use super::window::Micros;
+
+/// Keys are forgotten when there are more than these, and half of them may be.
+const CLEAR_MIN: u32 = 1 << 13;
+
+/// Of a query, the same on all workers.
+pub(crate) struct Distinct {
+    pub keyed: Arc<Keyed>,
+    /// Among the columns of the key.
+    pub times: Vec<TimeOf>,
+    /// What goes on of a row.
+    pub gives: Vec<Arc<dyn PhysicalExpr>>,
+    pub output: SchemaRef,
+}
+
+impl Distinct {
+    fn key_schema(&self) -> Result<SchemaRef> {
+        Ok(Arc::new(self.keyed.schema.project(&self.keyed.keys())?))
+    }
+
+    fn described(&self) -> String {
+        let keys = self.keyed.schema.fields().iter().skip(self.keyed.width);
+        format!("distinct ({})", keys.map(|field| field.data_type().to_string()).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// See the module.
+pub(crate) struct DistinctTask {
+    shape: Arc<Distinct>,
+    seen: Box<dyn GroupValues>,
+    state: KeptState,
+    now: Micros,
+    clear_at: u32,
+    held: Held,
+}
+
+impl DistinctTask {
+    pub(crate) fn new(shape: &Arc<Distinct>, context: &TaskContext) -> Result<Self, TaskError> {
+        let schema = shape.key_schema()?;
+        let keys = (0..schema.fields().len()).collect();
+        let kept = Kept::new(Arc::clone(&schema), !shape.times.is_empty());
+        let mut new = DistinctTask {
+            shape: Arc::clone(shape),
+            seen: new_group_values(schema, &GroupOrdering::None)?,
+            state: KeptState::new(kept, keys),
+            now: Micros::MIN,
+            clear_at: CLEAR_MIN,
+            held: Held::new(context),
+        };
+        if let Some(restored) = context.restored() {
+            check_schema(restored, &shape.described(), &Schema::empty(), 0)?;
+            new.now = fired_of(restored)?;
+            for keys in new.state.restore(restored)? {
+                new.remember(keys)?;
+            }
+            new.state.restored();
+        }
+        Ok(new)
+    }
+
+    /// Remembers keys. Returns the first rows that have them.
+    fn remember(&mut self, keys: RecordBatch) -> Result<Vec<u32>, TaskError> {
+        let mut known = self.seen.len();
+        let mut numbers = Vec::new();
+        self.seen.intern(keys.columns(), &mut numbers)?;
+        let mut first = Vec::new();
+        for (row, &number) in numbers.iter().enumerate() {
+            if number >= known {
+                known = number + 1;
+                first.push(row as u32);
+            }
+        }
+        if !first.is_empty() {
+            let new = take_record_batch(&keys, &UInt32Array::from(first.clone()))?;
+            let mut until = if self.shape.times.is_empty() { Vec::new() } else { until_of(&self.shape.times, &new)? };
+            // A key without a time may come again at any.
+            until.iter_mut().filter(|until| **until == Micros::MIN).for_each(|until| *until = Micros::MAX);
+            self.state.kept.add(new, until)?;
+        }
+        Ok(first)
+    }
+
+    /// Forgets keys that cannot come again.
+    fn clear(&mut self) -> Result<(), TaskError> {
+        self.state.clear(self.now)?;
+        self.seen = new_group_values(self.shape.key_schema()?, &GroupOrdering::None)?;
+        for keys in self.state.kept.since(0) {
+            self.seen.intern(keys.columns(), &mut Vec::new())?;
+        }
+        self.clear_at = self.state.kept.count().saturating_mul(2).max(CLEAR_MIN);
+        Ok(())
+    }
+}
+
+impl Operator for DistinctTask {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let keys =
+            batch(&self.shape.key_schema()?, rows.columns()[self.shape.keyed.width..].to_vec(), rows.num_rows())?;
+        let first = self.remember(keys)?;
+        if !first.is_empty() {
+            let rows = take_record_batch(&rows, &UInt32Array::from(first))?;
+            let columns = self.shape.gives.iter().map(|expr| expr.evaluate(&rows)?.into_array(rows.num_rows()));
+            emit.send(batch(&self.shape.output, columns.collect::<Result<_>>()?, rows.num_rows())?);
+        }
+        let (kept, seen) = (&self.state.kept, &self.seen);
+        self.held.batch(|| kept.bytes() + seen.size())?;
+        if kept.is_bounded() && kept.count() >= self.clear_at {
+            self.clear()?;
+        }
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.now = self.now.max(time.0);
+        Ok(Flow::Done)
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        let mut snapshot = shared(self.now, &self.shape.described(), &Schema::empty(), 0);
+        if whole && self.state.kept.is_bounded() {
+            self.clear()?;
+        }
+        snapshot.later = self.state.snapshot(whole);
+        Ok(snapshot)
+    }
+}

@@ -1,0 +1,866 @@
+//! Joins of two streams on equal keys. Each side's rows are kept, and meet those of the other as they come (a *symmetric hash
+//! join*). A condition that bounds the time between partners, such as `b.at <= a.at + '1 hour'`, says how long a row can
+//! still find any: then it is thrown out, and if it has found none and the join wants it all the same, it is given then.
+//!
+//! Source: Wilschut and Apers, "Dataflow query execution in a parallel main-memory environment" (1991); of bounds from
+//! conditions: Golab and Özsu, "Processing sliding window multi-joins in continuous queries over data streams" (2003).
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array, new_null_array};
+use arrow::compute::{concat_batches, filter_record_batch, take, take_record_batch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
+use datafusion::common::{JoinSide, JoinType, NullEquality};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::logical_expr::Operator as Compare;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::BinaryExpr;
+use datafusion::physical_expr::utils::{collect_columns, split_conjunction};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
+use datafusion::physical_plan::aggregates::order::GroupOrdering;
+use datafusion::physical_plan::joins::HashJoinExec;
+use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+use super::aggregate::{Held, check_schema, fired_of, shared};
+use super::groups::batch;
+use super::kept::{Kept, Saved, Tables, buckets_of, tables_of};
+use super::keyed::{Keyed, known};
+use super::times::{TimeOf, Times, Until, following, length};
+use super::window::Micros;
+use crate::error::DataSetError;
+
+/// Left or right.
+type Side = usize;
+/// Pairs that are looked at together.
+const PAIRS: usize = 8192;
+/// Rows over which are thrown out when there are more than these, and half of them may be.
+const CLEAR_MIN: u32 = 1 << 13;
+
+/// What a join gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gives {
+    /// Pairs, and of these sides rows without a partner.
+    Pairs { alone: [bool; 2] },
+    /// Rows of a side that have a partner.
+    With(Side),
+    /// Those that have none.
+    Without(Side),
+}
+
+/// What decides further about pairs whose keys are equal.
+struct Condition {
+    expr: Arc<dyn PhysicalExpr>,
+    columns: Vec<(Side, usize)>,
+    schema: SchemaRef,
+}
+
+/// A join: of a query, the same on all workers.
+pub(crate) struct StreamJoin {
+    gives: Gives,
+    pub sides: [Arc<Keyed>; 2],
+    until: [Until; 2],
+    null_equal: bool,
+    condition: Option<Condition>,
+    output: SchemaRef,
+    columns: Vec<(Side, usize)>,
+    described: String,
+}
+
+/// Times that are compared: what is to come of the first on `side` is not above the second, which is of the other side.
+struct Bound {
+    side: Side,
+    lesser: Arc<dyn PhysicalExpr>,
+    greater: Arc<dyn PhysicalExpr>,
+    /// What is added to the second.
+    more: Micros,
+}
+
+impl StreamJoin {
+    /// The join of a plan, and what tells time in its rows.
+    ///
+    /// # Errors
+    /// `Unsupported`, when rows that find no partner are wanted and nothing says when that is known.
+    pub(crate) fn new(join: &HashJoinExec, times: [&Times; 2]) -> Result<(Self, Times), DataSetError> {
+        let gives = match join.join_type() {
+            JoinType::Inner => Gives::Pairs { alone: [false, false] },
+            JoinType::Left => Gives::Pairs { alone: [true, false] },
+            JoinType::Right => Gives::Pairs { alone: [false, true] },
+            JoinType::Full => Gives::Pairs { alone: [true, true] },
+            JoinType::LeftSemi => Gives::With(0),
+            JoinType::RightSemi => Gives::With(1),
+            JoinType::LeftAnti if !join.null_aware => Gives::Without(0),
+            JoinType::RightAnti if !join.null_aware => Gives::Without(1),
+            other => {
+                return Err(DataSetError::Unsupported(format!("on streams: a {other} join, or NOT IN with nulls")));
+            }
+        };
+        let schemas = [join.left().schema(), join.right().schema()];
+        let condition = join.filter().map(|filter| Condition {
+            expr: Arc::clone(filter.expression()),
+            columns: filter.column_indices().iter().map(|of| (side(of.side), of.index)).collect(),
+            schema: Arc::clone(filter.schema()),
+        });
+        let bounds = bounds(join, condition.as_ref());
+        let mut until = [Until::default(), Until::default()];
+        for bound in &bounds {
+            let (here, there) = (bound.side, 1 - bound.side);
+            if let Some(behind) = times[here].behind(&bound.lesser, &schemas[here]) {
+                until[there].0.push((Arc::clone(&bound.greater), behind.saturating_add(bound.more)));
+            }
+        }
+        let unbounded = |side: Side| until[side].0.is_empty() && !(times[0].untimed && times[1].untimed);
+        for side in (0..2).filter(|&side| gives.waits(side) && unbounded(side)) {
+            return Err(DataSetError::Unsupported(format!(
+                "on streams, which do not end: a {} join gives rows of the {} side that find no partner, but nothing says when that is \
+                 known; bound the time of partners, as where=col(\"right_time\") <= col(\"left_time\") + timedelta(hours=1) does, of columns \
+                 that tell the streams' time",
+                join.join_type(),
+                ["left", "right"][side],
+            )));
+        }
+        let told = told(&bounds, &schemas, times);
+        let null_equal = join.null_equality() == NullEquality::NullEqualsNull;
+        let keyed = |side: Side| {
+            let keys = join.on().iter().map(|on| Arc::clone([&on.0, &on.1][side])).collect();
+            let bounded = until.iter().any(|until| !until.0.is_empty());
+            let time = times[side].places.first().filter(|_| bounded).cloned();
+            Keyed::new(&schemas[side], keys, !null_equal && !gives.waits(side), time).map(Arc::new)
+        };
+        let all = |side: Side| (0..schemas[side].fields().len()).map(move |column| (side, column));
+        let columns: Vec<(Side, usize)> = match gives {
+            Gives::Pairs { .. } => all(0).chain(all(1)).collect(),
+            Gives::With(side) | Gives::Without(side) => all(side).collect(),
+        };
+        let columns: Vec<_> = match &join.projection {
+            Some(chosen) => chosen.iter().map(|&column| columns[column]).collect(),
+            None => columns,
+        };
+        let places = columns.iter().enumerate().flat_map(|(at, &(side, column))| {
+            let of = told[side].iter().filter(move |of| of.place.column == column);
+            of.map(move |of| {
+                let mut of = of.clone();
+                of.place.column = at;
+                of
+            })
+        });
+        let places: Vec<TimeOf> = places.collect();
+        let untimed = times[0].untimed && times[1].untimed;
+        let lost = !untimed && places.is_empty();
+        let sides = [keyed(0)?, keyed(1)?];
+        let fields = |side: &Arc<Keyed>| {
+            side.schema.fields().iter().map(|field| field.data_type().to_string()).collect::<Vec<_>>().join(", ")
+        };
+        let described =
+            format!("a {} join of rows ({}) with ({})", join.join_type(), fields(&sides[0]), fields(&sides[1]));
+        let join = StreamJoin { gives, sides, until, null_equal, condition, output: join.schema(), columns, described };
+        Ok((join, Times { places, untimed, lost }))
+    }
+
+    /// How long rows are kept, in words.
+    pub(crate) fn detail(&self) -> String {
+        let side = |side: Side| match self.until[side].0.as_slice() {
+            [] => "for ever".to_owned(),
+            until => until
+                .iter()
+                .map(|(expr, more)| format!("until {expr} + {} s", *more as f64 / 1e6))
+                .collect::<Vec<_>>()
+                .join(" or "),
+        };
+        format!("{}; left kept {}, right {}", self.described, side(0), side(1))
+    }
+
+    /// Whether rows are not needed any more at some time.
+    fn forgets(&self) -> bool {
+        !matches!(self.gives, Gives::Pairs { .. }) || self.until.iter().any(|until| !until.0.is_empty())
+    }
+
+    /// Whether it is to be known which rows of a side have found a partner.
+    fn flagged(&self, side: Side) -> bool {
+        self.gives.waits(side) || self.gives == Gives::With(side)
+    }
+
+    /// What is saved of a side's rows: for flagged ones also whether they have found a partner, and their number.
+    fn saved_schema(&self, side: Side) -> SchemaRef {
+        let schema = &self.sides[side].schema;
+        if !self.flagged(side) {
+            return Arc::clone(schema);
+        }
+        let more = [Field::new("met", DataType::Boolean, false), Field::new("number", DataType::UInt32, false)];
+        Arc::new(Schema::new(schema.fields().iter().cloned().chain(more.map(Arc::new)).collect::<Vec<_>>()))
+    }
+}
+
+impl Gives {
+    /// Whether rows of a side that find no partner are given when that is known.
+    fn waits(self, side: Side) -> bool {
+        match self {
+            Gives::Pairs { alone } => alone[side],
+            Gives::With(_) => false,
+            Gives::Without(of) => of == side,
+        }
+    }
+}
+
+fn side(of: JoinSide) -> Side {
+    match of {
+        JoinSide::Right => 1,
+        _ => 0,
+    }
+}
+
+/// What a join's condition says of times: every comparison of the two sides.
+fn bounds(join: &HashJoinExec, condition: Option<&Condition>) -> Vec<Bound> {
+    let schemas = [join.left().schema(), join.right().schema()];
+    let mut found = Vec::new();
+    for (left, right) in join.on() {
+        for (side, lesser, greater) in [(0, left, right), (1, right, left)] {
+            found.push(Bound { side, lesser: Arc::clone(lesser), greater: Arc::clone(greater), more: 0 });
+            // Of structs that are equal, such as windows, all fields are.
+            found.extend(fields_of(side, lesser, greater, &schemas));
+        }
+    }
+    let Some(condition) = condition else { return found };
+    for part in split_conjunction(&condition.expr) {
+        let any: &dyn Any = part.as_ref();
+        let Some(compare) = any.downcast_ref::<BinaryExpr>() else { continue };
+        let (mut left, mut right) = (Arc::clone(compare.left()), Arc::clone(compare.right()));
+        let (mut add, op) = (0, *compare.op());
+        // a - b <= length is a <= b + length, and length <= a - b is b + length <= a.
+        let difference = |expr: &Arc<dyn PhysicalExpr>| {
+            let any: &dyn Any = expr.as_ref();
+            let minus = any.downcast_ref::<BinaryExpr>().filter(|minus| *minus.op() == Compare::Minus)?;
+            length(minus.right()).is_none().then(|| (Arc::clone(minus.left()), Arc::clone(minus.right())))
+        };
+        if let (Some((a, b)), Some(more)) = (difference(&left), length(&right)) {
+            (left, right, add) = (a, b, more);
+        } else if let (Some(more), Some((a, b))) = (length(&left), difference(&right)) {
+            (left, right, add) = (b, a, -more);
+        }
+        // left op right + add
+        let pairs = match op {
+            Compare::LtEq => vec![(&left, &right, add)],
+            Compare::Lt => vec![(&left, &right, add - 1)],
+            Compare::GtEq => vec![(&right, &left, -add)],
+            Compare::Gt => vec![(&right, &left, -add - 1)],
+            Compare::Eq => vec![(&left, &right, add), (&right, &left, -add)],
+            _ => continue,
+        };
+        for (lesser, greater, more) in pairs {
+            let (Some((side, lesser)), Some((other, greater))) =
+                (of_side(lesser, condition), of_side(greater, condition))
+            else {
+                continue;
+            };
+            if side != other {
+                found.push(Bound { side, lesser, greater, more });
+            }
+        }
+    }
+    found
+}
+
+/// That the fields of two structs are equal.
+fn fields_of(
+    side: Side,
+    lesser: &Arc<dyn PhysicalExpr>,
+    greater: &Arc<dyn PhysicalExpr>,
+    schemas: &[SchemaRef; 2],
+) -> Vec<Bound> {
+    let Ok(DataType::Struct(fields)) = lesser.data_type(&schemas[side]) else { return Vec::new() };
+    let field = |of: &Arc<dyn PhysicalExpr>, name: &str, schema: &SchemaRef| -> Result<Arc<dyn PhysicalExpr>> {
+        let name = datafusion::physical_expr::expressions::lit(name);
+        let call = datafusion::functions::core::get_field();
+        let options = Arc::new(datafusion::config::ConfigOptions::default());
+        let call = datafusion::physical_expr::ScalarFunctionExpr::try_new(
+            call,
+            vec![Arc::clone(of), name],
+            schema.as_ref(),
+            options,
+        )?;
+        Ok(Arc::new(call))
+    };
+    let bound = |name: &String| {
+        let lesser = field(lesser, name, &schemas[side]).ok()?;
+        let greater = field(greater, name, &schemas[1 - side]).ok()?;
+        Some(Bound { side, lesser, greater, more: 0 })
+    };
+    fields.iter().filter_map(|field| bound(field.name())).collect()
+}
+
+/// The side that an expression of a condition is of, and what it is there.
+fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &Condition) -> Option<(Side, Arc<dyn PhysicalExpr>)> {
+    let columns = collect_columns(expr);
+    let mut sides = columns.iter().map(|column| condition.columns[column.index()].0);
+    let side = sides.next()?;
+    if sides.any(|other| other != side) {
+        return None;
+    }
+    let transformed = datafusion::common::tree_node::TreeNode::transform_down(Arc::clone(expr), |expr| {
+        use datafusion::common::tree_node::Transformed;
+        use datafusion::physical_expr::expressions::Column;
+        let any: &dyn Any = expr.as_ref();
+        Ok(match any.downcast_ref::<Column>() {
+            Some(column) => {
+                let place = condition.columns[column.index()].1;
+                Transformed::yes(Arc::new(Column::new(column.name(), place)) as Arc<dyn PhysicalExpr>)
+            }
+            None => Transformed::no(expr),
+        })
+    });
+    Some((side, transformed.ok()?.data))
+}
+
+/// What still tells time of each side's columns in joined rows. A row that was kept comes out with a partner that comes now,
+/// so its times are known only as far as its partner's bound them.
+fn told(bounds: &[Bound], schemas: &[SchemaRef; 2], times: [&Times; 2]) -> [Vec<TimeOf>; 2] {
+    [0, 1].map(|side| {
+        let partner = 1 - side;
+        let mut told = Vec::new();
+        for of in &times[side].places {
+            let least = bounds.iter().filter(|bound| bound.side == partner).filter_map(|bound| {
+                let follows = following(&bound.greater).filter(|follows| follows.place == of.place)?;
+                let behind = times[partner].behind(&bound.lesser, &schemas[partner])?;
+                Some(behind.saturating_add(bound.more).saturating_add(follows.high))
+            });
+            // Rows of a side that has no time before its end are not kept behind it: they cannot come late.
+            let least = least.min().or_else(|| times[partner].untimed.then_some(Micros::MIN));
+            if let Some(least) = least {
+                told.push(TimeOf { place: of.place.clone(), behind: of.behind.max(least) });
+            }
+        }
+        told
+    })
+}
+
+/// What an operator knows of a side.
+struct Half {
+    kept: Kept,
+    /// By key, the number of the newest row, more by one; 0: there is none.
+    newest: Vec<u32>,
+    /// By row, that of the row before it with its key.
+    before: Vec<u32>,
+    /// By row, whether it has found a partner, or has been given without; of flagged sides.
+    met: Vec<bool>,
+    /// Rows before that are in the last snapshot.
+    saved: u32,
+    /// Of these, those that have met a partner since.
+    news: Vec<u32>,
+    /// Nothing comes any more.
+    over: bool,
+}
+
+impl Half {
+    fn new(join: &StreamJoin, side: Side) -> Self {
+        let kept = Kept::new(Arc::clone(&join.sides[side].schema), !join.until[side].0.is_empty());
+        let (newest, before, met, news) = Default::default();
+        Half { kept, newest, before, met, saved: 0, news, over: false }
+    }
+
+    /// Adds rows, whose keys have these numbers.
+    fn add(
+        &mut self,
+        rows: RecordBatch,
+        until: Vec<Micros>,
+        keys: &[usize],
+        met: Option<&[bool]>,
+    ) -> Result<(), TaskError> {
+        let first = self.kept.count();
+        self.kept.add(rows, until)?;
+        for (number, &key) in (first..).zip(keys) {
+            if self.newest.len() <= key {
+                self.newest.resize(key + 1, 0);
+            }
+            self.before.push(self.newest[key]);
+            self.newest[key] = number + 1;
+        }
+        if let Some(met) = met {
+            self.met.extend_from_slice(met);
+        }
+        Ok(())
+    }
+
+    /// The newest row of a key, more by one.
+    fn newest(&self, key: usize) -> u32 {
+        self.newest.get(key).copied().unwrap_or(0)
+    }
+}
+
+/// Rows that are being joined with the other side.
+struct Probe {
+    side: Side,
+    rows: RecordBatch,
+    /// Of each row.
+    keys: Vec<usize>,
+    until: Vec<Micros>,
+    met: Vec<bool>,
+    /// Where it stands: a row, and the next of its partners, more by one.
+    row: usize,
+    partner: u32,
+}
+
+/// See the module.
+pub(crate) struct JoinTask {
+    join: Arc<StreamJoin>,
+    keys: Box<dyn GroupValues>,
+    halves: [Half; 2],
+    probe: Option<Probe>,
+    now: Micros,
+    /// Nothing is thrown out before there are so many rows.
+    clear_at: u32,
+    /// Numbers have changed: the next snapshot is whole.
+    renumbered: bool,
+    saved: Saved,
+    held: Held,
+}
+
+fn key_values(join: &StreamJoin) -> Result<Box<dyn GroupValues>> {
+    let left = &join.sides[0];
+    new_group_values(Arc::new(left.schema.project(&left.keys())?), &GroupOrdering::None)
+}
+
+/// Kinds of tables in a snapshot: rows of a side; with this more, the numbers of rows that have met a partner.
+const MET: u8 = 2;
+
+impl JoinTask {
+    pub(crate) fn new(join: &Arc<StreamJoin>, context: &TaskContext) -> Result<Self, TaskError> {
+        let mut new = JoinTask {
+            join: Arc::clone(join),
+            keys: key_values(join)?,
+            halves: [0, 1].map(|side| Half::new(join, side)),
+            probe: None,
+            now: Micros::MIN,
+            clear_at: if join.forgets() { CLEAR_MIN } else { u32::MAX },
+            renumbered: false,
+            saved: Saved::default(),
+            held: Held::new(context),
+        };
+        if let Some(restored) = context.restored() {
+            new.restore(restored)?;
+        }
+        Ok(new)
+    }
+
+    fn restore(&mut self, restored: &Restored) -> Result<(), TaskError> {
+        let join = Arc::clone(&self.join);
+        check_schema(restored, &join.described, &Schema::empty(), 0)?;
+        self.now = fired_of(restored)?;
+        let numbers = Arc::new(Schema::new(vec![Field::new("number", DataType::UInt32, false)]));
+        for parts in restored.buckets.values() {
+            let mut rows: [Vec<RecordBatch>; 2] = Default::default();
+            let mut met: [Vec<u32>; 2] = Default::default();
+            for part in parts {
+                for (kind, bytes) in tables_of(part)? {
+                    let side = usize::from(kind % MET);
+                    if kind < MET {
+                        rows[side].push(rows::decode(&join.saved_schema(side), &bytes)?);
+                    } else {
+                        let numbers = rows::decode(&numbers, &bytes)?;
+                        met[side].extend(numbers.column(0).as_primitive::<UInt32Type>().values());
+                    }
+                }
+            }
+            for side in 0..2 {
+                let mut saved = concat_batches(&join.saved_schema(side), &rows[side])?;
+                let flags = join.flagged(side).then(|| {
+                    let width = saved.num_columns();
+                    let numbers = saved.column(width - 1).as_primitive::<UInt32Type>();
+                    let rows: HashMap<u32, usize> =
+                        numbers.values().iter().enumerate().map(|(row, number)| (*number, row)).collect();
+                    let mut flags: Vec<bool> = saved.column(width - 2).as_boolean().values().iter().collect();
+                    met[side].iter().filter_map(|number| rows.get(number)).for_each(|&row| flags[row] = true);
+                    flags
+                });
+                saved = batch(
+                    &join.sides[side].schema,
+                    saved.columns()[..join.sides[side].schema.fields().len()].to_vec(),
+                    saved.num_rows(),
+                )?;
+                let until = self.until(side, &saved)?;
+                self.keep(side, &saved, &until, flags.as_deref(), None)?;
+            }
+        }
+        for side in 0..2 {
+            self.halves[side].saved = self.halves[side].kept.count();
+            self.renumbered |= join.flagged(side);
+        }
+        self.saved.restore(restored);
+        Ok(())
+    }
+
+    fn until(&self, side: Side, rows: &RecordBatch) -> Result<Vec<Micros>> {
+        match self.halves[side].kept.is_bounded() {
+            true => self.join.until[side].of(rows),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    fn intern(&mut self, side: Side, rows: &RecordBatch) -> Result<Vec<usize>> {
+        let mut keys = Vec::new();
+        self.keys.intern(&rows.columns()[self.join.sides[side].width..], &mut keys)?;
+        Ok(keys)
+    }
+
+    /// Keeps those of some rows that may still meet a partner.
+    fn keep(
+        &mut self,
+        side: Side,
+        rows: &RecordBatch,
+        until: &[Micros],
+        met: Option<&[bool]>,
+        keys: Option<Vec<usize>>,
+    ) -> Result<(), TaskError> {
+        let done = |row: usize| met.is_some_and(|met| met[row]);
+        let once = self.join.gives == Gives::With(side) || self.join.gives == Gives::Without(side);
+        let wanted = |row: usize| until.get(row).is_none_or(|&until| until >= self.now) && !(once && done(row));
+        let wanted: Vec<bool> = (0..rows.num_rows()).map(wanted).collect();
+        let keys = match keys {
+            Some(keys) => keys,
+            None => self.intern(side, rows)?,
+        };
+        let flags = self.join.flagged(side).then(|| met.map_or_else(|| vec![false; rows.num_rows()], <[bool]>::to_vec));
+        let half = &mut self.halves[side];
+        if wanted.iter().all(|wanted| *wanted) {
+            return half.add(rows.clone(), until.to_vec(), &keys, flags.as_deref());
+        }
+        let of = |row: usize| wanted[row];
+        let until = until.iter().enumerate().filter(|(row, _)| of(*row)).map(|(_, until)| *until).collect();
+        let keys: Vec<usize> = keys.into_iter().enumerate().filter(|(row, _)| of(*row)).map(|(_, key)| key).collect();
+        let flags: Option<Vec<bool>> =
+            flags.map(|flags| flags.into_iter().enumerate().filter(|(row, _)| of(*row)).map(|(_, met)| met).collect());
+        half.add(filter_record_batch(rows, &wanted.into())?, until, &keys, flags.as_deref())
+    }
+
+    /// Looks at the next pairs.
+    fn probe(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let Some(mut probe) = self.probe.take() else { return Ok(Flow::Done) };
+        let join = Arc::clone(&self.join);
+        let (side, partner) = (probe.side, 1 - probe.side);
+        let once = join.gives == Gives::With(partner);
+        let (mut rows, mut partners) = (Vec::new(), Vec::new());
+        while probe.row < probe.keys.len() && rows.len() < PAIRS {
+            let half = &self.halves[partner];
+            while probe.partner > 0 && rows.len() < PAIRS {
+                let number = probe.partner - 1;
+                probe.partner = half.before[number as usize];
+                if !(once && half.met[number as usize]) {
+                    rows.push(probe.row as u32);
+                    partners.push(number);
+                }
+            }
+            if probe.partner == 0 {
+                probe.row += 1;
+                if let Some(&key) = probe.keys.get(probe.row) {
+                    probe.partner = half.newest(key);
+                }
+            }
+        }
+        self.pairs(&mut probe, rows, partners, emit)?;
+        if probe.row < probe.keys.len() {
+            self.probe = Some(probe);
+            return Ok(Flow::More);
+        }
+        // Those that are over already and have met nobody are given now: only rows that are kept are looked at again.
+        if join.gives.waits(side) {
+            let alone = |row: &u32| {
+                let row = *row as usize;
+                !probe.met[row] && probe.until.get(row).is_some_and(|&until| until < self.now)
+            };
+            let alone: Vec<u32> = (0..probe.rows.num_rows() as u32).filter(alone).collect();
+            if !alone.is_empty() {
+                let rows = take_record_batch(&probe.rows, &UInt32Array::from(alone))?;
+                self.give_alone(side, rows.num_rows(), &|column| Ok(Arc::clone(rows.column(column))), emit)?;
+            }
+        }
+        if !self.halves[partner].over || join.gives.waits(side) {
+            self.keep(side, &probe.rows, &probe.until, Some(&probe.met), Some(probe.keys))?;
+        }
+        let halves = &self.halves;
+        self.held.batch(|| halves.iter().map(|half| half.kept.bytes() + 8 * half.before.len()).sum())?;
+        if halves.iter().map(|half| half.kept.count()).fold(0, u32::saturating_add) >= self.clear_at {
+            self.clear()?;
+        }
+        Ok(Flow::Done)
+    }
+
+    /// Gives what becomes of pairs whose keys are equal.
+    fn pairs(
+        &mut self,
+        probe: &mut Probe,
+        rows: Vec<u32>,
+        partners: Vec<u32>,
+        emit: &mut Emit,
+    ) -> Result<(), TaskError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let join = Arc::clone(&self.join);
+        let (side, partner) = (probe.side, 1 - probe.side);
+        let (mut rows, mut partners) = (rows, partners);
+        if let Some(condition) = &join.condition {
+            let chosen = UInt32Array::from(rows.clone());
+            let column = |&(of, column): &(Side, usize)| match of == side {
+                true => Ok(take(probe.rows.column(column), &chosen, None)?),
+                false => self.halves[partner].kept.gather(column, &partners),
+            };
+            let columns = condition.columns.iter().map(column).collect::<Result<_>>()?;
+            let pairs = batch(&condition.schema, columns, rows.len())?;
+            let holds = condition.expr.evaluate(&pairs)?.into_array(rows.len())?;
+            let holds =
+                holds.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a condition is no boolean".into()))?;
+            let holds: Vec<bool> = holds.iter().map(|holds| holds == Some(true)).collect();
+            let mut at = holds.iter();
+            rows.retain(|_| at.next() == Some(&true));
+            let mut at = holds.iter();
+            partners.retain(|_| at.next() == Some(&true));
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        // The first time that a row meets a partner.
+        let (mut first_rows, mut first_partners) = (Vec::new(), Vec::new());
+        if join.flagged(side) {
+            for &row in &rows {
+                if !std::mem::replace(&mut probe.met[row as usize], true) {
+                    first_rows.push(row);
+                }
+            }
+        }
+        if join.flagged(partner) {
+            let half = &mut self.halves[partner];
+            for &number in &partners {
+                if !std::mem::replace(&mut half.met[number as usize], true) {
+                    first_partners.push(number);
+                    if number < half.saved {
+                        half.news.push(number);
+                    }
+                }
+            }
+        }
+        match join.gives {
+            Gives::Without(_) => return Ok(()),
+            Gives::With(of) if of == side => (rows, partners) = (first_rows, Vec::new()),
+            Gives::With(_) => (rows, partners) = (Vec::new(), first_partners),
+            Gives::Pairs { .. } => {}
+        }
+        let count = rows.len().max(partners.len());
+        if count == 0 {
+            return Ok(());
+        }
+        let chosen = UInt32Array::from(rows);
+        let column = |&(of, column): &(Side, usize)| match of == side {
+            true => Ok(take(probe.rows.column(column), &chosen, None)?),
+            false => self.halves[partner].kept.gather(column, &partners),
+        };
+        let columns = join.columns.iter().map(column).collect::<Result<_>>()?;
+        emit.send(batch(&join.output, columns, count)?);
+        Ok(())
+    }
+
+    /// Gives rows that have found no partner.
+    fn give_alone(
+        &self,
+        side: Side,
+        count: usize,
+        own: &dyn Fn(usize) -> Result<ArrayRef>,
+        emit: &mut Emit,
+    ) -> Result<(), TaskError> {
+        let join = &self.join;
+        let column = |&(of, column): &(Side, usize)| match of == side {
+            true => own(column),
+            false => Ok(new_null_array(join.sides[of].schema.field(column).data_type(), count)),
+        };
+        let columns = join.columns.iter().map(column).collect::<Result<_>>()?;
+        emit.send(batch(&join.output, columns, count)?);
+        Ok(())
+    }
+
+    /// Time has passed: rows that have found no partner, and will not, are given.
+    fn pass(&mut self, time: Micros, emit: &mut Emit) -> Result<(), TaskError> {
+        for side in (0..2).filter(|&side| self.join.gives.waits(side)) {
+            let half = &mut self.halves[side];
+            let mut alone = half.kept.over(self.now, time);
+            alone.retain(|&number| !std::mem::replace(&mut half.met[number as usize], true));
+            for alone in alone.chunks(PAIRS) {
+                let kept = &self.halves[side].kept;
+                self.give_alone(side, alone.len(), &|column| kept.gather(column, alone), emit)?;
+            }
+        }
+        self.now = self.now.max(time);
+        Ok(())
+    }
+
+    /// Throws out what can find no partner any more.
+    fn clear(&mut self) -> Result<(), TaskError> {
+        let join = Arc::clone(&self.join);
+        self.keys = key_values(&join)?;
+        for side in 0..2 {
+            let once = join.gives == Gives::With(side) || join.gives == Gives::Without(side);
+            let half = &mut self.halves[side];
+            let met = std::mem::take(&mut half.met);
+            let stay = half.kept.clear(self.now, |number| !(once && met[number as usize]))?;
+            if join.flagged(side) {
+                half.met = stay.iter().map(|&number| met[number as usize]).collect();
+            }
+            half.newest.clear();
+            half.before.clear();
+            half.news.clear();
+            (half.newest.shrink_to(0), half.before.shrink_to(stay.len()));
+            for rows in self.halves[side].kept.since(0) {
+                let keys = self.intern(side, &rows)?;
+                let half = &mut self.halves[side];
+                for key in keys {
+                    if half.newest.len() <= key {
+                        half.newest.resize(key + 1, 0);
+                    }
+                    half.before.push(half.newest[key]);
+                    half.newest[key] = half.before.len() as u32;
+                }
+            }
+        }
+        let rows = self.halves.iter().map(|half| half.kept.count()).fold(0, u32::saturating_add);
+        self.clear_at = rows.saturating_mul(2).max(CLEAR_MIN);
+        self.renumbered = true;
+        Ok(())
+    }
+}
+
+impl Operator for JoinTask {
+    fn on_batch(&mut self, side: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let until = self.until(side, &rows)?;
+        let keys = self.intern(side, &rows)?;
+        let width = self.join.sides[side].width;
+        let met = vec![false; rows.num_rows()];
+        let mut probe = Probe { side, keys, until, met, row: 0, partner: 0, rows };
+        // A null equals nothing: such a row is given alone, if at all, and needs no place among those that are kept for others.
+        if !self.join.null_equal
+            && let Some(known) = known(&probe.rows.columns()[width..])
+        {
+            self.set_apart(&mut probe, &known, emit)?;
+        }
+        if let Some(&key) = probe.keys.first() {
+            probe.partner = self.halves[1 - side].newest(key);
+        }
+        self.probe = Some(probe);
+        self.probe(emit)
+    }
+
+    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.probe(emit)
+    }
+
+    fn on_input_end(&mut self, input: usize, _emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.halves[input].over = true;
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.pass(time.0, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        for side in (0..2).filter(|&side| self.join.gives.waits(side)) {
+            let half = &self.halves[side];
+            let alone: Vec<u32> = (0..half.kept.count()).filter(|&number| !half.met[number as usize]).collect();
+            for alone in alone.chunks(PAIRS) {
+                self.give_alone(side, alone.len(), &|column| half.kept.gather(column, alone), emit)?;
+            }
+        }
+        Ok(Flow::Done)
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        let mut snapshot = shared(self.now, &self.join.described, &Schema::empty(), 0);
+        if (self.renumbered || whole) && self.join.forgets() {
+            // What is over need not be saved.
+            self.clear()?;
+        }
+        let whole = std::mem::take(&mut self.renumbered) || whole;
+        let mut tables: Vec<(u8, Vec<RecordBatch>, Side)> = Vec::new();
+        for side in 0..2 {
+            let half = &mut self.halves[side];
+            let from = if whole { 0 } else { half.saved };
+            let mut rows = half.kept.since(from);
+            if self.join.flagged(side) {
+                let schema = self.join.saved_schema(side);
+                let mut number = from as usize;
+                for rows in &mut rows {
+                    let numbers = number..number + rows.num_rows();
+                    number = numbers.end;
+                    let mut columns = rows.columns().to_vec();
+                    columns.push(Arc::new(BooleanArray::from(half.met[numbers.clone()].to_vec())));
+                    columns.push(Arc::new(UInt32Array::from_iter_values(numbers.map(|number| number as u32))));
+                    *rows = batch(&schema, columns, rows.num_rows())?;
+                }
+            }
+            tables.push((side as u8, rows, side));
+            let news = std::mem::take(&mut half.news);
+            if !whole && !news.is_empty() {
+                // Their keys say which bucket they are of.
+                let keyed = &self.join.sides[side];
+                let mut columns =
+                    keyed.keys().into_iter().map(|key| half.kept.gather(key, &news)).collect::<Result<Vec<_>>>()?;
+                columns.push(Arc::new(UInt32Array::from(news)));
+                let fields: Vec<Field> = columns
+                    .iter()
+                    .enumerate()
+                    .map(|(at, column)| Field::new(at.to_string(), column.data_type().clone(), true))
+                    .collect();
+                let rows = columns[0].len();
+                tables.push((side as u8 + MET, vec![batch(&Arc::new(Schema::new(fields)), columns, rows)?], side));
+            }
+            half.saved = half.kept.count();
+        }
+        if !whole && tables.iter().all(|(_, rows, _)| rows.is_empty()) {
+            return Ok(snapshot);
+        }
+        let (join, saved) = (Arc::clone(&self.join), self.saved.clone());
+        snapshot.later = Some(Later(Box::new(move || {
+            let mut parts = Tables::default();
+            for (kind, rows, side) in tables {
+                for rows in rows {
+                    if kind < MET {
+                        parts.add(kind, &rows, &buckets_of(&rows, &join.sides[side].keys())?)?;
+                    } else {
+                        let keys = rows.num_columns() - 1;
+                        let buckets = buckets_of(&rows, &(0..keys).collect::<Vec<_>>())?;
+                        let numbers: ArrayRef = Arc::clone(rows.column(keys));
+                        let numbers = RecordBatch::try_from_iter([("number", numbers)])?;
+                        parts.add(kind, &numbers, &buckets)?;
+                    }
+                }
+            }
+            Ok(parts.parts(whole, &saved))
+        })));
+        Ok(snapshot)
+    }
+}
+
+impl JoinTask {
+    /// Takes rows out that have a null among their keys.
+    fn set_apart(
+        &mut self,
+        probe: &mut Probe,
+        known: &arrow::buffer::BooleanBuffer,
+        emit: &mut Emit,
+    ) -> Result<(), TaskError> {
+        let side = probe.side;
+        if self.join.gives.waits(side) {
+            let nulls = filter_record_batch(&probe.rows, &BooleanArray::new(!known, None))?;
+            self.give_alone(side, nulls.num_rows(), &|column| Ok(Arc::clone(nulls.column(column))), emit)?;
+        }
+        let mut at = known.iter();
+        probe.keys.retain(|_| at.next() == Some(true));
+        let mut at = known.iter();
+        probe.until.retain(|_| at.next() == Some(true));
+        probe.rows = filter_record_batch(&probe.rows, &BooleanArray::new(known.clone(), None))?;
+        probe.met.truncate(probe.rows.num_rows());
+        Ok(())
+    }
+}

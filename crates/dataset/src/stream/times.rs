@@ -1,0 +1,230 @@
+//! Which columns of a stream tell time: columns of which rows to come have no small values. After a watermark `w` every row
+//! has `value + behind >= w`, so that what was kept for smaller values is not needed any more.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, SchemaRef, TimeUnit};
+use datafusion::common::ScalarValue;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::logical_expr::Operator;
+use datafusion::physical_expr::expressions::{BinaryExpr, CastExpr, Column, Literal};
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
+
+use super::window::{Micros, micros};
+
+/// A column, or a field of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub column: usize,
+    pub field: Option<String>,
+}
+
+/// A place that tells time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TimeOf {
+    pub place: Place,
+    /// How far its values may lie behind the watermark; less than zero: they are before it.
+    pub behind: Micros,
+}
+
+/// What tells time in the rows of a stream.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Times {
+    pub places: Vec<TimeOf>,
+    /// No source tells time: there is none before the end.
+    pub untimed: bool,
+    /// Rows may come with any time: something has kept them, nobody knows how long.
+    pub lost: bool,
+}
+
+/// An expression that follows a place: its value is between `low` and `high` more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Following {
+    pub place: Place,
+    low: Micros,
+    pub high: Micros,
+}
+
+impl Place {
+    pub(crate) fn column(column: usize) -> Self {
+        Place { column, field: None }
+    }
+
+    /// Its values, in microseconds.
+    pub(crate) fn values(&self, batch: &RecordBatch) -> Result<TimestampMicrosecondArray> {
+        let column = batch.column(self.column);
+        let Some(field) = &self.field else { return micros(column) };
+        let found = column.as_struct_opt().and_then(|column| Some((column, column.column_by_name(field)?)));
+        let (column, values) =
+            found.ok_or_else(|| DataFusionError::Internal(format!("no field {field} of a column of times")))?;
+        let nulls = arrow::buffer::NullBuffer::union(column.nulls(), values.nulls());
+        let times = micros(values)?;
+        Ok(TimestampMicrosecondArray::new(times.values().clone(), nulls))
+    }
+}
+
+impl Following {
+    /// Whether it is the place as it is, or the whole of the struct that has it as a field.
+    pub(crate) fn is_place(&self, place: &Place) -> bool {
+        let whole = self.place.column == place.column && self.place.field.is_none();
+        (self.low, self.high) == (0, 0) && (self.place == *place || whole)
+    }
+}
+
+impl Times {
+    /// Of a source: one column, if any.
+    pub(crate) fn of_source(column: Option<usize>) -> Self {
+        let place = |column| TimeOf { place: Place::column(column), behind: 0 };
+        Times { places: column.map(place).into_iter().collect(), untimed: column.is_none(), lost: false }
+    }
+
+    /// How far what is to come of an expression may lie behind the watermark.
+    pub(crate) fn behind(&self, expr: &Arc<dyn PhysicalExpr>, schema: &SchemaRef) -> Option<Micros> {
+        if self.untimed {
+            return is_time(&expr.data_type(schema).ok()?).then_some(0);
+        }
+        let follows = following(expr)?;
+        let of = self.places.iter().find(|of| of.place == follows.place)?;
+        Some(of.behind.saturating_sub(follows.low))
+    }
+
+    /// After a choice of columns.
+    pub(crate) fn project(&self, exprs: &[Arc<dyn PhysicalExpr>]) -> Self {
+        let mut places = Vec::new();
+        for (column, expr) in exprs.iter().enumerate() {
+            let Some(follows) = following(expr) else { continue };
+            for of in self.places.iter().filter(|of| of.place.column == follows.place.column) {
+                if of.place == follows.place {
+                    let behind = of.behind.saturating_sub(follows.low);
+                    places.push(TimeOf { place: Place::column(column), behind });
+                } else if follows.place.field.is_none() {
+                    // The whole of a struct.
+                    let place = Place { column, field: of.place.field.clone() };
+                    places.push(TimeOf { place, behind: of.behind });
+                }
+            }
+        }
+        Times { places, untimed: self.untimed, lost: self.lost }
+    }
+
+    /// Of rows that are these or those.
+    pub(crate) fn union(self, other: &Times) -> Self {
+        if self.untimed {
+            return other.clone();
+        }
+        if other.untimed {
+            return self;
+        }
+        let both = |of: TimeOf| {
+            let theirs = other.places.iter().find(|theirs| theirs.place == of.place)?;
+            Some(TimeOf { behind: of.behind.max(theirs.behind), ..of })
+        };
+        let places = self.places.into_iter().filter_map(both).collect();
+        Times { places, untimed: false, lost: self.lost || other.lost }
+    }
+}
+
+fn is_time(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Timestamp(..) | DataType::Date32 | DataType::Date64)
+}
+
+/// What an expression follows: a column, a field of one, either with a constant length of time more or less, or in coarser units.
+pub(crate) fn following(expr: &Arc<dyn PhysicalExpr>) -> Option<Following> {
+    let any: &dyn Any = expr.as_ref();
+    if let Some(column) = any.downcast_ref::<Column>() {
+        return Some(Following { place: Place::column(column.index()), low: 0, high: 0 });
+    }
+    if let Some(cast) = any.downcast_ref::<CastExpr>() {
+        // Rounded down.
+        let less = match cast.cast_type() {
+            DataType::Timestamp(_, Some(zone)) if !matches!(zone.as_ref(), "UTC" | "+00:00") => return None,
+            DataType::Timestamp(TimeUnit::Second, _) => 999_999,
+            DataType::Timestamp(TimeUnit::Millisecond, _) => 999,
+            DataType::Timestamp(..) => 0,
+            DataType::Date32 | DataType::Date64 => 86_400_000_000 - 1,
+            _ => return None,
+        };
+        let follows = following(cast.expr())?;
+        return Some(Following { low: follows.low.saturating_sub(less), ..follows });
+    }
+    if let Some(call) = any.downcast_ref::<ScalarFunctionExpr>() {
+        let [of, name] = call.args() else { return None };
+        let (of, name): (&dyn Any, &dyn Any) = (of.as_ref(), name.as_ref());
+        let (of, name) = (of.downcast_ref::<Column>()?, name.downcast_ref::<Literal>()?);
+        let field = name.value().try_as_str().flatten().filter(|_| call.fun().name() == "get_field")?;
+        return Some(Following { place: Place { column: of.index(), field: Some(field.to_owned()) }, low: 0, high: 0 });
+    }
+    let sum = any.downcast_ref::<BinaryExpr>()?;
+    let (of, more) = match (sum.op(), length(sum.left()), length(sum.right())) {
+        (Operator::Plus, _, Some(more)) => (sum.left(), more),
+        (Operator::Plus, Some(more), _) => (sum.right(), more),
+        (Operator::Minus, _, Some(less)) => (sum.left(), -less),
+        _ => return None,
+    };
+    let follows = following(of)?;
+    let (low, high) = (follows.low.saturating_add(more), follows.high.saturating_add(more));
+    Some(Following { place: follows.place, low, high })
+}
+
+/// A constant length of time; months have none.
+pub(crate) fn length(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
+    let any: &dyn Any = expr.as_ref();
+    if let Some(cast) = any.downcast_ref::<CastExpr>() {
+        return match cast.cast_type() {
+            DataType::Interval(_) | DataType::Duration(_) => length(cast.expr()),
+            _ => None,
+        };
+    }
+    match any.downcast_ref::<Literal>()?.value() {
+        ScalarValue::IntervalMonthDayNano(Some(length)) if length.months == 0 => {
+            Some(i64::from(length.days) * 86_400_000_000 + whole_micros(length.nanoseconds)?)
+        }
+        ScalarValue::IntervalDayTime(Some(length)) => {
+            Some(i64::from(length.days) * 86_400_000_000 + i64::from(length.milliseconds) * 1000)
+        }
+        ScalarValue::DurationSecond(Some(length)) => length.checked_mul(1_000_000),
+        ScalarValue::DurationMillisecond(Some(length)) => length.checked_mul(1000),
+        ScalarValue::DurationMicrosecond(Some(length)) => Some(*length),
+        ScalarValue::DurationNanosecond(Some(length)) => whole_micros(*length),
+        _ => None,
+    }
+}
+
+fn whole_micros(nanoseconds: i64) -> Option<Micros> {
+    (nanoseconds % 1000 == 0).then_some(nanoseconds / 1000)
+}
+
+/// Until when rows are kept: the least of some times, each with so much more. Without any, for ever.
+#[derive(Clone, Default)]
+pub(crate) struct Until(pub Vec<(Arc<dyn PhysicalExpr>, Micros)>);
+
+impl Until {
+    /// Of each row; one without a time is over already.
+    pub(crate) fn of(&self, batch: &RecordBatch) -> Result<Vec<Micros>> {
+        let mut until = vec![Micros::MAX; batch.num_rows()];
+        for (expr, more) in &self.0 {
+            let times: ArrayRef = expr.evaluate(batch)?.into_array(batch.num_rows())?;
+            let times = micros(&times)?;
+            for (row, until) in until.iter_mut().enumerate() {
+                let time = if times.is_null(row) { Micros::MIN } else { times.value(row).saturating_add(*more) };
+                *until = time.min(*until);
+            }
+        }
+        Ok(until)
+    }
+}
+
+/// Until when rows are kept whose keys tell time: a group is complete when one of its times has passed.
+pub(crate) fn until_of(times: &[TimeOf], rows: &RecordBatch) -> Result<Vec<Micros>> {
+    let mut until = vec![Micros::MAX; rows.num_rows()];
+    for of in times {
+        let times = of.place.values(rows)?;
+        for (row, until) in until.iter_mut().enumerate() {
+            let time = if times.is_null(row) { Micros::MIN } else { times.value(row).saturating_add(of.behind) };
+            *until = time.min(*until);
+        }
+    }
+    Ok(until)
+}

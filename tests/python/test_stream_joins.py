@@ -1,0 +1,294 @@
+"""Joins of streams, distinct rows, and groups that are complete when a time has passed: what comes out is what the same query
+gives of tables."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import launched
+import pyarrow as pa
+import pytest
+import tidemill as tm
+
+SECOND = timedelta(seconds=1)
+Rows = list[dict[str, Any]]
+
+
+def left_table(count: int = 3000, jitter: int = 0) -> pa.Table:
+    dice = random.Random(5)
+    times = [at * 1000 + dice.randint(0, jitter) for at in range(count)]
+    keys = [None if dice.random() < 0.02 else f"k{dice.randrange(40)}" for _ in range(count)]
+    return pa.table({"k": keys, "a": range(count), "at": pa.array(times, pa.timestamp("us"))})
+
+
+def right_table(count: int = 900, jitter: int = 0) -> pa.Table:
+    dice = random.Random(6)
+    times = [at * 3000 + dice.randint(0, jitter) for at in range(count)]
+    keys = [None if dice.random() < 0.02 else f"k{dice.randrange(50)}" for _ in range(count)]
+    return pa.table({"k": keys, "b": range(count), "at": pa.array(times, pa.timestamp("us"))})
+
+
+def stream(table: pa.Table, rows_per_batch: int = 64, **options: Any) -> tm.DataSet:
+    return tm.stream.from_table(table, time="at", rows_per_batch=rows_per_batch, **options)
+
+
+def written(data: tm.DataSet, **options: Any) -> Rows:
+    seen: Rows = []
+    data.write_stream(lambda rows: seen.extend(rows.to_pylist()), **options)
+    return seen
+
+
+def same(stream: Rows, table: Rows) -> None:
+    """The same rows as often, in any order."""
+
+    def bag(rows: Rows) -> Counter[tuple[tuple[str, Any], ...]]:
+        return Counter(tuple(sorted(row.items())) for row in rows)
+
+    assert len(table) > 20, "the query gives too little to tell anything"
+    assert bag(stream) == bag(table)
+
+
+WITHIN = {
+    "after": lambda: (
+        (tm.col("at_right") >= tm.col("at")) & (tm.col("at_right") <= tm.col("at") + timedelta(milliseconds=50))
+    ),
+    "around": lambda: (
+        (tm.col("at_right") > tm.col("at") - SECOND / 20) & (tm.col("at_right") < tm.col("at") + SECOND / 20)
+    ),
+    "equal": lambda: tm.col("at").cast("timestamp[s]") == tm.col("at_right").cast("timestamp[s]"),
+    "difference": lambda: (
+        (tm.col("at") - tm.col("at_right") <= SECOND / 10) & (tm.col("at") - tm.col("at_right") >= SECOND / 50)
+    ),
+    "and more": lambda: (
+        (tm.col("at_right") >= tm.col("at"))
+        & (tm.col("at_right") <= tm.col("at") + SECOND)
+        & (tm.col("a") % 7 < tm.col("b") % 5)
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])
+@pytest.mark.parametrize("within", WITHIN)
+def test_joins_give_what_tables_give(how: Any, within: str) -> None:
+    """Whatever is thrown out too early, kept alone too early, or given twice, is a row too few or too many."""
+    left, right = left_table(), right_table()
+
+    def query(a: tm.DataSet, b: tm.DataSet) -> tm.DataSet:
+        return a.join(b, on="k", how=how, where=WITHIN[within]())
+
+    expected = query(tm.from_arrow(left), tm.from_arrow(right)).to_pylist()
+    same(written(query(stream(left), stream(right, 17))), expected)
+
+
+@pytest.mark.parametrize("how", ["inner", "full"])
+def test_rows_out_of_order(how: Any) -> None:
+    left, right = left_table(jitter=40_000), right_table(jitter=40_000)
+
+    def query(a: tm.DataSet, b: tm.DataSet) -> tm.DataSet:
+        return a.join(b, on="k", how=how, where=WITHIN["after"]())
+
+    expected = query(tm.from_arrow(left), tm.from_arrow(right)).to_pylist()
+    streams = (stream(table, 31, out_of_order="41ms") for table in (left, right))
+    same(written(query(*streams)), expected)
+
+
+def test_a_side_that_is_far_behind() -> None:
+    """Rows wait for partners that come much later, and by another worker's clock."""
+    left, right = left_table(), right_table()
+    query: Callable[[tm.DataSet, tm.DataSet], tm.DataSet] = lambda a, b: a.join(  # noqa: E731
+        b, on="k", how="full", where=WITHIN["after"]()
+    )
+    expected = query(tm.from_arrow(left), tm.from_arrow(right)).to_pylist()
+    same(written(query(stream(left, 3000), stream(right, 10, rows_per_s=3000))), expected)
+
+
+def test_windows_of_two_streams() -> None:
+    """Results of windows meet by their keys and window, which tells how long they have to wait."""
+
+    def counts(data: tm.DataSet, name: str) -> tm.DataSet:
+        return data.group_by("k", tm.window(tm.tumbling("50ms"), on="at")).agg(**{name: tm.count()})
+
+    def query(a: tm.DataSet, b: tm.DataSet, how: Any) -> tm.DataSet:
+        return counts(a, "n").join(counts(b, "m"), on=["k", "window_start", "window_end"], how=how)
+
+    left, right = left_table(), right_table()
+    for how in ("inner", "left", "full"):
+        expected = query(tm.from_arrow(left), tm.from_arrow(right), how).to_pylist()
+        same(written(query(stream(left), stream(right), how)), expected)
+
+
+def test_windows_after_a_join() -> None:
+    """A joined row has an old time: the window waits for as long as a row may have been kept."""
+
+    def query(a: tm.DataSet, b: tm.DataSet, on: str) -> tm.DataSet:
+        pairs = a.join(b, on="k", where=WITHIN["around"]())
+        return pairs.group_by(tm.window(tm.tumbling("20ms"), on=on)).agg(n=tm.count(), s=tm.col("a").sum())
+
+    left, right = left_table(), right_table()
+    for on in ("at", "at_right"):
+        expected = query(tm.from_arrow(left), tm.from_arrow(right), on).to_pylist()
+        same(written(query(stream(left, 5), stream(right, 50), on)), expected)
+
+
+def test_joins_without_a_bound() -> None:
+    """Rows are kept for ever, and every pair comes."""
+
+    def query(a: tm.DataSet, b: tm.DataSet, how: Any) -> tm.DataSet:
+        return a.filter(tm.col("a") % 9 == 0).join(b.select("k", "b"), on="k", how=how, where=tm.col("b") > tm.col("a"))
+
+    left, right = left_table(), right_table()
+    for how in ("inner", "semi"):
+        expected = query(tm.from_arrow(left), tm.from_arrow(right), how).to_pylist()
+        same(written(query(stream(left), stream(right), how)), expected)
+
+
+def test_a_join_in_sql() -> None:
+    query = """
+        select l.k, l.a, r.b from l join r on l.k = r.k and r.at between l.at and l.at + interval '50 milliseconds'
+        where r.b % 3 = 0
+    """
+    left, right = left_table(), right_table()
+    expected = tm.sql(query, l=tm.from_arrow(left), r=tm.from_arrow(right)).to_pylist()
+    same(written(tm.sql(query, l=stream(left), r=stream(right))), expected)
+
+
+def test_a_stream_with_itself() -> None:
+    """The pairs of rows of a key that follow each other within ten milliseconds."""
+
+    def query(of: tm.DataSet) -> tm.DataSet:
+        later = of.select("k", b=tm.col("a"), then=tm.col("at"))
+        where = (tm.col("then") > tm.col("at")) & (tm.col("then") <= tm.col("at") + timedelta(milliseconds=10))
+        return of.join(later, on="k", where=where)
+
+    table = left_table()
+    same(written(query(stream(table))), query(tm.from_arrow(table)).to_pylist())
+
+
+BOUNDED = """
+import datetime, sys
+import pyarrow as pa, tidemill as tm
+count = 500_000
+times = pa.array(range(0, count * 1000, 1000), pa.timestamp("us"))
+table = pa.table({"k": [at % 1000 for at in range(count)], "text": [f"{at:0100}" for at in range(count)], "at": times})
+a, b = (tm.stream.from_table(table, time="at", rows_per_batch=1000, rows_per_s=300_000) for _ in range(2))
+where = tm.col("at_right") >= tm.col("at")
+if sys.argv[1] == "bounded":
+    where &= tm.col("at_right") <= tm.col("at") + datetime.timedelta(seconds=1)
+pairs = a.join(b, on="k", where=where & (tm.col("text_right") == tm.col("text")))
+seen = []
+pairs.select("k").write_stream(lambda rows: seen.append(rows.num_rows))
+print(sum(seen))
+"""
+
+
+def test_what_a_join_keeps_is_bounded(tmp_path: Path) -> None:
+    """Two hundred megabytes go through a join that may keep 64: it throws out what finds no partner any more."""
+    script = tmp_path / "bounded.py"
+    script.write_text(BOUNDED)
+    ran = launched.run("run", "-n", "1", script, "bounded", env={"TIDEMILL_MEMORY": "64MiB"})
+    assert ran.stdout.split()[-1:] == [b"500000"], ran.stderr.decode()
+    ran = launched.run("run", "-n", "1", script, "unbounded", env={"TIDEMILL_MEMORY": "64MiB"})
+    assert ran.returncode != 0
+    assert b"memory" in ran.stderr
+
+
+def test_distinct_rows() -> None:
+    table = left_table(jitter=100_000)
+    few = [{"k": row["k"], "m": row["a"] % 3} for row in table.to_pylist()]
+
+    def query(of: tm.DataSet) -> tm.DataSet:
+        return of.select("k", m=tm.col("a") % 3).distinct()
+
+    seen = written(query(stream(table, out_of_order="1s")))
+    same(seen, query(tm.from_arrow(table)).to_pylist())
+    assert len(seen) == len({tuple(row.values()) for row in few})
+
+
+def test_distinct_keys() -> None:
+    """The first row of each key, whole, as soon as it is there."""
+    table = pa.concat_tables([left_table()] * 3)
+    first = tm.stream.from_table(table, rows_per_batch=100).distinct("k")
+    seen = written(first)
+    rows = Counter(tuple(row.values()) for row in table.to_pylist())
+    assert sorted(str(row["k"]) for row in seen) == sorted({str(key) for key in table["k"].to_pylist()})
+    assert all(tuple(row.values()) in rows for row in seen)
+
+
+def test_distinct_rows_with_their_time() -> None:
+    """The time is part of the row, and says how long it is to be remembered."""
+    table = left_table(300)
+    twice = pa.concat_tables([table, table]).sort_by("at")
+    same(written(stream(twice).distinct()), table.to_pylist())
+
+
+def test_the_first_of_each_window() -> None:
+    """Rows are ranked when their window is complete."""
+    query = """
+        select window_start, k, n from (
+            select *, row_number() over (partition by window_start order by n desc, k) as place from counts
+        ) where place <= 3
+    """
+
+    def top(of: tm.DataSet) -> tm.DataSet:
+        counts = of.group_by("k", tm.window(tm.tumbling("100ms"), on="at")).agg(n=tm.count())
+        return tm.sql(query, counts=counts)
+
+    table = left_table()
+    same(written(top(stream(table))), top(tm.from_arrow(table)).to_pylist())
+
+
+def test_results_of_windows_are_grouped_by_their_window() -> None:
+    def query(of: tm.DataSet) -> tm.DataSet:
+        counts = of.group_by("k", tm.window(tm.tumbling("50ms"), on="at")).agg(n=tm.count())
+        best = counts.group_by("window_end").agg(most=tm.col("n").max(), keys=tm.count())
+        return counts.join(best, on="window_end", where=tm.col("n") == tm.col("most")).select(
+            "k", "n", "window_end", "keys"
+        )
+
+    table = left_table()
+    same(written(query(stream(table))), query(tm.from_arrow(table)).to_pylist())
+
+
+def test_what_streams_cannot_join() -> None:
+    """Said before anything runs, and how to go about it."""
+    left, right = stream(left_table(50)), stream(right_table(50))
+    window = tm.window(tm.tumbling("1s"), on="at")
+    for query, message in (
+        (
+            left.join(right, on="k", how="left"),
+            "a Left join gives rows of the left side that find no partner, but nothing says when",
+        ),
+        (left.join(right, on="k", how="anti"), "bound the time of partners, as where="),
+        (left.join(right, how="cross"), "not supported: on a stream"),
+        (
+            left.join(right, on="k").group_by(window).agg(n=tm.count()),
+            "a join that does not bound the time of partners",
+        ),
+        (
+            tm.sql("select k, row_number() over (partition by k order by a) as n from t", t=left),
+            "of which no key tells when a group is complete; add one that does, such as window_end",
+        ),
+    ):
+        with pytest.raises(tm.DataSetError) as error:
+            query.write_stream(print)
+        assert message in str(error.value)
+
+
+def test_conditions_of_joins() -> None:
+    """Of tables too: by the names that columns have in the result."""
+    a = tm.from_dict({"k": [1, 1, 2], "x": [1, 5, 9]})
+    b = tm.from_dict({"k": [1, 2], "x": [3, 3], "y": [0, 1]})
+    joined = a.join(b, on="k", how="left", where=tm.col("x") < tm.col("x_right")).sort("k", "x")
+    assert [row["y"] for row in joined.to_pylist()] == [0, None, None]
+    assert a.join(b, how="cross", where=tm.col("k") != tm.col("k_right")).count() == 3
+    assert a.join(b, on="k", how="semi", where=tm.col("x") > tm.col("x_right")).sort("x").to_pylist() == [
+        {"k": 1, "x": 5},
+        {"k": 2, "x": 9},
+    ]
+    with pytest.raises(tm.DataSetError, match='no column "z"'):
+        a.join(b, on="k", where=tm.col("z") > 1)
