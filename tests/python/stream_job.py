@@ -1,6 +1,6 @@
-"""A job whose workers are killed: a stream at a rate, windows, and a sink of files that must hold every window exactly once.
+"""A job whose workers are killed: a query over streams at a rate, and a sink of files that must hold every row exactly once.
 
-Run as ``stream_job.py FOLDER``: checkpoints go to FOLDER/checkpoints, results to FOLDER/results, pids to FOLDER/pids.
+Run as ``stream_job.py FOLDER [QUERY]``: checkpoints go to FOLDER/checkpoints, results to FOLDER/results, pids to FOLDER/pids.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,21 +21,51 @@ KEYS = 50
 ROWS_PER_S = 12_000
 
 
-def table() -> pa.Table:
+def table(rows: int = ROWS) -> pa.Table:
     """A thousand rows a second of event time, the same on every worker and in every life of the job."""
-    times = [at * 1000 + at * 7919 % 5000 for at in range(ROWS)]
-    keys = [at * at % 9973 % KEYS for at in range(ROWS)]
-    return pa.table({"ts": pa.array(times, pa.timestamp("us")), "key": keys})
+    times = [at * 1000 + at * 7919 % 5000 for at in range(rows)]
+    keys = [at * at % 9973 % KEYS for at in range(rows)]
+    return pa.table({"ts": pa.array(times, pa.timestamp("us")), "key": keys, "row": range(rows)})
 
 
-def expected() -> dict[tuple[int, int], int]:
-    """Rows by key and start of a window of a second."""
-    counts: dict[tuple[int, int], int] = {}
-    rows = table()
-    for time, key in zip(rows["ts"].cast(pa.int64()).to_pylist(), rows["key"].to_pylist(), strict=True):
-        of = (key, time // 1_000_000)
-        counts[of] = counts.get(of, 0) + 1
-    return counts
+def windows(rows: tm.DataSet) -> tm.DataSet:
+    """Rows of each key in each second."""
+    return rows.group_by("key", tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
+
+
+def pairs(rows: tm.DataSet) -> tm.DataSet:
+    """Every row with those of its key that follow it within a tenth of a second, or alone."""
+    later = rows.select("key", later="row", then="ts").filter(tm.col("later") % 3 == 0)
+    where = (tm.col("then") > tm.col("ts")) & (tm.col("then") <= tm.col("ts") + timedelta(seconds=0.1))
+    return rows.join(later, on="key", how="left", where=where).select("row", "later")
+
+
+def best(rows: tm.DataSet) -> tm.DataSet:
+    """The two keys that each second has most often."""
+    ranked = windows(rows).with_columns(place=tm.row_number().over("window_start", order_by=["n", "key"]))
+    return ranked.filter(tm.col("place") <= 2).select("window_start", "key", "n")
+
+
+def different(rows: tm.DataSet) -> tm.DataSet:
+    """Each pair of key and second once."""
+    return rows.select("key", second=tm.col("ts").cast("timestamp[s]")).distinct()
+
+
+QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
+    "windows": windows,
+    "pairs": pairs,
+    "best": best,
+    "different": different,
+}
+
+
+def lines(rows: tm.Table) -> list[str]:
+    return [json.dumps(row, default=str) for row in rows.to_pylist()]
+
+
+def expected(query: str) -> Counter[str]:
+    """What the query gives of the table."""
+    return Counter(lines(QUERIES[query](tm.from_arrow(table())).collect()))
 
 
 class Files:
@@ -40,32 +73,31 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._rows: list[list[int]] = []
+        self._lines: list[str] = []
 
     def write(self, rows: tm.Table) -> None:
-        for row in rows.to_pylist():
-            start = pa.scalar(row["window_start"], pa.timestamp("us")).value
-            self._rows.append([row["key"], start // 1_000_000, row["n"]])
+        self._lines += lines(rows)
 
     def prepare(self, epoch: int) -> bytes:
-        rows, self._rows = self._rows, []
-        name = f"{epoch:06}-{rows[0][0]}-{os.getpid()}" if rows else ""
+        rows, self._lines = self._lines, []
+        # Copies of a worker prepare at the same time, and their rows differ.
+        name = f"{epoch:06}-{os.getpid()}-{hash(rows[0]):x}" if rows else ""
         return json.dumps([name, rows]).encode() if rows else b""
 
     def commit(self, prepared: bytes) -> None:
         name, rows = json.loads(prepared)
         hidden = self._folder / f".{name}.{os.getpid()}"
-        hidden.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        hidden.write_text("".join(f"{row}\n" for row in rows))
         hidden.rename(self._folder / name)
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, query = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "windows"
     rank = tm.init().rank
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
     stream = tm.stream.from_table(table(), time="ts", out_of_order="6ms", rows_per_batch=100, rows_per_s=ROWS_PER_S)
-    counts = stream.group_by("key", tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
-    counts.write_stream(Files(folder / "results"), name="killed", checkpoint=folder / "checkpoints", every="100ms")
+    rows = QUERIES[query](stream)
+    rows.write_stream(Files(folder / "results"), name="killed", checkpoint=folder / "checkpoints", every="100ms")
 
 
 if __name__ == "__main__":
