@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import tidemill as tm
 
+SECOND = timedelta(seconds=1)
 ROWS = 40_000
 KEYS = 50
 ROWS_PER_S = 12_000
@@ -51,11 +53,31 @@ def different(rows: tm.DataSet) -> tm.DataSet:
     return rows.select("key", second=tm.col("ts").cast("timestamp[s]")).distinct()
 
 
+def by_hand(rows: tm.DataSet) -> tm.DataSet:
+    """What `windows` gives, by a function with states and timers."""
+    schema = {"key": "int64", "window_start": "timestamp[us]", "window_end": "timestamp[us]", "n": "int64"}
+    if not rows._native.is_stream():
+        return windows(rows)
+
+    def count(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
+        counts = context.state or {}
+        for row in rows:
+            end = row["ts"].replace(microsecond=0) + SECOND
+            counts[end] = counts.get(end, 0) + 1
+            context.set_timer(end)
+        made = [{**key, "window_start": at - SECOND, "window_end": at, "n": counts.pop(at)} for at in context.timers]
+        context.state = counts or None
+        return made
+
+    return rows.key_by("key").process(count, schema)
+
+
 QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": windows,
     "pairs": pairs,
     "best": best,
     "different": different,
+    "by_hand": by_hand,
 }
 
 

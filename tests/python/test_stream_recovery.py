@@ -34,6 +34,11 @@ def check(folder: Path, query: str = "windows") -> None:
     )
 
 
+def pids(folder: Path) -> list[int]:
+    """Of workers that have begun; one that begins just now may have written nothing yet."""
+    return [int(text) for file in (folder / "pids").glob("*.pid") if (text := file.read_text())]
+
+
 def has_checkpoint(folder: Path) -> bool:
     return any((folder / "checkpoints" / "epochs").glob("[0-9]*"))
 
@@ -47,8 +52,7 @@ def test_workers_that_are_killed(folder: Path, query: str) -> None:
     while job.poll() is None and kills < 6:
         launched.wait_until(lambda: job.poll() is not None or has_checkpoint(folder), "the first checkpoint")
         time.sleep(dice.uniform(0.1, 0.9))
-        pids = [int(file.read_text()) for file in (folder / "pids").glob("*.pid")]
-        victims = [pid for pid in pids if launched.is_running(pid)]
+        victims = [pid for pid in pids(folder) if launched.is_running(pid)]
         if victims and job.poll() is None:
             os.kill(dice.choice(victims), signal.SIGKILL)
             kills += 1
@@ -67,15 +71,15 @@ def live_and_die(folder: Path, workers: int, query: str) -> None:
     before = epochs()
     job = launched.start("run", "-n", str(workers), JOB, folder, query)
     launched.wait_until(lambda: job.poll() is not None or bool(epochs() - before), "a new checkpoint")
-    pids = [int(file.read_text()) for file in (folder / "pids").glob("*.pid")]
-    for pid in [*pids, job.pid]:
+    workers_pids = pids(folder)
+    for pid in [*workers_pids, job.pid]:
         if launched.is_running(pid):
             os.kill(pid, signal.SIGKILL)
     job.communicate(timeout=launched.PATIENCE_S)
-    launched.wait_until(lambda: not any(map(launched.is_running, pids)), "the workers' end")
+    launched.wait_until(lambda: not any(map(launched.is_running, workers_pids)), "the workers' end")
 
 
-@pytest.mark.parametrize("query", ["windows", "pairs"])
+@pytest.mark.parametrize("query", ["windows", "pairs", "by_hand"])
 def test_a_job_that_goes_on_with_other_workers(folder: Path, query: str) -> None:
     """The whole job is killed, launcher included, and started by hand with another number of workers each time."""
     for workers in (2, 3, 1):

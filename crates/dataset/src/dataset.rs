@@ -117,7 +117,7 @@ impl DataSet {
         Arc::clone(self.frame.schema().inner())
     }
 
-    fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         self.frame.schema().fields().iter().map(|field| field.name().clone()).collect()
     }
 

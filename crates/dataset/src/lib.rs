@@ -62,5 +62,8 @@ pub use read::{CsvLayout, Format, read};
 pub use reading::Reading;
 pub use records::read_records;
 pub use stores::StorageOptions;
-pub use stream::{MakeSink, MakeSource, StreamJob, StreamSink, StreamSource, WindowKind, Windows, table_stream};
+pub use stream::{
+    KeyedBatch, KeyedFunction, MakeKeyedFunction, MakeSink, MakeSource, StreamJob, StreamSink, StreamSource,
+    WindowKind, Windows, table_stream,
+};
 pub use write::Output;

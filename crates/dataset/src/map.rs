@@ -207,7 +207,7 @@ impl ExecutionPlan for MapExec {
 }
 
 /// The batch, if it has the columns that were announced; texts and bytes may be laid out in another way.
-fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<RecordBatch, String> {
+pub(crate) fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<RecordBatch, String> {
     let columns = |schema: &SchemaRef| {
         let columns = schema.fields().iter().map(|field| format!("{}: {}", field.name(), field.data_type()));
         columns.collect::<Vec<_>>().join(", ")

@@ -14,6 +14,8 @@ from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
+    from tidemill.stream._process import Function
+    from tidemill.stream._time import Duration
 
 __all__ = ["KeyedRows", "Row", "Schema", "filter_rows", "map_batches", "map_rows", "reduce_rows"]
 
@@ -148,6 +150,47 @@ class KeyedRows:
 
         return self._apply(_name(function), made, schema)
 
+    def process(self, function: Function, schema: Schema, *, ttl: Duration | None = None) -> DataSet:
+        """What ``function(key, rows, context)`` makes of a stream's rows of each key, with a state of its own and timers.
+
+        It is called with the key, a dict of the key columns, and a list of rows (dicts) that have come, in their order; and with
+        no rows when a timer goes off. Its state is part of checkpoints.
+
+        Parameters
+        ----------
+        function : callable
+            It returns a row (a dict), rows, or None. `tidemill.stream.KeyContext` says what its third argument has.
+        schema : mapping of str to str, or Arrow schema
+            What it returns.
+        ttl : str, number of seconds or timedelta, optional
+            Forget the state of a key and its timers when the stream's time has gone on for so long without a row of it; by
+            default never.
+
+        Raises
+        ------
+        DataSetError
+            If this is no stream: a function on all rows of a key is what `apply` takes.
+        """
+        from tidemill.stream._process import Processor
+        from tidemill.stream._time import micros
+
+        name = _name(function)
+        if not self._data._native.is_stream():
+            raise DataSetError(f"{name}: process takes the rows of streams as they come; of a table, use apply")
+        fields = dict(self._data._native.fields)
+        nested = [key for key in self._keys if fields.get(key, "").startswith(("List", "LargeList", "Struct", "Map"))]
+        if nested:
+            raise DataSetError(f"{name}: column {nested[0]!r} ({fields[nested[0]]}) cannot be a key of process")
+        kept = None if ttl is None else micros(ttl, "ttl")
+        if kept is not None and kept <= 0:
+            raise DataSetError(f"{name}: ttl={ttl!r} must be more than zero")
+        given = list(schema.items()) if isinstance(schema, Mapping) else schema
+
+        def processor() -> Processor:
+            return Processor(function, name, self._keys, schema, kept)
+
+        return self._data._step(self._data._native.process(name, list(self._keys), processor, given))
+
     def _apply(self, name: str, made: Callable[[Row, Table], list[NativeTable]], schema: Schema | None) -> DataSet:
         from tidemill.dataset._expr import col, lit
         from tidemill.dataset._functions import aggregate_function
@@ -197,6 +240,10 @@ def _sampled(data: DataSet, name: str, on_table: Callable[[NativeTable], list[Na
     """What the function makes of the first rows, for its schema. An action; worker 0 finds out for all."""
     from tidemill._job import init
 
+    if data._native.is_stream():
+        raise DataSetError(
+            f"{name}: a stream has no first rows to find out from; give schema={{...}}, as types by column"
+        )
     job = init()
     sample = data.limit(_SAMPLED_ROWS).collect(root=0)
     told: tuple[Table | None, str | None] = (None, None)

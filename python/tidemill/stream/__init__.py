@@ -12,12 +12,14 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
 from tidemill.stream._connect import Connector, from_files, from_kafka, rate, times, to_files, to_kafka
+from tidemill.stream._process import KeyContext
 from tidemill.stream._time import Duration
 from tidemill.stream._windows import Windows, session, sliding, tumbling, window
 
 __all__ = [
     "Connector",
     "Duration",
+    "KeyContext",
     "Sink",
     "Windows",
     "from_files",

@@ -173,6 +173,8 @@ struct Clock {
     column: usize,
     times: EventTimes,
     watermarks: Watermarks,
+    /// Of all rows.
+    latest: EventTime,
     /// Since when each split has had nothing more; an idle one is not looked at.
     caught_up: Vec<Option<Instant>>,
     /// What is to be told.
@@ -184,7 +186,7 @@ impl Clock {
     fn new(times: EventTimes, schema: &SchemaRef) -> Result<Self, TaskError> {
         let column = time_column(schema, &times.column)?;
         let (watermarks, caught_up) = Default::default();
-        Ok(Clock { column, times, watermarks, caught_up, news: None, told_at: None })
+        Ok(Clock { column, times, watermarks, latest: EventTime::MIN, caught_up, news: None, told_at: None })
     }
 
     fn split(&mut self, split: u32) -> usize {
@@ -199,6 +201,7 @@ impl Clock {
         let split = self.split(split);
         self.caught_up[split] = None;
         if let Some(latest) = latest(rows.column(self.column)) {
+            self.latest = self.latest.max(latest);
             let out_of_order = i64::try_from(self.times.out_of_order.as_micros()).unwrap_or(i64::MAX);
             let news = self.watermarks.advance(split, latest.minus(out_of_order));
             self.news = news.or(self.news.take());
@@ -333,6 +336,10 @@ pub(crate) async fn drive<S: Source>(
                 output.mark(&mark).await?;
             }
         }
+    }
+    // Nothing comes any more, so time goes on to the latest row before it ends: for timers that set the next.
+    if let Some(clock) = clock.filter(|clock| clock.latest > EventTime::MIN) {
+        output.mark(&Mark::Watermark(clock.latest)).await?;
     }
     output.finish().await?;
     if let Some(states) = states {

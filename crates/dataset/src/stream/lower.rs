@@ -37,6 +37,7 @@ use super::groups::Aggregation;
 use super::join::{JoinTask, StreamJoin};
 use super::keyed::{Keyed, KeyedTask};
 use super::memory::table_stream;
+use super::process::{ProcessExec, ProcessTask};
 use super::sessions::{self, SessionAggregation};
 use super::steps::{PlanStep, Steps, StepsTask};
 use super::table::{StreamExec, StreamSink};
@@ -229,6 +230,9 @@ impl Lower {
         if !has_stream(plan) {
             return self.table(plan);
         }
+        if let Some(process) = any.downcast_ref::<ProcessExec>() {
+            return self.process(plan, process);
+        }
         if let Some(of) = partitions(plan) {
             return self.ranked(plan, &of);
         }
@@ -379,6 +383,25 @@ impl Lower {
         let task = TaskSpec::operator(name.clone(), move |copy| CompleteTask::new(&shape, copy)).streaming();
         let task = task.detail(detail).input("rows").output("rows", plan.schema()).copies(self.copies);
         let task = self.graph.add(task);
+        self.keyed(rows, &keyed, task.into(), &name);
+        let branch = Branch { task, steps: Steps::default(), copies: self.copies };
+        Ok(Flowing { from: vec![branch], schema: plan.schema(), times })
+    }
+
+    /// A function of the program over the rows of each key.
+    fn process(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &ProcessExec) -> Result<Flowing> {
+        let rows = self.node(&exec.input)?;
+        let times = after_step(plan, &rows);
+        let keyed = Arc::new(Keyed::new(&rows.schema, columns_of(&exec.process.keys), false, None)?);
+        // By this name states are found again, whatever the function is called.
+        let name = self.name("process");
+        let (process, projection) = (Arc::clone(&exec.process), exec.projection.clone());
+        let (shape, schema) = (Arc::clone(&keyed), Arc::clone(&rows.schema));
+        let task = TaskSpec::operator(name.clone(), move |copy| {
+            ProcessTask::new((&process, &projection), &shape, &schema, copy)
+        });
+        let task = task.streaming().detail(exec.process.name.clone()).input("rows").output("rows", plan.schema());
+        let task = self.graph.add(task.copies(self.copies));
         self.keyed(rows, &keyed, task.into(), &name);
         let branch = Branch { task, steps: Steps::default(), copies: self.copies };
         Ok(Flowing { from: vec![branch], schema: plan.schema(), times })

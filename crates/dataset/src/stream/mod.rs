@@ -11,6 +11,7 @@
 //! | `join`      | joins of two streams                                                   |
 //! | `complete`  | groups that are complete when a time has passed                        |
 //! | `distinct`  | each key once                                                          |
+//! | `process`   | functions of programs over the rows of each key                        |
 //! | `keyed`     | rows on their way to the owner of their key                            |
 //! | `kept`      | rows that are kept until a time has passed                             |
 //! | `times`     | which columns tell time                                                |
@@ -26,6 +27,7 @@ mod kept;
 mod keyed;
 mod lower;
 mod memory;
+mod process;
 mod sessions;
 mod steps;
 mod table;
@@ -37,6 +39,7 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{Look, RunReport};
 
 pub use memory::table_stream;
+pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 pub use table::{MakeSink, MakeSource, StreamSink, StreamSource};
 pub use window::{WindowKind, Windows};
 pub(crate) use window::{is_window, sql_functions};

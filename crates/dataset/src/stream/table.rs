@@ -1,5 +1,6 @@
 //! Streams as tables: what a plan knows of a source that does not end.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,10 +8,10 @@ use arrow::datatypes::SchemaRef;
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::datasource::TableType;
+use datafusion::datasource::{TableType, source_as_provider};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
-use datafusion::logical_expr::Expr;
+use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions};
 use datafusion::physical_plan::{
@@ -20,8 +21,10 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::{EventTimes, Source};
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 
+use super::process::ProcessTable;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
+use crate::map::MapTable;
 
 /// Makes the source of one copy.
 pub type MakeSource = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Source>, TaskError> + Send + Sync>;
@@ -72,6 +75,27 @@ impl DataSet {
         }
         DataSet::new(engine.context().read_table(Arc::new(StreamTable { source }))?)
     }
+
+    /// Whether its rows come of a stream.
+    pub fn is_stream(&self) -> bool {
+        of_stream(self.frame().logical_plan())
+    }
+}
+
+fn of_stream(plan: &LogicalPlan) -> bool {
+    let mut found = false;
+    let seen = plan.apply_with_subqueries(|node| {
+        if let LogicalPlan::TableScan(scan) = node
+            && let Ok(table) = source_as_provider(&scan.source)
+        {
+            let any: &dyn Any = table.as_ref();
+            let below = any.downcast_ref::<MapTable>().map(|map| &map.input);
+            let below = below.or_else(|| any.downcast_ref::<ProcessTable>().map(|process| &process.input));
+            found |= any.is::<StreamTable>() || below.is_some_and(of_stream);
+        }
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    });
+    seen.is_ok() && found
 }
 
 /// See the module.

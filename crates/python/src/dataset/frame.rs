@@ -18,6 +18,7 @@ use crate::wait::detach;
 use super::calls::Call;
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
+use super::process::keyed_function;
 use super::table::NativeTable;
 use super::{finish, finish_watched, raised};
 
@@ -149,6 +150,24 @@ impl NativeDataSet {
             })
         };
         Self::step(py, || self.0.map_batches(name, Arc::new(function), schema))
+    }
+
+    /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread.
+    fn process(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        keys: Vec<String>,
+        factory: Py<PyAny>,
+        schema: GivenSchema,
+    ) -> PyResult<Self> {
+        let schema = schema.resolve(py)?;
+        Self::step(py, || self.0.process(name, &keys, keyed_function(factory), schema))
+    }
+
+    /// Whether its rows have no end.
+    fn is_stream(&self) -> bool {
+        self.0.is_stream()
     }
 
     /// The query by this worker alone. `watch` is called every so often, with the rows that have been read and how many there

@@ -11,6 +11,7 @@ mod calls;
 mod engine;
 mod expr;
 mod frame;
+mod process;
 mod stream;
 mod table;
 mod value;

@@ -1,0 +1,324 @@
+//! Functions of programs over the rows of one key at a time, with a state for each key and timers: what no query can say.
+//!
+//! In a plan such a function is a table, as one on batches is: what lies below is planned when it is scanned.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::{RecordBatch, UInt32Array};
+use arrow::compute::take_record_batch;
+use arrow::datatypes::SchemaRef;
+use async_trait::async_trait;
+use bytes::Bytes;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::dataframe::DataFrame;
+use datafusion::datasource::{TableType, provider_as_source};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::aggregates::group_values::new_group_values;
+use datafusion::physical_plan::aggregates::order::GroupOrdering;
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
+};
+use tidemill_dataflow::checkpoint::{Buckets, Snapshot};
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
+
+use super::aggregate::{check_schema, fired_of, shared};
+use super::groups::batch;
+use super::kept::buckets_of;
+use super::keyed::Keyed;
+use super::window::Micros;
+use crate::dataset::DataSet;
+use crate::error::DataSetError;
+use crate::map::fitted;
+
+/// Rows of several keys, those of each together.
+#[derive(Debug)]
+pub struct KeyedBatch {
+    /// The columns of the keys, a row each.
+    pub keys: RecordBatch,
+    /// The bucket of each key, which its state is saved in.
+    pub buckets: Vec<u32>,
+    /// Where the rows of each key end among `rows`.
+    pub ends: Vec<usize>,
+    /// In the order of the keys; of each, in the order in which they came.
+    pub rows: RecordBatch,
+}
+
+/// A function on keys and what it keeps of them. Each copy of its task has one, and calls come one at a time; an error is told
+/// with its text.
+pub trait KeyedFunction: Send {
+    /// Rows have come; returns the rows that go on.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn rows(&mut self, batch: KeyedBatch) -> std::result::Result<Vec<RecordBatch>, String>;
+
+    /// Time has passed: every row with an earlier event time has come.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn time(&mut self, now: EventTime) -> std::result::Result<Vec<RecordBatch>, String>;
+
+    /// What it keeps, by bucket: what has changed since the last snapshot, or all, also of buckets that have become empty.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn snapshot(&mut self, whole: bool) -> std::result::Result<Buckets, String>;
+
+    /// Takes what was kept at a time, by bucket: a whole, and the changes since.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn restore(&mut self, now: EventTime, buckets: Vec<(u32, Vec<Bytes>)>) -> std::result::Result<(), String>;
+}
+
+/// Makes one for a copy.
+pub type MakeKeyedFunction = Arc<dyn Fn() -> std::result::Result<Box<dyn KeyedFunction>, String> + Send + Sync>;
+
+impl DataSet {
+    /// What a function makes of a stream's rows by key: rows with `schema`. `name` stands for it in plans, errors and checkpoints.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; what the function fails with is an error of the job.
+    pub fn process(
+        &self,
+        name: &str,
+        keys: &[String],
+        function: MakeKeyedFunction,
+        schema: SchemaRef,
+    ) -> std::result::Result<Self, DataSetError> {
+        let names = self.names();
+        let place = |key: &String| {
+            let found = names.iter().position(|name| name == key);
+            found.ok_or_else(|| DataSetError::unknown_column(key, names.clone()))
+        };
+        let keys = keys.iter().map(place).collect::<std::result::Result<Vec<_>, _>>()?;
+        let (state, input) = self.frame().clone().into_parts();
+        let process = Process { name: name.to_owned(), keys, function, schema };
+        let table = ProcessTable { input, process: Arc::new(process) };
+        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
+        DataSet::new(DataFrame::new(state, plan))
+    }
+}
+
+/// A function on keys, in a query.
+pub(crate) struct Process {
+    pub name: String,
+    /// Columns of its input.
+    pub keys: Vec<usize>,
+    function: MakeKeyedFunction,
+    schema: SchemaRef,
+}
+
+pub(crate) struct ProcessTable {
+    pub input: LogicalPlan,
+    process: Arc<Process>,
+}
+
+impl fmt::Debug for ProcessTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessTable").field("name", &self.process.name).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl TableProvider for ProcessTable {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.process.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::View
+    }
+
+    async fn scan(
+        &self,
+        session: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _filters: &[Expr],
+        _limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = session.create_physical_plan(&self.input).await?;
+        Ok(Arc::new(ProcessExec::new(input, Arc::clone(&self.process), projection.cloned())?))
+    }
+}
+
+/// Stands in the plan of a stream until it is lowered.
+pub(crate) struct ProcessExec {
+    pub input: Arc<dyn ExecutionPlan>,
+    pub process: Arc<Process>,
+    pub projection: Option<Vec<usize>>,
+    properties: Arc<PlanProperties>,
+}
+
+impl ProcessExec {
+    fn new(input: Arc<dyn ExecutionPlan>, process: Arc<Process>, projection: Option<Vec<usize>>) -> Result<Self> {
+        let schema = match &projection {
+            Some(columns) => Arc::new(process.schema.project(columns)?),
+            None => Arc::clone(&process.schema),
+        };
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Ok(ProcessExec { input, process, projection, properties: Arc::new(properties) })
+    }
+}
+
+impl fmt::Debug for ProcessExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessExec").field("name", &self.process.name).finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for ProcessExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProcessExec: {}", self.process.name)
+    }
+}
+
+impl ExecutionPlan for ProcessExec {
+    fn name(&self) -> &'static str {
+        "ProcessExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = children.pop().ok_or_else(|| DataFusionError::Internal("a function has one input".into()))?;
+        Ok(Arc::new(ProcessExec::new(input, Arc::clone(&self.process), self.projection.clone())?))
+    }
+
+    fn with_new_children(self: Arc<Self>, mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = children.pop().ok_or_else(|| DataFusionError::Internal("a function has one input".into()))?;
+        Ok(Arc::new(ProcessExec::new(input, Arc::clone(&self.process), self.projection.clone())?))
+    }
+
+    fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let error = format!("{} is called for the keys of a stream: write it with write_stream", self.process.name);
+        Err(DataFusionError::from(DataSetError::Unsupported(error)))
+    }
+}
+
+/// See the module.
+pub(crate) struct ProcessTask {
+    process: Arc<Process>,
+    projection: Option<Vec<usize>>,
+    keyed: Arc<Keyed>,
+    /// What the function is to see of a row.
+    rows: SchemaRef,
+    function: Box<dyn KeyedFunction>,
+    now: Micros,
+}
+
+impl ProcessTask {
+    pub(crate) fn new(
+        exec: (&Arc<Process>, &Option<Vec<usize>>),
+        keyed: &Arc<Keyed>,
+        rows: &SchemaRef,
+        context: &CopyContext,
+    ) -> Result<Self, TaskError> {
+        let process = Arc::clone(exec.0);
+        let function = (process.function)()?;
+        let (keyed, rows) = (Arc::clone(keyed), Arc::clone(rows));
+        let mut new = ProcessTask { process, projection: exec.1.clone(), keyed, rows, function, now: Micros::MIN };
+        if let Some(restored) = context.restored() {
+            check_schema(restored, &new.described(), &arrow::datatypes::Schema::empty(), 0)?;
+            new.now = fired_of(restored)?;
+            let buckets = restored.buckets.iter().map(|(bucket, parts)| (*bucket, parts.clone())).collect();
+            new.function.restore(EventTime(new.now), buckets)?;
+        }
+        Ok(new)
+    }
+
+    fn described(&self) -> String {
+        let keys = self.keyed.schema.fields().iter().skip(self.keyed.width);
+        let keys: Vec<_> = keys.map(|field| field.data_type().to_string()).collect();
+        format!("a function by ({})", keys.join(", "))
+    }
+
+    fn send(&self, made: Vec<RecordBatch>, emit: &mut Emit) -> Result<(), TaskError> {
+        for rows in made.into_iter().filter(|rows| rows.num_rows() > 0) {
+            let rows = fitted(rows, &self.process.schema).map_err(|error| format!("{}: {error}", self.process.name))?;
+            emit.send(match &self.projection {
+                Some(columns) => rows.project(columns)?,
+                None => rows,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Operator for ProcessTask {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let columns = self.keyed.keys();
+        let keys = rows.project(&columns)?;
+        let mut of = Vec::new();
+        new_group_values(keys.schema(), &GroupOrdering::None)?.intern(keys.columns(), &mut of)?;
+        let mut order: Vec<u32> = (0..rows.num_rows() as u32).collect();
+        // Rows of a key stay in their order.
+        order.sort_by_key(|&row| of[row as usize]);
+        let (mut first, mut ends) = (Vec::new(), Vec::new());
+        for (at, &row) in order.iter().enumerate() {
+            if at == 0 || of[row as usize] != of[order[at - 1] as usize] {
+                first.push(row);
+                ends.push(at);
+            }
+        }
+        ends.push(order.len());
+        ends.remove(0);
+        let keys = take_record_batch(&keys, &UInt32Array::from(first))?;
+        let buckets = buckets_of(&keys, &(0..columns.len()).collect::<Vec<_>>())?;
+        let sorted = take_record_batch(&rows, &UInt32Array::from(order))?;
+        let count = sorted.num_rows();
+        let rows = batch(&self.rows, sorted.columns()[..self.keyed.width].to_vec(), count)?;
+        let made = self.function.rows(KeyedBatch { keys, buckets, ends, rows })?;
+        self.send(made, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.now = self.now.max(time.0);
+        let made = self.function.time(time)?;
+        self.send(made, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let made = self.function.time(EventTime::MAX)?;
+        self.send(made, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        let mut snapshot = shared(self.now, &self.described(), &arrow::datatypes::Schema::empty(), 0);
+        snapshot.buckets = self.function.snapshot(whole)?;
+        Ok(snapshot)
+    }
+}

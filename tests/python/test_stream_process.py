@@ -1,0 +1,166 @@
+"""Functions of programs over the keys of a stream: their states, their timers, and what comes back after a failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import tidemill as tm
+
+SECOND = timedelta(seconds=1)
+START = datetime(1970, 1, 1)
+Rows = list[dict[str, Any]]
+
+
+def table(rows: int = 2000) -> pa.Table:
+    times = pa.array(range(0, rows * 1000, 1000), pa.timestamp("us"))
+    return pa.table({"k": [at * 7 % 13 for at in range(rows)], "x": range(rows), "at": times})
+
+
+def among_others(rows: Iterable[tuple[int, str]]) -> pa.Table:
+    """Rows at some milliseconds, between others that let time go on."""
+    all_rows = sorted([*rows, *((at, "other") for at in range(3, 1100, 10))])
+    at, keys = zip(*all_rows, strict=True)
+    return pa.table({"k": keys, "at": pa.array(at, pa.timestamp("ms"))})
+
+
+def stream(of: pa.Table, **options: Any) -> tm.DataSet:
+    return tm.stream.from_table(of, time="at", rows_per_batch=options.pop("rows_per_batch", 50), **options)
+
+
+def written(data: tm.DataSet, **options: Any) -> Rows:
+    seen: Rows = []
+    data.write_stream(lambda rows: seen.extend(rows.to_pylist()), **options)
+    return seen
+
+
+def running(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Rows:
+    """Each row with the sum of its key so far."""
+    made = []
+    for row in rows:
+        context.state = (context.state or 0) + row["x"]
+        made.append({**key, "x": row["x"], "sum": context.state})
+    return made
+
+
+SCHEMA = {"k": "int64", "x": "int64", "sum": "int64"}
+
+
+@pytest.mark.parametrize("rows_per_batch", [1, 50, 5000])
+def test_a_state_for_each_key(rows_per_batch: int) -> None:
+    """Rows of a key come to one state, however they are cut into batches."""
+    rows = table()
+    seen = written(
+        stream(rows, rows_per_batch=rows_per_batch).filter(tm.col("x") >= 0).key_by("k").process(running, SCHEMA)
+    )
+    assert len(seen) == 2000
+    # Rows of a key are in one share of the table or another, each in its order.
+    totals = {key: max(row["sum"] for row in seen if row["k"] == key) for key in range(13)}
+    expected = {key: sum(x for x in range(2000) if x * 7 % 13 == key) for key in range(13)}
+    assert totals == expected
+
+
+def test_timers_go_off_when_time_has_passed() -> None:
+    """A user who does nothing for a tenth of a second is reported once, with how much there was before."""
+
+    def idle(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        if rows:
+            count, last = context.state or (0, None)
+            if last is not None:
+                context.delete_timer(last + SECOND / 10)
+            last = max(row["at"] for row in rows)
+            context.state = (count + len(rows), last)
+            context.set_timer(last + SECOND / 10)
+            return None
+        (count, last), context.state = context.state, None
+        assert context.timers == [last + SECOND / 10] and context.time is not None and context.time >= context.timers[0]
+        return {**key, "n": count, "until": last}
+
+    at = [0, 10, 20, 200, 250, 500, 520, 1000]
+    rows = among_others(zip(at, ["a", "b", "a", "a", "b", "a", "a", "b"], strict=True))
+    result = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=1000)
+    seen = written(result.key_by("k").process(idle, {"k": "str", "n": "int64", "until": "timestamp[us]"}))
+    found = sorted(
+        (row["k"], row["n"], (row["until"] - START) // SECOND * 1000 + row["until"].microsecond // 1000) for row in seen
+    )
+    found = [row for row in found if row[0] != "other"]
+    assert found == [("a", 1, 200), ("a", 2, 20), ("a", 2, 520), ("b", 1, 10), ("b", 1, 250), ("b", 1, 1000)]
+
+
+def test_a_timer_that_sets_the_next() -> None:
+    """Every tenth of a second while there is time; the end comes all the same."""
+
+    def ticks(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        at = context.timers[0] if context.timers else START
+        if not rows or context.state is None:
+            context.state = True
+            context.set_timer(at + SECOND / 10)
+        return [{**key, "at": at} for at in context.timers]
+
+    seen = written(stream(table()).key_by("k").process(ticks, {"k": "int64", "at": "timestamp[us]"}))
+    ticked = sorted((row["at"] - START) / SECOND for row in seen if row["k"] == 3)
+    assert ticked == pytest.approx([tick / 10 for tick in range(1, len(ticked) + 1)])
+    assert len(ticked) in (19, 20, 21)
+
+
+def test_states_are_forgotten() -> None:
+    """With `ttl`, a key of which nothing comes for so long begins anew."""
+
+    def count(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.state = (context.state or 0) + len(rows)
+        return {**key, "n": context.state}
+
+    rows = among_others(zip([0, 30, 50, 400, 450, 800], ["a", "a", "b", "b", "a", "b"], strict=True))
+    source = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=1000).key_by("k")
+    kept = written(source.process(count, {"k": "str", "n": "int64"}).filter(tm.col("k") != "other"))
+    assert sorted((row["k"], row["n"]) for row in kept) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
+    fresh = written(source.process(count, {"k": "str", "n": "int64"}, ttl="200ms").filter(tm.col("k") != "other"))
+    assert sorted((row["k"], row["n"]) for row in fresh) == [("a", 1), ("a", 1), ("a", 2), ("b", 1), ("b", 1), ("b", 1)]
+
+
+def test_keys_of_all_kinds() -> None:
+    """Nulls are a key, NaNs are one, several columns are."""
+    rows = pa.table(
+        {"a": [1.5, math.nan, None, math.nan, None, 1.5], "b": ["x", "y", None, "y", None, "z"], "x": range(6)}
+    )
+
+    def count(_: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.state = (context.state or 0) + len(rows)
+        return {"b": rows[0]["b"], "n": context.state}
+
+    source = tm.stream.from_table(rows, rows_per_batch=1)
+    seen = written(source.key_by("a", "b").process(count, {"b": "str", "n": "int64"}))
+    # Of the last call for a key: rows that come together are counted together.
+    last: dict[str, int] = {}
+    for row in seen:
+        last[str(row["b"])] = max(row["n"], last.get(str(row["b"]), 0))
+    assert last == {"None": 2, "x": 1, "y": 2, "z": 1}
+
+
+def test_what_cannot_be(tmp_path: Any) -> None:
+    """Errors name the function, the key and the remedy."""
+
+    def fails(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        raise ValueError("seven")
+
+    def lambdas(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.state = lambda: None
+
+    rows = stream(table(100))
+    with pytest.raises(tm.DataSetError, match=r"fails failed on the key \{'k': \d+\}: seven"):
+        written(rows.key_by("k").process(fails, SCHEMA))
+    with pytest.raises(tm.DataSetError, match="lambdas: a state cannot be pickled"):
+        slow = stream(table(1000), rows_per_s=1000)
+        written(slow.key_by("k").process(lambdas, SCHEMA), checkpoint=tmp_path / "c", every="50ms")
+    with pytest.raises(tm.DataSetError, match="of a table, use apply"):
+        tm.from_arrow(table(10)).key_by("k").process(running, SCHEMA)
+    with pytest.raises(tm.DataSetError, match='no column "q"'):
+        rows.key_by("q").process(running, SCHEMA)
+    with pytest.raises(tm.DataSetError, match="a row has the columns"):
+        written(rows.key_by("k").process(running, {"k": "int64"}))
+    with pytest.raises(tm.DataSetError, match="a stream has no first rows to find out from; give schema="):
+        rows.map(lambda row: row)
