@@ -65,19 +65,19 @@ def test_a_state_for_each_key(rows_per_batch: int) -> None:
 
 
 def test_timers_go_off_when_time_has_passed() -> None:
-    """A user who does nothing for a tenth of a second is reported once, with how much there was before."""
+    """A user who does nothing for a twentieth of a second is reported once, with how much there was before."""
 
     def idle(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         if rows:
             count, last = context.state or (0, None)
             if last is not None:
-                context.delete_timer(last + SECOND / 10)
+                context.delete_timer(last + SECOND / 20)
             last = max(row["at"] for row in rows)
             context.state = (count + len(rows), last)
-            context.set_timer(last + SECOND / 10)
+            context.set_timer(last + SECOND / 20)
             return None
         (count, last), context.state = context.state, None
-        assert context.timers == [last + SECOND / 10] and context.time is not None and context.time >= context.timers[0]
+        assert context.timers == [last + SECOND / 20] and context.time is not None and context.time >= context.timers[0]
         return {**key, "n": count, "until": last}
 
     at = [0, 10, 20, 200, 250, 500, 520, 1000]
