@@ -2,7 +2,8 @@
 //!
 //! With exactly once, what is to be written waits in the checkpoint. To *commit* is one transaction of the server: it writes, and
 //! sets a *marker*, the key `tidemill:ID:COPY`, to the run and the epoch. Where the marker is there already nothing is left to
-//! do; the key is watched, so that of two who commit the same one has to look again. So adding to a number is exact, too.
+//! do; the key is watched, so that of two who commit the same one has to look again. So adding to a number is exact, too. The
+//! marker keeps what earlier runs have committed last: one of them that was cut off and comes back late finds itself there.
 //!
 //! With at least once rows are written as they come, for those who want them soon: a hash that is set again is as it was.
 //!
@@ -31,6 +32,8 @@ use crate::prepared::{Header, open, put, records, seal};
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "redis sink";
+/// In a marker.
+const RUNS_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -340,18 +343,25 @@ impl Redis {
         // Nobody else has this connection, which is what may watch.
         redis::cmd("WATCH").arg(key).exec_async(connection).await?;
         let last: Option<String> = redis::cmd("GET").arg(key).query_async(connection).await?;
-        let last = last.as_deref().and_then(|last| last.split_once(' '));
-        if last.is_some_and(|(run, epoch)| {
-            run == header.run && epoch.parse().is_ok_and(|epoch: u64| epoch >= header.epoch)
-        }) {
+        let mut runs = runs(last.as_deref().unwrap_or_default());
+        if runs.iter().any(|(run, epoch)| *run == header.run && *epoch >= header.epoch) {
             redis::cmd("UNWATCH").exec_async(connection).await?;
             return Ok(true);
         }
+        runs.retain(|(run, _)| *run != header.run);
+        runs.insert(0, (&header.run, header.epoch));
+        let marker: Vec<String> = runs.iter().take(RUNS_MAX).map(|(run, epoch)| format!("{run} {epoch}")).collect();
         let mut pipeline = pipeline.clone();
-        pipeline.atomic().cmd("SET").arg(key).arg(format!("{} {}", header.run, header.epoch));
+        pipeline.atomic().cmd("SET").arg(key).arg(marker.join(" "));
         let done: Option<redis::Value> = pipeline.query_async(connection).await?;
         Ok(done.is_some())
     }
+}
+
+/// The runs in a marker, each with the epoch that it has committed last.
+fn runs(marker: &str) -> Vec<(&str, u64)> {
+    let words: Vec<&str> = marker.split(' ').collect();
+    words.chunks_exact(2).filter_map(|pair| Some((pair[0], pair[1].parse().ok()?))).collect()
 }
 
 impl Sink for Redis {
