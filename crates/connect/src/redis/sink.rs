@@ -2,8 +2,7 @@
 //!
 //! With exactly once, what is to be written waits in the checkpoint. To *commit* is one transaction of the server: it writes, and
 //! sets a *marker*, the key `tidemill:ID:COPY`, to the run and the epoch. Where the marker is there already nothing is left to
-//! do; the key is watched, so that of two who commit the same one has to look again. So adding to a number is exact, too. The
-//! marker keeps what earlier runs have committed last: one of them that was cut off and comes back late finds itself there.
+//! do; the key is watched, so that of two who commit the same one has to look again. So adding to a number is exact, too.
 //!
 //! With at least once rows are written as they come, for those who want them soon: a hash that is set again is as it was.
 //!
@@ -28,12 +27,10 @@ use tidemill_dataflow::{TaskContext, TaskError};
 use super::client::{PAUSE, Server, passes};
 use crate::error::ConnectError;
 use crate::options::Secret;
-use crate::prepared::{Header, open, put, records, seal};
+use crate::prepared::{Header, Marker, open, put, records, seal};
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "redis sink";
-/// In a marker.
-const RUNS_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -199,9 +196,9 @@ impl Encoder {
         if is_hash && key.is_empty() {
             return Err("`key` has to name the columns that tell hashes apart, or `stream` a stream".into());
         }
-        if !is_hash
-            && !(key.is_empty() && increment.is_empty() && options.prefix.is_empty() && options.expire_s.is_none())
-        {
+        let is_plain =
+            key.is_empty() && increment.is_empty() && options.prefix.is_empty() && options.expire_s.is_none();
+        if !(is_hash || is_plain) {
             return Err(
                 "`key`, `prefix`, `increment` and `expire_s` are for hashes, and `stream` says that there are none"
                     .into(),
@@ -343,25 +340,16 @@ impl Redis {
         // Nobody else has this connection, which is what may watch.
         redis::cmd("WATCH").arg(key).exec_async(connection).await?;
         let last: Option<String> = redis::cmd("GET").arg(key).query_async(connection).await?;
-        let mut runs = runs(last.as_deref().unwrap_or_default());
-        if runs.iter().any(|(run, epoch)| *run == header.run && *epoch >= header.epoch) {
+        let marker = Marker::parse(last.as_deref().unwrap_or_default());
+        if marker.has(header) {
             redis::cmd("UNWATCH").exec_async(connection).await?;
             return Ok(true);
         }
-        runs.retain(|(run, _)| *run != header.run);
-        runs.insert(0, (&header.run, header.epoch));
-        let marker: Vec<String> = runs.iter().take(RUNS_MAX).map(|(run, epoch)| format!("{run} {epoch}")).collect();
         let mut pipeline = pipeline.clone();
-        pipeline.atomic().cmd("SET").arg(key).arg(marker.join(" "));
+        pipeline.atomic().cmd("SET").arg(key).arg(marker.with(header).to_string());
         let done: Option<redis::Value> = pipeline.query_async(connection).await?;
         Ok(done.is_some())
     }
-}
-
-/// The runs in a marker, each with the epoch that it has committed last.
-fn runs(marker: &str) -> Vec<(&str, u64)> {
-    let words: Vec<&str> = marker.split(' ').collect();
-    words.chunks_exact(2).filter_map(|pair| Some((pair[0], pair[1].parse().ok()?))).collect()
 }
 
 impl Sink for Redis {
