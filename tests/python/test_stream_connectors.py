@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import launched
 import pytest
+import redis
 import tidemill as tm
-from servers import Kafka
+from servers import Kafka, Redis
 
 SCHEMA = {"key": "str", "ts": "timestamp[ms]", "x": "int64"}
 
@@ -108,3 +113,192 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     found = [json.loads(value) for value in kafka.values("counts")]
     assert len({(row["key"], row["window_start"]) for row in found}) == len(found) == 5 * 4
     assert sum(row["n"] for row in found) == 2000
+
+
+def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
+    """A poison record that stops the job, that vanishes without a word, or whose place nobody can find again."""
+    kafka.create_topic("poison", 2)
+    kafka.produce("poison", [b'{"x": 1}', b"nonsense", b'{"x": 2}', b"\xff\x00"], partition=0)
+    kafka.produce("poison", [b'{"x": "seven"}', b'{"x": 3}'], partition=1)
+
+    def read(**options: Any) -> list[int]:
+        seen: list[int] = []
+        stream = tm.stream.from_kafka(kafka.bootstrap, "poison", {"x": "int64"}, stop_at_end=True, **options)
+        stream.write_stream(lambda rows: seen.extend(row["x"] for row in rows.to_pylist()))
+        return sorted(seen)
+
+    with pytest.raises(tm.DataSetError, match=r'topic "poison", partition \d, offset \d: .*on_error'):
+        read()
+    with pytest.warns(
+        tm.BadRowsWarning, match=r'^3 records that are no rows were left out; the first: kafka poison: topic "poison"'
+    ):
+        assert read(on_error="skip") == [1, 2, 3]
+    assert tm.skipped_rows() == 3
+    with pytest.warns(tm.BadRowsWarning, match="^3 records"):
+        assert read(on_error="quarantine", quarantine=tmp_path / "bad") == [1, 2, 3]
+    found = [json.loads(line) for file in (tmp_path / "bad").glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert all(record.pop("topic") == "poison" and record.pop("reason") for record in found)
+    assert sorted(found, key=lambda record: (record["partition"], record["offset"])) == [
+        {"partition": 0, "offset": 1, "text": "nonsense"},
+        {"partition": 0, "offset": 3, "hex": "ff00"},
+        {"partition": 1, "offset": 0, "text": '{"x": "seven"}'},
+    ]
+    with pytest.raises(tm.DataSetError, match="need each other"):
+        read(on_error="quarantine")
+
+
+def test_lines_that_are_no_rows(tmp_path: Path) -> None:
+    """Workers count for themselves: what all of them left out is told once."""
+    (tmp_path / "in").mkdir()
+    for number in range(6):
+        (tmp_path / "in" / f"{number}.json").write_text('{"x": 1}\n{"x":\n')
+    app = tmp_path / "app.py"
+    app.write_text(
+        f"""
+import tidemill as tm
+stream = tm.stream.from_files(
+    {str(tmp_path / "in")!r}, {{"x": "int64"}}, stop_at_end=True, on_error="quarantine", quarantine={str(tmp_path / "bad")!r}
+)
+stream.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}))
+print(tm.skipped_rows())
+"""
+    )
+    done = launched.run("run", "-n", "2", app)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == [b"6", b"6", b"[0]", b"[1]"]
+    assert done.stderr.count(b"6 records that are no rows were left out") == 1
+    assert len(read(tmp_path / "out")) == 6
+    found = [json.loads(line) for file in (tmp_path / "bad").iterdir() for line in file.read_text().splitlines()]
+    assert {Path(record["file"]).name for record in found} == {f"{number}.json" for number in range(6)}
+    assert all(record["byte"] == 9 and record["text"] == '{"x":' for record in found)
+
+
+def add(client: redis.Redis, streams: list[str], numbers: range) -> None:
+    """Add an entry for each number, to one stream after the other."""
+    with client.pipeline(transaction=False) as pipeline:
+        for at in numbers:
+            fields = {"key": f"k{at % 5}", "ts": f"2026-01-01T00:00:{at // 50 % 60:02}.000", "x": at}
+            pipeline.xadd(streams[at % len(streams)], fields)
+        pipeline.execute()
+
+
+def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
+    """Entries of streams to windows, to hashes that are added to: a second run must not add again."""
+    client = redis_server.client()
+    add(client, ["clicks:a", "clicks:b"], range(2000))
+    for _ in range(2):
+        stream = tm.stream.from_redis(
+            redis_server.url, ["clicks:a", "clicks:b"], SCHEMA, time="ts", out_of_order="1m", stop_at_end=True
+        )
+        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        counts = counts.select("key", "n", begin=tm.col("window_start").cast("str"))
+        sink = tm.stream.to_redis(
+            redis_server.url, id="clicks", key=["key", "begin"], prefix="count:", increment="n", expire="1h"
+        )
+        counts.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="100ms")
+    keys = client.keys("count:*")
+    assert len(keys) == 5 * 4 and "count:k3:2026-01-01T00:00:30" in {key[:28] for key in keys}
+    assert sum(int(client.hget(key, "n")) for key in keys) == 2000
+    assert client.ttl(keys[0]) > 3000
+
+
+def test_redis_entries_of_json(redis_server: Redis) -> None:
+    client = redis_server.client()
+    for value in ('{"x": 1, "ok": true}', "nonsense", '{"x": 2}'):
+        client.xadd("jsons", {"body": value})
+    client.xadd("jsons", {"other": "x"})
+    source = tm.stream.from_redis(
+        redis_server.url,
+        "jsons",
+        {"x": "int64", "ok": "bool"},
+        format="json",
+        field="body",
+        stop_at_end=True,
+        on_error="skip",
+    )
+    with pytest.warns(tm.BadRowsWarning, match='^2 records .* redis jsons: stream "jsons", id '):
+        source.write_stream(tm.stream.to_redis(redis_server.url, stream="jsons:out", entries_max=1000))
+    assert [fields for _, fields in client.xrange("jsons:out")] == [{"x": "1", "ok": "true"}, {"x": "2"}]
+
+
+def test_redis_passwords_are_not_shown() -> None:
+    """A password in a message or a plan ends up in logs."""
+    sink = tm.stream.to_redis("redis://:swordfish@127.0.0.1:1/0", key="key")
+    assert "swordfish" not in repr(sink)
+    with pytest.raises(tm.DataSetError, match="redis source: `url` has to be") as error:
+        tm.stream.from_redis("rediss:/:swordfish@x", "a", SCHEMA)
+    assert "swordfish" not in str(error.value)
+    with pytest.raises(tm.DataSetError, match="expire="):
+        tm.stream.to_redis("redis://127.0.0.1:1/0", key="key", expire="100ms")
+    with pytest.raises(tm.DataSetError, match=r"redis sink: .*would count rows twice"):
+        tm.stream.rate(rows=1).write_stream(tm.stream.to_redis("redis://x", key="key", increment="number"))
+
+
+def writing(body: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_redis_that_is_killed(tmp_path: Path) -> None:
+    """The server dies while the job reads and commits, and comes back: nothing may be lost, or be added twice."""
+    total = 4000
+    server = Redis(tmp_path)
+    try:
+        server.keep()
+
+        def counted() -> int:
+            with contextlib.suppress(redis.ConnectionError):
+                client = server.client()
+                return sum(int(client.hget(key, "n") or 0) for key in client.keys("count:*"))
+            return 0
+
+        def write() -> None:
+            for at in range(0, total, 500):
+                add(server.client(), ["a", "b"], range(at, at + 500))
+                launched.wait_until(lambda at=at: counted() > at, "rows that come out")  # type: ignore[misc]
+                if at in (500, 2000):
+                    server.restart()
+
+        thread = writing(write)
+        rows = tm.stream.from_redis(server.url, ["a", "b"], SCHEMA).select("key", n=tm.lit(1))
+        sink = tm.stream.to_redis(server.url, id="counting", key="key", prefix="count:", increment="n")
+        rows.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="50ms", stop=lambda: counted() >= total)
+        thread.join()
+        assert counted() == total
+    finally:
+        server.stop()
+
+
+def test_redis_after_a_worker_was_killed(redis_server: Redis, tmp_path: Path) -> None:
+    """Entries that are read again must not be added again."""
+    client = redis_server.client()
+    total = 6000
+    app = tmp_path / "app.py"
+    app.write_text(
+        f"""
+import os, signal, threading
+import redis, tidemill as tm
+job = tm.init()
+if job.rank == 1 and os.environ["TIDEMILL_RESTART"] == "0":
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGKILL]).start()
+client = redis.Redis.from_url({redis_server.url!r})
+def counted():
+    return sum(int(client.hget(key, "n") or 0) for key in client.keys("killed:k*"))
+rows = tm.stream.from_redis({redis_server.url!r}, ["killed/a", "killed/b", "killed/c"], {SCHEMA!r}).select("key", n=tm.lit(1))
+sink = tm.stream.to_redis({redis_server.url!r}, id="killed", key="key", prefix="killed:", increment="n")
+rows.write_stream(sink, checkpoint={str(tmp_path / "checkpoints")!r}, every="50ms", stop=lambda: counted() >= {total})
+assert counted() == {total}, counted()
+"""
+    )
+
+    def write() -> None:
+        for at in range(0, total, 50):
+            add(client, ["killed/a", "killed/b", "killed/c"], range(at, at + 50))
+            time.sleep(0.03)
+
+    thread = writing(write)
+    done = launched.run("run", "-n", "2", "--restarts", "1", app)
+    thread.join()
+    assert done.returncode == 0, done.stderr
+    assert b"starting the job again" in done.stderr

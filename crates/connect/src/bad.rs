@@ -1,7 +1,7 @@
 //! Records that are no rows: what becomes of them.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -44,14 +44,19 @@ impl BadRecords {
 pub(crate) struct Handler {
     on_error: OnError,
     counted: Arc<BadRecords>,
-    /// The copy, in names of files.
-    copy: String,
-    file: Option<BufWriter<File>>,
+    /// What its file is called.
+    name: String,
+    file: Option<File>,
+    /// Lines that are not written yet: a write has whole ones, since others may append to the same file.
+    lines: Vec<u8>,
 }
 
 impl Handler {
     pub(crate) fn new(on_error: OnError, counted: &Arc<BadRecords>, copy: String) -> Self {
-        Handler { on_error, counted: Arc::clone(counted), copy, file: None }
+        // A task's name may have a path in it.
+        let plain = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        let name: String = copy.chars().rev().take(100).collect::<Vec<_>>().into_iter().rev().map(plain).collect();
+        Handler { on_error, counted: Arc::clone(counted), name, file: None, lines: Vec::new() }
     }
 
     /// A bad record was met at `place`.
@@ -62,9 +67,9 @@ impl Handler {
         let words: Vec<String> = place.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect();
         let text = format!("{}: {reason}", words.join(", "));
         if self.on_error == OnError::Raise {
-            return Err(format!("{text}; on_error \"skip\" or {{\"quarantine\": folder}} goes on without it").into());
+            return Err(format!("{text}; on_error \"skip\" or \"quarantine\" goes on without it").into());
         }
-        if let OnError::Quarantine(folder) = &self.on_error {
+        if let OnError::Quarantine(_) = &self.on_error {
             let mut line: Map<String, Value> =
                 place.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
             line.insert("reason".into(), reason.into());
@@ -74,11 +79,7 @@ impl Handler {
                     line.insert("hex".into(), json!(bytes.iter().map(|b| format!("{b:02x}")).collect::<String>()))
                 }
             };
-            let file = match &mut self.file {
-                Some(file) => file,
-                None => self.file.insert(BufWriter::new(open(folder, &self.copy)?)),
-            };
-            writeln!(file, "{}", Value::Object(line)).map_err(|error| failed(folder, &error))?;
+            writeln!(self.lines, "{}", Value::Object(line))?;
         }
         self.counted.note(text);
         Ok(())
@@ -89,10 +90,17 @@ impl Handler {
     /// # Errors
     /// The file's.
     pub(crate) fn flush(&mut self) -> Result<(), TaskError> {
-        match (&mut self.file, &self.on_error) {
-            (Some(file), OnError::Quarantine(folder)) => file.flush().map_err(|error| failed(folder, &error)),
-            _ => Ok(()),
+        let OnError::Quarantine(folder) = &self.on_error else { return Ok(()) };
+        if self.lines.is_empty() {
+            return Ok(());
         }
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => self.file.insert(open(folder, &self.name)?),
+        };
+        file.write_all(&self.lines).map_err(|error| failed(folder, &error))?;
+        self.lines.clear();
+        Ok(())
     }
 }
 
@@ -100,8 +108,8 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), |text| format!("\"{text}\""))
 }
 
-fn open(folder: &Path, copy: &str) -> Result<File, TaskError> {
-    let path = folder.join(format!("{copy}.jsonl"));
+fn open(folder: &Path, name: &str) -> Result<File, TaskError> {
+    let path = folder.join(format!("{name}.jsonl"));
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
     OpenOptions::new().create(true).append(true).open(path).map_err(|error| failed(folder, &error))
 }

@@ -3,6 +3,8 @@
 //! It is a header (its length in four bytes, then JSON), and the records behind one another: of key and value each the length
 //! and one more in four bytes, or zero for none, then the bytes. Numbers are little-endian.
 
+use std::fmt;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
@@ -20,6 +22,41 @@ pub(crate) struct Header {
     pub(crate) run: String,
     pub(crate) epoch: u64,
     pub(crate) records: u64,
+}
+
+/// In a marker.
+const RUNS_MAX: usize = 16;
+
+/// What is kept where records go, with the last of them: the runs that have committed, the newest first, each with its last
+/// epoch. A run that was cut off and comes back late finds itself there, also when the next one has gone on already.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Marker(Vec<(String, u64)>);
+
+impl Marker {
+    /// Of its text.
+    pub(crate) fn parse(text: &str) -> Self {
+        let words: Vec<&str> = text.split(' ').collect();
+        let run = |pair: &[&str]| Some((pair[0].to_owned(), pair[1].parse().ok()?));
+        Marker(words.chunks_exact(2).filter_map(run).collect())
+    }
+
+    /// Whether it says that this is committed.
+    pub(crate) fn has(&self, header: &Header) -> bool {
+        self.0.iter().any(|(run, epoch)| *run == header.run && *epoch >= header.epoch)
+    }
+
+    /// The one that says that this is committed, too.
+    pub(crate) fn with(&self, header: &Header) -> Self {
+        let others = self.0.iter().filter(|(run, _)| *run != header.run).cloned();
+        Marker(std::iter::once((header.run.clone(), header.epoch)).chain(others).take(RUNS_MAX).collect())
+    }
+}
+
+impl fmt::Display for Marker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs: Vec<String> = self.0.iter().map(|(run, epoch)| format!("{run} {epoch}")).collect();
+        f.write_str(&runs.join(" "))
+    }
 }
 
 /// A key and a value.
@@ -81,6 +118,32 @@ fn take<'a>(bytes: &mut &'a [u8]) -> Option<Option<&'a [u8]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What was committed must be known for as long as somebody may try again.
+    #[test]
+    fn markers_know_earlier_runs() {
+        let of = |run: &str, epoch| Header {
+            id: "i".into(),
+            target: "t".into(),
+            origin: 0,
+            run: run.into(),
+            epoch,
+            records: 1,
+        };
+        let mut marker = Marker::parse("");
+        assert!(!marker.has(&of("a", 1)));
+        for (run, epoch) in [("a", 5), ("b", 6), ("b", 7)] {
+            marker = Marker::parse(&marker.with(&of(run, epoch)).to_string());
+        }
+        assert_eq!(marker.to_string(), "b 7 a 5");
+        assert!(marker.has(&of("a", 5)) && marker.has(&of("b", 6)));
+        assert!(!marker.has(&of("a", 6)) && !marker.has(&of("c", 1)));
+        for epoch in 0..100 {
+            marker = marker.with(&of(&format!("r{epoch}"), epoch));
+        }
+        assert_eq!(Marker::parse(&marker.to_string()), marker);
+        assert!(marker.to_string().len() < 1000);
+    }
 
     /// A checkpoint that is damaged must not be taken for one with fewer records.
     #[test]

@@ -48,11 +48,15 @@ fn hashes_are_written_once() {
         let mut new = make();
         new.commit(first.clone()).await.unwrap();
         new.commit(second.clone()).await.unwrap();
+        // One that was cut off, when the next run has gone on already.
+        new.write(rows(&[Some(100)])).await.unwrap();
+        let third = new.prepare(3).await.unwrap();
+        new.commit(third).await.unwrap();
         old.commit(second).await.unwrap();
         old.commit(first).await.unwrap();
     });
     let field = |key: &str| hash(&redis, key).get("count").cloned().unwrap_or_default();
-    assert_eq!(["ad:c0:0", "ad:c1:0", "ad:c0:1"].map(field), ["11", "2", "3"]);
+    assert_eq!(["ad:c0:0", "ad:c1:0", "ad:c0:1"].map(field), ["111", "2", "3"]);
     let left: i64 = redis::cmd("TTL").arg("ad:c0:0").query(&mut redis.connect()).unwrap();
     assert!(left > 0);
 
@@ -81,6 +85,39 @@ fn hashes_are_written_once() {
     set["url"] = json!("rediss:/:sharkfish@x");
     let error = tidemill_connect::sink(&set, &counts()).unwrap_err().to_string();
     assert!(error.contains("`url` has to be") && !error.contains("sharkfish"), "{error}");
+}
+
+/// A stream that is named later is read from its beginning, by one copy, and those that were read before are not read again.
+#[test]
+fn streams_that_are_named_later() {
+    let Some(redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = folder.path().join("checkpoints");
+    let sink = json!({"kind": "redis", "url": redis.url(), "password": "swordfish", "stream": "out", "id": "later"});
+    let fields = schema(&[("n", DataType::Int64), ("even", DataType::Boolean)]);
+    let copied = || -> Vec<(String, BTreeMap<String, String>)> {
+        redis::cmd("XRANGE").arg("out").arg(&["-", "+"]).query(&mut redis.connect()).unwrap()
+    };
+    let rounds: [(&[&str], &[&str]); 3] =
+        [(&["a"], &["a"]), (&["a", "b", "b"], &["c", "b", "a"]), (&["c"], &["b", "c"])];
+    let mut written: i64 = 0;
+    for (added, streams) in rounds {
+        for stream in added {
+            let even = if written % 2 == 0 { "true" } else { "false" };
+            let mut add = redis::cmd("XADD");
+            add.arg(stream).arg(&["*", "even", even, "other", "x", "n"]).arg(written);
+            let _: String = add.query(&mut redis.connect()).unwrap();
+            written += 1;
+        }
+        let source = json!({"kind": "redis", "url": redis.url(), "password": "swordfish", "streams": streams});
+        let (schema, interval) = (Some(Arc::clone(&fields)), Duration::from_millis(30));
+        let job = Job { source: &source, schema, sink: &sink, checkpoints: &checkpoints, interval };
+        job.run(2, None, common::stop_when(|| copied().len() as i64 >= written)).unwrap();
+        let mut found: Vec<(i64, bool)> =
+            copied().iter().map(|(_, fields)| (fields["n"].parse().unwrap(), fields["even"] == "true")).collect();
+        found.sort_unstable();
+        assert_eq!(found, (0..written).map(|n| (n, n % 2 == 0)).collect::<Vec<_>>());
+    }
 }
 
 /// From streams to a stream, with entries that are no rows, and jobs of any size that fail and go on.

@@ -606,7 +606,11 @@ class DataSet:
         # Worker 0 is who is heard.
         asked = stop if init().rank == 0 else None
         sink_name = getattr(sink, "__name__", type(sink).__name__)
-        return write_stream(engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked)
+        report, count, first = write_stream(
+            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked
+        )
+        _workers.report_bad_records(count, first)
+        return report
 
     def _write(
         self,

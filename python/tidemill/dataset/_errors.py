@@ -12,4 +12,4 @@ class DataSetError(TidemillError):
 
 
 class BadRowsWarning(UserWarning):
-    """Rows of files could not be read, and were left out as ``on_error`` asks; the message says how many, and names the first."""
+    """Rows of files or streams could not be read, and were left out as ``on_error`` asks; the message says how many, and names the first."""

@@ -13,7 +13,7 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._table import Table
 
-__all__ = ["collect", "collect_local", "comm", "reading", "report_bad_rows", "skipped_rows"]
+__all__ = ["collect", "collect_local", "comm", "reading", "report_bad_records", "report_bad_rows", "skipped_rows"]
 
 _skipped = 0
 
@@ -76,8 +76,20 @@ def report_bad_rows(data: NativeDataSet) -> None:
         warnings.warn(f"{rows} left out; the first: {file}, line {line}: {reason}", BadRowsWarning, stacklevel=4)
 
 
+def report_bad_records(count: int, first: str | None) -> None:
+    """After a stream: add up the records that all workers have left out, and warn of them on worker 0. Collective."""
+    global _skipped
+    job = init()
+    everybody = [(count, first)] if job.size == 1 else job.comm.allgather((count, first))
+    _skipped = sum(count for count, _ in everybody)
+    if _skipped and job.rank == 0:
+        found = next(first for _, first in everybody if first is not None)
+        records = "1 record that is no row was" if _skipped == 1 else f"{_skipped} records that are no rows were"
+        warnings.warn(f"{records} left out; the first: {found}", BadRowsWarning, stacklevel=3)
+
+
 def skipped_rows() -> int:
-    """Count the rows that the last action over files with ``on_error="skip"`` or ``"quarantine"`` left out, on all workers.
+    """Count the rows that the last action with ``on_error="skip"`` or ``"quarantine"`` left out, on all workers.
 
     Each action reads its files again, and counts again what it meets there.
     """

@@ -13,6 +13,7 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
 from tidemill.stream._connect import Connector, from_files, from_kafka, rate, times, to_files, to_kafka
 from tidemill.stream._process import KeyContext
+from tidemill.stream._redis import from_redis, to_redis
 from tidemill.stream._time import Duration
 from tidemill.stream._windows import Windows, session, sliding, tumbling, window
 
@@ -24,12 +25,14 @@ __all__ = [
     "Windows",
     "from_files",
     "from_kafka",
+    "from_redis",
     "from_table",
     "rate",
     "session",
     "sliding",
     "to_files",
     "to_kafka",
+    "to_redis",
     "tumbling",
     "window",
 ]

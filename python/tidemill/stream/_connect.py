@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
-from tidemill.dataset._read import Schema, _schema
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Connector", "from_files", "from_kafka", "rate", "times", "to_files", "to_kafka"]
+__all__ = ["Connector", "bad", "described", "from_files", "from_kafka", "rate", "times", "to_files", "to_kafka"]
 
 
 def times(time: str | None, out_of_order: Duration, idle_after: Duration) -> tuple[str, int, int] | None:
@@ -24,13 +25,22 @@ def times(time: str | None, out_of_order: Duration, idle_after: Duration) -> tup
 
 @dataclass(frozen=True)
 class Connector:
-    """A sink of the engine's own; made by `to_files` and `to_kafka`."""
+    """A sink of the engine's own; made by `to_files`, `to_kafka` and `to_redis`."""
 
-    spec: str
+    #: Not shown: it may have a password.
+    spec: str = field(repr=False)
 
 
-def _spec(kind: str, **options: Any) -> str:
+def described(kind: str, **options: Any) -> str:
+    """What the engine is told of a connector; an option that is None is left out."""
     return json.dumps({"kind": kind, **{name: value for name, value in options.items() if value is not None}})
+
+
+def bad(on_error: OnError, quarantine: str | os.PathLike[str] | None) -> str | dict[str, str]:
+    """What becomes of records that are no rows, as the engine takes it."""
+    if (on_error == "quarantine") != (quarantine is not None):
+        raise DataSetError('on_error="quarantine" and quarantine=FOLDER, where bad records go, need each other')
+    return on_error if quarantine is None else {"quarantine": os.fspath(quarantine)}
 
 
 def rate(
@@ -60,7 +70,7 @@ def rate(
     out_of_order, idle_after : str, number of seconds or timedelta
         As for `from_table`.
     """
-    spec = _spec("rate", rows_per_second=float(rows_per_s), rows=rows, keys=keys, splits=splits, seed=seed)
+    spec = described("rate", rows_per_second=float(rows_per_s), rows=rows, keys=keys, splits=splits, seed=seed)
     return DataSet(stream_of(engine(), spec, None, times("time", out_of_order, idle_after)))
 
 
@@ -75,6 +85,8 @@ def from_files(
     stop_at_end: bool = False,
     header: bool = True,
     delimiter: str = ",",
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
 ) -> DataSet:
     """Read files that grow, and those that come: every line is a row, as soon as its end is written.
 
@@ -94,6 +106,13 @@ def from_files(
         Of CSV: whether the first line of each file names its columns.
     delimiter : str, default=","
         Of CSV.
+    on_error : {"raise", "skip", "quarantine"}, default="raise"
+        What becomes of a line that is no row of the schema. ``"raise"``: the job fails, and names file and byte. ``"skip"``: it is left out; a line every ten
+        seconds and a `BadRowsWarning` at the end tell how many were, and so does `skipped_rows`. ``"quarantine"``: the same,
+        and it is written into a file in `quarantine`.
+    quarantine : str or path-like, optional
+        A local folder of this source alone, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
+        what is no UTF-8, ``hex``. A job that goes on after a failure may write one again.
 
     Raises
     ------
@@ -101,7 +120,8 @@ def from_files(
         If an option makes no sense. What is wrong with a line or a file is an error of the job, and names it.
     """
     csv = {"has_header": header, "delimiter": delimiter} if format == "csv" else {}
-    spec = _spec("files", path=os.fspath(path), format=format, stop_at_end=stop_at_end, **csv)
+    skipping = bad(on_error, quarantine)
+    spec = described("files", path=os.fspath(path), format=format, stop_at_end=stop_at_end, on_error=skipping, **csv)
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
 
 
@@ -120,7 +140,7 @@ def to_files(
     prefix : str, default="part"
         What names of files begin with.
     """
-    return Connector(_spec("files", path=os.fspath(path), format=format, prefix=prefix))
+    return Connector(described("files", path=os.fspath(path), format=format, prefix=prefix))
 
 
 def from_kafka(
@@ -134,6 +154,8 @@ def from_kafka(
     idle_after: Duration = 1,
     start: Literal["earliest", "latest"] = "earliest",
     stop_at_end: bool = False,
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> DataSet:
     """Read a topic of Kafka: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
@@ -152,6 +174,8 @@ def from_kafka(
         Where a job begins that goes on from no checkpoint.
     stop_at_end : bool, default=False
         End when every partition has been read as far as there is anything.
+    on_error, quarantine
+        As for `from_files`; a bad record is named by topic, partition and offset.
     config : mapping, optional
         What else the client is to be told, by the names of librdkafka.
 
@@ -160,13 +184,14 @@ def from_kafka(
     DataSetError
         If an option makes no sense. What is wrong with a record is an error of the job that names its partition and offset.
     """
-    spec = _spec(
+    spec = described(
         "kafka",
         servers=servers,
         topic=topic,
         format=format,
         start=start,
         stop_at_end=stop_at_end,
+        on_error=bad(on_error, quarantine),
         config=dict(config) if config else None,
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
@@ -199,4 +224,4 @@ def to_kafka(
     """
     guarantee = "exactly_once" if id is not None else "at_least_once"
     more = {"key": key, "value": value, "id": id, "config": dict(config) if config else None}
-    return Connector(_spec("kafka", servers=servers, topic=topic, guarantee=guarantee, **more))
+    return Connector(described("kafka", servers=servers, topic=topic, guarantee=guarantee, **more))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from .server import Server
 
 
 class Redis(Server):
-    """Answers on a port, and on a Unix socket in `folder`. A restart forgets the data."""
+    """Answers on a port, and on a Unix socket in `folder`. A restart forgets the data, unless `keep` was called."""
 
     name = "Redis"
     port_count = 1
@@ -34,6 +35,15 @@ class Redis(Server):
 
     def client(self) -> redis.Redis:
         return redis.Redis(host="127.0.0.1", port=self.ports[0], decode_responses=True)
+
+    def keep(self) -> None:
+        """Write every command to disk before it is answered, also after the next restarts."""
+        with self.client() as client:
+            client.config_set("appendfsync", "always")
+            client.config_set("appendonly", "yes")
+            while client.info("persistence")["aof_rewrite_in_progress"]:
+                time.sleep(0.02)
+            client.config_rewrite()
 
     def configure(self) -> None:
         settings = {

@@ -6,8 +6,8 @@
 //!
 //! 1. A producer with the origin's transactional id is initialized: whoever used it before is fenced, what he had open is
 //!    aborted, what he was about to commit is committed.
-//! 2. The *marker* is read: the offset that the consumer group of this id has committed for partition 0 of the topic is the last
-//!    epoch that was committed; with it is said by which run. If it is this run's and not before this epoch, all is done.
+//! 2. The *marker* is read: it is kept with the offset that the consumer group of this id has committed for partition 0 of the
+//!    topic, which is the last epoch that was committed. If it knows this run with no earlier epoch, all is done.
 //! 3. One transaction has the records and the new marker.
 //!
 //! The check behind the fence, and records and marker in one transaction, make it exactly once: whoever comes after sees the
@@ -27,19 +27,12 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tidemill_dataflow::TaskError;
 
 use super::client::{Connection, Context, failed, is_final, plain};
-use crate::prepared::{Header, open, records};
+use crate::prepared::{Header, Marker, open, records};
 
 /// How long one call may take before all is begun anew.
 const CALL: Duration = Duration::from_secs(30);
 /// Between tries.
 const PAUSE: Duration = Duration::from_millis(200);
-
-/// What was committed last, of one origin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Marker {
-    run: String,
-    epoch: u64,
-}
 
 /// Commits what copies have prepared. Blocks: it has a thread of its own.
 pub(crate) struct Committer {
@@ -57,7 +50,7 @@ pub(crate) struct Transactional {
     producer: BaseProducer<Context>,
     /// For the name of its group.
     consumer: BaseConsumer<Context>,
-    marker: Option<Marker>,
+    marker: Marker,
 }
 
 /// What a producer of records is told, whether it has transactions or not.
@@ -141,8 +134,7 @@ impl Committer {
             }
         }
         let transactional = self.producers.get_mut(id).expect("it was made above");
-        let marker = Marker { run: header.run.clone(), epoch: header.epoch };
-        if transactional.marker.as_ref().is_some_and(|last| last.run == marker.run && last.epoch >= marker.epoch) {
+        if transactional.marker.has(header) {
             return Ok(Ok(()));
         }
         let producer = &transactional.producer;
@@ -160,7 +152,7 @@ impl Committer {
         if sent != header.records {
             return Err(format!("the checkpoint has {sent} of {} records", header.records).into());
         }
-        Ok(transactional.finish(&header.target, marker))
+        Ok(transactional.finish(header))
     }
 
     fn initialize(&self, id: &str, header: &Header) -> Result<Transactional, KafkaError> {
@@ -181,19 +173,17 @@ impl Committer {
         let mut wanted = TopicPartitionList::new();
         wanted.add_partition(&header.target, 0);
         let committed = consumer.committed_offsets(wanted, CALL)?;
-        let mut marker = None;
+        let mut marker = Marker::default();
         if let Some(element) = committed.elements().first() {
             element.error()?;
-            if let Offset::Offset(epoch) = element.offset() {
-                marker = Some(Marker { run: element.metadata().to_owned(), epoch: epoch as u64 });
-            }
+            marker = Marker::parse(element.metadata());
         }
         Ok(Transactional { producer, consumer, marker })
     }
 }
 
 impl Transactional {
-    fn finish(&mut self, topic: &str, marker: Marker) -> Result<(), KafkaError> {
+    fn finish(&mut self, header: &Header) -> Result<(), KafkaError> {
         // Deliveries have to be heard of before the commit, which does not listen.
         let flushed = self.producer.flush(CALL);
         if let Some(code) = self.producer.context().take_undelivered() {
@@ -201,12 +191,13 @@ impl Transactional {
         }
         flushed?;
         let mut offsets = TopicPartitionList::new();
-        offsets.add_partition_offset(topic, 0, Offset::Offset(marker.epoch as i64))?;
-        offsets.elements()[0].set_metadata(&marker.run);
+        offsets.add_partition_offset(&header.target, 0, Offset::Offset(header.epoch as i64))?;
+        let marker = self.marker.with(header);
+        offsets.elements()[0].set_metadata(marker.to_string());
         let group = self.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
         self.producer.send_offsets_to_transaction(&offsets, &group, CALL)?;
         self.producer.commit_transaction(CALL)?;
-        self.marker = Some(marker);
+        self.marker = marker;
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ use tidemill_dataflow::{TaskContext, TaskError};
 use super::client::{PAUSE, Server, passes};
 use crate::error::ConnectError;
 use crate::options::Secret;
-use crate::prepared::{Header, open, put, records, seal};
+use crate::prepared::{Header, Marker, open, put, records, seal};
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "redis sink";
@@ -196,9 +196,9 @@ impl Encoder {
         if is_hash && key.is_empty() {
             return Err("`key` has to name the columns that tell hashes apart, or `stream` a stream".into());
         }
-        if !is_hash
-            && !(key.is_empty() && increment.is_empty() && options.prefix.is_empty() && options.expire_s.is_none())
-        {
+        let is_plain =
+            key.is_empty() && increment.is_empty() && options.prefix.is_empty() && options.expire_s.is_none();
+        if !(is_hash || is_plain) {
             return Err(
                 "`key`, `prefix`, `increment` and `expire_s` are for hashes, and `stream` says that there are none"
                     .into(),
@@ -340,15 +340,13 @@ impl Redis {
         // Nobody else has this connection, which is what may watch.
         redis::cmd("WATCH").arg(key).exec_async(connection).await?;
         let last: Option<String> = redis::cmd("GET").arg(key).query_async(connection).await?;
-        let last = last.as_deref().and_then(|last| last.split_once(' '));
-        if last.is_some_and(|(run, epoch)| {
-            run == header.run && epoch.parse().is_ok_and(|epoch: u64| epoch >= header.epoch)
-        }) {
+        let marker = Marker::parse(last.as_deref().unwrap_or_default());
+        if marker.has(header) {
             redis::cmd("UNWATCH").exec_async(connection).await?;
             return Ok(true);
         }
         let mut pipeline = pipeline.clone();
-        pipeline.atomic().cmd("SET").arg(key).arg(format!("{} {}", header.run, header.epoch));
+        pipeline.atomic().cmd("SET").arg(key).arg(marker.with(header).to_string());
         let done: Option<redis::Value> = pipeline.query_async(connection).await?;
         Ok(done.is_some())
     }

@@ -1,15 +1,19 @@
 //! Entries of streams: each stream is a split, read from the entry behind the last one. Copies share the streams by their
-//! places in the list.
+//! places in the list. All know from a checkpoint which ones any of them had, so that a stream that is named later is read by
+//! one of them.
 //!
 //! Entries that the server has trimmed away before they were read are not seen, and nobody is told: keep them for longer than a
 //! job may be away.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use arrow::datatypes::SchemaRef;
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, SchemaRef};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use redis::RedisResult;
@@ -31,6 +35,8 @@ const NAME: &str = "redis source";
 const COUNT: usize = 1000;
 /// How long the server waits for one.
 const BLOCK_MS: usize = 100;
+/// The name of what copies share.
+const SHARED: &str = "streams";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -86,11 +92,12 @@ fn a_minute() -> f64 {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: Arc<Options> = Arc::new(options::read(NAME, spec)?);
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let schema = options::needed(NAME, schema)?;
-    if options.streams.is_empty() {
-        return Err(wrong("`streams` is empty".into()));
+    let names: BTreeSet<&String> = options.streams.iter().collect();
+    if names.is_empty() || names.len() < options.streams.len() {
+        return Err(wrong("`streams` has to name at least one stream, and none twice".into()));
     }
     let server = Server::new(&options.url, options.user.clone(), options.password.clone()).map_err(wrong)?;
     let decoder = Decoder::new(Layout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
@@ -105,40 +112,60 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
             let bad = Handler::new(options.on_error.clone(), &counted, copy);
-            let streams = streams(&options, context)?;
-            let told_end = vec![false; streams.len()];
-            let reader = Reader { server: server.clone(), connection: None, options: options.clone() };
-            let (decoder, reader) = (decoder.clone(), Some(reader));
+            let (streams, held) = streams(&options, context)?;
+            let reader = Reader { server: server.clone(), connection: None, options: Arc::clone(&options) };
             Ok(Box::new(Redis {
-                decoder,
+                options: Arc::clone(&options),
+                decoder: decoder.clone(),
                 bad,
                 streams,
-                told_end,
+                held,
+                has_begun: false,
                 found: Vec::new(),
-                at_end: false,
-                reader,
+                empty: Vec::new(),
+                reader: Some(reader),
                 reading: None,
             }))
         }),
     })
 }
 
-/// The streams of a copy, each with its last entry; none, where that is not known yet.
-fn streams(options: &Options, context: &TaskContext) -> Result<Vec<(String, Option<String>)>, TaskError> {
-    match context.restored().filter(|restored| !restored.splits.is_empty()) {
-        Some(restored) => {
-            let last = |(name, bytes): (&String, &Bytes)| match std::str::from_utf8(bytes)? {
-                "" => Ok((name.clone(), None)),
-                id => Ok((name.clone(), Some(id.to_owned()))),
-            };
-            restored.splits.iter().map(last).collect()
+/// A stream that a copy reads.
+#[derive(Clone)]
+struct Stream {
+    name: String,
+    /// The last entry that was given on; none, where that is not known yet.
+    last: Option<String>,
+    /// It was said that there is nothing more, and nothing has come since.
+    told_end: bool,
+    is_over: bool,
+}
+
+impl Stream {
+    fn new(name: &str, last: &str) -> Self {
+        let last = Some(last.to_owned()).filter(|id| !id.is_empty());
+        Stream { name: name.to_owned(), last, told_end: false, is_over: false }
+    }
+}
+
+/// The streams of a copy, and those of all copies.
+fn streams(options: &Options, context: &TaskContext) -> Result<(Vec<Stream>, BTreeSet<String>), TaskError> {
+    let (mut mine, mut held) = (Vec::new(), BTreeSet::new());
+    if let Some(restored) = context.restored() {
+        for bytes in restored.shared.get(SHARED).into_iter().flatten() {
+            held.extend(serde_json::from_slice::<Vec<String>>(bytes)?);
         }
-        None => {
-            let mine = options.streams.iter().enumerate();
-            let mine = mine.filter(|(at, _)| *at as u32 % context.copies() == context.copy());
-            Ok(mine.map(|(_, name)| (name.clone(), None)).collect())
+        for (name, bytes) in &restored.splits {
+            match options.streams.contains(name) {
+                true => mine.push(Stream::new(name, std::str::from_utf8(bytes)?)),
+                false => eprintln!("tidemill: the checkpoint knows stream \"{name}\", which is not asked for any more"),
+            }
         }
     }
+    let new = options.streams.iter().enumerate().filter(|(_, name)| !held.contains(*name));
+    let new = new.filter(|(at, _)| *at as u32 % context.copies() == context.copy());
+    mine.extend(new.map(|(_, name)| Stream::new(name, "")));
+    Ok((mine, options.streams.iter().cloned().collect()))
 }
 
 /// An id, and fields with their values.
@@ -153,93 +180,149 @@ struct Found {
 
 /// The source of one copy.
 struct Redis {
+    options: Arc<Options>,
     decoder: Decoder,
     bad: Handler,
-    streams: Vec<(String, Option<String>)>,
-    /// Since the last row of each.
-    told_end: Vec<bool>,
-    found: Vec<(String, Vec<Entry>)>,
-    /// The last time nothing was found.
-    at_end: bool,
+    streams: Vec<Stream>,
+    /// The streams of all copies.
+    held: BTreeSet<String>,
+    has_begun: bool,
+    /// By places of streams, and what has not been given on yet.
+    found: Vec<(usize, Vec<Entry>)>,
+    /// The streams that had nothing when they were asked last, and that is not told yet.
+    empty: Vec<usize>,
     reader: Option<Reader>,
     reading: Option<BoxFuture<'static, Result<Found, TaskError>>>,
 }
 
 impl Source for Redis {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
-        if self.streams.is_empty() {
-            return Poll::Ready(Ok(Next::End));
+        if !std::mem::replace(&mut self.has_begun, true) {
+            return Poll::Ready(Ok(match self.streams.len().checked_sub(1) {
+                // Whoever hears of the last one knows that there are the others, and does not go ahead of them in time.
+                Some(last) => {
+                    let rows = RecordBatch::new_empty(SchemaRef::clone(self.decoder.schema()));
+                    Next::Rows { split: last as u32, rows }
+                }
+                None => Next::CaughtUp { split: 0 },
+            }));
+        }
+        if self.streams.is_empty() && !self.options.stop_at_end {
+            // One that has ended would have nothing to read for good, also of streams that are named later.
+            return Poll::Pending;
         }
         loop {
-            while let Some((name, entries)) = self.found.pop() {
-                let Some(at) = self.streams.iter().position(|(known, _)| *known == name) else { continue };
-                let rows = self.rows(&name, &entries)?;
-                self.streams[at].1 = entries.last().map(|(id, _)| id.clone());
-                self.told_end[at] = false;
+            if let Some((at, entries)) = self.found.pop() {
+                let rows = self.rows(at, &entries)?;
+                let stream = &mut self.streams[at];
+                stream.last = entries.last().map(|(id, _)| id.clone());
+                stream.told_end = false;
                 if rows.num_rows() > 0 {
                     return Poll::Ready(Ok(Next::Rows { split: at as u32, rows }));
                 }
+                continue;
             }
-            if self.at_end {
-                if let Some(at) = self.told_end.iter().rposition(|told| !told) {
-                    self.told_end[at] = true;
-                    let split = at as u32;
-                    let is_over = self.reader.as_ref().is_some_and(|reader| reader.options.stop_at_end);
-                    return Poll::Ready(Ok(if is_over { Next::SplitEnd { split } } else { Next::CaughtUp { split } }));
+            if let Some(at) = self.empty.pop() {
+                let (stream, split) = (&mut self.streams[at], at as u32);
+                if self.options.stop_at_end {
+                    stream.is_over = true;
+                    return Poll::Ready(Ok(Next::SplitEnd { split }));
                 }
-                if self.reader.as_ref().is_some_and(|reader| reader.options.stop_at_end) {
-                    return Poll::Ready(Ok(Next::End));
+                if !std::mem::replace(&mut stream.told_end, true) {
+                    return Poll::Ready(Ok(Next::CaughtUp { split }));
                 }
+                continue;
+            }
+            if self.streams.iter().all(|stream| stream.is_over) {
+                return Poll::Ready(Ok(Next::End));
             }
             let reading = match &mut self.reading {
                 Some(reading) => reading,
                 None => {
                     let reader = self.reader.take().expect("it is back when nothing is being read");
-                    self.reading.insert(Box::pin(reader.read(self.streams.clone())))
+                    let asked = self.streams.iter().filter(|stream| !stream.is_over);
+                    let asked = asked.map(|stream| (stream.name.clone(), stream.last.clone())).collect();
+                    self.reading.insert(Box::pin(reader.read(asked)))
                 }
             };
             let Poll::Ready(found) = reading.as_mut().poll(context) else { return Poll::Pending };
             self.reading = None;
             let Found { reader, first, entries } = found?;
             self.reader = Some(reader);
-            for (name, id) in first {
-                let stream = self.streams.iter_mut().find(|(known, _)| *known == name);
-                stream.expect("it was asked for").1 = Some(id);
+            let first: BTreeMap<String, String> = first.into_iter().collect();
+            let mut entries: BTreeMap<String, Vec<Entry>> = entries.into_iter().collect();
+            for (at, stream) in self.streams.iter_mut().enumerate().filter(|(_, stream)| !stream.is_over) {
+                if let Some(id) = first.get(&stream.name) {
+                    stream.last = Some(id.clone());
+                }
+                match entries.remove(&stream.name) {
+                    Some(entries) => self.found.push((at, entries)),
+                    None => self.empty.push(at),
+                }
             }
-            self.at_end = entries.is_empty();
-            self.found = entries;
         }
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let saved = |(name, last): &(String, Option<String>)| (name.clone(), last.clone().unwrap_or_default().into());
+        let saved = |stream: &Stream| (stream.name.clone(), stream.last.clone().unwrap_or_default().into());
         Ok(self.streams.iter().map(saved).collect())
+    }
+
+    fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(vec![(SHARED.into(), serde_json::to_vec(&self.held)?.into())])
     }
 }
 
 impl Redis {
-    fn rows(&mut self, stream: &str, entries: &[Entry]) -> Result<arrow::array::RecordBatch, TaskError> {
-        let options = &self.reader.as_ref().expect("it is back when something was read").options;
-        let record = |(_, fields): &Entry| match options.format {
-            Format::Json => {
-                let found = fields.iter().find(|(name, _)| *name == options.field.as_bytes());
-                found.map(|(_, value)| value.clone()).unwrap_or_default()
+    fn rows(&mut self, at: usize, entries: &[Entry]) -> Result<RecordBatch, TaskError> {
+        let (mut records, mut numbers, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (_, fields)) in entries.iter().enumerate() {
+            match self.record(fields) {
+                Ok(record) => {
+                    records.push(record);
+                    numbers.push(number);
+                }
+                Err((reason, bytes)) => wrong.push((number, reason, bytes)),
             }
-            Format::Fields => {
-                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-                let object: Map<String, Value> =
-                    fields.iter().map(|(name, value)| (text(name), text(value).into())).collect();
-                Value::Object(object).to_string().into_bytes()
-            }
-        };
-        let records: Vec<Vec<u8>> = entries.iter().map(record).collect();
-        let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-        let bad = &mut self.bad;
-        let rows = self.decoder.decode(&records, |at, reason| {
-            bad.bad(&[("stream", json!(stream)), ("id", json!(entries[at].0))], reason, records[at])
-        })?;
-        bad.flush()?;
+        }
+        let records: Vec<&[u8]> = records.iter().map(AsRef::as_ref).collect();
+        let Ok(rows) = self.decoder.decode(&records, |at, reason| {
+            wrong.push((numbers[at], reason.to_owned(), records[at]));
+            Ok::<(), Infallible>(())
+        });
+        // The first one is told first.
+        wrong.sort_unstable_by_key(|(number, ..)| *number);
+        for (number, reason, bytes) in wrong {
+            let place = [("stream", json!(self.streams[at].name)), ("id", json!(entries[number].0))];
+            self.bad.bad(&place, &reason, bytes)?;
+        }
+        self.bad.flush()?;
         Ok(rows)
+    }
+
+    /// An entry as JSON; else what is wrong, and with which bytes.
+    fn record<'a>(&self, fields: &'a [(Vec<u8>, Vec<u8>)]) -> Result<Cow<'a, [u8]>, (String, &'a [u8])> {
+        if self.options.format == Format::Json {
+            let name = &self.options.field;
+            let found = fields.iter().find(|(field, _)| *field == name.as_bytes());
+            return found
+                .map(|(_, value)| Cow::from(value))
+                .ok_or_else(|| (format!("it has no field \"{name}\""), &[][..]));
+        }
+        let text = |bytes: &'a [u8]| std::str::from_utf8(bytes).map_err(|_| ("it is not UTF-8".to_owned(), bytes));
+        let mut object = Map::new();
+        for (name, value) in fields {
+            let (Ok(name), schema) = (std::str::from_utf8(name), self.decoder.schema()) else { continue };
+            let Ok(column) = schema.field_with_name(name) else { continue };
+            // Numbers and times are read from texts, these are not.
+            let value = match (column.data_type(), text(value)?) {
+                (DataType::Boolean, "true") => Value::Bool(true),
+                (DataType::Boolean, "false") => Value::Bool(false),
+                (_, value) => value.into(),
+            };
+            object.insert(name.to_owned(), value);
+        }
+        Ok(Value::Object(object).to_string().into_bytes().into())
     }
 }
 
@@ -247,7 +330,7 @@ impl Redis {
 struct Reader {
     server: Server,
     connection: Option<MultiplexedConnection>,
-    options: Options,
+    options: Arc<Options>,
 }
 
 impl Reader {

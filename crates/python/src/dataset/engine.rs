@@ -1,7 +1,7 @@
 //! The engine of this process, and what needs one: functions by name, files, tables in memory, SQL.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3_arrow::PySchema;
 use tidemill_collective::Communicator;
+use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
     ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, OnError, StorageOptions, Workers, expr, read,
@@ -29,6 +30,8 @@ pub struct QueryEngine {
     process: u32,
     /// All workers of the job, once they have met.
     workers: Mutex<Option<Arc<Workers>>>,
+    /// What sources of streams leave out.
+    bad_records: Mutex<Vec<(String, Weak<BadRecords>)>>,
 }
 
 impl Drop for QueryEngine {
@@ -45,6 +48,24 @@ impl QueryEngine {
     /// Threads that run queries.
     pub fn threads(&self) -> usize {
         self.config.threads
+    }
+
+    /// A source that may leave out records.
+    pub fn add_source(&self, name: &str, bad: &Arc<BadRecords>) {
+        let mut known = self.bad_records.lock();
+        known.retain(|(_, bad)| bad.strong_count() > 0);
+        known.push((name.to_owned(), Arc::downgrade(bad)));
+    }
+
+    /// How many records sources of this process have left out since the last call, and the first.
+    pub fn take_bad_records(&self) -> (u64, Option<String>) {
+        let (mut count, mut first) = (0, None);
+        for (name, bad) in self.bad_records.lock().iter() {
+            let (more, text) = bad.upgrade().map_or((0, None), |bad| bad.take());
+            count += more;
+            first = first.or(text.map(|text| format!("{name}: {text}")));
+        }
+        (count, first)
     }
 
     /// The workers of the job; the first call is collective. Not with the GIL held.
@@ -99,7 +120,8 @@ impl QueryEngine {
     ) -> PyResult<Self> {
         let config = EngineConfig { threads, workers, memory_bytes, spill_dir };
         let engine = py.detach(|| Engine::new(&config)).map_err(|error| raised(py, &error))?;
-        Ok(QueryEngine { engine: Arc::new(engine), config, process: std::process::id(), workers: Mutex::default() })
+        let (engine, process) = (Arc::new(engine), std::process::id());
+        Ok(QueryEngine { engine, config, process, workers: Mutex::default(), bad_records: Mutex::default() })
     }
 
     fn call(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use pyo3::exceptions::PyValueError;
@@ -69,6 +69,7 @@ pub fn stream_of(
 ) -> PyResult<NativeDataSet> {
     let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
     let found = tidemill_connect::source(&described_by(spec)?, schema).map_err(|error| refused(py, &error))?;
+    engine.add_source(&found.name, &found.bad);
     let source = StreamSource {
         name: found.name,
         schema: found.schema,
@@ -109,6 +110,51 @@ pub fn window_of(
 /// How checkpoints are made: folder, seconds between them, seconds until one is given up, how many are kept.
 type Checkpoints = (PathBuf, f64, f64, usize);
 
+/// Between lines that tell of records which were left out.
+const TELL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The records that this process has left out: what all of them were at the end, and meanwhile a line now and then.
+struct LeftOut {
+    count: u64,
+    first: Option<String>,
+    looked: Instant,
+}
+
+impl LeftOut {
+    /// From now on: what a run before has left out is not told again.
+    fn new(engine: &QueryEngine) -> Self {
+        engine.take_bad_records();
+        LeftOut { count: 0, first: None, looked: Instant::now() }
+    }
+
+    fn look(&mut self, engine: &QueryEngine) {
+        if self.looked.elapsed() >= TELL_INTERVAL {
+            self.tell(engine);
+        }
+    }
+
+    /// Prints what has come since the last time.
+    fn tell(&mut self, engine: &QueryEngine) {
+        self.looked = Instant::now();
+        if let (more @ 1.., Some(first)) = self.take(engine) {
+            let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
+            eprintln!("tidemill: {records} left out; the first: {first}");
+        }
+    }
+
+    fn take(&mut self, engine: &QueryEngine) -> (u64, Option<String>) {
+        let (more, first) = engine.take_bad_records();
+        self.count += more;
+        if self.first.is_none() {
+            self.first.clone_from(&first);
+        }
+        (more, first)
+    }
+}
+
+/// What a run has done: the edges' reports, how many records were left out by this process, and the first of them.
+type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>);
+
 /// Writes a stream until it ends; collective.
 #[pyfunction]
 #[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None))]
@@ -123,7 +169,7 @@ pub fn write_stream<'py>(
     sink_name: String,
     checkpoints: Option<Checkpoints>,
     stop: Option<Py<PyAny>>,
-) -> PyResult<Bound<'py, PyDict>> {
+) -> PyResult<Written<'py>> {
     let sink = match sink.extract::<String>(py) {
         Ok(spec) => connector_sink(py, &described_by(&spec)?, set)?,
         Err(_) => python_sink(py, sink, sink_name)?,
@@ -136,8 +182,10 @@ pub fn write_stream<'py>(
     });
     let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()? };
     let mut stopping = false;
+    let mut left_out = LeftOut::new(engine);
     let report = together_with(py, engine, comm, |workers, look| {
         workers.stream(&engine.engine, &set.0, &job, &mut |run| {
+            left_out.look(engine);
             look(&mut |py| {
                 if !stopping && let Some(stop) = &stop {
                     stopping = stop.call0(py)?.is_truthy(py)?;
@@ -148,8 +196,17 @@ pub fn write_stream<'py>(
                 Ok(())
             })
         })
-    })?;
-    described(py, &report)
+    });
+    match report {
+        Ok(report) => {
+            left_out.take(engine);
+            Ok((described(py, &report)?, left_out.count, left_out.first))
+        }
+        Err(error) => {
+            left_out.tell(engine);
+            Err(error)
+        }
+    }
 }
 
 fn connector_sink(py: Python<'_>, spec: &Value, set: &NativeDataSet) -> PyResult<StreamSink> {

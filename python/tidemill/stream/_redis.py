@@ -1,0 +1,138 @@
+"""Redis: streams as sources, hashes and streams as sinks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Literal
+
+from tidemill._tidemill import stream_of
+from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._read import OnError, Schema, _schema
+from tidemill.stream._connect import Connector, bad, described, times
+from tidemill.stream._time import Duration, micros
+
+__all__ = ["from_redis", "to_redis"]
+
+
+def from_redis(
+    url: str,
+    streams: str | Iterable[str],
+    schema: Schema,
+    *,
+    format: Literal["fields", "json"] = "fields",
+    field: str = "value",
+    time: str | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+    start: Literal["earliest", "latest"] = "earliest",
+    stop_at_end: bool = False,
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
+) -> DataSet:
+    """Read streams of Redis: each is a split, and the id of its last entry is part of checkpoints; no consumer group is used.
+
+    A server that is away is waited for, a minute long. Entries that the server drops before they are read are not seen: let
+    it keep them for longer than a job may be away.
+
+    Parameters
+    ----------
+    url : str
+        ``redis://HOST:PORT/NUMBER``. User and password are those in it, else ``TIDEMILL_REDIS_USER`` and
+        ``TIDEMILL_REDIS_PASSWORD`` of the environment.
+    streams : str or iterable of str
+        Their keys.
+    schema : mapping of str to str, or Arrow schema
+        Types by column.
+    format : {"fields", "json"}, default="fields"
+        An entry's fields are the columns, their values as text; or one field is a JSON object with the columns.
+    field : str, default="value"
+        Which one, of JSON.
+    time, out_of_order, idle_after
+        As for `from_table`.
+    start : {"earliest", "latest"}, default="earliest"
+        Where a job begins that goes on from no checkpoint.
+    stop_at_end : bool, default=False
+        End when every stream has been read as far as there is anything.
+    on_error, quarantine
+        As for `from_files`; a bad entry is named by stream and id.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense. What is wrong with an entry is an error of the job that names its stream and id.
+    """
+    spec = described(
+        "redis",
+        url=url,
+        streams=_listed(streams),
+        format=format,
+        field=field,
+        start=start,
+        stop_at_end=stop_at_end,
+        on_error=bad(on_error, quarantine),
+    )
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+
+
+def to_redis(
+    url: str,
+    *,
+    key: str | Iterable[str] | None = None,
+    stream: str | None = None,
+    id: str | None = None,
+    prefix: str = "",
+    increment: str | Iterable[str] = (),
+    expire: Duration | None = None,
+    entries_max: int | None = None,
+) -> Connector:
+    """A sink of `DataSet.write_stream`: hashes of Redis, one for each `key`, or entries of a stream.
+
+    With `id`, each row is written once: rows are part of the checkpoint; when it is durable, one transaction of the server
+    writes them and notes that it has, in a key ``tidemill:ID:...``. One server, no cluster. Without `id`, rows are written as
+    they come, and again after a failure: a hash that is set again is as it was, entries of a stream come again.
+
+    Parameters
+    ----------
+    url : str
+        As for `from_redis`.
+    key : str or iterable of str, optional
+        Of hashes: the columns whose values, with colons between, are a hash's key. The others are its fields; a null removes
+        one.
+    stream : str, optional
+        The stream that rows are added to, instead.
+    id : str, optional
+        What the job is called at the server, where nobody else may be called so.
+    prefix : str, default=""
+        Of hashes: what their keys begin with.
+    increment : str or iterable of str, optional
+        Of hashes: columns of numbers that are added to what is there. Needs `id`.
+    expire : str, number of seconds or timedelta, optional
+        Of hashes: how long one stays after it was written last; whole seconds.
+    entries_max : int, optional
+        Of a stream: about so many entries are kept.
+    """
+    options = {
+        "key": None if key is None else _listed(key),
+        "stream": stream,
+        "id": id,
+        "prefix": prefix or None,
+        "increment": _listed(increment) or None,
+        "expire_s": None if expire is None else _whole_seconds(expire, "expire"),
+        "entries_max": entries_max,
+    }
+    guarantee = "exactly_once" if id is not None else "at_least_once"
+    return Connector(described("redis", url=url, guarantee=guarantee, **options))
+
+
+def _listed(names: str | Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _whole_seconds(duration: Duration, name: str) -> int:
+    seconds, rest = divmod(micros(duration, name), 1_000_000)
+    if rest or seconds < 1:
+        raise DataSetError(f"{name}={duration!r} has to be whole seconds, at least one")
+    return seconds
