@@ -65,6 +65,9 @@ def test_a_generator() -> None:
     windows.write_stream(lambda rows: seen.extend(rows.to_pylist()))
     assert sum(row["n"] for row in seen) == 10_000
     assert {row["key"] for row in seen} == set(range(10))
+    seen.clear()
+    tm.stream.rate(1e6, rows=5, step="2m").write_stream(lambda rows: seen.extend(rows.to_pylist()))
+    assert [row["time"].minute for row in seen] == [0, 2, 4, 6, 8]
 
 
 def test_workers_share_files(tmp_path: Path) -> None:

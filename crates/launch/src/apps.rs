@@ -18,6 +18,7 @@ pub const APPS: &[App] = &[
         about: "List the checkpoints of a stream, and whether they are whole",
     },
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
+    App { name: "nexmark", module: "tidemill.apps.nexmark", about: "Run queries of Nexmark over streams" },
     App { name: "teragen", module: "tidemill.apps.teragen", about: "Make records of 100 bytes to be sorted" },
     App {
         name: "terasort",

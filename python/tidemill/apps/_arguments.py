@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import tidemill as tm
 
-__all__ = ["Parser"]
+__all__ = ["Parser", "queries"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,3 +25,15 @@ class Parser(argparse.ArgumentParser):
         # The launcher stops the others when one fails, which shall not be before rank 0 has spoken.
         job.comm.Barrier()
         self.exit(2)
+
+
+def queries(text: str, numbers: Sequence[int]) -> list[int]:
+    """The queries that a list like ``1,6,10-12`` names, of those that there are, which have numbers without gaps."""
+    chosen: list[int] = []
+    for word in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,2})(?:\s*-\s*(\d{1,2}))?\s*", word)
+        named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+        if not named or named[0] not in numbers or named[-1] not in numbers:
+            raise argparse.ArgumentTypeError(f"{word.strip()!r} is no query; there are {numbers[0]} to {numbers[-1]}")
+        chosen += named
+    return chosen

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import tidemill as tm
-from tidemill.apps._arguments import Parser
+from tidemill.apps._arguments import Parser, queries
 from tidemill.apps.tpch_queries import QUERIES, TABLES, query
 from tidemill.ml._job import together
 
@@ -42,14 +42,7 @@ Row = tuple[Any, ...]
 
 def _numbers(text: str) -> list[int]:
     """The queries that a list like ``1,6,10-12`` names."""
-    chosen: list[int] = []
-    for word in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,2})(?:\s*-\s*(\d{1,2}))?\s*", word)
-        numbers = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
-        if not numbers or numbers[0] not in QUERIES or numbers[-1] not in QUERIES:
-            raise argparse.ArgumentTypeError(f"{word.strip()!r} is no query; there are 1 to {len(QUERIES)}")
-        chosen += numbers
-    return chosen
+    return queries(text, list(QUERIES))
 
 
 def _scale(text: str) -> float:

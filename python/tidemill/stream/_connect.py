@@ -50,6 +50,7 @@ def rate(
     keys: int = 1000,
     splits: int = 1,
     seed: int = 0,
+    step: Duration | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
 ) -> DataSet:
@@ -67,10 +68,14 @@ def rate(
         What workers share among them: no more of them than this make rows.
     seed : int, default=0
         Other seeds make other keys.
+    step : str, number of seconds or timedelta, optional
+        From one row's ``time`` to the next one's, counted from 2026-01-01; by default what `rows_per_s` says, or a microsecond.
     out_of_order, idle_after : str, number of seconds or timedelta
         As for `from_table`.
     """
-    spec = described("rate", rows_per_second=float(rows_per_s), rows=rows, keys=keys, splits=splits, seed=seed)
+    step_us = None if step is None else float(micros(step, "step"))
+    options = {"rows": rows, "keys": keys, "splits": splits, "seed": seed, "step_us": step_us}
+    spec = described("rate", rows_per_second=float(rows_per_s), **options)
     return DataSet(stream_of(engine(), spec, None, times("time", out_of_order, idle_after)))
 
 
