@@ -175,11 +175,18 @@ class _Answers:
         for table in tables:
             self._duckdb.register("given", table)
             self._duckdb.execute("insert into rows select * from given")
-        for these, others, where in (("rows", "expected", "here, not of"), ("expected", "rows", "not here, but of")):
-            row = self._duckdb.execute(f"select * from {these} except all select * from {others} limit 1").fetchone()
-            if row is not None:
-                return f"({', '.join(map(str, row))}) {where} DuckDB"
-        return ""
+        # Rows that are all of the other's, and as many, are the same.
+        rows, expected = (self._one(f"select count(*) from {name}")[0] for name in ("rows", "expected"))
+        extra = self._one("select * from rows except all select * from expected limit 1")
+        if extra is None and rows == expected:
+            return ""
+        where = "here, not of"
+        if extra is None:
+            extra, where = self._one("select * from expected except all select * from rows limit 1"), "not here, but of"
+        return f"({', '.join(map(str, extra))}) {where} DuckDB"
+
+    def _one(self, text: str) -> Any:
+        return self._duckdb.execute(text).fetchone()
 
 
 if __name__ == "__main__":

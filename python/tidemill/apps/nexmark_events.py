@@ -35,9 +35,10 @@ _HOT_SELLERS, _HOT_AUCTIONS, _HOT_BIDDERS = 4, 2, 4
 #: What texts are cut out of.
 _LETTERS = "".join(random.Random(0).choices(string.ascii_lowercase, k=2048))
 
-_FIRST_NAMES = "Peter,Paul,Luke,John,Saul,Vicky,Kate,Julie,Sarah,Deiter,Walter"
-_LAST_NAMES = "Shultz,Abrams,Spencer,White,Bartels,Walton,Smith,Jones,Noris"
-_CITIES = "Phoenix,Los Angeles,San Francisco,Boise,Portland,Bend,Redmond,Seattle,Kent,Cheyenne"
+_FIRST_NAMES = "Ada,Alan,Barbara,Edsger,Frances,Grace,John,Leslie,Margaret,Niklaus,Tony"
+_LAST_NAMES = "Baker,Carter,Cooper,Fisher,Mason,Miller,Potter,Taylor,Weaver"
+_CITIES = "Astoria,Casper,Eureka,Flagstaff,Fresno,Laramie,Medford,Moscow,Spokane,Tucson"
+#: Of which query 3 asks for three.
 _STATES = "AZ,CA,ID,OR,WA,WY"
 
 
