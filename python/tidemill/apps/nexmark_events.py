@@ -32,8 +32,9 @@ _HOT_OF = 100
 #: Not hot is one of so many: sellers of auctions, auctions of bids, bidders of bids.
 _HOT_SELLERS, _HOT_AUCTIONS, _HOT_BIDDERS = 4, 2, 4
 
-#: What texts are cut out of.
-_LETTERS = "".join(random.Random(0).choices(string.ascii_lowercase, k=2048))
+_DICE = random.Random(0)
+#: What texts are cut out of. Of all that dice can do, only `random` is the same in every version of Python.
+_LETTERS = "".join(string.ascii_lowercase[int(26 * _DICE.random())] for _ in range(2048))
 
 _FIRST_NAMES = "Ada,Alan,Barbara,Edsger,Frances,Grace,John,Leslie,Margaret,Niklaus,Tony"
 _LAST_NAMES = "Baker,Carter,Cooper,Fisher,Mason,Miller,Potter,Taylor,Weaver"
