@@ -12,6 +12,8 @@ use crate::checkpoint::Hub;
 use crate::error::DataflowError;
 use crate::flow::Edge;
 use crate::link::{Inbox, Links};
+use crate::rebalance::{Rebalance, Rebalancing};
+use crate::route_map::RouteMap;
 use crate::stream::Control;
 use crate::wire::{Frame, Header, Kind, Received};
 
@@ -45,6 +47,27 @@ impl Progress {
         if let Some(hub) = &self.checkpoints {
             hub.request(control);
         }
+    }
+
+    /// Moves buckets of the keys of a task to other copies, and what is kept of them, while the stream goes on. The map's
+    /// version is greater than that of [`Progress::route`]. Only worker 0 of a run that makes checkpoints can; wherever it is
+    /// asked for, the answer says what came of it.
+    ///
+    /// What lies behind the task may count on keys staying with a copy only as far as they do in the task itself: one that is
+    /// connected directly, and keeps something by key, must not be there.
+    pub fn rebalance(&self, task: &str, map: RouteMap) -> Rebalancing {
+        let (answer, rebalancing) = Rebalancing::new();
+        match &self.checkpoints {
+            Some(hub) => hub.rebalance(Rebalance { task: task.to_owned(), map }, answer),
+            None => drop(answer.send(Err("buckets move at checkpoints, which this run does not make".into()))),
+        }
+        rebalancing
+    }
+
+    /// Which copy of a task owns which bucket: with buckets under way, the new owner. `None` of a task whose inputs are not
+    /// dealt by key, or in a run that makes no checkpoints.
+    pub fn route(&self, task: &str) -> Option<RouteMap> {
+        self.checkpoints.as_ref()?.route(task)
     }
 
     /// Tells how far this worker is.

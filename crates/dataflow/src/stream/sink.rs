@@ -17,6 +17,7 @@ use crate::checkpoint::Snapshot;
 use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Item};
+use crate::rebalance::{Moved, Moves};
 use crate::run::TaskContext;
 
 /// Between commits without checkpoints.
@@ -106,6 +107,10 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
                 last = barrier.epoch;
                 if let Some(states) = states {
                     states.save(barrier.epoch, true, snapshot(&prepared));
+                    if barrier.route_of(context.task()).is_some() {
+                        // It keeps nothing by key: to know that others come is all.
+                        states.moved(&Moves::default(), Moved { epoch: barrier.epoch, ..Moved::default() });
+                    }
                 }
                 if barrier.control == Control::Stop {
                     break;
