@@ -675,6 +675,7 @@ def write_stream(
     sink_name: str,
     checkpoints: tuple[str, float, float, int] | None = None,
     stop: Callable[[], bool] | None = None,
+    status: tuple[str, str] | None = None,
 ) -> tuple[dict[str, Any], int, str | None]: ...
 def list_checkpoints(
     engine: QueryEngine, folder: str | os.PathLike[str]

@@ -596,6 +596,7 @@ class DataSet:
         """
         from tidemill._job import init
         from tidemill._tidemill import write_stream
+        from tidemill.stream import _status
         from tidemill.stream._time import seconds
 
         if stop is not None and checkpoint is None:
@@ -606,8 +607,9 @@ class DataSet:
         # Worker 0 is who is heard.
         asked = stop if init().rank == 0 else None
         sink_name = getattr(sink, "__name__", type(sink).__name__)
+        status = _status.place(name, init().comm)
         report, count, first = write_stream(
-            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked
+            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked, status
         )
         _workers.report_bad_records(count, first)
         return report

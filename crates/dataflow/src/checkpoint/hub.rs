@@ -96,6 +96,11 @@ impl Hub {
         Ok(())
     }
 
+    /// The last epoch that is durable, as this worker knows.
+    pub(crate) fn last_durable(&self) -> u64 {
+        self.news.last_durable()
+    }
+
     /// Asks the coordinator for a barrier; only worker 0 has one.
     pub(crate) fn request(&self, control: Control) {
         if let Some(events) = &self.events {

@@ -12,7 +12,7 @@ use super::inlet::{Inlet, Packet};
 use super::{FlowEdge, Mover};
 use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
 use crate::memory::Governor;
-use crate::metrics::{self, EdgeMetrics};
+use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::Tree;
 use crate::route_map::RouteMap;
 use crate::stream::Mark;
@@ -216,6 +216,21 @@ impl Edge {
     /// The most bytes that were queued at one of this worker's copies.
     pub(crate) fn queue_bytes_max(&self) -> u64 {
         self.inlets.iter().flatten().map(|(inlet, _)| inlet.peak_bytes()).max().unwrap_or(0)
+    }
+
+    /// What this worker has counted here, and how its copies are now.
+    pub(crate) fn report(&self) -> EdgeReport {
+        let mut report = self.metrics.report(&self.name, self.queue_bytes_max());
+        let sources = self.source_workers.len() as u32;
+        for (inlet, base) in self.inlets.iter().flatten() {
+            let (queued, time, slowest) = inlet.now();
+            report.queue_bytes += queued;
+            if report.time.is_none() || time < report.time {
+                report.time = time.or(report.time);
+                report.held_by = slowest.and_then(|stream| stream.checked_sub(*base)).filter(|copy| *copy < sources);
+            }
+        }
+        report
     }
 
     /// A frame of this edge has come from worker `from`. The engine is locked.

@@ -246,6 +246,9 @@ impl Input {
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, Item)>, DataflowError>> {
         loop {
             if let Some(mark) = self.marks.as_mut().and_then(Confluence::next) {
+                if let Mark::Watermark(time) = mark {
+                    self.inlet.note_time(Some(time), self.held_back_by());
+                }
                 return Poll::Ready(Ok(Some((0, Item::Mark(mark)))));
             }
             if self.open == 0 {
@@ -274,6 +277,7 @@ impl Input {
             }
             Gate::Release => self.inlet.release(),
         }
+        self.inlet.note_time(None, self.held_back_by());
         Ok(())
     }
 
@@ -281,6 +285,10 @@ impl Input {
         if self.marks.as_mut().is_some_and(|marks| marks.over(stream as usize) == Gate::Release) {
             self.inlet.release();
         }
+    }
+
+    fn held_back_by(&self) -> Option<u32> {
+        self.marks.as_ref()?.slowest().map(|stream| stream as u32)
     }
 
     /// The source task and copy of the stream that holds time back; `None` when none does.

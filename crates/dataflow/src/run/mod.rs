@@ -502,8 +502,7 @@ impl Run {
         state.outcome()?;
         let mut report = RunReport { wall_ns: self.begun.elapsed().as_nanos() as u64, ..RunReport::default() };
         report.spilled_bytes = self.governor.spilled_bytes() - self.spilled_before;
-        let edges = state.edges().iter().filter(|edge| !edge.handover);
-        report.edges = edges.map(|e| e.metrics.report(&e.name, e.queue_bytes_max())).collect();
+        report.edges = state.progress.edges();
         Ok(report)
     }
 

@@ -12,6 +12,7 @@ use crate::checkpoint::Hub;
 use crate::error::DataflowError;
 use crate::flow::Edge;
 use crate::link::{Inbox, Links};
+use crate::metrics::EdgeReport;
 use crate::rebalance::{Rebalance, Rebalancing};
 use crate::route_map::RouteMap;
 use crate::stream::Control;
@@ -21,7 +22,6 @@ use crate::wire::{Frame, Header, Kind, Received};
 pub(crate) struct RunState {
     pub links: Arc<Links>,
     pub cancel: Arc<Cancel>,
-    edges: OnceLock<Vec<Arc<Edge>>>,
     copies_left: AtomicUsize,
     faults: Mutex<Faults>,
     pub progress: Progress,
@@ -30,6 +30,7 @@ pub(crate) struct RunState {
 
 /// How far a run is, in units of its own, such as rows read. Every worker tells of itself, worker 0 learns of all.
 pub struct Progress {
+    edges: OnceLock<Vec<Arc<Edge>>>,
     here: AtomicU64,
     /// By worker, as last heard of.
     elsewhere: Vec<AtomicU64>,
@@ -39,7 +40,7 @@ pub struct Progress {
 impl Progress {
     fn new(workers: u32, checkpoints: Option<Arc<Hub>>) -> Self {
         let elsewhere = (0..workers).map(|_| AtomicU64::new(0)).collect();
-        Progress { here: AtomicU64::new(0), elsewhere, checkpoints }
+        Progress { edges: OnceLock::new(), here: AtomicU64::new(0), elsewhere, checkpoints }
     }
 
     /// Asks for a barrier that carries `control`. Only worker 0 of a run that makes checkpoints is heard.
@@ -70,6 +71,17 @@ impl Progress {
         self.checkpoints.as_ref()?.route(task)
     }
 
+    /// What this worker has seen on every edge until now.
+    pub fn edges(&self) -> Vec<EdgeReport> {
+        let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
+        edges.iter().filter(|edge| !edge.handover).map(|edge| edge.report()).collect()
+    }
+
+    /// The last checkpoint that is durable; 0 before the first. `None` if the run makes none.
+    pub fn durable(&self) -> Option<u64> {
+        self.checkpoints.as_ref().map(|hub| hub.last_durable())
+    }
+
     /// Tells how far this worker is.
     pub fn tell(&self, here: u64) {
         self.here.store(here, Ordering::Relaxed);
@@ -97,7 +109,6 @@ impl RunState {
         Arc::new(RunState {
             links: Arc::clone(links),
             cancel: Arc::default(),
-            edges: OnceLock::new(),
             copies_left: AtomicUsize::new(copies),
             faults: Mutex::new(Faults { finished, ..Faults::default() }),
             progress: Progress::new(links.workers(), checkpoints.clone()),
@@ -107,11 +118,11 @@ impl RunState {
 
     /// Set once, before the first frame can come.
     pub(crate) fn set_edges(&self, edges: Vec<Arc<Edge>>) {
-        assert!(self.edges.set(edges).is_ok(), "a run's edges are set once");
+        assert!(self.progress.edges.set(edges).is_ok(), "a run's edges are set once");
     }
 
     pub(crate) fn edges(&self) -> &[Arc<Edge>] {
-        self.edges.get().map_or(&[], Vec::as_slice)
+        self.progress.edges.get().map_or(&[], Vec::as_slice)
     }
 
     /// A fault begins here: everybody is told, everything is given up. Not once this worker has said that its part is over:

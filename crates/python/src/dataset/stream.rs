@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::BoxFuture;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidemill_connect::ConnectError;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::EventTimes;
-use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_dataflow::{Progress, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{DataSet, DataSetError, MakeSink, StreamJob, StreamSink, StreamSource, Windows, table_stream};
@@ -157,7 +157,7 @@ type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>);
 
 /// Writes a stream until it ends; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None))]
+#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -169,6 +169,7 @@ pub fn write_stream<'py>(
     sink_name: String,
     checkpoints: Option<Checkpoints>,
     stop: Option<Py<PyAny>>,
+    status: Option<(PathBuf, String)>,
 ) -> PyResult<Written<'py>> {
     let sink = match sink.extract::<String>(py) {
         Ok(spec) => connector_sink(py, &described_by(&spec)?, set)?,
@@ -181,11 +182,16 @@ pub fn write_stream<'py>(
         Ok::<_, PyErr>(CheckpointSettings { store, interval: seconds(every)?, timeout: seconds(timeout)?, keep })
     });
     let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()? };
+    let status = status.map(|(file, about)| Ok::<_, PyErr>(Status { file, about: described_by(&about)?, told: None }));
+    let mut status = status.transpose()?;
     let mut stopping = false;
     let mut left_out = LeftOut::new(engine);
     let report = together_with(py, engine, comm, |workers, look| {
         workers.stream(&engine.engine, &set.0, &job, &mut |run| {
             left_out.look(engine);
+            if let Some(status) = &mut status {
+                status.tell(run);
+            }
             look(&mut |py| {
                 if !stopping && let Some(stop) = &stop {
                     stopping = stop.call0(py)?.is_truthy(py)?;
@@ -206,6 +212,44 @@ pub fn write_stream<'py>(
             left_out.tell(engine);
             Err(error)
         }
+    }
+}
+
+/// What a job tells of itself while it runs, in a file that `tidemill top` reads. A worker that is killed leaves it behind: readers
+/// look whether its process is there.
+struct Status {
+    file: PathBuf,
+    /// Who it is.
+    about: Value,
+    told: Option<Instant>,
+}
+
+impl Status {
+    const EVERY: Duration = Duration::from_millis(500);
+
+    /// Writes it now and then. It is of no use to the job itself, so failures are passed over.
+    fn tell(&mut self, run: &Progress) {
+        if self.told.is_some_and(|told| told.elapsed() < Self::EVERY) {
+            return;
+        }
+        self.told = Some(Instant::now());
+        let mut edges = run.edges();
+        edges.iter_mut().for_each(|edge| {
+            edge.bucket_rows.clear();
+            edge.bucket_bytes.clear();
+        });
+        let mut status = self.about.clone();
+        status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
+        status["durable"] = json!(run.durable());
+        status["edges"] = json!(edges);
+        let new = self.file.with_extension("new");
+        drop(std::fs::write(&new, status.to_string()).and_then(|()| std::fs::rename(&new, &self.file)));
+    }
+}
+
+impl Drop for Status {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.file));
     }
 }
 
