@@ -42,6 +42,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use serde_json::Value;
+pub use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::Source;
 use tidemill_dataflow::{TaskContext, TaskError};
@@ -75,17 +76,6 @@ impl fmt::Debug for SourceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SourceSpec").field("name", &self.name).finish_non_exhaustive()
     }
-}
-
-/// How often a row may appear at a sink when its job fails and goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Guarantee {
-    /// Not at all, or once.
-    AtMostOnce,
-    /// Once, or more often.
-    AtLeastOnce,
-    /// Once, if sources can be read again and the job makes checkpoints.
-    ExactlyOnce,
 }
 
 /// A sink that can be made.

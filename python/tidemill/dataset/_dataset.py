@@ -422,7 +422,14 @@ class DataSet:
             print(table._native.format())
 
     def explain(self, how: Literal["logical", "optimized", "physical", "analyze"] = "physical") -> str:
-        """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told."""
+        """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told.
+
+        Of a stream: its tasks, and what becomes of its rows when the job fails and goes on. Collective.
+        """
+        if self._native.is_stream() and how == "physical":
+            from tidemill._job import init
+
+            return self._native.explain_stream(engine(), init().comm)
         workers = _workers.comm()
         if workers is None or how not in ("physical", "analyze"):
             return self._native.explain(engine(), how)
@@ -559,6 +566,7 @@ class DataSet:
         timeout: Duration = 600,
         keep: int = 3,
         stop: Callable[[], bool] | None = None,
+        guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
     ) -> dict[str, Any]:
         """Write a stream until it ends; collective.
 
@@ -582,6 +590,9 @@ class DataSet:
         stop : callable, optional
             Asked on worker 0 ten times a second or so: as soon as it is true, the job makes a last checkpoint, commits, and
             returns. It goes on from there when it is started again. Needs `checkpoint`.
+        guarantee : {"exactly once", "at least once", "at most once"}, optional
+            The least that each row is to have at the sink when the job fails and goes on. A job whose sources, sink and
+            options cannot give it does not begin, and says why; by default it gives what it can.
 
         Returns
         -------
@@ -609,7 +620,7 @@ class DataSet:
         sink_name = getattr(sink, "__name__", type(sink).__name__)
         status = _status.place(name, init().comm)
         report, count, first = write_stream(
-            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked, status
+            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked, status, guarantee
         )
         _workers.report_bad_records(count, first)
         return report

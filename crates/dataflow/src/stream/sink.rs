@@ -5,6 +5,7 @@
 //! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
@@ -19,6 +20,27 @@ use crate::error::TaskError;
 use crate::flow::{Inputs, Item};
 use crate::rebalance::{Moved, Moves};
 use crate::run::TaskContext;
+
+/// How often a row may appear at a sink when its job fails and goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Guarantee {
+    /// Not at all, or once.
+    AtMostOnce,
+    /// Once, or more often.
+    AtLeastOnce,
+    /// Once, if sources can be read again and the job makes checkpoints.
+    ExactlyOnce,
+}
+
+impl fmt::Display for Guarantee {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Guarantee::AtMostOnce => "at most once",
+            Guarantee::AtLeastOnce => "at least once",
+            Guarantee::ExactlyOnce => "exactly once",
+        })
+    }
+}
 
 /// Between commits without checkpoints.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);

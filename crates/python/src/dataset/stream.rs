@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tidemill_connect::ConnectError;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError};
 use tidemill_dataflow::stream::Control;
-use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::stream::sink::{Guarantee, Sink};
 use tidemill_dataflow::stream::source::EventTimes;
 use tidemill_dataflow::{Progress, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
@@ -75,6 +75,7 @@ pub fn stream_of(
         schema: found.schema,
         times: times(time),
         copies_max: found.copies_max,
+        replayable: found.replayable,
         make: found.make,
     };
     let made = DataSet::from_stream(&engine.engine, source);
@@ -157,7 +158,7 @@ type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>);
 
 /// Writes a stream until it ends; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None))]
+#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None, guarantee = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -170,6 +171,7 @@ pub fn write_stream<'py>(
     checkpoints: Option<Checkpoints>,
     stop: Option<Py<PyAny>>,
     status: Option<(PathBuf, String)>,
+    guarantee: Option<&str>,
 ) -> PyResult<Written<'py>> {
     let sink = match sink.extract::<String>(py) {
         Ok(spec) => connector_sink(py, &described_by(&spec)?, set)?,
@@ -181,7 +183,16 @@ pub fn write_stream<'py>(
         let store = store.map_err(|error| raised(py, &DataSetError::Io(error.to_string())))?;
         Ok::<_, PyErr>(CheckpointSettings { store, interval: seconds(every)?, timeout: seconds(timeout)?, keep })
     });
-    let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()? };
+    let guarantee = guarantee.map(|words| match words {
+        "exactly once" => Ok(Guarantee::ExactlyOnce),
+        "at least once" => Ok(Guarantee::AtLeastOnce),
+        "at most once" => Ok(Guarantee::AtMostOnce),
+        other => Err(PyValueError::new_err(format!(
+            "guarantee is \"exactly once\", \"at least once\" or \"at most once\", not {other:?}"
+        ))),
+    });
+    let guarantee = guarantee.transpose()?;
+    let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()?, guarantee };
     let status = status.map(|(file, about)| Ok::<_, PyErr>(Status { file, about: described_by(&about)?, told: None }));
     let mut status = status.transpose()?;
     let mut stopping = false;
@@ -263,7 +274,8 @@ fn connector_sink(py: Python<'_>, spec: &Value, set: &NativeDataSet) -> PyResult
             Err(error) => Arc::new(move |_: &TaskContext| Err(error.to_string().into())),
         }
     };
-    Ok(StreamSink { name: found.name, copies_max: found.copies_max, make: Arc::new(make) })
+    let (copies_max, guarantee) = (found.copies_max, found.guarantee);
+    Ok(StreamSink { name: found.name, copies_max, guarantee, make: Arc::new(make) })
 }
 
 fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<StreamSink> {
@@ -282,7 +294,8 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
             Ok(Box::new(PythonSink { sink, whole }) as Box<dyn Sink>)
         })
     };
-    Ok(StreamSink { name, copies_max: 0, make: Arc::new(make) })
+    let guarantee = if whole { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
+    Ok(StreamSink { name, copies_max: 0, guarantee, make: Arc::new(make) })
 }
 
 /// A Python function that is called with each table, or an object with the three methods of a sink.
