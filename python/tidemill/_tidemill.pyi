@@ -667,6 +667,12 @@ def stream_of_table(
     rows_per_s: float,
 ) -> NativeDataSet: ...
 def window_of(time: NativeExpr, kind: str, size: int, slide: int, lateness: int) -> NativeExpr: ...
+
+class NativeRunning:
+    def owners(self) -> dict[str, list[int]]: ...
+    def rebalance(self, task: str, owners: Sequence[int]) -> int: ...
+    def outcomes(self) -> list[tuple[str, str | None, dict[str, Any] | None]]: ...
+
 def write_stream(
     engine: QueryEngine,
     comm: Comm,
@@ -678,6 +684,7 @@ def write_stream(
     stop: Callable[[], bool] | None = None,
     status: tuple[str, str] | None = None,
     guarantee: str | None = None,
+    watch: Callable[[NativeRunning], object] | None = None,
 ) -> tuple[dict[str, Any], int, str | None]: ...
 def list_checkpoints(
     engine: QueryEngine, folder: str | os.PathLike[str]

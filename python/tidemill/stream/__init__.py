@@ -14,6 +14,7 @@ from tidemill.dataset._table import Table
 from tidemill.stream._connect import Connector, from_files, from_kafka, rate, times, to_files, to_kafka
 from tidemill.stream._process import KeyContext
 from tidemill.stream._redis import from_redis, to_redis
+from tidemill.stream._running import Move, Running
 from tidemill.stream._time import Duration
 from tidemill.stream._windows import Windows, session, sliding, tumbling, window
 
@@ -21,6 +22,8 @@ __all__ = [
     "Connector",
     "Duration",
     "KeyContext",
+    "Move",
+    "Running",
     "Sink",
     "Windows",
     "from_files",

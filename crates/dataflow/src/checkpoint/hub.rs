@@ -123,6 +123,10 @@ impl Hub {
         self.routes.lock().get(task).map(|route| RouteMap::clone(route))
     }
 
+    pub(crate) fn routes(&self) -> BTreeMap<String, RouteMap> {
+        self.routes.lock().iter().map(|(task, route)| (task.clone(), RouteMap::clone(route))).collect()
+    }
+
     fn inject(&self, barrier: Barrier) {
         if let Control::Rebalance(Rebalance { task, map }) = &barrier.control {
             self.routes.lock().insert(task.clone(), Arc::new(map.clone()));

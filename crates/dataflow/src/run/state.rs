@@ -1,5 +1,6 @@
 //! The state of a run on one worker, shared by its copies, the pump and the thread that drives it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -69,6 +70,11 @@ impl Progress {
     /// dealt by key, or in a run that makes no checkpoints.
     pub fn route(&self, task: &str) -> Option<RouteMap> {
         self.checkpoints.as_ref()?.route(task)
+    }
+
+    /// By task, as [`Progress::route`]; none in a run that makes no checkpoints.
+    pub fn routes(&self) -> BTreeMap<String, RouteMap> {
+        self.checkpoints.as_ref().map(|hub| hub.routes()).unwrap_or_default()
     }
 
     /// What this worker has seen on every edge until now.

@@ -23,6 +23,7 @@ use super::calls::Call;
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, together_with, told};
+use super::running::NativeRunning;
 use super::table::NativeTable;
 use super::{finish, raised};
 use crate::comm::Comm;
@@ -158,7 +159,7 @@ type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>);
 
 /// Writes a stream until it ends; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None, guarantee = None))]
+#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -172,6 +173,7 @@ pub fn write_stream<'py>(
     stop: Option<Py<PyAny>>,
     status: Option<(PathBuf, String)>,
     guarantee: Option<&str>,
+    watch: Option<Py<PyAny>>,
 ) -> PyResult<Written<'py>> {
     let sink = match sink.extract::<String>(py) {
         Ok(spec) => connector_sink(py, &described_by(&spec)?, set)?,
@@ -195,6 +197,7 @@ pub fn write_stream<'py>(
     let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()?, guarantee };
     let status = status.map(|(file, about)| Ok::<_, PyErr>(Status { file, about: described_by(&about)?, told: None }));
     let mut status = status.transpose()?;
+    let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
     let mut stopping = false;
     let mut left_out = LeftOut::new(engine);
     let report = together_with(py, engine, comm, |workers, look| {
@@ -204,6 +207,11 @@ pub fn write_stream<'py>(
                 status.tell(run);
             }
             look(&mut |py| {
+                if let (Some(watch), Some(running)) = (&watch, &running) {
+                    running.get().look(run);
+                    watch.call1(py, (running.clone_ref(py),))?;
+                    running.get().pass_on(run);
+                }
                 if !stopping && let Some(stop) = &stop {
                     stopping = stop.call0(py)?.is_truthy(py)?;
                     if stopping {
