@@ -25,7 +25,7 @@ def times(time: str | None, out_of_order: Duration, idle_after: Duration) -> tup
 
 @dataclass(frozen=True)
 class Connector:
-    """A sink of the engine's own; made by `to_files`, `to_kafka` and `to_redis`."""
+    """A sink of the engine's own; made by `to_files` and its like."""
 
     #: Not shown: it may have a password.
     spec: str = field(repr=False)
