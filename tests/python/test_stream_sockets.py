@@ -192,36 +192,37 @@ def test_posts_to_a_busy_job(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     rows: list[int] = []
     answers: Counter[tuple[int, str | None]] = Counter()
-    taken: list[int] = []
-    done = threading.Event()
+    busy, done = threading.Event(), threading.Event()
+    # Long ones: the job has room for many that are short.
+    count, padding = 150, "x" * 900_000
 
     def ask() -> None:
         launched.wait_until(lambda: listens(port), "the server")
 
-        def some(first: int) -> None:
-            for x in range(first, first + 10):
-                status, _, retry = post(port, b'{"x": %d}' % x)
-                answers[status, retry] += 1
-                if status == 200:
-                    taken.append(x)
+        def send(x: int) -> None:
+            body = json.dumps({"x": x, "padding": padding}).encode()
+            while (answer := post(port, body))[0] != 200:
+                answers[answer[0], answer[2]] += 1
+                busy.set()
+                time.sleep(0.1)
 
-        threads = [threading.Thread(target=some, args=[10 * at]) for at in range(100)]
+        threads = [threading.Thread(target=send, args=[x]) for x in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         done.set()
 
-    threading.Thread(target=ask, daemon=True).start()
-
-    def slowly(table: tm.Table) -> None:
-        time.sleep(0.3)
+    def take(table: tm.Table) -> None:
+        # Until somebody was refused.
+        assert busy.wait(launched.PATIENCE_S)
         rows.extend(row["x"] for row in table.to_pylist())
 
-    stream = tm.stream.from_webhook(port, SCHEMA, path="/rows")
-    stream.write_stream(slowly, checkpoint=tmp_path / "checkpoints", stop=done.is_set)
-    assert answers.keys() == {(200, None), (503, "1")}
-    assert sorted(rows) == sorted(taken)
+    threading.Thread(target=ask, daemon=True).start()
+    stream = tm.stream.from_webhook(port, SCHEMA | {"padding": "str"}, path="/rows")
+    stream.write_stream(take, checkpoint=tmp_path / "checkpoints", stop=done.is_set)
+    assert answers.keys() == {(503, "1")}
+    assert sorted(rows) == list(range(count))
 
 
 def test_posts_that_are_answered_when_they_are_durable(tmp_path: Path) -> None:
