@@ -9,7 +9,7 @@
 //! | `rabbitmq` | `rabbitmq` | yes    | what is not acknowledged | yes  | at least once         |
 //! | `sockets`  | `socket`, `websocket`, `webhook` | yes | nothing: see there |  |          |
 //!
-//! Beneath them: `options` (what people write), `decode` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
+//! Beneath them: `options` (what people write), `decode` and `avro` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
 //! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `feed` (a thread that reads ahead).
 //!
 //! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
@@ -26,6 +26,7 @@
 //! No connector blocks a thread of the pool: what blocks has a thread of its own, with a bounded queue between. Passwords
 //! come from the options or the environment and appear in no message.
 
+mod avro;
 mod bad;
 mod decode;
 mod encode;
