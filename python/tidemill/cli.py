@@ -22,4 +22,9 @@ def main(argv: list[str] | None = None) -> int:
         program cannot be started, 2 for a wrong command line, else 0.
     """
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["top"]:
+        # No job: it looks at those that run.
+        from tidemill.apps.top import main as top
+
+        return top(words[1:])
     return launch_main(["tidemill", *words], sys.executable)

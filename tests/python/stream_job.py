@@ -1,15 +1,18 @@
 """A job whose workers are killed: a query over streams at a rate, and a sink of files that must hold every row exactly once.
 
-Run as ``stream_job.py FOLDER [QUERY]``: checkpoints go to FOLDER/checkpoints, results to FOLDER/results, pids to FOLDER/pids.
+Run as ``stream_job.py FOLDER [QUERY [moving]]``: checkpoints go to FOLDER/checkpoints, results to FOLDER/results, pids to FOLDER/pids.
+With ``moving``, keys move between workers all the time, and what has come of it goes to FOLDER/moves.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -113,13 +116,31 @@ class Files:
         hidden.rename(self._folder / name)
 
 
+class Mover:
+    """Deals the buckets of one task after the other anew, by chance, as soon as the last ones have moved."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._dice = random.Random(os.getpid())
+
+    def __call__(self, running: tm.stream.Running) -> None:
+        if all(move.done for move in running.moves):
+            task = self._dice.choice(sorted(running.owners))
+            copies = max(running.owners[task]) + 1
+            running.rebalance(task, [self._dice.randrange(copies) for _ in running.owners[task]])
+        done = [asdict(move) for move in running.moves if move.done]
+        self._file.write_text(json.dumps(done))
+
+
 def main() -> None:
     folder, query = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "windows"
     rank = tm.init().rank
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
     stream = tm.stream.from_table(table(), time="ts", out_of_order="6ms", rows_per_batch=100, rows_per_s=ROWS_PER_S)
     rows = QUERIES[query](stream)
-    rows.write_stream(Files(folder / "results"), name="killed", checkpoint=folder / "checkpoints", every="100ms")
+    watch = Mover(folder / "moves") if "moving" in sys.argv else None
+    where = folder / "checkpoints"
+    rows.write_stream(Files(folder / "results"), name="killed", checkpoint=where, every="100ms", watch=watch)
 
 
 if __name__ == "__main__":

@@ -358,3 +358,29 @@ def test_tumbling_windows_of_a_table() -> None:
     rows = some(2000)
     seen = counted(tm.from_arrow(table(rows)), "1s").to_pylist()
     assert found(seen).keys() == by_window(rows, SECOND, SECOND).keys()
+
+
+def test_guarantees(tmp_path: Path) -> None:
+    """A job that must give more than it can does not begin; explain says what streams can give."""
+    stream = tm.stream.from_table(table(some(100)), time="ts")
+    counts = counted(stream, "1s")
+    for options, message in (
+        (
+            {"guarantee": "at least once"},
+            "cannot give at least once: it makes no checkpoints; say where they lie with checkpoint=",
+        ),
+        (
+            {"guarantee": "exactly once", "checkpoint": tmp_path / "a"},
+            r"cannot give exactly once: the sink <lambda> gives at least once",
+        ),
+    ):
+        with pytest.raises(tm.DataSetError, match=message):
+            written(counts, **options)
+    with pytest.raises(ValueError, match='not "often"'):
+        written(counts, guarantee="often")
+    written(counts, guarantee="at least once", checkpoint=tmp_path / "b")
+    counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "c", guarantee="exactly once")
+    text = counts.explain()
+    assert 'source "source table 1": ' in text and "window 2" in text
+    assert "table: is read again from where the checkpoint says" in text
+    assert "a sink that commits has each row exactly once, a function at least once" in text

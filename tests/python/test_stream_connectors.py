@@ -118,6 +118,37 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     assert sum(row["n"] for row in found) == 2000
 
 
+def test_avro(kafka: Kafka) -> None:
+    """Values of two writers' schemas, one of a third, and plain ones."""
+    x = {"name": "x", "type": "long"}
+    old: dict[str, Any] = {"type": "record", "name": "Click", "fields": [x]}
+    new = old | {"fields": [{"name": "s", "type": "string"}, x]}
+    schema = old | {"fields": [x, {"name": "s", "type": ["null", "string"], "default": None}]}
+    kafka.create_topic("avro", 1)
+    kafka.produce("avro", [b"\0\0\0\0\x07\x04", b"\0\0\0\1\x02\x02a\x06", b"\0\0\0\0\x09\x04", b"\x04"])
+    seen: list[dict[str, Any]] = []
+
+    def read(**options: Any) -> list[dict[str, Any]]:
+        seen.clear()
+        stream = tm.stream.from_kafka(
+            kafka.bootstrap, "avro", format="avro", stop_at_end=True, on_error="skip", **options
+        )
+        stream.write_stream(lambda rows: seen.extend(rows.to_pylist()))
+        return seen
+
+    with pytest.warns(
+        tm.BadRowsWarning, match=r"^2 records .* offset 2: its schema has the number 9, of which there is"
+    ):
+        assert read(avro_schema=schema, avro_writers={7: old, 258: json.dumps(new)}) == [
+            {"x": 2, "s": None},
+            {"x": 3, "s": "a"},
+        ]
+    with pytest.warns(tm.BadRowsWarning, match="^3 records"):
+        assert read(avro_schema=old) == [{"x": 2}]
+    with pytest.raises(tm.DataSetError, match=r"kafka source: .*avro_schema"):
+        read()
+
+
 def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
     """A poison record that stops the job, that vanishes without a word, or whose place nobody can find again."""
     kafka.create_topic("poison", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -60,6 +61,33 @@ def test_workers_that_are_killed(folder: Path, query: str) -> None:
     assert job.returncode == 0, err.decode()
     assert kills > 0
     check(folder, query)
+
+
+@pytest.mark.parametrize("query", stream_job.QUERIES)
+def test_keys_that_move(folder: Path, query: str) -> None:
+    """Buckets change their owners all the time, with all that is kept of them, and no result knows."""
+    ran = launched.run("run", "-n", "2", JOB, folder, query, "moving")
+    assert ran.returncode == 0, ran.stderr.decode()
+    check(folder, query)
+    moves = json.loads((folder / "moves").read_text())
+    # One that comes too late, when the stream ends, is told so.
+    assert [move for move in moves if move["error"] is None and move["buckets"]], moves
+    assert sum(move["moved_bytes"] for move in moves) > 0
+
+
+def test_keys_that_move_while_workers_are_killed(folder: Path) -> None:
+    """Killed between a barrier with a map and the next checkpoint, or anywhere else: the job goes on from what is durable."""
+    dice = random.Random(os.getpid())
+    job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "pairs", "moving")
+    for _ in range(5):
+        launched.wait_until(lambda: job.poll() is not None or has_checkpoint(folder), "the first checkpoint")
+        time.sleep(dice.uniform(0.2, 0.8))
+        victims = [pid for pid in pids(folder) if launched.is_running(pid)]
+        if victims and job.poll() is None:
+            os.kill(dice.choice(victims), signal.SIGKILL)
+    _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    check(folder, "pairs")
 
 
 def live_and_die(folder: Path, workers: int, query: str) -> None:

@@ -1,4 +1,4 @@
-//! Bytes to rows: JSON, CSV and text, where some records may not be what they should.
+//! Bytes to rows: JSON, CSV, text and Avro, where some records may not be what they should.
 //!
 //! Records are decoded many at a time. Where that fails, the bad record is found by its number, or by halving; the others cost
 //! what they always do. One record makes one row, always: what is two objects, or half of one, is bad.
@@ -9,6 +9,8 @@ use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
+
+use crate::avro::Avro;
 
 /// How a record's bytes are a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +29,14 @@ pub(crate) enum Layout {
 /// Decodes records.
 #[derive(Clone, Debug)]
 pub(crate) struct Decoder {
-    layout: Layout,
+    kind: Kind,
     schema: SchemaRef,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Layout(Layout),
+    Avro(Avro),
 }
 
 /// What a text is read into.
@@ -37,9 +45,9 @@ pub(crate) fn text_schema(column: &str) -> SchemaRef {
 }
 
 /// Why records could not be decoded, and which one, if that is known.
-struct Failure {
-    reason: String,
-    at: Option<usize>,
+pub(crate) struct Failure {
+    pub(crate) reason: String,
+    pub(crate) at: Option<usize>,
 }
 
 impl Decoder {
@@ -48,12 +56,17 @@ impl Decoder {
     /// # Errors
     /// In words, for types that cannot be read from it.
     pub(crate) fn new(layout: Layout, schema: SchemaRef) -> Result<Self, String> {
-        let decoder = Decoder { layout, schema };
+        let decoder = Decoder { kind: Kind::Layout(layout), schema };
         // Types are looked at when there is a row.
         if layout == Layout::Json {
             json(&decoder.schema, 1).map_err(|error| plain(&error))?;
         }
         Ok(decoder)
+    }
+
+    /// For Avro records, whose schemas say what their rows are.
+    pub(crate) fn of_avro(avro: Avro) -> Self {
+        Decoder { schema: SchemaRef::clone(avro.schema()), kind: Kind::Avro(avro) }
     }
 
     pub(crate) fn schema(&self) -> &SchemaRef {
@@ -101,10 +114,11 @@ impl Decoder {
     }
 
     fn some(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
-        match self.layout {
-            Layout::Json => self.some_json(records),
-            Layout::Csv { delimiter } => self.some_csv(records, delimiter),
-            Layout::Text => self.some_text(records),
+        match &self.kind {
+            Kind::Layout(Layout::Json) => self.some_json(records),
+            Kind::Layout(Layout::Csv { delimiter }) => self.some_csv(records, *delimiter),
+            Kind::Layout(Layout::Text) => self.some_text(records),
+            Kind::Avro(avro) => avro.decode(records),
         }
     }
 

@@ -1,14 +1,16 @@
 //! Sources and sinks: where streams come from and go to. One connector a file.
 //!
-//! | module     | kind    | source | copies go on from        | sink | guarantee             |
-//! |------------|---------|--------|--------------------------|------|-----------------------|
-//! | `rate`     | `rate`  | yes    | the number of a row      |      |                       |
-//! | `files`    | `files` | yes    | bytes of each file       | yes  | exactly once          |
-//! | `kafka`    | `kafka` | yes    | offsets of partitions    | yes  | exactly once, or less |
-//! | `redis`    | `redis` | yes    | ids of streams' entries  | yes  | exactly once, or less |
+//! | module     | kind       | source | copies go on from        | sink | guarantee             |
+//! |------------|------------|--------|--------------------------|------|-----------------------|
+//! | `rate`     | `rate`     | yes    | the number of a row      |      |                       |
+//! | `files`    | `files`    | yes    | bytes of each file       | yes  | exactly once          |
+//! | `kafka`    | `kafka`    | yes    | offsets of partitions    | yes  | exactly once, or less |
+//! | `redis`    | `redis`    | yes    | ids of streams' entries  | yes  | exactly once, or less |
+//! | `rabbitmq` | `rabbitmq` | yes    | what is not acknowledged | yes  | at least once         |
+//! | `sockets`  | `socket`, `websocket`, `webhook` | yes | nothing: see there |  |          |
 //!
-//! Beneath them: `options` (what people write), `decode` (bytes to rows), `encode` (rows to bytes), `prepared` (what checkpoints keep of sinks), `bad` (records that are no
-//! rows), `feed` (a thread that reads ahead).
+//! Beneath them: `options` (what people write), `decode` and `avro` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
+//! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `feed` (a thread that reads ahead).
 //!
 //! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
 //!
@@ -24,6 +26,7 @@
 //! No connector blocks a thread of the pool: what blocks has a thread of its own, with a bounded queue between. Passwords
 //! come from the options or the environment and appear in no message.
 
+mod avro;
 mod bad;
 mod decode;
 mod encode;
@@ -34,14 +37,18 @@ mod hash;
 mod kafka;
 mod options;
 mod prepared;
+mod rabbitmq;
 mod rate;
+mod record;
 mod redis;
+mod sockets;
 
 use std::fmt;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use serde_json::Value;
+pub use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::Source;
 use tidemill_dataflow::{TaskContext, TaskError};
@@ -77,17 +84,6 @@ impl fmt::Debug for SourceSpec {
     }
 }
 
-/// How often a row may appear at a sink when its job fails and goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Guarantee {
-    /// Not at all, or once.
-    AtMostOnce,
-    /// Once, or more often.
-    AtLeastOnce,
-    /// Once, if sources can be read again and the job makes checkpoints.
-    ExactlyOnce,
-}
-
 /// A sink that can be made.
 #[derive(Clone)]
 pub struct SinkSpec {
@@ -117,7 +113,11 @@ impl fmt::Debug for SinkSpec {
 pub fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
     match options::kind(spec, "source", &SOURCES)? {
         "rate" => rate::source(spec, schema),
+        "rabbitmq" => rabbitmq::source(spec, schema),
         "redis" => redis::source(spec, schema),
+        "socket" => sockets::tcp(spec, schema),
+        "webhook" => sockets::webhook(spec, schema),
+        "websocket" => sockets::websocket(spec, schema),
         "files" => files::source(spec, schema),
         "kafka" => kafka::source(spec, schema),
         other => unreachable!("{other} is no kind of source"),
@@ -134,10 +134,11 @@ pub fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> 
     match options::kind(spec, "sink", &SINKS)? {
         "files" => files::sink(spec, schema),
         "kafka" => kafka::sink(spec, schema),
+        "rabbitmq" => rabbitmq::sink(spec, schema),
         "redis" => redis::sink(spec, schema),
         other => unreachable!("{other} is no kind of sink"),
     }
 }
 
-const SOURCES: [&str; 4] = ["files", "kafka", "rate", "redis"];
-const SINKS: [&str; 3] = ["files", "kafka", "redis"];
+const SOURCES: [&str; 8] = ["files", "kafka", "rabbitmq", "rate", "redis", "socket", "webhook", "websocket"];
+const SINKS: [&str; 4] = ["files", "kafka", "rabbitmq", "redis"];

@@ -10,6 +10,7 @@
 //! | `wire`        | what crosses workers                                                                |
 //! | [`keys`], [`route_map`] | the hash of a key, its bucket, the bucket's owner                         |
 //! | [`operator`]  | tasks without a loop of their own                                                   |
+//! | [`rebalance`] | buckets move to other copies while the stream goes on                               |
 //! | [`stream`]    | streams without an end: time, barriers, sources and sinks                           |
 //! | [`checkpoint`] | what all copies kept at a barrier, durable as a whole                              |
 //! | [`memory`]    | the worker's budget, and the disk beyond it                                         |
@@ -32,6 +33,7 @@ pub mod metrics;
 pub mod operator;
 pub mod overlay;
 pub mod placement;
+pub mod rebalance;
 pub mod route_map;
 pub mod stream;
 

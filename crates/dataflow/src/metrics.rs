@@ -5,6 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
+use crate::stream::EventTime;
+
 /// Rows and bytes of each bucket of a keyed edge, as this worker has sent them.
 #[derive(Debug, Default)]
 pub struct BucketCounts {
@@ -64,6 +66,9 @@ impl EdgeMetrics {
             remote_bytes: load(&self.remote_bytes),
             blocked_ns: load(&self.blocked_ns),
             queue_bytes_max,
+            queue_bytes: 0,
+            time: None,
+            held_by: None,
             bucket_rows: self.buckets.get().map(|buckets| buckets.rows()).unwrap_or_default(),
             bucket_bytes: self.buckets.get().map(|buckets| buckets.bytes()).unwrap_or_default(),
         }
@@ -91,6 +96,12 @@ pub struct EdgeReport {
     pub blocked_ns: u64,
     /// The most bytes that were queued at one of its copies.
     pub queue_bytes_max: u64,
+    /// Bytes that are queued at its copies now.
+    pub queue_bytes: u64,
+    /// The time of its copies, of the one that is furthest behind: every row with an earlier event time has come there.
+    pub time: Option<EventTime>,
+    /// The source copy that holds that time back, if it is one of this edge's.
+    pub held_by: Option<u32>,
     /// For keyed edges: rows sent by bucket.
     pub bucket_rows: Vec<u64>,
     /// For keyed edges: bytes sent by bucket.

@@ -2,6 +2,7 @@
 //! and flushes exchanges when there is nothing to do.
 
 use arrow::array::RecordBatch;
+use bytes::Bytes;
 
 use crate::checkpoint::Snapshot;
 use crate::error::TaskError;
@@ -81,6 +82,39 @@ pub trait Operator: Send {
         Ok(Snapshot::default())
     }
 
+    /// Whether what it keeps by bucket can move to another copy ([`rebalance`](crate::rebalance)): by `release` and
+    /// `acquire`, or because it keeps nothing by bucket; then neither is needed.
+    fn moves() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// Lets go of these buckets, which another copy owns from now on, and returns what that one's `acquire` needs: of each any
+    /// number of parts, in order. A snapshot was taken just before.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        let _ = buckets;
+        Ok(Vec::new())
+    }
+
+    /// Takes over parts of buckets that another copy has released. Rows of their keys come when all parts have. The next
+    /// snapshot is asked for as a whole.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        match parts.first() {
+            Some((bucket, _)) => {
+                Err(format!("bucket {bucket} came from another copy: the operator cannot take it").into())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// All input ports have ended.
     ///
     /// # Errors
@@ -115,6 +149,7 @@ pub(crate) async fn drive(
     context: &TaskContext,
 ) -> Result<(), TaskError> {
     let mut emit = Emit::default();
+    let mut handover = inputs.take_handover();
     if context.had_ended() {
         // So have those that it would hear from, and what it had to say at its end it has said.
         return Ok(());
@@ -152,6 +187,14 @@ pub(crate) async fn drive(
                     // It goes on from there another time. The ends that follow are not the streams', nor is the time that they
                     // set free: what came of it now would come again.
                     return Ok(());
+                }
+                if let (Mark::Barrier(barrier), Some(handover), Some(states)) = (&mark, &mut handover, context.states())
+                    && let Some(map) = barrier.route_of(context.task())
+                {
+                    // Behind the barrier in the outputs: who is further down does not wait for this.
+                    let moves = handover.moves(map);
+                    let moved = handover.run(&mut operator, barrier, map).await?;
+                    states.moved(&moves, moved);
                 }
                 continue;
             }

@@ -80,6 +80,20 @@ impl RouteMap {
         self.owners.iter().copied()
     }
 
+    /// Whether it can deal the rows of `copies` copies in so many buckets.
+    ///
+    /// # Errors
+    /// In words.
+    pub(crate) fn fits(&self, buckets: u32, copies: u32) -> Result<(), String> {
+        if self.buckets() != buckets {
+            return Err(format!("the map has {} buckets, and the task's keys lie in {buckets}", self.buckets()));
+        }
+        match self.copies().find(|&copy| copy >= copies) {
+            Some(copy) => Err(format!("the map names copy {copy}, and the task has {copies}, from 0")),
+            None => Ok(()),
+        }
+    }
+
     /// The next version, with some buckets moved: `(bucket, new owner)`.
     #[must_use]
     pub fn moved(&self, moves: &[(u32, u32)]) -> Self {

@@ -30,6 +30,8 @@ pub const APPS: &[App] = &[
         module: "tidemill.apps.teravalidate",
         about: "Check that records are in order, and none is lost",
     },
+    // Not run as a job: the console script takes it before.
+    App { name: "top", module: "tidemill.apps.top", about: "Show the streams that run on this machine" },
     App { name: "tpch", module: "tidemill.apps.tpch", about: "Run the queries of TPC-H" },
     App {
         name: "tune",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from tidemill.dataset._read import StorageOptions
-    from tidemill.stream import Connector, Duration, Sink
+    from tidemill.stream import Connector, Duration, Running, Sink
 
 __all__ = ["DataSet"]
 
@@ -422,7 +422,14 @@ class DataSet:
             print(table._native.format())
 
     def explain(self, how: Literal["logical", "optimized", "physical", "analyze"] = "physical") -> str:
-        """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told."""
+        """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told.
+
+        Of a stream: its tasks, and what becomes of its rows when the job fails and goes on. Collective.
+        """
+        if self._native.is_stream() and how == "physical":
+            from tidemill._job import init
+
+            return self._native.explain_stream(engine(), init().comm)
         workers = _workers.comm()
         if workers is None or how not in ("physical", "analyze"):
             return self._native.explain(engine(), how)
@@ -559,6 +566,8 @@ class DataSet:
         timeout: Duration = 600,
         keep: int = 3,
         stop: Callable[[], bool] | None = None,
+        guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
+        watch: Callable[[Running], object] | None = None,
     ) -> dict[str, Any]:
         """Write a stream until it ends; collective.
 
@@ -582,6 +591,12 @@ class DataSet:
         stop : callable, optional
             Asked on worker 0 ten times a second or so: as soon as it is true, the job makes a last checkpoint, commits, and
             returns. It goes on from there when it is started again. Needs `checkpoint`.
+        guarantee : {"exactly once", "at least once", "at most once"}, optional
+            The least that each row is to have at the sink when the job fails and goes on. A job whose sources, sink and
+            options cannot give it does not begin, and says why; by default it gives what it can.
+        watch : callable, optional
+            Called on worker 0 ten times a second or so with the running job, whose keys it can move to other workers: a
+            `tidemill.stream.Running`. Needs `checkpoint`.
 
         Returns
         -------
@@ -596,18 +611,33 @@ class DataSet:
         """
         from tidemill._job import init
         from tidemill._tidemill import write_stream
+        from tidemill.stream import Running, _status
         from tidemill.stream._time import seconds
 
         if stop is not None and checkpoint is None:
             raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
+        if watch is not None and checkpoint is None:
+            raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
         folder = None
         if checkpoint is not None:
             folder = (str(checkpoint), seconds(every, "every"), seconds(timeout, "timeout"), keep)
         # Worker 0 is who is heard.
         asked = stop if init().rank == 0 else None
+        watching = (lambda native: watch(Running(native))) if watch is not None and init().rank == 0 else None
         sink_name = getattr(sink, "__name__", type(sink).__name__)
+        status = _status.place(name, init().comm)
         report, count, first = write_stream(
-            engine(), init().comm, self._native, name, _tables(sink), sink_name, folder, asked
+            engine(),
+            init().comm,
+            self._native,
+            name,
+            _tables(sink),
+            sink_name,
+            folder,
+            asked,
+            status,
+            guarantee,
+            watching,
         )
         _workers.report_bad_records(count, first)
         return report

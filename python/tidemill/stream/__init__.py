@@ -13,7 +13,10 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
 from tidemill.stream._connect import Connector, from_files, from_kafka, rate, times, to_files, to_kafka
 from tidemill.stream._process import KeyContext
+from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
 from tidemill.stream._redis import from_redis, to_redis
+from tidemill.stream._running import Move, Running
+from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._time import Duration
 from tidemill.stream._windows import Windows, session, sliding, tumbling, window
 
@@ -21,17 +24,24 @@ __all__ = [
     "Connector",
     "Duration",
     "KeyContext",
+    "Move",
+    "Running",
     "Sink",
     "Windows",
     "from_files",
     "from_kafka",
+    "from_rabbitmq",
     "from_redis",
+    "from_socket",
     "from_table",
+    "from_webhook",
+    "from_websocket",
     "rate",
     "session",
     "sliding",
     "to_files",
     "to_kafka",
+    "to_rabbitmq",
     "to_redis",
     "tumbling",
     "window",

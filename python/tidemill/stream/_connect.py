@@ -25,7 +25,7 @@ def times(time: str | None, out_of_order: Duration, idle_after: Duration) -> tup
 
 @dataclass(frozen=True)
 class Connector:
-    """A sink of the engine's own; made by `to_files`, `to_kafka` and `to_redis`."""
+    """A sink of the engine's own; made by `to_files` and its like."""
 
     #: Not shown: it may have a password.
     spec: str = field(repr=False)
@@ -153,7 +153,9 @@ def from_kafka(
     topic: str,
     schema: Schema | None = None,
     *,
-    format: Literal["json", "raw"] = "json",
+    format: Literal["json", "avro", "raw"] = "json",
+    avro_schema: str | Mapping[str, Any] | None = None,
+    avro_writers: Mapping[int, str | Mapping[str, Any]] | None = None,
     time: str | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
@@ -171,8 +173,15 @@ def from_kafka(
         ``host:port``, several with commas between.
     topic : str
     schema : mapping of str to str, or Arrow schema
-        Types by column of JSON objects; ``"raw"`` has ``key``, ``value``, ``partition``, ``offset`` and ``timestamp``.
-    format : {"json", "raw"}, default="json"
+        Types by column of JSON objects; ``"avro"`` has those of `avro_schema`; ``"raw"`` has ``key``, ``value``, ``partition``,
+        ``offset`` and ``timestamp``.
+    format : {"json", "avro", "raw"}, default="json"
+        What a record's value is; ``"raw"`` is its bytes as they are.
+    avro_schema : str or mapping, optional
+        Of Avro: the schema that values are read as, in JSON. Without `avro_writers` they were written with the same.
+    avro_writers : mapping of int to str or mapping, optional
+        Of Avro in Confluent's wire format: the schemas that values were written with, by their numbers in the registry, which
+        is not asked. A value whose schema has another number is bad.
     time, out_of_order, idle_after
         As for `from_table`.
     start : {"earliest", "latest"}, default="earliest"
@@ -194,6 +203,8 @@ def from_kafka(
         servers=servers,
         topic=topic,
         format=format,
+        avro_schema=avro_schema,
+        avro_writers=avro_writers,
         start=start,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),

@@ -148,6 +148,17 @@ class Processor:
         self._saved |= parts.keys()
         return saved
 
+    def release(self, buckets: list[int]) -> list[tuple[int, bytes]]:
+        """Let go of what is kept in these buckets, for another one's `restore`."""
+        parts: dict[int, list[tuple[Any, ...]]] = {bucket: [] for bucket in buckets}
+        for key, entry in list(self._entries.items()):
+            if entry.bucket in parts:
+                parts[entry.bucket].append((key, (entry.state, sorted(entry.timers), entry.touched)))
+                del self._entries[key]
+        self._changed = {key: bucket for key, bucket in self._changed.items() if bucket not in parts}
+        self._saved -= parts.keys()
+        return [(bucket, pickle.dumps(part)) for bucket, part in parts.items() if part]
+
     def restore(self, now: int, bucket: int, parts: list[bytes]) -> None:
         """Take what was kept: a whole, and the changes since."""
         self._now = now

@@ -4,13 +4,11 @@
 //! |----------|-----------------------------------------------------------------------|
 //! | `client` | what all clients are told, and what they have to say                  |
 //! | `source` | partitions of a topic, dealt to copies, their offsets in checkpoints   |
-//! | `record` | rows as records                                                       |
 //! | `sink`   | rows into a topic, in a transaction for each checkpoint or plainly     |
 //! | `commit` | the transactions                                                      |
 
 mod client;
 mod commit;
-mod record;
 mod sink;
 mod source;
 

@@ -26,10 +26,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::client::{Connection, Context, failed, partitions};
 use super::commit::{Committer, flush, producer_config, send};
-use super::record::Encoder;
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::prepared::{Header, records, seal};
+use crate::record::Encoder;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "kafka sink";

@@ -27,6 +27,7 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::{Connection, Context, failed, partitions, plain};
+use crate::avro::Avro;
 use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
@@ -51,6 +52,7 @@ enum Format {
     #[default]
     Json,
     Text,
+    Avro,
     Raw,
 }
 
@@ -80,9 +82,14 @@ struct Options {
     topic: String,
     #[serde(default)]
     format: Format,
-    /// Values begin with a zero and a schema's number of four bytes, as Confluent's serializers write them.
+    /// Of JSON: values begin with a zero and a schema's number of four bytes, as Confluent's serializers write them.
     #[serde(default)]
     confluent_header: bool,
+    /// Of Avro: what values are read as.
+    avro_schema: Option<Value>,
+    /// Of Avro values with Confluent's header: the schemas they were written with, by number.
+    #[serde(default)]
+    avro_writers: BTreeMap<u32, Value>,
     /// Where a job begins that goes on from no checkpoint.
     #[serde(default)]
     start: Start,
@@ -119,16 +126,27 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             return Err(wrong(format!("`{name}` has to be 0 or more")));
         }
     }
+    if options.format != Format::Avro && (options.avro_schema.is_some() || !options.avro_writers.is_empty()) {
+        return Err(wrong("`avro_schema` and `avro_writers` are for `format` avro".into()));
+    }
     let raw = raw_schema();
     let (schema, layout) = match (options.format, schema) {
         (Format::Json, schema) => (options::needed(NAME, schema)?, Some(Layout::Json)),
         (Format::Text, None) => (text_schema("value"), Some(Layout::Text)),
-        (Format::Raw, None) => (raw, None),
+        (Format::Raw | Format::Avro, None) => (raw, None),
         (Format::Raw, Some(schema)) if schema == raw => (raw, None),
         (Format::Text, Some(schema)) if schema == text_schema("value") => (schema, Some(Layout::Text)),
         (format, _) => return Err(wrong(format!("{format:?} has columns of its own: give it no schema"))),
     };
-    let decoder = layout.map(|layout| Decoder::new(layout, SchemaRef::clone(&schema))).transpose().map_err(wrong)?;
+    let decoder = match (options.format, layout) {
+        (Format::Avro, _) => {
+            let schema = options.avro_schema.as_ref().ok_or_else(|| wrong("avro needs `avro_schema`".into()))?;
+            Some(Decoder::of_avro(Avro::new(schema, &options.avro_writers).map_err(wrong)?))
+        }
+        (_, Some(layout)) => Some(Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?),
+        (_, None) => None,
+    };
+    let schema = decoder.as_ref().map_or(schema, |decoder| SchemaRef::clone(decoder.schema()));
     let Options { servers, user, password, config, .. } = options.clone();
     let connection = Connection::new(servers, user, password, config);
     let bad: Arc<BadRecords> = Arc::default();
@@ -566,7 +584,7 @@ impl Reader {
         let Reader { bad, options, decoder, .. } = self;
         let (mut values, mut offsets, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
         for (record, _, value) in buffer.iter() {
-            let body = match (value, options.confluent_header) {
+            let body = match (value, options.confluent_header && options.format == Format::Json) {
                 (None, _) => Err("it has no value"),
                 (Some([0, _, _, _, _, body @ ..]), true) => Ok(body),
                 (Some(_), true) => Err("it has no Confluent header"),

@@ -5,12 +5,17 @@
 //! takes too long, or that a copy cannot save, is given up with a warning, and the next one begins: what copies have saved
 //! meanwhile stays part of their state, as their changes build on it. The one that stops the job is its last: sources have
 //! ended at it, so if it cannot be made the run fails, and another goes on from the checkpoint before.
+//!
+//! A barrier that moves buckets is never given up: some copies would have moved them, others not. The next one waits until
+//! all copies have said that they have. So what the old owner saved of a bucket is known before what the new one saves.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::manifest::{Entry, Key, Manifest, Report, Said, TaskState};
+use crate::rebalance::{Moved, Rebalance};
+use crate::route_map::RouteMap;
 use crate::stream::{Barrier, Control};
 
 /// What a copy has saved.
@@ -29,8 +34,8 @@ pub(crate) enum Event {
     Tick,
     /// A copy has something to say.
     Report(Report),
-    /// Somebody wants a barrier that carries this.
-    Request(Control),
+    /// Somebody wants a barrier that carries this. Of those that move buckets `id` is told by [`Action::Answer`].
+    Request { id: u64, control: Control },
     /// The manifest of an epoch was written, or could not be.
     Stored { epoch: u64, result: Result<(), StoreFailure> },
 }
@@ -43,6 +48,10 @@ pub(crate) struct StoreFailure {
     pub fenced: bool,
 }
 
+fn refuse(id: u64, reason: String, actions: &mut Vec<Action>) {
+    actions.push(Action::Answer { id, outcome: Err(reason) });
+}
+
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
@@ -52,6 +61,8 @@ pub(crate) enum Action {
     Store(Box<Manifest>),
     /// Tell everybody that this epoch is durable.
     Durable(u64),
+    /// What has come of a rebalance that was asked for; in words, why it was refused.
+    Answer { id: u64, outcome: Result<Moved, String> },
     /// Tell people.
     Warn(String),
     /// End the run with this error.
@@ -65,6 +76,17 @@ pub(crate) enum Action {
 pub(crate) struct Member {
     pub name: String,
     pub copies: u32,
+    /// Which copy owns which bucket; `None` where nothing is dealt by key.
+    pub route: Option<Arc<RouteMap>>,
+    /// Why its buckets cannot move, if they cannot.
+    pub stays: Option<String>,
+}
+
+impl Member {
+    /// The map that it goes on with from a checkpoint.
+    pub(crate) fn route_in(&self, manifest: &Manifest) -> Option<Arc<RouteMap>> {
+        self.route.as_ref().map(|own| manifest.route(&self.name, self.copies, own))
+    }
 }
 
 /// Where a run begins.
@@ -85,6 +107,17 @@ struct Pending {
     failed: Option<String>,
 }
 
+/// Buckets that are under way.
+struct Moving {
+    id: u64,
+    task: u32,
+    /// Copies that have not said that they have what they gain.
+    missing: BTreeSet<u32>,
+    moved: Moved,
+    /// The barrier has reached the task: its copies get it all, or none.
+    begun: bool,
+}
+
 /// See the module.
 pub(crate) struct Coordinator {
     job: String,
@@ -101,7 +134,8 @@ pub(crate) struct Coordinator {
     /// Who has saved its state at the pending barrier and has ended since, with what it kept: that is of the next epoch.
     ended_behind: Vec<((u32, u32), Parts)>,
     storing: Option<(u64, bool)>,
-    requests: Vec<Control>,
+    moving: Option<Moving>,
+    requests: Vec<(u64, Control)>,
     /// Sources end without the job's having come to its end, or have ended before.
     stopping: bool,
     over: bool,
@@ -115,7 +149,9 @@ impl Coordinator {
             let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
             // Splits are dealt anew, so copies save all of theirs; who has ended says so again.
             let (ended, splits, shared) = Default::default();
-            TaskState { copies: member.copies, ended, splits, shared, ..old }
+            let route = from.and_then(|from| member.route_in(from)).as_deref().cloned();
+            let route = route.filter(|route| old.route.as_ref() == Some(route));
+            TaskState { copies: member.copies, route, ended, splits, shared, ..old }
         };
         let copies = |(task, member): (usize, &Member)| (0..member.copies).map(move |copy| (task as u32, copy));
         Coordinator {
@@ -131,6 +167,7 @@ impl Coordinator {
             pending: None,
             ended_behind: Vec::new(),
             storing: None,
+            moving: None,
             requests: Vec::new(),
             // What is to be committed of a finished job needs no further checkpoint.
             stopping: from.is_some_and(|from| from.finished),
@@ -143,7 +180,12 @@ impl Coordinator {
         let mut actions = Vec::new();
         match event {
             Event::Tick => {}
-            Event::Request(control) => self.requests.push(control),
+            Event::Request { id, control } => match &control {
+                Control::Rebalance(rebalance) if let Err(reason) = self.check(rebalance) => {
+                    refuse(id, reason, &mut actions)
+                }
+                _ => self.requests.push((id, control)),
+            },
             Event::Report(report) => self.report(report, &mut actions),
             Event::Stored { epoch, result } => self.stored(epoch, result, &mut actions),
         }
@@ -170,7 +212,21 @@ impl Coordinator {
                 }
                 epoch
             }
+            Said::Moved(moved) => {
+                let moving =
+                    self.moving.as_mut().filter(|moving| moving.task == id.0 && moving.moved.epoch == moved.epoch);
+                if let Some(moving) = moving {
+                    moving.begun = true;
+                    moving.missing.remove(&id.1);
+                    moving.moved.bytes += moved.bytes;
+                    moving.moved.waited = moving.moved.waited.max(moved.waited);
+                }
+                return;
+            }
             Said::Ended { parts } => {
+                if let Some(moving) = self.moving.as_mut().filter(|moving| moving.task == id.0) {
+                    moving.missing.remove(&id.1);
+                }
                 match self.pending.as_mut().map(|pending| pending.missing.remove(&id)) {
                     // Before the barrier, so its end is one, also if the barrier stops the job.
                     Some(true) => self.ended(id, parts),
@@ -237,6 +293,14 @@ impl Coordinator {
     }
 
     fn complete(&mut self, at_ms: u64, actions: &mut Vec<Action>) {
+        if let Some(moving) = self.moving.take_if(|moving| moving.missing.is_empty()) {
+            let name = || &self.members[moving.task as usize].name;
+            let outcome = match moving.begun {
+                true => Ok(moving.moved),
+                false => Err(format!("task \"{}\" came to its end before its buckets could move", name())),
+            };
+            actions.push(Action::Answer { id: moving.id, outcome });
+        }
         if let Some(pending) = self.pending.take_if(|pending| pending.missing.is_empty()) {
             let epoch = pending.barrier.epoch;
             if let (Some(reason), Control::Stop) = (&pending.failed, &pending.barrier.control) {
@@ -282,24 +346,77 @@ impl Coordinator {
         actions.push(Action::Store(Box::new(manifest)));
     }
 
+    /// Whether buckets can move as is asked for.
+    fn check(&self, Rebalance { task, map }: &Rebalance) -> Result<(), String> {
+        let refused = |reason: &str| Err(format!("the buckets of task \"{task}\" cannot move: {reason}"));
+        let Some(at) = self.members.iter().position(|member| &member.name == task) else {
+            let names: Vec<&str> = self.members.iter().map(|member| member.name.as_str()).collect();
+            return Err(format!("there is no task \"{task}\"; there are {}", names.join(", ")));
+        };
+        let Member { copies, route, stays, .. } = &self.members[at];
+        if let Some(reason) = stays {
+            return refused(reason);
+        }
+        let Some(route) = route else { return refused("they are not dealt by key") };
+        if let Err(reason) = map.fits(route.buckets(), *copies) {
+            return refused(&reason);
+        }
+        let (version, now) = (map.version(), route.version());
+        if version <= now {
+            return refused(&format!(
+                "the map is of version {version}, and theirs of version {now}; make the new one from that (Progress::route)"
+            ));
+        }
+        match (0..*copies).find(|&copy| !self.running.contains(&(at as u32, copy))) {
+            Some(copy) => refused(&format!("its copy {copy} has ended")),
+            None => Ok(()),
+        }
+    }
+
+    /// From here on the map is the new one, whatever becomes of the checkpoint.
+    fn begin_moving(&mut self, id: u64, Rebalance { task, map }: &Rebalance) -> Moving {
+        let at = self.members.iter().position(|member| &member.name == task).expect("checked before");
+        let old = self.members[at].route.replace(Arc::new(map.clone())).expect("checked before");
+        self.states[at].route = Some(map.clone());
+        let buckets = old.copies().zip(map.copies()).filter(|(old, new)| old != new).count() as u32;
+        let moved = Moved { epoch: self.epoch, buckets, ..Moved::default() };
+        Moving { id, task: at as u32, missing: (0..self.members[at].copies).collect(), moved, begun: false }
+    }
+
     fn begin(&mut self, now: Now, actions: &mut Vec<Action>) {
-        let busy = self.pending.is_some() || self.storing.is_some();
         // Behind the barrier that stops the job there is none: copies end, but that is not their end.
-        if busy || self.over || self.stopping || self.running.is_empty() {
+        if self.over || self.stopping || self.running.is_empty() {
+            for (id, control) in std::mem::take(&mut self.requests) {
+                if let Control::Rebalance(_) = control {
+                    refuse(id, "the job is coming to its end".into(), actions);
+                }
+            }
+            return;
+        }
+        if self.pending.is_some() || self.storing.is_some() || self.moving.is_some() {
             return;
         }
         let due = !self.interval.is_zero() && now.saturating_sub(self.begun) >= self.interval;
-        let control = if self.requests.is_empty() {
-            if !due {
-                return;
+        let (id, control) = loop {
+            if self.requests.is_empty() {
+                if !due {
+                    return;
+                }
+                break (0, Control::Checkpoint);
             }
-            Control::Checkpoint
-        } else {
-            self.requests.remove(0)
+            let (id, control) = self.requests.remove(0);
+            match &control {
+                // Again: one before it may have changed the map.
+                Control::Rebalance(rebalance) if let Err(reason) = self.check(rebalance) => refuse(id, reason, actions),
+                _ => break (id, control),
+            }
         };
         self.stopping |= control == Control::Stop;
         self.epoch += 1;
         self.begun = now;
+        if let Control::Rebalance(rebalance) = &control {
+            self.moving = Some(self.begin_moving(id, rebalance));
+        }
         let barrier = Barrier { epoch: self.epoch, control };
         self.pending =
             Some(Pending { barrier: barrier.clone(), since: now, missing: self.running.clone(), failed: None });

@@ -1,6 +1,7 @@
 //! A worker's part in checkpoints: barriers for its sources, snapshots of its copies, news for its sinks; and on worker 0
 //! what carries out the coordinator's decisions.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,14 +11,15 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::coordinator::{Action, Coordinator, Event, StoreFailure};
+use super::coordinator::{Action, Coordinator, Event, Member, StoreFailure};
 use super::manifest::{Entry, Key, Manifest, Report, Said};
 use super::news::News;
 use super::store::{CheckpointStore, StoreError};
 use super::{Later, Part, Restored, Snapshot};
 use crate::error::TaskError;
 use crate::link::Links;
-use crate::route_map::{BUCKETS, RouteMap};
+use crate::rebalance::{Answer, Moved, Moves, Rebalance, Tenure};
+use crate::route_map::RouteMap;
 use crate::run::Resume;
 use crate::stream::{Barrier, Control};
 use crate::wire::{Frame, Header, Kind, Received};
@@ -27,6 +29,13 @@ const TICK: Duration = Duration::from_millis(20);
 /// A run that is given up waits so long for a manifest that is being written. What comes later is refused by the next run.
 const SETTLE: Duration = Duration::from_secs(5);
 
+/// What the coordinator hears.
+pub(crate) enum Heard {
+    Event(Event),
+    /// Somebody wants buckets to move, and waits for an answer.
+    Rebalance(Rebalance, Answer),
+}
+
 /// See the module.
 pub(crate) struct Hub {
     store: CheckpointStore,
@@ -35,7 +44,9 @@ pub(crate) struct Hub {
     run: String,
     news: News,
     /// To the coordinator, on worker 0.
-    events: Option<mpsc::UnboundedSender<Event>>,
+    events: Option<mpsc::UnboundedSender<Heard>>,
+    /// By task: which copy owns which bucket, as of the last barrier that sources were asked for.
+    routes: Mutex<BTreeMap<String, Arc<RouteMap>>>,
     /// Manifests that are being written, and the clearing away behind them.
     writing: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -46,7 +57,8 @@ impl Hub {
         store: &CheckpointStore,
         links: &Arc<Links>,
         run: String,
-    ) -> (Arc<Self>, Option<mpsc::UnboundedReceiver<Event>>) {
+        members: &[Member],
+    ) -> (Arc<Self>, Option<mpsc::UnboundedReceiver<Heard>>) {
         let (events, heard) = match links.me {
             0 => {
                 let (events, heard) = mpsc::unbounded_channel();
@@ -60,6 +72,7 @@ impl Hub {
             run,
             news: News::default(),
             events,
+            routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             writing: Mutex::default(),
         };
         (Arc::new(hub), heard)
@@ -72,27 +85,59 @@ impl Hub {
     pub(crate) fn frame(&self, frame: &Received) -> Result<(), String> {
         frame.verify().map_err(|error| error.to_string())?;
         match (frame.header.kind, &self.events) {
-            (Kind::Inject, None) => self.news.inject(Barrier::decode(&frame.body())?),
+            (Kind::Inject, None) => self.inject(Barrier::decode(&frame.body())?),
             (Kind::Durable, None) => self.news.durable(frame.header.rows),
             // The coordinator has ended with the run.
-            (Kind::Saved, Some(events)) => drop(events.send(Event::Report(Report::decode(&frame.body())?))),
+            (Kind::Saved, Some(events)) => {
+                drop(events.send(Heard::Event(Event::Report(Report::decode(&frame.body())?))));
+            }
             (kind, _) => return Err(format!("a {kind:?} frame for worker {}", self.links.me)),
         }
         Ok(())
+    }
+
+    /// The last epoch that is durable, as this worker knows.
+    pub(crate) fn last_durable(&self) -> u64 {
+        self.news.last_durable()
     }
 
     /// Asks the coordinator for a barrier; only worker 0 has one.
     pub(crate) fn request(&self, control: Control) {
         if let Some(events) = &self.events {
             // As above.
-            let _ = events.send(Event::Request(control));
+            let _ = events.send(Heard::Event(Event::Request { id: 0, control }));
         }
+    }
+
+    /// Asks the coordinator to move buckets.
+    pub(crate) fn rebalance(&self, rebalance: Rebalance, answer: Answer) {
+        // If it has ended with the run, that is what is heard of the answer.
+        match &self.events {
+            Some(events) => drop(events.send(Heard::Rebalance(rebalance, answer))),
+            None => drop(answer.send(Err("only worker 0 can move buckets; ask there".into()))),
+        }
+    }
+
+    /// Which copy of a task owns which bucket.
+    pub(crate) fn route(&self, task: &str) -> Option<RouteMap> {
+        self.routes.lock().get(task).map(|route| RouteMap::clone(route))
+    }
+
+    pub(crate) fn routes(&self) -> BTreeMap<String, RouteMap> {
+        self.routes.lock().iter().map(|(task, route)| (task.clone(), RouteMap::clone(route))).collect()
+    }
+
+    fn inject(&self, barrier: Barrier) {
+        if let Control::Rebalance(Rebalance { task, map }) = &barrier.control {
+            self.routes.lock().insert(task.clone(), Arc::new(map.clone()));
+        }
+        self.news.inject(barrier);
     }
 
     fn report(&self, report: Report) {
         match &self.events {
             // As above.
-            Some(events) => drop(events.send(Event::Report(report))),
+            Some(events) => drop(events.send(Heard::Event(Event::Report(report)))),
             None => {
                 let header = Header::new(Kind::Saved, self.links.run);
                 // What a copy of a run that was given up has still written comes too late for it, and must not meet the next.
@@ -113,16 +158,24 @@ impl Hub {
     pub(crate) async fn coordinate(
         self: Arc<Self>,
         resume: Resume,
-        mut heard: mpsc::UnboundedReceiver<Event>,
+        mut heard: mpsc::UnboundedReceiver<Heard>,
     ) -> Result<(), String> {
         // The lock goes with the coordinator.
         let Resume { settings, job, members, begin, lock: _lock, .. } = resume;
         let (interval, timeout) = (settings.interval, settings.timeout);
         let mut coordinator = Coordinator::new(&job, members, interval, timeout, &begin);
         let begun = Instant::now();
+        // Who is still in here when this ends hears so.
+        let mut answers: HashMap<u64, Answer> = HashMap::new();
+        let mut asked = 0;
         loop {
             let event = match tokio::time::timeout(TICK, heard.recv()).await {
-                Ok(Some(event)) => event,
+                Ok(Some(Heard::Event(event))) => event,
+                Ok(Some(Heard::Rebalance(rebalance, answer))) => {
+                    asked += 1;
+                    answers.insert(asked, answer);
+                    Event::Request { id: asked, control: Control::Rebalance(rebalance) }
+                }
                 // The hub, which this is a part of, holds a sender.
                 Ok(None) => return Ok(()),
                 Err(_) => Event::Tick,
@@ -133,7 +186,7 @@ impl Hub {
                     Action::Inject(barrier) => {
                         let header = Header::new(Kind::Inject, self.links.run);
                         self.to_others(|| Frame::new(&header, &[barrier.encode().into()]));
-                        self.news.inject(barrier);
+                        self.inject(barrier);
                     }
                     Action::Store(manifest) => {
                         let put = tokio::spawn(Arc::clone(&self).put(*manifest, settings.keep));
@@ -146,6 +199,12 @@ impl Hub {
                         self.to_others(|| Frame::bare(&header));
                         self.news.durable(epoch);
                     }
+                    Action::Answer { id, outcome } => match (answers.remove(&id), outcome) {
+                        // If nobody waits any more, nobody need know.
+                        (Some(answer), outcome) => drop(answer.send(outcome)),
+                        (None, Err(reason)) => eprintln!("tidemill: {reason}"),
+                        (None, Ok(_)) => {}
+                    },
                     Action::Warn(message) => eprintln!("tidemill: {message}"),
                     Action::Fail(message) => return Err(message),
                     Action::Finished => {
@@ -186,7 +245,7 @@ impl Hub {
         };
         if let Some(events) = &self.events {
             // As above.
-            let _ = events.send(Event::Stored { epoch, result: result.map_err(failure) });
+            let _ = events.send(Heard::Event(Event::Stored { epoch, result: result.map_err(failure) }));
         }
         if stored && let Err(error) = self.store.prune(keep, epoch).await {
             eprintln!("tidemill: old checkpoints could not be removed: {error}");
@@ -230,6 +289,7 @@ pub(crate) struct CopyStates {
     last: AtomicU64,
     /// The writing of the snapshot before: the next one is written, and reported, after it.
     before: Mutex<Option<JoinHandle<()>>>,
+    tenure: Mutex<Tenure>,
     ended: AtomicBool,
 }
 
@@ -243,6 +303,7 @@ impl CopyStates {
             restored,
             chain: Arc::default(),
             before: Mutex::default(),
+            tenure: Mutex::default(),
             ended: AtomicBool::new(false),
         }
     }
@@ -264,7 +325,7 @@ impl CopyStates {
 
     /// Whether the next snapshot must name all buckets, whole.
     pub(crate) fn wants_whole(&self) -> bool {
-        self.chain.is_broken()
+        self.chain.is_broken() || self.tenure.lock().wants_whole()
     }
 
     /// Writes a snapshot in the background and reports it. `whole` says that nothing saved before is needed besides it.
@@ -274,6 +335,7 @@ impl CopyStates {
         let chain = Arc::clone(&self.chain);
         let file = state_file(&hub.run, epoch, (task, copy), "");
         self.last.store(epoch, Ordering::SeqCst);
+        let tenure = self.tenure.lock().at_snapshot();
         let mut before = self.before.lock();
         let earlier = before.take();
         *before = Some(tokio::spawn(async move {
@@ -282,7 +344,7 @@ impl CopyStates {
                 let _ = earlier.await;
             }
             let put = match chain.holds(whole) {
-                true => hub.put_state(file, snapshot).await.map_err(|error| error.to_string()),
+                true => hub.put_state(file, snapshot, (whole, tenure)).await.map_err(|error| error.to_string()),
                 false => Err("the snapshot before it, which it builds on, could not be written".into()),
             };
             chain.wrote(whole, put.is_ok());
@@ -292,6 +354,12 @@ impl CopyStates {
             };
             hub.report(Report { task, copy, said });
         }));
+    }
+
+    /// The copy has handed over and taken what a rebalance moves.
+    pub(crate) fn moved(&self, moves: &Moves, moved: Moved) {
+        self.tenure.lock().moved(moves);
+        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Moved(moved) });
     }
 
     /// The copy has come to its end, and keeps this. Only the first call counts.
@@ -308,7 +376,8 @@ impl CopyStates {
             let _ = earlier.await;
         }
         let file = state_file(&self.hub.run, self.last.load(Ordering::SeqCst) + 1, (self.task, self.copy), "-end");
-        let parts = self.hub.put_state(file, snapshot).await?;
+        let tenure = self.tenure.lock().clone();
+        let parts = self.hub.put_state(file, snapshot, (false, tenure)).await?;
         self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts } });
         Ok(())
     }
@@ -332,15 +401,21 @@ pub(crate) fn parts(snapshot: Snapshot) -> Vec<(Key, Bytes, bool)> {
 
 impl Hub {
     /// Writes a snapshot. Returns where its parts lie.
-    async fn put_state(&self, file: String, mut snapshot: Snapshot) -> Result<Vec<(Key, Entry)>, TaskError> {
+    async fn put_state(
+        &self,
+        file: String,
+        mut snapshot: Snapshot,
+        (whole, tenure): (bool, Tenure),
+    ) -> Result<Vec<(Key, Entry)>, TaskError> {
         if let Some(Later(make)) = snapshot.later.take() {
             snapshot.buckets.extend(tokio::task::spawn_blocking(make).await??);
         }
+        tenure.settle(whole, &mut snapshot.buckets);
         Ok(self.store.put_state(file, parts(snapshot)).await?)
     }
 }
 
-/// What copy `copy` of `copies` begins with: its buckets, its share of the splits, read and checked.
+/// What copy `copy` of `copies` begins with: its buckets as `route` deals them, its share of the splits, read and checked.
 ///
 /// # Errors
 /// The store's; when a part is damaged.
@@ -348,8 +423,8 @@ pub(crate) async fn restore(
     store: &CheckpointStore,
     manifest: &Manifest,
     task: &str,
-    copy: u32,
-    copies: u32,
+    (copy, copies): (u32, u32),
+    route: &RouteMap,
 ) -> Result<Restored, StoreError> {
     let mut restored = Restored { epoch: manifest.epoch, ..Restored::default() };
     // A task that the job had not then begins empty.
@@ -358,7 +433,6 @@ pub(crate) async fn restore(
     if state.copies == copies {
         restored.ended |= state.ended.contains(&copy);
     }
-    let route = RouteMap::even(BUCKETS, copies);
     if let Some(bucket) = state.buckets.keys().find(|bucket| **bucket >= route.buckets()) {
         return Err(store.damaged(format!("task \"{task}\" has state of bucket {bucket}, of {}", route.buckets())));
     }

@@ -1,9 +1,13 @@
 //! What a checkpoint consists of: for every task, where each bucket's and each split's part lies.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
+
+use crate::rebalance::Moved;
+use crate::route_map::RouteMap;
 
 /// Changes when the layout does.
 const VERSION: u32 = 1;
@@ -40,6 +44,9 @@ pub struct Entry {
 pub struct TaskState {
     /// How many copies it had.
     pub copies: u32,
+    /// Which of them owned which bucket, if that was not as the job's graph says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<RouteMap>,
     /// Those that had ended.
     pub ended: BTreeSet<u32>,
     /// Of each bucket that is not empty: a whole, and the changes since, in order.
@@ -109,6 +116,14 @@ impl Manifest {
         self.entries().fold(0, |sum, entry| sum.saturating_add(entry.len))
     }
 
+    /// The map by which a task goes on that begins with `own`: as it was when the checkpoint was made, if the task has as many
+    /// copies and buckets as then.
+    pub(crate) fn route(&self, task: &str, copies: u32, own: &Arc<RouteMap>) -> Arc<RouteMap> {
+        let then = self.tasks.get(task).filter(|state| state.copies == copies).and_then(|state| state.route.as_ref());
+        then.filter(|then| then.fits(own.buckets(), copies).is_ok())
+            .map_or_else(|| Arc::clone(own), |then| Arc::new(then.clone()))
+    }
+
     /// Every part that it refers to.
     pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.tasks.values().flat_map(TaskState::entries)
@@ -167,6 +182,8 @@ pub(crate) enum Said {
     Failed { epoch: u64, reason: String },
     /// It has come to its end, and saved this.
     Ended { parts: Vec<(Key, Entry)> },
+    /// It has handed over and taken what a rebalance moves.
+    Moved(Moved),
 }
 
 impl Report {
@@ -199,6 +216,22 @@ mod tests {
         assert_eq!((task.buckets[&3].as_slice(), task.splits.len()), ([entry("c", true, 4)].as_slice(), 1));
         task.apply(0, vec![(Key::Bucket(3), entry("d", true, 0))]);
         assert!(task.buckets.is_empty() && task.splits.is_empty());
+    }
+
+    /// A map that does not fit the job as it is now would send keys to copies there are not, or buckets to nobody.
+    #[test]
+    fn a_map_holds_for_as_many_copies_and_buckets() {
+        let own = Arc::new(RouteMap::even(8, 2));
+        let moved = own.moved(&[(0, 1)]);
+        let task = TaskState { copies: 2, route: Some(moved.clone()), ..TaskState::default() };
+        let tasks = [("count".to_owned(), task)].into();
+        let manifest = Manifest { job: "j".into(), claim: 1, epoch: 4, at_ms: 5, finished: false, tasks };
+        assert_eq!(*manifest.route("count", 2, &own), moved);
+        assert_eq!(Manifest::decode(&manifest.encode()).as_ref(), Ok(&manifest));
+        let even = |buckets, copies| Arc::new(RouteMap::even(buckets, copies));
+        assert_eq!(manifest.route("count", 3, &even(8, 3)), even(8, 3));
+        assert_eq!(manifest.route("count", 2, &even(16, 2)), even(16, 2));
+        assert_eq!(manifest.route("another", 2, &own), own);
     }
 
     /// A manifest cut short or changed must be no manifest: the one before is taken.

@@ -40,7 +40,7 @@ pub use store::{CheckpointStore, StoreError};
 
 use crate::error::TaskError;
 
-pub(crate) use hub::{CopyStates, Hub};
+pub(crate) use hub::{CopyStates, Heard, Hub};
 
 /// How a job makes checkpoints.
 #[derive(Clone, Debug)]

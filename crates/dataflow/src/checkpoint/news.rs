@@ -31,6 +31,11 @@ impl News {
         });
     }
 
+    /// The last epoch that is.
+    pub(crate) fn last_durable(&self) -> u64 {
+        *self.durable.borrow()
+    }
+
     /// An epoch is durable.
     pub(crate) fn durable(&self, epoch: u64) {
         self.durable.send_if_modified(|last| {

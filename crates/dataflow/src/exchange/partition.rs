@@ -136,11 +136,15 @@ impl Partitioner for ByKey {
         let metrics = seat.metrics.buckets.get_or_init(|| BucketCounts::new(buckets));
         Box::new(AssignByKey {
             hasher: self.hasher.clone(),
-            route: Arc::clone(&self.route),
+            route: Arc::clone(seat.route.as_ref().unwrap_or(&self.route)),
             hashes: Vec::new(),
             counts: vec![0; buckets],
             metrics: Arc::clone(metrics),
         })
+    }
+
+    fn route(&self) -> Option<&Arc<RouteMap>> {
+        Some(&self.route)
     }
 }
 
@@ -159,6 +163,10 @@ impl Assign for AssignByKey {
             self.metrics.add(bucket, rows, rows * bytes_per_row);
         }
         Ok(Assignment::ByRow)
+    }
+
+    fn reroute(&mut self, route: &Arc<RouteMap>) {
+        self.route = Arc::clone(route);
     }
 }
 

@@ -12,8 +12,9 @@ use super::inlet::{Inlet, Packet};
 use super::{FlowEdge, Mover};
 use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
 use crate::memory::Governor;
-use crate::metrics::{self, EdgeMetrics};
+use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::Tree;
+use crate::route_map::RouteMap;
 use crate::stream::Mark;
 use crate::wire::{Kind, Received};
 
@@ -35,6 +36,11 @@ pub(crate) struct Edge {
     pub batch_bytes: u64,
     pub governor: Governor,
     pub mover: Mover,
+    /// The map that a partition by key begins with, if not with its own.
+    pub route: Option<Arc<RouteMap>>,
+    /// The name of the task that it leads to.
+    pub target_task: String,
+    pub handover: bool,
     /// The worker of each source copy and of each target copy.
     pub source_workers: Vec<u32>,
     pub target_workers: Vec<u32>,
@@ -67,7 +73,7 @@ impl Edge {
     /// `inlets` are those of the target port's copies on this worker.
     pub(crate) fn new(
         id: u32,
-        edge: &FlowEdge,
+        (edge, target_task): (&FlowEdge, &str),
         workers: (Vec<u32>, Vec<u32>),
         inlets: &[Option<Arc<Inlet>>],
         links: &Arc<Links>,
@@ -91,6 +97,9 @@ impl Edge {
             batch_bytes: limits.batch_bytes,
             governor: limits.governor,
             mover: edge.mover.clone(),
+            route: edge.route.clone(),
+            target_task: target_task.to_owned(),
+            handover: edge.handover,
             source_workers,
             target_workers,
             metrics: Arc::default(),
@@ -207,6 +216,21 @@ impl Edge {
     /// The most bytes that were queued at one of this worker's copies.
     pub(crate) fn queue_bytes_max(&self) -> u64 {
         self.inlets.iter().flatten().map(|(inlet, _)| inlet.peak_bytes()).max().unwrap_or(0)
+    }
+
+    /// What this worker has counted here, and how its copies are now.
+    pub(crate) fn report(&self) -> EdgeReport {
+        let mut report = self.metrics.report(&self.name, self.queue_bytes_max());
+        let sources = self.source_workers.len() as u32;
+        for (inlet, base) in self.inlets.iter().flatten() {
+            let (queued, time, slowest) = inlet.now();
+            report.queue_bytes += queued;
+            if report.time.is_none() || time < report.time {
+                report.time = time.or(report.time);
+                report.held_by = slowest.and_then(|stream| stream.checked_sub(*base)).filter(|copy| *copy < sources);
+            }
+        }
+        report
     }
 
     /// A frame of this edge has come from worker `from`. The engine is locked.
@@ -341,12 +365,20 @@ mod tests {
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
         let port = |task| Port { task, port: 0 };
         let mover = Mover::Map(vec![Some(0)]);
-        let flow_edge = FlowEdge { name: "a -> b".into(), source: port(0), target: port(1), schema, mover };
+        let flow_edge = FlowEdge {
+            name: "a -> b".into(),
+            source: port(0),
+            target: port(1),
+            schema,
+            mover,
+            route: None,
+            handover: false,
+        };
         let governor = Governor::new(MemorySettings::default());
         let limits = EdgeLimits { governor, queue_bytes: 1 << 20, batch_bytes: 1 << 10 };
         let inlet = Arc::new(Inlet::default());
         let inlets = [Some(Arc::clone(&inlet))];
-        let edge = Arc::new(Edge::new(0, &flow_edge, (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
+        let edge = Arc::new(Edge::new(0, (&flow_edge, "b"), (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
         let mut input = Input::new(inlet, 0, true, Arc::new(Cancel::default()).token());
         input.add_edge(&edge);
         (edge, input)

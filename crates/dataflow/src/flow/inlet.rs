@@ -9,7 +9,7 @@ use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 
 use crate::link::Guard;
-use crate::stream::Mark;
+use crate::stream::{EventTime, Mark};
 use crate::wire::Received;
 
 /// What a stream brings.
@@ -46,6 +46,9 @@ struct State {
     closed: bool,
     queued_bytes: u64,
     peak_bytes: u64,
+    /// The time that has been taken from here, and the stream that holds it back.
+    time: Option<EventTime>,
+    slowest: Option<u32>,
 }
 
 impl State {
@@ -184,6 +187,19 @@ impl Inlet {
     pub(crate) fn is_closed(&self, stream: u32) -> bool {
         let state = self.0.lock();
         state.closed || state.streams[stream as usize].closed
+    }
+
+    /// The time of all streams together is told to the copy, or another stream holds it back.
+    pub(crate) fn note_time(&self, time: Option<EventTime>, slowest: Option<u32>) {
+        let mut state = self.0.lock();
+        state.time = time.or(state.time);
+        state.slowest = slowest;
+    }
+
+    /// Bytes that are queued, the copy's time, and the stream that holds it back.
+    pub(crate) fn now(&self) -> (u64, Option<EventTime>, Option<u32>) {
+        let state = self.0.lock();
+        (state.queued_bytes, state.time, state.slowest)
     }
 
     /// The most bytes that were queued at once.

@@ -12,6 +12,7 @@ use super::edge::Edge;
 use super::inlet::{Inlet, Packet};
 use crate::error::DataflowError;
 use crate::metrics;
+use crate::rebalance::Handover;
 use crate::run::{CancelToken, block_on};
 use crate::stream::{Confluence, Gate, Mark};
 use crate::wire::Decoder;
@@ -223,10 +224,31 @@ impl Input {
         self.open == 0
     }
 
+    /// What comes next on any stream: an item, marks as each stream brought them, or that it has ended. For who knows what his
+    /// streams mean.
+    pub(crate) async fn recv_each(&mut self) -> Result<Option<(u32, Option<Item>)>, DataflowError> {
+        poll_fn(|context| {
+            if self.open == 0 {
+                return Poll::Ready(Ok(None));
+            }
+            let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else { return Poll::Pending };
+            Poll::Ready(self.unpack(stream, packet).map(|item| Some((stream, item))))
+        })
+        .await
+    }
+
+    /// Whether the end of a stream has been taken.
+    pub(crate) fn has_ended(&self, stream: u32) -> bool {
+        self.streams[stream as usize].over
+    }
+
     /// [`Input::recv_from`] for who polls by hand.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, Item)>, DataflowError>> {
         loop {
             if let Some(mark) = self.marks.as_mut().and_then(Confluence::next) {
+                if let Mark::Watermark(time) = mark {
+                    self.inlet.note_time(Some(time), self.held_back_by());
+                }
                 return Poll::Ready(Ok(Some((0, Item::Mark(mark)))));
             }
             if self.open == 0 {
@@ -255,6 +277,7 @@ impl Input {
             }
             Gate::Release => self.inlet.release(),
         }
+        self.inlet.note_time(None, self.held_back_by());
         Ok(())
     }
 
@@ -262,6 +285,10 @@ impl Input {
         if self.marks.as_mut().is_some_and(|marks| marks.over(stream as usize) == Gate::Release) {
             self.inlet.release();
         }
+    }
+
+    fn held_back_by(&self) -> Option<u32> {
+        self.marks.as_ref()?.slowest().map(|stream| stream as u32)
     }
 
     /// The source task and copy of the stream that holds time back; `None` when none does.
@@ -367,13 +394,20 @@ pub struct Inputs {
     first: usize,
     /// The marks of the ports together.
     marks: Confluence,
+    /// For operators that can hand over what they keep.
+    handover: Option<Handover>,
 }
 
 impl Inputs {
-    pub(crate) fn new(inputs: Vec<Input>) -> Self {
+    pub(crate) fn new(inputs: Vec<Input>, handover: Option<Handover>) -> Self {
         let mut marks = Confluence::default();
         (0..inputs.len()).for_each(|port| marks.add(port, false));
-        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks }
+        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover }
+    }
+
+    /// Where what moves between the copies of the task comes and goes.
+    pub(crate) fn take_handover(&mut self) -> Option<Handover> {
+        self.handover.take()
     }
 
     /// How many there are.

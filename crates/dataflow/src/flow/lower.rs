@@ -9,6 +9,7 @@ use crate::graph::check::CheckedEdge;
 use crate::graph::{Executor, Graph, TaskFactory};
 use crate::overlay::{Overlay, Tree};
 use crate::placement::Plan;
+use crate::rebalance::Keeps;
 
 /// A port of a task of the flow: of a person's task, or of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +112,7 @@ impl Lowering<'_> {
             executor,
             comm: false,
             streaming: false,
+            keeps: Keeps::Unknown,
             inputs,
             outputs,
             workers,
@@ -127,7 +129,7 @@ impl Lowering<'_> {
         } else {
             format!("{} -> {}", self.flow.tasks[source.task].name, self.flow.tasks[target.task].name)
         };
-        self.flow.edges.push(FlowEdge { name, source, target, schema, mover });
+        self.flow.edges.push(FlowEdge { name, source, target, schema, mover, route: None, handover: false });
     }
 
     /// Lets `lower` make the edge of each source in turn, as if it were the only one.
@@ -177,6 +179,7 @@ pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &Plan, hosts: &[
             executor: task.executor,
             comm: task.comm,
             streaming: task.streaming,
+            keeps: task.keeps,
             inputs: task.inputs.len(),
             outputs: task.outputs.iter().map(|port| SchemaRef::clone(&port.schema)).collect(),
             workers: plan.workers_of(index).to_vec(),

@@ -29,6 +29,8 @@ pub use scatter::{Assign, Assignment, Partitioner, Seat};
 use crate::graph::{Executor, TaskFactory};
 use crate::memory::Governor;
 use crate::overlay::Overlay;
+use crate::rebalance::{Handover, Keeps, Named};
+use crate::route_map::RouteMap;
 use crate::run::Settings;
 
 /// How an edge moves batches from the copies of one task to those of another.
@@ -50,6 +52,7 @@ pub(crate) struct FlowTask {
     pub comm: bool,
     /// Whether its copies know marks.
     pub streaming: bool,
+    pub keeps: Keeps,
     pub inputs: usize,
     /// Schemas of the output ports.
     pub outputs: Vec<SchemaRef>,
@@ -64,6 +67,10 @@ pub(crate) struct FlowEdge {
     pub target: Port,
     pub schema: SchemaRef,
     pub mover: Mover,
+    /// The map that a partition by key begins with, if not with its own.
+    pub route: Option<Arc<RouteMap>>,
+    /// A task hands over on it what moves between its copies; it is none of the ports that the task knows.
+    pub handover: bool,
 }
 
 /// What runs.
@@ -71,6 +78,64 @@ pub(crate) struct FlowEdge {
 pub(crate) struct Flow {
     pub tasks: Vec<FlowTask>,
     pub edges: Vec<FlowEdge>,
+}
+
+impl Flow {
+    /// The map that deals the rows of a task.
+    ///
+    /// # Errors
+    /// In words, when there is no such map: its buckets cannot be told from outside.
+    pub(crate) fn route(&self, task: usize) -> Result<Arc<RouteMap>, String> {
+        let mut found: Option<&Arc<RouteMap>> = None;
+        for edge in self.edges.iter().filter(|edge| edge.target.task == task && !edge.handover) {
+            let map = match &edge.mover {
+                // Every copy gets all there is, whoever owns what.
+                Mover::Broadcast(_) => continue,
+                Mover::Partition(partitioner) => edge.route.as_ref().or_else(|| partitioner.route()),
+                Mover::Map(_) => None,
+            };
+            let map = map.ok_or_else(|| format!("its input {} is not dealt by key", edge.name))?;
+            if *found.get_or_insert(map) != map {
+                return Err("its inputs are dealt by different route maps".into());
+            }
+        }
+        found.cloned().ok_or_else(|| "none of its inputs is dealt by key".into())
+    }
+}
+
+impl Flow {
+    /// Why the buckets of a task cannot move, if they cannot.
+    pub(crate) fn stays(&self, task: usize) -> Option<String> {
+        match (self.route(task), self.tasks[task].keeps) {
+            (Err(reason), _) => Some(reason),
+            (Ok(_), Keeps::Nothing | Keeps::ByBucket) => None,
+            (Ok(_), Keeps::Unknown) => Some(
+                "it does not say how what it keeps can move; let its operator implement `moves`, `release` and `acquire`".into(),
+            ),
+        }
+    }
+
+    /// Adds the edges on which tasks hand over what moves.
+    pub(crate) fn add_handovers(&mut self) {
+        let keeps = |task: &usize| self.tasks[*task].keeps == Keeps::ByBucket && self.route(*task).is_ok();
+        for task in (0..self.tasks.len()).filter(keeps).collect::<Vec<_>>() {
+            let FlowTask { name, inputs, outputs, .. } = &self.tasks[task];
+            self.edges.push(FlowEdge {
+                name: format!("hand-over of {name}"),
+                source: Port { task, port: outputs.len() },
+                target: Port { task, port: *inputs },
+                schema: Handover::schema(),
+                mover: Mover::Partition(Arc::new(Named)),
+                route: None,
+                handover: true,
+            });
+        }
+    }
+
+    /// The edge on which a task hands over.
+    pub(crate) fn handover(&self, task: usize) -> Option<usize> {
+        self.edges.iter().position(|edge| edge.handover && edge.target.task == task)
+    }
 }
 
 /// What the settings allow an edge.

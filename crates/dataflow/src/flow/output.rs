@@ -101,6 +101,7 @@ impl Outlet {
                     source,
                     targets: edge.targets(),
                     metrics: Arc::clone(&edge.metrics),
+                    route: edge.route.clone(),
                 }),
                 targets: Vec::new(),
                 scatter: Scatter::new(&edge.schema, edge.targets(), edge.batch_bytes),
@@ -145,7 +146,7 @@ impl Outlet {
     async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
         self.flush().await?;
         let way = &self.way;
-        match &self.route {
+        match &mut self.route {
             Route::Nowhere => {}
             Route::One(lane) => lane.mark(mark, way),
             Route::Broadcast(broadcast) => {
@@ -154,9 +155,24 @@ impl Outlet {
                 }
                 broadcast.lanes.iter().for_each(|lane| lane.mark(mark, way));
             }
-            Route::Partition(partition) => partition.lanes.iter().for_each(|lane| lane.mark(mark, way)),
+            Route::Partition(partition) => {
+                partition.lanes.iter().for_each(|lane| lane.mark(mark, way));
+                if let Mark::Barrier(barrier) = mark
+                    && let Some(map) = barrier.route_of(&way.edge.target_task)
+                {
+                    partition.assign.reroute(&Arc::new(map.clone()));
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The stream to one copy, past the partitioner.
+    fn lane(&mut self, target: u32) -> (&mut Lane, &Way) {
+        match &mut self.route {
+            Route::Partition(partition) => (&mut partition.lanes[target as usize], &self.way),
+            _ => unreachable!("only of edges that partition"),
+        }
     }
 
     /// Sends what is collected and says that this was all.
@@ -419,6 +435,22 @@ impl Output {
             outlet.mark(mark).await?;
         }
         Ok(())
+    }
+
+    /// Sends a batch to one copy, on the only edge that begins here, past its partitioner.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub(crate) async fn send_to(&mut self, target: u32, batch: RecordBatch) -> Result<(), TaskError> {
+        let (lane, way) = self.outlets[0].lane(target);
+        metrics::add(&way.edge.metrics.rows_sent, batch.num_rows() as u64);
+        lane.send(batch, way).await
+    }
+
+    /// Sends a mark to one copy, as [`Output::send_to`] does.
+    pub(crate) fn mark_to(&mut self, target: u32, mark: &Mark) {
+        let (lane, way) = self.outlets[0].lane(target);
+        lane.mark(mark, way);
     }
 
     /// Ends the port before the task's end. Nothing can be sent afterwards.

@@ -13,6 +13,7 @@ use arrow::datatypes::SchemaRef;
 use super::batch_bytes;
 use crate::error::TaskError;
 use crate::metrics::EdgeMetrics;
+use crate::route_map::RouteMap;
 
 /// What is collected at most before it goes out, however many targets there are.
 const COLLECT_BYTES_MAX: u64 = 32 << 20;
@@ -23,6 +24,11 @@ const COLLECT_ROWS_MAX: usize = 1 << 30;
 pub trait Partitioner: Send + Sync {
     /// The decision for one source copy.
     fn start(&self, seat: &Seat) -> Box<dyn Assign>;
+
+    /// The map that rows go by, if they go by the buckets of keys.
+    fn route(&self) -> Option<&Arc<RouteMap>> {
+        None
+    }
 }
 
 /// Where a partitioner's part sits.
@@ -34,6 +40,8 @@ pub struct Seat {
     pub targets: u32,
     /// The edge's counters on this worker.
     pub metrics: Arc<EdgeMetrics>,
+    /// The map to begin with, where it is another than the partitioner's own: buckets have moved.
+    pub route: Option<Arc<RouteMap>>,
 }
 
 /// One source copy's decision.
@@ -44,6 +52,11 @@ pub trait Assign: Send {
     /// # Errors
     /// When it cannot tell; fails the task.
     fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError>;
+
+    /// Buckets have moved: rows go by `route` from now on. Asked only where there was a [`Partitioner::route`].
+    fn reroute(&mut self, route: &Arc<RouteMap>) {
+        let _ = route;
+    }
 }
 
 /// An answer of [`Assign::assign`].

@@ -9,6 +9,7 @@ use arrow::datatypes::SchemaRef;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Outputs};
 use crate::operator::{self, Operator};
+use crate::rebalance::Keeps;
 use crate::run::TaskContext;
 use crate::stream::sink::{self, Sink};
 use crate::stream::source::{self, EventTimes, Source};
@@ -83,6 +84,7 @@ pub struct TaskSpec {
     pub(crate) executor: Executor,
     pub(crate) comm: bool,
     pub(crate) streaming: bool,
+    pub(crate) keeps: Keeps,
     pub(crate) factory: TaskFactory,
 }
 
@@ -104,13 +106,14 @@ impl TaskSpec {
         O: Operator + 'static,
     {
         let make = Arc::new(make);
-        Self::new(name, move |inputs, outputs, context| {
+        let task = Self::new(name, move |inputs, outputs, context| {
             let make = Arc::clone(&make);
             async move {
                 let operator = make(&context)?;
                 operator::drive(operator, inputs, outputs, &context).await
             }
-        })
+        });
+        TaskSpec { keeps: if O::moves() { Keeps::ByBucket } else { Keeps::Unknown }, ..task }
     }
 
     /// A task whose copies are sources: one output port, which is to be added. `times` says how its rows tell time.
@@ -144,7 +147,7 @@ impl TaskSpec {
                 sink::drive(sink, inputs, &context).await
             }
         });
-        task.streaming()
+        TaskSpec { keeps: Keeps::Nothing, ..task.streaming() }
     }
 
     /// A task whose copies are blocking functions, each on a thread of its own; they use the `_blocking` calls of their
@@ -173,6 +176,7 @@ impl TaskSpec {
             executor: Executor::Pool,
             comm: false,
             streaming: false,
+            keeps: Keeps::Unknown,
             factory,
         }
     }

@@ -64,6 +64,11 @@ impl TaskContext {
         self.states()?.restored()
     }
 
+    /// Whether the job makes checkpoints.
+    pub fn makes_checkpoints(&self) -> bool {
+        self.states().is_some()
+    }
+
     /// Its part in checkpoints, if the job makes any.
     pub(crate) fn states(&self) -> Option<&CopyStates> {
         self.0.states.as_deref()

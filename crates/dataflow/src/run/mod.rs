@@ -32,8 +32,7 @@ pub use state::Progress;
 
 use self::copy::Copy;
 use self::state::RunState;
-use crate::checkpoint::coordinator::Event;
-use crate::checkpoint::{CheckpointSettings, CopyStates, Hub};
+use crate::checkpoint::{CheckpointSettings, CopyStates, Heard, Hub};
 use crate::error::DataflowError;
 use crate::flow::{Edge, Flow, Inlet, Input, Inputs, Outlet, Output, Outputs, edge_limits, lower};
 use crate::graph::{Executor, Graph, TaskFuture, fingerprint};
@@ -41,6 +40,7 @@ use crate::link::{Links, Pump};
 use crate::memory::{Governor, MemorySettings};
 use crate::metrics::RunReport;
 use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
+use crate::rebalance::Handover;
 
 /// How a worker runs graphs.
 #[derive(Clone, Debug)]
@@ -228,10 +228,14 @@ impl Runner {
         // Also with an error: another worker whose graph is sound would wait for this one.
         self.compare(&parts, &plan)?;
         let (edges, plan) = (checked?, plan?);
-        let flow = lower(graph, &edges, &plan, &self.hosts);
+        let mut flow = lower(graph, &edges, &plan, &self.hosts);
         let comms = self.task_comms(&flow)?;
         let agree = |settings| Resume::agree(&self.comm, self.pool.handle(), &flow, graph.name(), settings);
         let resume = checkpoints.map(agree).transpose()?;
+        if let Some(resume) = &resume {
+            flow.edges.iter_mut().for_each(|edge| edge.route.clone_from(&resume.members[edge.target.task].route));
+            flow.add_handovers();
+        }
         Run::start(self, &flow, comms, resume)?.drive(look)
     }
 
@@ -326,7 +330,7 @@ impl Run {
         let copies: usize = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
         let (hub, heard) = match &resume {
             Some(resume) => {
-                let (hub, heard) = Hub::new(&resume.settings.store, &links, resume.run.clone());
+                let (hub, heard) = Hub::new(&resume.settings.store, &links, resume.run.clone(), &resume.members);
                 (Some(hub), heard)
             }
             None => (None, None),
@@ -338,9 +342,11 @@ impl Run {
         let queues: Vec<Vec<Vec<Option<Arc<Inlet>>>>> = flow
             .tasks
             .iter()
-            .map(|task| {
+            .enumerate()
+            .map(|(index, task)| {
                 let queue = |&worker: &u32| (worker == me).then(Arc::default);
-                (0..task.inputs).map(|_| task.workers.iter().map(queue).collect()).collect()
+                let inputs = task.inputs + usize::from(flow.handover(index).is_some());
+                (0..inputs).map(|_| task.workers.iter().map(queue).collect()).collect()
             })
             .collect();
         let limits = edge_limits(&runner.settings, &runner.governor);
@@ -352,7 +358,8 @@ impl Run {
                 let workers = |task: usize| flow.tasks[task].workers.clone();
                 let ends = (workers(edge.source.task), workers(edge.target.task));
                 let inlets = &queues[edge.target.task][edge.target.port];
-                Arc::new(Edge::new(id as u32, edge, ends, inlets, &links, &runner.hosts, limits.clone()))
+                let target = flow.tasks[edge.target.task].name.as_str();
+                Arc::new(Edge::new(id as u32, (edge, target), ends, inlets, &links, &runner.hosts, limits.clone()))
             })
             .collect();
         state.set_edges(edges.clone());
@@ -379,7 +386,7 @@ impl Run {
         Ok(run)
     }
 
-    fn start_coordinator(&self, runner: &Runner, hub: Arc<Hub>, heard: mpsc::UnboundedReceiver<Event>, resume: Resume) {
+    fn start_coordinator(&self, runner: &Runner, hub: Arc<Hub>, heard: mpsc::UnboundedReceiver<Heard>, resume: Resume) {
         let (state, cancel) = (Arc::clone(&self.state), self.state.cancel.token());
         runner.pool.handle().spawn(async move {
             let work = Arc::clone(&hub).coordinate(resume, heard);
@@ -404,14 +411,14 @@ impl Run {
         let index = index as usize;
         let task = &flow.tasks[index];
         let cancel = self.state.cancel.token();
-        let inputs = queues.iter().enumerate().map(|(port, queues)| {
-            let queue = queues[copy as usize].as_ref().expect("a copy of this worker has its queues");
-            let mut input = Input::new(Arc::clone(queue), copy, task.streaming, self.state.cancel.token());
+        let input = |port: usize, streaming: bool| {
+            let queue = queues[port][copy as usize].as_ref().expect("a copy of this worker has its queues");
+            let mut input = Input::new(Arc::clone(queue), copy, streaming, self.state.cancel.token());
             let leads_here = |edge: &&Arc<Edge>| flow.edges[edge.id as usize].target.is(index, port);
             edges.iter().filter(leads_here).for_each(|edge| input.add_edge(edge));
             input
-        });
-        let inputs = Inputs::new(inputs.collect());
+        };
+        let inputs: Vec<Input> = (0..task.inputs).map(|port| input(port, task.streaming)).collect();
         let returned: Arc<Mutex<Vec<Outlet>>> = Arc::default();
         let mut outlets_total = 0;
         let outputs = task.outputs.iter().enumerate().map(|(port, schema)| {
@@ -422,6 +429,15 @@ impl Run {
             Output::new(outlets, Arc::clone(schema), self.state.cancel.token(), &returned)
         });
         let outputs = Outputs::new(outputs.collect());
+        let handover = flow.handover(index).map(|edge| {
+            outlets_total += 1;
+            let (outlet, schema) = (Outlet::new(&edges[edge], copy, &self.links), Arc::clone(&edges[edge].schema));
+            let output = Output::new(vec![outlet], schema, self.state.cancel.token(), &returned);
+            let route = flow.route(index).expect("what hands over is dealt by key");
+            // Its marks are each copy's own.
+            Handover { copy, route, output, input: input(task.inputs, false) }
+        });
+        let inputs = Inputs::new(inputs, handover);
         let context = TaskContext(Arc::new(context::Inner {
             task: task.name.clone(),
             copy,
@@ -486,7 +502,7 @@ impl Run {
         state.outcome()?;
         let mut report = RunReport { wall_ns: self.begun.elapsed().as_nanos() as u64, ..RunReport::default() };
         report.spilled_bytes = self.governor.spilled_bytes() - self.spilled_before;
-        report.edges = state.edges().iter().map(|e| e.metrics.report(&e.name, e.queue_bytes_max())).collect();
+        report.edges = state.progress.edges();
         Ok(report)
     }
 

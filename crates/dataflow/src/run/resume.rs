@@ -11,7 +11,8 @@ use crate::checkpoint::coordinator::{Begin, Member};
 use crate::checkpoint::store::{FolderLock, Kept};
 use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, hub};
 use crate::error::DataflowError;
-use crate::flow::Flow;
+use crate::flow::{Flow, FlowTask};
+use crate::route_map::{BUCKETS, RouteMap};
 
 /// What a run that makes checkpoints begins with.
 pub(crate) struct Resume {
@@ -87,7 +88,13 @@ impl Resume {
         let run =
             format!("{:x}-{:x}", SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos()), std::process::id());
         let lock = if first { settings.store.lock() } else { Ok(None) };
-        let members = flow.tasks.iter().map(|t| Member { name: t.name.clone(), copies: t.workers.len() as u32 });
+        let member = |(at, task): (usize, &FlowTask)| Member {
+            name: task.name.clone(),
+            copies: task.workers.len() as u32,
+            route: flow.route(at).ok(),
+            stays: flow.stays(at),
+        };
+        let members = flow.tasks.iter().enumerate().map(member);
         let mut resume = Resume {
             settings: settings.clone(),
             run: String::new(),
@@ -123,6 +130,9 @@ impl Resume {
                     match read {
                         Ok(restored) if all[0] == Read::Whole as u8 => {
                             resume.restored = restored;
+                            for member in &mut resume.members {
+                                member.route = member.route_in(&manifest);
+                            }
                             resume.begin.from = Some(Arc::from(manifest));
                             return Ok(resume);
                         }
@@ -219,8 +229,10 @@ impl Resume {
         let mut restored = HashMap::new();
         for (at, task) in flow.tasks.iter().enumerate() {
             let copies = task.workers.len() as u32;
+            let route = self.members[at].route_in(manifest);
+            let route = route.unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, copies)));
             for copy in (0..copies).filter(|&copy| task.workers[copy as usize] == me) {
-                let read = hub::restore(&self.settings.store, manifest, &task.name, copy, copies).await?;
+                let read = hub::restore(&self.settings.store, manifest, &task.name, (copy, copies), &route).await?;
                 restored.insert((at as u32, copy), read);
             }
         }

@@ -1,5 +1,6 @@
 //! The state of a run on one worker, shared by its copies, the pump and the thread that drives it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -12,6 +13,9 @@ use crate::checkpoint::Hub;
 use crate::error::DataflowError;
 use crate::flow::Edge;
 use crate::link::{Inbox, Links};
+use crate::metrics::EdgeReport;
+use crate::rebalance::{Rebalance, Rebalancing};
+use crate::route_map::RouteMap;
 use crate::stream::Control;
 use crate::wire::{Frame, Header, Kind, Received};
 
@@ -19,7 +23,6 @@ use crate::wire::{Frame, Header, Kind, Received};
 pub(crate) struct RunState {
     pub links: Arc<Links>,
     pub cancel: Arc<Cancel>,
-    edges: OnceLock<Vec<Arc<Edge>>>,
     copies_left: AtomicUsize,
     faults: Mutex<Faults>,
     pub progress: Progress,
@@ -28,6 +31,7 @@ pub(crate) struct RunState {
 
 /// How far a run is, in units of its own, such as rows read. Every worker tells of itself, worker 0 learns of all.
 pub struct Progress {
+    edges: OnceLock<Vec<Arc<Edge>>>,
     here: AtomicU64,
     /// By worker, as last heard of.
     elsewhere: Vec<AtomicU64>,
@@ -37,7 +41,7 @@ pub struct Progress {
 impl Progress {
     fn new(workers: u32, checkpoints: Option<Arc<Hub>>) -> Self {
         let elsewhere = (0..workers).map(|_| AtomicU64::new(0)).collect();
-        Progress { here: AtomicU64::new(0), elsewhere, checkpoints }
+        Progress { edges: OnceLock::new(), here: AtomicU64::new(0), elsewhere, checkpoints }
     }
 
     /// Asks for a barrier that carries `control`. Only worker 0 of a run that makes checkpoints is heard.
@@ -45,6 +49,43 @@ impl Progress {
         if let Some(hub) = &self.checkpoints {
             hub.request(control);
         }
+    }
+
+    /// Moves buckets of the keys of a task to other copies, and what is kept of them, while the stream goes on. The map's
+    /// version is greater than that of [`Progress::route`]. Only worker 0 of a run that makes checkpoints can; wherever it is
+    /// asked for, the answer says what came of it.
+    ///
+    /// What lies behind the task may count on keys staying with a copy only as far as they do in the task itself: one that is
+    /// connected directly, and keeps something by key, must not be there.
+    pub fn rebalance(&self, task: &str, map: RouteMap) -> Rebalancing {
+        let (answer, rebalancing) = Rebalancing::new();
+        match &self.checkpoints {
+            Some(hub) => hub.rebalance(Rebalance { task: task.to_owned(), map }, answer),
+            None => drop(answer.send(Err("buckets move at checkpoints, which this run does not make".into()))),
+        }
+        rebalancing
+    }
+
+    /// Which copy of a task owns which bucket: with buckets under way, the new owner. `None` of a task whose inputs are not
+    /// dealt by key, or in a run that makes no checkpoints.
+    pub fn route(&self, task: &str) -> Option<RouteMap> {
+        self.checkpoints.as_ref()?.route(task)
+    }
+
+    /// By task, as [`Progress::route`]; none in a run that makes no checkpoints.
+    pub fn routes(&self) -> BTreeMap<String, RouteMap> {
+        self.checkpoints.as_ref().map(|hub| hub.routes()).unwrap_or_default()
+    }
+
+    /// What this worker has seen on every edge until now.
+    pub fn edges(&self) -> Vec<EdgeReport> {
+        let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
+        edges.iter().filter(|edge| !edge.handover).map(|edge| edge.report()).collect()
+    }
+
+    /// The last checkpoint that is durable; 0 before the first. `None` if the run makes none.
+    pub fn durable(&self) -> Option<u64> {
+        self.checkpoints.as_ref().map(|hub| hub.last_durable())
     }
 
     /// Tells how far this worker is.
@@ -74,7 +115,6 @@ impl RunState {
         Arc::new(RunState {
             links: Arc::clone(links),
             cancel: Arc::default(),
-            edges: OnceLock::new(),
             copies_left: AtomicUsize::new(copies),
             faults: Mutex::new(Faults { finished, ..Faults::default() }),
             progress: Progress::new(links.workers(), checkpoints.clone()),
@@ -84,11 +124,11 @@ impl RunState {
 
     /// Set once, before the first frame can come.
     pub(crate) fn set_edges(&self, edges: Vec<Arc<Edge>>) {
-        assert!(self.edges.set(edges).is_ok(), "a run's edges are set once");
+        assert!(self.progress.edges.set(edges).is_ok(), "a run's edges are set once");
     }
 
     pub(crate) fn edges(&self) -> &[Arc<Edge>] {
-        self.edges.get().map_or(&[], Vec::as_slice)
+        self.progress.edges.get().map_or(&[], Vec::as_slice)
     }
 
     /// A fault begins here: everybody is told, everything is given up. Not once this worker has said that its part is over:

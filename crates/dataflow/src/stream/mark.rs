@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rebalance::Rebalance;
+use crate::route_map::RouteMap;
 use crate::wire::{Frame, Header, Kind, Received};
 
 /// A moment of event time: microseconds since 1970-01-01 UTC.
@@ -61,6 +63,8 @@ pub enum Control {
     Checkpoint,
     /// As a checkpoint; then sources end, and nothing behind the barrier is sent.
     Stop,
+    /// As a checkpoint; and buckets of a task move to other copies ([`rebalance`](crate::rebalance)).
+    Rebalance(Rebalance),
 }
 
 impl Mark {
@@ -88,6 +92,14 @@ impl Mark {
 }
 
 impl Barrier {
+    /// The new map that it brings for a task.
+    pub(crate) fn route_of(&self, task: &str) -> Option<&RouteMap> {
+        match &self.control {
+            Control::Rebalance(rebalance) if rebalance.task == task => Some(&rebalance.map),
+            Control::Rebalance(_) | Control::Checkpoint | Control::Stop => None,
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a barrier is made of numbers and texts")
     }

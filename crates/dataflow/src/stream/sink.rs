@@ -5,6 +5,7 @@
 //! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
@@ -17,7 +18,29 @@ use crate::checkpoint::Snapshot;
 use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Item};
+use crate::rebalance::{Moved, Moves};
 use crate::run::TaskContext;
+
+/// How often a row may appear at a sink when its job fails and goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Guarantee {
+    /// Not at all, or once.
+    AtMostOnce,
+    /// Once, or more often.
+    AtLeastOnce,
+    /// Once, if sources can be read again and the job makes checkpoints.
+    ExactlyOnce,
+}
+
+impl fmt::Display for Guarantee {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Guarantee::AtMostOnce => "at most once",
+            Guarantee::AtLeastOnce => "at least once",
+            Guarantee::ExactlyOnce => "exactly once",
+        })
+    }
+}
 
 /// Between commits without checkpoints.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
@@ -106,6 +129,10 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
                 last = barrier.epoch;
                 if let Some(states) = states {
                     states.save(barrier.epoch, true, snapshot(&prepared));
+                    if barrier.route_of(context.task()).is_some() {
+                        // It keeps nothing by key: to know that others come is all.
+                        states.moved(&Moves::default(), Moved { epoch: barrier.epoch, ..Moved::default() });
+                    }
                 }
                 if barrier.control == Control::Stop {
                     break;

@@ -12,11 +12,14 @@ use arrow::datatypes::{
     TimestampNanosecondType, TimestampSecondType,
 };
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::mark::{Control, EventTime, Mark};
 use super::watermarks::Watermarks;
 use crate::checkpoint::Snapshot;
+use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
 use crate::flow::Outputs;
 use crate::run::TaskContext;
@@ -75,9 +78,28 @@ pub trait Source: Send {
         Ok(Vec::new())
     }
 
+    /// The snapshot that is asked for next is that of `epoch`. Behind its end a source is not told any.
+    fn barrier(&mut self, epoch: u64) {
+        let _ = epoch;
+    }
+
     /// The checkpoint of `epoch` is durable: nothing before that snapshot will be asked for again.
     fn durable(&mut self, epoch: u64) {
         let _ = epoch;
+    }
+
+    /// Whether it stays until its last snapshot is durable ([`Source::durable`] with the highest number there is, if that
+    /// is its end), and then says its [`last_words`](Source::last_words).
+    fn has_last_words(&self) -> bool {
+        false
+    }
+
+    /// What is left to do outside, such as to wait until acknowledgements have arrived.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 }
 
@@ -94,8 +116,20 @@ impl Source for Box<dyn Source> {
         self.as_mut().shared()
     }
 
+    fn barrier(&mut self, epoch: u64) {
+        self.as_mut().barrier(epoch);
+    }
+
     fn durable(&mut self, epoch: u64) {
         self.as_mut().durable(epoch);
+    }
+
+    fn has_last_words(&self) -> bool {
+        self.as_ref().has_last_words()
+    }
+
+    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        self.as_mut().last_words()
     }
 }
 
@@ -263,10 +297,11 @@ pub(crate) async fn drive<S: Source>(
     let mut output = outputs.into_only();
     let mut clock = times.map(|times| Clock::new(times, output.schema())).transpose()?;
     let states = context.states();
-    // Without checkpoints nobody sends anything here.
+    // Without checkpoints there are no barriers, and all is durable at the end.
+    let durable_now = watch::Sender::new(0);
     let (mut barriers, mut durable) = match states {
         Some(states) => (states.barriers(), states.durable()),
-        None => (tokio::sync::watch::Sender::new(None).subscribe(), tokio::sync::watch::Sender::new(0).subscribe()),
+        None => (watch::Sender::new(None).subscribe(), durable_now.subscribe()),
     };
     if context.had_ended() {
         if let Some(states) = states {
@@ -320,12 +355,14 @@ pub(crate) async fn drive<S: Source>(
             Wake::Barrier => {
                 let Some(barrier) = barriers.borrow_and_update().clone() else { continue };
                 let stop = barrier.control == Control::Stop;
+                let epoch = barrier.epoch;
                 if let Some(states) = states {
-                    states.save(barrier.epoch, true, snapshot(&mut source)?);
+                    source.barrier(epoch);
+                    states.save(epoch, true, snapshot(&mut source)?);
                 }
                 output.mark(&Mark::Barrier(barrier)).await?;
                 if stop {
-                    return Ok(());
+                    return leave(source, &mut durable, epoch).await;
                 }
             }
         }
@@ -342,10 +379,24 @@ pub(crate) async fn drive<S: Source>(
         output.mark(&Mark::Watermark(clock.latest)).await?;
     }
     output.finish().await?;
-    if let Some(states) = states {
-        states.end(snapshot(&mut source)?).await?;
+    match states {
+        Some(states) => states.end(snapshot(&mut source)?).await?,
+        // Nothing of it will be asked for again.
+        None => drop(durable_now.send(ALL)),
     }
-    Ok(())
+    leave(source, &mut durable, ALL).await
+}
+
+/// Lets a source that has last words say them, when its snapshot of `epoch` is durable.
+async fn leave<S: Source>(mut source: S, durable: &mut watch::Receiver<u64>, epoch: u64) -> Result<(), TaskError> {
+    if !source.has_last_words() {
+        return Ok(());
+    }
+    while *durable.borrow_and_update() < epoch {
+        durable.changed().await.map_err(|_| "the run ended before its last checkpoint")?;
+    }
+    source.durable(epoch);
+    source.last_words().await
 }
 
 fn snapshot(source: &mut impl Source) -> Result<Snapshot, TaskError> {

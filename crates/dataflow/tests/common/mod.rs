@@ -2,6 +2,8 @@
 //! compared.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+pub mod counting;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 

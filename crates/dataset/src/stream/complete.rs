@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::{Schema, SchemaRef};
+use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::checkpoint::Snapshot;
 use tidemill_dataflow::operator::Flow;
@@ -120,6 +121,23 @@ impl Operator for CompleteTask {
         let rest = self.state.kept.over(self.now, Micros::MAX);
         self.give(&rest, emit)?;
         Ok(Flow::Done)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        self.state.clear(self.now)?;
+        self.over = 0;
+        Ok(self.state.release(buckets)?)
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        for rows in self.state.acquired(&parts)? {
+            self.keep(rows)?;
+        }
+        Ok(())
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {

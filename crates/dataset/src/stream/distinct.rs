@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::compute::take_record_batch;
 use arrow::datatypes::{Schema, SchemaRef};
+use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
@@ -135,6 +136,23 @@ impl Operator for DistinctTask {
     fn on_watermark(&mut self, time: EventTime, _emit: &mut Emit) -> Result<Flow, TaskError> {
         self.now = self.now.max(time.0);
         Ok(Flow::Done)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        let released = self.state.release(buckets)?;
+        self.clear()?;
+        Ok(released)
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        for keys in self.state.acquired(&parts)? {
+            self.remember(keys)?;
+        }
+        Ok(())
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {

@@ -6,12 +6,13 @@
 //! conditions: Golab and Özsu, "Processing sliding window multi-joins in continuous queries over data streams" (2003).
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array, new_null_array};
 use arrow::compute::{concat_batches, filter_record_batch, take, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
+use bytes::Bytes;
 use datafusion::common::{JoinSide, JoinType, NullEquality};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::Operator as Compare;
@@ -415,6 +416,8 @@ pub(crate) struct JoinTask {
     clear_at: u32,
     /// Numbers have changed: the next snapshot is whole.
     renumbered: bool,
+    /// Rows that are over may not have been given yet.
+    overdue: bool,
     saved: Saved,
     held: Held,
 }
@@ -437,6 +440,7 @@ impl JoinTask {
             now: Micros::MIN,
             clear_at: if join.forgets() { CLEAR_MIN } else { u32::MAX },
             renumbered: false,
+            overdue: false,
             saved: Saved::default(),
             held: Held::new(context),
         };
@@ -447,50 +451,73 @@ impl JoinTask {
     }
 
     fn restore(&mut self, restored: &Restored) -> Result<(), TaskError> {
-        let join = Arc::clone(&self.join);
-        check_schema(restored, &join.described, &Schema::empty(), 0)?;
+        check_schema(restored, &self.join.described, &Schema::empty(), 0)?;
         self.now = fired_of(restored)?;
-        let numbers = Arc::new(Schema::new(vec![Field::new("number", DataType::UInt32, false)]));
         for parts in restored.buckets.values() {
-            let mut rows: [Vec<RecordBatch>; 2] = Default::default();
-            let mut met: [Vec<u32>; 2] = Default::default();
-            for part in parts {
-                for (kind, bytes) in tables_of(part)? {
-                    let side = usize::from(kind % MET);
-                    if kind < MET {
-                        rows[side].push(rows::decode(&join.saved_schema(side), &bytes)?);
-                    } else {
-                        let numbers = rows::decode(&numbers, &bytes)?;
-                        met[side].extend(numbers.column(0).as_primitive::<UInt32Type>().values());
-                    }
-                }
-            }
-            for side in 0..2 {
-                let mut saved = concat_batches(&join.saved_schema(side), &rows[side])?;
-                let flags = join.flagged(side).then(|| {
-                    let width = saved.num_columns();
-                    let numbers = saved.column(width - 1).as_primitive::<UInt32Type>();
-                    let rows: HashMap<u32, usize> =
-                        numbers.values().iter().enumerate().map(|(row, number)| (*number, row)).collect();
-                    let mut flags: Vec<bool> = saved.column(width - 2).as_boolean().values().iter().collect();
-                    met[side].iter().filter_map(|number| rows.get(number)).for_each(|&row| flags[row] = true);
-                    flags
-                });
-                saved = batch(
-                    &join.sides[side].schema,
-                    saved.columns()[..join.sides[side].schema.fields().len()].to_vec(),
-                    saved.num_rows(),
-                )?;
-                let until = self.until(side, &saved)?;
-                self.keep(side, &saved, &until, flags.as_deref(), None)?;
-            }
+            self.take(parts)?;
         }
         for side in 0..2 {
             self.halves[side].saved = self.halves[side].kept.count();
-            self.renumbered |= join.flagged(side);
+            self.renumbered |= self.join.flagged(side);
         }
         self.saved.restore(restored);
         Ok(())
+    }
+
+    /// Takes the parts of a bucket.
+    fn take(&mut self, parts: &[Bytes]) -> Result<(), TaskError> {
+        let join = Arc::clone(&self.join);
+        let numbers = Arc::new(Schema::new(vec![Field::new("number", DataType::UInt32, false)]));
+        let mut rows: [Vec<RecordBatch>; 2] = Default::default();
+        let mut met: [Vec<u32>; 2] = Default::default();
+        for part in parts {
+            for (kind, bytes) in tables_of(part)? {
+                let side = usize::from(kind % MET);
+                if kind < MET {
+                    rows[side].push(rows::decode(&join.saved_schema(side), &bytes)?);
+                } else {
+                    let numbers = rows::decode(&numbers, &bytes)?;
+                    met[side].extend(numbers.column(0).as_primitive::<UInt32Type>().values());
+                }
+            }
+        }
+        for side in 0..2 {
+            let saved = concat_batches(&join.saved_schema(side), &rows[side])?;
+            let flags = join.flagged(side).then(|| {
+                let width = saved.num_columns();
+                let numbers = saved.column(width - 1).as_primitive::<UInt32Type>();
+                let rows: HashMap<u32, usize> =
+                    numbers.values().iter().enumerate().map(|(row, number)| (*number, row)).collect();
+                let mut flags: Vec<bool> = saved.column(width - 2).as_boolean().values().iter().collect();
+                met[side].iter().filter_map(|number| rows.get(number)).for_each(|&row| flags[row] = true);
+                flags
+            });
+            let schema = &join.sides[side].schema;
+            let columns = saved.columns()[..schema.fields().len()].to_vec();
+            let saved = batch(schema, columns, saved.num_rows())?;
+            let until = self.until(side, &saved)?;
+            self.keep(side, &saved, &until, flags.as_deref(), None)?;
+        }
+        Ok(())
+    }
+
+    /// A side's rows from number `from` on, as they are saved.
+    fn saved_rows(&self, side: Side, from: u32) -> Result<Vec<RecordBatch>> {
+        let half = &self.halves[side];
+        let mut rows = half.kept.since(from);
+        if self.join.flagged(side) {
+            let schema = self.join.saved_schema(side);
+            let mut number = from as usize;
+            for rows in &mut rows {
+                let numbers = number..number + rows.num_rows();
+                number = numbers.end;
+                let mut columns = rows.columns().to_vec();
+                columns.push(Arc::new(BooleanArray::from(half.met[numbers.clone()].to_vec())));
+                columns.push(Arc::new(UInt32Array::from_iter_values(numbers.map(|number| number as u32))));
+                *rows = batch(&schema, columns, rows.num_rows())?;
+            }
+        }
+        Ok(rows)
     }
 
     fn until(&self, side: Side, rows: &RecordBatch) -> Result<Vec<Micros>> {
@@ -517,8 +544,13 @@ impl JoinTask {
     ) -> Result<(), TaskError> {
         let done = |row: usize| met.is_some_and(|met| met[row]);
         let once = self.join.gives == Gives::With(side) || self.join.gives == Gives::Without(side);
-        let wanted = |row: usize| until.get(row).is_none_or(|&until| until >= self.now) && !(once && done(row));
+        let over = |row: usize| until.get(row).is_some_and(|&until| until < self.now);
+        // Kept by another copy, whose time may have been another: given, if at all, when time passes next.
+        let due = |row: usize| over(row) && keys.is_none() && self.join.gives.waits(side) && !done(row);
+        let wanted = |row: usize| (!over(row) || due(row)) && !(once && done(row));
         let wanted: Vec<bool> = (0..rows.num_rows()).map(wanted).collect();
+        let overdue = (0..rows.num_rows()).any(due);
+        self.overdue |= overdue;
         let keys = match keys {
             Some(keys) => keys,
             None => self.intern(side, rows)?,
@@ -684,26 +716,35 @@ impl JoinTask {
     fn pass(&mut self, time: Micros, emit: &mut Emit) -> Result<(), TaskError> {
         for side in (0..2).filter(|&side| self.join.gives.waits(side)) {
             let half = &mut self.halves[side];
-            let mut alone = half.kept.over(self.now, time);
+            let mut alone = half.kept.over(if self.overdue { Micros::MIN } else { self.now }, time);
             alone.retain(|&number| !std::mem::replace(&mut half.met[number as usize], true));
+            half.news.extend(alone.iter().filter(|&&number| number < half.saved));
             for alone in alone.chunks(PAIRS) {
                 let kept = &self.halves[side].kept;
                 self.give_alone(side, alone.len(), &|column| kept.gather(column, alone), emit)?;
             }
         }
+        self.overdue = false;
         self.now = self.now.max(time);
         Ok(())
     }
 
     /// Throws out what can find no partner any more.
     fn clear(&mut self) -> Result<(), TaskError> {
+        self.clear_but([&|_| true, &|_| true])
+    }
+
+    /// Throws out also what is not `wanted` of each side.
+    fn clear_but(&mut self, wanted: [&dyn Fn(u32) -> bool; 2]) -> Result<(), TaskError> {
         let join = Arc::clone(&self.join);
         self.keys = key_values(&join)?;
         for side in 0..2 {
             let once = join.gives == Gives::With(side) || join.gives == Gives::Without(side);
             let half = &mut self.halves[side];
             let met = std::mem::take(&mut half.met);
-            let stay = half.kept.clear(self.now, |number| !(once && met[number as usize]))?;
+            let stay = half.kept.clear(if self.overdue { Micros::MIN } else { self.now }, |number| {
+                wanted[side](number) && !(once && met[number as usize])
+            })?;
             if join.flagged(side) {
                 half.met = stay.iter().map(|&number| met[number as usize]).collect();
             }
@@ -724,7 +765,7 @@ impl JoinTask {
             }
         }
         let rows = self.halves.iter().map(|half| half.kept.count()).fold(0, u32::saturating_add);
-        self.clear_at = rows.saturating_mul(2).max(CLEAR_MIN);
+        self.clear_at = if join.forgets() { rows.saturating_mul(2).max(CLEAR_MIN) } else { u32::MAX };
         self.renumbered = true;
         Ok(())
     }
@@ -775,6 +816,31 @@ impl Operator for JoinTask {
         Ok(Flow::Done)
     }
 
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        let mut moved = Tables::default();
+        let mut stays: [Vec<bool>; 2] = Default::default();
+        for (side, stays) in stays.iter_mut().enumerate() {
+            let keys = self.join.sides[side].keys();
+            for rows in self.saved_rows(side, 0)? {
+                let of = buckets_of(&rows, &keys)?;
+                stays.extend(moved.add_some(side as u8, &rows, &of, buckets)?);
+            }
+        }
+        self.clear_but([&|number| stays[0][number as usize], &|number| stays[1][number as usize]])?;
+        self.saved.forget(buckets);
+        Ok(moved.into_bytes().collect())
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        let mut by_bucket: BTreeMap<u32, Vec<Bytes>> = BTreeMap::new();
+        parts.into_iter().for_each(|(bucket, part)| by_bucket.entry(bucket).or_default().push(part));
+        by_bucket.values().try_for_each(|parts| self.take(parts))
+    }
+
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let mut snapshot = shared(self.now, &self.join.described, &Schema::empty(), 0);
         if (self.renumbered || whole) && self.join.forgets() {
@@ -784,21 +850,9 @@ impl Operator for JoinTask {
         let whole = std::mem::take(&mut self.renumbered) || whole;
         let mut tables: Vec<(u8, Vec<RecordBatch>, Side)> = Vec::new();
         for side in 0..2 {
+            let from = if whole { 0 } else { self.halves[side].saved };
+            let rows = self.saved_rows(side, from)?;
             let half = &mut self.halves[side];
-            let from = if whole { 0 } else { half.saved };
-            let mut rows = half.kept.since(from);
-            if self.join.flagged(side) {
-                let schema = self.join.saved_schema(side);
-                let mut number = from as usize;
-                for rows in &mut rows {
-                    let numbers = number..number + rows.num_rows();
-                    number = numbers.end;
-                    let mut columns = rows.columns().to_vec();
-                    columns.push(Arc::new(BooleanArray::from(half.met[numbers.clone()].to_vec())));
-                    columns.push(Arc::new(UInt32Array::from_iter_values(numbers.map(|number| number as u32))));
-                    *rows = batch(&schema, columns, rows.num_rows())?;
-                }
-            }
             tables.push((side as u8, rows, side));
             let news = std::mem::take(&mut half.news);
             if !whole && !news.is_empty() {

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, UInt32Array};
 use arrow::compute::{concat_batches, filter_record_batch, interleave, take_record_batch};
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
@@ -173,6 +173,21 @@ impl Tables {
         Ok(())
     }
 
+    /// Adds those rows that are of some buckets. Returns which are not.
+    pub(crate) fn add_some(&mut self, kind: u8, rows: &RecordBatch, of: &[u32], buckets: &[u32]) -> Result<Vec<bool>> {
+        let wanted: BTreeSet<u32> = buckets.iter().copied().collect();
+        let stays: Vec<bool> = of.iter().map(|bucket| !wanted.contains(bucket)).collect();
+        let goes: BooleanArray = stays.iter().map(|stays| Some(!stays)).collect();
+        let of: Vec<u32> = of.iter().copied().filter(|bucket| wanted.contains(bucket)).collect();
+        self.add(kind, &filter_record_batch(rows, &goes)?, &of)?;
+        Ok(stays)
+    }
+
+    /// By bucket, as bytes.
+    pub(crate) fn into_bytes(self) -> impl Iterator<Item = (u32, Bytes)> {
+        self.0.into_iter().map(|(bucket, bytes)| (bucket, bytes.into()))
+    }
+
     /// By bucket, as bytes: all there is if `whole`, and then nothing of buckets that had something before.
     pub(crate) fn parts(self, whole: bool, saved: &Saved) -> Buckets {
         let mut saved = saved.0.lock().expect("nothing panics with it locked");
@@ -194,6 +209,14 @@ impl Tables {
 pub(crate) struct Saved(Arc<Mutex<BTreeSet<u32>>>);
 
 impl Saved {
+    /// Another copy has these now, and says what is saved of them.
+    pub(crate) fn forget(&self, buckets: &[u32]) {
+        let mut saved = self.0.lock().expect("nothing panics with it locked");
+        buckets.iter().for_each(|bucket| {
+            saved.remove(bucket);
+        });
+    }
+
     /// What is saved is what the job goes on from.
     pub(crate) fn restore(&self, restored: &Restored) {
         *self.0.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
@@ -232,6 +255,32 @@ impl KeptState {
     /// What is kept now has been restored.
     pub(crate) fn restored(&mut self) {
         self.since = self.kept.count();
+    }
+
+    /// Lets go of what is in these buckets, for another copy.
+    pub(crate) fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>> {
+        let mut moved = Tables::default();
+        let mut stays = Vec::new();
+        for rows in self.kept.since(0) {
+            let of = buckets_of(&rows, &self.keys)?;
+            stays.extend(moved.add_some(0, &rows, &of, buckets)?);
+        }
+        // Nothing is over by that time.
+        self.kept.clear(Micros::MIN, |number| stays[number as usize])?;
+        self.renumbered = true;
+        self.saved.forget(buckets);
+        Ok(moved.into_bytes().collect())
+    }
+
+    /// What another copy has let go of.
+    pub(crate) fn acquired(&mut self, parts: &[(u32, Bytes)]) -> Result<Vec<RecordBatch>, TaskError> {
+        let mut found = Vec::new();
+        for (_, part) in parts {
+            for (_, bytes) in tables_of(part)? {
+                found.push(rows::decode(&self.kept.schema, &bytes)?);
+            }
+        }
+        Ok(found)
     }
 
     /// Throws out what is over.

@@ -68,6 +68,12 @@ struct Halves {
     second: TaskSpec,
 }
 
+/// The graph of a query, and the names of its sources with whether they can be read again.
+pub(crate) struct Lowered {
+    pub graph: Graph,
+    pub sources: Vec<(String, bool)>,
+}
+
 /// Makes the graph of a query over streams.
 pub(crate) struct Lower {
     graph: Graph,
@@ -75,6 +81,8 @@ pub(crate) struct Lower {
     /// Of every task that nothing else limits.
     copies: u32,
     tasks: u32,
+    /// The names of sources, and whether they can be read again.
+    sources: Vec<(String, bool)>,
 }
 
 /// Plans `set` for one partition, without rules that would take a windowed aggregation apart.
@@ -185,8 +193,8 @@ impl Lower {
         context: Arc<TaskContext>,
         sink: &StreamSink,
         copies: u32,
-    ) -> Result<Graph> {
-        let mut lower = Lower { graph: Graph::new(job), context, copies, tasks: 0 };
+    ) -> Result<Lowered> {
+        let mut lower = Lower { graph: Graph::new(job), context, copies, tasks: 0, sources: Vec::new() };
         let rows = lower.node(plan)?;
         let rows = lower.done(rows);
         let most = rows.from.iter().map(|branch| branch.copies).max().unwrap_or(1);
@@ -195,7 +203,7 @@ impl Lower {
         let task = TaskSpec::sink(format!("sink {}", sink.name), move |copy| make(copy));
         let task = lower.graph.add(task.input("rows").copies(sinks));
         lower.connect(&rows, task, sinks);
-        Ok(lower.graph)
+        Ok(Lowered { graph: lower.graph, sources: lower.sources })
     }
 
     fn name(&mut self, what: &str) -> String {
@@ -256,6 +264,7 @@ impl Lower {
         let source = stream.source.clone();
         let copies = if source.copies_max == 0 { self.copies } else { self.copies.min(source.copies_max) };
         let name = self.name(&format!("source {}", source.name));
+        self.sources.push((source.name.clone(), source.replayable));
         let make = Arc::clone(&source.make);
         let task = TaskSpec::source(name, source.times.clone(), move |copy| make(copy));
         let task = self.graph.add(task.output("rows", Arc::clone(&source.schema)).copies(copies));

@@ -38,7 +38,14 @@ pub fn table_stream(
     let make = move |context: &TaskContext| -> Result<Box<dyn Source>, TaskError> {
         Ok(Box::new(TableStream::new(Arc::clone(&slices), context, rows_per_s)?))
     };
-    StreamSource { name: name.to_owned(), schema, times, copies_max: SPLITS as u32, make: Arc::new(make) }
+    StreamSource {
+        name: name.to_owned(),
+        schema,
+        times,
+        copies_max: SPLITS as u32,
+        replayable: true,
+        make: Arc::new(make),
+    }
 }
 
 struct TableStream {

@@ -34,8 +34,12 @@ mod table;
 mod times;
 mod window;
 
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
 use tidemill_dataflow::checkpoint::CheckpointSettings;
 use tidemill_dataflow::placement::RoundRobin;
+use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::{Look, RunReport};
 
 pub use memory::table_stream;
@@ -47,6 +51,7 @@ pub(crate) use window::{is_window, sql_functions};
 use crate::dataset::DataSet;
 use crate::distribute::{ActionError, Workers};
 use crate::engine::Engine;
+use crate::error::DataSetError;
 use lower::Lower;
 
 /// A job that writes a stream.
@@ -57,6 +62,29 @@ pub struct StreamJob {
     pub sink: StreamSink,
     /// How it makes checkpoints; `None`: what a failure interrupts may be lost.
     pub checkpoints: Option<CheckpointSettings>,
+    /// The least that it must give, else it does not begin.
+    pub guarantee: Option<Guarantee>,
+}
+
+impl StreamJob {
+    /// Whether it gives what it must.
+    fn check(&self, sources: &[(String, bool)]) -> Result<(), DataSetError> {
+        let Some(wanted) = self.guarantee else { return Ok(()) };
+        let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
+        if self.checkpoints.is_none() {
+            return refused("it makes no checkpoints; say where they lie with checkpoint=".into());
+        }
+        if let Some((source, _)) = sources.iter().find(|(_, replayable)| !replayable)
+            && wanted > Guarantee::AtMostOnce
+        {
+            return refused(format!("what came from {source} since the last checkpoint cannot be read again"));
+        }
+        if self.sink.guarantee < wanted {
+            let (sink, gives) = (&self.sink.name, self.sink.guarantee);
+            return refused(format!("the sink {sink} gives {gives}; see docs/streams.md for sinks that give more"));
+        }
+        Ok(())
+    }
 }
 
 impl Workers {
@@ -74,12 +102,50 @@ impl Workers {
         let copies = self.partitions() as u32;
         let set = set.clone();
         let (name, sink) = (job.name.clone(), job.sink.clone());
-        let graph = engine.run(async move {
+        let lowered = engine.run(async move {
             let (plan, context) = lower::plan(&set).await?;
             Lower::graph(&name, &plan, context, &sink, copies)
         });
-        let graph = self.agree(graph)?;
+        let lowered = lowered.and_then(|lowered| job.check(&lowered.sources).map(|()| lowered.graph));
+        let graph = self.agree(lowered)?;
         let ran = self.runner().run_job(&graph, &RoundRobin, job.checkpoints.as_ref(), look);
         ran.map_err(crate::distribute::failed)
+    }
+
+    /// The tasks that a query over streams becomes, and what becomes of its rows when the job fails and goes on. Collective.
+    ///
+    /// # Errors
+    /// The same on every worker: a step that a stream cannot have.
+    pub fn explain_stream(&self, engine: &Engine, set: &DataSet) -> Result<String, ActionError> {
+        let copies = self.partitions() as u32;
+        let set = set.clone();
+        let nowhere = |_: &SchemaRef| -> MakeSink { Arc::new(|_| Err("explained, not run".into())) };
+        let sink = StreamSink {
+            name: "of write_stream".into(),
+            copies_max: 0,
+            guarantee: Guarantee::ExactlyOnce,
+            make: Arc::new(nowhere),
+        };
+        let lowered = engine.run(async move {
+            let (plan, context) = lower::plan(&set).await?;
+            Lower::graph("stream", &plan, context, &sink, copies)
+        });
+        let lowered = self.agree(lowered)?;
+        let workers = self.runner().workers().len() as u32;
+        let mut text =
+            lowered.graph.explain(workers, None).map_err(|errors| crate::distribute::failed(errors.into()))?;
+        text.push_str("after a failure, with checkpoint=:\n");
+        for (source, replayable) in &lowered.sources {
+            text.push_str(&match replayable {
+                true => format!("  {source}: is read again from where the checkpoint says\n"),
+                false => format!("  {source}: what came since the checkpoint is lost\n"),
+            });
+        }
+        let most = match lowered.sources.iter().all(|(_, replayable)| *replayable) {
+            true => "  a sink that commits has each row exactly once, a function at least once\n",
+            false => "  a sink that commits has each row at most once\n",
+        };
+        text.push_str(most);
+        Ok(text)
     }
 }

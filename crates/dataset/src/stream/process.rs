@@ -72,6 +72,12 @@ pub trait KeyedFunction: Send {
     /// Fails the job.
     fn snapshot(&mut self, whole: bool) -> std::result::Result<Buckets, String>;
 
+    /// Lets go of what it keeps in these buckets, for another's `restore`.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn release(&mut self, buckets: &[u32]) -> std::result::Result<Vec<(u32, Bytes)>, String>;
+
     /// Takes what was kept at a time, by bucket: a whole, and the changes since.
     ///
     /// # Errors
@@ -314,6 +320,19 @@ impl Operator for ProcessTask {
         let made = self.function.time(EventTime::MAX)?;
         self.send(made, emit)?;
         Ok(Flow::Done)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        Ok(self.function.release(buckets)?)
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        let parts = parts.into_iter().map(|(bucket, part)| (bucket, vec![part])).collect();
+        Ok(self.function.restore(EventTime(self.now), parts)?)
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {

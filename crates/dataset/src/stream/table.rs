@@ -17,7 +17,7 @@ use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, Repla
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
 };
-use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::stream::sink::{Guarantee, Sink};
 use tidemill_dataflow::stream::source::{EventTimes, Source};
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 
@@ -42,6 +42,8 @@ pub struct StreamSource {
     pub times: Option<EventTimes>,
     /// More copies than this would have nothing to read; 0 is no limit.
     pub copies_max: u32,
+    /// Whether it goes on where a checkpoint says; another one loses what came in between.
+    pub replayable: bool,
     /// Makes one.
     pub make: MakeSource,
 }
@@ -59,6 +61,8 @@ pub struct StreamSink {
     pub name: String,
     /// More copies than this are not wanted; 0 is no limit.
     pub copies_max: u32,
+    /// What it gives, at best.
+    pub guarantee: Guarantee,
     /// Makes one, given what its rows are.
     pub make: Arc<dyn Fn(&SchemaRef) -> MakeSink + Send + Sync>,
 }

@@ -221,6 +221,11 @@ impl NativeDataSet {
         })
     }
 
+    /// The tasks that a query over streams becomes; collective.
+    fn explain_stream(&self, py: Python<'_>, engine: &QueryEngine, comm: &Comm) -> PyResult<String> {
+        together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &self.0))
+    }
+
     fn explain(&self, py: Python<'_>, engine: &QueryEngine, how: &str) -> PyResult<String> {
         let how = match how {
             "logical" => Explain::Logical,

@@ -12,6 +12,7 @@ mod engine;
 mod expr;
 mod frame;
 mod process;
+mod running;
 mod stream;
 mod table;
 mod value;
@@ -32,6 +33,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(stream::stream_of_table, m)?)?;
     m.add_function(wrap_pyfunction!(stream::window_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::write_stream, m)?)?;
+    m.add_class::<running::NativeRunning>()?;
     m.add_function(wrap_pyfunction!(stream::list_checkpoints, m)?)?;
     Ok(())
 }

@@ -56,6 +56,14 @@ impl KeyedFunction for PythonKeyed {
         })
     }
 
+    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, String> {
+        call(|py| {
+            let parts = self.0.call_method1(py, "release", (buckets.to_vec(),))?;
+            let parts: Vec<(u32, Bound<'_, PyBytes>)> = parts.extract(py)?;
+            Ok(parts.into_iter().map(|(bucket, part)| (bucket, Bytes::copy_from_slice(part.as_bytes()))).collect())
+        })
+    }
+
     fn restore(&mut self, now: EventTime, buckets: Vec<(u32, Vec<Bytes>)>) -> Result<(), String> {
         call(|py| {
             for (bucket, parts) in buckets {

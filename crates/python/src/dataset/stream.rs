@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::BoxFuture;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidemill_connect::ConnectError;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError};
 use tidemill_dataflow::stream::Control;
-use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::stream::sink::{Guarantee, Sink};
 use tidemill_dataflow::stream::source::EventTimes;
-use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_dataflow::{Progress, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{DataSet, DataSetError, MakeSink, StreamJob, StreamSink, StreamSource, Windows, table_stream};
@@ -23,6 +23,7 @@ use super::calls::Call;
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, together_with, told};
+use super::running::NativeRunning;
 use super::table::NativeTable;
 use super::{finish, raised};
 use crate::comm::Comm;
@@ -75,6 +76,7 @@ pub fn stream_of(
         schema: found.schema,
         times: times(time),
         copies_max: found.copies_max,
+        replayable: found.replayable,
         make: found.make,
     };
     let made = DataSet::from_stream(&engine.engine, source);
@@ -157,7 +159,7 @@ type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>);
 
 /// Writes a stream until it ends; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None))]
+#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -169,6 +171,9 @@ pub fn write_stream<'py>(
     sink_name: String,
     checkpoints: Option<Checkpoints>,
     stop: Option<Py<PyAny>>,
+    status: Option<(PathBuf, String)>,
+    guarantee: Option<&str>,
+    watch: Option<Py<PyAny>>,
 ) -> PyResult<Written<'py>> {
     let sink = match sink.extract::<String>(py) {
         Ok(spec) => connector_sink(py, &described_by(&spec)?, set)?,
@@ -180,13 +185,33 @@ pub fn write_stream<'py>(
         let store = store.map_err(|error| raised(py, &DataSetError::Io(error.to_string())))?;
         Ok::<_, PyErr>(CheckpointSettings { store, interval: seconds(every)?, timeout: seconds(timeout)?, keep })
     });
-    let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()? };
+    let guarantee = guarantee.map(|words| match words {
+        "exactly once" => Ok(Guarantee::ExactlyOnce),
+        "at least once" => Ok(Guarantee::AtLeastOnce),
+        "at most once" => Ok(Guarantee::AtMostOnce),
+        other => Err(PyValueError::new_err(format!(
+            "guarantee is \"exactly once\", \"at least once\" or \"at most once\", not {other:?}"
+        ))),
+    });
+    let guarantee = guarantee.transpose()?;
+    let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()?, guarantee };
+    let status = status.map(|(file, about)| Ok::<_, PyErr>(Status { file, about: described_by(&about)?, told: None }));
+    let mut status = status.transpose()?;
+    let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
     let mut stopping = false;
     let mut left_out = LeftOut::new(engine);
     let report = together_with(py, engine, comm, |workers, look| {
         workers.stream(&engine.engine, &set.0, &job, &mut |run| {
             left_out.look(engine);
+            if let Some(status) = &mut status {
+                status.tell(run);
+            }
             look(&mut |py| {
+                if let (Some(watch), Some(running)) = (&watch, &running) {
+                    running.get().look(run);
+                    watch.call1(py, (running.clone_ref(py),))?;
+                    running.get().pass_on(run);
+                }
                 if !stopping && let Some(stop) = &stop {
                     stopping = stop.call0(py)?.is_truthy(py)?;
                     if stopping {
@@ -209,6 +234,44 @@ pub fn write_stream<'py>(
     }
 }
 
+/// What a job tells of itself while it runs, in a file that `tidemill top` reads. A worker that is killed leaves it behind: readers
+/// look whether its process is there.
+struct Status {
+    file: PathBuf,
+    /// Who it is.
+    about: Value,
+    told: Option<Instant>,
+}
+
+impl Status {
+    const EVERY: Duration = Duration::from_millis(500);
+
+    /// Writes it now and then. It is of no use to the job itself, so failures are passed over.
+    fn tell(&mut self, run: &Progress) {
+        if self.told.is_some_and(|told| told.elapsed() < Self::EVERY) {
+            return;
+        }
+        self.told = Some(Instant::now());
+        let mut edges = run.edges();
+        edges.iter_mut().for_each(|edge| {
+            edge.bucket_rows.clear();
+            edge.bucket_bytes.clear();
+        });
+        let mut status = self.about.clone();
+        status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
+        status["durable"] = json!(run.durable());
+        status["edges"] = json!(edges);
+        let new = self.file.with_extension("new");
+        drop(std::fs::write(&new, status.to_string()).and_then(|()| std::fs::rename(&new, &self.file)));
+    }
+}
+
+impl Drop for Status {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.file));
+    }
+}
+
 fn connector_sink(py: Python<'_>, spec: &Value, set: &NativeDataSet) -> PyResult<StreamSink> {
     let found = tidemill_connect::sink(spec, &set.0.schema()).map_err(|error| refused(py, &error))?;
     let spec = spec.clone();
@@ -219,7 +282,8 @@ fn connector_sink(py: Python<'_>, spec: &Value, set: &NativeDataSet) -> PyResult
             Err(error) => Arc::new(move |_: &TaskContext| Err(error.to_string().into())),
         }
     };
-    Ok(StreamSink { name: found.name, copies_max: found.copies_max, make: Arc::new(make) })
+    let (copies_max, guarantee) = (found.copies_max, found.guarantee);
+    Ok(StreamSink { name: found.name, copies_max, guarantee, make: Arc::new(make) })
 }
 
 fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<StreamSink> {
@@ -238,7 +302,8 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
             Ok(Box::new(PythonSink { sink, whole }) as Box<dyn Sink>)
         })
     };
-    Ok(StreamSink { name, copies_max: 0, make: Arc::new(make) })
+    let guarantee = if whole { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
+    Ok(StreamSink { name, copies_max: 0, guarantee, make: Arc::new(make) })
 }
 
 /// A Python function that is called with each table, or an object with the three methods of a sink.

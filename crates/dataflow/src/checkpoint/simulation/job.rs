@@ -11,6 +11,7 @@ use super::super::news::News;
 use super::super::store::StoreError;
 use super::copies::{Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings};
 use super::{Random, World, at_once};
+use crate::route_map::{BUCKETS, RouteMap};
 use crate::stream::{Barrier, Control};
 
 /// From worker 0 to another.
@@ -75,8 +76,14 @@ impl Job {
         let workers = 1 + random.below(3);
         let mut names: Vec<&str> = ["numbers", "more"][..world.plan.rows.len()].to_vec();
         names.extend(["count", "outside"]);
-        let members: Vec<Member> =
-            names.iter().map(|name| Member { name: (*name).to_owned(), copies: 1 + random.below(3) as u32 }).collect();
+        let members: Vec<Member> = names
+            .iter()
+            .map(|name| {
+                let copies = 1 + random.below(3) as u32;
+                let route = (*name == "count").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
+                Member { name: (*name).to_owned(), copies, route, stays: None }
+            })
+            .collect();
         let ids: Vec<(u32, u32)> = (0..members.len() as u32)
             .flat_map(|task| (0..members[task as usize].copies).map(move |c| (task, c)))
             .collect();
@@ -99,7 +106,9 @@ impl Job {
             meanwhile(world, random);
             let read = ids.iter().map(|&(task, copy)| {
                 let member = &members[task as usize];
-                at_once(hub::restore(&world.store, &manifest, &member.name, copy, member.copies)).map(Some)
+                let route =
+                    member.route_in(&manifest).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
+                at_once(hub::restore(&world.store, &manifest, &member.name, (copy, member.copies), &route)).map(Some)
             });
             match read.collect::<Result<_, StoreError>>() {
                 Ok(read) => restored = read,
@@ -194,7 +203,7 @@ impl Job {
         if world.fault(world.plan.request, random) {
             let control = if random.once_in(2) { Control::Stop } else { Control::Checkpoint };
             world.say(|| format!("  {}: {control:?} is asked for", self.run));
-            self.events.push_back(Event::Request(control));
+            self.events.push_back(Event::Request { id: 0, control });
         }
         match self.actor(random) {
             Actor::Coordinator => self.coordinate(world, random),
@@ -291,7 +300,7 @@ impl Job {
                     world.check_durable(stored);
                     self.tell_all(&Down::Durable(epoch));
                 }
-                Action::Warn(_) => {}
+                Action::Answer { .. } | Action::Warn(_) => {}
                 Action::Fail(reason) => {
                     self.failed = Some(reason);
                     return;

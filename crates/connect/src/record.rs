@@ -1,4 +1,4 @@
-//! Rows as records of a topic.
+//! Rows as records with a key and a value, or as messages.
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::cast;
@@ -65,8 +65,8 @@ impl Encoder {
             let bytes = key.as_ref().map_or(0, Vec::len) + value.as_ref().map_or(0, Vec::len);
             if bytes > bytes_max {
                 return Err(format!(
-                    "a row makes a record of {bytes} bytes, and `record_bytes_max` is {bytes_max}: raise it, and \
-                     max.message.bytes of the topic with it"
+                    "a row makes a record of {bytes} bytes, and `record_bytes_max` is {bytes_max}: raise it, and what the \
+                     server takes (max.message.bytes of a topic, max_message_size of RabbitMQ) with it"
                 )
                 .into());
             }

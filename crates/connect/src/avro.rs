@@ -1,0 +1,185 @@
+//! Avro records: as they are, or in Confluent's wire format, with a zero and the number of the writer's schema before each.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
+use arrow::datatypes::SchemaRef;
+use arrow_avro::reader::ReaderBuilder;
+use arrow_avro::schema::{AvroSchema, Fingerprint, FingerprintAlgorithm, SchemaStore};
+use serde_json::Value;
+
+use crate::decode::Failure;
+
+/// Of a record without one.
+const NO_HEADER: [u8; 5] = [0; 5];
+
+/// Schemas that records are read with.
+#[derive(Clone)]
+pub(crate) struct Avro {
+    builder: Arc<dyn Fn(usize) -> Result<arrow_avro::reader::Decoder, String> + Send + Sync>,
+    /// Whether records have the number of their schema before them.
+    has_header: bool,
+    /// By number; of records without, the one and only.
+    numbers: Vec<u32>,
+    schema: SchemaRef,
+}
+
+impl std::fmt::Debug for Avro {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Avro").field("numbers", &self.numbers).finish_non_exhaustive()
+    }
+}
+
+impl Avro {
+    /// Records are read as `schema`; `writers` has the schemas that they were written with, by their numbers. Without any, it is
+    /// the same, and records have no header.
+    ///
+    /// # Errors
+    /// In words.
+    pub(crate) fn new(schema: &Value, writers: &BTreeMap<u32, Value>) -> Result<Self, String> {
+        let avro = |schema: &Value| AvroSchema::new(schema.as_str().map_or_else(|| schema.to_string(), str::to_owned));
+        let mut store = SchemaStore::new_with_type(FingerprintAlgorithm::Id);
+        let has_header = !writers.is_empty();
+        let plain = BTreeMap::from([(0, schema.clone())]);
+        let writers = if has_header { writers } else { &plain };
+        for (number, writer) in writers {
+            let wrong = |error| format!("the schema of number {number} is no Avro schema: {error}");
+            store.set(Fingerprint::Id(*number), avro(writer)).map_err(wrong)?;
+        }
+        let numbers: Vec<u32> = writers.keys().copied().collect();
+        let (reader, first) = (avro(schema), numbers[0]);
+        let builder = move |rows: usize| {
+            let builder = ReaderBuilder::new().with_batch_size(rows).with_reader_schema(reader.clone());
+            let builder =
+                builder.with_writer_schema_store(store.clone()).with_active_fingerprint(Fingerprint::Id(first));
+            builder.build_decoder().map_err(|error| error.to_string())
+        };
+        let schema = builder(1)?.schema();
+        Ok(Avro { builder: Arc::new(builder), has_header, numbers, schema })
+    }
+
+    /// What its rows are.
+    pub(crate) fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// The rows of records; else what is wrong, and with which one, if that is known.
+    pub(crate) fn decode(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+        let mut batches = Vec::new();
+        let mut begin = 0;
+        // A batch is of one writer.
+        while begin < records.len() {
+            let number = self.number(records[begin]).map_err(|reason| Failure { reason, at: Some(begin) })?;
+            let same = |record: &&&[u8]| !self.has_header || self.number(record) == Ok(number);
+            let end = begin + records[begin..].iter().take_while(same).count();
+            let rows = self.decode_same(&records[begin..end]);
+            batches.push(rows.map_err(|failure| Failure { at: failure.at.map(|at| begin + at), ..failure })?);
+            begin = end;
+        }
+        let all = concat_batches(&self.schema, &batches);
+        all.map_err(|error| Failure { reason: error.to_string(), at: None })
+    }
+
+    fn number(&self, record: &[u8]) -> Result<u32, String> {
+        if !self.has_header {
+            return Ok(0);
+        }
+        let Some(([0, number @ ..], _)) = record.split_first_chunk::<5>() else {
+            return Err("it has no Confluent header".into());
+        };
+        let number = u32::from_be_bytes(*number);
+        match self.numbers.contains(&number) {
+            true => Ok(number),
+            false => Err(format!("its schema has the number {number}, of which there is no schema")),
+        }
+    }
+
+    fn decode_same(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+        let failure = |reason: String, at| Failure { reason, at };
+        let mut decoder = (self.builder)(records.len() + 1).map_err(|reason| failure(reason, None))?;
+        let mut with_header = Vec::new();
+        for (at, record) in records.iter().enumerate() {
+            let record = match self.has_header {
+                true => record,
+                false => {
+                    with_header.clear();
+                    with_header.extend_from_slice(&NO_HEADER);
+                    with_header.extend_from_slice(record);
+                    with_header.as_slice()
+                }
+            };
+            let read = decoder.decode(record).map_err(|error| failure(error.to_string(), Some(at)))?;
+            if decoder.capacity() != records.len() - at || read != record.len() {
+                return Err(failure("it is not one record of its schema".into(), Some(at)));
+            }
+        }
+        let rows = decoder.flush().map_err(|error| failure(error.to_string(), None))?;
+        rows.ok_or_else(|| failure("there is no record".into(), None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use arrow::array::AsArray;
+    use arrow::datatypes::Int64Type;
+    use serde_json::json;
+
+    use super::*;
+    use crate::decode::Decoder;
+
+    fn schema(fields: &Value) -> Value {
+        json!({"type": "record", "name": "Click", "fields": fields})
+    }
+
+    /// The first column, and the bad ones.
+    fn found(avro: &Avro, records: &[&[u8]]) -> (Vec<i64>, Vec<(usize, String)>) {
+        let mut bad = Vec::new();
+        let Ok(rows) = Decoder::of_avro(avro.clone()).decode(records, |at, reason| {
+            bad.push((at, reason.to_owned()));
+            Ok::<(), Infallible>(())
+        });
+        (rows.column(0).as_primitive::<Int64Type>().values().to_vec(), bad)
+    }
+
+    /// A record that is cut, or has something behind it, must not take others with it, nor pass.
+    #[test]
+    fn plain_records() {
+        let avro = Avro::new(
+            &schema(&json!([{"name": "x", "type": "long"}, {"name": "s", "type": "string"}])),
+            &BTreeMap::new(),
+        )
+        .unwrap();
+        assert_eq!(avro.schema().field(1).name(), "s");
+        // 1 and "a", 300 and "".
+        let (one, two): (&[u8], &[u8]) = (&[2, 2, b'a'], &[0xd8, 4, 0]);
+        assert_eq!(found(&avro, &[one, two, one]), (vec![1, 300, 1], vec![]));
+        let bad: [&[u8]; 5] =
+            [&[], &[2, 2], &[2, 2, b'a', 0], &[2, 2, 0xff], &[2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]];
+        for bad in bad {
+            let (rows, wrong) = found(&avro, &[one, bad, two]);
+            assert_eq!((rows, wrong.len(), wrong[0].0), (vec![1, 300], 1, 1), "{bad:?}");
+        }
+    }
+
+    /// Records of several writers in one topic are rows of one schema.
+    #[test]
+    fn confluent_records() {
+        let x = json!({"name": "x", "type": "long"});
+        let (old, new) = (schema(&json!([x])), schema(&json!([{"name": "s", "type": "string"}, x])));
+        let reader = schema(&json!([x, {"name": "s", "type": "string", "default": "none"}]));
+        let avro = Avro::new(&reader, &BTreeMap::from([(7, old), (258, new)])).unwrap();
+        let (seven, other): (&[u8], &[u8]) = (&[0, 0, 0, 0, 7, 4], &[0, 0, 0, 1, 2, 2, b'a', 6]);
+        let Ok(rows) = avro.decode(&[seven, other, other, seven]) else { panic!("they are good") };
+        assert_eq!(rows.column(0).as_primitive::<Int64Type>().values(), &[2, 3, 3, 2]);
+        assert_eq!(rows.column(1).as_string::<i32>().value(0), "none");
+        assert_eq!(rows.column(1).as_string::<i32>().value(1), "a");
+        let (rows, bad) = found(&avro, &[&[0, 0, 0, 0, 9, 4], seven, &[1, 0, 0, 0, 7, 4]]);
+        assert_eq!((rows, bad.len()), (vec![2], 2));
+        assert_eq!(bad[0], (0, "its schema has the number 9, of which there is no schema".into()));
+        assert!(Avro::new(&json!("nonsense"), &BTreeMap::new()).is_err());
+    }
+}

@@ -1,0 +1,67 @@
+//! Connections, and which errors go away on their own.
+
+use std::time::Duration;
+
+use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::{Connection, ConnectionProperties, Error, ErrorKind};
+
+use crate::options::Secret;
+
+/// Between tries.
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
+const CONNECT_MS: u64 = 5000;
+
+/// Where the server is, and who asks.
+#[derive(Clone)]
+pub(crate) struct Server {
+    uri: AMQPUri,
+    /// Host and port.
+    pub(crate) name: String,
+}
+
+impl Server {
+    /// User and password are those of the URL, else the environment's.
+    ///
+    /// # Errors
+    /// In words, which do not show the URL: it may have a password.
+    pub(crate) fn new(url: &Secret) -> Result<Self, String> {
+        let url = url.reveal();
+        let wrong = || "`url` has to be amqp://HOST:PORT/VHOST (without TLS)".to_owned();
+        let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
+        if uri.scheme != AMQPScheme::AMQP {
+            return Err(wrong());
+        }
+        let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+        let authority = rest.split('/').next().unwrap_or_default();
+        if !authority.contains('@') {
+            if let Ok(user) = std::env::var("TIDEMILL_RABBITMQ_USER") {
+                uri.authority.userinfo.username = user;
+            }
+            if let Ok(password) = std::env::var("TIDEMILL_RABBITMQ_PASSWORD") {
+                uri.authority.userinfo.password = password;
+            }
+        }
+        uri.query.connection_timeout.get_or_insert(CONNECT_MS);
+        let name = format!("{}:{}", uri.authority.host, uri.authority.port);
+        Ok(Server { uri, name })
+    }
+
+    pub(crate) async fn connect(&self) -> lapin::Result<Connection> {
+        let properties = ConnectionProperties::default().with_connection_name("tidemill".into());
+        let runtime = async_rs::Runtime::tokio_current();
+        Connection::connect_uri_with_runtime(self.uri.clone(), properties, runtime).await
+    }
+}
+
+/// Whether it is of use to try again, on a new connection.
+pub(crate) fn passes(error: &Error) -> bool {
+    match error.kind() {
+        // 402 and 403: the vhost or the user; 404: a queue or an exchange, unless its host is away; 530: not allowed.
+        ErrorKind::ProtocolError(said) => {
+            let is_away = said.get_message().as_str().contains("down or inaccessible");
+            is_away || !matches!(said.get_id(), 402 | 403 | 404 | 406 | 530)
+        }
+        ErrorKind::AuthProviderError(_) | ErrorKind::InvalidProtocolVersion(_) => false,
+        _ => true,
+    }
+}

@@ -1,0 +1,18 @@
+//! RabbitMQ, by AMQP 0-9-1.
+//!
+//! | module   | what is in it                                                  |
+//! |----------|----------------------------------------------------------------|
+//! | `client` | connections, and which errors go away on their own             |
+//! | `queue`  | a task that takes messages from a queue, and acknowledges them |
+//! | `known`  | messages that were given and may come again                    |
+//! | `source` | messages as rows, acknowledged when a checkpoint is durable    |
+//! | `sink`   | rows as messages, published when a checkpoint is durable       |
+
+mod client;
+mod known;
+mod queue;
+mod sink;
+mod source;
+
+pub(crate) use sink::sink;
+pub(crate) use source::source;

@@ -1,0 +1,237 @@
+//! Rows as messages: they wait in the checkpoint, and are published when it is durable, persistent, and confirmed by the
+//! server one and all. A message that no queue takes is an error.
+//!
+//! At least once: a commit that is repeated, because the server was away or the job goes on after a failure, publishes again.
+//! Then messages have the same `message_id` as before, so that who reads them can tell (`source` does, with `id`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
+use serde::Deserialize;
+use serde_json::Value;
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::{TaskContext, TaskError};
+
+use super::client::{PAUSE, Server, passes};
+use crate::error::ConnectError;
+use crate::options::Secret;
+use crate::prepared::{Header, open, records, seal};
+use crate::record::Encoder;
+use crate::{Guarantee, SinkSpec, hash, options};
+
+const NAME: &str = "rabbitmq sink";
+/// Messages that are published before the first of them is confirmed.
+const AHEAD_MAX: usize = 1000;
+/// Of the message.
+const PERSISTENT: u8 = 2;
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// As of the source.
+    url: Secret,
+    /// Empty is the one that knows every queue by its name.
+    #[serde(default)]
+    exchange: String,
+    /// The queue, or what the exchange goes by.
+    #[serde(default)]
+    routing_key: String,
+    /// The column that has the routing key instead.
+    key: Option<String>,
+    /// The column whose bytes or text are a message; without it, all columns as JSON.
+    value: Option<String>,
+    #[serde(default = "a_message")]
+    record_bytes_max: usize,
+    /// Of one copy between two checkpoints.
+    #[serde(default = "much")]
+    epoch_bytes_max: usize,
+    /// How long the server may keep silent before the job fails.
+    #[serde(default = "a_minute")]
+    patience_s: f64,
+}
+
+fn a_message() -> usize {
+    // What servers take unless they are told otherwise.
+    16 << 20
+}
+
+fn much() -> usize {
+    256 << 20
+}
+
+fn a_minute() -> f64 {
+    60.0
+}
+
+pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    let server = Server::new(&options.url).map_err(wrong)?;
+    let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref()).map_err(wrong)?;
+    if options.exchange.is_empty() && options.routing_key.is_empty() && options.key.is_none() {
+        return Err(wrong("`routing_key` or `key` has to say which queue, or `exchange` which exchange".into()));
+    }
+    let target = match (&options.exchange, &options.routing_key) {
+        (exchange, _) if !exchange.is_empty() => format!("exchange \"{exchange}\""),
+        (_, queue) => format!("queue \"{queue}\""),
+    };
+    Ok(SinkSpec {
+        name: format!("rabbitmq {}{}", options.exchange, options.routing_key),
+        copies_max: 0,
+        guarantee: Guarantee::AtLeastOnce,
+        make: Arc::new(move |context: &TaskContext| {
+            Ok(Box::new(RabbitMq {
+                options: options.clone(),
+                encoder: encoder.clone(),
+                server: server.clone(),
+                open: None,
+                header: Header {
+                    id: String::new(),
+                    target: target.clone(),
+                    origin: context.copy(),
+                    run: hash::unique(),
+                    epoch: 0,
+                    records: 0,
+                },
+                bytes: Vec::new(),
+            }))
+        }),
+    })
+}
+
+/// The sink of one copy.
+struct RabbitMq {
+    options: Options,
+    encoder: Encoder,
+    server: Server,
+    open: Option<(Connection, Channel)>,
+    header: Header,
+    bytes: Vec<u8>,
+}
+
+/// Why messages are not published.
+enum Failure {
+    /// Of the server or the connection.
+    Server(lapin::Error),
+    /// Of what is published.
+    Message(TaskError),
+}
+
+impl From<lapin::Error> for Failure {
+    fn from(error: lapin::Error) -> Self {
+        Failure::Server(error)
+    }
+}
+
+impl RabbitMq {
+    fn take(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
+        self.encoder.encode(rows, self.options.record_bytes_max, &mut self.bytes)?;
+        self.header.records += rows.num_rows() as u64;
+        if self.bytes.len() > self.options.epoch_bytes_max {
+            return Err(format!(
+                "rabbitmq {}: the rows since the last checkpoint are more than `epoch_bytes_max`, {} bytes: raise it, or make \
+                 checkpoints more often",
+                self.header.target, self.options.epoch_bytes_max
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    async fn publish(&mut self, header: &Header, bytes: &[u8]) -> Result<(), TaskError> {
+        let begun = Instant::now();
+        let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
+        // What is confirmed is not published again by this run.
+        let mut confirmed = 0;
+        loop {
+            match self.attempt(header, bytes, &mut confirmed).await {
+                Ok(()) => return Ok(()),
+                Err(Failure::Message(error)) => return Err(error),
+                Err(Failure::Server(error)) => {
+                    self.open = None;
+                    if !passes(&error) || begun.elapsed() >= patience {
+                        return Err(format!("rabbitmq {}, {}: {error}", self.server.name, header.target).into());
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn attempt(&mut self, header: &Header, bytes: &[u8], confirmed: &mut u64) -> Result<(), Failure> {
+        let (_, channel) = match &self.open {
+            Some(open) => open,
+            None => {
+                let connection = self.server.connect().await?;
+                let channel = connection.create_channel().await?;
+                channel.confirm_select(ConfirmSelectOptions::default()).await?;
+                self.open.insert((connection, channel))
+            }
+        };
+        let Options { exchange, routing_key, .. } = &self.options;
+        let mut ahead: Vec<PublisherConfirm> = Vec::new();
+        for (number, record) in records(bytes).enumerate().skip(*confirmed as usize) {
+            let (key, value) = record.map_err(Failure::Message)?;
+            let key = key.map(String::from_utf8_lossy);
+            let key = key.as_deref().unwrap_or(routing_key);
+            let properties = BasicProperties::default()
+                .with_delivery_mode(PERSISTENT)
+                .with_message_id(format!("{}-{}-{number}", header.run, header.epoch).into());
+            let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+            let value = value.unwrap_or_default();
+            let key = key.into();
+            ahead.push(channel.basic_publish(exchange.as_str().into(), key, options, value, properties).await?);
+            if ahead.len() == AHEAD_MAX {
+                self::confirmed(&mut ahead, header, confirmed).await?;
+            }
+        }
+        self::confirmed(&mut ahead, header, confirmed).await
+    }
+}
+
+/// Waits until the server has said that it has each message.
+async fn confirmed(ahead: &mut Vec<PublisherConfirm>, header: &Header, count: &mut u64) -> Result<(), Failure> {
+    for confirm in ahead.drain(..) {
+        match confirm.await? {
+            Confirmation::Ack(None) => *count += 1,
+            Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
+                let (key, reason) = (&back.routing_key, &back.reply_text);
+                let text = format!("rabbitmq {}: no queue takes routing key \"{key}\" ({reason})", header.target);
+                return Err(Failure::Message(text.into()));
+            }
+            // A queue is full and refuses more, or its host is away.
+            Confirmation::Nack(None) => {
+                return Err(Failure::Server(std::io::Error::other("the server refuses messages").into()));
+            }
+            Confirmation::NotRequested => unreachable!("they were asked for"),
+        }
+    }
+    Ok(())
+}
+
+impl Sink for RabbitMq {
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(std::future::ready(self.take(&rows)))
+    }
+
+    fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.header.epoch = epoch;
+        let sealed = if self.header.records == 0 { Bytes::new() } else { seal(&self.header, &bytes) };
+        self.header.records = 0;
+        Box::pin(std::future::ready(Ok(sealed)))
+    }
+
+    fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async move {
+            let (header, bytes) = open(&prepared)?;
+            self.publish(&header, bytes).await
+        })
+    }
+}

@@ -1,0 +1,297 @@
+//! Messages of a queue as rows, acknowledged when the checkpoint that they belong to is durable. Until then they are the
+//! server's: what was not acknowledged when a job failed comes again.
+//!
+//! | `id`             | copies    | a message is a row                                                                     |
+//! |------------------|-----------|----------------------------------------------------------------------------------------|
+//! | none             | any       | at least once: again after a failure, or a lost connection, until it is acknowledged   |
+//! | a property of it | one       | exactly once, if no two messages have the same, and none is without                    |
+//!
+//! With an id, those that may come again are remembered, and are in checkpoints (see `known`): a message that comes again is
+//! acknowledged with the next checkpoint, and is no row. That holds for what comes again within an hour, and while the
+//! server loses no acknowledgement that it has had for ten seconds.
+//!
+//! Without checkpoints, messages are acknowledged as they are given on: what is on its way then is lost with the job.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::{TaskContext, TaskError};
+
+use super::client::Server;
+use super::known::Known;
+use super::queue::{Event, Message, Queue, Reading, Tag};
+use crate::bad::{BadRecords, Handler, OnError};
+use crate::decode::{Decoder, Layout, text_schema};
+use crate::error::ConnectError;
+use crate::options::Secret;
+use crate::{SourceSpec, options};
+
+const NAME: &str = "rabbitmq source";
+/// Of the split that has the ids.
+const SPLIT: &str = "ids";
+/// For a job that ends: how long the server may take to have its acknowledgements.
+const LAST_WORD: Duration = Duration::from_secs(10);
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Format {
+    #[default]
+    Json,
+    Text,
+}
+
+/// The property that tells messages apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Id {
+    MessageId,
+    CorrelationId,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// `amqp://HOST:PORT/VHOST`; user and password are its, else `TIDEMILL_RABBITMQ_USER` and `TIDEMILL_RABBITMQ_PASSWORD`.
+    url: Secret,
+    queue: String,
+    #[serde(default)]
+    format: Format,
+    id: Option<Id>,
+    /// How many messages a copy may have that are not acknowledged: no more are read from one checkpoint to the next.
+    #[serde(default = "many")]
+    prefetch: u16,
+    /// Ends when the queue has nothing more to give.
+    #[serde(default)]
+    stop_at_end: bool,
+    #[serde(default)]
+    on_error: OnError,
+    /// How long the server may keep silent.
+    #[serde(default = "a_minute")]
+    patience_s: f64,
+}
+
+fn many() -> u16 {
+    50_000
+}
+
+fn a_minute() -> f64 {
+    60.0
+}
+
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    let (schema, layout) = match (options.format, schema) {
+        (Format::Json, schema) => (options::needed(NAME, schema)?, Layout::Json),
+        (Format::Text, None) => (text_schema("value"), Layout::Text),
+        (Format::Text, Some(_)) => return Err(wrong("text has one column, `value`: give it no schema".into())),
+    };
+    if options.prefetch == 0 {
+        return Err(wrong("`prefetch` has to be from 1 to 65535".into()));
+    }
+    let reading = Reading {
+        server: Server::new(&options.url).map_err(wrong)?,
+        queue: options.queue.clone(),
+        prefetch: options.prefetch,
+        patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
+    };
+    let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let bad: Arc<BadRecords> = Arc::default();
+    let counted = Arc::clone(&bad);
+    Ok(SourceSpec {
+        name: format!("rabbitmq {}", options.queue),
+        schema,
+        // Another copy would not know what comes again after this one has lost its connection.
+        copies_max: if options.id.is_some() { 1 } else { 0 },
+        replayable: true,
+        bad,
+        make: Arc::new(move |context| {
+            let copy = format!("{}-{}", context.task(), context.copy());
+            let keeps = context.makes_checkpoints();
+            let mut options = options.clone();
+            // Without checkpoints nothing is promised that ids would be of use for.
+            options.id = options.id.filter(|_| keeps);
+            Ok(Box::new(RabbitMq {
+                known: known(context)?,
+                decoder: decoder.clone(),
+                bad: Handler::new(options.on_error.clone(), &counted, copy),
+                reading: reading.clone(),
+                options,
+                queue: None,
+                keeps,
+                current: Owed::default(),
+                pending: BTreeMap::new(),
+                acknowledgements: 0,
+            }))
+        }),
+    })
+}
+
+fn known(context: &TaskContext) -> Result<Known, TaskError> {
+    let splits = context.restored().map(|restored| &restored.splits).into_iter().flatten();
+    let mut ids = Vec::new();
+    for (_, bytes) in splits {
+        ids.extend(serde_json::from_slice::<Vec<String>>(bytes)?);
+    }
+    Ok(Known::restored(ids, Instant::now()))
+}
+
+/// What the server is to hear when a checkpoint is durable.
+#[derive(Default)]
+struct Owed {
+    /// The last message.
+    tag: Option<Tag>,
+    ids: Vec<String>,
+}
+
+impl Owed {
+    fn add(&mut self, later: Owed) {
+        self.tag = later.tag.or(self.tag);
+        self.ids.extend(later.ids);
+    }
+}
+
+/// The source of one copy.
+struct RabbitMq {
+    options: Options,
+    decoder: Decoder,
+    bad: Handler,
+    reading: Reading,
+    queue: Option<Queue>,
+    /// Whether the job makes checkpoints.
+    keeps: bool,
+    known: Known,
+    /// Since the last barrier.
+    current: Owed,
+    /// By the epochs of barriers.
+    pending: BTreeMap<u64, Owed>,
+    /// How many were sent.
+    acknowledgements: u64,
+}
+
+impl Source for RabbitMq {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        if !self.keeps {
+            // What was given last has been taken.
+            self.settle(u64::MAX);
+        }
+        loop {
+            let queue = self.queue.get_or_insert_with(|| Queue::open(self.reading.clone()));
+            match queue.poll(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(event) => match event? {
+                    Event::Connected => {
+                        let confirmed = queue.confirmed();
+                        self.known.lost(confirmed, Instant::now());
+                        // Those numbers mean nothing any more.
+                        self.current = Owed::default();
+                        self.pending.clear();
+                    }
+                    Event::Messages(messages) => {
+                        let rows = self.rows(messages)?;
+                        if rows.num_rows() > 0 {
+                            return Poll::Ready(Ok(Next::Rows { split: 0, rows }));
+                        }
+                    }
+                    Event::CaughtUp if self.options.stop_at_end => return Poll::Ready(Ok(Next::End)),
+                    Event::CaughtUp => return Poll::Ready(Ok(Next::CaughtUp { split: 0 })),
+                },
+            }
+        }
+    }
+
+    fn barrier(&mut self, epoch: u64) {
+        let owed = std::mem::take(&mut self.current);
+        self.pending.entry(epoch).or_default().add(owed);
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(match self.options.id {
+            Some(_) => vec![(SPLIT.into(), serde_json::to_vec(&self.known.ids()?)?.into())],
+            None => Vec::new(),
+        })
+    }
+
+    fn durable(&mut self, epoch: u64) {
+        self.settle(epoch);
+    }
+
+    fn has_last_words(&self) -> bool {
+        true
+    }
+
+    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async {
+            let Some(queue) = &self.queue else { return Ok(()) };
+            let since = Instant::now();
+            // Without its answer messages come again, which is no reason to fail.
+            while queue.confirmed() < self.acknowledgements && since.elapsed() < LAST_WORD {
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl RabbitMq {
+    /// Acknowledges what was given before the barrier of `epoch`.
+    fn settle(&mut self, epoch: u64) {
+        let mut owed = Owed::default();
+        while let Some(entry) = self.pending.first_entry().filter(|entry| *entry.key() <= epoch) {
+            owed.add(entry.remove());
+        }
+        if epoch == u64::MAX {
+            owed.add(std::mem::take(&mut self.current));
+        }
+        let Some(queue) = &self.queue else { return };
+        if let Some(tag) = owed.tag {
+            self.acknowledgements += 1;
+            queue.acknowledge(tag, self.acknowledgements);
+        }
+        self.known.acknowledged(owed.ids, self.acknowledgements, queue.confirmed(), Instant::now());
+    }
+
+    fn rows(&mut self, messages: Vec<Message>) -> Result<RecordBatch, TaskError> {
+        let mut new = Vec::new();
+        for mut message in messages {
+            self.current.tag = Some(message.tag);
+            let id = match self.options.id {
+                None => None,
+                Some(Id::MessageId) => Some(("message_id", message.message_id.take())),
+                Some(Id::CorrelationId) => Some(("correlation_id", message.correlation_id.take())),
+            };
+            let Some((property, id)) = id else {
+                new.push((None, message.body));
+                continue;
+            };
+            let Some(id) = id else {
+                let place = [("queue", json!(self.options.queue))];
+                self.bad.bad(&place, &format!("a message has no {property}"), &message.body)?;
+                continue;
+            };
+            if self.known.comes(&id) {
+                new.push((Some(id.clone()), message.body));
+            }
+            self.current.ids.push(id);
+        }
+        let records: Vec<&[u8]> = new.iter().map(|(_, body)| body.as_slice()).collect();
+        let bad = &mut self.bad;
+        let queue = &self.options.queue;
+        let rows = self.decoder.decode(&records, |at, reason| {
+            let place = [("queue", json!(queue)), ("id", json!(new[at].0))];
+            bad.bad(&place, reason, records[at])
+        })?;
+        bad.flush()?;
+        Ok(rows)
+    }
+}

@@ -1,0 +1,235 @@
+//! Lines of a TCP server that we connect to. When the connection is lost it is made again; what the server has sent meanwhile
+//! is lost, which is printed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::datatypes::SchemaRef;
+use memchr::{memchr, memrchr};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidemill_dataflow::TaskError;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+use super::tap::{Sender, Tap};
+use crate::bad::{BadRecords, Handler, OnError};
+use crate::decode::{Decoder, Layout, text_schema};
+use crate::error::ConnectError;
+use crate::{SourceSpec, options};
+
+const NAME: &str = "socket source";
+/// Between tries.
+pub(super) const PAUSE: Duration = Duration::from_millis(200);
+const CONNECT: Duration = Duration::from_secs(5);
+/// What is read at a time.
+const READ_BYTES: usize = 1 << 16;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Format {
+    #[default]
+    Json,
+    Csv,
+    Text,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    host: String,
+    port: u16,
+    #[serde(default)]
+    format: Format,
+    /// Of CSV, which has no header.
+    #[serde(default = "comma")]
+    delimiter: char,
+    #[serde(default = "a_megabyte")]
+    line_bytes_max: usize,
+    /// Ends when the server closes the connection.
+    #[serde(default)]
+    stop_at_end: bool,
+    #[serde(default)]
+    on_error: OnError,
+    /// How long the server may be away.
+    #[serde(default = "a_minute")]
+    patience_s: f64,
+}
+
+fn comma() -> char {
+    ','
+}
+
+fn a_megabyte() -> usize {
+    1 << 20
+}
+
+fn a_minute() -> f64 {
+    60.0
+}
+
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    if !options.delimiter.is_ascii() {
+        return Err(wrong("`delimiter` has to be one ASCII character".into()));
+    }
+    let (schema, layout) = match (options.format, schema) {
+        (Format::Text, None) => (text_schema("line"), Layout::Text),
+        (Format::Text, Some(_)) => return Err(wrong("text has one column, `line`: give it no schema".into())),
+        (Format::Json, schema) => (options::needed(NAME, schema)?, Layout::Json),
+        (Format::Csv, schema) => (options::needed(NAME, schema)?, Layout::Csv { delimiter: options.delimiter as u8 }),
+    };
+    let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let bad: Arc<BadRecords> = Arc::default();
+    let counted = Arc::clone(&bad);
+    let address = format!("{}:{}", options.host, options.port);
+    Ok(SourceSpec {
+        name: format!("socket {address}"),
+        schema: SchemaRef::clone(&schema),
+        copies_max: 1,
+        replayable: false,
+        bad,
+        make: Arc::new(move |context| {
+            let lines = Lines {
+                decoder: decoder.clone(),
+                bad: Handler::new(options.on_error.clone(), &counted, context.task().to_owned()),
+                address: address.clone(),
+                line_bytes_max: options.line_bytes_max,
+                number: 0,
+                is_skipping: false,
+            };
+            let options = options.clone();
+            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), false, |sender| run(options, lines, sender))))
+        }),
+    })
+}
+
+async fn run(options: Options, mut lines: Lines, sender: Sender) -> Result<(), TaskError> {
+    let patience = Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6));
+    let mut away = Instant::now();
+    let mut told = false;
+    loop {
+        let connecting = TcpStream::connect((options.host.as_str(), options.port));
+        let connected = tokio::time::timeout(CONNECT, connecting).await;
+        let lost = match connected.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
+            Ok(stream) => {
+                told = false;
+                match lines.read(stream, &sender).await? {
+                    None => return Ok(()),
+                    Some(Ok(())) if options.stop_at_end => return Ok(()),
+                    Some(ended) => {
+                        away = Instant::now();
+                        ended.err().map_or_else(|| "closed by the server".to_owned(), |error| error.to_string())
+                    }
+                }
+            }
+            Err(error) if away.elapsed() >= patience => {
+                return Err(format!("socket {}: {error}", lines.address).into());
+            }
+            Err(error) => error.to_string(),
+        };
+        if !std::mem::replace(&mut told, true) {
+            eprintln!("tidemill: socket {}: {lost}; what it sends until there is a connection is lost", lines.address);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Bytes to rows.
+struct Lines {
+    decoder: Decoder,
+    bad: Handler,
+    address: String,
+    line_bytes_max: usize,
+    /// Of the last line.
+    number: u64,
+    /// Within a line that is too long.
+    is_skipping: bool,
+}
+
+impl Lines {
+    /// Until the connection ends, which is told; nothing, if nobody wants more.
+    async fn read(
+        &mut self,
+        mut stream: TcpStream,
+        sender: &Sender,
+    ) -> Result<Option<Result<(), std::io::Error>>, TaskError> {
+        let mut buffer = Vec::new();
+        self.is_skipping = false;
+        loop {
+            buffer.reserve(READ_BYTES);
+            let ended = tokio::select! {
+                read = stream.read_buf(&mut buffer) => match read {
+                    Ok(0) => Some(Ok(())),
+                    Ok(_) => None,
+                    Err(error) => Some(Err(error)),
+                },
+                () = sender.closed() => return Ok(None),
+            };
+            // The last line of a server that says that it has no more is a whole one.
+            if matches!(ended, Some(Ok(()))) && !buffer.is_empty() {
+                buffer.push(b'\n');
+            }
+            let whole = memrchr(b'\n', &buffer).map_or(0, |at| at + 1);
+            let rows = self.rows(&buffer[..whole])?;
+            buffer.drain(..whole);
+            if rows.num_rows() > 0 && sender.send((rows, None)).await.is_err() {
+                return Ok(None);
+            }
+            if buffer.len() > self.line_bytes_max {
+                // Its end is not counted.
+                self.number += u64::from(!self.is_skipping);
+                self.too_long(&buffer)?;
+                buffer.clear();
+            }
+            if let Some(ended) = ended {
+                if !buffer.is_empty() && !self.is_skipping {
+                    self.number += 1;
+                    self.wrong(self.number, "the connection was lost within it", &buffer)?;
+                    self.bad.flush()?;
+                }
+                return Ok(Some(ended));
+            }
+        }
+    }
+
+    /// The rows of whole lines.
+    fn rows(&mut self, mut bytes: &[u8]) -> Result<arrow::array::RecordBatch, TaskError> {
+        let (mut records, mut numbers) = (Vec::new(), Vec::new());
+        while let Some(end) = memchr(b'\n', bytes) {
+            let line = bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]);
+            bytes = &bytes[end + 1..];
+            if std::mem::take(&mut self.is_skipping) {
+                continue;
+            }
+            self.number += 1;
+            if line.len() > self.line_bytes_max {
+                self.too_long(line)?;
+                self.is_skipping = false;
+            } else if !line.iter().all(u8::is_ascii_whitespace) {
+                records.push(line);
+                numbers.push(self.number);
+            }
+        }
+        let (bad, address) = (&mut self.bad, &self.address);
+        let rows = self.decoder.decode(&records, |at, reason| {
+            bad.bad(&[("address", json!(address)), ("line", json!(numbers[at]))], reason, records[at])
+        })?;
+        bad.flush()?;
+        Ok(rows)
+    }
+
+    /// Its beginning is told once.
+    fn too_long(&mut self, line: &[u8]) -> Result<(), TaskError> {
+        if !std::mem::replace(&mut self.is_skipping, true) {
+            let reason = format!("it is longer than `line_bytes_max`, {} bytes", self.line_bytes_max);
+            self.wrong(self.number, &reason, &line[..line.len().min(1000)])?;
+        }
+        Ok(())
+    }
+
+    fn wrong(&mut self, number: u64, reason: &str, bytes: &[u8]) -> Result<(), TaskError> {
+        self.bad.bad(&[("address", json!(self.address)), ("line", json!(number))], reason, bytes)
+    }
+}

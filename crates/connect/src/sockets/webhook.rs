@@ -1,0 +1,286 @@
+//! A web server that others post to: each body has one JSON object or several, one behind the other or in an array.
+//!
+//! | it answers            | when                                                                                  |
+//! |-----------------------|---------------------------------------------------------------------------------------|
+//! | 200                   | the rows were taken by the job or, with `answer` `durable`, are in a durable checkpoint |
+//! | 400, with the reason  | something in the body is no row: none of it is taken                                  |
+//! | 404, 405              | it is another path, or no POST                                                        |
+//! | 413                   | the body is too long                                                                  |
+//! | 503, with Retry-After | the job takes no more just now, or has ended meanwhile                                |
+//!
+//! Who has no answer, because the job has failed, posts again: with `answer` `durable` that is at least once.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use tidemill_dataflow::TaskError;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::tap::{Sender, Tap};
+use crate::bad::BadRecords;
+use crate::decode::{Decoder, Layout};
+use crate::error::ConnectError;
+use crate::{SourceSpec, options};
+
+const NAME: &str = "webhook source";
+/// Posts that wait for their answer.
+const WAITING_MAX: usize = 10_000;
+const CONNECTIONS_MAX: usize = 10_000;
+/// For the head of a request.
+const HEAD: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum AnswerWhen {
+    #[default]
+    Taken,
+    Durable,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// Where it listens.
+    #[serde(default = "loopback")]
+    host: String,
+    port: u16,
+    #[serde(default = "root")]
+    path: String,
+    #[serde(default)]
+    answer: AnswerWhen,
+    #[serde(default = "a_megabyte")]
+    body_bytes_max: usize,
+}
+
+fn loopback() -> String {
+    "127.0.0.1".into()
+}
+
+fn root() -> String {
+    "/".into()
+}
+
+fn a_megabyte() -> usize {
+    1 << 20
+}
+
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+    let options: Arc<Options> = Arc::new(options::read(NAME, spec)?);
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    let schema = options::needed(NAME, schema)?;
+    if !options.path.starts_with('/') {
+        return Err(wrong("`path` has to begin with /".into()));
+    }
+    let decoder = Decoder::new(Layout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let bad: Arc<BadRecords> = Arc::default();
+    Ok(SourceSpec {
+        name: format!("webhook {}:{}{}", options.host, options.port, options.path),
+        schema: SchemaRef::clone(&schema),
+        copies_max: 1,
+        replayable: false,
+        bad,
+        make: Arc::new(move |context| {
+            let waits = options.answer == AnswerWhen::Durable;
+            if waits && !context.makes_checkpoints() {
+                return Err("webhook: `answer` \"durable\" needs a job that makes checkpoints".into());
+            }
+            let (options, decoder) = (Arc::clone(&options), decoder.clone());
+            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), waits, |sender| serve(options, decoder, sender))))
+        }),
+    })
+}
+
+/// What all connections share.
+struct Server {
+    options: Arc<Options>,
+    decoder: Decoder,
+    sender: Sender,
+    waiting: Semaphore,
+}
+
+async fn serve(options: Arc<Options>, decoder: Decoder, sender: Sender) -> Result<(), TaskError> {
+    let address = (options.host.as_str(), options.port);
+    let failed =
+        |error: std::io::Error| -> TaskError { format!("webhook {}:{}: {error}", address.0, address.1).into() };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let closed = sender.clone();
+    let server =
+        Arc::new(Server { options: Arc::clone(&options), decoder, sender, waiting: Semaphore::new(WAITING_MAX) });
+    let (end, ends) = watch::channel(());
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(connection(Arc::clone(&server), stream, ends.clone()))),
+                // Such as too many open files: they get fewer.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            },
+            Some(_) = connections.join_next() => {}
+            () = closed.closed() => break,
+        }
+    }
+    drop((listener, end));
+    while connections.join_next().await.is_some() {}
+    Ok(())
+}
+
+/// Answers on one connection until it ends or, after the answer that is due, the job does.
+async fn connection(server: Arc<Server>, stream: TcpStream, mut ends: watch::Receiver<()>) {
+    let service = service_fn(move |request| {
+        let server = Arc::clone(&server);
+        async move { Ok::<_, Infallible>(server.answer(request).await) }
+    });
+    let mut builder = http1::Builder::new();
+    let serving = builder.timer(TokioTimer::new()).header_read_timeout(HEAD);
+    let mut serving = std::pin::pin!(serving.serve_connection(TokioIo::new(stream), service));
+    // Who breaks off does not hear of errors.
+    tokio::select! {
+        _ = serving.as_mut() => {}
+        _ = ends.changed() => {
+            serving.as_mut().graceful_shutdown();
+            let _ = serving.await;
+        }
+    }
+}
+
+fn response(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    with(status, text, CONTENT_TYPE, "text/plain; charset=utf-8")
+}
+
+fn with(status: StatusCode, text: impl Into<Bytes>, header: HeaderName, value: &'static str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header, HeaderValue::from_static(value));
+    response
+}
+
+fn busy(text: &'static str) -> Response<Full<Bytes>> {
+    with(StatusCode::SERVICE_UNAVAILABLE, text, RETRY_AFTER, "1")
+}
+
+impl Server {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        if request.uri().path() != self.options.path {
+            return response(StatusCode::NOT_FOUND, format!("rows go to {}\n", self.options.path));
+        }
+        if request.method() != Method::POST {
+            return with(StatusCode::METHOD_NOT_ALLOWED, "rows come by POST\n", ALLOW, "POST");
+        }
+        // Before the body is read: a busy server does not read it in vain.
+        let Ok(_waiting) = self.waiting.try_acquire() else { return busy("too many posts are waiting\n") };
+        let body = match Limited::new(request.into_body(), self.options.body_bytes_max).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                let text = format!("the body is longer than {} bytes\n", self.options.body_bytes_max);
+                return response(StatusCode::PAYLOAD_TOO_LARGE, text);
+            }
+            Err(error) => return response(StatusCode::BAD_REQUEST, format!("{error}\n")),
+        };
+        let rows = match self.rows(&body) {
+            Ok(rows) => rows,
+            Err(reason) => return response(StatusCode::BAD_REQUEST, format!("{reason}\n")),
+        };
+        let count = rows.num_rows();
+        if count == 0 {
+            return response(StatusCode::OK, "0 rows\n");
+        }
+        let (answer, answered) = oneshot::channel();
+        match self.sender.try_send((rows, Some(answer))) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => return busy("the job takes no more just now\n"),
+            Err(mpsc::error::TrySendError::Closed(_)) => return busy("the job has ended\n"),
+        }
+        match answered.await {
+            Ok(()) => response(StatusCode::OK, format!("{count} rows\n")),
+            Err(_) => busy("the job has ended\n"),
+        }
+    }
+
+    fn rows(&self, body: &[u8]) -> Result<arrow::array::RecordBatch, String> {
+        let objects = objects(body)?;
+        self.decoder.decode(&objects, |at, reason| Err(format!("row {}: {reason}", at + 1)))
+    }
+}
+
+/// The objects in a body, each as it stands.
+fn objects(body: &[u8]) -> Result<Vec<&[u8]>, String> {
+    let mut rest = body.trim_ascii();
+    let is_array = rest.first() == Some(&b'[');
+    if is_array {
+        rest = rest[1..].trim_ascii_start();
+    }
+    let mut found = Vec::new();
+    loop {
+        match (rest.first(), is_array) {
+            (None, false) if found.is_empty() => return Err("there is no JSON object".into()),
+            (None, false) => return Ok(found),
+            (None, true) => return Err("the array is not closed".into()),
+            (Some(b']'), true) if rest.len() == 1 => return Ok(found),
+            (Some(b'{'), _) => {}
+            _ => return Err(format!("row {}: there is no JSON object", found.len() + 1)),
+        }
+        let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<IgnoredAny>();
+        match values.next() {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Err(format!("row {}: {error}", found.len() + 1)),
+            None => unreachable!("it begins with a brace"),
+        }
+        let (object, behind) = rest.split_at(values.byte_offset());
+        found.push(object);
+        rest = behind.trim_ascii_start();
+        if is_array {
+            match rest.first() {
+                Some(b',') if rest[1..].trim_ascii_start().first() == Some(&b'{') => {
+                    rest = rest[1..].trim_ascii_start()
+                }
+                Some(b']') => {}
+                _ => return Err(format!("row {}: a comma and an object, or ] has to follow", found.len())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A body that is not what it should be must not be taken in part.
+    #[test]
+    fn bodies_are_objects_one_and_all() {
+        let texts = |body: &str| -> Result<Vec<String>, String> {
+            let found = objects(body.as_bytes())?;
+            Ok(found.into_iter().map(|object| String::from_utf8(object.to_vec()).unwrap()).collect())
+        };
+        let (one, two) = (r#"{"a":[1,{"b":"]}"}]}"#.to_owned(), r#"{"c":2}"#.to_owned());
+        for body in [
+            format!("{one}{two}"),
+            format!(" {one}\n{two}\r\n"),
+            format!("[{one} ,{two} ]"),
+            format!("[{one},\n{two}]"),
+        ] {
+            assert_eq!(texts(&body).unwrap(), [one.clone(), two.clone()], "{body}");
+        }
+        assert!(texts("[]").unwrap().is_empty());
+        for body in [
+            "", "  ", "7", "null", "[1]", "[", "[{}", "[{},", "[{},]", "[{}]x", "[{}{}]", "{} 7", "{\"a\":", "{},{}",
+            "]",
+        ] {
+            assert!(texts(body).is_err(), "{body}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Messages of a WebSocket, each a row. When the connection is lost it is made again; what the server has sent meanwhile is
+//! lost, which is printed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::datatypes::SchemaRef;
+use futures_util::{FutureExt, SinkExt, StreamExt};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidemill_dataflow::TaskError;
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+
+use super::tap::{Sender, Tap};
+use super::tcp::PAUSE;
+use crate::bad::{BadRecords, Handler, OnError};
+use crate::decode::{Decoder, Layout, text_schema};
+use crate::error::ConnectError;
+use crate::options::Secret;
+use crate::{SourceSpec, options};
+
+const NAME: &str = "websocket source";
+const CONNECT: Duration = Duration::from_secs(10);
+/// Messages that are given together at most.
+const MESSAGES_MAX: usize = 1000;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Format {
+    #[default]
+    Json,
+    Text,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// `ws://HOST:PORT/PATH`, which may have a token in it.
+    url: Secret,
+    /// What is sent after connecting, such as what to subscribe to.
+    #[serde(default)]
+    send: Vec<String>,
+    #[serde(default)]
+    format: Format,
+    #[serde(default = "a_megabyte")]
+    message_bytes_max: usize,
+    /// Ends when the server closes the connection.
+    #[serde(default)]
+    stop_at_end: bool,
+    #[serde(default)]
+    on_error: OnError,
+    /// How long the server may be away.
+    #[serde(default = "a_minute")]
+    patience_s: f64,
+}
+
+fn a_megabyte() -> usize {
+    1 << 20
+}
+
+fn a_minute() -> f64 {
+    60.0
+}
+
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+    let options: Options = options::read(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    let (schema, layout) = match (options.format, schema) {
+        (Format::Json, schema) => (options::needed(NAME, schema)?, Layout::Json),
+        (Format::Text, None) => (text_schema("value"), Layout::Text),
+        (Format::Text, Some(_)) => return Err(wrong("text has one column, `value`: give it no schema".into())),
+    };
+    let name = options.url.reveal().strip_prefix("ws://").and_then(|rest| rest.split(['/', '?']).next());
+    let name = name.and_then(|authority| authority.rsplit('@').next()).filter(|host| !host.is_empty());
+    let name = name.ok_or_else(|| wrong("`url` has to be ws://HOST:PORT/PATH (without TLS)".into()))?.to_owned();
+    let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let bad: Arc<BadRecords> = Arc::default();
+    let counted = Arc::clone(&bad);
+    Ok(SourceSpec {
+        name: format!("websocket {name}"),
+        schema: SchemaRef::clone(&schema),
+        copies_max: 1,
+        replayable: false,
+        bad,
+        make: Arc::new(move |context| {
+            let reader = Reader {
+                options: options.clone(),
+                name: name.clone(),
+                decoder: decoder.clone(),
+                bad: Handler::new(options.on_error.clone(), &counted, context.task().to_owned()),
+                number: 0,
+            };
+            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), false, |sender| reader.run(sender))))
+        }),
+    })
+}
+
+type Connection = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+struct Reader {
+    options: Options,
+    /// Host and port.
+    name: String,
+    decoder: Decoder,
+    bad: Handler,
+    /// Of the last message.
+    number: u64,
+}
+
+impl Reader {
+    async fn run(mut self, sender: Sender) -> Result<(), TaskError> {
+        let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
+        let mut away = Instant::now();
+        let mut told = false;
+        loop {
+            let connected = tokio::time::timeout(CONNECT, self.connect()).await;
+            let lost = match connected.unwrap_or_else(|_| Err(Error::Io(std::io::ErrorKind::TimedOut.into()))) {
+                Ok(connection) => {
+                    told = false;
+                    match self.read(connection, &sender).await? {
+                        None => return Ok(()),
+                        Some(Ok(())) if self.options.stop_at_end => return Ok(()),
+                        Some(ended) => {
+                            away = Instant::now();
+                            ended.err().map_or_else(|| "closed by the server".to_owned(), |error| error.to_string())
+                        }
+                    }
+                }
+                // An answer that is no WebSocket's, or a wrong URL, stays so.
+                Err(error) if away.elapsed() >= patience || !matches!(error, Error::Io(_)) => {
+                    return Err(format!("websocket {}: {error}", self.name).into());
+                }
+                Err(error) => error.to_string(),
+            };
+            if !std::mem::replace(&mut told, true) {
+                eprintln!(
+                    "tidemill: websocket {}: {lost}; what it sends until there is a connection is lost",
+                    self.name
+                );
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection, Error> {
+        let bytes_max = Some(self.options.message_bytes_max);
+        let config = WebSocketConfig::default().max_message_size(bytes_max).max_frame_size(bytes_max);
+        let (mut connection, _) = connect_async_with_config(self.options.url.reveal(), Some(config), false).await?;
+        for text in &self.options.send {
+            connection.send(Message::text(text.as_str())).await?;
+        }
+        Ok(connection)
+    }
+
+    /// Until the connection ends, which is told; nothing, if nobody wants more.
+    async fn read(
+        &mut self,
+        mut connection: Connection,
+        sender: &Sender,
+    ) -> Result<Option<Result<(), Error>>, TaskError> {
+        loop {
+            let first = tokio::select! {
+                message = connection.next() => message,
+                () = sender.closed() => return Ok(None),
+            };
+            let mut messages: Vec<Bytes> = Vec::new();
+            let mut next = Some(first);
+            let mut ended = None;
+            // What there is more at once goes along.
+            while let Some(message) = next.take() {
+                match message {
+                    Some(Ok(message @ (Message::Text(_) | Message::Binary(_)))) => messages.push(message.into_data()),
+                    None | Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed)) => ended = Some(Ok(())),
+                    Some(Err(error)) => ended = Some(Err(error)),
+                    Some(Ok(_)) => {}
+                }
+                if ended.is_none() && messages.len() < MESSAGES_MAX {
+                    next = connection.next().now_or_never();
+                }
+            }
+            let rows = self.rows(&messages)?;
+            if rows.num_rows() > 0 && sender.send((rows, None)).await.is_err() {
+                return Ok(None);
+            }
+            if let Some(ended) = ended {
+                return Ok(Some(ended));
+            }
+        }
+    }
+
+    fn rows(&mut self, messages: &[Bytes]) -> Result<arrow::array::RecordBatch, TaskError> {
+        let records: Vec<&[u8]> = messages.iter().map(AsRef::as_ref).collect();
+        let first = self.number + 1;
+        self.number += records.len() as u64;
+        let (bad, name) = (&mut self.bad, &self.name);
+        let rows = self.decoder.decode(&records, |at, reason| {
+            bad.bad(&[("address", json!(name)), ("message", json!(first + at as u64))], reason, records[at])
+        })?;
+        bad.flush()?;
+        Ok(rows)
+    }
+}

@@ -1,0 +1,331 @@
+//! Rebalancing: buckets move to other copies while rows come, and no count is wrong, whatever moves, waits or fails.
+//! The operator itself sees every row that is missing, comes twice, or comes out of its key's order.
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arrow::array::{AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::Int64Type;
+use common::counting::{Numbers, Outside, World, check, events, graph, run, run_graph, totals};
+use tidemill_dataflow::exchange::Partition;
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::rebalance::{Moved, Rebalancing};
+use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
+use tidemill_dataflow::stream::Control;
+use tidemill_dataflow::{Emit, Graph, Operator, Progress, TaskError, TaskSpec};
+
+fn random(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed;
+    move |n| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % n
+    }
+}
+
+/// Asks for new maps as long as a job runs, some at each look, and keeps the answers.
+struct Mover {
+    copies: u64,
+    task: &'static str,
+    at_once: u64,
+    state: Mutex<(Vec<Rebalancing>, Vec<Result<Moved, String>>, u64)>,
+}
+
+impl Mover {
+    fn new(task: &'static str, copies: u32, at_once: u64) -> Self {
+        Mover { copies: copies.into(), task, at_once, state: Mutex::new((Vec::new(), Vec::new(), 1)) }
+    }
+
+    fn look(&self, progress: &Progress) {
+        // Every worker looks; one can move buckets.
+        let Ok(mut state) = self.state.try_lock() else { return };
+        let (asked, answers, seed) = &mut *state;
+        asked.retain_mut(|one| match one.outcome() {
+            Some(outcome) => {
+                answers.push(outcome);
+                false
+            }
+            None => true,
+        });
+        if !asked.is_empty() {
+            return;
+        }
+        let Some(mut map) = progress.route(self.task) else { return };
+        for _ in 0..self.at_once {
+            *seed += 1;
+            let mut random = random(*seed);
+            let kind = random(4);
+            let one = random(self.copies) as u32;
+            let moves: Vec<(u32, u32)> = match kind {
+                // To one copy, all of it.
+                0 => (0..BUCKETS).map(|bucket| (bucket, one)).collect(),
+                // None at all.
+                1 => Vec::new(),
+                _ => (0..BUCKETS).map(|bucket| (bucket, random(self.copies) as u32)).collect(),
+            };
+            map = map.moved(&moves);
+            asked.push(progress.rebalance(self.task, map.clone()));
+        }
+    }
+
+    fn answers(self) -> Vec<Result<Moved, String>> {
+        let (asked, mut answers, _) = self.state.into_inner().unwrap();
+        answers.extend(
+            asked.into_iter().map(|mut one| one.outcome().expect("the run is over, and so is what it was asked")),
+        );
+        answers
+    }
+}
+
+fn is_worker_0(progress: &Progress) -> bool {
+    let mut asked = progress.rebalance("nothing", RouteMap::even(1, 1));
+    !matches!(asked.outcome(), Some(Err(reason)) if reason.contains("only worker 0"))
+}
+
+/// Many rebalances while rows come, some of everything to one copy, with a copy that is slow.
+#[test]
+fn counts_stay_exact_over_many_rebalances() {
+    for (workers, pause) in [(2, Duration::ZERO), (3, Duration::from_millis(3)), (1, Duration::ZERO)] {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::default();
+        let mover = Mover::new("count", workers, 8);
+        let graph = graph(15_000, pause, None, &world);
+        run_graph(workers, folder.path(), &graph, |progress| {
+            if is_worker_0(progress) {
+                mover.look(progress);
+            }
+            Ok(())
+        })
+        .unwrap();
+        check(&world, 15_000);
+        let answers = mover.answers();
+        let done: Vec<Moved> = answers.iter().filter_map(|answer| answer.as_ref().ok()).copied().collect();
+        println!(
+            "{workers} workers: {} rebalances, {:?} at most",
+            done.len(),
+            done.iter().map(|moved| moved.waited).max()
+        );
+        assert!(done.len() > 8, "{answers:?}");
+        assert!(done.windows(2).all(|two| two[0].epoch < two[1].epoch), "{done:?}");
+        assert!(workers == 1 || done.iter().any(|moved| moved.bytes > 0 && moved.buckets > 0), "{done:?}");
+        for reason in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+            assert!(reason.contains("end"), "{reason}");
+        }
+    }
+}
+
+/// Failures at any moment of a job whose buckets keep moving, followed by a job of the same or another size.
+#[test]
+fn failures_between_rebalances() {
+    let mut random = random(11);
+    for _ in 0..5 {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::default();
+        let mut failures = 0;
+        let mut workers = 2;
+        loop {
+            if random(2) == 0 {
+                workers = 1 + random(4) as u32;
+            }
+            let fuse = (failures < 4).then(|| Arc::new(AtomicU64::new(1 + random(700))));
+            let mover = Mover::new("count", workers, 4);
+            let outcome = run(workers, folder.path(), 6000, fuse, &world, |progress| {
+                if is_worker_0(progress) {
+                    mover.look(progress);
+                }
+                Ok(())
+            });
+            let answers = mover.answers();
+            match outcome {
+                Ok(()) => break,
+                Err(error) => {
+                    assert!(error.to_string().contains("the fuse has blown"), "{error}");
+                    failures += 1;
+                }
+            }
+            for reason in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+                assert!(reason.contains("end"), "{reason}");
+            }
+        }
+        check(&world, 6000);
+    }
+}
+
+/// A job that goes on with as many copies has the map it had; one with others deals evenly.
+#[test]
+fn a_map_outlives_its_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::default();
+    let owners: Vec<u32> = (0..BUCKETS).map(|bucket| bucket % 2).collect();
+    let new = RouteMap::new(7, owners);
+    let (asked, looks) = (Mutex::new(None), AtomicU64::new(0));
+    run(2, folder.path(), 200_000, None, &world, |progress| {
+        if !is_worker_0(progress) {
+            return Ok(());
+        }
+        let mut asked = asked.lock().unwrap();
+        let one: &mut Rebalancing = asked.get_or_insert_with(|| progress.rebalance("count", new.clone()));
+        if let Some(outcome) = one.outcome() {
+            let moved = outcome?;
+            assert_eq!(moved.buckets, BUCKETS / 2);
+            assert_eq!(progress.route("count").as_ref(), Some(&new));
+            progress.request(Control::Stop);
+        }
+        Ok(())
+    })
+    .unwrap();
+    let stop = |expected: RouteMap| {
+        let looks = &looks;
+        move |progress: &Progress| {
+            assert_eq!(progress.route("count").as_ref(), Some(&expected));
+            assert_eq!((progress.route("numbers"), progress.route("outside")), (None, None));
+            looks.fetch_add(1, Ordering::SeqCst);
+            progress.request(Control::Stop);
+            Ok(())
+        }
+    };
+    run(2, folder.path(), 200_000, None, &world, stop(new)).unwrap();
+    run(3, folder.path(), 200_000, None, &world, stop(RouteMap::even(BUCKETS, 3))).unwrap();
+    assert!(looks.load(Ordering::SeqCst) >= 2, "nobody looked");
+}
+
+/// Keeps nothing.
+struct Pass;
+
+impl Operator for Pass {
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let keys = batch.column(0).as_primitive::<Int64Type>().clone();
+        let ones = Int64Array::from(vec![1; keys.len()]);
+        emit.send(RecordBatch::try_new(totals(), vec![Arc::new(keys), Arc::new(ones)])?);
+        Ok(Flow::Done)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+}
+
+/// Keeps nothing either, and does not say so.
+struct Silent(Pass);
+
+impl Operator for Silent {
+    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.0.on_batch(input, batch, emit)
+    }
+}
+
+fn passing(rows: i64, pass: TaskSpec, world: &World) -> Graph {
+    let mut graph = Graph::new("passing");
+    let source = TaskSpec::source("numbers", None, move |context| Ok(Numbers::new(context, rows, None)));
+    let source = graph.add(source.output("out", events()));
+    let pass = graph.add(pass.streaming().input("in").output("out", totals()));
+    let world = Arc::clone(world);
+    let sink = TaskSpec::sink("outside", move |context| Ok(Outside::new(&world, context.copy())));
+    let sink = graph.add(sink.input("in"));
+    graph.connect(source, pass, Partition::by_key(["key"]));
+    graph.connect(pass, sink, Partition::by_key(["key"]));
+    graph
+}
+
+/// Operators that keep nothing, and sinks, need no more than to know the new map.
+#[test]
+fn what_keeps_nothing_moves_too() {
+    for task in ["pass", "outside"] {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::default();
+        let graph = passing(8000, TaskSpec::operator("pass", |_| Ok(Pass)), &world);
+        let mover = Mover::new(task, 3, 5);
+        run_graph(3, folder.path(), &graph, |progress| {
+            if is_worker_0(progress) {
+                mover.look(progress);
+            }
+            Ok(())
+        })
+        .unwrap();
+        let rows: i64 = world.lock().unwrap().values().map(|rows| rows.len() as i64).sum();
+        assert_eq!(rows, 8000 * 5);
+        let answers = mover.answers();
+        assert!(answers.iter().filter(|answer| answer.is_ok()).count() > 4, "{answers:?}");
+    }
+}
+
+/// What cannot be done is refused with the reason, and the job goes on.
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::default();
+    let graph = passing(4000, TaskSpec::operator("silent", |_| Ok(Silent(Pass))), &world);
+    let even = || RouteMap::even(BUCKETS, 2);
+    let named = |copy| even().moved(&[(3, copy)]);
+    let cases = [
+        ("nobody", named(1), "there is no task \"nobody\"; there are numbers, silent, outside"),
+        ("numbers", named(1), "none of its inputs is dealt by key"),
+        ("silent", named(1), "it does not say how what it keeps can move"),
+        ("outside", even(), "the map is of version 1, and theirs of version 1"),
+        ("outside", named(2), "the map names copy 2, and the task has 2"),
+        ("outside", RouteMap::new(9, vec![0; 7]), "the map has 7 buckets, and the task's keys lie in 1024"),
+    ];
+    let asked: Mutex<Option<Vec<Rebalancing>>> = Mutex::default();
+    let elsewhere = AtomicU64::new(0);
+    run_graph(2, folder.path(), &graph, |progress| {
+        if !is_worker_0(progress) {
+            elsewhere.fetch_add(1, Ordering::SeqCst);
+            return Ok(());
+        }
+        let ask = || cases.iter().map(|(task, map, _)| progress.rebalance(task, map.clone())).collect();
+        asked.lock().unwrap().get_or_insert_with(ask);
+        Ok(())
+    })
+    .unwrap();
+    for (mut asked, (_, _, expected)) in asked.into_inner().unwrap().expect("somebody looked").into_iter().zip(cases) {
+        let reason = asked.outcome().expect("it is answered").unwrap_err();
+        assert!(reason.contains(expected), "{reason}");
+    }
+    assert!(elsewhere.load(Ordering::SeqCst) > 0);
+    assert_eq!(world.lock().unwrap().values().map(Vec::len).sum::<usize>(), 4000 * 5);
+}
+
+/// What is asked for when the job ends, in whatever way, is answered.
+#[test]
+fn at_the_end_everything_is_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::default();
+    let asked: Mutex<Vec<Rebalancing>> = Mutex::default();
+    run(2, folder.path(), 4000, None, &world, |progress| {
+        if is_worker_0(progress) {
+            progress.request(Control::Stop);
+            let map = progress.route("count").expect("it is dealt by key").moved(&[(0, 1)]);
+            asked.lock().unwrap().push(progress.rebalance("count", map));
+        }
+        Ok(())
+    })
+    .unwrap();
+    let asked = asked.into_inner().unwrap();
+    assert!(!asked.is_empty());
+    for mut one in asked {
+        let reason = one.outcome().expect("it is answered").unwrap_err();
+        assert!(reason.contains("end"), "{reason}");
+    }
+}
+
+/// Without checkpoints there are no barriers on which a map could ride.
+#[test]
+fn a_run_without_checkpoints_refuses() {
+    let world = World::default();
+    let graph = passing(400, TaskSpec::operator("pass", |_| Ok(Pass)), &world);
+    tidemill_collective::run_ranks(1, |comm| {
+        let runner = tidemill_dataflow::Runner::new(&comm, tidemill_dataflow::Settings::default()).unwrap();
+        let mut asked = None;
+        let mut look = |progress: &Progress| {
+            asked.get_or_insert_with(|| progress.rebalance("pass", RouteMap::even(BUCKETS, 1)));
+            Ok(())
+        };
+        let placement = tidemill_dataflow::placement::RoundRobin;
+        runner.run_placed(&graph, &placement, &mut look).unwrap();
+        let reason = asked.and_then(|mut asked| asked.outcome()).map(Result::unwrap_err);
+        assert!(reason.is_none_or(|reason| reason.contains("checkpoints, which this run does not make")));
+    })
+    .unwrap();
+}

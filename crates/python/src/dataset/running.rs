@@ -1,0 +1,89 @@
+//! A stream that runs, as worker 0's program sees it: who owns which keys, and requests to change that.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tidemill_dataflow::rebalance::Rebalancing;
+use tidemill_dataflow::{Progress, RouteMap};
+
+/// Handed to the `watch` of `write_stream`. What is asked for is passed on when the function has returned.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+#[derive(Default)]
+pub struct NativeRunning {
+    routes: Mutex<BTreeMap<String, RouteMap>>,
+    asked: Mutex<Vec<(String, Vec<u32>)>>,
+    outcomes: Mutex<Vec<Outcome>>,
+}
+
+struct Outcome {
+    task: String,
+    rebalancing: Option<Rebalancing>,
+    told: Option<Result<tidemill_dataflow::rebalance::Moved, String>>,
+}
+
+#[pymethods]
+impl NativeRunning {
+    /// The copy that owns each bucket, by task.
+    fn owners(&self) -> BTreeMap<String, Vec<u32>> {
+        self.routes.lock().iter().map(|(task, route)| (task.clone(), route.copies().collect())).collect()
+    }
+
+    /// Asks for other owners of a task's buckets.
+    fn rebalance(&self, task: String, owners: Vec<u32>) -> PyResult<usize> {
+        let routes = self.routes.lock();
+        if !routes.contains_key(&task) {
+            let known: Vec<_> = routes.keys().map(|name| format!("{name:?}")).collect();
+            return Err(PyKeyError::new_err(format!("no task {task:?} with keys; there are {}", known.join(", "))));
+        }
+        let mut asked = self.asked.lock();
+        asked.push((task, owners));
+        Ok(self.outcomes.lock().len() + asked.len() - 1)
+    }
+
+    /// What has come of the requests, in their order: `None` while one is under way, an error's text, or what has moved.
+    fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Option<String>, Option<Bound<'py, PyDict>>)>> {
+        let outcome = |outcome: &Outcome| {
+            let moved = |moved: &tidemill_dataflow::rebalance::Moved| {
+                let dict = PyDict::new(py);
+                dict.set_item("epoch", moved.epoch)?;
+                dict.set_item("buckets", moved.buckets)?;
+                dict.set_item("bytes", moved.bytes)?;
+                dict.set_item("waited_s", moved.waited.as_secs_f64())?;
+                Ok::<_, PyErr>(dict)
+            };
+            Ok(match &outcome.told {
+                None => (outcome.task.clone(), None, None),
+                Some(Err(reason)) => (outcome.task.clone(), Some(reason.clone()), None),
+                Some(Ok(done)) => (outcome.task.clone(), None, Some(moved(done)?)),
+            })
+        };
+        self.outcomes.lock().iter().map(outcome).collect()
+    }
+}
+
+impl NativeRunning {
+    /// Learns what is new of the run.
+    pub fn look(&self, run: &Progress) {
+        *self.routes.lock() = run.routes();
+        for outcome in self.outcomes.lock().iter_mut().filter(|outcome| outcome.told.is_none()) {
+            outcome.told = outcome.rebalancing.as_mut().and_then(Rebalancing::outcome);
+        }
+    }
+
+    /// Passes on what was asked for.
+    pub fn pass_on(&self, run: &Progress) {
+        for (task, owners) in std::mem::take(&mut *self.asked.lock()) {
+            // A map without buckets has no owner to be wrong: it is refused for their number.
+            let version = run.route(&task).map_or(1, |route| route.version() + 1);
+            let mut outcome = Outcome { task: task.clone(), rebalancing: None, told: None };
+            match owners.is_empty() {
+                true => outcome.told = Some(Err("a map has an owner for each bucket".into())),
+                false => outcome.rebalancing = Some(run.rebalance(&task, RouteMap::new(version, owners))),
+            }
+            self.outcomes.lock().push(outcome);
+        }
+    }
+}

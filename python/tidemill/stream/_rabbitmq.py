@@ -1,0 +1,111 @@
+"""RabbitMQ: queues as sources, queues and exchanges as sinks."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from tidemill._tidemill import stream_of
+from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._read import OnError, Schema, _schema
+from tidemill.stream._connect import Connector, bad, described, times
+from tidemill.stream._time import Duration
+
+__all__ = ["from_rabbitmq", "to_rabbitmq"]
+
+
+def from_rabbitmq(
+    url: str,
+    queue: str,
+    schema: Schema | None = None,
+    *,
+    format: Literal["json", "text"] = "json",
+    id: Literal["message_id", "correlation_id"] | None = None,
+    time: str | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+    prefetch: int = 50_000,
+    stop_at_end: bool = False,
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
+) -> DataSet:
+    """Read a queue of RabbitMQ: messages are acknowledged when the checkpoint that they belong to is durable.
+
+    After a failure, and when the connection is lost, what was not acknowledged comes again: each message is a row at least
+    once. With `id` it is a row exactly once, if every message has an id that no other has, comes again within an hour, and
+    the server loses no acknowledgement that it has had for ten seconds; one thread reads the queue then. Without ``checkpoint=`` messages are acknowledged as they are read.
+
+    Parameters
+    ----------
+    url : str
+        ``amqp://HOST:PORT/VHOST``. User and password are those in it, else ``TIDEMILL_RABBITMQ_USER`` and
+        ``TIDEMILL_RABBITMQ_PASSWORD`` of the environment.
+    queue : str
+        It has to be there.
+    schema : mapping of str to str, or Arrow schema
+        Types by column of JSON objects; ``"text"`` has one column ``value`` and needs none.
+    format : {"json", "text"}, default="json"
+    id : {"message_id", "correlation_id"}, optional
+        The property that tells messages apart.
+    time, out_of_order, idle_after
+        As for `from_table`.
+    prefetch : int, default=50000
+        How many messages a thread may have that are not acknowledged: no more than these are read from one checkpoint to the
+        next.
+    stop_at_end : bool, default=False
+        End when the queue has nothing more to give.
+    on_error, quarantine
+        As for `from_files`; a bad message is named by queue and id.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense. What is wrong with a message or the queue is an error of the job, and names it.
+    """
+    spec = described(
+        "rabbitmq",
+        url=url,
+        queue=queue,
+        format=format,
+        id=id,
+        prefetch=prefetch,
+        stop_at_end=stop_at_end,
+        on_error=bad(on_error, quarantine),
+    )
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+
+
+def to_rabbitmq(
+    url: str,
+    queue: str | None = None,
+    *,
+    exchange: str | None = None,
+    routing_key: str | None = None,
+    key: str | None = None,
+    value: str | None = None,
+) -> Connector:
+    """A sink of `DataSet.write_stream`: persistent messages for a queue or an exchange, each at least once.
+
+    Rows are part of the checkpoint; when it is durable, they are published, and the server confirms each. What is published
+    again, after a failure or a lost connection, has the same ``message_id`` as before. A message that no queue takes is an
+    error.
+
+    Parameters
+    ----------
+    url : str
+        As for `from_rabbitmq`.
+    queue : str, optional
+        The queue; or
+    exchange, routing_key : str, optional
+        the exchange, and what it goes by.
+    key : str, optional
+        The column that has each row's routing key instead.
+    value : str, optional
+        The column whose bytes or text are a message; by default all columns as a JSON object.
+    """
+    if (queue is None) == (exchange is None) or (queue is not None and (routing_key or key) is not None):
+        raise DataSetError("to_rabbitmq takes a queue, or an exchange with routing_key= or key=")
+    options = {"exchange": exchange, "routing_key": queue or routing_key, "key": key, "value": value}
+    return Connector(described("rabbitmq", url=url, **options))

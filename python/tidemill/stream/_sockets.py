@@ -1,0 +1,154 @@
+"""What comes over a connection and cannot be asked for again: lines of a server, messages of a WebSocket, posts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Literal
+
+from tidemill._tidemill import stream_of
+from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._engine import engine
+from tidemill.dataset._read import OnError, Schema, _schema
+from tidemill.stream._connect import bad, described, times
+from tidemill.stream._time import Duration
+
+__all__ = ["from_socket", "from_webhook", "from_websocket"]
+
+
+def from_socket(
+    host: str,
+    port: int,
+    schema: Schema | None = None,
+    *,
+    format: Literal["json", "csv", "text"] = "json",
+    delimiter: str = ",",
+    time: str | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+    stop_at_end: bool = False,
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
+) -> DataSet:
+    """Connect to a TCP server, and read the lines that it sends: one thread of one worker does.
+
+    At most once: what was read since the last checkpoint is lost with the job, and so is what the server sends while there is
+    no connection. It is made again for a minute, and a line tells when it was lost.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+    schema : mapping of str to str, or Arrow schema
+        Types by column; ``"text"`` has one column ``line`` and needs none.
+    format : {"json", "csv", "text"}, default="json"
+        JSON objects, CSV without a header or anything, a line each.
+    delimiter : str, default=","
+        Of CSV.
+    time, out_of_order, idle_after
+        As for `from_table`.
+    stop_at_end : bool, default=False
+        End when the server closes the connection.
+    on_error, quarantine
+        As for `from_files`; a bad line is named by address and number. A line of more than a megabyte is bad.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense. What is wrong with a line or the connection is an error of the job, and names it.
+    """
+    csv = {"delimiter": delimiter} if format == "csv" else {}
+    skipping = bad(on_error, quarantine)
+    spec = described("socket", host=host, port=port, format=format, stop_at_end=stop_at_end, on_error=skipping, **csv)
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+
+
+def from_websocket(
+    url: str,
+    schema: Schema | None = None,
+    *,
+    format: Literal["json", "text"] = "json",
+    send: str | Iterable[str] = (),
+    time: str | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+    stop_at_end: bool = False,
+    on_error: OnError = "raise",
+    quarantine: str | os.PathLike[str] | None = None,
+) -> DataSet:
+    """Read the messages of a WebSocket, each a row; at most once, as `from_socket`.
+
+    Parameters
+    ----------
+    url : str
+        ``ws://HOST:PORT/PATH``.
+    schema : mapping of str to str, or Arrow schema
+        Types by column; ``"text"`` has one column ``value`` and needs none.
+    format : {"json", "text"}, default="json"
+    send : str or iterable of str, optional
+        Messages that are sent after connecting, such as what to subscribe to.
+    time, out_of_order, idle_after
+        As for `from_table`.
+    stop_at_end : bool, default=False
+        End when the server closes the connection.
+    on_error, quarantine
+        As for `from_files`; a bad message is named by address and number. One of more than a megabyte loses the connection.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense. What is wrong with a message or the connection is an error of the job, and names it.
+    """
+    spec = described(
+        "websocket",
+        url=url,
+        send=[send] if isinstance(send, str) else list(send),
+        format=format,
+        stop_at_end=stop_at_end,
+        on_error=bad(on_error, quarantine),
+    )
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+
+
+def from_webhook(
+    port: int,
+    schema: Schema,
+    *,
+    path: str = "/",
+    host: str = "127.0.0.1",
+    answer: Literal["taken", "durable"] = "taken",
+    body_bytes_max: int = 1 << 20,
+    time: str | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+) -> DataSet:
+    """Be a web server that others post rows to, on one worker: JSON objects, one behind the other or in an array.
+
+    It answers 200 when all rows of a post were taken; 400 with the reason, if one is no row of the schema, and takes none of
+    them; 413 if the body is too long; 503 and ``Retry-After`` when the job takes no more just now. Without TLS and without
+    passwords: it listens on loopback unless `host` says otherwise, for a proxy that has them.
+
+    Parameters
+    ----------
+    port : int
+    schema : mapping of str to str, or Arrow schema
+        Types by column.
+    path : str, default="/"
+        Where rows are posted; other paths are answered 404.
+    host : str, default="127.0.0.1"
+        The address to listen on.
+    answer : {"taken", "durable"}, default="taken"
+        When 200 is said. ``"taken"``: at once; what came since the last checkpoint is lost with the job, so rows come at
+        most once. ``"durable"``: when a checkpoint has the rows; who has no answer posts again, so they come at least once.
+        The answer takes as long as from one checkpoint to the next.
+    body_bytes_max : int, default=1048576
+    time, out_of_order, idle_after
+        As for `from_table`.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense.
+    """
+    spec = described("webhook", host=host, port=port, path=path, answer=answer, body_bytes_max=body_bytes_max)
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))

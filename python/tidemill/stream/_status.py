@@ -1,0 +1,53 @@
+"""Where running streams tell of themselves: a small file for each worker, in a folder of the user on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["folder", "jobs", "place"]
+
+_NUMBERS = itertools.count()
+
+
+def folder() -> Path:
+    """Where the files are, whether it is there or not."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(base) / f"tidemill-{os.getuid()}" / "streams"
+
+
+def place(job: str, comm: Any) -> tuple[str, str] | None:
+    """A worker's file, and what is the same in it all the time. None where there can be none, which a job can do without."""
+    where = folder()
+    try:
+        where.parent.mkdir(mode=0o700, exist_ok=True)
+        # Where everybody may write, somebody else may have been first.
+        if where.parent.stat().st_uid != os.getuid():
+            return None
+        where.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return None
+    about = {"job": job, "worker": comm.rank, "workers": comm.size, "pid": os.getpid(), "begun_s": time.time()}
+    return str(where / f"{os.getpid()}-{next(_NUMBERS)}.json"), json.dumps(about)
+
+
+def jobs() -> list[dict[str, Any]]:
+    """What workers on this machine tell now; files that killed ones have left behind are removed."""
+    found = []
+    for file in sorted(folder().glob("*.json")):
+        try:
+            status: dict[str, Any] = json.loads(file.read_text())
+            os.kill(status["pid"], 0)
+        except ProcessLookupError:
+            file.unlink(missing_ok=True)
+        except (OSError, ValueError):
+            # It has just gone.
+            continue
+        else:
+            found.append(status)
+    return found

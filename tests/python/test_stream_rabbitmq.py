@@ -1,0 +1,219 @@
+"""Queues of a real RabbitMQ: what is acknowledged when, what comes again, and what becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import launched
+import pika
+import pika.exceptions
+import pytest
+import tidemill as tm
+from servers import RabbitMQ
+
+SCHEMA = {"key": "str", "ts": "timestamp[ms]", "x": "int64"}
+
+
+def publish(server: RabbitMQ, queue: str, numbers: Iterable[int]) -> None:
+    """Publish a message for each number, with an id that is the number."""
+    with server.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True)
+        channel.confirm_delivery()
+        for at in numbers:
+            row = {"key": f"k{at % 5}", "ts": f"2026-01-01T00:00:{at // 50 % 60:02}.000", "x": at}
+            properties = pika.BasicProperties(delivery_mode=2, message_id=str(at))
+            channel.basic_publish("", queue, json.dumps(row), properties)
+
+
+def declare(server: RabbitMQ, queue: str) -> None:
+    with server.connect() as connection:
+        connection.channel().queue_declare(queue, durable=True)
+
+
+def waiting(server: RabbitMQ, queue: str) -> int:
+    """Count the messages that nobody was given."""
+    with server.connect() as connection:
+        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+
+
+def is_settled(server: RabbitMQ, queue: str) -> bool:
+    """Whether a queue has nothing, and nobody to whom it has given what is not acknowledged."""
+    with server.connect() as connection:
+        found = connection.channel().queue_declare(queue, passive=True).method
+        return bool(found.message_count == 0 and found.consumer_count == 0)
+
+
+def take_all(server: RabbitMQ, queue: str) -> list[tuple[str, dict[str, Any]]]:
+    """Take what is in a queue: ids and rows."""
+    found = []
+    with server.connect() as connection:
+        channel = connection.channel()
+        while True:
+            method, properties, body = channel.basic_get(queue, auto_ack=True)
+            if method is None:
+                return found
+            assert properties.delivery_mode == 2
+            found.append((properties.message_id, json.loads(body)))
+
+
+def lines(folder: Path) -> list[int]:
+    return [json.loads(line)["x"] for file in folder.glob("part-*") for line in file.read_text().splitlines()]
+
+
+def writing(body: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """All that was read is acknowledged in the end, and all that was made is published."""
+    publish(rabbitmq, "clicks", range(2000))
+    declare(rabbitmq, "counts")
+    for checkpoint in (tmp_path / "checkpoints", None):
+        stream = tm.stream.from_rabbitmq(
+            rabbitmq.url, "clicks", SCHEMA, id="message_id", time="ts", out_of_order="1m", stop_at_end=True
+        )
+        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        counts.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "counts"), checkpoint=checkpoint, every="100ms")
+        launched.wait_until(lambda: waiting(rabbitmq, "counts") >= 20, "what was published")
+        launched.wait_until(lambda: is_settled(rabbitmq, "clicks"), "an empty queue")
+        found = take_all(rabbitmq, "counts")
+        assert len({id for id, _ in found}) == len(found) == 5 * 4
+        assert sum(row["n"] for _, row in found) == 2000
+        publish(rabbitmq, "clicks", range(2000))
+
+
+def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
+    """A sink that publishes into the void, and errors that show passwords or say nothing."""
+    rows = tm.stream.rate(rows=3)
+    with pytest.raises(tm.DataSetError, match=r'queue "nowhere": no queue takes routing key "nowhere"'):
+        rows.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "nowhere"))
+    with pytest.raises(tm.DataSetError, match=r'exchange "nowhere": .*NOT_FOUND'):
+        rows.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="nowhere", routing_key="x"))
+    with pytest.raises(tm.DataSetError, match=r'queue "nowhere": .*NOT_FOUND'):
+        tm.stream.from_rabbitmq(rabbitmq.url, "nowhere", format="text").write_stream(lambda _: None)
+    url = rabbitmq.url.replace("guest:guest", "guest:swordfish")
+    assert "swordfish" not in repr(tm.stream.to_rabbitmq(url, "counts"))
+    with pytest.raises(tm.DataSetError, match="ACCESS_REFUSED") as error:
+        tm.stream.from_rabbitmq(url, "clicks", format="text").write_stream(lambda _: None)
+    assert "swordfish" not in str(error.value)
+    with pytest.raises(tm.DataSetError, match="`url` has to be amqp"):
+        tm.stream.from_rabbitmq("amqps://x", "clicks", format="text")
+    with pytest.raises(tm.DataSetError, match="takes a queue, or an exchange"):
+        tm.stream.to_rabbitmq(url, "counts", exchange="x")
+
+
+def test_routing_keys_and_bad_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Each row goes where its key says, and a poison message is not read for ever."""
+    with rabbitmq.connect() as connection:
+        channel = connection.channel()
+        channel.exchange_declare("routed", "topic", durable=True)
+        for queue in ("even", "odd"):
+            channel.queue_declare(queue, durable=True)
+            channel.queue_bind(queue, "routed", f"rows.{queue}")
+        channel.queue_declare("mixed", durable=True)
+        for body in ('{"x": 1}', "nonsense", '{"x": 2}'):
+            channel.basic_publish("", "mixed", body, pika.BasicProperties(message_id=body))
+    stream = tm.stream.from_rabbitmq(
+        rabbitmq.url, "mixed", {"x": "int64"}, stop_at_end=True, on_error="quarantine", quarantine=tmp_path / "bad"
+    )
+    routed = stream.select("x", to=tm.when(tm.col("x") % 2 == 0).then("rows.even").otherwise("rows.odd"))
+    with pytest.warns(tm.BadRowsWarning, match="^1 record .* rabbitmq mixed: "):
+        routed.write_stream(
+            tm.stream.to_rabbitmq(rabbitmq.url, exchange="routed", key="to"), checkpoint=tmp_path / "checkpoints"
+        )
+    assert [row["x"] for _, row in take_all(rabbitmq, "even")] == [2]
+    assert [row["x"] for _, row in take_all(rabbitmq, "odd")] == [1]
+    launched.wait_until(lambda: is_settled(rabbitmq, "mixed"), "an empty queue")
+    (file,) = (tmp_path / "bad").iterdir()
+    assert json.loads(file.read_text())["text"] == "nonsense"
+
+
+@pytest.mark.parametrize("id", ["message_id", None])
+def test_a_worker_that_is_killed(rabbitmq: RabbitMQ, tmp_path: Path, id: str | None) -> None:
+    """Messages that come again: with an id they are no rows, without one no row is lost."""
+    total = 4000
+    queue = f"killed-{id}"
+    declare(rabbitmq, queue)
+    app = tmp_path / "app.py"
+    app.write_text(
+        f"""
+import json, os, signal, threading
+from pathlib import Path
+import tidemill as tm
+job = tm.init()
+if os.environ["TIDEMILL_RESTART"] in "01":
+    # All of them, the one that reads the queue too.
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGKILL]).start()
+out = Path({str(tmp_path / "out")!r})
+def there():
+    return len({{line for file in out.glob("part-*") for line in file.read_text().splitlines()}})
+stream = tm.stream.from_rabbitmq({rabbitmq.url!r}, {queue!r}, {SCHEMA!r}, id={id!r})
+stream.select("x").write_stream(
+    tm.stream.to_files(out), checkpoint={str(tmp_path / "checkpoints")!r}, every="100ms", stop=lambda: there() >= {total}
+)
+"""
+    )
+
+    def write() -> None:
+        for at in range(0, total, 100):
+            publish(rabbitmq, queue, range(at, at + 100))
+            time.sleep(0.05)
+
+    thread = writing(write)
+    done = launched.run("run", "-n", "2", "--restarts", "2", app)
+    thread.join()
+    assert done.returncode == 0, done.stderr
+    assert b"starting the job again (2 of 2)" in done.stderr
+    counts = Counter(lines(tmp_path / "out"))
+    assert counts.keys() == set(range(total))
+    assert id is None or max(counts.values()) == 1
+    # All are acknowledged.
+    launched.wait_until(lambda: is_settled(rabbitmq, queue), "an empty queue")
+
+
+def test_a_server_that_is_killed(tmp_path: Path) -> None:
+    """The server dies while the job reads, acknowledges and publishes, and comes back."""
+    total = 3000
+    server = RabbitMQ(tmp_path)
+    try:
+        declare(server, "in")
+        declare(server, "out")
+
+        def published() -> int:
+            with contextlib.suppress(pika.exceptions.AMQPError, OSError):
+                return waiting(server, "out")
+            return 0
+
+        def write() -> None:
+            for at in range(0, total, 500):
+                publish(server, "in", range(at, at + 500))
+                launched.wait_until(lambda at=at: published() > at, "rows that come out")  # type: ignore[misc]
+                if at in (500, 1500):
+                    server.restart()
+
+        thread = writing(write)
+        stream = tm.stream.from_rabbitmq(server.url, "in", SCHEMA, id="message_id").select("x")
+        stream.write_stream(
+            tm.stream.to_rabbitmq(server.url, "out"),
+            checkpoint=tmp_path / "checkpoints",
+            every="100ms",
+            stop=lambda: not thread.is_alive() and published() >= total,
+        )
+        thread.join()
+        found = take_all(server, "out")
+        # What was published twice has the same id twice.
+        rows = {id: row["x"] for id, row in found}
+        assert sorted(rows.values()) == list(range(total))
+        launched.wait_until(lambda: is_settled(server, "in"), "an empty queue")
+    finally:
+        server.stop()

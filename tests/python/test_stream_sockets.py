@@ -1,0 +1,267 @@
+"""What comes over connections: lines of a server, messages of a WebSocket, posts to a server of our own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import launched
+import pytest
+import tidemill as tm
+from servers.server import free_ports
+
+SCHEMA = {"x": "int64"}
+
+
+@contextmanager
+def serving(*talks: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Talk to one connection after the other, and close each; the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def work() -> None:
+            for talk in talks:
+                connection, _ = listener.accept()
+                with connection:
+                    talk(connection)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(launched.PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def seen(stream: tm.DataSet, **options: Any) -> list[Any]:
+    rows: list[Any] = []
+    stream.write_stream(lambda table: rows.extend(next(iter(row.values())) for row in table.to_pylist()), **options)
+    return rows
+
+
+def test_lines_of_a_server(tmp_path: Path) -> None:
+    """Lines in pieces, empty ones, one that is too long, and a last one without its end."""
+
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(b'{"x": 1}\r\n\n{"x"')
+        time.sleep(0.05)
+        connection.sendall(b': 2}\nnonsense\n{"x": "' + b"y" * (3 << 20) + b'"}\n{"x": 3}')
+
+    with serving(talk) as port:
+        options: Any = {"on_error": "quarantine", "quarantine": tmp_path / "bad"}
+        with pytest.warns(tm.BadRowsWarning, match="^2 records .* socket 127.0.0.1:.* line 4: "):
+            assert seen(tm.stream.from_socket("127.0.0.1", port, SCHEMA, stop_at_end=True, **options)) == [1, 2, 3]
+    (file,) = (tmp_path / "bad").iterdir()
+    bad = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(record["line"], record["text"][:8]) for record in bad] == [(4, "nonsense"), (5, '{"x": "y')]
+
+
+def test_csv_and_text_of_a_server() -> None:
+    with serving(lambda connection: connection.sendall(b"1;a\n2;b\n")) as port:
+        csv = tm.stream.from_socket(
+            "127.0.0.1", port, {"x": "int64", "y": "str"}, format="csv", delimiter=";", stop_at_end=True
+        )
+        assert seen(csv.select("y")) == ["a", "b"]
+    with serving(lambda connection: connection.sendall(b"one\ntwo")) as port:
+        assert seen(tm.stream.from_socket("127.0.0.1", port, format="text", stop_at_end=True)) == ["one", "two"]
+
+
+def test_a_server_that_goes_away(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The connection is made again, and somebody hears that it was lost."""
+    rows: list[Any] = []
+    with serving(*[lambda connection, x=x: connection.sendall(b'{"x": %d}\n' % x) for x in range(3)]) as port:  # type: ignore[misc]
+        stream = tm.stream.from_socket("127.0.0.1", port, SCHEMA)
+        stream.write_stream(
+            lambda table: rows.extend(row["x"] for row in table.to_pylist()),
+            checkpoint=tmp_path / "checkpoints",
+            stop=lambda: len(rows) == 3,
+        )
+    assert rows == [0, 1, 2]
+    assert "closed by the server; what it sends until there is a connection is lost" in capfd.readouterr().err
+
+
+def frame(data: bytes, code: int = 1) -> bytes:
+    """Return a frame of a WebSocket, as servers write them."""
+    length = struct.pack("!B", len(data)) if len(data) < 126 else struct.pack("!BH", 126, len(data))
+    return bytes([0x80 | code]) + length + data
+
+
+def shake_hands(connection: socket.socket) -> None:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += connection.recv(1)
+    key = next(line.split(b": ")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key"))
+    accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+    connection.sendall(
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
+    )
+
+
+def test_messages_of_a_websocket() -> None:
+    """Texts, bytes and pings; what is to be sent first; and what is no row."""
+    heard: list[bytes] = []
+
+    def talk(connection: socket.socket) -> None:
+        shake_hands(connection)
+        _, length = connection.recv(2, socket.MSG_WAITALL)
+        mask = connection.recv(4, socket.MSG_WAITALL)
+        masked = connection.recv(length & 0x7F, socket.MSG_WAITALL)
+        heard.append(bytes(byte ^ mask[at % 4] for at, byte in enumerate(masked)))
+        connection.sendall(frame(b'{"x": 1}') + frame(b"are you there", 9) + frame(b'{"x": 2}', 2) + frame(b"no"))
+        assert connection.recv(1)[0] & 0xF == 10  # the answer to the ping
+        connection.sendall(frame(b"", 8))
+        while connection.recv(100):
+            pass
+
+    with serving(talk) as port:
+        stream = tm.stream.from_websocket(
+            f"ws://127.0.0.1:{port}/feed?token=swordfish", SCHEMA, send="all", stop_at_end=True, on_error="skip"
+        )
+        with pytest.warns(tm.BadRowsWarning, match="^1 record .* message 3: ") as warned:
+            assert seen(stream) == [1, 2]
+    assert heard == [b"all"] and "swordfish" not in str(warned[0].message)
+    with pytest.raises(tm.DataSetError, match="without TLS") as error:
+        tm.stream.from_websocket("wss://x/swordfish", SCHEMA)
+    assert "swordfish" not in str(error.value)
+
+
+def post(port: int, body: bytes, path: str = "/rows", method: str = "POST") -> tuple[int, str, str | None]:
+    """Return status, text and Retry-After."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=launched.PATIENCE_S)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read().decode(), response.getheader("Retry-After")
+    finally:
+        connection.close()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_posts(tmp_path: Path) -> None:
+    """Every answer says what became of the rows."""
+    (port,) = free_ports(1)
+    rows: list[int] = []
+    answers: list[Any] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        launched.wait_until(lambda: listens(port), "the server")
+        for body in (b'{"x": 1}', b'{"x": 2}\n{"x": 3}', b'[{"x": 4}, {"x": 5}]', b"[]"):
+            answers.append(post(port, body))
+        for body in (b"nonsense", b'{"x": 6}{"x": "six"}', b'[{"x": 7}', b" " * (2 << 20)):
+            answers.append(post(port, body))
+        answers.append(post(port, b"{}", path="/other"))
+        answers.append(post(port, b"{}", method="PUT"))
+        done.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    tm.stream.from_webhook(port, SCHEMA, path="/rows").write_stream(
+        lambda table: rows.extend(row["x"] for row in table.to_pylist()),
+        checkpoint=tmp_path / "checkpoints",
+        stop=done.is_set,
+    )
+    assert sorted(rows) == [1, 2, 3, 4, 5]
+    assert [status for status, *_ in answers] == [200, 200, 200, 200, 400, 400, 400, 413, 404, 405]
+    assert [text for _, text, _ in answers][:4] == ["1 rows\n", "2 rows\n", "2 rows\n", "0 rows\n"]
+    assert answers[5][1].startswith("row 2: ")
+    with pytest.raises(tm.DataSetError, match=r'answer. "durable" needs a job that makes checkpoints'):
+        tm.stream.from_webhook(port, SCHEMA, answer="durable").write_stream(print)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(tm.DataSetError, match=f"webhook 127.0.0.1:{port}: .*in use"),
+    ):
+        tm.stream.from_webhook(port, SCHEMA).write_stream(print)
+
+
+def test_posts_to_a_busy_job(tmp_path: Path) -> None:
+    """A job that does not keep up says so, and takes each row that it has answered for, once."""
+    (port,) = free_ports(1)
+    rows: list[int] = []
+    answers: Counter[tuple[int, str | None]] = Counter()
+    busy, done = threading.Event(), threading.Event()
+    # Long ones: the job has room for many that are short.
+    count, padding = 150, "x" * 900_000
+
+    def ask() -> None:
+        launched.wait_until(lambda: listens(port), "the server")
+
+        def send(x: int) -> None:
+            body = json.dumps({"x": x, "padding": padding}).encode()
+            while (answer := post(port, body))[0] != 200:
+                answers[answer[0], answer[2]] += 1
+                busy.set()
+                time.sleep(0.1)
+
+        threads = [threading.Thread(target=send, args=[x]) for x in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done.set()
+
+    def take(table: tm.Table) -> None:
+        # Until somebody was refused.
+        assert busy.wait(launched.PATIENCE_S)
+        rows.extend(row["x"] for row in table.to_pylist())
+
+    threading.Thread(target=ask, daemon=True).start()
+    stream = tm.stream.from_webhook(port, SCHEMA | {"padding": "str"}, path="/rows")
+    stream.write_stream(take, checkpoint=tmp_path / "checkpoints", stop=done.is_set)
+    assert answers.keys() == {(503, "1")}
+    assert sorted(rows) == list(range(count))
+
+
+def test_posts_that_are_answered_when_they_are_durable(tmp_path: Path) -> None:
+    """Who has an answer need not post again, whatever happens to the job; who has none does."""
+    (port,) = free_ports(1)
+    app = tmp_path / "app.py"
+    app.write_text(
+        f"""
+import os, signal, threading
+from pathlib import Path
+import tidemill as tm
+tm.init()
+if os.environ["TIDEMILL_RESTART"] == "0":
+    threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGKILL]).start()
+stream = tm.stream.from_webhook({port}, {SCHEMA!r}, path="/rows", answer="durable")
+stream.write_stream(
+    tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={str(tmp_path / "checkpoints")!r}, every="100ms",
+    stop=lambda: Path({str(tmp_path / "done")!r}).exists(),
+)
+"""
+    )
+    job = launched.start("run", "-n", "2", "--restarts", "1", app)
+    begun = time.monotonic()
+    sent = 0
+    tries = 0
+    # For longer than the first life of the job.
+    while time.monotonic() < begun + 4 or sent < 20:
+        assert job.poll() is None and time.monotonic() < begun + launched.PATIENCE_S
+        tries += 1
+        try:
+            if post(port, b'{"x": %d}' % sent)[0] == 200:
+                sent += 1
+                continue
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(0.02)
+    (tmp_path / "done").touch()
+    _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0 and b"starting the job again" in err, err
+    assert tries > sent
+    lines = [line for file in (tmp_path / "out").glob("part-*") for line in file.read_text().splitlines()]
+    assert {json.loads(line)["x"] for line in lines} == set(range(sent))

@@ -1,0 +1,81 @@
+"""``tidemill top``: what it shows of streams that run, and that it shows no others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import launched
+import pytest
+
+APP = """
+import tidemill as tm
+
+clicks = tm.stream.rate(20_000, keys=100, splits=2)
+counts = clicks.group_by("key", tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+counts.write_stream(lambda rows: None, name="clicks", checkpoint="checkpoints", every="200ms")
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+@pytest.fixture
+def job(tmp_path: Path, env: dict[str, str]) -> Iterator[Popen[bytes]]:
+    (tmp_path / "app.py").write_text(APP)
+    running = launched.start("run", "-n", "2", "app.py", env=env, cwd=tmp_path)
+    yield running
+    if running.poll() is None:
+        running.send_signal(signal.SIGINT)
+    running.communicate(timeout=launched.PATIENCE_S)
+
+
+def told(env: dict[str, str]) -> list[dict[str, Any]]:
+    workers: list[dict[str, Any]] = json.loads(launched.run("top", "--json", env=env).stdout)
+    return workers
+
+
+def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
+    """Both workers, every edge, with rows that come, a time that goes on and a checkpoint."""
+
+    def runs() -> bool:
+        assert job.poll() is None, "the job has ended"
+        workers = told(env)
+        return len(workers) == 2 and all(w["durable"] and any(e["time"] for e in w["edges"]) for w in workers)
+
+    launched.wait_until(runs, "both workers to tell of a checkpoint")
+    first, second = told(env)
+    assert {first["worker"], second["worker"]} == {0, 1} and first["job"] == "clicks"
+    shown = launched.run("top", "--once", "--every", "1.5", env=env)
+    assert shown.returncode == 0, shown.stderr
+    head, heading, *edges = shown.stdout.decode().splitlines()
+    assert head.startswith("stream 'clicks'  2 of 2 workers here  running ") and "checkpoint " in head
+    assert heading.split()[:3] == ["rows/s", "remote/s", "queued"]
+    source = next(line for line in edges if line.strip().startswith("source rate"))
+    assert " 2026-01-01 00:00:" in source
+    rates = [cell for cell in source.split() if cell.replace(",", "").isdigit()]
+    assert int(rates[0].replace(",", "")) > 0, source
+
+
+def test_streams_that_have_gone(job: Popen[bytes], env: dict[str, str]) -> None:
+    """One that was killed leaves a file behind, which is nothing that runs."""
+    launched.wait_until(lambda: len(told(env)) == 2, "both workers")
+    for worker in told(env):
+        os.kill(worker["pid"], signal.SIGKILL)
+    job.communicate(timeout=launched.PATIENCE_S)
+    shown = launched.run("top", "--once", "--every", "0.1", env=env)
+    assert (shown.returncode, shown.stdout) == (1, b"no stream runs on this machine\n")
+    assert not any(Path(env["XDG_RUNTIME_DIR"]).rglob("*.json"))
+
+
+def test_options_that_make_no_sense(env: dict[str, str]) -> None:
+    wrong = launched.run("top", "--every", "0", env=env)
+    assert wrong.returncode == 2
+    assert b"--every is from 0.1 to 3600 seconds" in wrong.stderr
