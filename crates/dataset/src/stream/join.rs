@@ -32,7 +32,7 @@ use super::aggregate::{Held, check_schema, fired_of, shared};
 use super::groups::batch;
 use super::kept::{Kept, Saved, Tables, buckets_of, tables_of};
 use super::keyed::{Keyed, known};
-use super::times::{TimeOf, Times, Until, following, length};
+use super::times::{Place, TimeOf, Times, Until, following, length};
 use super::window::Micros;
 use crate::error::DataSetError;
 
@@ -125,7 +125,7 @@ impl StreamJoin {
                 ["left", "right"][side],
             )));
         }
-        let told = told(&bounds, &schemas, times);
+        let told = told(&bounds, &schemas, times, gives);
         let null_equal = join.null_equality() == NullEquality::NullEqualsNull;
         let keyed = |side: Side| {
             let keys = join.on().iter().map(|on| Arc::clone([&on.0, &on.1][side])).collect();
@@ -152,7 +152,7 @@ impl StreamJoin {
         });
         let places: Vec<TimeOf> = places.collect();
         let untimed = times[0].untimed && times[1].untimed;
-        let lost = !untimed && places.is_empty();
+        let lost = !untimed && told.iter().all(Vec::is_empty);
         let sides = [keyed(0)?, keyed(1)?];
         let fields = |side: &Arc<Keyed>| {
             side.schema.fields().iter().map(|field| field.data_type().to_string()).collect::<Vec<_>>().join(", ")
@@ -317,24 +317,53 @@ fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &Condition) -> Option<(Side,
     Some((side, transformed.ok()?.data))
 }
 
-/// What still tells time of each side's columns in joined rows. A row that was kept comes out with a partner that comes now,
-/// so its times are known only as far as its partner's bound them.
-fn told(bounds: &[Bound], schemas: &[SchemaRef; 2], times: [&Times; 2]) -> [Vec<TimeOf>; 2] {
-    [0, 1].map(|side| {
-        let partner = 1 - side;
-        let mut told = Vec::new();
-        for of in &times[side].places {
-            let least = bounds.iter().filter(|bound| bound.side == partner).filter_map(|bound| {
-                let follows = following(&bound.greater).filter(|follows| follows.place == of.place)?;
-                let behind = times[partner].behind(&bound.lesser, &schemas[partner])?;
-                Some(behind.saturating_add(bound.more).saturating_add(follows.high))
-            });
-            // Rows of a side that has no time before its end are not kept behind it: they cannot come late.
-            let least = least.min().or_else(|| times[partner].untimed.then_some(Micros::MIN));
-            if let Some(least) = least {
-                told.push(TimeOf { place: of.place.clone(), behind: of.behind.max(least) });
+/// What tells time of each side's columns in joined rows, whether it did before or not. A row that was kept comes out with a
+/// partner that comes now, so its times are known only as far as its partner's bound them: from what comes now, of either
+/// side, bounds lead on to others (`a.at <= b.at` and `b.at <= a.ends` say of `a.ends` what is known of `a.at`). A row that
+/// has found no partner comes out when its bounds have passed.
+fn told(bounds: &[Bound], schemas: &[SchemaRef; 2], times: [&Times; 2], gives: Gives) -> [Vec<TimeOf>; 2] {
+    let known = |arrives: Side| {
+        let places = times[arrives].places.iter().map(|of| ((arrives, of.place.clone()), of.behind));
+        let mut known: HashMap<(Side, Place), Micros> = places.collect();
+        // As often as a chain of bounds can be long.
+        for _ in bounds {
+            for bound in bounds {
+                let (Some(less), Some(more)) = (following(&bound.lesser), following(&bound.greater)) else { continue };
+                let Some(&behind) = known.get(&(bound.side, less.place.clone())) else { continue };
+                let behind = behind.saturating_add(bound.more).saturating_add(more.high).saturating_sub(less.low);
+                let of = known.entry((1 - bound.side, more.place)).or_insert(behind);
+                *of = behind.min(*of);
             }
         }
+        known
+    };
+    // Rows of a side that has no time before its end come before there is any.
+    let mut cases: Vec<_> = (0..2).filter(|&side| !times[side].untimed).map(known).collect();
+    for side in (0..2).filter(|&side| gives.waits(side)) {
+        let mut alone = HashMap::new();
+        for bound in bounds.iter().filter(|bound| bound.side != side) {
+            let Some(follows) = following(&bound.greater) else { continue };
+            if let Some(behind) = times[bound.side].behind(&bound.lesser, &schemas[bound.side]) {
+                let behind = behind.saturating_add(bound.more).saturating_add(follows.high);
+                let of = alone.entry((side, follows.place)).or_insert(behind);
+                *of = behind.min(*of);
+            }
+        }
+        // The other side's columns are null then.
+        let others = cases.iter().flat_map(HashMap::keys).filter(|(of, _)| *of != side).cloned();
+        alone.extend(others.collect::<Vec<_>>().into_iter().map(|place| (place, Micros::MIN)));
+        cases.push(alone);
+    }
+    [0, 1].map(|side| {
+        let all = cases.first().into_iter().flat_map(HashMap::keys).filter(|(of, _)| *of == side);
+        let mut told: Vec<TimeOf> = all
+            .filter_map(|of| {
+                let behind = cases.iter().map(|case| case.get(of).copied()).collect::<Option<Vec<_>>>()?;
+                Some(TimeOf { place: of.1.clone(), behind: behind.into_iter().max()? })
+            })
+            .collect();
+        // The same on every worker.
+        told.sort_by(|a, b| (a.place.column, &a.place.field).cmp(&(b.place.column, &b.place.field)));
         told
     })
 }

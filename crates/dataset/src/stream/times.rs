@@ -15,7 +15,7 @@ use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use super::window::{Micros, micros};
 
 /// A column, or a field of one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     pub column: usize,
     pub field: Option<String>,
@@ -43,7 +43,7 @@ pub(crate) struct Times {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Following {
     pub place: Place,
-    low: Micros,
+    pub low: Micros,
     pub high: Micros,
 }
 
