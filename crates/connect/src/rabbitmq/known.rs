@@ -5,7 +5,7 @@
 //!
 //! - the server has answered a question that was asked behind the acknowledgement, one further checkpoint is durable, and ten
 //!   seconds are over (it writes acknowledgements to disk some time after it has had them), or
-//! - an hour is over since the connection that should have carried it was lost, and it has not come again.
+//! - an hour is over since its connection was lost, and it has not come again.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
