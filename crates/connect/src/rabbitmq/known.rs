@@ -5,7 +5,7 @@
 //!
 //! - the server has answered a question that was asked behind the acknowledgement, one further checkpoint is durable, and ten
 //!   seconds are over (it writes acknowledgements to disk some time after it has had them), or
-//! - an hour is over since the connection that should have carried it was lost, and it has not come again.
+//! - an hour is over since its connection was lost, and it has not come again.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -66,12 +66,11 @@ impl Known {
         });
     }
 
-    /// The connection was lost; the server has had all acknowledgements up to `confirmed`.
-    pub(crate) fn lost(&mut self, confirmed: u64, now: Instant) {
+    /// The connection was lost: all that is remembered may come again, as a server that was killed may have forgotten the last
+    /// acknowledgements.
+    pub(crate) fn lost(&mut self, now: Instant) {
         for state in self.states.values_mut() {
-            if !matches!(state, State::Acknowledged(number, _) if *number <= confirmed)
-                && !matches!(state, State::Lost(_))
-            {
+            if !matches!(state, State::Lost(_)) {
                 *state = State::Lost(now);
             }
         }
@@ -116,11 +115,11 @@ mod tests {
         known.acknowledged(texts(&["b"]), 2, 1, later);
         assert_eq!(ids(&known), ["a", "b", "r"]);
         assert!(known.comes("c"));
-        known.lost(1, later);
-        known.acknowledged(Vec::new(), 3, 1, later);
-        assert_eq!(ids(&known), ["b", "c"]);
+        known.lost(later);
+        known.acknowledged(Vec::new(), 3, 1, later + SETTLED_AFTER);
+        assert_eq!(ids(&known), ["a", "b", "c", "r"]);
         assert!(!known.comes("b"));
-        // What the server is known to have does not come; the rest may for an hour.
+        // They may come for an hour.
         known.acknowledged(Vec::new(), 4, 3, later + LOST_FOR);
         assert_eq!(ids(&known), ["b"]);
         known.acknowledged(texts(&["b"]), 5, 4, later + LOST_FOR);

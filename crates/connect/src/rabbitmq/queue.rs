@@ -38,8 +38,8 @@ pub(crate) struct Message {
 }
 
 pub(crate) enum Event {
-    /// There is a connection; messages of others that are not acknowledged come again.
-    Connected,
+    /// The connection was lost; its messages that are not acknowledged come again on another.
+    Lost,
     Messages(Vec<Message>),
     /// There is nothing more now.
     CaughtUp,
@@ -125,12 +125,15 @@ impl Taker {
                 Err(error) => break error,
             };
             self.connections += 1;
-            if self.events.send(Ok(Event::Connected)).await.is_err() {
-                return;
-            }
             match self.take(&mut open).await {
                 Ok(()) => return,
-                Err(error) if passes(&error) => tokio::time::sleep(PAUSE).await,
+                // Told at once: how long messages are remembered goes by it.
+                Err(error) if passes(&error) => {
+                    if self.events.send(Ok(Event::Lost)).await.is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
                 Err(error) => break self.failed(&error),
             }
         };

@@ -190,9 +190,8 @@ impl Source for RabbitMq {
             match queue.poll(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(event) => match event? {
-                    Event::Connected => {
-                        let confirmed = queue.confirmed();
-                        self.known.lost(confirmed, Instant::now());
+                    Event::Lost => {
+                        self.known.lost(Instant::now());
                         // Those numbers mean nothing any more.
                         self.current = Owed::default();
                         self.pending.clear();
