@@ -72,11 +72,17 @@ mod tests {
     const REPORT: &str = r#"{"task":1,"copy":2,"said":{"Saved":{"epoch":3,"parts":
         [[{"Bucket":7},{"file":"a","offset":0,"len":9,"sum":1,"whole":true}]]}}}"#;
     const BARRIER: &str = r#"{"epoch":3,"control":"Stop"}"#;
+    const REBALANCE: &str =
+        r#"{"epoch":3,"control":{"Rebalance":{"task":"t","map":{"version":2,"owners":[0,1,1,0]}}}}"#;
+    const MOVED: &str =
+        r#"{"task":1,"copy":2,"said":{"Moved":{"epoch":3,"buckets":4,"bytes":5,"waited":{"secs":0,"nanos":6}}}}"#;
 
     #[test]
     fn examples_of_checkpoints_are_known() {
         assert_eq!(checkpoints(&manifest(MANIFEST.as_bytes())), 1);
         assert_eq!((checkpoints(REPORT.as_bytes()), checkpoints(BARRIER.as_bytes())), (1, 1));
+        assert_eq!((checkpoints(MOVED.as_bytes()), checkpoints(REBALANCE.as_bytes())), (1, 1));
+        assert_eq!(checkpoints(REBALANCE.replace("[0,1,1,0]", "[]").as_bytes()), 0, "a map has buckets");
         let unknown = BARRIER.replace("Stop", "Go");
         assert_eq!(checkpoints(unknown.as_bytes()), 0, "what a barrier asks for must be known");
     }
@@ -91,9 +97,9 @@ mod tests {
         /// Checksummed or not, what was changed is refused, or makes sense.
         #[test]
         fn changed_checkpoints_are_refused_or_make_sense(
-            which in 0usize..3, at in any::<prop::sample::Index>(), byte in any::<u8>(), remove in 0usize..9,
+            which in 0usize..5, at in any::<prop::sample::Index>(), byte in any::<u8>(), remove in 0usize..9,
         ) {
-            let mut bytes = [MANIFEST, REPORT, BARRIER][which].as_bytes().to_vec();
+            let mut bytes = [MANIFEST, REPORT, BARRIER, REBALANCE, MOVED][which].as_bytes().to_vec();
             let at = at.index(bytes.len());
             let to = (at + remove).min(bytes.len());
             bytes.splice(at..to, [byte]);

@@ -30,8 +30,8 @@ use crate::operator::Operator;
 use crate::route_map::RouteMap;
 use crate::stream::{Barrier, Mark};
 
-/// Parts are put together to blocks of this size.
-const BLOCK_BYTES: usize = 1 << 20;
+/// Parts are put together to blocks of this size: small enough for their memory to be used again and again.
+const BLOCK_BYTES: usize = 64 << 10;
 
 /// A new route map for a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +56,10 @@ pub struct Moved {
 }
 
 /// A rebalance that was asked for.
-pub struct Rebalancing(oneshot::Receiver<Result<Moved, String>>);
+pub struct Rebalancing {
+    answer: oneshot::Receiver<Result<Moved, String>>,
+    outcome: Option<Result<Moved, String>>,
+}
 
 /// Who answers it.
 pub(crate) type Answer = oneshot::Sender<Result<Moved, String>>;
@@ -64,17 +67,20 @@ pub(crate) type Answer = oneshot::Sender<Result<Moved, String>>;
 impl Rebalancing {
     /// Something to be answered. Who lets go of its end without answering has ended with the run.
     pub(crate) fn new() -> (Answer, Self) {
-        let (answer, outcome) = oneshot::channel();
-        (answer, Rebalancing(outcome))
+        let (sender, answer) = oneshot::channel();
+        (sender, Rebalancing { answer, outcome: None })
     }
 
-    /// What has come of it: `None` while it is under way; in words, why it was refused. Told once.
+    /// What has come of it: `None` while it is under way; in words, why it was refused.
     pub fn outcome(&mut self) -> Option<Result<Moved, String>> {
-        match self.0.try_recv() {
-            Ok(outcome) => Some(outcome),
-            Err(oneshot::error::TryRecvError::Empty) => None,
-            Err(oneshot::error::TryRecvError::Closed) => Some(Err("the run ended before buckets had moved".into())),
+        if self.outcome.is_none() {
+            self.outcome = match self.answer.try_recv() {
+                Ok(outcome) => Some(outcome),
+                Err(oneshot::error::TryRecvError::Empty) => None,
+                Err(oneshot::error::TryRecvError::Closed) => Some(Err("the run ended before buckets had moved".into())),
+            };
         }
+        self.outcome.clone()
     }
 }
 
@@ -248,9 +254,16 @@ fn blocks(mut parts: &[(u32, Bytes)]) -> impl Iterator<Item = &[(u32, Bytes)]> {
 fn rows(parts: &[(u32, Bytes)]) -> Result<RecordBatch, TaskError> {
     let buckets = UInt32Array::from_iter_values(parts.iter().map(|(bucket, _)| *bucket));
     let offsets = OffsetBuffer::<i64>::from_lengths(parts.iter().map(|(_, part)| part.len()));
-    let mut bytes = Vec::with_capacity(parts.iter().map(|(_, part)| part.len()).sum());
-    parts.iter().for_each(|(_, part)| bytes.extend_from_slice(part));
-    let parts = LargeBinaryArray::try_new(offsets, Buffer::from(bytes), None)?;
+    let bytes = match parts {
+        // Not copied: it may be all there is.
+        [(_, part)] => Buffer::from(part.clone()),
+        _ => {
+            let mut bytes = Vec::with_capacity(parts.iter().map(|(_, part)| part.len()).sum());
+            parts.iter().for_each(|(_, part)| bytes.extend_from_slice(part));
+            Buffer::from(bytes)
+        }
+    };
+    let parts = LargeBinaryArray::try_new(offsets, bytes, None)?;
     Ok(RecordBatch::try_new(Handover::schema(), vec![Arc::new(buckets), Arc::new(parts)])?)
 }
 
@@ -325,6 +338,18 @@ mod tests {
         let mut buckets = vec![whole(2, b"c")];
         tenure.settle(true, &mut buckets);
         assert_eq!(buckets, [whole(1, b"")]);
+    }
+
+    /// Who asks again must not hear that the run has ended, when buckets have moved.
+    #[test]
+    fn an_outcome_stays() {
+        let (answer, mut rebalancing) = Rebalancing::new();
+        assert_eq!(rebalancing.outcome(), None);
+        answer.send(Ok(Moved::default())).unwrap();
+        (0..2).for_each(|_| assert_eq!(rebalancing.outcome(), Some(Ok(Moved::default()))));
+        let (answer, mut rebalancing) = Rebalancing::new();
+        drop(answer);
+        assert!(rebalancing.outcome().unwrap().unwrap_err().contains("the run ended"));
     }
 
     #[test]

@@ -30,26 +30,33 @@ struct Mover {
     copies: u64,
     task: &'static str,
     at_once: u64,
-    state: Mutex<(Vec<Rebalancing>, Vec<Result<Moved, String>>, u64)>,
+    state: Mutex<Asked>,
+}
+
+#[derive(Default)]
+struct Asked {
+    open: Vec<Rebalancing>,
+    answers: Vec<Result<Moved, String>>,
+    seed: u64,
 }
 
 impl Mover {
     fn new(task: &'static str, copies: u32, at_once: u64) -> Self {
-        Mover { copies: copies.into(), task, at_once, state: Mutex::new((Vec::new(), Vec::new(), 1)) }
+        Mover { copies: copies.into(), task, at_once, state: Mutex::default() }
     }
 
     fn look(&self, progress: &Progress) {
         // Every worker looks; one can move buckets.
         let Ok(mut state) = self.state.try_lock() else { return };
-        let (asked, answers, seed) = &mut *state;
-        asked.retain_mut(|one| match one.outcome() {
+        let Asked { open, answers, seed } = &mut *state;
+        open.retain_mut(|one| match one.outcome() {
             Some(outcome) => {
                 answers.push(outcome);
                 false
             }
             None => true,
         });
-        if !asked.is_empty() {
+        if !open.is_empty() {
             return;
         }
         let Some(mut map) = progress.route(self.task) else { return };
@@ -66,14 +73,14 @@ impl Mover {
                 _ => (0..BUCKETS).map(|bucket| (bucket, random(self.copies) as u32)).collect(),
             };
             map = map.moved(&moves);
-            asked.push(progress.rebalance(self.task, map.clone()));
+            open.push(progress.rebalance(self.task, map.clone()));
         }
     }
 
     fn answers(self) -> Vec<Result<Moved, String>> {
-        let (asked, mut answers, _) = self.state.into_inner().unwrap();
+        let Asked { open, mut answers, .. } = self.state.into_inner().unwrap();
         answers.extend(
-            asked.into_iter().map(|mut one| one.outcome().expect("the run is over, and so is what it was asked")),
+            open.into_iter().map(|mut one| one.outcome().expect("the run is over, and so is what it was asked")),
         );
         answers
     }

@@ -7,10 +7,12 @@
 //! The story may have crashes at any step, with another number of copies afterwards; a job that is taken for dead and goes on
 //! beside its successor; manifests and states that cannot be written, are cut short, are written although the writer was told
 //! otherwise, or land when their job is long gone; a clock that jumps, so that checkpoints are given up; control frames that
-//! come twice; barriers that stop the job, asked for at any time and more than once; sources without rows.
+//! come twice; barriers that stop the job, asked for at any time and more than once; sources without rows; buckets that move,
+//! or are asked to move where they cannot.
 //!
 //! Always: what a manifest says of each split, each key and each sink fits together; nothing is visible outside that no
-//! checkpoint has; each key's rows are visible once and in order. And when faults stop, the job comes to its end.
+//! checkpoint has; each key's rows are visible once and in order; a copy gets rows of its own buckets only, and has what is
+//! kept of them; who asked for buckets to move is answered. And when faults stop, the job comes to its end.
 //!
 //! `SIMULATION_SEED=17 cargo test -p tidemill-dataflow simulation` tells the story of seed 17.
 
@@ -83,6 +85,7 @@ struct Plan {
     crash: usize,
     rival: usize,
     request: usize,
+    rebalance: usize,
     clock_jump: usize,
     manifest_fails: usize,
     state_fails: usize,
@@ -106,6 +109,7 @@ impl Plan {
             crash: random.one_of(&[0, 150, 500, 1500]),
             rival: random.one_of(&[0, 0, 400]),
             request: random.one_of(&[0, 100, 400]),
+            rebalance: random.one_of(&[0, 20, 100, 400]),
             clock_jump: random.one_of(&[0, 0, 20]),
             manifest_fails: random.one_of(&[0, 3, 10]),
             state_fails: random.one_of(&[0, 10, 50]),
@@ -164,6 +168,8 @@ pub(super) struct World {
     durable: bool,
     done: bool,
     runs: usize,
+    /// Rebalances that were done.
+    moved: usize,
     tell: bool,
 }
 
@@ -186,6 +192,7 @@ impl World {
             durable: false,
             done: false,
             runs: 0,
+            moved: 0,
             tell,
         }
     }
@@ -201,12 +208,16 @@ impl World {
         self.faults && random.once_in(times)
     }
 
-    /// A manifest is there and whole.
-    fn landed(&mut self, manifest: &Manifest) {
+    /// Whether it is of a run that others have left behind, and cleared away behind.
+    fn is_left_behind(&self, manifest: &Manifest) -> bool {
         let newer = at_once(self.store.kept()).unwrap().manifests[0].claim > manifest.claim;
         let gone = |file: &str| at_once(self.objects.head(&Path::from(format!("jobs/simulated/{file}")))).is_err();
-        if newer && manifest.files().into_iter().any(gone) {
-            // Of a run that others have left behind, and cleared away behind.
+        newer && manifest.files().into_iter().any(gone)
+    }
+
+    /// A manifest is there and whole.
+    fn landed(&mut self, manifest: &Manifest) {
+        if self.is_left_behind(manifest) {
             return;
         }
         let mut places = BTreeMap::new();
@@ -258,6 +269,9 @@ impl World {
     /// A run takes a checkpoint for durable: what is visible, and what it has prepared, is what it has read.
     fn check_durable(&mut self, manifest: &Manifest) {
         self.durable = true;
+        if self.is_left_behind(manifest) {
+            return;
+        }
         let mut places = BTreeMap::new();
         for (name, place) in self.splits_of(manifest, |name| name != "outside") {
             places.insert(name.parse().unwrap(), u32::from_le_bytes(place.as_ref().try_into().unwrap()));
@@ -312,8 +326,8 @@ impl World {
     }
 }
 
-/// Tells the story of a seed. Returns its steps and runs.
-fn story(seed: u64, tell: bool) -> (usize, usize) {
+/// Tells the story of a seed. Returns its steps, runs, and rebalances.
+fn story(seed: u64, tell: bool) -> (usize, usize, usize) {
     let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let mut world = World::new(&mut random, tell);
     let mut jobs: Vec<Job> = Vec::new();
@@ -356,7 +370,7 @@ fn story(seed: u64, tell: bool) -> (usize, usize) {
     }
     let splits = world.plan.splits();
     world.check_rows(&world.visible, &splits, true, "at the end");
-    (step, world.runs)
+    (step, world.runs, world.moved)
 }
 
 /// What fails here loses rows, or counts them twice, or hangs, when something fails at the wrong moment; the seed tells it
@@ -364,18 +378,20 @@ fn story(seed: u64, tell: bool) -> (usize, usize) {
 #[test]
 fn whatever_fails_every_row_counts_once() {
     if let Ok(seed) = std::env::var("SIMULATION_SEED") {
-        let (steps, runs) = story(seed.parse().expect("a seed is a number"), true);
-        println!("{steps} steps, {runs} runs");
+        let (steps, runs, moved) = story(seed.parse().expect("a seed is a number"), true);
+        println!("{steps} steps, {runs} runs, {moved} rebalances");
         return;
     }
-    let (mut steps, mut runs) = (0, 0);
+    let (mut steps, mut runs, mut moved) = (0, 0, 0);
     for seed in 0..SEEDS {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| story(seed, false)));
-        let Ok((of_story, of_runs)) = told else {
+        let Ok((of_story, of_runs, of_moved)) = told else {
             panic!("seed {seed} fails: SIMULATION_SEED={seed} tells its story");
         };
         steps += of_story;
         runs += of_runs;
+        moved += of_moved;
     }
-    println!("{SEEDS} seeds: {runs} runs, {steps} steps");
+    println!("{SEEDS} seeds: {runs} runs, {steps} steps, {moved} rebalances");
+    assert!(moved > SEEDS as usize, "hardly anything has moved");
 }

@@ -7,11 +7,12 @@ use tokio::sync::watch;
 
 use super::super::coordinator::ALL;
 use super::super::hub::{self, Chain};
-use super::super::manifest::Key;
+use super::super::manifest::{Key, Said};
 use super::super::news::News;
 use super::super::{Part, Restored, Snapshot};
 use super::{LAST, Plan, Random, Unit, World};
-use crate::route_map::{BUCKETS, RouteMap};
+use crate::rebalance::{Moved, Moves, Tenure};
+use crate::route_map::RouteMap;
 use crate::stream::{Barrier, Confluence, Control, EventTime, Gate, Mark, Watermarks};
 
 /// What waits in a stream before its sender does.
@@ -20,7 +21,16 @@ const LANE_MAX: usize = 6;
 /// What a stream carries.
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
-    Row { key: u32, n: u32, time: i64 },
+    Row {
+        key: u32,
+        n: u32,
+        time: i64,
+    },
+    /// How many rows of a key there were: handed over.
+    State {
+        key: u32,
+        n: u32,
+    },
     Mark(Mark),
     End,
 }
@@ -139,6 +149,7 @@ impl Port {
             let stream = streams.find(|&s| !self.held[s] && !lanes[self.streams[s]].packets.is_empty())?;
             match lanes[self.streams[stream]].packets.pop_front().expect("just seen") {
                 Packet::Row { key, n, time } => return Some(Got::Row { key, n, time }),
+                Packet::State { key, .. } => unreachable!("state of key {key} among rows"),
                 Packet::Mark(mark) => {
                     let gate = self.marks.mark(stream, mark);
                     self.gate(gate, stream);
@@ -166,6 +177,7 @@ impl Port {
 pub(super) struct Source {
     /// Splits, with the next row of each.
     places: BTreeMap<u32, u32>,
+    route: RouteMap,
     time: Watermarks,
     barriers: Option<watch::Receiver<Option<Barrier>>>,
 }
@@ -173,6 +185,9 @@ pub(super) struct Source {
 /// An operator: numbers the rows of each key.
 pub(super) struct Count {
     inputs: Gather,
+    route: RouteMap,
+    /// Streams on which the others hand over, by copy; `None`, when one has ended.
+    from: Vec<Option<usize>>,
     counts: BTreeMap<u32, u32>,
     changed: BTreeSet<u32>,
     time: EventTime,
@@ -193,10 +208,22 @@ pub(super) enum Body {
     Outside(Outside),
 }
 
+/// What a copy does about a rebalance: `Handover::run`.
+struct Moving {
+    epoch: u64,
+    map: RouteMap,
+    moves: Moves,
+    /// What it hands over, and to whom.
+    outgoing: VecDeque<(u32, Packet)>,
+    awaited: BTreeSet<u32>,
+}
+
 enum Phase {
     /// Its driver has not begun.
     Fresh,
     Running,
+    /// It takes no rows before it has what it gains.
+    Moving(Moving),
     /// Its outputs are to be ended; then it keeps this.
     Finishing(Snapshot),
     /// It is to keep this, at its end.
@@ -216,11 +243,14 @@ pub(super) struct Copy {
     phase: Phase,
     restored: Option<Restored>,
     pub chain: Chain,
+    tenure: Tenure,
     /// The last epoch that was saved, or gone on from.
     last: u64,
     pub writes: VecDeque<Write>,
     /// The streams it sends on.
     out: Vec<usize>,
+    /// Those on which it hands over.
+    hand: Vec<usize>,
 }
 
 /// What a copy does a step with.
@@ -228,6 +258,8 @@ pub(super) struct Surroundings<'a> {
     pub run: &'a str,
     pub news: &'a News,
     pub lanes: &'a mut [Lane],
+    /// What the copy reports at once.
+    pub said: &'a mut Vec<Said>,
     pub world: &'a mut World,
     pub random: &'a mut Random,
 }
@@ -239,13 +271,18 @@ pub(super) fn pairs(part: &Bytes) -> impl Iterator<Item = (u32, u32)> {
 }
 
 /// Who gets a key's rows.
-fn owner(key: u32, copies: usize) -> usize {
-    RouteMap::even(BUCKETS, copies as u32).copy(Plan::bucket(key)) as usize
+fn owner(key: u32, route: &RouteMap) -> u32 {
+    route.copy(Plan::bucket(key))
 }
 
 impl Source {
     /// `splits` are those of its task.
-    pub(super) fn new(splits: &BTreeMap<u32, u32>, copy: u32, copies: u32, restored: Option<&Restored>) -> Self {
+    pub(super) fn new(
+        splits: &BTreeMap<u32, u32>,
+        (copy, copies): (u32, u32),
+        restored: Option<&Restored>,
+        route: &RouteMap,
+    ) -> Self {
         let places: BTreeMap<u32, u32> = match restored {
             Some(restored) => {
                 let place = |bytes: &Bytes| u32::from_le_bytes(bytes.as_ref().try_into().unwrap());
@@ -260,7 +297,7 @@ impl Source {
                 time.over(stream);
             }
         }
-        Source { places, time, barriers: None }
+        Source { places, route: route.clone(), time, barriers: None }
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -270,10 +307,11 @@ impl Source {
 }
 
 impl Count {
-    pub(super) fn new(inputs: Gather, restored: Option<&Restored>) -> Self {
+    pub(super) fn new(inputs: Gather, restored: Option<&Restored>, route: &RouteMap, from: &[usize]) -> Self {
         let parts = restored.into_iter().flat_map(|restored| restored.buckets.values().flatten());
         let counts = parts.flat_map(|part| pairs(part).collect::<Vec<_>>()).collect();
-        Count { inputs, counts, changed: BTreeSet::new(), time: EventTime::MIN }
+        let (route, from) = (route.clone(), from.iter().copied().map(Some).collect());
+        Count { inputs, route, from, counts, changed: BTreeSet::new(), time: EventTime::MIN }
     }
 
     fn snapshot(&mut self, whole: bool, random: &mut Random) -> Snapshot {
@@ -288,6 +326,48 @@ impl Count {
             (bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) })
         };
         Snapshot { buckets: buckets.into_iter().map(part).collect(), ..Snapshot::default() }
+    }
+
+    /// The beginning of `Handover::run`, and all that an operator releases.
+    fn release(&mut self, copy: u32, barrier: &Barrier, map: &RouteMap) -> Moving {
+        let moves = Moves::of(copy, &self.route, map);
+        let mut outgoing = VecDeque::new();
+        for (&to, buckets) in &moves.lost {
+            let moved = |key: &u32| buckets.contains(&Plan::bucket(*key));
+            outgoing
+                .extend(self.counts.extract_if(.., |key, _| moved(key)).map(|(key, n)| (to, Packet::State { key, n })));
+            self.changed.retain(|key| !moved(key));
+            outgoing.push_back((to, Packet::Mark(Mark::Barrier(barrier.clone()))));
+        }
+        let awaited = moves.gained.keys().copied().filter(|&from| self.from[from as usize].is_some()).collect();
+        Moving { epoch: barrier.epoch, map: map.clone(), moves, outgoing, awaited }
+    }
+
+    /// Takes one thing that another hands over, if there is any.
+    fn acquire(&mut self, moving: &mut Moving, lanes: &mut [Lane], random: &mut Random) -> bool {
+        let there = |&from: &u32| self.from[from as usize].is_some_and(|lane| !lanes[lane].packets.is_empty());
+        let there: Vec<u32> = (0..self.from.len() as u32).filter(there).collect();
+        if moving.awaited.is_empty() || there.is_empty() {
+            return false;
+        }
+        let from = there[random.below(there.len())];
+        let lane = self.from[from as usize].expect("just seen");
+        match lanes[lane].packets.pop_front().expect("just seen") {
+            Packet::State { key, n } => {
+                assert!(moving.moves.gained[&from].contains(&Plan::bucket(key)), "key {key} comes from {from}");
+                assert!(self.counts.insert(key, n).is_none(), "key {key} was here already");
+            }
+            Packet::Mark(Mark::Barrier(barrier)) => {
+                assert_eq!(barrier.epoch, moving.epoch, "another hand-over is under way");
+                moving.awaited.remove(&from);
+            }
+            Packet::End => {
+                self.from[from as usize] = None;
+                moving.awaited.remove(&from);
+            }
+            packet => unreachable!("{packet:?} where state was due"),
+        }
+        true
     }
 }
 
@@ -316,25 +396,41 @@ impl Outside {
 }
 
 impl Copy {
-    pub(super) fn new(id: (u32, u32), worker: usize, body: Body, restored: Option<Restored>, out: Vec<usize>) -> Self {
+    pub(super) fn new(
+        id: (u32, u32),
+        worker: usize,
+        body: Body,
+        restored: Option<Restored>,
+        (out, hand): (Vec<usize>, Vec<usize>),
+    ) -> Self {
         let last = restored.as_ref().map_or(0, |restored| restored.epoch);
-        let (chain, writes) = Default::default();
-        Copy { id, worker, body, phase: Phase::Fresh, restored, chain, last, writes, out }
+        let (chain, tenure, writes) = Default::default();
+        Copy { id, worker, body, phase: Phase::Fresh, restored, chain, tenure, last, writes, out, hand }
     }
 
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
     }
 
+    pub(super) fn is_count(&self) -> bool {
+        matches!(self.body, Body::Count(_))
+    }
+
     /// `CopyStates::save`.
-    fn save(&mut self, run: &str, epoch: u64, whole: bool, snapshot: Snapshot) {
+    fn save(&mut self, run: &str, epoch: u64, whole: bool, mut snapshot: Snapshot) {
         self.last = epoch;
+        self.tenure.at_snapshot().settle(whole, &mut snapshot.buckets);
         let file = hub::state_file(run, epoch, self.id, "");
         self.writes.push_back(Write { file, epoch: Some(epoch), whole, parts: hub::parts(snapshot) });
     }
 
     fn send(&self, packet: &Packet, lanes: &mut [Lane]) {
         self.out.iter().for_each(|&lane| lanes[lane].push(packet.clone()));
+    }
+
+    fn send_ends(&self, lanes: &mut [Lane]) {
+        self.send(&Packet::End, lanes);
+        self.hand.iter().for_each(|&lane| lanes[lane].push(Packet::End));
     }
 
     /// Does what comes next. Returns false when it can only wait.
@@ -357,16 +453,29 @@ impl Copy {
                 let Some(next) = next else { return false };
                 match &self.body {
                     Body::Count(Count { inputs, .. }) | Body::Outside(Outside { inputs, .. })
-                        if !matches!(next, Phase::Running) =>
+                        if !matches!(next, Phase::Running | Phase::Moving(_)) =>
                     {
                         inputs.close(with.lanes);
+                        if let Body::Count(Count { from, .. }) = &self.body {
+                            for &lane in from.iter().flatten() {
+                                with.lanes[lane] = Lane { packets: VecDeque::new(), closed: true };
+                            }
+                        }
                     }
                     _ => {}
                 }
                 self.phase = next;
             }
+            Phase::Moving(mut moving) => {
+                let stepped = self.step_moving(&mut moving, with);
+                self.phase = match moving.outgoing.is_empty() && moving.awaited.is_empty() {
+                    true => self.moved(moving, with),
+                    false => Phase::Moving(moving),
+                };
+                return stepped;
+            }
             Phase::Finishing(snapshot) => {
-                self.send(&Packet::End, with.lanes);
+                self.send_ends(with.lanes);
                 self.phase = Phase::Ending(snapshot);
             }
             Phase::Ending(snapshot) => {
@@ -382,7 +491,7 @@ impl Copy {
                     Body::Source(_) | Body::Count(_) => {
                         // Of one that had ended before; else they have ended already.
                         if self.restored.as_ref().is_some_and(|restored| restored.ended) {
-                            self.send(&Packet::End, with.lanes);
+                            self.send_ends(with.lanes);
                         }
                         Phase::Over
                     }
@@ -399,6 +508,33 @@ impl Copy {
             }
         }
         true
+    }
+
+    /// Hands over one thing, or takes one.
+    fn step_moving(&mut self, moving: &mut Moving, with: &mut Surroundings) -> bool {
+        let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
+        if with.random.once_in(2) && count.acquire(moving, with.lanes, with.random) {
+            return true;
+        }
+        let lane = moving.outgoing.front().map(|(to, _)| self.hand[*to as usize]);
+        if let Some(lane) = lane.filter(|&lane| with.lanes[lane].packets.len() < LANE_MAX) {
+            let (_, packet) = moving.outgoing.pop_front().expect("just seen");
+            with.lanes[lane].push(packet);
+            return true;
+        }
+        count.acquire(moving, with.lanes, with.random)
+    }
+
+    /// It has what it gains: `CopyStates::moved`.
+    fn moved(&mut self, moving: Moving, with: &mut Surroundings) -> Phase {
+        let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
+        with.world.say(|| format!("    {:?} has moved at {}: {:?}", self.id, moving.epoch, count.counts));
+        count.route = moving.map;
+        let strange = count.counts.keys().find(|key| owner(**key, &count.route) != self.id.1);
+        assert_eq!(strange, None, "{:?} keeps what is another's", self.id);
+        self.tenure.moved(&moving.moves);
+        with.said.push(Said::Moved(Moved { epoch: moving.epoch, ..Moved::default() }));
+        Phase::Running
     }
 
     /// What a driver does before its loop.
@@ -437,6 +573,10 @@ impl Copy {
             with.world.say(|| format!("    {:?} sends barrier {barrier:?} at {:?}", self.id, source.places));
             self.save(with.run, barrier.epoch, true, snapshot);
             let stop = barrier.control == Control::Stop;
+            if let (Body::Source(source), Some(map)) = (&mut self.body, barrier.route_of("count")) {
+                // What it sends from here on is behind the barrier.
+                source.route = map.clone();
+            }
             self.send(&Packet::Mark(Mark::Barrier(barrier)), with.lanes);
             return Some(if stop { Phase::Finishing(Snapshot::default()) } else { Phase::Running });
         }
@@ -462,7 +602,7 @@ impl Copy {
         if n + 1 == rows[&split] {
             news = source.time.over(stream).or(news);
         }
-        with.lanes[self.out[owner(key, self.out.len())]].push(Packet::Row { key, n, time });
+        with.lanes[self.out[owner(key, &source.route) as usize]].push(Packet::Row { key, n, time });
         if let Some(mark) = news {
             self.send(&Packet::Mark(mark), with.lanes);
         }
@@ -479,20 +619,25 @@ impl Copy {
                     "a row of {time} behind {}",
                     count.time
                 );
+                assert_eq!(owner(key, &count.route), self.id.1, "a row of key {key} is another's");
                 let n = count.counts.entry(key).or_default();
                 *n += 1;
                 count.changed.insert(key);
                 with.lanes[self.out[key as usize % sinks]].push(Packet::Row { key, n: *n, time });
             }
             Got::Mark(Mark::Barrier(barrier)) => {
-                let whole = self.chain.is_broken();
+                let whole = self.chain.is_broken() || self.tenure.wants_whole();
                 let snapshot = count.snapshot(whole, with.random);
                 with.world.say(|| format!("    {:?} saves {} with {:?}", self.id, barrier.epoch, count.counts));
                 self.save(with.run, barrier.epoch, whole, snapshot);
                 let stop = barrier.control == Control::Stop;
-                self.send(&Packet::Mark(Mark::Barrier(barrier)), with.lanes);
+                self.send(&Packet::Mark(Mark::Barrier(barrier.clone())), with.lanes);
                 if stop {
                     return Some(Phase::Finishing(Snapshot::default()));
+                }
+                let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
+                if let Some(map) = barrier.route_of("count") {
+                    return Some(Phase::Moving(count.release(self.id.1, &barrier, map)));
                 }
             }
             Got::Mark(mark) => {

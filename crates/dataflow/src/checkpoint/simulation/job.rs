@@ -1,6 +1,6 @@
 //! One run of the job: its coordinator, what its workers have heard, the frames between them, and what is being written.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use super::super::news::News;
 use super::super::store::StoreError;
 use super::copies::{Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings};
 use super::{Random, World, at_once};
+use crate::rebalance::Rebalance;
 use crate::route_map::{BUCKETS, RouteMap};
 use crate::stream::{Barrier, Control};
 
@@ -62,6 +63,12 @@ pub(super) struct Job {
     /// The coordinator has nothing left to do.
     coordinated: bool,
     failed: Option<String>,
+    /// Which copy owns which bucket, as the coordinator knows it.
+    route: RouteMap,
+    /// Rebalances that the coordinator has heard of and not answered, and whether they make sense.
+    asked: BTreeMap<u64, bool>,
+    /// How many were asked for.
+    requests: u64,
 }
 
 impl Job {
@@ -76,7 +83,7 @@ impl Job {
         let workers = 1 + random.below(3);
         let mut names: Vec<&str> = ["numbers", "more"][..world.plan.rows.len()].to_vec();
         names.extend(["count", "outside"]);
-        let members: Vec<Member> = names
+        let mut members: Vec<Member> = names
             .iter()
             .map(|name| {
                 let copies = 1 + random.below(3) as u32;
@@ -114,6 +121,7 @@ impl Job {
                 Ok(read) => restored = read,
                 Err(error) => panic!("what nobody damaged is damaged: {error}"),
             }
+            members.iter_mut().for_each(|member| member.route = member.route_in(&manifest));
             begin.from = Some(Arc::new(manifest));
         }
         let from = begin.from.clone();
@@ -135,6 +143,8 @@ impl Job {
         };
         let to_count: Vec<_> = (0..sources).map(|task| streams(task, sources)).collect();
         let to_outside = streams(sources, sources + 1);
+        let hand = streams(sources, sources);
+        let route = members[sources].route.clone().expect("it is dealt by key");
         let copies = ids.iter().zip(restored).enumerate().map(|(at, (&(task, copy), restored))| {
             let (index, of) = (task as usize, copy as usize);
             let (body, out) = if index < sources {
@@ -142,14 +152,16 @@ impl Job {
                 let splits = world.plan.splits();
                 let splits = splits.range(first as u32..(first + world.plan.rows[index].len()) as u32);
                 let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
-                let source = Source::new(&splits, copy, members[index].copies, restored.as_ref());
-                (Body::Source(source), to_count[index][of].clone())
+                let source = Source::new(&splits, (copy, members[index].copies), restored.as_ref(), &route);
+                (Body::Source(source), (to_count[index][of].clone(), Vec::new()))
             } else if index == sources {
                 let ports = to_count.iter().map(|from| from.iter().map(|to| to[of]).collect()).collect();
-                (Body::Count(Count::new(Gather::new(ports), restored.as_ref())), to_outside[of].clone())
+                let from: Vec<usize> = hand.iter().map(|to| to[of]).collect();
+                let count = Count::new(Gather::new(ports), restored.as_ref(), &route, &from);
+                (Body::Count(count), (to_outside[of].clone(), hand[of].clone()))
             } else {
                 let port = to_outside.iter().map(|to| to[of]).collect();
-                (Body::Outside(Outside::new(Gather::new(vec![port]))), Vec::new())
+                (Body::Outside(Outside::new(Gather::new(vec![port]))), Default::default())
             };
             Copy::new((task, copy), at % workers, body, restored, out)
         });
@@ -171,6 +183,9 @@ impl Job {
             lanes,
             coordinated: false,
             failed: None,
+            route: RouteMap::clone(&route),
+            asked: BTreeMap::new(),
+            requests: 0,
         })
     }
 
@@ -205,6 +220,12 @@ impl Job {
             world.say(|| format!("  {}: {control:?} is asked for", self.run));
             self.events.push_back(Event::Request { id: 0, control });
         }
+        if world.fault(world.plan.rebalance, random) {
+            let rebalance = self.rebalance(random);
+            world.say(|| format!("  {}: {rebalance:?} is asked for", self.run));
+            self.requests += 1;
+            self.events.push_back(Event::Request { id: self.requests, control: Control::Rebalance(rebalance) });
+        }
         match self.actor(random) {
             Actor::Coordinator => self.coordinate(world, random),
             Actor::Manifest => self.put_manifest(world, random),
@@ -236,7 +257,10 @@ impl Job {
             Actor::Copy(at) => {
                 let copy = &mut self.copies[at];
                 let news = &self.news[copy.worker];
-                copy.step(&mut Surroundings { run: &self.run, news, lanes: &mut self.lanes, world, random });
+                let (run, lanes, mut said) = (&self.run, &mut self.lanes, Vec::new());
+                copy.step(&mut Surroundings { run, news, lanes, said: &mut said, world, random });
+                let (worker, (task, copy)) = (copy.worker, copy.id);
+                said.into_iter().for_each(|said| self.report(worker, Report { task, copy, said }));
             }
             Actor::Write(at) => self.write(at, world, random),
         }
@@ -283,13 +307,22 @@ impl Job {
         if !matches!(event, Event::Tick) {
             world.say(|| format!("  {} hears {event:?}", self.run));
         }
+        if let Event::Request { id, control: Control::Rebalance(Rebalance { map, .. }) } = &event {
+            let copies = self.copies.iter().filter(|copy| copy.is_count()).count() as u32;
+            self.asked.insert(*id, map.version() > self.route.version() && map.copies().all(|copy| copy < copies));
+        }
         for action in self.coordinator.handle(self.now, 0, event) {
             world.say(|| match &action {
                 Action::Store(manifest) => format!("  {}: store {} ({})", self.run, manifest.epoch, manifest.finished),
                 action => format!("  {}: {action:?}", self.run),
             });
             match action {
-                Action::Inject(barrier) => self.tell_all(&Down::Inject(barrier)),
+                Action::Inject(barrier) => {
+                    if let Some(map) = barrier.route_of("count") {
+                        self.route = map.clone();
+                    }
+                    self.tell_all(&Down::Inject(barrier));
+                }
                 Action::Store(manifest) => {
                     assert!(self.putting.is_none(), "two manifests are written at once");
                     self.putting = Some((*manifest, false));
@@ -300,13 +333,19 @@ impl Job {
                     world.check_durable(stored);
                     self.tell_all(&Down::Durable(epoch));
                 }
-                Action::Answer { .. } | Action::Warn(_) => {}
+                Action::Answer { id, outcome } => {
+                    let sound = self.asked.remove(&id).expect("what is asked is answered once");
+                    assert!(sound || outcome.is_err(), "buckets have moved that cannot");
+                    world.moved += usize::from(outcome.is_ok());
+                }
+                Action::Warn(_) => {}
                 Action::Fail(reason) => {
                     self.failed = Some(reason);
                     return;
                 }
                 Action::Finished => {
                     self.coordinated = true;
+                    assert!(self.asked.is_empty(), "the job is over, and {:?} are not answered", self.asked);
                     return;
                 }
             }
@@ -385,10 +424,28 @@ impl Job {
                 return;
             }
         };
-        let report = Report { task, copy: of, said };
-        match copy.worker {
+        let worker = copy.worker;
+        self.report(worker, Report { task, copy: of, said });
+    }
+
+    /// `Hub::report`.
+    fn report(&mut self, worker: usize, report: Report) {
+        match worker {
             0 => self.events.push_back(Event::Report(report)),
             worker => self.up[worker].push_back(report),
         }
+    }
+
+    /// A rebalance, which may be of another time, or of copies that there are not.
+    fn rebalance(&self, random: &mut Random) -> Rebalance {
+        let copies = self.copies.iter().filter(|copy| copy.is_count()).count() + usize::from(random.once_in(20));
+        let (one, kind) = (random.below(copies) as u32, random.below(4));
+        let owners = self.route.copies().map(|owner| match kind {
+            0 => one,
+            1 => owner,
+            _ => random.below(copies) as u32,
+        });
+        let owners = owners.collect();
+        Rebalance { task: "count".into(), map: RouteMap::new(self.route.version() + random.below(3) as u64, owners) }
     }
 }
