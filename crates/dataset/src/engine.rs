@@ -139,7 +139,9 @@ impl Engine {
         let session = SessionConfig::new()
             .with_target_partitions(config.threads)
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
-            .set_bool("datafusion.sql_parser.enable_ident_normalization", false);
+            .set_bool("datafusion.sql_parser.enable_ident_normalization", false)
+            // It mixes up columns with and without a table's name where a struct's field is read (apache/datafusion#25446).
+            .set_bool("datafusion.optimizer.enable_leaf_expression_pushdown", false);
         let context = session_of(session, environment.build_arc()?);
         Ok(Engine {
             threads: runtime.handle().clone(),

@@ -14,10 +14,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, TimestampMicrosecondArray, UInt32Array};
-use arrow::compute::{concat_batches, take, take_record_batch};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, TimestampMicrosecondArray, UInt32Array};
+use arrow::compute::{concat_batches, filter_record_batch, not, take, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::{Later, Part, Restored, Snapshot, rows};
@@ -292,7 +292,39 @@ pub(crate) struct SecondHalf {
     saved_rows: usize,
     /// Buckets of which something is saved.
     saved: Arc<Mutex<BTreeSet<u32>>>,
+    /// What other copies have handed over, until something can be emitted.
+    acquired: Vec<Acquired>,
     held: Held,
+}
+
+/// States that another copy has kept.
+struct Acquired {
+    /// Windows that end here or before have fired there.
+    fired: Micros,
+    /// Of these, the starts of those that late rows have changed since.
+    changed: BTreeSet<Micros>,
+    states: RecordBatch,
+}
+
+impl Acquired {
+    /// A part of what is handed over: times, and states behind them.
+    fn encode(fired: Micros, changed: &BTreeSet<Micros>, states: &[u8]) -> Bytes {
+        let times = [fired, changed.len() as Micros].into_iter().chain(changed.iter().copied());
+        let mut part: Vec<u8> = times.flat_map(Micros::to_le_bytes).collect();
+        part.extend_from_slice(states);
+        part.into()
+    }
+
+    fn decode(schema: &SchemaRef, mut part: Bytes) -> Result<Self, TaskError> {
+        let mut time = || {
+            let eight = part.first_chunk().copied().ok_or("what another copy handed over was cut short")?;
+            part.advance(size_of::<Micros>());
+            Ok::<Micros, &str>(Micros::from_le_bytes(eight))
+        };
+        let (fired, count) = (time()?, time()?);
+        let changed = (0..count).map(|_| time()).collect::<Result<_, _>>()?;
+        Ok(Acquired { fired, changed, states: rows::decode(schema, &part)? })
+    }
 }
 
 /// What an operator holds of the worker's memory. It is weighed now and then: that takes a while.
@@ -335,6 +367,7 @@ impl SecondHalf {
             changed: BTreeSet::new(),
             saved_rows: 0,
             saved: Arc::default(),
+            acquired: Vec::new(),
             held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
@@ -372,6 +405,38 @@ impl SecondHalf {
             };
             self.panes.entry(pane).or_default().open(&shape.of)?.merge(&rows.project(&columns)?)?;
         }
+        Ok(())
+    }
+
+    /// Adds what other copies have handed over. Their time may have been another, if streams were idle: what has fired there
+    /// must not fire here again, and what has fired here must still fire of that.
+    fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+        let acquired = std::mem::take(&mut self.acquired);
+        let Some(last) = acquired.iter().map(|one| one.fired).max() else { return Ok(()) };
+        let until = last.max(self.fired);
+        if until > self.fired {
+            self.fire(until, emit)?;
+        }
+        let own = std::mem::take(&mut self.changed);
+        let shape = Arc::clone(&self.shape);
+        for Acquired { fired, changed, states } in acquired {
+            if fired == until && changed.is_empty() {
+                self.take(&states)?;
+                continue;
+            }
+            let panes = std::mem::take(&mut self.panes);
+            self.fired = fired;
+            self.take(&states)?;
+            self.changed = changed;
+            self.fire(until, emit)?;
+            for (pane, mut held) in std::mem::replace(&mut self.panes, panes) {
+                held.cut(&shape.of)?;
+                let open = self.panes.entry(pane).or_default().open(&shape.of)?;
+                held.closed.iter().try_for_each(|states| open.merge(states))?;
+            }
+        }
+        // To be taken here is no change.
+        self.changed = own;
         Ok(())
     }
 
@@ -465,7 +530,8 @@ pub(crate) fn fired_of(restored: &Restored) -> Result<Micros, TaskError> {
 }
 
 impl Operator for SecondHalf {
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, _emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
         self.take(&batch)?;
         let panes = &self.panes;
         self.held.batch(|| panes.values().map(Pane::bytes).sum())?;
@@ -473,13 +539,53 @@ impl Operator for SecondHalf {
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
         self.fire(time.minus(self.shape.behind).0, emit)?;
         Ok(Flow::Done)
     }
 
+    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
+        Ok(Flow::Done)
+    }
+
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
         self.fire(Micros::MAX, emit)?;
         Ok(Flow::Done)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let mut gone = vec![false; BUCKETS as usize];
+        lost.iter().for_each(|&bucket| gone[bucket as usize] = true);
+        let mut moved = Vec::new();
+        for (&pane, held) in &mut self.panes {
+            held.cut(&shape.of)?;
+            for states in &mut held.closed {
+                let of = buckets(states, 0, shape.of.keys.len())?;
+                let goes = BooleanArray::from_iter(of.into_iter().map(|bucket| Some(gone[bucket as usize])));
+                if goes.true_count() > 0 {
+                    moved.push((pane, filter_record_batch(states, &goes)?));
+                    *states = filter_record_batch(states, &not(&goes)?)?;
+                }
+            }
+            held.closed.retain(|states| states.num_rows() > 0);
+        }
+        self.panes.retain(|_, held| held.rows() > 0);
+        let part = |(bucket, states): (u32, Bytes)| (bucket, Acquired::encode(self.fired, &self.changed, &states));
+        Ok(by_bucket(&shape, &moved)?.into_iter().map(part).collect())
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        for (_, part) in parts {
+            self.acquired.push(Acquired::decode(&self.shape.pane_schema, part)?);
+        }
+        Ok(())
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
@@ -506,13 +612,8 @@ impl Operator for SecondHalf {
     }
 }
 
-/// States by bucket, as they are saved.
-fn parts(
-    shape: &WindowAggregation,
-    states: &[(Micros, RecordBatch)],
-    whole: bool,
-    saved: &Mutex<BTreeSet<u32>>,
-) -> Result<Vec<(u32, Part)>> {
+/// States by bucket, as bytes.
+fn by_bucket(shape: &WindowAggregation, states: &[(Micros, RecordBatch)]) -> Result<Vec<(u32, Bytes)>> {
     let states = states.iter().map(|(pane, states)| shape.of_pane(*pane, states)).collect::<Result<Vec<_>>>()?;
     let states = concat_batches(&shape.pane_schema, &states)?;
     let buckets = buckets(&states, BEFORE, shape.of.keys.len())?;
@@ -524,10 +625,21 @@ fn parts(
     while from < order.len() {
         let bucket = buckets[order[from] as usize];
         let to = from + order[from..].partition_point(|&row| buckets[row as usize] == bucket);
-        let bytes = rows::encode(&sorted.slice(from, to - from))?;
-        parts.push((bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) }));
+        parts.push((bucket, rows::encode(&sorted.slice(from, to - from))?));
         from = to;
     }
+    Ok(parts)
+}
+
+/// States by bucket, as they are saved.
+fn parts(
+    shape: &WindowAggregation,
+    states: &[(Micros, RecordBatch)],
+    whole: bool,
+    saved: &Mutex<BTreeSet<u32>>,
+) -> Result<Vec<(u32, Part)>> {
+    let part = |(bucket, bytes)| (bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) });
+    let mut parts: Vec<(u32, Part)> = by_bucket(shape, states)?.into_iter().map(part).collect();
     let mut saved = saved.lock().expect("nothing panics with it locked");
     let now: BTreeSet<u32> = parts.iter().map(|(bucket, _)| *bucket).collect();
     if whole {

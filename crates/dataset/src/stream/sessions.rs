@@ -295,6 +295,31 @@ impl Operator for SecondHalf {
         Ok(Flow::Done)
     }
 
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        self.merge()?;
+        let Some(all) = self.parts.pop() else { return Ok(Vec::new()) };
+        let lost: BTreeSet<u32> = lost.iter().copied().collect();
+        let keys = self.shape.of.keys.len();
+        let of = buckets(&all, BEFORE, keys)?;
+        let stays = BooleanArray::from_iter(of.into_iter().map(|bucket| Some(!lost.contains(&bucket))));
+        let rest = filter_record_batch(&all, &stays)?;
+        if rest.num_rows() > 0 {
+            self.parts.push(rest);
+        }
+        Ok(by_bucket(&all, keys, |bucket| lost.contains(&bucket))?)
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        for (_, part) in parts {
+            self.take(rows::decode(&self.shape.session_schema, &part)?);
+        }
+        Ok(())
+    }
+
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         self.merge()?;
         let mut snapshot = shared(self.fired, &self.shape.described(), &self.shape.session_schema, BEFORE);
