@@ -51,6 +51,21 @@ def best(rows: tm.DataSet) -> tm.DataSet:
     return ranked.filter(tm.col("place") <= 2).select("window_start", "key", "n")
 
 
+def visits(rows: tm.DataSet) -> tm.DataSet:
+    """Sessions of each key, most of a few rows."""
+    if rows._native.is_stream():
+        return rows.group_by("key", tm.window(tm.stream.session("90ms"), on="ts")).agg(n=tm.count())
+    # Of a table they are found by hand: a row begins a session if the one before is far enough away.
+    order = {"partition_by": "key", "order_by": "ts"}
+    gap = (tm.col("ts") - tm.col("ts").shift().over(**order)) >= timedelta(seconds=0.09)
+    first = tm.when(gap.fill_null(True)).then(1).otherwise(0)
+    numbered = rows.with_columns(first=first).with_columns(session=tm.col("first").sum().over(**order))
+    found = numbered.group_by("key", "session").agg(
+        window_start=tm.col("ts").min(), window_end=tm.col("ts").max() + timedelta(seconds=0.09), n=tm.count()
+    )
+    return found.select("key", "window_start", "window_end", "n")
+
+
 def different(rows: tm.DataSet) -> tm.DataSet:
     """Each pair of key and second once."""
     return rows.select("key", second=tm.col("ts").cast("timestamp[s]")).distinct()
@@ -79,6 +94,7 @@ QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": windows,
     "pairs": pairs,
     "best": best,
+    "visits": visits,
     "different": different,
     "by_hand": by_hand,
 }
