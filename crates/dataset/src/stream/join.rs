@@ -116,7 +116,7 @@ impl StreamJoin {
             }
         }
         let unbounded = |side: Side| until[side].0.is_empty() && !(times[0].untimed && times[1].untimed);
-        for side in (0..2).filter(|&side| gives.waits(side) && unbounded(side)) {
+        if let Some(side) = (0..2).find(|&side| gives.waits(side) && unbounded(side)) {
             return Err(DataSetError::Unsupported(format!(
                 "on streams, which do not end: a {} join gives rows of the {} side that find no partner, but nothing says when that is \
                  known; bound the time of partners, as where=col(\"right_time\") <= col(\"left_time\") + timedelta(hours=1) does, of columns \
@@ -767,20 +767,19 @@ impl JoinTask {
     fn clear_but(&mut self, wanted: [&dyn Fn(u32) -> bool; 2]) -> Result<(), TaskError> {
         let join = Arc::clone(&self.join);
         self.keys = key_values(&join)?;
-        for side in 0..2 {
+        for (side, wanted) in wanted.into_iter().enumerate() {
             let once = join.gives == Gives::With(side) || join.gives == Gives::Without(side);
             let half = &mut self.halves[side];
             let met = std::mem::take(&mut half.met);
             let stay = half.kept.clear(if self.overdue { Micros::MIN } else { self.now }, |number| {
-                wanted[side](number) && !(once && met[number as usize])
+                wanted(number) && !(once && met[number as usize])
             })?;
             if join.flagged(side) {
                 half.met = stay.iter().map(|&number| met[number as usize]).collect();
             }
-            half.newest.clear();
-            half.before.clear();
+            half.newest = Vec::new();
+            half.before = Vec::with_capacity(stay.len());
             half.news.clear();
-            (half.newest.shrink_to(0), half.before.shrink_to(stay.len()));
             for rows in self.halves[side].kept.since(0) {
                 let keys = self.intern(side, &rows)?;
                 let half = &mut self.halves[side];

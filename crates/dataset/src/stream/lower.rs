@@ -161,7 +161,7 @@ fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
         let field = rows.schema.field(of.place.column);
         let (at, found) = schema.column_with_name(field.name())?;
         let place = Place { column: at, ..of.place.clone() };
-        (found.data_type() == field.data_type()).then(|| TimeOf { place, behind: of.behind })
+        (found.data_type() == field.data_type()).then_some(TimeOf { place, behind: of.behind })
     };
     Times { places: rows.times.places.iter().filter_map(same).collect(), ..rows.times.clone() }
 }

@@ -24,6 +24,9 @@ struct Outcome {
     told: Option<Result<tidemill_dataflow::rebalance::Moved, String>>,
 }
 
+/// A task, why its buckets cannot move, and what has come of their moving.
+type Told<'py> = (String, Option<String>, Option<Bound<'py, PyDict>>);
+
 #[pymethods]
 impl NativeRunning {
     /// The copy that owns each bucket, by task.
@@ -44,7 +47,7 @@ impl NativeRunning {
     }
 
     /// What has come of the requests, in their order: `None` while one is under way, an error's text, or what has moved.
-    fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Option<String>, Option<Bound<'py, PyDict>>)>> {
+    fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Told<'py>>> {
         let outcome = |outcome: &Outcome| {
             let moved = |moved: &tidemill_dataflow::rebalance::Moved| {
                 let dict = PyDict::new(py);
