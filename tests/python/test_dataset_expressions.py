@@ -200,3 +200,10 @@ def test_any_function_by_name() -> None:
     assert evaluate(tm.function("greatest", x, 2), x=[1, 3]) == [2, 3]
     data = tm.from_dict({"x": [1.0, 2.0, 3.0], "y": [2.0, 4.0, 6.0]})
     assert data.select(r=tm.aggregate_function("corr", x, y)).to_dict()["r"] == pytest.approx([1.0])
+
+
+def test_fields_of_structs_that_a_step_below_makes() -> None:
+    """Beside columns that pass through: each keeps its name."""
+    made = tm.sql("select k, named_struct('end', k) as w from t", t=tm.from_dict({"k": [1]}))
+    assert made.select("k", e=tm.col("w").field("end")).to_pylist() == [{"k": 1, "e": 1}]
+    assert tm.sql("select k, w['end'] as e from made", made=made).to_pylist() == [{"k": 1, "e": 1}]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import tidemill as tm
 
 SECOND = timedelta(seconds=1)
+START = datetime(1970, 1, 1)
 Rows = list[dict[str, Any]]
 
 
@@ -133,6 +134,34 @@ def test_windows_after_a_join() -> None:
     for on in ("at", "at_right"):
         expected = query(tm.from_arrow(left), tm.from_arrow(right), on).to_pylist()
         same(written(query(stream(left, 5), stream(right, 50), on)), expected)
+
+
+@pytest.mark.parametrize(
+    "window", ["tumble(ends, '20 milliseconds')", "hop(l.at, '25 milliseconds', '50 milliseconds')"]
+)
+def test_windows_of_a_column_that_bounds_lead_to(window: str) -> None:
+    """What is above a time of one stream that is above one of the other tells time too, and needs not be selected."""
+    query = f"""
+        select l.k, {window} as w, count(*) as n
+        from l join r on l.k = r.k and r.at between l.at and l.ends
+        group by l.k, w
+    """
+    left, right = left_table(), right_table()
+    ends = [at * 1000 + (30 + at % 40) * 1000 for at in range(left.num_rows)]
+    left = left.append_column("ends", pa.array(ends, pa.timestamp("us")))
+    seen = written(tm.sql(query, l=stream(left, 5), r=stream(right, 50)))
+    pairs = "select l.k, l.at, l.ends from l join r on l.k = r.k and r.at between l.at and l.ends"
+    size, slide, on = (20_000, 20_000, "ends") if "ends" in window else (50_000, 25_000, "at")
+    expected: Counter[tuple[str, int]] = Counter()
+    for row in tm.sql(pairs, l=tm.from_arrow(left), r=tm.from_arrow(right)).to_pylist():
+        time = (row[on] - START) // timedelta(microseconds=1)
+        start = time // slide * slide
+        while start + size > time:
+            expected[row["k"], start] += 1
+            start -= slide
+    found = {(row["k"], (row["w"]["start"] - START) // timedelta(microseconds=1)): row["n"] for row in seen}
+    assert len(seen) == len(found) > 20
+    assert found == expected
 
 
 def test_joins_without_a_bound() -> None:
