@@ -458,9 +458,14 @@ pub(crate) async fn restore(
     let shared = wanted.len()..wanted.len() + state.shared.values().map(Vec::len).sum::<usize>();
     wanted.extend(state.shared.values().flatten().map(|(_, entry)| entry));
     let parts = store.parts(&wanted).await?;
-    for ((name, _), bytes) in state.shared.values().flatten().zip(&parts[shared]) {
+    let by_copy = state.shared.iter().flat_map(|(copy, shared)| shared.iter().map(move |(name, _)| (*copy, name)));
+    for ((copy, name), bytes) in by_copy.zip(&parts[shared]) {
         restored.shared.entry(name.clone()).or_default().push(bytes.clone());
+        restored.shared_by.entry(copy).or_default().insert(name.clone(), bytes.clone());
     }
+    let even = RouteMap::even(route.buckets(), state.copies.max(1));
+    let then = state.route.as_ref().unwrap_or(if state.copies == copies { route } else { &even });
+    restored.owners = buckets.iter().map(|(bucket, _)| (*bucket, then.copy(*bucket))).collect();
     restored.buckets = buckets.into_iter().map(|(bucket, range)| (bucket, parts[range].to_vec())).collect();
     restored.splits = splits.into_iter().map(|(name, at)| (name.clone(), parts[at].clone())).collect();
     Ok(restored)

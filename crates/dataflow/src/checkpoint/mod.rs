@@ -117,4 +117,15 @@ pub struct Restored {
     pub splits: BTreeMap<String, Bytes>,
     /// What copies share, each name with what each copy had saved by it.
     pub shared: BTreeMap<String, Vec<Bytes>>,
+    /// The same by copy, as they were numbered then.
+    pub(crate) shared_by: BTreeMap<u32, BTreeMap<String, Bytes>>,
+    /// Which of these owned each of `buckets`.
+    pub(crate) owners: BTreeMap<u32, u32>,
+}
+
+impl Restored {
+    /// What was shared by a name by the copy that kept a bucket then: what it knew when it saved it.
+    pub fn shared_of(&self, bucket: u32, name: &str) -> Option<&Bytes> {
+        self.shared_by.get(self.owners.get(&bucket)?)?.get(name)
+    }
 }

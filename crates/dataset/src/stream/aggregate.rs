@@ -373,16 +373,26 @@ impl SecondHalf {
         let Some(restored) = context.restored() else { return Ok(new) };
         check_schema(restored, &shape.described(), &shape.pane_schema, BEFORE)?;
         new.fired = fired_of(restored)?;
-        for part in restored.buckets.values().flatten() {
-            let states = rows::decode(&shape.pane_schema, part)?;
-            new.saved_rows += states.num_rows();
-            new.take(&states)?;
+        for (&bucket, parts) in &restored.buckets {
+            let fired = fired_by(restored, bucket)?.unwrap_or(new.fired);
+            for part in parts {
+                let states = rows::decode(&shape.pane_schema, part)?;
+                new.saved_rows = new.saved_rows.saturating_add(states.num_rows());
+                if fired == new.fired {
+                    new.take(&states)?;
+                    continue;
+                }
+                // Of a copy that was behind, by streams that were idle: what has not fired there must fire yet. Then all is
+                // saved anew, else it would count as what has come since.
+                new.acquired.push(Acquired { fired, changed: BTreeSet::new(), states });
+                new.saved_rows = usize::MAX / 2;
+            }
         }
         *new.saved.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
         for pane in new.panes.values_mut() {
             pane.cut(&shape.of)?;
         }
-        new.changed.clear();
+        // Windows that late rows can still change are given again: which had been changed, nobody has saved.
         Ok(new)
     }
 
@@ -519,12 +529,21 @@ pub(crate) fn check_schema(
     Ok(())
 }
 
+/// The time until which windows of a bucket had fired.
+pub(crate) fn fired_by(restored: &Restored, bucket: u32) -> Result<Option<Micros>, TaskError> {
+    restored.shared_of(bucket, FIRED).map(time_of).transpose()
+}
+
+fn time_of(bytes: &Bytes) -> Result<Micros, TaskError> {
+    let time: [u8; 8] = bytes.as_ref().try_into().map_err(|_| "a checkpoint's time is no time")?;
+    Ok(Micros::from_le_bytes(time))
+}
+
 /// The time until which windows had fired.
 pub(crate) fn fired_of(restored: &Restored) -> Result<Micros, TaskError> {
     let mut last = Micros::MIN;
     for fired in restored.shared.get(FIRED).into_iter().flatten() {
-        let fired: [u8; 8] = fired.as_ref().try_into().map_err(|_| "a checkpoint's time is no time")?;
-        last = last.max(Micros::from_le_bytes(fired));
+        last = last.max(time_of(fired)?);
     }
     Ok(last)
 }

@@ -14,7 +14,7 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{Held, check_schema, fired_of, shared};
+use super::aggregate::{Held, check_schema, fired_by, fired_of, shared};
 use super::groups::batch;
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
@@ -48,6 +48,8 @@ pub(crate) struct CompleteTask {
     plan: PlanStep,
     state: KeptState,
     now: Micros,
+    /// Among what is kept are groups that are over and have not been given.
+    overdue: bool,
     /// Rows that are over and still there.
     over: u32,
     held: Held,
@@ -61,28 +63,43 @@ impl CompleteTask {
             plan: shape.plan.clone(),
             state: KeptState::new(kept, shape.keyed.keys()),
             now: Micros::MIN,
+            overdue: false,
             over: 0,
             held: Held::new(context),
         };
         if let Some(restored) = context.restored() {
             check_schema(restored, &shape.described(), &Schema::empty(), 0)?;
             new.now = fired_of(restored)?;
-            for rows in new.state.restore(restored)? {
-                new.keep(rows)?;
+            for (bucket, rows) in new.state.restore(restored)? {
+                // What had been given before is not kept; what a copy that was behind had not given is given yet.
+                let given = fired_by(restored, bucket)?.unwrap_or(new.now);
+                new.keep(rows, given)?;
             }
             new.state.restored();
         }
         Ok(new)
     }
 
-    fn keep(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
+    /// Keeps rows of groups that have not been given: those that are not over by a time.
+    fn keep(&mut self, rows: RecordBatch, given: Micros) -> Result<(), TaskError> {
         let until = until_of(&self.shape.times, &rows)?;
-        if until.iter().all(|&until| until >= self.now) {
+        self.overdue |= until.iter().any(|until| (given..self.now).contains(until));
+        if until.iter().all(|&until| until >= given) {
             return self.state.kept.add(rows, until);
         }
-        let wanted = until.iter().map(|&until| Some(until >= self.now)).collect();
-        let until = until.iter().copied().filter(|&until| until >= self.now).collect();
+        let wanted = until.iter().map(|&until| Some(until >= given)).collect();
+        let until = until.iter().copied().filter(|&until| until >= given).collect();
         self.state.kept.add(filter_record_batch(&rows, &wanted)?, until)
+    }
+
+    /// Gives the groups that another copy has kept, whose time was behind.
+    fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+        if std::mem::take(&mut self.overdue) {
+            let over = self.state.kept.over(Micros::MIN, self.now);
+            self.give(&over, emit)?;
+            self.over += over.len() as u32;
+        }
+        Ok(())
     }
 
     /// Gives what the plan makes of these rows.
@@ -98,14 +115,16 @@ impl CompleteTask {
 }
 
 impl Operator for CompleteTask {
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, _emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.keep(rows)?;
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
+        self.keep(rows, self.now)?;
         let kept = &self.state.kept;
         self.held.batch(|| kept.bytes())?;
         Ok(Flow::Done)
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
         let over = self.state.kept.over(self.now, time.0);
         self.now = self.now.max(time.0);
         self.give(&over, emit)?;
@@ -118,8 +137,14 @@ impl Operator for CompleteTask {
     }
 
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
         let rest = self.state.kept.over(self.now, Micros::MAX);
         self.give(&rest, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
         Ok(Flow::Done)
     }
 
@@ -134,8 +159,13 @@ impl Operator for CompleteTask {
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        // What is over and still there has been given, unless another copy has just let go of it; what comes has not.
+        if !self.overdue {
+            self.state.clear(self.now)?;
+            self.over = 0;
+        }
         for rows in self.state.acquired(&parts)? {
-            self.keep(rows)?;
+            self.keep(rows, Micros::MIN)?;
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ impl DistinctTask {
         if let Some(restored) = context.restored() {
             check_schema(restored, &shape.described(), &Schema::empty(), 0)?;
             new.now = fired_of(restored)?;
-            for keys in new.state.restore(restored)? {
+            for (_, keys) in new.state.restore(restored)? {
                 new.remember(keys)?;
             }
             new.state.restored();

@@ -240,13 +240,15 @@ impl KeptState {
         KeptState { kept, keys, since: 0, renumbered: false, saved: Saved::default() }
     }
 
-    /// The rows that were saved.
-    pub(crate) fn restore(&self, restored: &Restored) -> Result<Vec<RecordBatch>, TaskError> {
+    /// The rows that were saved, with the bucket that they are of.
+    pub(crate) fn restore(&self, restored: &Restored) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
         self.saved.restore(restored);
         let mut found = Vec::new();
-        for part in restored.buckets.values().flatten() {
-            for (_, bytes) in tables_of(part)? {
-                found.push(rows::decode(&self.kept.schema, &bytes)?);
+        for (&bucket, parts) in &restored.buckets {
+            for part in parts {
+                for (_, bytes) in tables_of(part)? {
+                    found.push((bucket, rows::decode(&self.kept.schema, &bytes)?));
+                }
             }
         }
         Ok(found)
