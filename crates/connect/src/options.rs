@@ -9,6 +9,21 @@ use serde_json::Value;
 
 use crate::error::ConnectError;
 
+/// How many seconds a server may be away, unless told.
+pub(crate) fn a_minute() -> f64 {
+    60.0
+}
+
+/// The most bytes of a message, unless told.
+pub(crate) fn a_megabyte() -> usize {
+    1 << 20
+}
+
+/// Between the fields of CSV, unless told.
+pub(crate) fn comma() -> char {
+    ','
+}
+
 /// The kind that `spec` names, which is one of `known`.
 pub(crate) fn kind(spec: &Value, role: &'static str, known: &[&'static str]) -> Result<&'static str, ConnectError> {
     let named = spec.get("kind").and_then(Value::as_str);

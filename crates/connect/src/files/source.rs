@@ -62,7 +62,7 @@ struct Options {
     #[serde(default = "yes")]
     has_header: bool,
     /// Of CSV.
-    #[serde(default = "comma")]
+    #[serde(default = "options::comma")]
     delimiter: char,
 }
 
@@ -76,10 +76,6 @@ fn tenth() -> u64 {
 
 fn yes() -> bool {
     true
-}
-
-fn comma() -> char {
-    ','
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {

@@ -64,10 +64,10 @@ struct Options {
     /// Of one copy between two checkpoints.
     #[serde(default = "much")]
     epoch_bytes_max: usize,
-    #[serde(default = "a_minute")]
+    #[serde(default = "options::a_minute")]
     transaction_timeout_s: f64,
     /// How long the brokers may keep silent before the job fails.
-    #[serde(default = "a_minute")]
+    #[serde(default = "options::a_minute")]
     patience_s: f64,
     /// For SASL PLAIN; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
     user: Option<String>,
@@ -84,10 +84,6 @@ fn a_megabyte() -> usize {
 
 fn much() -> usize {
     256 << 20
-}
-
-fn a_minute() -> f64 {
-    60.0
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {

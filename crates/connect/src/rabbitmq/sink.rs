@@ -52,7 +52,7 @@ struct Options {
     #[serde(default = "much")]
     epoch_bytes_max: usize,
     /// How long the server may keep silent before the job fails.
-    #[serde(default = "a_minute")]
+    #[serde(default = "options::a_minute")]
     patience_s: f64,
 }
 
@@ -63,10 +63,6 @@ fn a_message() -> usize {
 
 fn much() -> usize {
     256 << 20
-}
-
-fn a_minute() -> f64 {
-    60.0
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {

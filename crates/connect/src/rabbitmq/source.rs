@@ -76,16 +76,12 @@ struct Options {
     #[serde(default)]
     on_error: OnError,
     /// How long the server may keep silent.
-    #[serde(default = "a_minute")]
+    #[serde(default = "options::a_minute")]
     patience_s: f64,
 }
 
 fn many() -> u16 {
     50_000
-}
-
-fn a_minute() -> f64 {
-    60.0
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {

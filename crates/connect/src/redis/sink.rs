@@ -71,16 +71,12 @@ struct Options {
     #[serde(default = "much")]
     epoch_bytes_max: usize,
     /// How long the server may keep silent before the job fails.
-    #[serde(default = "a_minute")]
+    #[serde(default = "options::a_minute")]
     patience_s: f64,
 }
 
 fn much() -> usize {
     64 << 20
-}
-
-fn a_minute() -> f64 {
-    60.0
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {

@@ -42,9 +42,9 @@ struct Options {
     #[serde(default)]
     format: Format,
     /// Of CSV, which has no header.
-    #[serde(default = "comma")]
+    #[serde(default = "options::comma")]
     delimiter: char,
-    #[serde(default = "a_megabyte")]
+    #[serde(default = "options::a_megabyte")]
     line_bytes_max: usize,
     /// Ends when the server closes the connection.
     #[serde(default)]
@@ -52,20 +52,8 @@ struct Options {
     #[serde(default)]
     on_error: OnError,
     /// How long the server may be away.
-    #[serde(default = "a_minute")]
+    #[serde(default = "options::a_minute")]
     patience_s: f64,
-}
-
-fn comma() -> char {
-    ','
-}
-
-fn a_megabyte() -> usize {
-    1 << 20
-}
-
-fn a_minute() -> f64 {
-    60.0
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {

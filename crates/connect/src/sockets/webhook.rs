@@ -63,7 +63,7 @@ struct Options {
     path: String,
     #[serde(default)]
     answer: AnswerWhen,
-    #[serde(default = "a_megabyte")]
+    #[serde(default = "options::a_megabyte")]
     body_bytes_max: usize,
 }
 
@@ -73,10 +73,6 @@ fn loopback() -> String {
 
 fn root() -> String {
     "/".into()
-}
-
-fn a_megabyte() -> usize {
-    1 << 20
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {

@@ -45,7 +45,7 @@ struct Options {
     send: Vec<String>,
     #[serde(default)]
     format: Format,
-    #[serde(default = "a_megabyte")]
+    #[serde(default = "options::a_megabyte")]
     message_bytes_max: usize,
     /// Ends when the server closes the connection.
     #[serde(default)]
@@ -53,16 +53,8 @@ struct Options {
     #[serde(default)]
     on_error: OnError,
     /// How long the server may be away.
-    #[serde(default = "a_minute")]
+    #[serde(default = "options::a_minute")]
     patience_s: f64,
-}
-
-fn a_megabyte() -> usize {
-    1 << 20
-}
-
-fn a_minute() -> f64 {
-    60.0
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {

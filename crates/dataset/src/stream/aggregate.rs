@@ -12,7 +12,7 @@
 //! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, TimestampMicrosecondArray, UInt32Array};
 use arrow::compute::{concat_batches, filter_record_batch, not, take, take_record_batch};
@@ -20,15 +20,15 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit, TimestampMi
 use bytes::{Buf, Bytes};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
-use tidemill_dataflow::checkpoint::{Later, Part, Restored, Snapshot, rows};
-use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
 use tidemill_dataflow::memory::Reservation;
 use tidemill_dataflow::operator::Flow;
-use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
+use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::groups::{Aggregation, Arguments, Groups, batch};
+use super::kept::{self, Saved};
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
 
@@ -291,7 +291,7 @@ pub(crate) struct SecondHalf {
     /// Rows that were saved as changes since all were saved whole.
     saved_rows: usize,
     /// Buckets of which something is saved.
-    saved: Arc<Mutex<BTreeSet<u32>>>,
+    saved: Saved,
     /// What other copies have handed over, until something can be emitted.
     acquired: Vec<Acquired>,
     held: Held,
@@ -366,7 +366,7 @@ impl SecondHalf {
             fired: Micros::MIN,
             changed: BTreeSet::new(),
             saved_rows: 0,
-            saved: Arc::default(),
+            saved: Saved::default(),
             acquired: Vec::new(),
             held: Held::new(context),
         };
@@ -388,7 +388,7 @@ impl SecondHalf {
                 new.saved_rows = usize::MAX / 2;
             }
         }
-        *new.saved.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
+        new.saved.restore(restored);
         for pane in new.panes.values_mut() {
             pane.cut(&shape.of)?;
         }
@@ -622,10 +622,10 @@ impl Operator for SecondHalf {
             let all = self.panes.iter().flat_map(|(&pane, held)| held.closed.iter().map(move |s| (pane, s.clone())));
             states = all.collect();
         }
-        let saved = Arc::clone(&self.saved);
+        let saved = self.saved.clone();
         let mut snapshot = shared(self.fired, &shape.described(), &shape.pane_schema, BEFORE);
         if whole || !states.is_empty() {
-            snapshot.later = Some(Later(Box::new(move || Ok(parts(&shape, &states, whole, &saved)?))));
+            snapshot.later = Some(Later(Box::new(move || Ok(saved.parts(by_bucket(&shape, &states)?, whole)))));
         }
         Ok(snapshot)
     }
@@ -635,39 +635,7 @@ impl Operator for SecondHalf {
 fn by_bucket(shape: &WindowAggregation, states: &[(Micros, RecordBatch)]) -> Result<Vec<(u32, Bytes)>> {
     let states = states.iter().map(|(pane, states)| shape.of_pane(*pane, states)).collect::<Result<Vec<_>>>()?;
     let states = concat_batches(&shape.pane_schema, &states)?;
-    let buckets = buckets(&states, BEFORE, shape.of.keys.len())?;
-    let mut order: Vec<u32> = (0..states.num_rows() as u32).collect();
-    order.sort_by_key(|&row| buckets[row as usize]);
-    let sorted = take_record_batch(&states, &UInt32Array::from(order.clone()))?;
-    let mut parts = Vec::new();
-    let mut from = 0;
-    while from < order.len() {
-        let bucket = buckets[order[from] as usize];
-        let to = from + order[from..].partition_point(|&row| buckets[row as usize] == bucket);
-        parts.push((bucket, rows::encode(&sorted.slice(from, to - from))?));
-        from = to;
-    }
-    Ok(parts)
-}
-
-/// States by bucket, as they are saved.
-fn parts(
-    shape: &WindowAggregation,
-    states: &[(Micros, RecordBatch)],
-    whole: bool,
-    saved: &Mutex<BTreeSet<u32>>,
-) -> Result<Vec<(u32, Part)>> {
-    let part = |(bucket, bytes)| (bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) });
-    let mut parts: Vec<(u32, Part)> = by_bucket(shape, states)?.into_iter().map(part).collect();
-    let mut saved = saved.lock().expect("nothing panics with it locked");
-    let now: BTreeSet<u32> = parts.iter().map(|(bucket, _)| *bucket).collect();
-    if whole {
-        parts.extend(saved.difference(&now).map(|&bucket| (bucket, Part::Whole(Bytes::new()))));
-        *saved = now;
-    } else {
-        saved.extend(now);
-    }
-    Ok(parts)
+    kept::by_bucket(&states, &buckets(&states, BEFORE, shape.of.keys.len())?, |_| true)
 }
 
 /// The bucket of each row's key, which follows `before` other columns.
@@ -675,8 +643,5 @@ pub(crate) fn buckets(states: &RecordBatch, before: usize, keys: usize) -> Resul
     if keys == 0 {
         return Ok(vec![0; states.num_rows()]);
     }
-    let mut hashes = Vec::new();
-    KeyHasher::new((before..before + keys).collect()).hash(states, &mut hashes)?;
-    let route = RouteMap::even(BUCKETS, 1);
-    Ok(hashes.into_iter().map(|hash| route.bucket(hash)).collect())
+    kept::buckets_of(states, &(before..before + keys).collect::<Vec<_>>())
 }

@@ -57,7 +57,7 @@ pub(crate) struct CompleteTask {
 
 impl CompleteTask {
     pub(crate) fn new(shape: &Arc<Completion>, context: &TaskContext) -> Result<Self, TaskError> {
-        let kept = Kept::new(Arc::clone(&shape.keyed.schema), true);
+        let kept = Kept::new(Arc::clone(&shape.keyed.schema));
         let mut new = CompleteTask {
             shape: Arc::clone(shape),
             plan: shape.plan.clone(),
@@ -164,7 +164,7 @@ impl Operator for CompleteTask {
             self.state.clear(self.now)?;
             self.over = 0;
         }
-        for rows in self.state.acquired(&parts)? {
+        for (_, rows) in self.state.acquired(&parts)? {
             self.keep(rows, Micros::MIN)?;
         }
         Ok(())

@@ -61,7 +61,7 @@ impl DistinctTask {
     pub(crate) fn new(shape: &Arc<Distinct>, context: &TaskContext) -> Result<Self, TaskError> {
         let schema = shape.key_schema()?;
         let keys = (0..schema.fields().len()).collect();
-        let kept = Kept::new(Arc::clone(&schema), !shape.times.is_empty());
+        let kept = Kept::new(Arc::clone(&schema));
         let mut new = DistinctTask {
             shape: Arc::clone(shape),
             seen: new_group_values(schema, &GroupOrdering::None)?,
@@ -127,7 +127,7 @@ impl Operator for DistinctTask {
         }
         let (kept, seen) = (&self.state.kept, &self.seen);
         self.held.batch(|| kept.bytes() + seen.size())?;
-        if kept.is_bounded() && kept.count() >= self.clear_at {
+        if !self.shape.times.is_empty() && kept.count() >= self.clear_at {
             self.clear()?;
         }
         Ok(Flow::Done)
@@ -149,7 +149,7 @@ impl Operator for DistinctTask {
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
-        for keys in self.state.acquired(&parts)? {
+        for (_, keys) in self.state.acquired(&parts)? {
             self.remember(keys)?;
         }
         Ok(())
@@ -157,7 +157,7 @@ impl Operator for DistinctTask {
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let mut snapshot = shared(self.now, &self.shape.described(), &Schema::empty(), 0);
-        if whole && self.state.kept.is_bounded() {
+        if whole && !self.shape.times.is_empty() {
             self.clear()?;
         }
         snapshot.later = self.state.snapshot(whole);

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 use arrow::compute::{concat_batches, filter_record_batch, interleave, take_record_batch};
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
@@ -31,15 +31,14 @@ struct Run {
 /// See the module.
 pub(crate) struct Kept {
     schema: SchemaRef,
-    bounded: bool,
     runs: Vec<Run>,
     count: u32,
 }
 
 impl Kept {
-    /// Of rows with this schema, which come with an end each if `bounded`.
-    pub(crate) fn new(schema: SchemaRef, bounded: bool) -> Self {
-        Kept { schema, bounded, runs: Vec::new(), count: 0 }
+    /// Of rows with this schema.
+    pub(crate) fn new(schema: SchemaRef) -> Self {
+        Kept { schema, runs: Vec::new(), count: 0 }
     }
 
     /// How many there are, over or not: the number of the next.
@@ -134,11 +133,6 @@ impl Kept {
         };
         self.runs.iter().filter_map(of).collect()
     }
-
-    /// Whether rows have ends.
-    pub(crate) fn is_bounded(&self) -> bool {
-        self.bounded
-    }
 }
 
 /// The bucket of each row, by the columns of its key.
@@ -149,26 +143,38 @@ pub(crate) fn buckets_of(rows: &RecordBatch, keys: &[usize]) -> Result<Vec<u32>>
     Ok(hashes.into_iter().map(|hash| route.bucket(hash)).collect())
 }
 
+/// The rows of the buckets that are wanted, by bucket, as bytes; `of` has the bucket of each row.
+pub(crate) fn by_bucket(rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> bool) -> Result<Vec<(u32, Bytes)>> {
+    let mut order: Vec<u32> = (0..rows.num_rows() as u32).filter(|&row| wanted(of[row as usize])).collect();
+    order.sort_by_key(|&row| of[row as usize]);
+    let sorted = take_record_batch(rows, &UInt32Array::from(order.clone()))?;
+    let mut parts = Vec::new();
+    let mut from = 0;
+    while from < order.len() {
+        let bucket = of[order[from] as usize];
+        let to = from + order[from..].partition_point(|&row| of[row as usize] == bucket);
+        parts.push((bucket, rows::encode(&sorted.slice(from, to - from))?));
+        from = to;
+    }
+    Ok(parts)
+}
+
 /// Parts of a snapshot: of each bucket tables of several kinds.
 #[derive(Default)]
 pub(crate) struct Tables(BTreeMap<u32, Vec<u8>>);
 
 impl Tables {
     /// Adds rows to the buckets they are of.
-    pub(crate) fn add(&mut self, kind: u8, rows: &RecordBatch, buckets: &[u32]) -> Result<()> {
-        let mut order: Vec<u32> = (0..rows.num_rows() as u32).collect();
-        order.sort_by_key(|&row| buckets[row as usize]);
-        let sorted = take_record_batch(rows, &UInt32Array::from(order.clone()))?;
-        let mut from = 0;
-        while from < order.len() {
-            let bucket = buckets[order[from] as usize];
-            let to = from + order[from..].partition_point(|&row| buckets[row as usize] == bucket);
-            let bytes = rows::encode(&sorted.slice(from, to - from))?;
+    pub(crate) fn add(&mut self, kind: u8, rows: &RecordBatch, of: &[u32]) -> Result<()> {
+        self.add_wanted(kind, rows, of, |_| true)
+    }
+
+    fn add_wanted(&mut self, kind: u8, rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> bool) -> Result<()> {
+        for (bucket, bytes) in by_bucket(rows, of, wanted)? {
             let part = self.0.entry(bucket).or_default();
             part.push(kind);
             part.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
             part.extend_from_slice(&bytes);
-            from = to;
         }
         Ok(())
     }
@@ -176,11 +182,8 @@ impl Tables {
     /// Adds those rows that are of some buckets. Returns which are not.
     pub(crate) fn add_some(&mut self, kind: u8, rows: &RecordBatch, of: &[u32], buckets: &[u32]) -> Result<Vec<bool>> {
         let wanted: BTreeSet<u32> = buckets.iter().copied().collect();
-        let stays: Vec<bool> = of.iter().map(|bucket| !wanted.contains(bucket)).collect();
-        let goes: BooleanArray = stays.iter().map(|stays| Some(!stays)).collect();
-        let of: Vec<u32> = of.iter().copied().filter(|bucket| wanted.contains(bucket)).collect();
-        self.add(kind, &filter_record_batch(rows, &goes)?, &of)?;
-        Ok(stays)
+        self.add_wanted(kind, rows, of, |bucket| wanted.contains(&bucket))?;
+        Ok(of.iter().map(|bucket| !wanted.contains(bucket)).collect())
     }
 
     /// By bucket, as bytes.
@@ -190,17 +193,7 @@ impl Tables {
 
     /// By bucket, as bytes: all there is if `whole`, and then nothing of buckets that had something before.
     pub(crate) fn parts(self, whole: bool, saved: &Saved) -> Buckets {
-        let mut saved = saved.0.lock().expect("nothing panics with it locked");
-        let part = if whole { Part::Whole } else { Part::Change };
-        let made: BTreeSet<u32> = self.0.keys().copied().collect();
-        let mut parts: Buckets = self.0.into_iter().map(|(bucket, bytes)| (bucket, part(bytes.into()))).collect();
-        if whole {
-            parts.extend(saved.difference(&made).map(|&bucket| (bucket, Part::Whole(Bytes::new()))));
-            *saved = made;
-        } else {
-            saved.extend(made);
-        }
-        parts
+        saved.parts(self.into_bytes(), whole)
     }
 }
 
@@ -209,6 +202,21 @@ impl Tables {
 pub(crate) struct Saved(Arc<Mutex<BTreeSet<u32>>>);
 
 impl Saved {
+    /// What is saved now, by bucket: all there is if `whole`, and then nothing of buckets that had something before.
+    pub(crate) fn parts(&self, made: impl IntoIterator<Item = (u32, Bytes)>, whole: bool) -> Buckets {
+        let part = if whole { Part::Whole } else { Part::Change };
+        let mut parts: Buckets = made.into_iter().map(|(bucket, bytes)| (bucket, part(bytes))).collect();
+        let mut saved = self.0.lock().expect("nothing panics with it locked");
+        let made: BTreeSet<u32> = parts.iter().map(|(bucket, _)| *bucket).collect();
+        if whole {
+            parts.extend(saved.difference(&made).map(|&bucket| (bucket, Part::Whole(Bytes::new()))));
+            *saved = made;
+        } else {
+            saved.extend(made);
+        }
+        parts
+    }
+
     /// Another copy has these now, and says what is saved of them.
     pub(crate) fn forget(&self, buckets: &[u32]) {
         let mut saved = self.0.lock().expect("nothing panics with it locked");
@@ -243,15 +251,7 @@ impl KeptState {
     /// The rows that were saved, with the bucket that they are of.
     pub(crate) fn restore(&self, restored: &Restored) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
         self.saved.restore(restored);
-        let mut found = Vec::new();
-        for (&bucket, parts) in &restored.buckets {
-            for part in parts {
-                for (_, bytes) in tables_of(part)? {
-                    found.push((bucket, rows::decode(&self.kept.schema, &bytes)?));
-                }
-            }
-        }
-        Ok(found)
+        self.rows_of(restored.buckets.iter().flat_map(|(&bucket, parts)| parts.iter().map(move |part| (bucket, part))))
     }
 
     /// What is kept now has been restored.
@@ -275,11 +275,15 @@ impl KeptState {
     }
 
     /// What another copy has let go of.
-    pub(crate) fn acquired(&mut self, parts: &[(u32, Bytes)]) -> Result<Vec<RecordBatch>, TaskError> {
+    pub(crate) fn acquired(&self, parts: &[(u32, Bytes)]) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
+        self.rows_of(parts.iter().map(|(bucket, part)| (*bucket, part)))
+    }
+
+    fn rows_of<'a>(&self, parts: impl Iterator<Item = (u32, &'a Bytes)>) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
         let mut found = Vec::new();
-        for (_, part) in parts {
+        for (bucket, part) in parts {
             for (_, bytes) in tables_of(part)? {
-                found.push(rows::decode(&self.kept.schema, &bytes)?);
+                found.push((bucket, rows::decode(&self.kept.schema, &bytes)?));
             }
         }
         Ok(found)
@@ -348,7 +352,7 @@ mod tests {
     /// Numbers lead to their rows however runs were put together, rows are over once, and those that stay stay in order.
     #[test]
     fn rows_are_found_by_number() {
-        let mut kept = Kept::new(rows(0..0).schema(), true);
+        let mut kept = Kept::new(rows(0..0).schema());
         let mut count = 0;
         for length in [1, 5, 2, 2, 100, 3, 1, 1, 40] {
             let more = count..count + length;

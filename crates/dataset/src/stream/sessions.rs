@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, TimestampMicrosecondArray, UInt32Array};
-use arrow::compute::{concat_batches, filter_record_batch, take, take_record_batch};
+use arrow::compute::{concat_batches, filter_record_batch, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
 use bytes::Bytes;
 use datafusion::error::Result;
@@ -26,6 +26,7 @@ use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::aggregate::{Held, buckets, check_schema, fired_of, shared};
 use super::groups::{Aggregation, accumulators, batch};
+use super::kept;
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
 
@@ -361,17 +362,5 @@ impl Operator for SecondHalf {
 
 /// Sessions of the buckets that are wanted, by bucket, as bytes.
 fn by_bucket(sessions: &RecordBatch, keys: usize, wanted: impl Fn(u32) -> bool) -> Result<Vec<(u32, Bytes)>> {
-    let of = buckets(sessions, BEFORE, keys)?;
-    let mut order: Vec<u32> = (0..sessions.num_rows() as u32).filter(|&row| wanted(of[row as usize])).collect();
-    order.sort_by_key(|&row| of[row as usize]);
-    let sorted = take_record_batch(sessions, &UInt32Array::from(order.clone()))?;
-    let mut parts = Vec::new();
-    let mut from = 0;
-    while from < order.len() {
-        let bucket = of[order[from] as usize];
-        let to = from + order[from..].partition_point(|&row| of[row as usize] == bucket);
-        parts.push((bucket, rows::encode(&sorted.slice(from, to - from))?));
-        from = to;
-    }
-    Ok(parts)
+    kept::by_bucket(sessions, &buckets(sessions, BEFORE, keys)?, wanted)
 }

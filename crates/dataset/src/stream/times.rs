@@ -207,12 +207,16 @@ impl Until {
         for (expr, more) in &self.0 {
             let times: ArrayRef = expr.evaluate(batch)?.into_array(batch.num_rows())?;
             let times = micros(&times)?;
-            for (row, until) in until.iter_mut().enumerate() {
-                let time = if times.is_null(row) { Micros::MIN } else { times.value(row).saturating_add(*more) };
-                *until = time.min(*until);
-            }
+            lower(&mut until, &times, *more);
         }
         Ok(until)
+    }
+}
+
+/// Nothing is kept for longer than until its time, and so much more; what has none, not at all.
+fn lower(until: &mut [Micros], times: &TimestampMicrosecondArray, more: Micros) {
+    for (until, time) in until.iter_mut().zip(times) {
+        *until = time.map_or(Micros::MIN, |time| time.saturating_add(more)).min(*until);
     }
 }
 
@@ -220,11 +224,7 @@ impl Until {
 pub(crate) fn until_of(times: &[TimeOf], rows: &RecordBatch) -> Result<Vec<Micros>> {
     let mut until = vec![Micros::MAX; rows.num_rows()];
     for of in times {
-        let times = of.place.values(rows)?;
-        for (row, until) in until.iter_mut().enumerate() {
-            let time = if times.is_null(row) { Micros::MIN } else { times.value(row).saturating_add(of.behind) };
-            *until = time.min(*until);
-        }
+        lower(&mut until, &of.place.values(rows)?, of.behind);
     }
     Ok(until)
 }

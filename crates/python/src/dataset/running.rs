@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tidemill_dataflow::rebalance::Rebalancing;
+use tidemill_dataflow::rebalance::{Moved, Rebalancing};
 use tidemill_dataflow::{Progress, RouteMap};
 
 /// Handed to the `watch` of `write_stream`. What is asked for is passed on when the function has returned.
@@ -20,8 +20,17 @@ pub struct NativeRunning {
 
 struct Outcome {
     task: String,
+    /// `None`: it was for no owners at all, and asked of nobody.
     rebalancing: Option<Rebalancing>,
-    told: Option<Result<tidemill_dataflow::rebalance::Moved, String>>,
+}
+
+impl Outcome {
+    fn told(&mut self) -> Option<Result<Moved, String>> {
+        match &mut self.rebalancing {
+            Some(rebalancing) => rebalancing.outcome(),
+            None => Some(Err("a map has an owner for each bucket".into())),
+        }
+    }
 }
 
 /// A task, why its buckets cannot move, and what has come of their moving.
@@ -48,8 +57,8 @@ impl NativeRunning {
 
     /// What has come of the requests, in their order: `None` while one is under way, an error's text, or what has moved.
     fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Told<'py>>> {
-        let outcome = |outcome: &Outcome| {
-            let moved = |moved: &tidemill_dataflow::rebalance::Moved| {
+        let outcome = |outcome: &mut Outcome| {
+            let moved = |moved: Moved| {
                 let dict = PyDict::new(py);
                 dict.set_item("epoch", moved.epoch)?;
                 dict.set_item("buckets", moved.buckets)?;
@@ -57,13 +66,13 @@ impl NativeRunning {
                 dict.set_item("waited_s", moved.waited.as_secs_f64())?;
                 Ok::<_, PyErr>(dict)
             };
-            Ok(match &outcome.told {
+            Ok(match outcome.told() {
                 None => (outcome.task.clone(), None, None),
-                Some(Err(reason)) => (outcome.task.clone(), Some(reason.clone()), None),
+                Some(Err(reason)) => (outcome.task.clone(), Some(reason), None),
                 Some(Ok(done)) => (outcome.task.clone(), None, Some(moved(done)?)),
             })
         };
-        self.outcomes.lock().iter().map(outcome).collect()
+        self.outcomes.lock().iter_mut().map(outcome).collect()
     }
 }
 
@@ -71,22 +80,14 @@ impl NativeRunning {
     /// Learns what is new of the run.
     pub fn look(&self, run: &Progress) {
         *self.routes.lock() = run.routes();
-        for outcome in self.outcomes.lock().iter_mut().filter(|outcome| outcome.told.is_none()) {
-            outcome.told = outcome.rebalancing.as_mut().and_then(Rebalancing::outcome);
-        }
     }
 
     /// Passes on what was asked for.
     pub fn pass_on(&self, run: &Progress) {
         for (task, owners) in std::mem::take(&mut *self.asked.lock()) {
-            // A map without buckets has no owner to be wrong: it is refused for their number.
             let version = run.route(&task).map_or(1, |route| route.version() + 1);
-            let mut outcome = Outcome { task: task.clone(), rebalancing: None, told: None };
-            match owners.is_empty() {
-                true => outcome.told = Some(Err("a map has an owner for each bucket".into())),
-                false => outcome.rebalancing = Some(run.rebalance(&task, RouteMap::new(version, owners))),
-            }
-            self.outcomes.lock().push(outcome);
+            let asked = (!owners.is_empty()).then(|| run.rebalance(&task, RouteMap::new(version, owners)));
+            self.outcomes.lock().push(Outcome { task, rebalancing: asked });
         }
     }
 }

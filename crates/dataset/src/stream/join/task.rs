@@ -46,7 +46,7 @@ struct Half {
 
 impl Half {
     fn new(join: &StreamJoin, side: Side) -> Self {
-        let kept = Kept::new(Arc::clone(&join.sides[side].schema), !join.until[side].0.is_empty());
+        let kept = Kept::new(Arc::clone(&join.sides[side].schema));
         let (newest, before, met, news) = Default::default();
         Half { kept, newest, before, met, saved: 0, news, over: false }
     }
@@ -59,19 +59,23 @@ impl Half {
         keys: &[usize],
         met: Option<&[bool]>,
     ) -> Result<(), TaskError> {
-        let first = self.kept.count();
         self.kept.add(rows, until)?;
-        for (number, &key) in (first..).zip(keys) {
-            if self.newest.len() <= key {
-                self.newest.resize(key + 1, 0);
-            }
-            self.before.push(self.newest[key]);
-            self.newest[key] = number + 1;
-        }
+        self.chain(keys);
         if let Some(met) = met {
             self.met.extend_from_slice(met);
         }
         Ok(())
+    }
+
+    /// Chains the rows behind those that are chained already, whose keys have these numbers.
+    fn chain(&mut self, keys: &[usize]) {
+        for &key in keys {
+            if self.newest.len() <= key {
+                self.newest.resize(key + 1, 0);
+            }
+            self.before.push(self.newest[key]);
+            self.newest[key] = self.before.len() as u32;
+        }
     }
 
     /// The newest row of a key, more by one.
@@ -209,9 +213,9 @@ impl JoinTask {
     }
 
     fn until(&self, side: Side, rows: &RecordBatch) -> Result<Vec<Micros>> {
-        match self.halves[side].kept.is_bounded() {
-            true => self.join.until[side].of(rows),
-            false => Ok(Vec::new()),
+        match self.join.until[side].0.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.join.until[side].of(rows),
         }
     }
 
@@ -441,14 +445,7 @@ impl JoinTask {
             half.news.clear();
             for rows in self.halves[side].kept.since(0) {
                 let keys = self.intern(side, &rows)?;
-                let half = &mut self.halves[side];
-                for key in keys {
-                    if half.newest.len() <= key {
-                        half.newest.resize(key + 1, 0);
-                    }
-                    half.before.push(half.newest[key]);
-                    half.newest[key] = half.before.len() as u32;
-                }
+                self.halves[side].chain(&keys);
             }
         }
         let rows = self.halves.iter().map(|half| half.kept.count()).fold(0, u32::saturating_add);
