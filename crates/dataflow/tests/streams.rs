@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use arrow::array::{Int64Array, RecordBatch, TimestampMillisecondArray};
 use bytes::Bytes;
-use common::counting::{Numbers, Outside, World, check, events, quiet, run, totals};
+use common::counting::{Numbers, Outside, World, check, events, graph, quiet, run, run_hurried, totals};
 use tidemill_collective::run_ranks;
-use tidemill_dataflow::checkpoint::CheckpointSettings;
+use tidemill_dataflow::checkpoint::{CheckpointSettings, Manifest};
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::placement::RoundRobin;
@@ -47,6 +47,57 @@ fn every_row_counts_once_across_failures() {
         let state = std::fs::read_dir(folder.path().join("epochs")).unwrap().count();
         assert!(state <= 2, "{state} manifests are kept");
     }
+}
+
+/// Bytes that the newest checkpoint has of rows in flight.
+fn in_flight_bytes(folder: &std::path::Path) -> u64 {
+    let Ok(epochs) = std::fs::read_dir(folder.join("epochs")) else { return 0 };
+    let Some(newest) = epochs.map(|epoch| epoch.unwrap().path()).max() else { return 0 };
+    let manifest = Manifest::decode(&std::fs::read(newest).unwrap()).unwrap();
+    let in_flight = manifest.tasks.values().flat_map(|task| task.in_flight.values().flatten());
+    in_flight.map(|(_, entry)| entry.len).sum()
+}
+
+/// Barriers overtake rows that wait for a slow task: those are part of the checkpoint, and of the run that goes on from it,
+/// with as many workers or not, once and in their order.
+#[test]
+fn overtaken_rows_count_once() {
+    let mut in_flight = 0;
+    for (round, unaligned_ms) in [0, 0, 5, 20].into_iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::default();
+        let unaligned_after = Some(Duration::from_millis(unaligned_ms));
+        for (step, workers) in [2, 2, 3, 1, 4, 2].into_iter().enumerate() {
+            let fuse = (step < 5).then(|| Arc::new(AtomicU64::new(120 + 60 * round as u64)));
+            let graph = graph(2000, Duration::from_millis(2), fuse, &world);
+            match run_hurried(workers, folder.path(), &graph, unaligned_after, quiet) {
+                Ok(()) => break,
+                Err(error) => assert!(error.to_string().contains("the fuse has blown"), "{error}"),
+            }
+            in_flight += in_flight_bytes(folder.path());
+        }
+        check(&world, 2000);
+    }
+    assert!(in_flight > 0, "nothing was ever in flight: the test shows nothing");
+}
+
+/// A stop waits for the rows before it, however long they take: what goes on from there may be another program.
+#[test]
+fn nothing_is_in_flight_behind_a_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::default();
+    let slow = graph(2000, Duration::from_millis(2), None, &world);
+    let looks = AtomicU64::new(0);
+    let stop = |progress: &Progress| {
+        if looks.fetch_add(1, Ordering::SeqCst) == 2 {
+            progress.request(Control::Stop);
+        }
+        Ok(())
+    };
+    run_hurried(2, folder.path(), &slow, Some(Duration::ZERO), stop).unwrap();
+    assert_eq!(in_flight_bytes(folder.path()), 0);
+    run(3, folder.path(), 2000, None, &world, quiet).unwrap();
+    check(&world, 2000);
 }
 
 /// A job that is started again after its end has nothing to do, and changes nothing.

@@ -6,6 +6,9 @@
 //! meanwhile stays part of their state, as their changes build on it. The one that stops the job is its last: sources have
 //! ended at it, so if it cannot be made the run fails, and another goes on from the checkpoint before.
 //!
+//! A barrier that has not come through within a time is in a hurry from then on: it overtakes rows. Not one that stops the
+//! job, or moves buckets: behind it nothing is to be in flight.
+//!
 //! A barrier that moves buckets is never given up: some copies would have moved them, others not. The next one waits until
 //! all copies have said that they have. So what the old owner saved of a bucket is known before what the new one saves.
 
@@ -57,6 +60,8 @@ fn refuse(id: u64, reason: String, actions: &mut Vec<Action>) {
 pub(crate) enum Action {
     /// Ask all sources for this barrier.
     Inject(Barrier),
+    /// Have the barrier of this epoch overtake rows.
+    Hurry(u64),
     /// Write this manifest, and tell of it by [`Event::Stored`].
     Store(Box<Manifest>),
     /// Tell everybody that this epoch is durable.
@@ -103,6 +108,7 @@ pub(crate) struct Begin {
 struct Pending {
     barrier: Barrier,
     since: Now,
+    hurried: bool,
     missing: BTreeSet<(u32, u32)>,
     failed: Option<String>,
 }
@@ -118,12 +124,22 @@ struct Moving {
     begun: bool,
 }
 
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// From the beginning of a checkpoint to that of the next; zero makes none but what is asked for, and the last.
+    pub interval: Duration,
+    /// Then a barrier overtakes rows; `None`: never.
+    pub unaligned_after: Option<Duration>,
+    /// Then a checkpoint is given up.
+    pub timeout: Duration,
+}
+
 /// See the module.
 pub(crate) struct Coordinator {
     job: String,
     claim: u64,
-    interval: Duration,
-    timeout: Duration,
+    pace: Pace,
     members: Vec<Member>,
     states: Vec<TaskState>,
     running: BTreeSet<(u32, u32)>,
@@ -143,22 +159,21 @@ pub(crate) struct Coordinator {
 
 impl Coordinator {
     /// For the tasks of a flow, in the flow's order.
-    pub(crate) fn new(job: &str, members: Vec<Member>, interval: Duration, timeout: Duration, begin: &Begin) -> Self {
+    pub(crate) fn new(job: &str, members: Vec<Member>, pace: Pace, begin: &Begin) -> Self {
         let from = begin.from.as_deref();
         let state = |member: &Member| {
             let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
             // Splits are dealt anew, so copies save all of theirs; who has ended says so again.
-            let (ended, splits, shared) = Default::default();
+            let (ended, splits, shared, in_flight) = Default::default();
             let route = from.and_then(|from| member.route_in(from)).as_deref().cloned();
             let route = route.filter(|route| old.route.as_ref() == Some(route));
-            TaskState { copies: member.copies, route, ended, splits, shared, ..old }
+            TaskState { copies: member.copies, route, ended, splits, shared, in_flight, ..old }
         };
         let copies = |(task, member): (usize, &Member)| (0..member.copies).map(move |copy| (task as u32, copy));
         Coordinator {
             job: job.to_owned(),
             claim: begin.claim,
-            interval,
-            timeout,
+            pace,
             states: members.iter().map(state).collect(),
             running: members.iter().enumerate().flat_map(copies).collect(),
             members,
@@ -190,6 +205,7 @@ impl Coordinator {
             Event::Stored { epoch, result } => self.stored(epoch, result, &mut actions),
         }
         self.give_up_late(now, &mut actions);
+        self.hurry_late(now, &mut actions);
         self.complete(at_ms, &mut actions);
         self.begin(now, &mut actions);
         actions
@@ -277,7 +293,7 @@ impl Coordinator {
 
     fn give_up_late(&mut self, now: Now, actions: &mut Vec<Action>) {
         let late = |pending: &mut Pending| {
-            pending.barrier.control == Control::Checkpoint && now.saturating_sub(pending.since) > self.timeout
+            pending.barrier.control == Control::Checkpoint && now.saturating_sub(pending.since) > self.pace.timeout
         };
         let Some(pending) = self.pending.take_if(late) else { return };
         let who = |(task, copy): &(u32, u32)| format!("\"{}\" (copy {copy})", self.members[*task as usize].name);
@@ -287,9 +303,17 @@ impl Coordinator {
         actions.push(Action::Warn(format!(
             "checkpoint {} was given up after {:.0?}: {}{more} had not saved",
             pending.barrier.epoch,
-            self.timeout,
+            self.pace.timeout,
             missing.join(", "),
         )));
+    }
+
+    fn hurry_late(&mut self, now: Now, actions: &mut Vec<Action>) {
+        let (Some(pending), Some(after)) = (&mut self.pending, self.pace.unaligned_after) else { return };
+        let late = pending.barrier.control == Control::Checkpoint && now.saturating_sub(pending.since) >= after;
+        if late && !std::mem::replace(&mut pending.hurried, true) {
+            actions.push(Action::Hurry(pending.barrier.epoch));
+        }
     }
 
     fn complete(&mut self, at_ms: u64, actions: &mut Vec<Action>) {
@@ -396,7 +420,7 @@ impl Coordinator {
         if self.pending.is_some() || self.storing.is_some() || self.moving.is_some() {
             return;
         }
-        let due = !self.interval.is_zero() && now.saturating_sub(self.begun) >= self.interval;
+        let due = !self.pace.interval.is_zero() && now.saturating_sub(self.begun) >= self.pace.interval;
         let (id, control) = loop {
             if self.requests.is_empty() {
                 if !due {
@@ -418,8 +442,10 @@ impl Coordinator {
             self.moving = Some(self.begin_moving(id, rebalance));
         }
         let barrier = Barrier { epoch: self.epoch, control };
-        self.pending =
-            Some(Pending { barrier: barrier.clone(), since: now, missing: self.running.clone(), failed: None });
+        let missing = self.running.clone();
+        self.pending = Some(Pending { barrier: barrier.clone(), since: now, hurried: false, missing, failed: None });
         actions.push(Action::Inject(barrier));
+        // Where no time is given to it, it need not wait for the next look at the clock.
+        self.hurry_late(now, actions);
     }
 }

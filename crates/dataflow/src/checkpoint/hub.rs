@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use arrow::array::RecordBatch;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::coordinator::{Action, Coordinator, Event, Member, StoreFailure};
+use super::coordinator::{Action, Coordinator, Event, Member, Pace, StoreFailure};
+use super::in_flight;
 use super::manifest::{Entry, Key, Manifest, Report, Said};
 use super::news::News;
 use super::store::{CheckpointStore, StoreError};
@@ -21,7 +23,7 @@ use crate::link::Links;
 use crate::rebalance::{Answer, Moved, Moves, Rebalance, Tenure};
 use crate::route_map::RouteMap;
 use crate::run::Resume;
-use crate::stream::{Barrier, Control};
+use crate::stream::{Barrier, Control, Hurry};
 use crate::wire::{Frame, Header, Kind, Received};
 
 /// Between two looks of the coordinator at the clock.
@@ -86,6 +88,7 @@ impl Hub {
         frame.verify().map_err(|error| error.to_string())?;
         match (frame.header.kind, &self.events) {
             (Kind::Inject, None) => self.inject(Barrier::decode(&frame.body())?),
+            (Kind::Hurry, None) => self.news.hurry(frame.header.rows),
             (Kind::Durable, None) => self.news.durable(frame.header.rows),
             // The coordinator has ended with the run.
             (Kind::Saved, Some(events)) => {
@@ -146,7 +149,13 @@ impl Hub {
         }
     }
 
-    fn to_others(&self, frame: impl Fn() -> Frame) {
+    /// Tells the other workers something of an epoch.
+    fn to_others(&self, kind: Kind, epoch: u64) {
+        let header = Header { rows: epoch, ..Header::new(kind, self.links.run) };
+        self.send_others(|| Frame::bare(&header));
+    }
+
+    fn send_others(&self, frame: impl Fn() -> Frame) {
         self.links.others().for_each(|worker| self.links.enqueue(worker, frame()));
         self.links.endpoint().rouse();
     }
@@ -162,8 +171,8 @@ impl Hub {
     ) -> Result<(), String> {
         // The lock goes with the coordinator.
         let Resume { settings, job, members, begin, lock: _lock, .. } = resume;
-        let (interval, timeout) = (settings.interval, settings.timeout);
-        let mut coordinator = Coordinator::new(&job, members, interval, timeout, &begin);
+        let (interval, unaligned_after, timeout) = (settings.interval, settings.unaligned_after, settings.timeout);
+        let mut coordinator = Coordinator::new(&job, members, Pace { interval, unaligned_after, timeout }, &begin);
         let begun = Instant::now();
         // Who is still in here when this ends hears so.
         let mut answers: HashMap<u64, Answer> = HashMap::new();
@@ -185,8 +194,12 @@ impl Hub {
                 match action {
                     Action::Inject(barrier) => {
                         let header = Header::new(Kind::Inject, self.links.run);
-                        self.to_others(|| Frame::new(&header, &[barrier.encode().into()]));
+                        self.send_others(|| Frame::new(&header, &[barrier.encode().into()]));
                         self.inject(barrier);
+                    }
+                    Action::Hurry(epoch) => {
+                        self.to_others(Kind::Hurry, epoch);
+                        self.news.hurry(epoch);
                     }
                     Action::Store(manifest) => {
                         let put = tokio::spawn(Arc::clone(&self).put(*manifest, settings.keep));
@@ -195,8 +208,7 @@ impl Hub {
                         writing.push(put);
                     }
                     Action::Durable(epoch) => {
-                        let header = Header { rows: epoch, ..Header::new(Kind::Durable, self.links.run) };
-                        self.to_others(|| Frame::bare(&header));
+                        self.to_others(Kind::Durable, epoch);
                         self.news.durable(epoch);
                     }
                     Action::Answer { id, outcome } => match (answers.remove(&id), outcome) {
@@ -290,8 +302,13 @@ pub(crate) struct CopyStates {
     /// The writing of the snapshot before: the next one is written, and reported, after it.
     before: Mutex<Option<JoinHandle<()>>>,
     tenure: Mutex<Tenure>,
+    /// Of epochs that have overtaken rows: what was in flight to a port, when all of it is known.
+    overtaken: Mutex<Vec<(u64, u32, InFlight)>>,
     ended: AtomicBool,
 }
+
+/// Rows that are being recorded.
+pub(crate) type InFlight = oneshot::Receiver<Vec<RecordBatch>>;
 
 impl CopyStates {
     pub(crate) fn new(hub: &Arc<Hub>, (task, copy): (u32, u32), restored: Option<Restored>) -> Self {
@@ -304,6 +321,7 @@ impl CopyStates {
             chain: Arc::default(),
             before: Mutex::default(),
             tenure: Mutex::default(),
+            overtaken: Mutex::default(),
             ended: AtomicBool::new(false),
         }
     }
@@ -316,6 +334,16 @@ impl CopyStates {
     /// The barriers that sources are asked for.
     pub(crate) fn barriers(&self) -> watch::Receiver<Option<Barrier>> {
         self.hub.news.barriers()
+    }
+
+    /// The barriers that are in a hurry.
+    pub(crate) fn hurry(&self) -> Hurry {
+        Hurry::new(self.hub.news.hurries())
+    }
+
+    /// The barrier of `epoch` has overtaken rows on their way to `port`: they belong to the next [`CopyStates::save`].
+    pub(crate) fn overtaken(&self, epoch: u64, port: u32, rows: InFlight) {
+        self.overtaken.lock().push((epoch, port, rows));
     }
 
     /// The epochs that are durable.
@@ -336,6 +364,9 @@ impl CopyStates {
         let file = state_file(&hub.run, epoch, (task, copy), "");
         self.last.store(epoch, Ordering::SeqCst);
         let tenure = self.tenure.lock().at_snapshot();
+        // Of one that was given up there may be some, where another port has not seen it.
+        let overtaken = std::mem::take(&mut *self.overtaken.lock()).into_iter();
+        let overtaken = overtaken.filter(|(of, ..)| *of == epoch).map(|(_, port, rows)| (port, rows)).collect();
         let mut before = self.before.lock();
         let earlier = before.take();
         *before = Some(tokio::spawn(async move {
@@ -344,7 +375,9 @@ impl CopyStates {
                 let _ = earlier.await;
             }
             let put = match chain.holds(whole) {
-                true => hub.put_state(file, snapshot, (whole, tenure)).await.map_err(|error| error.to_string()),
+                true => {
+                    hub.put_state(file, snapshot, (whole, tenure), overtaken).await.map_err(|error| error.to_string())
+                }
                 false => Err("the snapshot before it, which it builds on, could not be written".into()),
             };
             chain.wrote(whole, put.is_ok());
@@ -377,7 +410,7 @@ impl CopyStates {
         }
         let file = state_file(&self.hub.run, self.last.load(Ordering::SeqCst) + 1, (self.task, self.copy), "-end");
         let tenure = self.tenure.lock().clone();
-        let parts = self.hub.put_state(file, snapshot, (false, tenure)).await?;
+        let parts = self.hub.put_state(file, snapshot, (false, tenure), Vec::new()).await?;
         self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts } });
         Ok(())
     }
@@ -406,12 +439,22 @@ impl Hub {
         file: String,
         mut snapshot: Snapshot,
         (whole, tenure): (bool, Tenure),
+        overtaken: Vec<(u32, InFlight)>,
     ) -> Result<Vec<(Key, Entry)>, TaskError> {
         if let Some(Later(make)) = snapshot.later.take() {
             snapshot.buckets.extend(tokio::task::spawn_blocking(make).await??);
         }
         tenure.settle(whole, &mut snapshot.buckets);
-        Ok(self.store.put_state(file, parts(snapshot)).await?)
+        let mut parts = parts(snapshot);
+        for (port, rows) in overtaken {
+            // Given up with the epoch, or nobody wants rows any more.
+            let Ok(rows) = rows.await else { continue };
+            if !rows.is_empty() {
+                let bytes = tokio::task::spawn_blocking(move || in_flight::encode(&rows)).await??;
+                parts.push((Key::InFlight(port), bytes, true));
+            }
+        }
+        Ok(self.store.put_state(file, parts).await?)
     }
 }
 
@@ -455,6 +498,16 @@ pub(crate) async fn restore(
             (name, wanted.len() - 1)
         })
         .collect();
+    // Of other copies each looks which of all rows are its own.
+    restored.dealt_anew = state.copies != copies;
+    let flying = state.in_flight.iter().filter(|(of, _)| restored.dealt_anew || **of == copy);
+    let flying = flying.flat_map(|(of, ports)| ports.iter().map(move |(port, entry)| ((*of, *port), entry)));
+    let flying: Vec<((u32, u32), usize)> = flying
+        .map(|(id, entry)| {
+            wanted.push(entry);
+            (id, wanted.len() - 1)
+        })
+        .collect();
     let shared = wanted.len()..wanted.len() + state.shared.values().map(Vec::len).sum::<usize>();
     wanted.extend(state.shared.values().flatten().map(|(_, entry)| entry));
     let parts = store.parts(&wanted).await?;
@@ -467,6 +520,7 @@ pub(crate) async fn restore(
     let then = state.route.as_ref().unwrap_or(if state.copies == copies { route } else { &even });
     restored.owners = buckets.iter().map(|(bucket, _)| (*bucket, then.copy(*bucket))).collect();
     restored.buckets = buckets.into_iter().map(|(bucket, range)| (bucket, parts[range].to_vec())).collect();
+    restored.in_flight = flying.into_iter().map(|(id, at)| (id, parts[at].clone())).collect();
     restored.splits = splits.into_iter().map(|(name, at)| (name.clone(), parts[at].clone())).collect();
     Ok(restored)
 }

@@ -22,6 +22,8 @@ pub enum Key {
     Split(String),
     /// What all copies are to know.
     Shared(String),
+    /// Rows that were in flight to an input port.
+    InFlight(u32),
 }
 
 /// Where one part lies.
@@ -55,6 +57,9 @@ pub struct TaskState {
     pub splits: BTreeMap<u32, Vec<(String, Entry)>>,
     /// By copy.
     pub shared: BTreeMap<u32, Vec<(String, Entry)>>,
+    /// By copy, with the port: rows that the barrier has overtaken.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub in_flight: BTreeMap<u32, Vec<(u32, Entry)>>,
 }
 
 /// See the module.
@@ -133,14 +138,16 @@ impl Manifest {
 impl TaskState {
     fn entries(&self) -> impl Iterator<Item = &Entry> {
         let named = self.splits.values().chain(self.shared.values()).flatten().map(|(_, entry)| entry);
-        self.buckets.values().flatten().chain(named)
+        let in_flight = self.in_flight.values().flatten().map(|(_, entry)| entry);
+        self.buckets.values().flatten().chain(named).chain(in_flight)
     }
 
     /// A copy has saved these parts.
     pub(crate) fn apply(&mut self, copy: u32, parts: Vec<(Key, Entry)>) {
-        let (mut splits, mut shared) = (Vec::new(), Vec::new());
+        let (mut splits, mut shared, mut in_flight) = (Vec::new(), Vec::new(), Vec::new());
         for (key, entry) in parts {
             match key {
+                Key::InFlight(port) => in_flight.push((port, entry)),
                 Key::Split(name) => splits.push((name, entry)),
                 Key::Shared(name) => shared.push((name, entry)),
                 Key::Bucket(bucket) if entry.whole && entry.len == 0 => {
@@ -155,13 +162,17 @@ impl TaskState {
                 }
             }
         }
-        for (all, mine) in [(&mut self.splits, splits), (&mut self.shared, shared)] {
-            if mine.is_empty() {
-                all.remove(&copy);
-            } else {
-                all.insert(copy, mine);
-            }
-        }
+        put(&mut self.splits, copy, splits);
+        put(&mut self.shared, copy, shared);
+        put(&mut self.in_flight, copy, in_flight);
+    }
+}
+
+fn put<T>(all: &mut BTreeMap<u32, Vec<T>>, copy: u32, mine: Vec<T>) {
+    if mine.is_empty() {
+        all.remove(&copy);
+    } else {
+        all.insert(copy, mine);
     }
 }
 

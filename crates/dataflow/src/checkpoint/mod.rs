@@ -5,13 +5,15 @@
 //! | [`coordinator`] | when a barrier goes out, when its checkpoint is whole: decisions without I/O |
 //! | [`manifest`]  | what a checkpoint consists of                                                  |
 //! | [`rows`]      | rows as bytes                                                                  |
+//! | `in_flight`   | rows that a barrier has overtaken, as bytes and back                           |
 //! | [`store`]     | where it lies: a folder, or any object store                                   |
 //! | [`hub`]       | a worker's part: barriers for sources, snapshots of copies, news for sinks     |
 //! | `news`        | what a worker has heard from the coordinator                                   |
 //! | `simulation`  | all of it from one seed, with failures anywhere; for tests                     |
 //!
 //! A checkpoint's way: worker 0's coordinator *injects* a barrier; every source saves where it stands and sends the barrier
-//! behind what it has sent; every task *aligns* its inputs on it, saves what it keeps and sends it on. Copies write their
+//! behind what it has sent; every task *aligns* its inputs on it, saves what it keeps and sends it on. One that takes too long
+//! is *hurried*: it overtakes rows, which are saved as *in flight*. Copies write their
 //! snapshots to the store themselves, in the background, and *report* what they wrote. When all have, the coordinator writes
 //! the manifest, which makes the checkpoint be there, and tells everybody that it is *durable*: sinks then commit.
 //!
@@ -21,6 +23,7 @@
 
 pub mod coordinator;
 pub mod hub;
+pub(crate) mod in_flight;
 pub mod manifest;
 mod news;
 pub mod rows;
@@ -41,6 +44,7 @@ pub use store::{CheckpointStore, StoreError};
 use crate::error::TaskError;
 
 pub(crate) use hub::{CopyStates, Heard, Hub};
+pub(crate) use in_flight::{Dealing, Replay};
 
 /// How a job makes checkpoints.
 #[derive(Clone, Debug)]
@@ -49,6 +53,9 @@ pub struct CheckpointSettings {
     pub store: CheckpointStore,
     /// From the beginning of one to the beginning of the next; zero makes none but the last, when sources end.
     pub interval: Duration,
+    /// A barrier that takes longer to come through overtakes the rows that hold it up, which become part of the checkpoint;
+    /// `None`: it waits.
+    pub unaligned_after: Option<Duration>,
     /// A checkpoint that takes longer is given up, and the next one begins.
     pub timeout: Duration,
     /// How many are kept.
@@ -56,9 +63,11 @@ pub struct CheckpointSettings {
 }
 
 impl CheckpointSettings {
-    /// In `store`, every ten seconds, given up after ten minutes; the last three are kept.
+    /// In `store`, every ten seconds, unaligned after ten more, given up after ten minutes; the last three are kept.
     pub fn new(store: CheckpointStore) -> Self {
-        CheckpointSettings { store, interval: Duration::from_secs(10), timeout: Duration::from_secs(600), keep: 3 }
+        let unaligned_after = Some(Duration::from_secs(10));
+        let timeout = Duration::from_secs(600);
+        CheckpointSettings { store, interval: Duration::from_secs(10), unaligned_after, timeout, keep: 3 }
     }
 
     /// In a folder of this machine, or one that all workers share.
@@ -121,6 +130,10 @@ pub struct Restored {
     pub(crate) shared_by: BTreeMap<u32, BTreeMap<String, Bytes>>,
     /// Which of these owned each of `buckets`.
     pub(crate) owners: BTreeMap<u32, u32>,
+    /// Rows that were in flight to a copy, as they were numbered then, and one of its ports.
+    pub(crate) in_flight: Vec<((u32, u32), Bytes)>,
+    /// They are to be dealt anew: there were not as many copies.
+    pub(crate) dealt_anew: bool,
 }
 
 impl Restored {

@@ -9,13 +9,15 @@ use crate::stream::Barrier;
 pub(crate) struct News {
     /// The last barrier that sources were asked for.
     barrier: watch::Sender<Option<Barrier>>,
+    /// The last epoch whose barrier is in a hurry.
+    hurry: watch::Sender<u64>,
     /// The last epoch that is durable.
     durable: watch::Sender<u64>,
 }
 
 impl Default for News {
     fn default() -> Self {
-        News { barrier: watch::Sender::new(None), durable: watch::Sender::new(0) }
+        News { barrier: watch::Sender::new(None), hurry: watch::Sender::new(0), durable: watch::Sender::new(0) }
     }
 }
 
@@ -38,11 +40,17 @@ impl News {
 
     /// An epoch is durable.
     pub(crate) fn durable(&self, epoch: u64) {
-        self.durable.send_if_modified(|last| {
-            let newer = *last < epoch;
-            *last = epoch.max(*last);
-            newer
-        });
+        raise(&self.durable, epoch);
+    }
+
+    /// A barrier is to overtake rows.
+    pub(crate) fn hurry(&self, epoch: u64) {
+        raise(&self.hurry, epoch);
+    }
+
+    /// The epochs whose barriers are to.
+    pub(crate) fn hurries(&self) -> watch::Receiver<u64> {
+        self.hurry.subscribe()
     }
 
     /// The barriers that sources are asked for. Who begins to listen late hears the last one: it may be awaited.
@@ -62,6 +70,14 @@ impl News {
         }
         epochs
     }
+}
+
+fn raise(last: &watch::Sender<u64>, epoch: u64) {
+    last.send_if_modified(|last| {
+        let newer = *last < epoch;
+        *last = epoch.max(*last);
+        newer
+    });
 }
 
 #[cfg(test)]

@@ -287,7 +287,7 @@ impl Edge {
                 frame.verify().map_err(|error| error.to_string())?;
                 inlet.push(number, Packet::Mark { mark: Mark::of_frame(&frame)?, blocks: header.seq });
             }
-            Kind::Progress | Kind::Inject | Kind::Saved | Kind::Durable | Kind::Abort | Kind::Finish => {
+            Kind::Progress | Kind::Inject | Kind::Hurry | Kind::Saved | Kind::Durable | Kind::Abort | Kind::Finish => {
                 return Err(format!("worker {from} sent a {:?} frame here", header.kind));
             }
         }

@@ -9,7 +9,7 @@ use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 
 use crate::link::Guard;
-use crate::stream::{EventTime, Mark};
+use crate::stream::{Barrier, EventTime, Mark};
 use crate::wire::Received;
 
 /// What a stream brings.
@@ -22,6 +22,16 @@ pub(crate) enum Packet {
     Mark { mark: Mark, blocks: u64 },
     /// The stream is over; so many blocks and rows were sent.
     End { blocks: u64, rows: u64 },
+}
+
+impl Packet {
+    /// What holds its credit.
+    pub(crate) fn guard(&self) -> Option<Arc<Guard>> {
+        match self {
+            Packet::Batch(_, guard) | Packet::Block(_, guard) => Some(Arc::clone(guard)),
+            Packet::Mark { .. } | Packet::End { .. } => None,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -46,6 +56,8 @@ struct State {
     closed: bool,
     queued_bytes: u64,
     peak_bytes: u64,
+    /// The newest barrier that any stream has brought, taken or not.
+    barrier: Option<Barrier>,
     /// The time that has been taken from here, and the stream that holds it back.
     time: Option<EventTime>,
     slowest: Option<u32>,
@@ -86,6 +98,11 @@ impl Inlet {
         if let Packet::Batch(_, guard) | Packet::Block(_, guard) = &packet {
             state.queued_bytes += guard.bytes();
             state.peak_bytes = state.peak_bytes.max(state.queued_bytes);
+        }
+        if let Packet::Mark { mark: Mark::Barrier(barrier), .. } = &packet
+            && state.barrier.as_ref().is_none_or(|newest| newest.epoch < barrier.epoch)
+        {
+            state.barrier = Some(barrier.clone());
         }
         state.streams[stream as usize].packets.push_back(packet);
         let waker = if state.by_stream {
@@ -181,6 +198,11 @@ impl Inlet {
         let dropped = std::mem::take(&mut queue.packets);
         drop(state);
         drop(dropped);
+    }
+
+    /// The newest barrier that any stream has brought, if it is of `epoch`.
+    pub(crate) fn barrier(&self, epoch: u64) -> Option<Barrier> {
+        self.0.lock().barrier.clone().filter(|barrier| barrier.epoch == epoch)
     }
 
     /// Whether nothing more of a stream is taken.

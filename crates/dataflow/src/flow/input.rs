@@ -1,5 +1,6 @@
 //! A copy's input ports: where batches come out, checked, decoded and counted.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,14 +8,17 @@ use std::task::{Context, Poll};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use tokio::sync::oneshot;
 
 use super::edge::Edge;
 use super::inlet::{Inlet, Packet};
-use crate::error::DataflowError;
+use crate::checkpoint::{CopyStates, Replay};
+use crate::error::{DataflowError, TaskError};
+use crate::link::Guard;
 use crate::metrics;
 use crate::rebalance::Handover;
 use crate::run::{CancelToken, block_on};
-use crate::stream::{Confluence, Gate, Mark};
+use crate::stream::{Confluence, Control, Gate, Hurry, Mark, Recording, Seen};
 use crate::wire::Decoder;
 
 /// What a stream of batches consists of.
@@ -34,6 +38,16 @@ impl Item {
             Item::Batch(batch) => Some(batch),
             Item::Mark(_) => None,
         }
+    }
+}
+
+/// What a recording is told of what a stream brings.
+fn seen(item: Option<&Item>) -> Seen<RecordBatch> {
+    match item {
+        Some(Item::Batch(rows)) => Seen::Rows(rows.clone()),
+        Some(Item::Mark(Mark::Barrier(barrier))) => Seen::Barrier(barrier.epoch),
+        Some(Item::Mark(_)) => Seen::Other,
+        None => Seen::End,
     }
 }
 
@@ -125,6 +139,25 @@ impl StreamEnd {
     }
 }
 
+/// A port's part in checkpoints whose barriers overtake rows.
+struct Overtaking {
+    hurry: Hurry,
+    port: u32,
+    states: Arc<CopyStates>,
+    /// What is in flight, until all of it is known; and who waits for it.
+    recording: Option<(Recording<RecordBatch>, oneshot::Sender<Vec<RecordBatch>>)>,
+}
+
+/// What was taken before its time: of which stream, and what it brings. Its credit stays with it.
+struct Ahead {
+    stream: u32,
+    item: Option<Item>,
+    _guard: Option<Arc<Guard>>,
+}
+
+/// As a stream's number: rows that were in flight when the run began.
+const FROM_BEFORE: u32 = u32::MAX;
+
 /// An input port of a copy.
 pub struct Input {
     inlet: Arc<Inlet>,
@@ -134,12 +167,29 @@ pub struct Input {
     cancel: CancelToken,
     /// `None` for a task that does not know them.
     marks: Option<Confluence>,
+    /// `None` where barriers overtake nothing.
+    overtaking: Option<Box<Overtaking>>,
+    /// Comes before all else: what was in flight when the run began, and then what was taken before its time.
+    replay: Option<Replay>,
+    ahead: VecDeque<Ahead>,
 }
 
 impl Input {
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
         let marks = streaming.then(Confluence::default);
-        Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks }
+        let (overtaking, replay, ahead) = Default::default();
+        Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks, overtaking, replay, ahead }
+    }
+
+    /// Lets barriers overtake the rows that come here: input port `port` of a copy that `states` are of.
+    pub(crate) fn let_overtake(&mut self, port: u32, states: &Arc<CopyStates>) {
+        let (hurry, states) = (states.hurry(), Arc::clone(states));
+        self.overtaking = Some(Box::new(Overtaking { hurry, port, states, recording: None }));
+    }
+
+    /// Has rows taken before all others: they were in flight when the job was cut off.
+    pub(crate) fn begin_with(&mut self, replay: Option<Replay>) {
+        self.replay = replay;
     }
 
     /// Adds the streams of an edge that leads here; all of its source copies are numbered, only some may send.
@@ -216,12 +266,16 @@ impl Input {
 
     /// Whether [`Input::recv`] would wait.
     pub fn is_idle(&self) -> bool {
-        self.open > 0 && self.inlet.is_empty()
+        self.open > 0 && !self.has_ahead() && self.inlet.is_empty()
     }
 
     /// Whether every stream has ended.
     pub fn is_over(&self) -> bool {
-        self.open == 0
+        self.open == 0 && !self.has_ahead()
+    }
+
+    fn has_ahead(&self) -> bool {
+        self.replay.is_some() || !self.ahead.is_empty()
     }
 
     /// What comes next on any stream: an item, marks as each stream brought them, or that it has ended. For who knows what his
@@ -244,23 +298,91 @@ impl Input {
 
     /// [`Input::recv_from`] for who polls by hand.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, Item)>, DataflowError>> {
+        if let Some(replay) = self.replay.take() {
+            self.replay(replay)?;
+        }
         loop {
+            self.overtake();
+            self.record(context)?;
             if let Some(mark) = self.marks.as_mut().and_then(Confluence::next) {
-                if let Mark::Watermark(time) = mark {
-                    self.inlet.note_time(Some(time), self.held_back_by());
+                match &mark {
+                    Mark::Watermark(time) => self.inlet.note_time(Some(*time), self.held_back_by()),
+                    Mark::Barrier(barrier) => self.overtaking.iter().for_each(|of| of.hurry.pass(barrier.epoch)),
+                    Mark::Idle => {}
                 }
                 return Poll::Ready(Ok(Some((0, Item::Mark(mark)))));
             }
-            if self.open == 0 {
-                return Poll::Ready(Ok(None));
-            }
-            let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else { return Poll::Pending };
-            match self.unpack(stream, packet)? {
+            let (stream, item) = match self.ahead.pop_front() {
+                Some(Ahead { stream, item, .. }) => (stream, item),
+                None if self.open == 0 => return Poll::Ready(Ok(None)),
+                None => match self.inlet.poll_take(None, context) {
+                    Poll::Ready((stream, packet)) => (stream, self.unpack(stream, packet)?),
+                    Poll::Pending => {
+                        // A barrier may have come into a hurry since it was looked for; else it wakes this copy.
+                        if self.overtaking.as_ref().is_some_and(|of| of.hurry.poll(context).is_ready())
+                            && self.overtake()
+                        {
+                            continue;
+                        }
+                        return Poll::Pending;
+                    }
+                },
+            };
+            match item {
                 Some(Item::Mark(mark)) => self.mark(stream, mark)?,
                 Some(item) => return Poll::Ready(Ok(Some((stream, item)))),
                 None => self.stream_over(stream),
             }
         }
+    }
+
+    /// Brings what was in flight when the run began before all else.
+    fn replay(&mut self, replay: Replay) -> Result<(), DataflowError> {
+        let Some(StreamEnd { edge, .. }) = self.streams.first() else { return Ok(()) };
+        let wrong = |error: TaskError| DataflowError::Edge { edge: edge.name.clone(), reason: error.to_string() };
+        let rows = replay.rows(&edge.schema).map_err(wrong)?;
+        let first = |rows| Ahead { stream: FROM_BEFORE, item: Some(Item::Batch(rows)), _guard: None };
+        self.ahead.extend(rows.into_iter().map(first));
+        Ok(())
+    }
+
+    /// Lets a barrier that is in a hurry pass, once any stream has brought it, and begins to record the rows that it overtakes.
+    /// Returns whether there is one.
+    fn overtake(&mut self) -> bool {
+        let (Some(overtaking), Some(marks)) = (&mut self.overtaking, &mut self.marks) else { return false };
+        let Some(epoch) = overtaking.hurry.now() else { return false };
+        let barrier = self.inlet.barrier(epoch).filter(|barrier| barrier.control == Control::Checkpoint);
+        let Some(barrier) = barrier else { return false };
+        let mut recording = Recording::new(epoch, marks.overtake(barrier));
+        overtaking.hurry.pass(epoch);
+        self.inlet.release();
+        for Ahead { stream, item, .. } in &self.ahead {
+            recording.note(*stream as usize, seen(item.as_ref()));
+        }
+        let (sender, in_flight) = oneshot::channel();
+        overtaking.states.overtaken(epoch, overtaking.port, in_flight);
+        overtaking.recording = Some((recording, sender));
+        true
+    }
+
+    /// Takes before its time what has come, for as long as a barrier that has been overtaken is still to come on some stream.
+    fn record(&mut self, context: &mut Context<'_>) -> Result<(), DataflowError> {
+        let Some((mut recording, sender)) = self.overtaking.as_mut().and_then(|of| of.recording.take()) else {
+            return Ok(());
+        };
+        while !recording.is_over() {
+            let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else {
+                self.overtaking.as_mut().expect("just seen").recording = Some((recording, sender));
+                return Ok(());
+            };
+            let guard = packet.guard();
+            let item = self.unpack(stream, packet)?;
+            recording.note(stream as usize, seen(item.as_ref()));
+            self.ahead.push_back(Ahead { stream, item, _guard: guard });
+        }
+        // If nobody waits for it, the checkpoint was given up.
+        drop(sender.send(recording.into_rows()));
+        Ok(())
     }
 
     /// A stream's mark: what it means for all of them together becomes ready.

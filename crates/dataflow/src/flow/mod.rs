@@ -73,6 +73,15 @@ pub(crate) struct FlowEdge {
     pub handover: bool,
 }
 
+impl FlowEdge {
+    /// What says to which of `copies` a row goes, if it is said row by row.
+    pub(crate) fn dealing(&self, copies: u32) -> Option<Box<dyn Assign>> {
+        let Mover::Partition(partitioner) = &self.mover else { return None };
+        let seat = Seat { source: 0, targets: copies, metrics: Arc::default(), route: self.route.clone() };
+        Some(partitioner.start(&seat))
+    }
+}
+
 /// What runs.
 #[derive(Default)]
 pub(crate) struct Flow {

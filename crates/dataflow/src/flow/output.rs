@@ -15,7 +15,7 @@ use crate::graph::check::fits;
 use crate::link::{Account, Guard, Links, Valve};
 use crate::metrics;
 use crate::run::{CancelToken, block_on};
-use crate::stream::Mark;
+use crate::stream::{Hurry, Mark};
 use crate::wire::{Encoder, Frame, Header, Kind};
 
 /// A block is not much larger than this: batches that are, are cut.
@@ -26,6 +26,8 @@ struct Way {
     edge: Arc<Edge>,
     source: u32,
     links: Arc<Links>,
+    /// Barriers that are not to wait for credit with what lies before them.
+    hurry: Option<Hurry>,
 }
 
 /// The sending end of the stream to one target copy.
@@ -74,7 +76,7 @@ pub(crate) struct Outlet {
 }
 
 impl Outlet {
-    pub(crate) fn new(edge: &Arc<Edge>, source: u32, links: &Arc<Links>) -> Self {
+    pub(crate) fn new(edge: &Arc<Edge>, source: u32, links: &Arc<Links>, hurry: Option<Hurry>) -> Self {
         let lane = |target: u32| {
             let (place, account) = match edge.inlet(source, target) {
                 Some((inlet, stream)) => {
@@ -108,7 +110,8 @@ impl Outlet {
                 lanes: (0..edge.targets()).map(lane).collect(),
             })),
         };
-        Outlet { way: Way { edge: Arc::clone(edge), source, links: Arc::clone(links) }, route, ended: false }
+        let way = Way { edge: Arc::clone(edge), source, links: Arc::clone(links), hurry };
+        Outlet { way, route, ended: false }
     }
 
     /// Whether its end has been sent.
@@ -146,6 +149,9 @@ impl Outlet {
     async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
         self.flush().await?;
         let way = &self.way;
+        if let (Mark::Barrier(barrier), Some(hurry)) = (mark, &way.hurry) {
+            hurry.pass(barrier.epoch);
+        }
         match &mut self.route {
             Route::Nowhere => {}
             Route::One(lane) => lane.mark(mark, way),
@@ -245,7 +251,7 @@ impl Lane {
         let waited = match &mut self.place {
             Place::Here { inlet, stream, valve } => {
                 let bytes = batch_bytes(&batch) + 64;
-                let waited = self.account.acquire(bytes).await;
+                let waited = self.account.acquire(bytes, way.hurry.as_ref()).await;
                 self.blocks += 1;
                 self.rows += batch.num_rows() as u64;
                 metrics::add(&metrics.local_blocks, 1);
@@ -257,7 +263,7 @@ impl Lane {
                 let mut waited = 0;
                 for piece in pieces(batch) {
                     let frame = way.block(encoder, self.target, self.blocks, &piece)?;
-                    waited += self.account.acquire(frame.len()).await;
+                    waited += self.account.acquire(frame.len(), way.hurry.as_ref()).await;
                     self.blocks += 1;
                     self.rows += piece.num_rows() as u64;
                     metrics::add(&metrics.remote_blocks, 1);
@@ -323,7 +329,7 @@ impl Broadcast {
             for piece in pieces(batch.clone()) {
                 let frame = way.block(&mut self.encoder, u32::MAX, self.blocks, &piece)?.into_buffer();
                 for &child in children {
-                    let waited = edge.account(way.source, child).acquire(frame.len() as u64).await;
+                    let waited = edge.account(way.source, child).acquire(frame.len() as u64, None).await;
                     metrics::add(&edge.metrics.blocked_ns, waited);
                     metrics::add(&edge.metrics.remote_blocks, 1);
                     metrics::add(&edge.metrics.remote_bytes, frame.len() as u64);

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::Links;
 use crate::memory::{Governor, Level};
+use crate::stream::Hurry;
 use crate::wire::Kind;
 
 /// A window is never smaller, or little would move at all.
@@ -18,6 +19,7 @@ pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
 
 /// A sender's credit for one stream.
 pub(crate) struct Account {
+    window_bytes: i64,
     state: Mutex<State>,
 }
 
@@ -31,7 +33,9 @@ struct State {
 
 impl Account {
     pub(crate) fn new(window_bytes: u64) -> Arc<Self> {
-        Arc::new(Account { state: Mutex::new(State { available: window_bytes as i64, stopped: false, waiting: None }) })
+        let window_bytes = window_bytes as i64;
+        let state = State { available: window_bytes, stopped: false, waiting: None };
+        Arc::new(Account { window_bytes, state: Mutex::new(state) })
     }
 
     pub(crate) fn try_acquire(&self, bytes: u64) -> bool {
@@ -43,9 +47,9 @@ impl Account {
         true
     }
 
-    /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Returns
-    /// the nanoseconds it waited.
-    pub(crate) async fn acquire(&self, bytes: u64) -> u64 {
+    /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Who has a barrier in
+    /// a hurry behind him may owe as much again as the window: it would wait with him. Returns the nanoseconds it waited.
+    pub(crate) async fn acquire(&self, bytes: u64, hurry: Option<&Hurry>) -> u64 {
         let mut since = None;
         poll_fn(|context| {
             let mut state = self.state.lock();
@@ -53,8 +57,15 @@ impl Account {
                 state.available -= bytes as i64;
                 return Poll::Ready(());
             }
-            since.get_or_insert_with(Instant::now);
             state.waiting = Some(context.waker().clone());
+            if let Some(hurry) = hurry
+                && hurry.poll(context).is_ready()
+                && state.available > -self.window_bytes
+            {
+                state.available -= bytes as i64;
+                return Poll::Ready(());
+            }
+            since.get_or_insert_with(Instant::now);
             Poll::Pending
         })
         .await;
@@ -205,11 +216,11 @@ mod tests {
     #[test]
     fn a_waiting_sender_goes_on_when_credit_returns() {
         let account = Account::new(100);
-        assert_eq!(block_on(account.acquire(150)), 0, "a large item passes a window that is untouched");
+        assert_eq!(block_on(account.acquire(150, None)), 0, "a large item passes a window that is untouched");
         assert!(!account.try_acquire(1));
         let waiter = std::thread::spawn({
             let account = Arc::clone(&account);
-            move || block_on(account.acquire(10))
+            move || block_on(account.acquire(10, None))
         });
         let valve = Valve::new(&Governor::new(MemorySettings::default()), 100);
         drop(Guard::local(&account, &valve, 49));
@@ -218,6 +229,21 @@ mod tests {
         waiter.join().unwrap();
         assert!(account.try_acquire(90));
         assert!(!account.try_acquire(1));
+    }
+
+    /// A barrier that waited with a sender for credit would hurry in vain; a window without an end would fill the memory.
+    #[test]
+    fn who_is_in_a_hurry_owes_a_window_more() {
+        let account = Account::new(100);
+        let epochs = tokio::sync::watch::Sender::new(0);
+        let hurry = Hurry::new(epochs.subscribe());
+        let acquire = |bytes| futures_util::FutureExt::now_or_never(account.acquire(bytes, Some(&hurry))).is_some();
+        assert!(acquire(100) && !acquire(1));
+        epochs.send_replace(1);
+        assert!(acquire(60) && acquire(60) && !acquire(1));
+        hurry.pass(1);
+        account.release(121);
+        assert!(acquire(1) && !acquire(1));
     }
 
     /// A window that stayed small would leave a stream slow for ever; one that closed would stop it.

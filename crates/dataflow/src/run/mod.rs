@@ -32,9 +32,9 @@ pub use state::Progress;
 
 use self::copy::Copy;
 use self::state::RunState;
-use crate::checkpoint::{CheckpointSettings, CopyStates, Heard, Hub};
+use crate::checkpoint::{CheckpointSettings, CopyStates, Dealing, Heard, Hub, Replay};
 use crate::error::DataflowError;
-use crate::flow::{Edge, Flow, Inlet, Input, Inputs, Outlet, Output, Outputs, edge_limits, lower};
+use crate::flow::{Edge, Flow, FlowEdge, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs, edge_limits, lower};
 use crate::graph::{Executor, Graph, TaskFuture, fingerprint};
 use crate::link::{Links, Pump};
 use crate::memory::{Governor, MemorySettings};
@@ -418,20 +418,38 @@ impl Run {
             edges.iter().filter(leads_here).for_each(|edge| input.add_edge(edge));
             input
         };
-        let inputs: Vec<Input> = (0..task.inputs).map(|port| input(port, task.streaming)).collect();
+        let mut inputs: Vec<Input> = (0..task.inputs).map(|port| input(port, task.streaming)).collect();
+        if let Some(states) = &states {
+            for (port, input) in inputs.iter_mut().enumerate() {
+                let leads_here = |edge: &&FlowEdge| edge.target.is(index, port);
+                let from: Vec<&FlowEdge> = flow.edges.iter().filter(leads_here).collect();
+                // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to all again.
+                if from.iter().all(|edge| !matches!(edge.mover, Mover::Broadcast(_))) {
+                    input.let_overtake(port as u32, states);
+                }
+                let copies = task.workers.len() as u32;
+                let dealing = || match from.iter().find_map(|edge| edge.dealing(copies)) {
+                    Some(assign) => Dealing::Assigned(assign),
+                    None => Dealing::ByCopy,
+                };
+                input.begin_with(Replay::of(states.restored(), port as u32, (copy, copies), dealing));
+            }
+        }
+        let hurry = || states.as_ref().map(|states| states.hurry());
         let returned: Arc<Mutex<Vec<Outlet>>> = Arc::default();
         let mut outlets_total = 0;
         let outputs = task.outputs.iter().enumerate().map(|(port, schema)| {
             let begins_here = |edge: &&Arc<Edge>| flow.edges[edge.id as usize].source.is(index, port);
             let outlets: Vec<Outlet> =
-                edges.iter().filter(begins_here).map(|edge| Outlet::new(edge, copy, &self.links)).collect();
+                edges.iter().filter(begins_here).map(|edge| Outlet::new(edge, copy, &self.links, hurry())).collect();
             outlets_total += outlets.len();
             Output::new(outlets, Arc::clone(schema), self.state.cancel.token(), &returned)
         });
         let outputs = Outputs::new(outputs.collect());
         let handover = flow.handover(index).map(|edge| {
             outlets_total += 1;
-            let (outlet, schema) = (Outlet::new(&edges[edge], copy, &self.links), Arc::clone(&edges[edge].schema));
+            let (outlet, schema) =
+                (Outlet::new(&edges[edge], copy, &self.links, None), Arc::clone(&edges[edge].schema));
             let output = Output::new(vec![outlet], schema, self.state.cancel.token(), &returned);
             let route = flow.route(index).expect("what hands over is dealt by key");
             // Its marks are each copy's own.

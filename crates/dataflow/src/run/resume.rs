@@ -209,7 +209,10 @@ impl Resume {
             ));
         }
         let known = |name: &String| self.members.iter().any(|member| &member.name == name);
-        let kept = manifest.tasks.iter().filter(|(_, state)| !state.buckets.is_empty() || !state.splits.is_empty());
+        let kept = manifest
+            .tasks
+            .iter()
+            .filter(|(_, state)| !state.buckets.is_empty() || !state.splits.is_empty() || !state.in_flight.is_empty());
         let lost = kept.map(|(name, _)| name).find(|name| !known(name));
         match lost {
             Some(name) => Err(format!(

@@ -234,7 +234,7 @@ impl Inbox for RunState {
                 self.faults.lock().finished[from as usize] = Some(fault);
             }
             Kind::Progress => self.progress.elsewhere[from as usize].store(frame.header.rows, Ordering::Relaxed),
-            Kind::Inject | Kind::Saved | Kind::Durable => {
+            Kind::Inject | Kind::Hurry | Kind::Saved | Kind::Durable => {
                 let heard = match &self.checkpoints {
                     Some(hub) => hub.frame(&frame),
                     None => Err("a frame about checkpoints, which this run does not make".into()),

@@ -48,6 +48,16 @@ impl Alignment {
         self.complete().map_or(Arrival::Wait { released }, Arrival::Aligned)
     }
 
+    /// A barrier has arrived although streams have not brought it: tells which. What those that have bring from now on is
+    /// behind it.
+    pub(crate) fn overtake(&mut self, barrier: &Barrier) -> Vec<bool> {
+        let same = self.barrier.take().is_some_and(|awaited| awaited.epoch == barrier.epoch);
+        let open = self.streams.iter().map(|&(here, over)| !(over || same && here)).collect();
+        self.streams.iter_mut().for_each(|(here, _)| *here = false);
+        self.done = barrier.epoch;
+        open
+    }
+
     /// A stream has ended: nobody waits for its barrier.
     pub(crate) fn over(&mut self, stream: usize) -> Option<Barrier> {
         self.streams[stream].1 = true;
@@ -95,6 +105,20 @@ mod tests {
         assert_eq!(align.arrive(0, barrier(3)), wait);
         assert_eq!(align.over(0), None, "it has brought the barrier before it ended");
         assert_eq!(align.over(1), Some(barrier(3)));
+    }
+
+    /// Who is taken for open that is not has rows of the next epoch counted in this one.
+    #[test]
+    fn overtaken_streams_are_those_without_the_barrier() {
+        let mut align = Alignment::default();
+        (0..3).for_each(|_| align.add());
+        align.over(2);
+        align.arrive(0, barrier(1));
+        assert_eq!(align.overtake(&barrier(1)), [false, true, false]);
+        assert!(!align.holds(0));
+        assert_eq!(align.arrive(1, barrier(1)), Arrival::Stale);
+        align.arrive(1, barrier(2));
+        assert_eq!(align.overtake(&barrier(3)), [true, true, false], "an older barrier says nothing of this one");
     }
 
     /// A checkpoint that was given up must not hold up the next one.

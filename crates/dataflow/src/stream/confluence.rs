@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::align::{Alignment, Arrival};
-use super::mark::Mark;
+use super::mark::{Barrier, Mark};
 use super::watermarks::Watermarks;
 
 /// Which streams are read further, after a mark.
@@ -53,6 +53,13 @@ impl Confluence {
             },
         }
         Gate::Same
+    }
+
+    /// A barrier comes out next although not all streams have brought it; all are read further. Returns which have not.
+    pub(crate) fn overtake(&mut self, barrier: Barrier) -> Vec<bool> {
+        let open = self.align.overtake(&barrier);
+        self.ready.push_back(Mark::Barrier(barrier));
+        open
     }
 
     /// A stream has ended.

@@ -6,17 +6,20 @@
 //! | `watermarks` | the time of several streams together                                       |
 //! | `align`      | a barrier, when all streams have brought it                                |
 //! | `confluence` | both, in the order in which a reader of several streams sees them          |
+//! | `overtake`   | barriers that do not wait for the rows before them                         |
 //! | [`source`]   | what streams come from: splits, their event times, where they stand        |
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
 
 mod align;
 mod confluence;
 mod mark;
+mod overtake;
 pub mod sink;
 pub mod source;
 mod watermarks;
 
 pub(crate) use confluence::{Confluence, Gate};
 pub use mark::{Barrier, Control, EventTime, Mark};
+pub(crate) use overtake::{Hurry, Recording, Seen};
 #[cfg(test)]
 pub(crate) use watermarks::Watermarks;

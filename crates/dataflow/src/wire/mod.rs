@@ -45,6 +45,8 @@ pub(crate) enum Kind {
     Progress,
     /// Worker 0 asks the sources for the barrier in the body.
     Inject,
+    /// Worker 0 has the barrier of epoch `rows` overtake rows.
+    Hurry,
     /// What a copy of the sender has saved, for worker 0: the body is a [`Report`](crate::checkpoint::Report).
     Saved,
     /// Worker 0 has made the checkpoint of epoch `rows` durable.
@@ -55,7 +57,7 @@ pub(crate) enum Kind {
     Finish,
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 14] = [
     Kind::Batch,
     Kind::End,
     Kind::Watermark,
@@ -65,6 +67,7 @@ const KINDS: [Kind; 13] = [
     Kind::Stop,
     Kind::Progress,
     Kind::Inject,
+    Kind::Hurry,
     Kind::Saved,
     Kind::Durable,
     Kind::Abort,

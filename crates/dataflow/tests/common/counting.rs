@@ -319,12 +319,23 @@ pub fn run_graph(
     graph: &Graph,
     look: impl Fn(&Progress) -> Result<(), String> + Sync,
 ) -> Result<(), DataflowError> {
+    run_hurried(workers, folder, graph, None, look)
+}
+
+/// [`run_graph`], in which barriers overtake rows after a while.
+pub fn run_hurried(
+    workers: u32,
+    folder: &std::path::Path,
+    graph: &Graph,
+    unaligned_after: Option<Duration>,
+    look: impl Fn(&Progress) -> Result<(), String> + Sync,
+) -> Result<(), DataflowError> {
     let outcomes = run_ranks(workers, |comm| {
         let settings = Settings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 10, ..Settings::default() };
         let runner = Runner::new(&comm, settings).unwrap();
         let store = CheckpointStore::folder(folder).unwrap();
         let interval = Duration::from_millis(25);
-        let checkpoints = CheckpointSettings { interval, keep: 2, ..CheckpointSettings::new(store) };
+        let checkpoints = CheckpointSettings { interval, unaligned_after, keep: 2, ..CheckpointSettings::new(store) };
         runner.run_job(graph, &RoundRobin, Some(&checkpoints), &mut |progress| look(progress)).map(drop)
     });
     outcomes.unwrap().into_iter().collect()

@@ -1,6 +1,8 @@
 //! Copies of tasks as the drivers run them (`stream::source`, `operator`, `stream::sink`, `run::copy`), a step at a time.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -13,9 +15,9 @@ use super::super::{Part, Restored, Snapshot};
 use super::{LAST, Plan, Random, Unit, World};
 use crate::rebalance::{Moved, Moves, Tenure};
 use crate::route_map::RouteMap;
-use crate::stream::{Barrier, Confluence, Control, EventTime, Gate, Mark, Watermarks};
+use crate::stream::{Barrier, Confluence, Control, EventTime, Gate, Mark, Recording, Seen, Watermarks};
 
-/// What waits in a stream before its sender does.
+/// What waits in a stream before its sender does; twice as much if a barrier is in a hurry.
 const LANE_MAX: usize = 6;
 
 /// What a stream carries.
@@ -39,11 +41,17 @@ pub(super) enum Packet {
 #[derive(Default)]
 pub(super) struct Lane {
     packets: VecDeque<Packet>,
+    /// The last barrier that was taken from here.
+    taken: Option<Packet>,
     /// Its receiver has let go of it.
     closed: bool,
 }
 
 impl Lane {
+    fn closed() -> Self {
+        Lane { closed: true, ..Lane::default() }
+    }
+
     fn push(&mut self, packet: Packet) {
         if !self.closed {
             self.packets.push_back(packet);
@@ -58,6 +66,36 @@ pub(super) struct Write {
     pub epoch: Option<u64>,
     pub whole: bool,
     pub parts: Vec<(Key, Bytes, bool)>,
+    /// By port what was in flight, when all of it is known.
+    in_flight: Vec<(u32, InFlight)>,
+}
+
+/// Rows that are being recorded.
+type InFlight = Rc<RefCell<Option<Vec<(u32, u32, i64)>>>>;
+
+impl Write {
+    /// All that is to be written, if it is known.
+    pub(super) fn settled(&mut self) -> bool {
+        if self.in_flight.iter().any(|(_, rows)| rows.borrow().is_none()) {
+            return false;
+        }
+        for (port, rows) in self.in_flight.drain(..) {
+            let rows = rows.take().expect("just seen");
+            if !rows.is_empty() {
+                self.parts.push((Key::InFlight(port), encode(&rows), true));
+            }
+        }
+        true
+    }
+}
+
+fn encode(rows: &[(u32, u32, i64)]) -> Bytes {
+    serde_json::to_vec(rows).unwrap().into()
+}
+
+/// Keys, numbers and times of rows in flight.
+pub(super) fn decode(bytes: &Bytes) -> Vec<(u32, u32, i64)> {
+    serde_json::from_slice(bytes).unwrap()
 }
 
 /// An input port: `flow::Input`.
@@ -68,12 +106,18 @@ struct Port {
     held: Vec<bool>,
     open: usize,
     ended: bool,
+    /// The last epoch whose barrier has passed.
+    passed: u64,
+    recording: Option<(Recording<(u32, u32, i64)>, InFlight)>,
+    ahead: VecDeque<(usize, Packet)>,
 }
 
 /// All input ports: `flow::Inputs`.
 pub(super) struct Gather {
     ports: Vec<Port>,
     marks: Confluence,
+    /// Of the barrier that comes next, or of those before it: epoch, port, rows.
+    overtaken: Vec<(u64, u32, InFlight)>,
 }
 
 enum Got {
@@ -84,18 +128,29 @@ enum Got {
 
 impl Gather {
     /// For each port the lanes that lead there.
-    pub(super) fn new(lanes: Vec<Vec<usize>>) -> Self {
+    /// `replay` says which rows were in flight to each, and are this copy's.
+    pub(super) fn new(lanes: Vec<Vec<usize>>, replay: Vec<Vec<(u32, u32, i64)>>) -> Self {
         let mut marks = Confluence::default();
         (0..lanes.len()).for_each(|port| marks.add(port, false));
-        let port = |streams: Vec<usize>| {
+        let port = |(streams, replay): (Vec<usize>, Vec<(u32, u32, i64)>)| {
             let mut marks = Confluence::default();
             (0..streams.len()).for_each(|stream| marks.add(stream, false));
-            Port { marks, held: vec![false; streams.len()], open: streams.len(), streams, ended: false }
+            let row = |(key, n, time)| (usize::MAX, Packet::Row { key, n, time });
+            Port {
+                marks,
+                held: vec![false; streams.len()],
+                open: streams.len(),
+                streams,
+                ended: false,
+                passed: 0,
+                recording: None,
+                ahead: replay.into_iter().map(row).collect(),
+            }
         };
-        Gather { ports: lanes.into_iter().map(port).collect(), marks }
+        Gather { ports: lanes.into_iter().zip(replay).map(port).collect(), marks, overtaken: Vec::new() }
     }
 
-    fn recv(&mut self, lanes: &mut [Lane], random: &mut Random) -> Option<Got> {
+    fn recv(&mut self, lanes: &mut [Lane], hurry: u64, random: &mut Random) -> Option<Got> {
         let count = self.ports.len();
         let first = random.below(count);
         'look: loop {
@@ -106,6 +161,7 @@ impl Gather {
                 if self.ports[at].ended || self.marks.holds(at) {
                     continue;
                 }
+                self.overtaken.extend(self.ports[at].overtake(lanes, hurry).map(|rows| (hurry, at as u32, rows)));
                 match self.ports[at].recv(lanes, random) {
                     Some(Got::Mark(mark)) => {
                         self.marks.mark(at, mark);
@@ -129,25 +185,98 @@ impl Gather {
     }
 
     fn close(&self, lanes: &mut [Lane]) {
+        self.ports.iter().for_each(Port::abandon);
         for &lane in self.ports.iter().flat_map(|port| &port.streams) {
-            lanes[lane] = Lane { packets: VecDeque::new(), closed: true };
+            lanes[lane] = Lane::closed();
         }
     }
 }
 
+/// What a recording is told of a packet.
+fn seen(packet: &Packet) -> Seen<(u32, u32, i64)> {
+    match packet {
+        Packet::Row { key, n, time } => Seen::Rows((*key, *n, *time)),
+        Packet::Mark(Mark::Barrier(barrier)) => Seen::Barrier(barrier.epoch),
+        Packet::End => Seen::End,
+        Packet::Mark(_) | Packet::State { .. } => Seen::Other,
+    }
+}
+
 impl Port {
+    /// `Input::overtake`: the rows that a barrier in a hurry overtakes.
+    fn overtake(&mut self, lanes: &[Lane], epoch: u64) -> Option<InFlight> {
+        if epoch <= self.passed {
+            return None;
+        }
+        let packets = self.streams.iter().flat_map(|&lane| lanes[lane].packets.iter().chain(&lanes[lane].taken));
+        let packets = packets.chain(self.ahead.iter().map(|(_, packet)| packet));
+        let barrier = packets.filter_map(|packet| match packet {
+            Packet::Mark(Mark::Barrier(barrier)) => Some(barrier),
+            _ => None,
+        });
+        let newest = barrier.max_by_key(|barrier| barrier.epoch)?.clone();
+        if newest.epoch != epoch || newest.control != Control::Checkpoint {
+            return None;
+        }
+        self.passed = epoch;
+        let mut recording = Recording::new(epoch, self.marks.overtake(newest));
+        self.held.fill(false);
+        self.ahead.iter().for_each(|(stream, packet)| recording.note(*stream, seen(packet)));
+        self.abandon();
+        let rows = InFlight::default();
+        self.recording = Some((recording, Rc::clone(&rows)));
+        Some(rows)
+    }
+
+    /// Nobody needs what is being recorded.
+    fn abandon(&self) {
+        if let Some((_, rows)) = &self.recording {
+            *rows.borrow_mut() = Some(Vec::new());
+        }
+    }
+
+    /// Takes something of any stream that is not held.
+    fn take(&self, lanes: &mut [Lane], random: &mut Random) -> Option<(usize, Packet)> {
+        let first = random.below(self.streams.len());
+        let mut streams = (0..self.streams.len()).map(|i| (first + i) % self.streams.len());
+        let stream = streams.find(|&s| !self.held[s] && !lanes[self.streams[s]].packets.is_empty())?;
+        let lane = &mut lanes[self.streams[stream]];
+        let packet = lane.packets.pop_front().expect("just seen");
+        if let Packet::Mark(Mark::Barrier(_)) = packet {
+            lane.taken = Some(packet.clone());
+        }
+        Some((stream, packet))
+    }
+
+    /// `Input::record`.
+    fn record(&mut self, lanes: &mut [Lane], random: &mut Random) {
+        let Some((mut recording, rows)) = self.recording.take() else { return };
+        while !recording.is_over() {
+            let Some((stream, packet)) = self.take(lanes, random) else {
+                self.recording = Some((recording, rows));
+                return;
+            };
+            recording.note(stream, seen(&packet));
+            self.ahead.push_back((stream, packet));
+        }
+        *rows.borrow_mut() = Some(recording.into_rows());
+    }
+
     fn recv(&mut self, lanes: &mut [Lane], random: &mut Random) -> Option<Got> {
         loop {
+            self.record(lanes, random);
             if let Some(mark) = self.marks.next() {
+                if let Mark::Barrier(barrier) = &mark {
+                    self.passed = self.passed.max(barrier.epoch);
+                }
                 return Some(Got::Mark(mark));
             }
-            if self.open == 0 {
-                return Some(Got::PortEnd);
-            }
-            let first = random.below(self.streams.len());
-            let mut streams = (0..self.streams.len()).map(|i| (first + i) % self.streams.len());
-            let stream = streams.find(|&s| !self.held[s] && !lanes[self.streams[s]].packets.is_empty())?;
-            match lanes[self.streams[stream]].packets.pop_front().expect("just seen") {
+            let (stream, packet) = match self.ahead.pop_front() {
+                Some(first) => first,
+                None if self.open == 0 => return Some(Got::PortEnd),
+                None => self.take(lanes, random)?,
+            };
+            match packet {
                 Packet::Row { key, n, time } => return Some(Got::Row { key, n, time }),
                 Packet::State { key, .. } => unreachable!("state of key {key} among rows"),
                 Packet::Mark(mark) => {
@@ -271,7 +400,7 @@ pub(super) fn pairs(part: &Bytes) -> impl Iterator<Item = (u32, u32)> {
 }
 
 /// Who gets a key's rows.
-fn owner(key: u32, route: &RouteMap) -> u32 {
+pub(super) fn owner(key: u32, route: &RouteMap) -> u32 {
     route.copy(Plan::bucket(key))
 }
 
@@ -421,7 +550,14 @@ impl Copy {
         self.last = epoch;
         self.tenure.at_snapshot().settle(whole, &mut snapshot.buckets);
         let file = hub::state_file(run, epoch, self.id, "");
-        self.writes.push_back(Write { file, epoch: Some(epoch), whole, parts: hub::parts(snapshot) });
+        let in_flight = match &mut self.body {
+            Body::Source(_) => Vec::new(),
+            Body::Count(Count { inputs, .. }) | Body::Outside(Outside { inputs, .. }) => {
+                let overtaken = std::mem::take(&mut inputs.overtaken).into_iter();
+                overtaken.filter(|(of, ..)| *of == epoch).map(|(_, port, rows)| (port, rows)).collect()
+            }
+        };
+        self.writes.push_back(Write { file, epoch: Some(epoch), whole, parts: hub::parts(snapshot), in_flight });
     }
 
     fn send(&self, packet: &Packet, lanes: &mut [Lane]) {
@@ -441,7 +577,8 @@ impl Copy {
             Phase::Running => {
                 self.phase = Phase::Running;
                 let wanted = self.out.is_empty() || self.out.iter().any(|&lane| !with.lanes[lane].closed);
-                if self.out.iter().any(|&lane| with.lanes[lane].packets.len() >= LANE_MAX) {
+                let max = if *with.news.hurries().borrow() > self.last { 2 * LANE_MAX } else { LANE_MAX };
+                if self.out.iter().any(|&lane| with.lanes[lane].packets.len() >= max) {
                     return false;
                 }
                 let next = match &mut self.body {
@@ -458,7 +595,7 @@ impl Copy {
                         inputs.close(with.lanes);
                         if let Body::Count(Count { from, .. }) = &self.body {
                             for &lane in from.iter().flatten() {
-                                with.lanes[lane] = Lane { packets: VecDeque::new(), closed: true };
+                                with.lanes[lane] = Lane::closed();
                             }
                         }
                     }
@@ -480,7 +617,8 @@ impl Copy {
             }
             Phase::Ending(snapshot) => {
                 let file = hub::state_file(with.run, self.last + 1, self.id, "-end");
-                self.writes.push_back(Write { file, epoch: None, whole: true, parts: hub::parts(snapshot) });
+                let (parts, in_flight) = (hub::parts(snapshot), Vec::new());
+                self.writes.push_back(Write { file, epoch: None, whole: true, parts, in_flight });
                 self.phase = Phase::Writing;
             }
             Phase::Writing => {
@@ -612,7 +750,8 @@ impl Copy {
     fn count(&mut self, with: &mut Surroundings) -> Option<Phase> {
         let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
         let sinks = self.out.len();
-        match count.inputs.recv(with.lanes, with.random)? {
+        let hurry = *with.news.hurries().borrow();
+        match count.inputs.recv(with.lanes, hurry, with.random)? {
             Got::Row { key, time, .. } => {
                 assert!(
                     with.world.plan.idles || EventTime(time) >= count.time,
@@ -667,7 +806,8 @@ impl Copy {
             return Some(Phase::Running);
         }
         let copy = self.id.1;
-        let over = match sink.inputs.recv(with.lanes, with.random)? {
+        let hurry = *with.news.hurries().borrow();
+        let over = match sink.inputs.recv(with.lanes, hurry, with.random)? {
             Got::Row { key, n, .. } => {
                 sink.rows.push((key, n));
                 false

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, StoreFailure};
+use super::super::Restored;
+use super::super::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, Pace, StoreFailure};
 use super::super::hub;
 use super::super::manifest::{Manifest, Report, Said};
 use super::super::news::News;
 use super::super::store::StoreError;
-use super::copies::{Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings};
-use super::{Random, World, at_once};
+use super::copies::{self, Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings, Write};
+use super::{Plan, Random, World, at_once};
 use crate::rebalance::Rebalance;
 use crate::route_map::{BUCKETS, RouteMap};
 use crate::stream::{Barrier, Control};
@@ -19,6 +20,7 @@ use crate::stream::{Barrier, Control};
 #[derive(Clone)]
 enum Down {
     Inject(Barrier),
+    Hurry(u64),
     Durable(u64),
 }
 
@@ -69,6 +71,13 @@ pub(super) struct Job {
     asked: BTreeMap<u64, bool>,
     /// How many were asked for.
     requests: u64,
+}
+
+/// `Replay::rows`: what was in flight to a port, and is this copy's.
+fn in_flight(restored: &Option<Restored>, port: u32, mine: impl Fn(u32) -> bool) -> Vec<(u32, u32, i64)> {
+    let Some(Restored { in_flight, dealt_anew, .. }) = restored else { return Vec::new() };
+    let here = in_flight.iter().filter(|((_, of), _)| *of == port);
+    here.flat_map(|(_, bytes)| copies::decode(bytes)).filter(|(key, ..)| !dealt_anew || mine(*key)).collect()
 }
 
 impl Job {
@@ -157,20 +166,26 @@ impl Job {
             } else if index == sources {
                 let ports = to_count.iter().map(|from| from.iter().map(|to| to[of]).collect()).collect();
                 let from: Vec<usize> = hand.iter().map(|to| to[of]).collect();
-                let count = Count::new(Gather::new(ports), restored.as_ref(), &route, &from);
+                let replay = (0..sources as u32)
+                    .map(|port| in_flight(&restored, port, |key| copies::owner(key, &route) == copy));
+                let inputs = Gather::new(ports, replay.collect());
+                let count = Count::new(inputs, restored.as_ref(), &route, &from);
                 (Body::Count(count), (to_outside[of].clone(), hand[of].clone()))
             } else {
                 let port = to_outside.iter().map(|to| to[of]).collect();
-                (Body::Outside(Outside::new(Gather::new(vec![port]))), Default::default())
+                let sinks = members[index].copies;
+                let replay = in_flight(&restored, 0, |key| key % sinks == copy);
+                (Body::Outside(Outside::new(Gather::new(vec![port], vec![replay]))), Default::default())
             };
             Copy::new((task, copy), at % workers, body, restored, out)
         });
         let copies = copies.collect();
-        let (interval, timeout) = (world.plan.interval, world.plan.timeout);
+        let Plan { interval, unaligned_after, timeout, .. } = world.plan;
+        let pace = Pace { interval, unaligned_after, timeout };
         Some(Job {
             run,
             now: Duration::ZERO,
-            coordinator: Coordinator::new("simulated", members, interval, timeout, &begin),
+            coordinator: Coordinator::new("simulated", members, pace, &begin),
             events: VecDeque::new(),
             putting: None,
             stored: from,
@@ -206,8 +221,8 @@ impl Job {
         {
             world.late.push(manifest);
         }
-        for write in self.copies.into_iter().flat_map(|copy| copy.writes) {
-            if random.once_in(3) {
+        for mut write in self.copies.into_iter().flat_map(|copy| copy.writes) {
+            if write.settled() && random.once_in(3) {
                 at_once(world.store.put_state(write.file, write.parts)).unwrap();
             }
         }
@@ -290,6 +305,7 @@ impl Job {
     fn hear(&self, worker: usize, frame: Down) {
         match frame {
             Down::Inject(barrier) => self.news[worker].inject(barrier),
+            Down::Hurry(epoch) => self.news[worker].hurry(epoch),
             Down::Durable(epoch) => self.news[worker].durable(epoch),
         }
     }
@@ -323,6 +339,7 @@ impl Job {
                     }
                     self.tell_all(&Down::Inject(barrier));
                 }
+                Action::Hurry(epoch) => self.tell_all(&Down::Hurry(epoch)),
                 Action::Store(manifest) => {
                     assert!(self.putting.is_none(), "two manifests are written at once");
                     self.putting = Some((*manifest, false));
@@ -399,7 +416,8 @@ impl Job {
     /// What `CopyStates::save` and `CopyStates::end` leave to be done.
     fn write(&mut self, at: usize, world: &mut World, random: &mut Random) {
         let copy = &mut self.copies[at];
-        let Some(write) = copy.writes.pop_front() else { return };
+        // What is in flight may not be known yet.
+        let Some(write) = copy.writes.pop_front_if(Write::settled) else { return };
         let mut put = Err("the snapshot before it, which it builds on, could not be written".to_owned());
         if copy.chain.holds(write.whole) {
             let fails = world.fault(world.plan.state_fails, random);

@@ -1,0 +1,169 @@
+//! Barriers that overtake rows. While a slow task holds back those before it, a barrier waits behind all the rows that are
+//! queued on its way. One that is in a *hurry* passes them: a copy saves its state as soon as the barrier has come on any of
+//! its streams, and sends it on; rows that came before it on their streams, but have not been taken, are *in flight*, and
+//! saved beside the state. Who goes on from there takes them first.
+//!
+//! Source: Chandy and Lamport, "Distributed Snapshots" (1985), whose snapshots hold what is in flight; Apache Flink, FLIP-76,
+//! where barriers begin to overtake after a time limit.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+/// What one end of a copy's streams hears of barriers that are in a hurry.
+pub(crate) struct Hurry {
+    /// The last epoch whose barrier is.
+    epochs: watch::Receiver<u64>,
+    /// The last epoch whose barrier has passed here.
+    passed: AtomicU64,
+    waiting: Mutex<Option<BoxFuture<'static, ()>>>,
+}
+
+impl Hurry {
+    pub(crate) fn new(epochs: watch::Receiver<u64>) -> Self {
+        Hurry { epochs, passed: AtomicU64::new(0), waiting: Mutex::default() }
+    }
+
+    /// A barrier has passed here.
+    pub(crate) fn pass(&self, epoch: u64) {
+        self.passed.fetch_max(epoch, Ordering::Relaxed);
+        *self.waiting.lock() = None;
+    }
+
+    /// The epoch whose barrier is in a hurry and has not passed here.
+    pub(crate) fn now(&self) -> Option<u64> {
+        let epoch = *self.epochs.borrow();
+        (epoch > self.passed.load(Ordering::Relaxed)).then_some(epoch)
+    }
+
+    /// Waits for one. One task at a time.
+    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<u64> {
+        let mut waiting = self.waiting.lock();
+        loop {
+            if let Some(epoch) = self.now() {
+                return Poll::Ready(epoch);
+            }
+            let passed = self.passed.load(Ordering::Relaxed);
+            let future = waiting.get_or_insert_with(|| {
+                let mut epochs = self.epochs.clone();
+                async move {
+                    if epochs.wait_for(|epoch| *epoch > passed).await.is_err() {
+                        // The run is over: nobody is in a hurry any more.
+                        std::future::pending().await
+                    }
+                }
+                .boxed()
+            });
+            if future.poll_unpin(context).is_pending() {
+                return Poll::Pending;
+            }
+            *waiting = None;
+        }
+    }
+}
+
+/// What a stream brings, as far as a recording cares.
+#[derive(Debug)]
+pub(crate) enum Seen<T> {
+    Rows(T),
+    Barrier(u64),
+    End,
+    /// Another mark.
+    Other,
+}
+
+/// The rows in flight to one port when a barrier overtook them.
+#[derive(Debug)]
+pub(crate) struct Recording<T> {
+    epoch: u64,
+    /// Streams on which the barrier is still to come.
+    open: Vec<bool>,
+    rows: Vec<T>,
+}
+
+impl<T> Recording<T> {
+    /// Of streams that have not brought the barrier of `epoch`: those that are `open`.
+    pub(crate) fn new(epoch: u64, open: Vec<bool>) -> Self {
+        Recording { epoch, open, rows: Vec::new() }
+    }
+
+    /// The next thing on a stream, in its order. What is of no stream, as it was in flight already when the run began, is
+    /// numbered behind all others.
+    pub(crate) fn note(&mut self, stream: usize, seen: Seen<T>) {
+        let is_open = self.open.get(stream).copied();
+        match seen {
+            Seen::Rows(rows) if is_open.unwrap_or(true) => self.rows.push(rows),
+            // The coordinator has given this one up: nobody needs what comes behind.
+            Seen::Barrier(epoch) if epoch > self.epoch => self.open.fill(false),
+            Seen::Barrier(epoch) if epoch == self.epoch => self.open[stream] = false,
+            Seen::End if is_open == Some(true) => self.open[stream] = false,
+            Seen::Rows(_) | Seen::Barrier(_) | Seen::End | Seen::Other => {}
+        }
+    }
+
+    /// Whether all streams have brought the barrier, or their ends.
+    pub(crate) fn is_over(&self) -> bool {
+        !self.open.contains(&true)
+    }
+
+    /// What was in flight: of each stream in its order.
+    pub(crate) fn into_rows(self) -> Vec<T> {
+        self.rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row too few is lost when the job goes on from there, one too many counts twice.
+    #[test]
+    fn rows_before_the_barrier_are_in_flight() {
+        let mut recording = Recording::new(4, vec![true, false, true]);
+        recording.note(9, Seen::Rows("from before"));
+        recording.note(0, Seen::Rows("a"));
+        recording.note(1, Seen::Rows("behind the barrier"));
+        recording.note(0, Seen::Barrier(3));
+        recording.note(0, Seen::Rows("b"));
+        recording.note(0, Seen::Barrier(4));
+        recording.note(0, Seen::Rows("behind the barrier"));
+        assert!(!recording.is_over());
+        recording.note(2, Seen::Other);
+        recording.note(2, Seen::Rows("c"));
+        recording.note(2, Seen::End);
+        assert!(recording.is_over());
+        assert_eq!(recording.into_rows(), ["from before", "a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_newer_barrier_ends_it() {
+        let mut recording = Recording::new(4, vec![true, true]);
+        recording.note(0, Seen::<()>::Barrier(5));
+        assert!(recording.is_over());
+    }
+
+    /// A copy that is not woken sleeps on while the barrier waits; one that is woken for a barrier that has passed looks for
+    /// it in vain.
+    #[test]
+    fn who_waits_is_woken_once() {
+        let sender = watch::Sender::new(0);
+        let hurry = Hurry::new(sender.subscribe());
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(hurry.poll(&mut context).is_pending());
+        sender.send_replace(3);
+        assert_eq!(hurry.poll(&mut context), Poll::Ready(3));
+        hurry.pass(3);
+        assert_eq!(hurry.now(), None);
+        assert!(hurry.poll(&mut context).is_pending());
+        sender.send_replace(5);
+        assert_eq!(hurry.poll(&mut context), Poll::Ready(5));
+        hurry.pass(6);
+        assert!(hurry.poll(&mut context).is_pending());
+        drop(sender);
+        assert!(hurry.poll(&mut context).is_pending());
+    }
+}
