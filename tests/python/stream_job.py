@@ -1,7 +1,7 @@
 """A job whose workers are killed: a query over streams at a rate, and a sink of files that must hold every row exactly once.
 
 Run as ``stream_job.py FOLDER [QUERY [moving]]``: checkpoints go to FOLDER/checkpoints, results to FOLDER/results, pids to FOLDER/pids.
-With ``moving``, keys move between workers all the time, and what has come of it goes to FOLDER/moves.
+The query ``late`` is of rows that are often late: those go to FOLDER/late. With ``moving``, keys move between workers all the time, and what has come of it goes to FOLDER/moves.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ KEYS = 50
 ROWS_PER_S = 12_000
 
 
-def table(rows: int = ROWS) -> pa.Table:
-    """A thousand rows a second of event time, the same on every worker and in every life of the job."""
-    times = [at * 1000 + at * 7919 % 5000 for at in range(rows)]
+def table(rows: int = ROWS, late: bool = False) -> pa.Table:
+    """A thousand rows a second of event time, the same on every worker and in every life of the job; with `late` some lie far back."""
+    times = [at * 1000 + at * 7919 % 5000 - (300_000 if late and at % 7 == 0 else 0) for at in range(rows)]
     keys = [at * at % 9973 % KEYS for at in range(rows)]
     return pa.table({"ts": pa.array(times, pa.timestamp("us")), "key": keys, "row": range(rows)})
 
@@ -36,6 +36,29 @@ def table(rows: int = ROWS) -> pa.Table:
 def windows(rows: tm.DataSet) -> tm.DataSet:
     """Rows of each key in each second."""
     return rows.group_by("key", tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
+
+
+def sliding(rows: tm.DataSet) -> tm.DataSet:
+    """Rows of each key in each second that begins at a quarter."""
+    if rows._native.is_stream():
+        return rows.group_by("key", tm.window(tm.sliding("1s", "250ms"), on="ts")).agg(n=tm.count())
+    # A row of a table is put into its four windows by hand.
+    quarter = timedelta(seconds=0.25)
+    quarters = rows.group_by("key", tm.window(tm.tumbling(quarter), on="ts")).agg(n=tm.count())
+    windows = [
+        quarters.select("key", "n", window_start=tm.col("window_start") - back * quarter).with_columns(
+            window_end=tm.col("window_start") + SECOND
+        )
+        for back in range(4)
+    ]
+    four = windows[0].union(windows[1]).union(windows[2]).union(windows[3])
+    return four.group_by("key", "window_start", "window_end").agg(n=tm.col("n").sum())
+
+
+def early(rows: tm.DataSet) -> tm.DataSet:
+    """As `windows`, which also give what they have so far."""
+    window = tm.window(tm.tumbling("1s"), on="ts", early="20ms")
+    return rows.group_by("key", window).agg(n=tm.count()).filter(tm.col("window_final")).drop("window_final")
 
 
 def pairs(rows: tm.DataSet) -> tm.DataSet:
@@ -92,12 +115,19 @@ def by_hand(rows: tm.DataSet) -> tm.DataSet:
 
 QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": windows,
+    "sliding": sliding,
+    "early": early,
     "pairs": pairs,
     "best": best,
     "visits": visits,
     "different": different,
     "by_hand": by_hand,
 }
+
+
+def narrow(rows: tm.DataSet) -> tm.DataSet:
+    """Rows of each key in short windows, which those that lie far back come too late for."""
+    return rows.group_by("key", tm.window(tm.tumbling("20ms"), on="ts")).agg(n=tm.count())
 
 
 def lines(rows: tm.Table) -> list[str]:
@@ -152,11 +182,18 @@ def main() -> None:
     folder, query = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "windows"
     rank = tm.init().rank
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
-    stream = tm.stream.from_table(table(), time="ts", out_of_order="6ms", rows_per_batch=100, rows_per_s=ROWS_PER_S)
-    rows = QUERIES[query](stream)
+    late = query == "late"
+    batch = 10 if late else 100
+    stream = tm.stream.from_table(
+        table(late=late), time="ts", out_of_order="6ms", rows_per_batch=batch, rows_per_s=ROWS_PER_S
+    )
+    rows = narrow(stream) if late else QUERIES[query](stream)
     watch = Mover(folder / "moves") if "moving" in sys.argv else None
     where = folder / "checkpoints"
-    rows.write_stream(Files(folder / "results"), name="killed", checkpoint=where, every="100ms", watch=watch)
+    late_to = Files(folder / "late") if late else None
+    rows.write_stream(
+        Files(folder / "results"), late_to=late_to, name="killed", checkpoint=where, every="100ms", watch=watch
+    )
 
 
 if __name__ == "__main__":

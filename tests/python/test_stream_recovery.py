@@ -8,18 +8,21 @@ import random
 import signal
 import time
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import launched
 import pytest
 import stream_job
+import tidemill as tm
 
 JOB = Path(stream_job.__file__)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("results", "pids"):
+    for name in ("results", "late", "pids"):
         (tmp_path / name).mkdir()
     return tmp_path
 
@@ -35,6 +38,24 @@ def check(folder: Path, query: str = "windows") -> None:
     )
 
 
+def read(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in folder.glob("[!.]*") for line in file.read_text().splitlines()]
+
+
+def check_late(folder: Path) -> None:
+    """Each row is either in the result of its window, which comes once, or has come too late."""
+    results, late = read(folder / "results"), read(folder / "late")
+    assert len({(row["key"], row["window_start"]) for row in results}) == len(results)
+    rows = tm.from_arrow(stream_job.table(late=True))
+    expected = {(row["key"], str(row["window_start"])): row["n"] for row in stream_job.narrow(rows).to_pylist()}
+    seen = Counter({(row["key"], row["window_start"]): row["n"] for row in results})
+    numbers = {row["row"]: (row["key"], datetime.fromisoformat(row["ts"])) for row in late}
+    assert len(numbers) == len(late) > 50
+    for key, at in numbers.values():
+        seen[key, str(at.replace(microsecond=at.microsecond // 20_000 * 20_000))] += 1
+    assert seen == expected
+
+
 def pids(folder: Path) -> list[int]:
     """Of workers that have begun; one that begins just now may have written nothing yet."""
     return [int(text) for file in (folder / "pids").glob("*.pid") if (text := file.read_text())]
@@ -44,7 +65,7 @@ def has_checkpoint(folder: Path) -> bool:
     return any((folder / "checkpoints" / "epochs").glob("[0-9]*"))
 
 
-@pytest.mark.parametrize("query", stream_job.QUERIES)
+@pytest.mark.parametrize("query", [*stream_job.QUERIES, "late"])
 def test_workers_that_are_killed(folder: Path, query: str) -> None:
     """A worker dies again and again, at any moment; the launcher starts the job again, and nothing is lost or doubled."""
     dice = random.Random(os.getpid())
@@ -60,15 +81,21 @@ def test_workers_that_are_killed(folder: Path, query: str) -> None:
     _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()
     assert kills > 0
-    check(folder, query)
+    if query == "late":
+        check_late(folder)
+    else:
+        check(folder, query)
 
 
-@pytest.mark.parametrize("query", stream_job.QUERIES)
+@pytest.mark.parametrize("query", [*stream_job.QUERIES, "late"])
 def test_keys_that_move(folder: Path, query: str) -> None:
     """Buckets change their owners all the time, with all that is kept of them, and no result knows."""
     ran = launched.run("run", "-n", "2", JOB, folder, query, "moving")
     assert ran.returncode == 0, ran.stderr.decode()
-    check(folder, query)
+    if query == "late":
+        check_late(folder)
+    else:
+        check(folder, query)
     moves = json.loads((folder / "moves").read_text())
     # One that comes too late, when the stream ends, is told so.
     assert [move for move in moves if move["error"] is None and move["buckets"]], moves

@@ -1,8 +1,11 @@
 //! Operators: tasks without a loop of their own. One driver feeds them batches, sends what they emit with back-pressure,
 //! and flushes exchanges when there is nothing to do.
 
+use std::time::Duration;
+
 use arrow::array::RecordBatch;
 use bytes::Bytes;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::checkpoint::Snapshot;
 use crate::error::TaskError;
@@ -60,6 +63,20 @@ pub trait Operator: Send {
     /// Fails the task.
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
         let _ = (time, emit);
+        Ok(Flow::Done)
+    }
+
+    /// How often [`Operator::on_tick`] is wanted, by the machine's clock; `None`: never. Asked once.
+    fn ticks(&self) -> Option<Duration> {
+        None
+    }
+
+    /// So much time has passed, whatever has come meanwhile.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let _ = emit;
         Ok(Flow::Done)
     }
 
@@ -154,6 +171,11 @@ pub(crate) async fn drive(
         // So have those that it would hear from, and what it had to say at its end it has said.
         return Ok(());
     }
+    let mut ticks = operator.ticks().map(|every| {
+        let mut ticks = interval_at(Instant::now() + every, every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    });
     let mut wanted = Vec::new();
     while !inputs.is_over() {
         if !outputs.is_wanted() {
@@ -164,7 +186,24 @@ pub(crate) async fn drive(
         }
         wanted.clear();
         wanted.extend((0..inputs.len()).map(|port| operator.wants(port)));
-        let flow = match inputs.recv_any(|port| wanted[port]).await? {
+        let found = match &mut ticks {
+            None => inputs.recv_any(|port| wanted[port]).await?,
+            Some(ticks) => {
+                let found = tokio::select! {
+                    biased;
+                    _ = ticks.tick() => None,
+                    found = inputs.recv_any(|port| wanted[port]) => Some(found?),
+                };
+                let Some(found) = found else {
+                    let flow = operator.on_tick(&mut emit)?;
+                    send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                    outputs.flush().await?;
+                    continue;
+                };
+                found
+            }
+        };
+        let flow = match found {
             Some((port, Some(Item::Batch(batch)))) => operator.on_batch(port, batch, &mut emit)?,
             Some((_, Some(Item::Mark(mark)))) => {
                 match &mark {

@@ -24,7 +24,7 @@ use crate::read::read_url;
 use crate::reading::Reading;
 use crate::sources::Sources;
 use crate::stores::is_url;
-use crate::stream::is_window;
+use crate::stream::window_parts;
 
 /// Rows of one slice of a table in memory: DataFusion's own batch size.
 pub(crate) const SLICE_ROWS: usize = 8192;
@@ -216,12 +216,13 @@ impl DataSet {
             .aggregate(keys.clone(), functions.clone())?
             .build()?;
         // The plan's node computes bare functions; what is built around them comes after.
-        let output = |key: &Expr| match is_window(key) {
-            // The window as two columns: who looks at results wants its start and its end.
-            true => {
-                ["start", "end"].map(|end| column(&output_name(key)).field(end).alias(format!("window_{end}"))).to_vec()
+        let output = |key: &Expr| match window_parts(key) {
+            [] => vec![column(&output_name(key))],
+            // The window as columns: who looks at results wants its start and its end.
+            parts => {
+                let part = |part: &&str| column(&output_name(key)).field(*part).alias(format!("window_{part}"));
+                parts.iter().map(part).collect()
             }
-            false => vec![column(&output_name(key))],
         };
         let mut outputs: Vec<Expr> = keys.iter().flat_map(output).collect();
         for expr in aggregates {

@@ -70,8 +70,13 @@ def _lines(job: list[Status], before: list[Status]) -> list[str]:
     epochs = (
         "no checkpoints" if first["durable"] is None else f"checkpoint {durable}" if durable else "no checkpoint yet"
     )
+    late: dict[str, int] = {}
+    for step, count in (count for status in job for count in status["late"]):
+        late[step] = late.get(step, 0) + count
     here = f"{len(job)} of {first['workers']} workers here"
     lines = [f"stream {first['job']!r}  {here}  running {running}  {epochs}"]
+    if late:
+        lines.append("  came too late: " + ", ".join(f"{count:,} rows for {step}" for step, count in late.items()))
     rows: dict[str, list[Any]] = {}
     for status in job:
         old = earlier.get((status["pid"], status["begun_s"]))

@@ -560,6 +560,7 @@ class DataSet:
         self,
         sink: Sink | Connector | Callable[[Table], None],
         *,
+        late_to: Sink | Connector | Callable[[Table], None] | None = None,
         name: str = "stream",
         checkpoint: str | Path | None = None,
         every: Duration = 10,
@@ -577,6 +578,9 @@ class DataSet:
             A function that is called with each table of rows; a sink of the engine's own, such as `tidemill.stream.to_files`; or
             an object with ``write``, ``prepare`` and ``commit``, which
             makes rows appear once, whatever fails in between: see `tidemill.stream.Sink`.
+        late_to : callable, Connector or Sink, optional
+            Where rows go that come too late for a window, as they come to its `group_by`; without, they are counted and left
+            out. Rows then go over to the owners of their keys as they are, not as what was made of them where they were read.
         name : str, default="stream"
             The job's name: checkpoints belong to it.
         checkpoint : str or Path, optional
@@ -611,7 +615,7 @@ class DataSet:
         """
         from tidemill._job import init
         from tidemill._tidemill import write_stream
-        from tidemill.stream import Running, _status
+        from tidemill.stream import Running, _late, _status
         from tidemill.stream._time import seconds
 
         if stop is not None and checkpoint is None:
@@ -624,22 +628,24 @@ class DataSet:
         # Worker 0 is who is heard.
         asked = stop if init().rank == 0 else None
         watching = (lambda native: watch(Running(native))) if watch is not None and init().rank == 0 else None
-        sink_name = getattr(sink, "__name__", type(sink).__name__)
         status = _status.place(name, init().comm)
-        report, count, first = write_stream(
+        report, count, first, late = write_stream(
             engine(),
             init().comm,
             self._native,
             name,
             _tables(sink),
-            sink_name,
+            _sink_name(sink),
             folder,
             asked,
             status,
             guarantee,
             watching,
+            None if late_to is None else _tables(late_to),
+            _sink_name(late_to),
         )
         _workers.report_bad_records(count, first)
+        _late.report(late)
         return report
 
     def _write(
@@ -673,6 +679,10 @@ class DataSet:
             )
         _workers.report_bad_rows(self._native)
         return rows
+
+
+def _sink_name(sink: Any) -> str:
+    return str(getattr(sink, "__name__", type(sink).__name__))
 
 
 def _tables(sink: Sink | Connector | Callable[[Table], None]) -> Any:

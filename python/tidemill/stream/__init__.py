@@ -12,6 +12,7 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
 from tidemill.stream._connect import Connector, from_files, from_kafka, rate, times, to_files, to_kafka
+from tidemill.stream._late import LateRowsWarning, late_rows
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
 from tidemill.stream._redis import from_redis, to_redis
@@ -24,6 +25,7 @@ __all__ = [
     "Connector",
     "Duration",
     "KeyContext",
+    "LateRowsWarning",
     "Move",
     "Running",
     "Sink",
@@ -36,6 +38,7 @@ __all__ = [
     "from_table",
     "from_webhook",
     "from_websocket",
+    "late_rows",
     "rate",
     "session",
     "sliding",

@@ -41,7 +41,7 @@ def session(gap: Duration) -> Windows:
     return Windows("session", micros(gap, "gap"), 0)
 
 
-def window(windows: Windows, on: IntoExpr, *, late: Duration = 0) -> Expr:
+def window(windows: Windows, on: IntoExpr, *, late: Duration = 0, early: Duration | None = None) -> Expr:
     """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
 
     Parameters
@@ -52,7 +52,11 @@ def window(windows: Windows, on: IntoExpr, *, late: Duration = 0) -> Expr:
         Each row's event time: a timestamp or a date.
     late : str, number of seconds or timedelta, default=0
         How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
-        that come later than that are left out, as are rows without a time. Sessions take none.
+        that come later than that are left out, or go to ``late_to`` of `DataSet.write_stream`; rows without a time are left out.
+        Sessions take none.
+    early : str, number of seconds or timedelta, optional
+        Also give what a window has so far, so often by the machine's clock, if it has changed since. The result has a column
+        ``window_final`` then: false in such early results, true when the window is over. Not for sessions.
 
     >>> import tidemill as tm
     >>> rows = tm.from_dict({"user": ["a", "b", "a"], "s": [1, 2, 11]})
@@ -68,4 +72,5 @@ def window(windows: Windows, on: IntoExpr, *, late: Duration = 0) -> Expr:
     if not isinstance(time, Expr):
         raise TypeError("on is the column, or an expression, with each row's event time")
     lateness = micros(late, "late")
-    return Expr(window_of(time._native, windows.kind, windows.size_us, windows.slide_us, lateness))
+    every = None if early is None else micros(early, "early")
+    return Expr(window_of(time._native, windows.kind, windows.size_us, windows.slide_us, lateness, every))

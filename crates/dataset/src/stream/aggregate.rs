@@ -13,10 +13,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, TimestampMicrosecondArray, UInt32Array};
+use arrow::array::{
+    Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
+};
 use arrow::compute::{concat_batches, filter_record_batch, not, take, take_record_batch};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
 use bytes::{Buf, Bytes};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
@@ -29,6 +32,7 @@ use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::groups::{Aggregation, Arguments, Groups, batch};
 use super::kept::{self, Saved};
+use super::late::{LATE_PORT, LateCount, LateOutput};
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
 
@@ -46,26 +50,49 @@ pub(crate) struct WindowAggregation {
     pub size: Micros,
     pub slide: Micros,
     pub lateness: Micros,
+    /// How often windows that have changed give what they have so far, by the machine's clock.
+    pub early: Option<Duration>,
     /// The start of a pane, keys, states.
     pub pane_schema: SchemaRef,
+    /// These, and how many rows: what goes from the first half to the second.
+    pub part_schema: SchemaRef,
     pub output: SchemaRef,
     /// Where the window stands among the keys of the output.
     pub window_at: usize,
+    pub late: LateCount,
+    /// Where late rows go. Then rows come to the second half, and there is no first.
+    pub late_rows: Option<LateOutput>,
 }
 
 impl WindowAggregation {
     pub(crate) fn new(
         of: Aggregation,
         (time, behind): (Arc<dyn PhysicalExpr>, Micros),
-        (size, slide, lateness): (Micros, Micros, Micros),
+        (size, slide): (Micros, Micros),
+        (lateness, early): (Micros, Micros),
         output: SchemaRef,
         window_at: usize,
+        (late, late_rows): (LateCount, Option<LateOutput>),
     ) -> Self {
         let pane = Field::new(PANE, DataType::Timestamp(TimeUnit::Microsecond, None), false);
         let fields: Vec<Field> =
             std::iter::once(pane).chain(of.state_schema.fields().iter().map(|field| field.as_ref().clone())).collect();
         let pane_schema = Arc::new(Schema::new(fields));
-        WindowAggregation { of: Arc::new(of), time, behind, size, slide, lateness, pane_schema, output, window_at }
+        WindowAggregation {
+            of: Arc::new(of),
+            time,
+            behind,
+            size,
+            slide,
+            lateness,
+            early: u64::try_from(early).ok().filter(|&early| early > 0).map(Duration::from_micros),
+            part_schema: with_rows(&pane_schema),
+            pane_schema,
+            output,
+            window_at,
+            late,
+            late_rows,
+        }
     }
 
     fn described(&self) -> String {
@@ -106,6 +133,12 @@ impl WindowAggregation {
 /// The column that says which pane states are of.
 const PANE: &str = "tidemill pane";
 
+/// Columns of states, and how many rows each is of: should they come too late, it is known how many rows have.
+pub(crate) fn with_rows(states: &Schema) -> SchemaRef {
+    let rows = Field::new("tidemill rows", DataType::Int64, false);
+    Arc::new(Schema::new(states.fields().iter().cloned().chain([Arc::new(rows)]).collect::<Vec<_>>()))
+}
+
 /// Rows by the pane they are in: its start, and which rows (`None`: all). Rows without a time are in none.
 fn by_pane(times: &TimestampMicrosecondArray, pane: Micros) -> Vec<(Micros, Option<UInt32Array>)> {
     let start = |time: Micros| time - time.rem_euclid(pane);
@@ -139,9 +172,24 @@ fn by_pane(times: &TimestampMicrosecondArray, pane: Micros) -> Vec<(Micros, Opti
 pub(crate) struct FirstHalf {
     shape: Arc<WindowAggregation>,
     steps: Steps,
-    panes: BTreeMap<Micros, Groups>,
+    panes: BTreeMap<Micros, Counted>,
     time: Micros,
     batches: u32,
+}
+
+/// Groups, and the rows of each.
+struct Counted {
+    groups: Groups,
+    rows: Vec<i64>,
+}
+
+impl Counted {
+    fn update(&mut self, rows: &Arguments, count: usize) -> Result<()> {
+        self.groups.update(rows, count)?;
+        self.rows.resize(self.groups.len(), 0);
+        self.groups.last().iter().for_each(|&group| self.rows[group] += 1);
+        Ok(())
+    }
 }
 
 impl FirstHalf {
@@ -155,11 +203,14 @@ impl FirstHalf {
         let all = shape.of.arguments(batch)?;
         for (pane, rows) in by_pane(&times, shape.pane()) {
             if shape.over(pane) <= self.time {
+                shape.late.add(rows.map_or(batch.num_rows(), |rows| rows.len()));
                 continue;
             }
             let groups = match self.panes.entry(pane) {
                 std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Groups::new(&shape.of)?),
+                std::collections::btree_map::Entry::Vacant(entry) => {
+                    entry.insert(Counted { groups: Groups::new(&shape.of)?, rows: Vec::new() })
+                }
             };
             match rows {
                 None => groups.update(&all, batch.num_rows())?,
@@ -173,8 +224,11 @@ impl FirstHalf {
     fn send(&mut self, which: impl Fn(Micros) -> bool, emit: &mut Emit) -> Result<(), TaskError> {
         let panes: Vec<Micros> = self.panes.keys().copied().filter(|&pane| which(pane)).collect();
         for pane in panes {
-            let Some(mut groups) = self.panes.remove(&pane) else { continue };
-            emit.send(self.shape.of_pane(pane, &groups.take_states()?)?);
+            let Some(Counted { mut groups, rows }) = self.panes.remove(&pane) else { continue };
+            let states = self.shape.of_pane(pane, &groups.take_states()?)?;
+            let count = states.num_rows();
+            let columns = states.columns().iter().cloned().chain([Arc::new(Int64Array::from(rows)) as ArrayRef]);
+            emit.send(batch(&self.shape.part_schema, columns.collect(), count)?);
         }
         Ok(())
     }
@@ -187,7 +241,7 @@ impl Operator for FirstHalf {
         }
         self.batches += 1;
         if self.batches.is_multiple_of(WEIGH_EVERY)
-            && self.panes.values().map(Groups::bytes).sum::<usize>() > HELD_BYTES_MAX
+            && self.panes.values().map(|pane| pane.groups.bytes()).sum::<usize>() > HELD_BYTES_MAX
         {
             self.send(|_| true, emit)?;
         }
@@ -199,6 +253,15 @@ impl Operator for FirstHalf {
         let pane = self.shape.pane();
         self.send(|start| start.saturating_add(pane) <= time.0, emit)?;
         self.time = time.0;
+        Ok(Flow::Done)
+    }
+
+    fn ticks(&self) -> Option<Duration> {
+        self.shape.early
+    }
+
+    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.send(|_| true, emit)?;
         Ok(Flow::Done)
     }
 
@@ -240,6 +303,8 @@ struct Pane {
     open: Option<Groups>,
     /// States that were cut off, each with every key at most once.
     closed: Vec<RecordBatch>,
+    /// Those that no snapshot has: windows have fired since.
+    unsaved: Vec<RecordBatch>,
 }
 
 impl Pane {
@@ -250,11 +315,14 @@ impl Pane {
         Ok(self.open.as_mut().expect("just made"))
     }
 
-    /// Cuts off what grows. Returns it, if there is anything.
-    fn cut(&mut self, of: &Arc<Aggregation>) -> Result<Option<RecordBatch>> {
-        let Some(mut open) = self.open.take().filter(|open| open.len() > 0) else { return Ok(None) };
+    /// Cuts off what grows. With `saves` it is part of the next snapshot.
+    fn cut(&mut self, of: &Arc<Aggregation>, saves: bool) -> Result<()> {
+        let Some(mut open) = self.open.take().filter(|open| open.len() > 0) else { return Ok(()) };
         let states = open.take_states()?;
-        self.closed.push(states.clone());
+        if saves {
+            self.unsaved.push(states.clone());
+        }
+        self.closed.push(states);
         // Each is at least twice as large as the next: a state is copied a few times, however many barriers pass.
         while let [.., larger, smaller] = self.closed.as_slice()
             && larger.num_rows() < 2 * smaller.num_rows()
@@ -266,7 +334,7 @@ impl Pane {
             }
             self.closed.push(merged.take_states()?);
         }
-        Ok(Some(states))
+        Ok(())
     }
 
     fn bytes(&self) -> usize {
@@ -288,12 +356,16 @@ pub(crate) struct SecondHalf {
     fired: Micros,
     /// Of these, the starts of those that late rows have changed.
     changed: BTreeSet<Micros>,
+    /// The starts of those that have not fired, and have changed since they gave early results.
+    touched: BTreeSet<Micros>,
     /// Rows that were saved as changes since all were saved whole.
     saved_rows: usize,
     /// Buckets of which something is saved.
     saved: Saved,
     /// What other copies have handed over, until something can be emitted.
     acquired: Vec<Acquired>,
+    /// Whether there will be snapshots.
+    saves: bool,
     held: Held,
 }
 
@@ -365,9 +437,11 @@ impl SecondHalf {
             panes: BTreeMap::new(),
             fired: Micros::MIN,
             changed: BTreeSet::new(),
+            touched: BTreeSet::new(),
             saved_rows: 0,
             saved: Saved::default(),
             acquired: Vec::new(),
+            saves: context.makes_checkpoints(),
             held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
@@ -390,32 +464,67 @@ impl SecondHalf {
         }
         new.saved.restore(restored);
         for pane in new.panes.values_mut() {
-            pane.cut(&shape.of)?;
+            pane.cut(&shape.of, false)?;
         }
         // Windows that late rows can still change are given again: which had been changed, nobody has saved.
         Ok(new)
     }
 
-    /// Adds states, each to its pane.
-    fn take(&mut self, states: &RecordBatch) -> Result<(), TaskError> {
-        let shape = Arc::clone(&self.shape);
+    /// Adds states, each to its pane. Returns how many rows those are of that come too late, if that is known.
+    fn take(&mut self, states: &RecordBatch) -> Result<usize, TaskError> {
         let panes = states.column(0).as_primitive::<TimestampMicrosecondType>();
-        let columns: Vec<usize> = (1..states.num_columns()).collect();
+        let columns: Vec<usize> = (1..self.shape.pane_schema.fields().len()).collect();
+        let counts = states.columns().get(columns.len() + 1).map(|rows| rows.as_primitive::<Int64Type>());
+        let mut late = 0;
         for (pane, rows) in by_pane(panes, 1) {
-            if shape.over(pane) <= self.fired {
+            let Some(open) = self.open(pane)? else {
+                let of = |counts: &Int64Array| match &rows {
+                    None => counts.values().iter().sum(),
+                    Some(rows) => rows.values().iter().map(|&row| counts.value(row as usize)).sum::<i64>(),
+                };
+                late += counts.map_or(0, of) as usize;
                 continue;
-            }
-            if shape.lateness > 0 {
-                let late = shape.windows(pane).filter(|start| start + shape.size <= self.fired);
-                self.changed.extend(late);
-            }
+            };
             let rows = match rows {
                 None => states.clone(),
                 Some(rows) => take_record_batch(states, &rows)?,
             };
-            self.panes.entry(pane).or_default().open(&shape.of)?.merge(&rows.project(&columns)?)?;
+            open.merge(&rows.project(&columns)?)?;
+        }
+        Ok(late)
+    }
+
+    /// Adds rows that came with their keys; those that come too late go on by themselves.
+    fn take_rows(&mut self, batch: &RecordBatch, of: &LateOutput, emit: &mut Emit) -> Result<(), TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
+        let all = shape.of.arguments(batch)?;
+        for (pane, rows) in by_pane(&times, shape.pane()) {
+            match (self.open(pane)?, rows) {
+                (Some(open), None) => open.update(&all, batch.num_rows())?,
+                (Some(open), Some(rows)) => open.update(&all.take(&rows)?, rows.len())?,
+                (None, None) => emit.send_to(LATE_PORT, of.of(batch)?),
+                (None, Some(rows)) => emit.send_to(LATE_PORT, of.of(&take_record_batch(batch, &rows)?)?),
+            }
         }
         Ok(())
+    }
+
+    /// What grows of a pane that is about to change; `None`: all its windows are over.
+    fn open(&mut self, pane: Micros) -> Result<Option<&mut Groups>> {
+        let shape = &self.shape;
+        if shape.over(pane) <= self.fired {
+            return Ok(None);
+        }
+        if shape.lateness > 0 {
+            let late = shape.windows(pane).filter(|start| start + shape.size <= self.fired);
+            self.changed.extend(late);
+        }
+        if shape.early.is_some() {
+            let under_way = shape.windows(pane).filter(|start| start + shape.size > self.fired);
+            self.touched.extend(under_way);
+        }
+        self.panes.entry(pane).or_default().open(&shape.of).map(Some)
     }
 
     /// Adds what other copies have handed over. Their time may have been another, if streams were idle: what has fired there
@@ -440,7 +549,7 @@ impl SecondHalf {
             self.changed = changed;
             self.fire(until, emit)?;
             for (pane, mut held) in std::mem::replace(&mut self.panes, panes) {
-                held.cut(&shape.of)?;
+                held.cut(&shape.of, false)?;
                 let open = self.panes.entry(pane).or_default().open(&shape.of)?;
                 held.closed.iter().try_for_each(|states| open.merge(states))?;
             }
@@ -459,34 +568,41 @@ impl SecondHalf {
             windows.extend(shape.windows(pane).filter(ends));
         }
         self.fired = self.fired.max(time);
-        let alone = shape.size == shape.slide && shape.lateness == 0;
-        for start in windows {
-            let end = start + shape.size;
-            let mut merged = None;
-            for (_, pane) in self.panes.range_mut(start..end) {
-                if alone {
-                    // It is nobody else's, and not needed any more.
-                    merged = pane.open.take();
-                } else {
-                    pane.cut(&shape.of)?;
-                }
-                let merged = match &mut merged {
-                    Some(merged) => merged,
-                    None => merged.insert(Groups::new(&shape.of)?),
-                };
-                pane.closed.iter().try_for_each(|states| merged.merge(states))?;
-            }
-            let Some(mut merged) = merged else { continue };
-            let (keys, results, rows) = merged.take_results()?;
-            let mut columns = keys;
-            columns.insert(shape.window_at, window_array(vec![start; rows], vec![end; rows]));
-            columns.extend(results);
-            for batch in self.steps.apply(batch(&shape.output, columns, rows)?)? {
-                emit.send(batch);
-            }
-        }
+        windows.into_iter().try_for_each(|start| self.give(start, true, emit))?;
         let fired = self.fired;
         self.panes.retain(|&pane, _| shape.over(pane) > fired);
+        self.touched.retain(|&start| start + shape.size > fired);
+        Ok(())
+    }
+
+    /// Gives what there is of a window, `last` or not.
+    fn give(&mut self, start: Micros, last: bool, emit: &mut Emit) -> Result<(), TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let end = start + shape.size;
+        let alone = last && shape.size == shape.slide && shape.lateness == 0;
+        let mut merged = None;
+        for (_, pane) in self.panes.range_mut(start..end) {
+            if alone {
+                // It is nobody else's, and not needed any more.
+                merged = pane.open.take();
+            } else {
+                pane.cut(&shape.of, self.saves)?;
+            }
+            let merged = match &mut merged {
+                Some(merged) => merged,
+                None => merged.insert(Groups::new(&shape.of)?),
+            };
+            pane.closed.iter().try_for_each(|states| merged.merge(states))?;
+        }
+        let Some(mut merged) = merged else { return Ok(()) };
+        let (keys, results, rows) = merged.take_results()?;
+        let mut columns = keys;
+        let windows = window_array(vec![start; rows], vec![end; rows], shape.early.map(|_| last));
+        columns.insert(shape.window_at, Arc::new(windows));
+        columns.extend(results);
+        for batch in self.steps.apply(batch(&shape.output, columns, rows)?)? {
+            emit.send(batch);
+        }
         Ok(())
     }
 }
@@ -551,7 +667,14 @@ pub(crate) fn fired_of(restored: &Restored) -> Result<Micros, TaskError> {
 impl Operator for SecondHalf {
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
-        self.take(&batch)?;
+        let shape = Arc::clone(&self.shape);
+        match &shape.late_rows {
+            Some(of) => self.take_rows(&batch, of, emit)?,
+            None => {
+                let late = self.take(&batch)?;
+                shape.late.add(late);
+            }
+        }
         let panes = &self.panes;
         self.held.batch(|| panes.values().map(Pane::bytes).sum())?;
         Ok(Flow::Done)
@@ -560,6 +683,16 @@ impl Operator for SecondHalf {
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
         self.fire(time.minus(self.shape.behind).0, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn ticks(&self) -> Option<Duration> {
+        self.shape.early
+    }
+
+    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
+        std::mem::take(&mut self.touched).into_iter().try_for_each(|start| self.give(start, false, emit))?;
         Ok(Flow::Done)
     }
 
@@ -584,7 +717,7 @@ impl Operator for SecondHalf {
         lost.iter().for_each(|&bucket| gone[bucket as usize] = true);
         let mut moved = Vec::new();
         for (&pane, held) in &mut self.panes {
-            held.cut(&shape.of)?;
+            held.cut(&shape.of, false)?;
             for states in &mut held.closed {
                 let of = buckets(states, 0, shape.of.keys.len())?;
                 let goes = BooleanArray::from_iter(of.into_iter().map(|bucket| Some(gone[bucket as usize])));
@@ -611,7 +744,8 @@ impl Operator for SecondHalf {
         let shape = Arc::clone(&self.shape);
         let mut states = Vec::new();
         for (&pane, held) in &mut self.panes {
-            states.extend(held.cut(&shape.of)?.map(|states| (pane, states)));
+            held.cut(&shape.of, true)?;
+            states.extend(std::mem::take(&mut held.unsaved).into_iter().map(|states| (pane, states)));
         }
         self.saved_rows += states.iter().map(|(_, states)| states.num_rows()).sum::<usize>();
         let rows: usize = self.panes.values().map(Pane::rows).sum();

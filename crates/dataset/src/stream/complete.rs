@@ -18,6 +18,7 @@ use super::aggregate::{Held, check_schema, fired_by, fired_of, shared};
 use super::groups::batch;
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
+use super::late::LateCount;
 use super::steps::PlanStep;
 use super::times::{TimeOf, until_of};
 use super::window::Micros;
@@ -33,6 +34,7 @@ pub(crate) struct Completion {
     /// Among the columns of the keyed rows.
     pub times: Vec<TimeOf>,
     pub plan: PlanStep,
+    pub late: LateCount,
 }
 
 impl Completion {
@@ -80,16 +82,20 @@ impl CompleteTask {
         Ok(new)
     }
 
-    /// Keeps rows of groups that have not been given: those that are not over by a time.
-    fn keep(&mut self, rows: RecordBatch, given: Micros) -> Result<(), TaskError> {
+    /// Keeps rows of groups that have not been given: those that are not over by a time. Returns how many are.
+    fn keep(&mut self, rows: RecordBatch, given: Micros) -> Result<usize, TaskError> {
         let until = until_of(&self.shape.times, &rows)?;
         self.overdue |= until.iter().any(|until| (given..self.now).contains(until));
         if until.iter().all(|&until| until >= given) {
-            return self.state.kept.add(rows, until);
+            self.state.kept.add(rows, until)?;
+            return Ok(0);
         }
+        // Those without a time are in no group that will ever be complete.
+        let over = until.iter().filter(|&&until| until < given && until > Micros::MIN).count();
         let wanted = until.iter().map(|&until| Some(until >= given)).collect();
         let until = until.iter().copied().filter(|&until| until >= given).collect();
-        self.state.kept.add(filter_record_batch(&rows, &wanted)?, until)
+        self.state.kept.add(filter_record_batch(&rows, &wanted)?, until)?;
+        Ok(over)
     }
 
     /// Gives the groups that another copy has kept, whose time was behind.
@@ -117,7 +123,8 @@ impl CompleteTask {
 impl Operator for CompleteTask {
     fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
-        self.keep(rows, self.now)?;
+        let late = self.keep(rows, self.now)?;
+        self.shape.late.add(late);
         let kept = &self.state.kept;
         self.held.batch(|| kept.bytes())?;
         Ok(Flow::Done)

@@ -125,6 +125,11 @@ impl Groups {
         self.count
     }
 
+    /// The group of each row that was added last.
+    pub(crate) fn last(&self) -> &[usize] {
+        &self.groups
+    }
+
     /// Bytes it holds, about.
     pub(crate) fn bytes(&self) -> usize {
         let keys = self.keys.as_ref().map_or(0, |keys| keys.size());

@@ -15,6 +15,7 @@ use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskError};
 
 use super::groups::batch;
+use super::late::LateCount;
 use super::steps::Steps;
 use super::times::TimeOf;
 use super::window::Micros;
@@ -54,8 +55,9 @@ impl Keyed {
         Partition::by_key(self.keys().into_iter().map(|key| key.to_string()))
     }
 
-    /// The rows of a batch that are wanted, with their keys.
-    fn of(&self, rows: RecordBatch, now: Micros) -> Result<RecordBatch> {
+    /// The rows of a batch that are wanted, with their keys, and how many came too late.
+    fn of(&self, rows: RecordBatch, now: Micros) -> Result<(RecordBatch, usize)> {
+        let before = rows.num_rows();
         let rows = match &self.time {
             Some(of) if now > Micros::MIN => {
                 let times = of.place.values(&rows)?;
@@ -68,13 +70,14 @@ impl Keyed {
             _ => rows,
         };
         let count = rows.num_rows();
+        let late = before - count;
         let keys = self.keys.iter().map(|key| key.evaluate(&rows)?.into_array(count)).collect::<Result<Vec<_>>>()?;
         let known = known(&keys).filter(|_| self.drop_nulls);
         let columns = rows.columns().iter().cloned().chain(keys).collect();
         let rows = batch(&self.schema, columns, count)?;
         match known {
-            Some(known) => Ok(filter_record_batch(&rows, &BooleanArray::new(known, None))?),
-            None => Ok(rows),
+            Some(known) => Ok((filter_record_batch(&rows, &BooleanArray::new(known, None))?, late)),
+            None => Ok((rows, late)),
         }
     }
 }
@@ -90,12 +93,14 @@ pub(crate) struct KeyedTask {
     pub shape: Arc<Keyed>,
     pub steps: Steps,
     pub now: Micros,
+    pub late: LateCount,
 }
 
 impl Operator for KeyedTask {
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         for rows in self.steps.apply(batch)? {
-            let rows = self.shape.of(rows, self.now)?;
+            let (rows, late) = self.shape.of(rows, self.now)?;
+            self.late.add(late);
             if rows.num_rows() > 0 {
                 emit.send(rows);
             }

@@ -36,15 +36,19 @@ use super::distinct::{Distinct, DistinctTask};
 use super::groups::Aggregation;
 use super::join::{JoinTask, StreamJoin};
 use super::keyed::{Keyed, KeyedTask};
+use super::late::{KeepLateRows, LATE, LateOutput, LateRows, MakeLateSink};
 use super::memory::table_stream;
 use super::process::{ProcessExec, ProcessTask};
 use super::sessions::{self, SessionAggregation};
 use super::steps::{PlanStep, Steps, StepsTask};
 use super::table::{StreamExec, StreamSink};
 use super::times::{Place, TimeOf, Times, following};
-use super::window::{Micros, WindowFunction, WindowKind};
+use super::window::{Micros, WindowCall, WindowFunction, WindowKind};
 use crate::dataset::{DataSet, SLICE_ROWS};
 use crate::error::{DataSetError, Result};
+
+/// The port that rows leave a task by.
+const ROWS: &str = "rows";
 
 /// Rows on their way: the tasks they leave, each with the steps that are still to be done.
 struct Flowing {
@@ -63,7 +67,7 @@ struct Branch {
 /// The two tasks of a windowed aggregation.
 struct Halves {
     /// What goes from the first to the second.
-    states: SchemaRef,
+    parts: SchemaRef,
     first: Box<dyn Fn(String, Steps) -> TaskSpec>,
     second: TaskSpec,
 }
@@ -72,10 +76,21 @@ struct Halves {
 pub(crate) struct Lowered {
     pub graph: Graph,
     pub sources: Vec<(String, bool)>,
+    /// The sinks.
+    pub sinks: Vec<StreamSink>,
+}
+
+/// Where rows go.
+pub(crate) struct Sinks<'a> {
+    pub rows: &'a StreamSink,
+    /// Rows that come too late for a window.
+    pub late: Option<&'a MakeLateSink>,
+    /// Counts those that go nowhere.
+    pub left_out: &'a LateRows,
 }
 
 /// Makes the graph of a query over streams.
-pub(crate) struct Lower {
+pub(crate) struct Lower<'a> {
     graph: Graph,
     context: Arc<TaskContext>,
     /// Of every task that nothing else limits.
@@ -83,12 +98,16 @@ pub(crate) struct Lower {
     tasks: u32,
     /// The names of sources, and whether they can be read again.
     sources: Vec<(String, bool)>,
+    late: &'a LateRows,
+    /// Windows whose late rows are wanted.
+    late_from: Vec<(Branch, SchemaRef)>,
 }
 
-/// Plans `set` for one partition, without rules that would take a windowed aggregation apart.
-pub(crate) async fn plan(set: &DataSet) -> Result<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)> {
+/// Plans `set` for one partition, without rules that would take a windowed aggregation apart. With `late_rows` windows know all
+/// columns of their rows.
+pub(crate) async fn plan(set: &DataSet, late_rows: bool) -> Result<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)> {
     let (state, logical) = set.frame().clone().into_parts();
-    let state = session(state);
+    let state = session(state, late_rows);
     let context = state.task_ctx();
     let plan = hold_tables(state.create_physical_plan(&logical).await?, &context).await?;
     Ok((plan, context))
@@ -119,7 +138,7 @@ fn has_stream(plan: &Arc<dyn ExecutionPlan>) -> bool {
     any.is::<StreamExec>() || plan.children().into_iter().any(has_stream)
 }
 
-fn session(state: SessionState) -> SessionState {
+fn session(state: SessionState, late_rows: bool) -> SessionState {
     let config = state
         .config()
         .clone()
@@ -128,7 +147,11 @@ fn session(state: SessionState) -> SessionState {
         .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
     let mut rules = state.optimizers().to_vec();
     rules.retain(|rule| rule.name() != "single_distinct_aggregation_to_group_by");
-    SessionStateBuilder::new_from_existing(state).with_config(config).with_optimizer_rules(rules).build()
+    let mut builder = SessionStateBuilder::new_from_existing(state).with_config(config).with_optimizer_rules(rules);
+    if late_rows {
+        builder = builder.with_analyzer_rule(Arc::new(KeepLateRows));
+    }
+    builder.build()
 }
 
 /// Whether a node of a plan only says in which partitions rows are.
@@ -182,28 +205,65 @@ fn firsts(aggregate: &AggregateExec) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
     aggregate.aggr_expr().iter().zip(aggregate.filter_expr()).map(first).collect()
 }
 
-impl Lower {
-    /// The graph of a plan whose rows go to `sink`.
+impl<'a> Lower<'a> {
+    /// The graph of a plan whose rows go to `sinks`.
     ///
     /// # Errors
-    /// `Unsupported` for a step that would have to wait for the end.
+    /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows are wanted, and there is no window
+    /// that they could come to, or they are of several kinds.
     pub(crate) fn graph(
         job: &str,
         plan: &Arc<dyn ExecutionPlan>,
         context: Arc<TaskContext>,
-        sink: &StreamSink,
+        sinks: Sinks<'a>,
         copies: u32,
     ) -> Result<Lowered> {
-        let mut lower = Lower { graph: Graph::new(job), context, copies, tasks: 0, sources: Vec::new() };
+        let (graph, sources, late_from) = (Graph::new(job), Vec::new(), Vec::new());
+        let mut lower = Lower { graph, context, copies, tasks: 0, sources, late: sinks.left_out, late_from };
         let rows = lower.node(plan)?;
         let rows = lower.done(rows);
-        let most = rows.from.iter().map(|branch| branch.copies).max().unwrap_or(1);
-        let sinks = if sink.copies_max == 0 { most } else { most.min(sink.copies_max) };
-        let make = (sink.make)(&rows.schema);
-        let task = TaskSpec::sink(format!("sink {}", sink.name), move |copy| make(copy));
-        let task = lower.graph.add(task.input("rows").copies(sinks));
-        lower.connect(&rows, task, sinks);
-        Ok(Lowered { graph: lower.graph, sources: lower.sources })
+        lower.sink("sink", sinks.rows, &rows.from, &rows.schema, ROWS);
+        let mut all = vec![sinks.rows.clone()];
+        if let Some(late) = sinks.late {
+            let (from, schemas): (Vec<_>, Vec<_>) = std::mem::take(&mut lower.late_from).into_iter().unzip();
+            let Some(schema) = schemas.first() else {
+                return Err(DataSetError::Query(
+                    "late_to= takes rows that come too late for a window, and the query has none".into(),
+                ));
+            };
+            if let Some(other) = schemas.iter().find(|other| other.fields() != schema.fields()) {
+                let names = |schema: &SchemaRef| {
+                    schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
+                };
+                return Err(DataSetError::Query(format!(
+                    "late_to= takes rows of one kind, and the query has windows of rows ({}) and of rows ({}); give them the same \
+                     columns before they are grouped, or write two streams",
+                    names(schema),
+                    names(other),
+                )));
+            }
+            let sink = late(schema)?;
+            lower.sink("late rows, sink", &sink, &from, schema, LATE);
+            all.push(sink);
+        }
+        Ok(Lowered { graph: lower.graph, sources: lower.sources, sinks: all })
+    }
+
+    /// Adds a sink for what leaves tasks by a port.
+    fn sink(&mut self, what: &str, sink: &StreamSink, from: &[Branch], schema: &SchemaRef, port: &'static str) {
+        let most = from.iter().map(|branch| branch.copies).max().unwrap_or(1);
+        let copies = if sink.copies_max == 0 { most } else { most.min(sink.copies_max) };
+        let make = (sink.make)(schema);
+        let task = TaskSpec::sink(format!("{what} {}", sink.name), move |copy| make(copy));
+        let task = self.graph.add(task.input("rows").copies(copies));
+        for branch in from {
+            let from = branch.task.port(port);
+            match copies {
+                copies if copies == branch.copies => self.graph.connect(from, task, Direct),
+                1 => self.graph.connect(from, task, Gather::to(0)),
+                _ => self.graph.connect(from, task, Partition::round_robin()),
+            };
+        }
     }
 
     fn name(&mut self, what: &str) -> String {
@@ -267,7 +327,7 @@ impl Lower {
         self.sources.push((source.name.clone(), source.replayable));
         let make = Arc::clone(&source.make);
         let task = TaskSpec::source(name, source.times.clone(), move |copy| make(copy));
-        let task = self.graph.add(task.output("rows", Arc::clone(&source.schema)).copies(copies));
+        let task = self.graph.add(task.output(ROWS, Arc::clone(&source.schema)).copies(copies));
         let mut steps = Steps::default();
         let column = source.times.as_ref().map(|times| time_column(&source.schema, &times.column));
         let mut times = Times::of_source(column.transpose().map_err(DataSetError::Query)?);
@@ -312,15 +372,17 @@ impl Lower {
 
     /// Sends rows, with their keys, to the task that owns them.
     fn keyed(&mut self, rows: Flowing, keyed: &Arc<Keyed>, target: PortRef, name: &str) {
+        let late = self.late.of(name);
         for (number, branch) in rows.from.into_iter().enumerate() {
             let Branch { task: from, steps, copies } = branch;
-            let shape = Arc::clone(keyed);
+            let (shape, late) = (Arc::clone(keyed), late.clone());
             let by = TaskSpec::operator(format!("{name}, keys {number}"), move |_| {
-                Ok(KeyedTask { shape: Arc::clone(&shape), steps: steps.clone(), now: Micros::MIN })
+                let (shape, steps, late) = (Arc::clone(&shape), steps.clone(), late.clone());
+                Ok(KeyedTask { shape, steps, now: Micros::MIN, late })
             });
-            let by = by.streaming().input("rows").output("rows", Arc::clone(&keyed.schema)).copies(copies);
+            let by = by.streaming().input("rows").output(ROWS, Arc::clone(&keyed.schema)).copies(copies);
             let by = self.graph.add(by);
-            self.graph.connect(from, by, Direct);
+            self.graph.connect(from.port(ROWS), by, Direct);
             match keyed.keys().is_empty() {
                 true => self.graph.connect(by, target.clone(), Gather::to(0)),
                 false => self.graph.connect(by, target.clone(), keyed.partition()),
@@ -335,7 +397,7 @@ impl Lower {
         let name = self.name("join");
         let of = Arc::clone(&join);
         let task = TaskSpec::operator(name.clone(), move |copy| JoinTask::new(&of, copy)).streaming();
-        let task = task.detail(join.detail()).input("left").input("right").output("rows", plan.schema());
+        let task = task.detail(join.detail()).input("left").input("right").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(self.copies));
         for (side, (port, rows)) in [("left", left), ("right", right)].into_iter().enumerate() {
             self.keyed(rows, &join.sides[side], task.port(port), &format!("{name} {port}"));
@@ -384,13 +446,16 @@ impl Lower {
         let late = rows.times.places.first().cloned();
         let keyed = Arc::new(Keyed::new(&rows.schema, keys, false, late)?);
         of_keys.iter_mut().for_each(|of| of.place.column += keyed.width);
-        let plan_step = PlanStep::new(plan, leaf, &self.context);
-        let shape =
-            Completion { keyed: Arc::clone(&keyed), rows: Arc::clone(&rows.schema), times: of_keys, plan: plan_step };
-        let shape = Arc::new(shape);
         let (name, detail) = (self.name("groups"), displayable(plan.as_ref()).one_line().to_string());
+        let shape = Arc::new(Completion {
+            keyed: Arc::clone(&keyed),
+            rows: Arc::clone(&rows.schema),
+            times: of_keys,
+            plan: PlanStep::new(plan, leaf, &self.context),
+            late: self.late.of(&name),
+        });
         let task = TaskSpec::operator(name.clone(), move |copy| CompleteTask::new(&shape, copy)).streaming();
-        let task = task.detail(detail).input("rows").output("rows", plan.schema()).copies(self.copies);
+        let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(self.copies);
         let task = self.graph.add(task);
         self.keyed(rows, &keyed, task.into(), &name);
         let branch = Branch { task, steps: Steps::default(), copies: self.copies };
@@ -409,7 +474,7 @@ impl Lower {
         let task = TaskSpec::operator(name.clone(), move |copy| {
             ProcessTask::new((&process, &projection), &shape, &schema, copy)
         });
-        let task = task.streaming().detail(exec.process.name.clone()).input("rows").output("rows", plan.schema());
+        let task = task.streaming().detail(exec.process.name.clone()).input("rows").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(self.copies));
         self.keyed(rows, &keyed, task.into(), &name);
         let branch = Branch { task, steps: Steps::default(), copies: self.copies };
@@ -433,7 +498,7 @@ impl Lower {
         let shape = Arc::new(shape);
         let (name, detail) = (self.name("distinct"), displayable(plan.as_ref()).one_line().to_string());
         let task = TaskSpec::operator(name.clone(), move |copy| DistinctTask::new(&shape, copy)).streaming();
-        let task = task.detail(detail).input("rows").output("rows", plan.schema()).copies(self.copies);
+        let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(self.copies);
         let task = self.graph.add(task);
         self.keyed(rows, &keyed, task.into(), &name);
         let branch = Branch { task, steps: Steps::default(), copies: self.copies };
@@ -479,7 +544,7 @@ impl Lower {
             }
         }
         let input = self.node(aggregate.input())?;
-        let Some((window_at, (windows, time))) = found else {
+        let Some((window_at, WindowCall { windows, time, late })) = found else {
             let keys: Vec<_> = groups.iter().map(|(key, _)| Arc::clone(key)).collect();
             if let Some(more) = firsts(aggregate) {
                 return self.distinct(plan, input, keys, more);
@@ -502,15 +567,26 @@ impl Lower {
         let keys: Vec<_> =
             groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
         let functions = aggregate.aggr_expr().to_vec();
+        let late_rows = match late.is_empty() {
+            true => None,
+            false => {
+                let keys = keys.iter().map(|(key, _)| Arc::clone(key)).collect();
+                Some(LateOutput::new(Keyed::new(&input.schema, keys, false, None)?, late, &input.schema)?)
+            }
+        };
+        let keyed = late_rows.as_ref().map(|of| (Arc::clone(&of.keyed), Arc::clone(&of.schema)));
         let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
         let keys = of.key_names();
         let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
+        let late = (self.late.of(&name), late_rows);
         let halves = match windows.kind {
             WindowKind::Sliding { size, slide } => {
-                let lengths = (size, slide, windows.lateness);
-                let shape = Arc::new(WindowAggregation::new(of, (time, behind), lengths, plan.schema(), window_at));
+                let (lengths, given) = ((size, slide), (windows.lateness, windows.early));
+                let time = (time, behind);
+                let shape = WindowAggregation::new(of, time, lengths, given, plan.schema(), window_at, late);
+                let shape = Arc::new(shape);
                 Halves {
-                    states: Arc::clone(&shape.pane_schema),
+                    parts: Arc::clone(&shape.part_schema),
                     first: {
                         let shape = Arc::clone(&shape);
                         Box::new(move |name, steps| {
@@ -524,10 +600,12 @@ impl Lower {
                 }
             }
             WindowKind::Session { .. } if windows.lateness > 0 => return refused("late rows of session windows"),
+            WindowKind::Session { .. } if windows.early > 0 => return refused("early results of session windows"),
             WindowKind::Session { gap } => {
-                let shape = Arc::new(SessionAggregation::new(of, (time, behind), gap, plan.schema(), window_at));
+                let shape = SessionAggregation::new(of, (time, behind), gap, plan.schema(), window_at, late);
+                let shape = Arc::new(shape);
                 Halves {
-                    states: Arc::clone(&shape.session_schema),
+                    parts: Arc::clone(&shape.part_schema),
                     first: {
                         let shape = Arc::clone(&shape);
                         Box::new(move |name, steps| {
@@ -542,18 +620,27 @@ impl Lower {
             }
         };
         let copies = if keys.is_empty() { 1 } else { self.copies };
-        let second = halves.second.streaming().detail(detail).input("states").output("rows", plan.schema());
+        let mut second = halves.second.streaming().detail(detail).input("parts").output(ROWS, plan.schema());
+        if let Some((_, schema)) = &keyed {
+            second = second.output(LATE, Arc::clone(schema));
+        }
         let second = self.graph.add(second.copies(copies));
-        for (number, branch) in input.from.into_iter().enumerate() {
-            let Branch { task: from, steps, copies: beside } = branch;
-            let first = (halves.first)(format!("{name}, first half {number}"), steps).streaming();
-            let first = first.input("rows").output("states", Arc::clone(&halves.states)).copies(beside);
-            let first = self.graph.add(first);
-            self.graph.connect(from, first, Direct);
-            match keys.is_empty() {
-                true => self.graph.connect(first, second, Gather::to(0)),
-                false => self.graph.connect(first, second, Partition::by_key(keys.clone())),
-            };
+        let times = input.times.clone();
+        if let Some((keyed, schema)) = keyed {
+            self.keyed(input, &keyed, second.into(), &name);
+            self.late_from.push((Branch { task: second, steps: Steps::default(), copies }, schema));
+        } else {
+            for (number, branch) in input.from.into_iter().enumerate() {
+                let Branch { task: from, steps, copies: beside } = branch;
+                let first = (halves.first)(format!("{name}, first half {number}"), steps).streaming();
+                let first = first.input("rows").output("parts", Arc::clone(&halves.parts)).copies(beside);
+                let first = self.graph.add(first);
+                self.graph.connect(from.port(ROWS), first, Direct);
+                match keys.is_empty() {
+                    true => self.graph.connect(first, second, Gather::to(0)),
+                    false => self.graph.connect(first, second, Partition::by_key(keys.clone())),
+                };
+            }
         }
         let second = Branch { task: second, steps: Steps::default(), copies };
         // What comes of a window comes before the watermark passes its end, corrections within the lateness.
@@ -566,7 +653,7 @@ impl Lower {
         if let WindowKind::Sliding { size, .. } = windows.kind {
             places.push(field("start", end.saturating_add(size)));
         }
-        let times = Times { places, untimed: input.times.untimed, lost: false };
+        let times = Times { places, untimed: times.untimed, lost: false };
         Ok(Flowing { from: vec![second], schema: plan.schema(), times })
     }
 
@@ -579,22 +666,12 @@ impl Lower {
             }
             let Branch { task: from, steps, copies } = branch;
             let task = TaskSpec::operator(self.name("steps"), move |_| Ok(StepsTask(steps.clone())));
-            let task = task.streaming().input("rows").output("rows", Arc::clone(&schema)).copies(copies);
+            let task = task.streaming().input("rows").output(ROWS, Arc::clone(&schema)).copies(copies);
             let task = self.graph.add(task);
-            self.graph.connect(from, task, Direct);
+            self.graph.connect(from.port(ROWS), task, Direct);
             Branch { task, steps: Steps::default(), copies }
         });
         let from = from.collect();
         Flowing { from, schema, times }
-    }
-
-    fn connect(&mut self, rows: &Flowing, target: TaskId, copies: u32) {
-        for branch in &rows.from {
-            match copies {
-                copies if copies == branch.copies => self.graph.connect(branch.task, target, Direct),
-                1 => self.graph.connect(branch.task, target, Gather::to(0)),
-                _ => self.graph.connect(branch.task, target, Partition::round_robin()),
-            };
-        }
     }
 }

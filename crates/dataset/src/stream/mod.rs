@@ -13,6 +13,7 @@
 //! | `distinct`  | each key once                                                          |
 //! | `process`   | functions of programs over the rows of each key                        |
 //! | `keyed`     | rows on their way to the owner of their key                            |
+//! | `late`      | rows that come too late                                                |
 //! | `kept`      | rows that are kept until a time has passed                             |
 //! | `times`     | which columns tell time                                                |
 //! | `steps`     | what is done with one batch at a time                                  |
@@ -25,6 +26,7 @@ mod groups;
 mod join;
 mod kept;
 mod keyed;
+mod late;
 mod lower;
 mod memory;
 mod process;
@@ -42,17 +44,18 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::{Look, RunReport};
 
+pub use late::{LateRows, MakeLateSink};
 pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 pub use table::{MakeSink, MakeSource, StreamSink, StreamSource};
 pub use window::{WindowKind, Windows};
-pub(crate) use window::{is_window, sql_functions};
+pub(crate) use window::{sql_functions, window_parts};
 
 use crate::dataset::DataSet;
 use crate::distribute::{ActionError, Workers};
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use lower::Lower;
+use lower::{Lower, Sinks};
 
 /// A job that writes a stream.
 pub struct StreamJob {
@@ -64,11 +67,15 @@ pub struct StreamJob {
     pub checkpoints: Option<CheckpointSettings>,
     /// The least that it must give, else it does not begin.
     pub guarantee: Option<Guarantee>,
+    /// Where rows go that come too late for a window; `None`: they are left out.
+    pub late: Option<MakeLateSink>,
+    /// Counts those that are left out.
+    pub left_out: Arc<LateRows>,
 }
 
 impl StreamJob {
     /// Whether it gives what it must.
-    fn check(&self, sources: &[(String, bool)]) -> Result<(), DataSetError> {
+    fn check(&self, sources: &[(String, bool)], sinks: &[StreamSink]) -> Result<(), DataSetError> {
         let Some(wanted) = self.guarantee else { return Ok(()) };
         let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
         if self.checkpoints.is_none() {
@@ -79,8 +86,8 @@ impl StreamJob {
         {
             return refused(format!("what came from {source} since the last checkpoint cannot be read again"));
         }
-        if self.sink.guarantee < wanted {
-            let (sink, gives) = (&self.sink.name, self.sink.guarantee);
+        if let Some(StreamSink { name: sink, guarantee: gives, .. }) = sinks.iter().find(|sink| sink.guarantee < wanted)
+        {
             return refused(format!("the sink {sink} gives {gives}; see docs/streams.md for sinks that give more"));
         }
         Ok(())
@@ -102,11 +109,13 @@ impl Workers {
         let copies = self.partitions() as u32;
         let set = set.clone();
         let (name, sink) = (job.name.clone(), job.sink.clone());
+        let (late, left_out) = (job.late.clone(), Arc::clone(&job.left_out));
         let lowered = engine.run(async move {
-            let (plan, context) = lower::plan(&set).await?;
-            Lower::graph(&name, &plan, context, &sink, copies)
+            let (plan, context) = lower::plan(&set, late.is_some()).await?;
+            let sinks = Sinks { rows: &sink, late: late.as_ref(), left_out: &left_out };
+            Lower::graph(&name, &plan, context, sinks, copies)
         });
-        let lowered = lowered.and_then(|lowered| job.check(&lowered.sources).map(|()| lowered.graph));
+        let lowered = lowered.and_then(|lowered| job.check(&lowered.sources, &lowered.sinks).map(|()| lowered.graph));
         let graph = self.agree(lowered)?;
         let ran = self.runner().run_job(&graph, &RoundRobin, job.checkpoints.as_ref(), look);
         ran.map_err(crate::distribute::failed)
@@ -127,8 +136,9 @@ impl Workers {
             make: Arc::new(nowhere),
         };
         let lowered = engine.run(async move {
-            let (plan, context) = lower::plan(&set).await?;
-            Lower::graph("stream", &plan, context, &sink, copies)
+            let (plan, context) = lower::plan(&set, false).await?;
+            let sinks = Sinks { rows: &sink, late: None, left_out: &LateRows::default() };
+            Lower::graph("stream", &plan, context, sinks, copies)
         });
         let lowered = self.agree(lowered)?;
         let workers = self.runner().workers().len() as u32;

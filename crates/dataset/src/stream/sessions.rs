@@ -4,15 +4,20 @@
 //! put in order of key and time, and those closer than the gap become one. The first half does that to each batch, the second
 //! to all it has, whenever one of its sessions may be over.
 //!
+//! A row is late when its session would be over, together with all that is known of it: one that is near a session that is not
+//! over belongs to that.
+//!
 //! A snapshot has the rows that came since the last one, and of buckets with sessions that have fired all that is left: what
 //! has fired must not come again, not even as part of a session that begins where it ended.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, TimestampMicrosecondArray, UInt32Array};
-use arrow::compute::{concat_batches, filter_record_batch, take};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use arrow::array::{
+    Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
+};
+use arrow::compute::{concat, concat_batches, filter_record_batch, not, take};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
 use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
@@ -24,9 +29,10 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{Held, buckets, check_schema, fired_of, shared};
+use super::aggregate::{Held, buckets, check_schema, fired_of, shared, with_rows};
 use super::groups::{Aggregation, accumulators, batch};
 use super::kept;
+use super::late::{LATE_PORT, LateCount, LateOutput};
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
 
@@ -39,9 +45,23 @@ pub(crate) struct SessionAggregation {
     pub gap: Micros,
     /// First and last time, keys, states.
     pub session_schema: SchemaRef,
+    /// These, and how many rows: what goes from the first half to the second.
+    pub part_schema: SchemaRef,
     pub output: SchemaRef,
     /// Where the window stands among the keys of the output.
     pub window_at: usize,
+    pub late: LateCount,
+    /// Where late rows go. Then rows come to the second half, and there is no first.
+    pub late_rows: Option<LateOutput>,
+}
+
+/// Which session each of some rows is in.
+struct Assigned {
+    sessions: Vec<usize>,
+    /// Of each session its first and last time, and one of its rows.
+    firsts: Vec<Micros>,
+    lasts: Vec<Micros>,
+    rows: Vec<u32>,
 }
 
 /// Columns before the keys.
@@ -54,28 +74,24 @@ impl SessionAggregation {
         gap: Micros,
         output: SchemaRef,
         window_at: usize,
+        (late, late_rows): (LateCount, Option<LateOutput>),
     ) -> Self {
         let time_type = DataType::Timestamp(TimeUnit::Microsecond, None);
         let bounds = ["tidemill first", "tidemill last"].map(|name| Field::new(name, time_type.clone(), false));
         let fields: Vec<Field> =
             bounds.into_iter().chain(of.state_schema.fields().iter().map(|field| field.as_ref().clone())).collect();
         let session_schema = Arc::new(Schema::new(fields));
-        SessionAggregation { of: Arc::new(of), time, behind, gap, session_schema, output, window_at }
+        let part_schema = with_rows(&session_schema);
+        let of = Arc::new(of);
+        SessionAggregation { of, time, behind, gap, session_schema, part_schema, output, window_at, late, late_rows }
     }
 
     fn described(&self) -> String {
         format!("sessions with a gap of {} us", self.gap)
     }
 
-    /// The sessions of rows that have a key and a stretch of time each. `add` adds the rows to the functions, given the
-    /// session of each and how many there are.
-    fn sessions(
-        &self,
-        keys: &[ArrayRef],
-        firsts: &[Micros],
-        lasts: &[Micros],
-        add: impl FnOnce(&mut [Box<dyn GroupsAccumulator>], &[usize], usize) -> Result<()>,
-    ) -> Result<RecordBatch> {
+    /// The sessions of rows that have a key and a stretch of time each.
+    fn assign(&self, keys: &[ArrayRef], firsts: &[Micros], lasts: &[Micros]) -> Result<Assigned> {
         let rows = firsts.len();
         let mut of_key = Vec::new();
         if keys.is_empty() {
@@ -103,14 +119,26 @@ impl SessionAggregation {
             }
             sessions[at] = starts.len() - 1;
         }
-        let count = starts.len();
+        Ok(Assigned { sessions, firsts: starts, lasts: ends, rows: first_rows })
+    }
+
+    /// What is known of the sessions of rows. `add` adds the rows to the functions, given the session of each and how many there
+    /// are.
+    fn sessions(
+        &self,
+        keys: &[ArrayRef],
+        of: Assigned,
+        add: impl FnOnce(&mut [Box<dyn GroupsAccumulator>], &[usize], usize) -> Result<()>,
+    ) -> Result<RecordBatch> {
+        let Assigned { sessions, firsts, lasts, rows } = of;
+        let count = firsts.len();
         let mut functions = accumulators(&self.of)?;
         add(&mut functions, &sessions, count)?;
-        let first_rows = UInt32Array::from(first_rows);
+        let rows = UInt32Array::from(rows);
         let mut columns: Vec<ArrayRef> =
-            vec![Arc::new(TimestampMicrosecondArray::from(starts)), Arc::new(TimestampMicrosecondArray::from(ends))];
+            vec![Arc::new(TimestampMicrosecondArray::from(firsts)), Arc::new(TimestampMicrosecondArray::from(lasts))];
         for key in keys {
-            columns.push(take(key, &first_rows, None)?);
+            columns.push(take(key, &rows, None)?);
         }
         for function in &mut functions {
             columns.extend(function.state(EmitTo::All)?);
@@ -118,12 +146,41 @@ impl SessionAggregation {
         batch(&self.session_schema, columns, count)
     }
 
+    /// The rows of a batch that have a time, and their times.
+    fn timed(&self, rows: RecordBatch) -> Result<(RecordBatch, TimestampMicrosecondArray)> {
+        let times = |rows: &RecordBatch| micros(&self.time.evaluate(rows)?.into_array(rows.num_rows())?);
+        let known = times(&rows)?;
+        if known.null_count() == 0 {
+            return Ok((rows, known));
+        }
+        let kept = BooleanArray::from_iter(known.iter().map(|time| Some(time.is_some())));
+        let rows = filter_record_batch(&rows, &kept)?;
+        let known = times(&rows)?;
+        Ok((rows, known))
+    }
+
+    /// The sessions of rows with these times, and how many rows each has.
+    fn of_rows(&self, rows: &RecordBatch, times: &[Micros]) -> Result<(RecordBatch, Vec<i64>)> {
+        let rows = self.of.arguments(rows)?;
+        let assigned = self.assign(&rows.keys, times, times)?;
+        let mut counts = vec![0; assigned.firsts.len()];
+        assigned.sessions.iter().for_each(|&session| counts[session] += 1);
+        let sessions = self.sessions(&rows.keys, assigned, |functions, of, count| {
+            for ((function, values), filter) in functions.iter_mut().zip(&rows.values).zip(&rows.filters) {
+                function.update_batch(values, of, filter.as_ref(), count)?;
+            }
+            Ok(())
+        })?;
+        Ok((sessions, counts))
+    }
+
     /// Sessions of rows that are sessions, or parts of some.
     fn merged(&self, parts: &[RecordBatch]) -> Result<RecordBatch> {
         let all = concat_batches(&self.session_schema, parts)?;
         let (firsts, lasts) = (times(&all, 0), times(&all, 1));
         let keys = all.columns()[BEFORE..BEFORE + self.of.keys.len()].to_vec();
-        self.sessions(&keys, firsts.values(), lasts.values(), |functions, sessions, count| {
+        let assigned = self.assign(&keys, firsts.values(), lasts.values())?;
+        self.sessions(&keys, assigned, |functions, sessions, count| {
             let mut at = BEFORE + keys.len();
             for (function, width) in functions.iter_mut().zip(&self.of.widths) {
                 function.merge_batch(&all.columns()[at..at + width], sessions, count)?;
@@ -140,7 +197,7 @@ impl SessionAggregation {
         let keys = self.of.keys.len();
         let mut columns = over.columns()[BEFORE..BEFORE + keys].to_vec();
         let ends = times(over, 1).values().iter().map(|last| last.saturating_add(self.gap)).collect();
-        columns.insert(self.window_at, window_array(times(over, 0).values().to_vec(), ends));
+        columns.insert(self.window_at, Arc::new(window_array(times(over, 0).values().to_vec(), ends, None)));
         let mut at = BEFORE + keys;
         for (mut function, width) in accumulators(&self.of)?.into_iter().zip(&self.of.widths) {
             function.merge_batch(&over.columns()[at..at + width], &each, rows)?;
@@ -168,26 +225,16 @@ impl FirstHalf {
 }
 
 impl Operator for FirstHalf {
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
-        for mut batch in self.steps.apply(batch)? {
-            let shape = &self.shape;
-            let mut times = micros(&shape.time.evaluate(&batch)?.into_array(batch.num_rows())?)?;
-            if times.null_count() > 0 {
-                let kept = BooleanArray::from_iter(times.iter().map(|time| Some(time.is_some())));
-                batch = filter_record_batch(&batch, &kept)?;
-                times = micros(&shape.time.evaluate(&batch)?.into_array(batch.num_rows())?)?;
-            }
-            if batch.num_rows() == 0 {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let shape = &self.shape;
+        for rows in self.steps.apply(rows)? {
+            let (rows, times) = shape.timed(rows)?;
+            if rows.num_rows() == 0 {
                 continue;
             }
-            let rows = shape.of.arguments(&batch)?;
-            let sessions = shape.sessions(&rows.keys, times.values(), times.values(), |functions, of, count| {
-                for ((function, values), filter) in functions.iter_mut().zip(&rows.values).zip(&rows.filters) {
-                    function.update_batch(values, of, filter.as_ref(), count)?;
-                }
-                Ok(())
-            })?;
-            emit.send(sessions);
+            let (sessions, counts) = shape.of_rows(&rows, times.values())?;
+            let columns = sessions.columns().iter().cloned().chain([Arc::new(Int64Array::from(counts)) as ArrayRef]);
+            emit.send(batch(&shape.part_schema, columns.collect(), sessions.num_rows())?);
         }
         Ok(Flow::Done)
     }
@@ -235,6 +282,60 @@ impl SecondHalf {
         Ok(new)
     }
 
+    /// Which of some rows, or parts of sessions, come too late; `None`: none does.
+    fn late(&mut self, keys: &[ArrayRef], firsts: &[Micros], lasts: &[Micros]) -> Result<Option<BooleanArray>> {
+        let shape = Arc::clone(&self.shape);
+        let over = |last: &Micros| last.saturating_add(shape.gap) <= self.fired;
+        if !lasts.iter().any(over) {
+            return Ok(None);
+        }
+        self.merge()?;
+        let open =
+            self.parts.first().cloned().unwrap_or_else(|| RecordBatch::new_empty(Arc::clone(&shape.session_schema)));
+        let behind = |column: usize, more: &[Micros]| [times(&open, column).values(), more].concat();
+        let with_keys = |(at, key): (usize, &ArrayRef)| concat(&[open.column(BEFORE + at).as_ref(), key.as_ref()]);
+        let all_keys = keys.iter().enumerate().map(with_keys).collect::<Result<Vec<_>, _>>()?;
+        let of = shape.assign(&all_keys, &behind(0, firsts), &behind(1, lasts))?;
+        let over = |last: &Micros| last.saturating_add(shape.gap) <= self.fired;
+        let late: BooleanArray = of.sessions[open.num_rows()..].iter().map(|&at| Some(over(&of.lasts[at]))).collect();
+        Ok((late.true_count() > 0).then_some(late))
+    }
+
+    /// Takes parts of sessions, of which the last column says how many rows they are of.
+    fn take_parts(&mut self, parts: &RecordBatch) -> Result<()> {
+        let columns: Vec<usize> = (0..parts.num_columns() - 1).collect();
+        let keys = &parts.columns()[BEFORE..BEFORE + self.shape.of.keys.len()];
+        let late = self.late(keys, times(parts, 0).values(), times(parts, 1).values())?;
+        let mut sessions = parts.project(&columns)?;
+        if let Some(late) = late {
+            let rows = parts.column(columns.len()).as_primitive::<Int64Type>();
+            let count: i64 =
+                rows.values().iter().zip(late.values()).filter(|(_, late)| *late).map(|(rows, _)| rows).sum();
+            self.shape.late.add(count as usize);
+            sessions = filter_record_batch(&sessions, &not(&late)?)?;
+        }
+        if sessions.num_rows() > 0 {
+            self.take(sessions);
+        }
+        Ok(())
+    }
+
+    /// Takes rows that came with their keys; those that come too late go on by themselves.
+    fn take_rows(&mut self, rows: RecordBatch, of: &LateOutput, emit: &mut Emit) -> Result<()> {
+        let shape = Arc::clone(&self.shape);
+        let (mut rows, mut times) = shape.timed(rows)?;
+        let keys: Vec<ArrayRef> = rows.columns()[of.keyed.width..].to_vec();
+        if let Some(late) = self.late(&keys, times.values(), times.values())? {
+            emit.send_to(LATE_PORT, of.of(&filter_record_batch(&rows, &late)?)?);
+            rows = filter_record_batch(&rows, &not(&late)?)?;
+            (rows, times) = shape.timed(rows)?;
+        }
+        if rows.num_rows() > 0 {
+            self.take(shape.of_rows(&rows, times.values())?.0);
+        }
+        Ok(())
+    }
+
     fn take(&mut self, sessions: RecordBatch) {
         let gap = self.shape.gap;
         let end = times(&sessions, 1).values().iter().map(|last| last.saturating_add(gap)).min();
@@ -262,7 +363,7 @@ impl SecondHalf {
         let ends: Vec<Micros> = times(&all, 1).values().iter().map(|last| last.saturating_add(gap)).collect();
         let over = BooleanArray::from_iter(ends.iter().map(|&end| Some(end <= time)));
         self.next_end = ends.into_iter().filter(|&end| end > time).min().unwrap_or(Micros::MAX);
-        let rest = filter_record_batch(&all, &arrow::compute::not(&over)?)?;
+        let rest = filter_record_batch(&all, &not(&over)?)?;
         let over = filter_record_batch(&all, &over)?;
         if rest.num_rows() > 0 {
             self.parts.push(rest);
@@ -279,8 +380,12 @@ impl SecondHalf {
 }
 
 impl Operator for SecondHalf {
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, _emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.take(batch);
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let shape = Arc::clone(&self.shape);
+        match &shape.late_rows {
+            Some(of) => self.take_rows(batch, of, emit)?,
+            None => self.take_parts(&batch)?,
+        }
         let parts = &self.parts;
         self.held.batch(|| parts.iter().map(RecordBatch::get_array_memory_size).sum())?;
         Ok(Flow::Done)

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, StructArray, TimestampMicrosecondArray};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, StructArray, TimestampMicrosecondArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Fields, IntervalUnit, TimeUnit, TimestampMicrosecondType};
 use datafusion::common::ScalarValue;
@@ -29,6 +29,8 @@ pub struct Windows {
     pub kind: WindowKind,
     /// How long after its end a window takes rows that come late; each lets its result come again, corrected.
     pub lateness: Micros,
+    /// How often, by the machine's clock, a window that has changed gives what it has so far; 0: it waits until it is over.
+    pub early: Micros,
 }
 
 /// Which windows there are; all in microseconds of event time.
@@ -68,7 +70,7 @@ impl Windows {
         if slide > size {
             return Err(DataSetError::Query("windows that slide by more than their size would leave rows out".into()));
         }
-        Ok(Windows { kind: WindowKind::Sliding { size, slide }, lateness: 0 })
+        Ok(Windows { kind: WindowKind::Sliding { size, slide }, lateness: 0, early: 0 })
     }
 
     /// Sessions that end after `gap` without a row.
@@ -79,7 +81,7 @@ impl Windows {
         if gap <= 0 {
             return Err(DataSetError::Query("a session's gap must be more than zero".into()));
         }
-        Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0 })
+        Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0, early: 0 })
     }
 
     /// Taking rows that come so much later than a window's end.
@@ -93,13 +95,25 @@ impl Windows {
         Ok(Windows { lateness, ..self })
     }
 
+    /// Giving what a window has so far, every so often while it changes. Its results say whether they are the last.
+    ///
+    /// # Errors
+    /// `Query` when it is less than a millisecond.
+    pub fn early(self, every: Micros) -> Result<Self, DataSetError> {
+        if every < 1000 {
+            return Err(DataSetError::Query("early results come every millisecond or less often".into()));
+        }
+        Ok(Windows { early: every, ..self })
+    }
+
     /// The window of a row with this time, as an expression to group by.
     pub fn of(self, time: Expr) -> Expr {
-        let function = Arc::new(ScalarUDF::from(WindowFunction::new(WINDOW)));
-        let lateness = self.lateness;
+        let name = if self.early > 0 { EARLY_WINDOW } else { WINDOW };
+        let function = Arc::new(ScalarUDF::from(WindowFunction::new(name)));
+        let Windows { lateness, early, .. } = self;
         let how = match self.kind {
-            WindowKind::Sliding { size, slide } => format!("sliding {lateness} {size} {slide}"),
-            WindowKind::Session { gap } => format!("session {lateness} {gap}"),
+            WindowKind::Sliding { size, slide } => format!("sliding {lateness} {early} {size} {slide}"),
+            WindowKind::Session { gap } => format!("session {lateness} {early} {gap}"),
         };
         Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)])).alias(WINDOW)
     }
@@ -110,10 +124,12 @@ impl Windows {
         let kind = words.next()?;
         let numbers: Vec<Micros> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
         match (kind, numbers.as_slice()) {
-            ("sliding", &[lateness, size, slide]) => {
-                Some(Windows { kind: WindowKind::Sliding { size, slide }, lateness })
+            ("sliding", &[lateness, early, size, slide]) => {
+                Some(Windows { kind: WindowKind::Sliding { size, slide }, lateness, early })
             }
-            ("session", &[lateness, gap]) => Some(Windows { kind: WindowKind::Session { gap }, lateness }),
+            ("session", &[lateness, early, gap]) => {
+                Some(Windows { kind: WindowKind::Session { gap }, lateness, early })
+            }
             _ => None,
         }
     }
@@ -121,6 +137,8 @@ impl Windows {
 
 /// The function that Python's windows call.
 const WINDOW: &str = "window";
+/// That of windows which give early results, too: its value says whether it is the last.
+const EARLY_WINDOW: &str = "early_window";
 /// Those of SQL, named as in its tradition: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`.
 const IN_SQL: [&str; 3] = ["tumble", "hop", "session"];
 
@@ -144,7 +162,7 @@ fn interval(value: &ScalarValue) -> Result<Micros> {
 /// The windows that a function's arguments behind the time describe.
 fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
     let made = match (name, arguments) {
-        (WINDOW, [ScalarValue::Utf8(Some(how))]) => {
+        (WINDOW | EARLY_WINDOW, [ScalarValue::Utf8(Some(how))]) => {
             return Windows::parse(how).ok_or_else(|| DataFusionError::Internal(format!("window \"{how}\"")));
         }
         ("tumble", [size]) => Windows::tumbling(interval(size)?),
@@ -156,31 +174,65 @@ fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
     Ok(made?)
 }
 
+/// How many constants follow the time in a window's call.
+fn lengths(name: &str) -> usize {
+    if name == "hop" { 2 } else { 1 }
+}
+
 /// Whether a key is a window.
 pub(crate) fn is_window(key: &Expr) -> bool {
     match key {
         Expr::Alias(alias) => is_window(&alias.expr),
-        Expr::ScalarFunction(call) => call.func.name() == WINDOW || IN_SQL.contains(&call.func.name()),
+        Expr::ScalarFunction(call) => is_name(call.func.name()),
         _ => false,
     }
 }
 
-/// The value of a window expression.
-pub(crate) fn window_fields() -> Fields {
-    let time = DataType::Timestamp(TimeUnit::Microsecond, None);
-    Fields::from(vec![Field::new("start", time.clone(), false), Field::new("end", time, false)])
+fn is_name(name: &str) -> bool {
+    matches!(name, WINDOW | EARLY_WINDOW) || IN_SQL.contains(&name)
 }
 
-/// Windows from starts and ends.
-pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>) -> ArrayRef {
+/// The parts of a window that is a key, by name.
+pub(crate) fn window_parts(key: &Expr) -> &'static [&'static str] {
+    match key {
+        Expr::Alias(alias) => window_parts(&alias.expr),
+        Expr::ScalarFunction(call) if call.func.name() == EARLY_WINDOW => &["start", "end", "final"],
+        key if is_window(key) => &["start", "end"],
+        _ => &[],
+    }
+}
+
+/// The value of a window expression.
+fn window_fields(early: bool) -> Fields {
+    let time = DataType::Timestamp(TimeUnit::Microsecond, None);
+    let mut fields = vec![Field::new("start", time.clone(), false), Field::new("end", time, false)];
+    if early {
+        fields.push(Field::new("final", DataType::Boolean, false));
+    }
+    Fields::from(fields)
+}
+
+/// Windows from starts and ends. `last` says whether these results are, where there are early ones.
+pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>, last: Option<bool>) -> StructArray {
+    let count = starts.len();
     let (starts, ends) = (TimestampMicrosecondArray::from(starts), TimestampMicrosecondArray::from(ends));
-    Arc::new(StructArray::new(window_fields(), vec![Arc::new(starts), Arc::new(ends)], None))
+    let mut columns: Vec<ArrayRef> = vec![Arc::new(starts), Arc::new(ends)];
+    columns.extend(last.map(|last| Arc::new(BooleanArray::from(vec![last; count])) as ArrayRef));
+    StructArray::new(window_fields(last.is_some()), columns, None)
 }
 
 /// Times in microseconds, whatever unit or zone they come in.
 pub(crate) fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
     let cast = cast(times, &DataType::Timestamp(TimeUnit::Microsecond, None))?;
     Ok(cast.as_primitive::<TimestampMicrosecondType>().clone())
+}
+
+/// A window's call, as a plan has it.
+pub(crate) struct WindowCall {
+    pub windows: Windows,
+    pub time: Arc<dyn PhysicalExpr>,
+    /// The columns of rows that come too late, if they are wanted.
+    pub late: Vec<Arc<dyn PhysicalExpr>>,
 }
 
 /// A row's window, of its time and constants. Evaluated by itself it knows tumbling windows only: of the others a row has several, or one that
@@ -210,7 +262,7 @@ impl ScalarUDFImpl for WindowFunction {
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
         match arguments.first() {
             Some(DataType::Timestamp(..) | DataType::Date32 | DataType::Date64) => {
-                Ok(DataType::Struct(window_fields()))
+                Ok(DataType::Struct(window_fields(self.name == EARLY_WINDOW)))
             }
             other => Err(DataFusionError::Plan(format!(
                 "a window needs a timestamp or a date, not {}; cast the column",
@@ -236,24 +288,22 @@ impl ScalarUDFImpl for WindowFunction {
         let times = micros(&args.args[0].to_array(args.number_rows)?)?;
         let starts: Vec<Micros> = times.values().iter().map(|time| time - time.rem_euclid(size)).collect();
         let ends = starts.iter().map(|start| start + size).collect();
-        let windows = window_array(starts, ends);
-        let windows = windows.as_struct();
-        let nulls = times.nulls().cloned();
-        let windows = StructArray::new(window_fields(), windows.columns().to_vec(), nulls);
+        let (fields, columns, _) = window_array(starts, ends, (self.name == EARLY_WINDOW).then_some(true)).into_parts();
+        let windows = StructArray::new(fields, columns, times.nulls().cloned());
         Ok(ColumnarValue::Array(Arc::new(windows)))
     }
 }
 
 impl WindowFunction {
-    /// The windows of a call of such a function, and its time.
+    /// The windows of a call of such a function.
     ///
     /// # Errors
     /// When its lengths are none.
-    pub(crate) fn of_call(expr: &Arc<dyn PhysicalExpr>) -> Result<Option<(Windows, Arc<dyn PhysicalExpr>)>> {
+    pub(crate) fn of_call(expr: &Arc<dyn PhysicalExpr>) -> Result<Option<WindowCall>> {
         let any: &dyn Any = expr.as_ref();
         let Some(call) = any.downcast_ref::<ScalarFunctionExpr>() else { return Ok(None) };
         let name = call.fun().name();
-        if name != WINDOW && !IN_SQL.contains(&name) {
+        if !is_name(name) {
             return Ok(None);
         }
         let constant = |argument: &Arc<dyn PhysicalExpr>| {
@@ -261,8 +311,9 @@ impl WindowFunction {
             let value = any.downcast_ref::<Literal>().map(|literal| literal.value().clone());
             value.ok_or_else(|| DataFusionError::Plan("a window's length is a constant".into()))
         };
-        let lengths = call.args()[1..].iter().map(constant).collect::<Result<Vec<_>>>()?;
+        let (how, late) = call.args()[1..].split_at(lengths(name).min(call.args().len() - 1));
+        let lengths = how.iter().map(constant).collect::<Result<Vec<_>>>()?;
         let windows = windows_of(name, &lengths.iter().collect::<Vec<_>>())?;
-        Ok(Some((windows, Arc::clone(&call.args()[0]))))
+        Ok(Some(WindowCall { windows, time: Arc::clone(&call.args()[0]), late: late.to_vec() }))
     }
 }

@@ -1,5 +1,6 @@
 //! Streams: tables as sources, Python functions and objects as sinks, windows, and the job that writes one.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,7 +18,9 @@ use tidemill_dataflow::stream::source::EventTimes;
 use tidemill_dataflow::{Progress, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
-use tidemill_dataset::{DataSet, DataSetError, MakeSink, StreamJob, StreamSink, StreamSource, Windows, table_stream};
+use tidemill_dataset::{
+    DataSet, DataSetError, LateRows, MakeLateSink, MakeSink, StreamJob, StreamSink, StreamSource, Windows, table_stream,
+};
 
 use super::calls::Call;
 use super::engine::{GivenSchema, QueryEngine};
@@ -93,6 +96,7 @@ fn refused(py: Python<'_>, error: &ConnectError) -> PyErr {
 
 /// The window of a row with this time; lengths in microseconds.
 #[pyfunction]
+#[pyo3(signature = (time, kind, size, slide, lateness, early = None))]
 pub fn window_of(
     py: Python<'_>,
     time: &Bound<'_, NativeExpr>,
@@ -100,25 +104,34 @@ pub fn window_of(
     size: i64,
     slide: i64,
     lateness: i64,
+    early: Option<i64>,
 ) -> PyResult<NativeExpr> {
     let windows = match kind {
         "session" => Windows::session(size),
         _ => Windows::sliding(size, slide),
     };
-    let windows = windows.and_then(|windows| windows.late(lateness)).map_err(|error| raised(py, &error))?;
+    let windows = windows.and_then(|windows| windows.late(lateness));
+    let windows = match early {
+        Some(every) => windows.and_then(|windows| windows.early(every)),
+        None => windows,
+    };
+    let windows = windows.map_err(|error| raised(py, &error))?;
     Ok(NativeExpr(windows.of(time.get().0.clone())))
 }
 
 /// How checkpoints are made: folder, seconds between them, seconds until one is given up, how many are kept.
 type Checkpoints = (PathBuf, f64, f64, usize);
 
-/// Between lines that tell of records which were left out.
+/// Between lines that tell of what was left out.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The records that this process has left out: what all of them were at the end, and meanwhile a line now and then.
+/// The records that this process has left out because they are no rows, and the rows that came too late: what all of them were at
+/// the end, and meanwhile a line now and then.
 struct LeftOut {
     count: u64,
     first: Option<String>,
+    late: Arc<LateRows>,
+    late_told: BTreeMap<String, u64>,
     looked: Instant,
 }
 
@@ -126,7 +139,8 @@ impl LeftOut {
     /// From now on: what a run before has left out is not told again.
     fn new(engine: &QueryEngine) -> Self {
         engine.take_bad_records();
-        LeftOut { count: 0, first: None, looked: Instant::now() }
+        let (late, late_told) = Default::default();
+        LeftOut { count: 0, first: None, late, late_told, looked: Instant::now() }
     }
 
     fn look(&mut self, engine: &QueryEngine) {
@@ -142,6 +156,13 @@ impl LeftOut {
             let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
             eprintln!("tidemill: {records} left out; the first: {first}");
         }
+        for (step, rows) in self.late.counts() {
+            let told = self.late_told.insert(step.clone(), rows).unwrap_or(0);
+            if let more @ 1.. = rows - told {
+                let came = if more == 1 { "1 row came" } else { &format!("{more} rows came") };
+                eprintln!("tidemill: {came} too late for {step}: left out");
+            }
+        }
     }
 
     fn take(&mut self, engine: &QueryEngine) -> (u64, Option<String>) {
@@ -154,12 +175,13 @@ impl LeftOut {
     }
 }
 
-/// What a run has done: the edges' reports, how many records were left out by this process, and the first of them.
-type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>);
+/// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and by step how
+/// many rows because they came too late.
+type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64)>);
 
 /// Writes a stream until it ends; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None))]
+#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, late_name = String::new()))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -174,11 +196,14 @@ pub fn write_stream<'py>(
     status: Option<(PathBuf, String)>,
     guarantee: Option<&str>,
     watch: Option<Py<PyAny>>,
+    late: Option<Py<PyAny>>,
+    late_name: String,
 ) -> PyResult<Written<'py>> {
     let sink = match sink.extract::<String>(py) {
-        Ok(spec) => connector_sink(py, &described_by(&spec)?, set)?,
+        Ok(spec) => connector_sink(&described_by(&spec)?, &set.0.schema()).map_err(|error| raised(py, &error))?,
         Err(_) => python_sink(py, sink, sink_name)?,
     };
+    let late = late.map(|late| late_sink(py, late, late_name)).transpose()?;
     let checkpoints = checkpoints.map(|(folder, every, timeout, keep)| {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(e.to_string()));
         let store = CheckpointStore::folder(folder);
@@ -194,17 +219,24 @@ pub fn write_stream<'py>(
         ))),
     });
     let guarantee = guarantee.transpose()?;
-    let job = StreamJob { name, sink, checkpoints: checkpoints.transpose()?, guarantee };
+    let mut left_out = LeftOut::new(engine);
+    let job = StreamJob {
+        name,
+        sink,
+        checkpoints: checkpoints.transpose()?,
+        guarantee,
+        late,
+        left_out: Arc::clone(&left_out.late),
+    };
     let status = status.map(|(file, about)| Ok::<_, PyErr>(Status { file, about: described_by(&about)?, told: None }));
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
     let mut stopping = false;
-    let mut left_out = LeftOut::new(engine);
     let report = together_with(py, engine, comm, |workers, look| {
         workers.stream(&engine.engine, &set.0, &job, &mut |run| {
             left_out.look(engine);
             if let Some(status) = &mut status {
-                status.tell(run);
+                status.tell(run, &left_out.late);
             }
             look(&mut |py| {
                 if let (Some(watch), Some(running)) = (&watch, &running) {
@@ -225,7 +257,7 @@ pub fn write_stream<'py>(
     match report {
         Ok(report) => {
             left_out.take(engine);
-            Ok((described(py, &report)?, left_out.count, left_out.first))
+            Ok((described(py, &report)?, left_out.count, left_out.first, left_out.late.counts()))
         }
         Err(error) => {
             left_out.tell(engine);
@@ -247,7 +279,7 @@ impl Status {
     const EVERY: Duration = Duration::from_millis(500);
 
     /// Writes it now and then. It is of no use to the job itself, so failures are passed over.
-    fn tell(&mut self, run: &Progress) {
+    fn tell(&mut self, run: &Progress, late: &LateRows) {
         if self.told.is_some_and(|told| told.elapsed() < Self::EVERY) {
             return;
         }
@@ -261,6 +293,7 @@ impl Status {
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
         status["durable"] = json!(run.durable());
         status["edges"] = json!(edges);
+        status["late"] = json!(late.counts());
         let new = self.file.with_extension("new");
         drop(std::fs::write(&new, status.to_string()).and_then(|()| std::fs::rename(&new, &self.file)));
     }
@@ -272,8 +305,18 @@ impl Drop for Status {
     }
 }
 
-fn connector_sink(py: Python<'_>, spec: &Value, set: &NativeDataSet) -> PyResult<StreamSink> {
-    let found = tidemill_connect::sink(spec, &set.0.schema()).map_err(|error| refused(py, &error))?;
+/// Where late rows go: what they are is known when the query is planned.
+fn late_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<MakeLateSink> {
+    if let Ok(spec) = sink.extract::<String>(py) {
+        let spec = described_by(&spec)?;
+        return Ok(Arc::new(move |schema| connector_sink(&spec, schema)));
+    }
+    let sink = python_sink(py, sink, name)?;
+    Ok(Arc::new(move |_| Ok(sink.clone())))
+}
+
+fn connector_sink(spec: &Value, schema: &SchemaRef) -> Result<StreamSink, DataSetError> {
+    let found = tidemill_connect::sink(spec, schema).map_err(|error| DataSetError::Query(error.to_string()))?;
     let spec = spec.clone();
     // Once more with what the plan says its rows are, which may differ in details.
     let make = move |schema: &SchemaRef| -> MakeSink {

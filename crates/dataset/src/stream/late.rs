@@ -1,0 +1,134 @@
+//! Rows that come too late. The step that leaves them out counts them; those of windows go to a sink of their own, if the job has
+//! one. A query does not say which columns rows have beside those that it uses, so then a rule adds all of them to the window's
+//! call, which the planner leaves alone.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{Field, Schema, SchemaRef};
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::error::Result;
+use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan};
+use datafusion::optimizer::AnalyzerRule;
+use datafusion::physical_expr::PhysicalExpr;
+
+use super::groups::batch;
+use super::keyed::Keyed;
+use super::table::StreamSink;
+use super::window::is_window;
+use crate::error::DataSetError;
+
+/// Makes the sink for rows that come too late, given what they are.
+pub type MakeLateSink = Arc<dyn Fn(&SchemaRef) -> std::result::Result<StreamSink, DataSetError> + Send + Sync>;
+
+/// How many rows each step of a job has left out in this process because they came too late; may be read while it runs.
+#[derive(Debug, Default)]
+pub struct LateRows(Mutex<Vec<(String, LateCount)>>);
+
+impl LateRows {
+    /// By the name of the step, those that have left out any.
+    pub fn counts(&self) -> Vec<(String, u64)> {
+        let counts = self.0.lock().expect("nothing panics with it locked");
+        let counts = counts.iter().map(|(step, count)| (step.clone(), count.0.load(Ordering::Relaxed)));
+        counts.filter(|(_, rows)| *rows > 0).collect()
+    }
+
+    /// The count of a step.
+    pub(crate) fn of(&self, step: &str) -> LateCount {
+        let count = LateCount::default();
+        self.0.lock().expect("nothing panics with it locked").push((step.to_owned(), count.clone()));
+        count
+    }
+}
+
+/// The rows that one step has left out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LateCount(Arc<AtomicU64>);
+
+impl LateCount {
+    pub(crate) fn add(&self, rows: usize) {
+        self.0.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+}
+
+/// Late rows that go on: a window whose late rows are wanted gets rows, not what was made of them where they were read.
+pub(crate) struct LateOutput {
+    /// What comes to the task that owns the key.
+    pub keyed: Arc<Keyed>,
+    /// What goes on of a late row.
+    columns: Vec<Arc<dyn PhysicalExpr>>,
+    pub schema: SchemaRef,
+}
+
+/// The port that late rows leave a window by.
+pub(crate) const LATE: &str = "late";
+/// Its number.
+pub(crate) const LATE_PORT: usize = 1;
+
+impl LateOutput {
+    /// `columns` are those of the input that a window's call names.
+    pub(crate) fn new(keyed: Keyed, columns: Vec<Arc<dyn PhysicalExpr>>, input: &SchemaRef) -> Result<Self> {
+        let field =
+            |column: &Arc<dyn PhysicalExpr>| -> Result<Field> { Ok(column.return_field(input)?.as_ref().clone()) };
+        let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Result<Vec<_>>>()?));
+        Ok(LateOutput { keyed: Arc::new(keyed), columns, schema })
+    }
+
+    /// What goes on of rows that came with their keys.
+    pub(crate) fn of(&self, rows: &RecordBatch) -> Result<RecordBatch> {
+        let columns = self.columns.iter().map(|column| column.evaluate(rows)?.into_array(rows.num_rows()));
+        batch(&self.schema, columns.collect::<Result<_>>()?, rows.num_rows())
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct KeepLateRows;
+
+impl AnalyzerRule for KeepLateRows {
+    fn name(&self) -> &'static str {
+        "keep_late_rows"
+    }
+
+    fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
+        Ok(plan
+            .transform_up_with_subqueries(|node| {
+                let LogicalPlan::Aggregate(aggregate) = node else { return Ok(Transformed::no(node)) };
+                // Windows of results of windows are not for rows that came from outside.
+                if !aggregate.group_expr.iter().any(is_window) || has_window(&aggregate.input) {
+                    return Ok(Transformed::no(LogicalPlan::Aggregate(aggregate)));
+                }
+                let columns: Vec<Expr> = aggregate.input.schema().columns().into_iter().map(Expr::Column).collect();
+                let keys =
+                    aggregate.group_expr.into_iter().map(|key| with_columns(key, &columns)).collect::<Result<_>>()?;
+                let aggregate = Aggregate::try_new(aggregate.input, keys, aggregate.aggr_expr)?;
+                Ok(Transformed::yes(LogicalPlan::Aggregate(aggregate)))
+            })?
+            .data)
+    }
+}
+
+fn has_window(plan: &LogicalPlan) -> bool {
+    let found =
+        plan.exists(|node| Ok(matches!(node, LogicalPlan::Aggregate(of) if of.group_expr.iter().any(is_window))));
+    found.unwrap_or(false)
+}
+
+/// A key, its window's call with more arguments, by the name that it had.
+fn with_columns(key: Expr, columns: &[Expr]) -> Result<Expr> {
+    if !is_window(&key) {
+        return Ok(key);
+    }
+    let name = key.schema_name().to_string();
+    let call = key.transform_down(|node| {
+        let Expr::ScalarFunction(mut call) = node else { return Ok(Transformed::no(node)) };
+        call.args.extend_from_slice(columns);
+        Ok(Transformed::new(Expr::ScalarFunction(call), true, TreeNodeRecursion::Stop))
+    })?;
+    Ok(match call.data {
+        Expr::Alias(alias) => Expr::Alias(alias),
+        call => call.alias(name),
+    })
+}
