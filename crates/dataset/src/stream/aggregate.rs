@@ -486,9 +486,9 @@ impl Holds for SecondHalf {
         &mut self.held
     }
 
-    fn bytes(&self) -> usize {
+    fn bytes(&self) -> Result<usize, TaskError> {
         let unsaved = self.unsaved.iter().map(|(_, states)| states.bytes()).sum::<usize>();
-        self.panes.values().map(Pane::bytes).sum::<usize>() + unsaved
+        Ok(self.panes.values().map(Pane::bytes).sum::<usize>() + unsaved)
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {

@@ -124,8 +124,8 @@ impl Holds for CompleteTask {
         &mut self.held
     }
 
-    fn bytes(&self) -> usize {
-        self.state.kept.bytes()
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.state.kept.bytes())
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {

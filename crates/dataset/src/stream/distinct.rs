@@ -112,8 +112,8 @@ impl Holds for DistinctTask {
         &mut self.held
     }
 
-    fn bytes(&self) -> usize {
-        self.state.kept.bytes() + self.seen.bytes()
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.state.kept.bytes() + self.seen.bytes())
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {

@@ -5,8 +5,8 @@ use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation, trim};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 /// What is held is weighed every so many batches, or rows: that takes a while.
-pub(crate) const WEIGH_EVERY: u32 = 64;
-const WEIGH_EVERY_ROWS: usize = 1 << 14;
+const WEIGH_EVERY: u32 = 64;
+pub(crate) const WEIGH_EVERY_ROWS: usize = 1 << 14;
 /// Less than that is not worth a file.
 const SPILL_BYTES_MIN: usize = 1 << 19;
 /// Of a copy's share of the budget, what is put together at once in memory.
@@ -61,7 +61,10 @@ pub(crate) trait Holds {
     fn held(&mut self) -> &mut Held;
 
     /// Bytes in memory, about.
-    fn bytes(&self) -> usize;
+    ///
+    /// # Errors
+    /// When they cannot be told.
+    fn bytes(&self) -> Result<usize, TaskError>;
 
     /// Puts on disk what can lie there.
     ///
@@ -77,7 +80,7 @@ pub(crate) trait Holds {
         if !self.held().is_due(rows) {
             return Ok(());
         }
-        let bytes = self.bytes();
+        let bytes = self.bytes()?;
         if self.held().fits(bytes) {
             return Ok(());
         }
@@ -85,7 +88,7 @@ pub(crate) trait Holds {
             self.spill()?;
             trim();
         }
-        let bytes = self.bytes();
+        let bytes = self.bytes()?;
         let held = self.held();
         if !held.fits(bytes) {
             held.reservation.grow(bytes as u64 - held.reservation.bytes())?;

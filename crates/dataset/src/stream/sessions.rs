@@ -285,8 +285,8 @@ impl Holds for SecondHalf {
         &mut self.held
     }
 
-    fn bytes(&self) -> usize {
-        self.parts.iter().map(batch_bytes).sum::<u64>() as usize
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.parts.iter().map(batch_bytes).sum::<u64>() as usize)
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {

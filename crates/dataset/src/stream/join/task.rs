@@ -603,9 +603,9 @@ impl Holds for JoinTask {
         &mut self.held
     }
 
-    fn bytes(&self) -> usize {
+    fn bytes(&self) -> Result<usize, TaskError> {
         let half = |half: &Half| half.kept.bytes() + half.before.bytes() + half.newest.bytes() + half.met.bytes();
-        self.keys.bytes() + self.halves.iter().map(half).sum::<usize>()
+        Ok(self.keys.bytes() + self.halves.iter().map(half).sum::<usize>())
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {
