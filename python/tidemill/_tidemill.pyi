@@ -682,7 +682,7 @@ def write_stream(
     name: str,
     sink: object,
     sink_name: str,
-    checkpoints: tuple[str, float, float, int] | None = None,
+    checkpoints: dict[str, Any] | None = None,
     stop: Callable[[], bool] | None = None,
     status: tuple[str, str] | None = None,
     guarantee: str | None = None,
@@ -691,5 +691,5 @@ def write_stream(
     late_name: str = "",
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int]]]: ...
 def list_checkpoints(
-    engine: QueryEngine, folder: str | os.PathLike[str]
+    engine: QueryEngine, place: str, storage_options: dict[str, str]
 ) -> list[tuple[int, tuple[str, int, bool, int, list[tuple[str, int]]] | None, str | None]]: ...

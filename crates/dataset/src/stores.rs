@@ -20,6 +20,7 @@ use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
+use tidemill_dataflow::checkpoint::CheckpointStore;
 use url::{Position, Url};
 
 use crate::engine::Engine;
@@ -182,6 +183,31 @@ impl Engine {
             }
         };
         Ok(Location { store, path, is_folder })
+    }
+}
+
+impl Engine {
+    /// Where checkpoints lie: a folder, or what a URL stands for. A folder that is not there is made if they are to be written.
+    ///
+    /// # Errors
+    /// `Io`, when it cannot be opened, is none of the stores that write an object only where there is none, or is the memory of
+    /// one process.
+    pub fn checkpoint_store(&self, place: &str, options: &StorageOptions, writes: bool) -> Result<CheckpointStore> {
+        let failed = |reason: String| DataSetError::Io(format!("{place}: {reason}"));
+        if let Some(folder) = local_path(place)? {
+            if !writes && !std::path::Path::new(&folder).is_dir() {
+                return Err(failed("there is no such folder".into()));
+            }
+            return CheckpointStore::folder(folder).map_err(|error| DataSetError::Io(error.to_string()));
+        }
+        let Location { store, path, .. } = self.locate(place, options)?;
+        if !store.shared {
+            return Err(failed("checkpoints in memory are gone with the process".into()));
+        }
+        if store.uploads.is_none() {
+            return Err(failed("checkpoints need a folder or an object store; there are s3://, gs://, az://".into()));
+        }
+        Ok(CheckpointStore::objects(Arc::clone(&store.objects), path, place.trim_end_matches('/')))
     }
 }
 
@@ -367,6 +393,24 @@ mod tests {
         assert!(error("s3://b/k", &[("reigon", "x")]).contains("s3://b has no storage option \"reigon\""));
         assert!(error("s3://b/a//b", &[]).contains("s3://b/a//b: "));
         assert!(error("https://host/a?b=c", &[]).contains("URLs with a query"));
+    }
+
+    /// Two jobs in one place, or one that finds its checkpoints gone, would count twice.
+    #[test]
+    fn places_for_checkpoints() {
+        let engine = engine();
+        let none = StorageOptions::new();
+        let place =
+            |text: &str, writes| engine.checkpoint_store(text, &none, writes).map(|store| store.place().to_owned());
+        assert_eq!(place("s3://bucket/jobs/a/", true).unwrap(), "s3://bucket/jobs/a");
+        let new =
+            std::env::temp_dir().join(format!("tidemill-checkpoints-{}", std::process::id())).display().to_string();
+        assert!(place(&new, false).unwrap_err().to_string().contains("there is no such folder"));
+        assert_eq!(place(&format!("file://{new}"), true).unwrap(), new);
+        assert_eq!(place(&new, false).unwrap(), new);
+        std::fs::remove_dir_all(&new).unwrap();
+        assert!(place("memory:///a", true).unwrap_err().to_string().contains("gone with the process"));
+        assert!(place("https://host/a", true).unwrap_err().to_string().contains("need a folder or an object store"));
     }
 
     #[test]

@@ -1,10 +1,9 @@
-"""``tidemill checkpoints``: the checkpoints in a folder, and whether each is whole."""
+"""``tidemill checkpoints``: the checkpoints of a stream, and whether each is whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 
 from tidemill._job import init
 from tidemill._tidemill import list_checkpoints
@@ -18,18 +17,16 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 1 where a checkpoint is damaged."""
     parser = Parser(prog="tidemill checkpoints", description="List the checkpoints of a stream, the newest first.")
-    parser.add_argument("folder", type=Path, help="the folder that was given to write_stream")
+    parser.add_argument("place", help="the folder or URL that was given to write_stream")
     options = parser.parse_args(argv)
     if init().rank != 0:
         return 0
-    if not options.folder.is_dir():
-        parser.error(f"{options.folder} is no folder")
     try:
-        found = list_checkpoints(engine(), options.folder)
+        found = list_checkpoints(engine(), options.place, {})
     except DataSetError as error:
         parser.error(str(error))
     if not found:
-        print(f"no checkpoints in {options.folder}")
+        print(f"no checkpoints in {options.place}")
     for epoch, made, damage in found:
         if made is None:
             print(f"{epoch:>8}  {damage}")

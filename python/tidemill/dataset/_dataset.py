@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -563,7 +564,9 @@ class DataSet:
         late_to: Sink | Connector | Callable[[Table], None] | None = None,
         name: str = "stream",
         checkpoint: str | Path | None = None,
+        storage_options: StorageOptions | None = None,
         every: Duration = 10,
+        unaligned_after: Duration | None = 10,
         timeout: Duration = 600,
         keep: int = 3,
         stop: Callable[[], bool] | None = None,
@@ -584,10 +587,16 @@ class DataSet:
         name : str, default="stream"
             The job's name: checkpoints belong to it.
         checkpoint : str or Path, optional
-            A folder that all workers share. The job goes on from its newest checkpoint there, if there is one, also with
-            another number of workers. Without, a failure loses what was on its way.
+            A folder that all workers share, or the URL of one in an object store (``s3://bucket/jobs/mine``). The job goes on
+            from its newest checkpoint there, if there is one, also with another number of workers. Without, a failure loses what
+            was on its way.
+        storage_options : dict, optional
+            For that store, as in `read_csv`.
         every : str, number of seconds or timedelta, default=10
             From the beginning of one checkpoint to that of the next.
+        unaligned_after : str, number of seconds or timedelta, default=10
+            A checkpoint that is held up longer by rows which wait for slow steps is made with these rows in it; ``None`` lets it
+            wait.
         timeout : str, number of seconds or timedelta, default=600
             A checkpoint that takes longer is given up, with a warning.
         keep : int, default=3
@@ -615,6 +624,7 @@ class DataSet:
         """
         from tidemill._job import init
         from tidemill._tidemill import write_stream
+        from tidemill.dataset._read import _told
         from tidemill.stream import Running, _late, _status
         from tidemill.stream._time import seconds
 
@@ -622,9 +632,16 @@ class DataSet:
             raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
         if watch is not None and checkpoint is None:
             raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
-        folder = None
+        place: dict[str, Any] | None = None
         if checkpoint is not None:
-            folder = (str(checkpoint), seconds(every, "every"), seconds(timeout, "timeout"), keep)
+            place = {
+                "place": os.fspath(checkpoint),
+                "storage_options": _told(storage_options),
+                "every": seconds(every, "every"),
+                "unaligned_after": None if unaligned_after is None else seconds(unaligned_after, "unaligned_after"),
+                "timeout": seconds(timeout, "timeout"),
+                "keep": keep,
+            }
         # Worker 0 is who is heard.
         asked = stop if init().rank == 0 else None
         watching = (lambda native: watch(Running(native))) if watch is not None and init().rank == 0 else None
@@ -636,7 +653,7 @@ class DataSet:
             name,
             _tables(sink),
             _sink_name(sink),
-            folder,
+            place,
             asked,
             status,
             guarantee,

@@ -186,8 +186,8 @@ class KeyedRows:
             raise DataSetError(f"{name}: ttl={ttl!r} must be more than zero")
         given = list(schema.items()) if isinstance(schema, Mapping) else schema
 
-        def processor() -> Processor:
-            return Processor(function, name, self._keys, schema, kept)
+        def processor(folder: str, saves: bool) -> Processor:
+            return Processor(function, name, self._keys, schema, kept, folder, saves)
 
         return self._data._step(self._data._native.process(name, list(self._keys), processor, given))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import io
+import itertools
 import math
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,6 +17,7 @@ from tidemill._tidemill import NativeTable
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._map import Row, Schema, _table
 from tidemill.dataset._table import Table
+from tidemill.stream._store import Store, Stored
 
 __all__ = ["Function", "KeyContext", "Processor"]
 
@@ -23,6 +27,12 @@ _US = timedelta(microseconds=1)
 _NEVER, _END = -(2**63), 2**63 - 1
 #: States are saved whole again when changes are so many more.
 _CHANGES_MIN = 1000
+#: What a key takes in memory besides its state, a timer, and a key that is gone, about, in bytes.
+_KEY_BYTES, _TIMER_BYTES, _GONE_BYTES = 600, 150, 200
+#: The state of one call in so many is measured, and so many things of it are looked at.
+_MEASURE_EVERY, _MEASURED_MAX = 32, 500
+#: So many keys stay in memory, whatever there is of it.
+_KEYS_MIN = 64
 
 _Key = tuple[Hashable, ...]
 
@@ -83,15 +93,32 @@ Function = Callable[[Row, list[Row], KeyContext], "Row | Iterable[Row] | None"]
 
 
 class Processor:
-    """Calls a function for keys; one for each thread. The engine calls its methods, one at a time."""
+    """Calls a function for keys; one for each thread. The engine calls its methods, one at a time.
 
-    def __init__(self, function: Function, name: str, keys: tuple[str, ...], schema: Schema, ttl: int | None) -> None:
+    What is kept of keys is in memory, in the order in which they were touched last. When the engine says that memory runs out
+    (`spill`), those that have not been touched for longest go to a store in `folder`, with their timers; they come back when
+    something comes of them, or when a timer of theirs goes off. `saves` says whether there are snapshots.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        name: str,
+        keys: tuple[str, ...],
+        schema: Schema,
+        ttl: int | None,
+        folder: str,
+        saves: bool,
+    ) -> None:
         self._function = function
         self._name = name
         self._names = keys
         self._schema = schema
         self._ttl = ttl
+        self._folder = folder
+        self._saves = saves
         self._entries: dict[_Key, _Entry] = {}
+        self._store: Store | None = None
         self._timers: list[tuple[int, int, _Key]] = []
         # Breaks ties: keys may have no order.
         self._timers_set = 0
@@ -100,6 +127,9 @@ class Processor:
         self._changed: dict[_Key, int] = {}
         self._changes = 0
         self._saved: set[int] = set()
+        # What states take, on average.
+        self._calls = 0
+        self._state_bytes = 0.0
 
     def rows(self, keys: NativeTable, buckets: list[int], ends: list[int], rows: NativeTable) -> list[NativeTable]:
         """Rows have come: of each key those up to its end."""
@@ -109,9 +139,9 @@ class Processor:
         start = 0
         for values, bucket, end in zip(zip(*columns, strict=True), buckets, ends, strict=True):
             key = _key(values)
-            entry = self._entries.get(key)
-            if entry is None:
-                entry = self._entries[key] = _Entry(bucket)
+            entry = self._entries.pop(key, None) or self._fetch(key) or _Entry(bucket)
+            # Behind all that were touched before.
+            self._entries[key] = entry
             if self._ttl is not None:
                 entry.touched = self._now
                 self._look_at(entry, key)
@@ -120,14 +150,77 @@ class Processor:
         made += self._due()
         return self._made(made)
 
-    def time(self, now: int) -> list[NativeTable]:
-        """Time has passed, in microseconds."""
+    def time(self, now: int) -> tuple[list[NativeTable], bool]:
+        """Time has passed, in microseconds. Returns also whether this must be called again."""
         self._now = max(now, self._now)
-        return self._made(self._due())
+        stored = [] if self._store is None else self._store.take_due(self._now)
+        for state in stored:
+            self._keep(state)
+        return self._made(self._due()), bool(stored)
 
-    def snapshot(self, whole: bool) -> list[tuple[int, bool, bytes]]:
+    def bytes(self) -> int:
+        """What is in memory takes so many bytes, about."""
+        each = _KEY_BYTES + int(self._state_bytes)
+        return len(self._entries) * each + len(self._timers) * _TIMER_BYTES + len(self._changed) * _GONE_BYTES
+
+    def spill(self) -> None:
+        """Put half of what is in memory into the store."""
+        count = len(self._entries) // 2
+        gone = [key for key in self._changed if key not in self._entries]
+        if count < _KEYS_MIN and len(gone) < _KEYS_MIN:
+            return
+        if self._store is None:
+            self._store = Store(self._folder)
+        evicted = list(itertools.islice(self._entries, count))
+        self._store.put(itertools.chain(map(self._evict, evicted), map(self._evict, gone)))
+        self._timers = [timer for timer in self._timers if timer[2] in self._entries]
+        heapq.heapify(self._timers)
+
+    def _evict(self, key: _Key) -> Stored:
+        entry = self._entries.pop(key, None)
+        changed = self._changed.pop(key, None)
+        if entry is None:
+            return Stored(_name(key), changed or 0, None, True, True, self._pickled((key, None)))
+        due = None
+        # At the end no timer goes off that is still there.
+        if self._now < _END:
+            due = min(entry.timers, default=None)
+            if self._ttl is not None:
+                looked_at = entry.touched + self._ttl if entry.looked_at is None else entry.looked_at
+                due = looked_at if due is None else min(due, looked_at)
+        value = self._pickled((key, (entry.state, sorted(entry.timers), entry.touched)))
+        return Stored(_name(key), entry.bucket, due, changed is not None, False, value)
+
+    def _fetch(self, key: _Key) -> _Entry | None:
+        """The entry of a key that may be in the store."""
+        stored = None if self._store is None else self._store.take(_name(key))
+        if stored is None:
+            return None
+        self._keep(stored)
+        return self._entries.get(key)
+
+    def _keep(self, stored: Stored) -> None:
+        """Keep in memory what was in the store."""
+        key, kept = pickle.loads(stored.value)
+        key = _key(key)
+        if stored.changed:
+            self._changed[key] = stored.bucket
+        if kept is not None:
+            self._add(key, stored.bucket, kept)
+
+    def _add(self, key: _Key, bucket: int, kept: tuple[Any, list[int], int]) -> None:
+        state, timers, touched = kept
+        entry = self._entries[key] = _Entry(bucket, state, set(timers), touched)
+        for at in timers:
+            self._timer(at, key)
+        if self._ttl is not None:
+            self._look_at(entry, key)
+
+    def snapshot(self, whole: bool) -> Iterator[tuple[int, bool, bytes]]:
         """What is kept, by bucket: what has changed, or all; with no bytes, nothing."""
-        whole = whole or self._changes > 2 * len(self._entries) + _CHANGES_MIN
+        store = self._store
+        stored = 0 if store is None else len(store)
+        whole = whole or self._changes > 2 * (len(self._entries) + stored) + _CHANGES_MIN
         parts: dict[int, list[tuple[Any, ...]]] = {}
         keys: Iterable[tuple[_Key, int]] = self._changed.items()
         if whole:
@@ -136,19 +229,32 @@ class Processor:
             entry = self._entries.get(key)
             kept = None if entry is None else (entry.state, sorted(entry.timers), entry.touched)
             parts.setdefault(bucket, []).append((key, kept))
-        self._changes = len(self._entries) if whole else self._changes + len(self._changed)
+        if whole:
+            self._changes = len(self._entries) + stored
+        else:
+            self._changes += len(self._changed) + (0 if store is None else store.changes())
         self._changed.clear()
+        buckets = parts.keys() | (set() if store is None else store.buckets(changed=not whole))
+        for bucket in sorted(buckets):
+            part = io.BytesIO()
+            part.write(self._pickled(parts.pop(bucket, [])))
+            if store is not None:
+                part.writelines(store.values(bucket, changed=not whole))
+            yield bucket, whole, part.getvalue()
+        if store is not None:
+            store.saved()
+        if whole:
+            yield from ((bucket, True, b"") for bucket in self._saved - buckets)
+            self._saved.clear()
+        self._saved |= buckets
+
+    def _pickled(self, what: object) -> bytes:
         try:
-            saved = [(bucket, whole, pickle.dumps(part)) for bucket, part in parts.items()]
+            return pickle.dumps(what)
         except Exception as error:
             raise DataSetError(f"{self._name}: a state cannot be pickled: {error}") from error
-        if whole:
-            saved += [(bucket, True, b"") for bucket in self._saved - parts.keys()]
-            self._saved.clear()
-        self._saved |= parts.keys()
-        return saved
 
-    def release(self, buckets: list[int]) -> list[tuple[int, bytes]]:
+    def release(self, buckets: list[int]) -> Iterator[tuple[int, bytes]]:
         """Let go of what is kept in these buckets, for another one's `restore`."""
         parts: dict[int, list[tuple[Any, ...]]] = {bucket: [] for bucket in buckets}
         for key, entry in list(self._entries.items()):
@@ -157,27 +263,30 @@ class Processor:
                 del self._entries[key]
         self._changed = {key: bucket for key, bucket in self._changed.items() if bucket not in parts}
         self._saved -= parts.keys()
-        return [(bucket, pickle.dumps(part)) for bucket, part in parts.items() if part]
+        for bucket, states in parts.items():
+            part = io.BytesIO()
+            if states:
+                part.write(self._pickled(states))
+            if self._store is not None:
+                part.writelines(self._store.values(bucket, changed=False))
+                self._store.drop(bucket)
+            if value := part.getvalue():
+                yield bucket, value
 
     def restore(self, now: int, bucket: int, parts: list[bytes]) -> None:
         """Take what was kept: a whole, and the changes since."""
         self._now = now
         self._saved.add(bucket)
-        entries: dict[_Key, _Entry] = {}
+        kept: dict[_Key, tuple[Any, list[int], int]] = {}
         for part in parts:
-            for values, kept in pickle.loads(part) if part else []:
+            for values, state in _states(part):
                 key = _key(values)
                 self._changes += 1
-                entries.pop(key, None)
-                if kept is not None:
-                    state, timers, touched = kept
-                    entries[key] = _Entry(bucket, state, set(timers), touched)
-        self._entries |= entries
-        for key, entry in entries.items():
-            for at in entry.timers:
-                self._timer(at, key)
-            if self._ttl is not None:
-                self._look_at(entry, key)
+                kept.pop(key, None)
+                if state is not None:
+                    kept[key] = state
+        for key, state in kept.items():
+            self._add(key, bucket, state)
 
     def _timer(self, at: int, key: _Key) -> None:
         self._timers_set += 1
@@ -209,7 +318,7 @@ class Processor:
                     entry.touched = self._now
                 if entry.touched + self._ttl <= self._now:
                     del self._entries[key]
-                    self._changed[key] = entry.bucket
+                    self._change(key, entry)
                 else:
                     self._look_at(entry, key)
         return made
@@ -224,12 +333,20 @@ class Processor:
         except Exception as error:
             raise DataSetError(f"{self._name} failed on the key {named!r}: {error}") from error
         entry.state = context.state
-        for at in context._set:
-            self._timer(at, key)
-        self._changed[key] = entry.bucket
+        if self._calls % _MEASURE_EVERY == 0:
+            self._state_bytes += (_bytes_of(entry.state) - self._state_bytes) / min(self._calls // _MEASURE_EVERY + 1, 50)
+        self._calls += 1
+        if self._now < _END:
+            for at in context._set:
+                self._timer(at, key)
+        self._change(key, entry)
         if entry.state is None and not entry.timers:
             self._entries.pop(key, None)
         return made
+
+    def _change(self, key: _Key, entry: _Entry) -> None:
+        if self._saves:
+            self._changed[key] = entry.bucket
 
     def _made(self, rows: list[Row]) -> list[NativeTable]:
         return [_table(rows, self._schema)] if rows else []
@@ -238,6 +355,36 @@ class Processor:
 def _key(values: Iterable[Any]) -> _Key:
     # A NaN is unlike any other; one that is always the same object is like itself.
     return tuple(math.nan if isinstance(value, float) and value != value else value for value in values)
+
+
+def _name(key: _Key) -> str:
+    # Pickled, equal keys may differ, by what of them is one object. Minus zero equals zero.
+    return repr(tuple(0.0 if isinstance(value, float) and value == 0 else value for value in key))
+
+
+def _states(part: bytes) -> Iterator[tuple[Iterable[Any], tuple[Any, list[int], int] | None]]:
+    """What was pickled one after the other: keys with what was kept of them, and lists of these."""
+    file = io.BytesIO(part)
+    while file.tell() < len(part):
+        found = pickle.load(file)
+        yield from found if isinstance(found, list) else [found]
+
+
+def _bytes_of(state: object) -> float:
+    """What an object and all that is in it take in memory, about: of much a part is looked at."""
+    left, looked_at, size = [state], 0, 0
+    while left and looked_at < _MEASURED_MAX:
+        one = left.pop()
+        looked_at += 1
+        size += sys.getsizeof(one)
+        if isinstance(one, Mapping):
+            left.extend(one.keys())
+            left.extend(one.values())
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            left.extend(one)
+        elif hasattr(one, "__dict__"):
+            left.append(vars(one))
+    return size * (looked_at + len(left)) / looked_at
 
 
 def _micros(at: datetime) -> int:

@@ -20,6 +20,7 @@ use super::store::{CheckpointStore, StoreError};
 use super::{Later, Part, Restored, Snapshot};
 use crate::error::TaskError;
 use crate::link::Links;
+use crate::memory::Governor;
 use crate::rebalance::{Answer, Moved, Moves, Rebalance, Tenure};
 use crate::route_map::RouteMap;
 use crate::run::Resume;
@@ -468,6 +469,7 @@ pub(crate) async fn restore(
     task: &str,
     (copy, copies): (u32, u32),
     route: &RouteMap,
+    governor: &Governor,
 ) -> Result<Restored, StoreError> {
     let mut restored = Restored { epoch: manifest.epoch, ..Restored::default() };
     // A task that the job had not then begins empty.
@@ -510,7 +512,7 @@ pub(crate) async fn restore(
         .collect();
     let shared = wanted.len()..wanted.len() + state.shared.values().map(Vec::len).sum::<usize>();
     wanted.extend(state.shared.values().flatten().map(|(_, entry)| entry));
-    let parts = store.parts(&wanted).await?;
+    let parts = store.parts_within(&wanted, governor).await?;
     let by_copy = state.shared.iter().flat_map(|(copy, shared)| shared.iter().map(move |(name, _)| (*copy, name)));
     for ((copy, name), bytes) in by_copy.zip(&parts[shared]) {
         restored.shared.entry(name.clone()).or_default().push(bytes.clone());

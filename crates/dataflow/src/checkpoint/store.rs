@@ -22,13 +22,17 @@ use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use twox_hash::XxHash3_64;
 
 use super::manifest::{Entry, Key, Manifest};
+use crate::error::DataflowError;
+use crate::memory::{Governor, MapWriter};
 
 /// Claims of others that a claim may meet.
 const CLAIMS_MAX: u64 = 100;
+/// Bytes of parts that are read at once, unless one is larger.
+const READ_BYTES_MAX: u64 = 8 << 20;
 
 /// Why checkpoints cannot be read or written.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -232,7 +236,7 @@ impl CheckpointStore {
     /// The store's; when a part is damaged or not there.
     pub async fn verify(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let entries: Vec<&Entry> = manifest.entries().collect();
-        self.parts(&entries).await.map(drop)
+        self.read(&entries, |_, _| Ok(())).await
     }
 
     /// Makes a checkpoint be there.
@@ -258,16 +262,20 @@ impl CheckpointStore {
         file: String,
         parts: Vec<(Key, Bytes, bool)>,
     ) -> Result<Vec<(Key, Entry)>, StoreError> {
-        let mut bytes = Vec::with_capacity(parts.iter().map(|(_, part, _)| part.len()).sum());
         let mut entries = Vec::with_capacity(parts.len());
+        let mut offset = 0;
+        // Not put together: what does not fit in memory lies on disk until the store has it.
+        let mut payload = Vec::new();
         for (key, part, whole) in parts {
-            let (offset, len, sum) = (bytes.len() as u64, part.len() as u64, XxHash3_64::oneshot(&part));
+            let (len, sum) = (part.len() as u64, XxHash3_64::oneshot(&part));
             entries.push((key, Entry { file: file.clone(), offset, len, sum, whole }));
-            bytes.extend_from_slice(&part);
+            offset += len;
+            payload.extend((len > 0).then_some(part));
         }
-        if !bytes.is_empty() {
+        if !payload.is_empty() {
             let path = self.path(&file);
-            self.objects.put(&path, bytes.into()).await.map_err(|error| self.failed(error))?;
+            let payload = PutPayload::from_iter(payload);
+            self.objects.put(&path, payload).await.map_err(|error| self.failed(error))?;
             self.sync(&path).await?;
         }
         Ok(entries)
@@ -279,35 +287,83 @@ impl CheckpointStore {
     /// The store's; `Damaged`, also when a part is not there.
     pub(crate) async fn parts(&self, entries: &[&Entry]) -> Result<Vec<Bytes>, StoreError> {
         let mut parts = vec![Bytes::new(); entries.len()];
+        let take = |at: usize, bytes| {
+            parts[at] = bytes;
+            Ok(())
+        };
+        self.read(entries, take).await?;
+        Ok(parts)
+    }
+
+    /// [`CheckpointStore::parts`], which may be more than fits in memory: then they lie in the spill directory.
+    ///
+    /// # Errors
+    /// As there; the spill directory's.
+    pub(crate) async fn parts_within(&self, entries: &[&Entry], governor: &Governor) -> Result<Vec<Bytes>, StoreError> {
+        let bytes = entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.len));
+        if governor.settings().budget_bytes == 0 || bytes <= READ_BYTES_MAX {
+            return self.parts(entries).await;
+        }
+        let mut places = vec![0..0; entries.len()];
+        let failed = |error: DataflowError| StoreError::Io { place: self.place.clone(), reason: error.to_string() };
+        let mut writer = MapWriter::new(governor).map_err(failed)?;
+        let take = |at: usize, bytes: Bytes| {
+            let start = writer.len();
+            writer.write(&bytes).map_err(failed)?;
+            places[at] = start..writer.len();
+            Ok(())
+        };
+        self.read(entries, take).await?;
+        let all = writer.finish().map_err(failed)?;
+        Ok(places.into_iter().map(|place| all.slice(place)).collect())
+    }
+
+    /// Reads parts, a few at a time, and checks them. `take` is given each with its place among `entries`; not those without bytes.
+    async fn read(
+        &self,
+        entries: &[&Entry],
+        mut take: impl FnMut(usize, Bytes) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let files: BTreeSet<&str> = entries.iter().filter(|entry| entry.len > 0).map(|e| e.file.as_str()).collect();
         for file in files {
             // Stores refuse to read no bytes.
             let read = |at: &usize| entries[*at].file == file && entries[*at].len > 0;
             let of_file: Vec<usize> = (0..entries.len()).filter(read).collect();
-            let range = |&at: &usize| entries[at].offset..entries[at].offset.saturating_add(entries[at].len);
-            let ranges: Vec<_> = of_file.iter().map(range).collect();
-            let path = self.path(file);
-            let found = match self.objects.get_ranges(&path, &ranges).await {
-                Ok(found) => found,
-                // A range that is not there is told in each store's own way; one that is shorter, by its length.
-                Err(error) => {
-                    let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
-                    let whole = self.objects.head(&path).await.map_or(true, |object| object.size >= end);
-                    return Err(if whole {
-                        self.unreadable(error)
-                    } else {
-                        self.damaged(format!("{file} is cut short"))
-                    });
+            let mut left = of_file.as_slice();
+            while !left.is_empty() {
+                let mut bytes = 0_u64;
+                let fits = |&&at: &&usize| {
+                    let first = bytes == 0;
+                    bytes = bytes.saturating_add(entries[at].len);
+                    first || bytes <= READ_BYTES_MAX
+                };
+                let (together, others) = left.split_at(left.iter().take_while(fits).count());
+                left = others;
+                for (&at, bytes) in together.iter().zip(self.ranges(file, entries, together).await?) {
+                    if bytes.len() as u64 != entries[at].len || XxHash3_64::oneshot(&bytes) != entries[at].sum {
+                        return Err(self.damaged(format!("{file} is damaged")));
+                    }
+                    take(at, bytes)?;
                 }
-            };
-            for (at, bytes) in of_file.into_iter().zip(found) {
-                if bytes.len() as u64 != entries[at].len || XxHash3_64::oneshot(&bytes) != entries[at].sum {
-                    return Err(self.damaged(format!("{file} is damaged")));
-                }
-                parts[at] = bytes;
             }
         }
-        Ok(parts)
+        Ok(())
+    }
+
+    /// Reads some parts of one object.
+    async fn ranges(&self, file: &str, entries: &[&Entry], wanted: &[usize]) -> Result<Vec<Bytes>, StoreError> {
+        let range = |&at: &usize| entries[at].offset..entries[at].offset.saturating_add(entries[at].len);
+        let ranges: Vec<_> = wanted.iter().map(range).collect();
+        let path = self.path(file);
+        match self.objects.get_ranges(&path, &ranges).await {
+            Ok(found) => Ok(found),
+            // A range that is not there is told in each store's own way; one that is shorter, by its length.
+            Err(error) => {
+                let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+                let whole = self.objects.head(&path).await.map_or(true, |object| object.size >= end);
+                Err(if whole { self.unreadable(error) } else { self.damaged(format!("{file} is cut short")) })
+            }
+        }
     }
 
     /// Removes all but the newest `keep` manifests that are whole, and what none of these refers to of `last` or before.

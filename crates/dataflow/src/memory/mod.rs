@@ -5,9 +5,11 @@
 //! 2. [`Level::Spill`]: operators that can are told to write to disk instead of growing;
 //! 3. a refusal, an error that names the operator that holds most. The kernel's out-of-memory killer never decides.
 //!
-//! What the process holds is read from `/proc/self/statm`, at most every few milliseconds: the operators' own counts miss
-//! queues, batches on their way, the allocator's slack and whatever else the program does.
+//! What the process holds is read from `/proc/self/status`, at most every few milliseconds: the operators' own counts miss
+//! queues, batches on their way, the allocator's slack and whatever else the program does. Pages of files do not count: the
+//! kernel lets go of them when anybody needs memory, and operators that look again at what they have written to disk map it.
 
+mod mapped;
 mod partitions;
 mod spill;
 mod stash;
@@ -19,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub use mapped::{Cell, Cells, MapWriter};
 pub(crate) use partitions::Partitions;
 pub use spill::{SpillFile, SpillReader, SpillWriter};
 pub(crate) use stash::Stash;
@@ -162,11 +165,25 @@ impl Governor {
     }
 }
 
-/// The resident size of this process; 0 where it cannot be read.
+/// The resident size of this process, but for pages of files; 0 where it cannot be read.
 fn resident_bytes() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm").ok();
-    let pages = pages.and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
-    pages.unwrap_or(0) * rustix::param::page_size() as u64
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    // Some systems that are almost Linux tell only the sum.
+    let kib = kib("RssAnon:").map(|own| own + kib("RssShmem:").unwrap_or(0)).or_else(|| kib("VmRSS:"));
+    kib.unwrap_or(0) << 10
+}
+
+/// Returns what has been freed to the system. What was freed by spilling shall leave the process, whose size is what counts.
+pub fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the function only returns free memory of the allocator; it may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 /// What one operator holds. Dropping it gives everything back.

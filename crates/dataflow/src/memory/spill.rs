@@ -16,9 +16,9 @@ use crate::error::DataflowError;
 use crate::wire::{Decoder, Encoder, Frame, HEADER_BYTES, Header, Kind, Received};
 
 /// Read and written at once.
-const IO_BYTES: usize = 256 << 10;
+pub(super) const IO_BYTES: usize = 256 << 10;
 
-fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
+pub(super) fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
     let reason = match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             format!("{error}; free space there, or name another directory with --spill-dir")
@@ -84,12 +84,7 @@ impl SpillWriter {
     pub fn finish(self) -> Result<SpillFile, DataflowError> {
         let SpillWriter { governor, file, schema, blocks, rows, bytes, .. } = self;
         let file = file.into_inner().map_err(|error| spill_error(&governor, error.error()))?;
-        // What is freed by spilling shall leave the process, whose size is what counts.
-        #[cfg(target_env = "gnu")]
-        // SAFETY: the function only returns free memory of the allocator to the system; it may be called at any time.
-        unsafe {
-            libc::malloc_trim(0);
-        }
+        super::trim();
         Ok(SpillFile { governor, file, schema, blocks, rows, bytes })
     }
 }

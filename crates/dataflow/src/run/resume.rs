@@ -12,6 +12,7 @@ use crate::checkpoint::store::{FolderLock, Kept};
 use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, hub};
 use crate::error::DataflowError;
 use crate::flow::{Flow, FlowTask};
+use crate::memory::Governor;
 use crate::route_map::{BUCKETS, RouteMap};
 
 /// What a run that makes checkpoints begins with.
@@ -67,6 +68,7 @@ impl Resume {
     pub(crate) fn agree(
         comm: &Communicator,
         pool: &Handle,
+        governor: &Governor,
         flow: &Flow,
         job: &str,
         settings: &CheckpointSettings,
@@ -124,7 +126,7 @@ impl Resume {
                 }
                 Found::Checkpoint { run, manifest } => {
                     resume.run = run;
-                    let read = pool.block_on(resume.read(&manifest, flow, comm.rank()));
+                    let read = pool.block_on(resume.read(&manifest, flow, governor, comm.rank()));
                     let mut all = [0u8];
                     comm.allreduce(&[Read::of(&read) as u8], &mut all, &Op::Min)?;
                     match read {
@@ -227,6 +229,7 @@ impl Resume {
         &self,
         manifest: &Manifest,
         flow: &Flow,
+        governor: &Governor,
         me: u32,
     ) -> Result<HashMap<(u32, u32), Restored>, StoreError> {
         let mut restored = HashMap::new();
@@ -235,7 +238,8 @@ impl Resume {
             let route = self.members[at].route_in(manifest);
             let route = route.unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, copies)));
             for copy in (0..copies).filter(|&copy| task.workers[copy as usize] == me) {
-                let read = hub::restore(&self.settings.store, manifest, &task.name, (copy, copies), &route).await?;
+                let read =
+                    hub::restore(&self.settings.store, manifest, &task.name, (copy, copies), &route, governor).await?;
                 restored.insert((at as u32, copy), read);
             }
         }

@@ -6,12 +6,14 @@
 //!
 //! The first half keeps nothing over a barrier: it sends what it has. The second keeps of each pane the table that grows,
 //! and beneath it tables of states that do not change any more. A barrier cuts the growing one off: that is what has
-//! changed since the last, all of it, and the snapshot; so a checkpoint costs what has changed, and copies nothing.
+//! changed since the last, all of it, and the snapshot; so a checkpoint costs what has changed, and copies nothing. When
+//! memory runs out the tables go to disk, and windows are put together of them a few buckets of keys at a time.
 //!
 //! Source of panes: Li, Maier, Tufte, Papadimos and Tucker, "No pane, no gain" (2005); of tables that a checkpoint cuts off:
 //! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,22 +26,22 @@ use bytes::{Buf, Bytes};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
-use tidemill_dataflow::memory::Reservation;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::groups::{Aggregation, Arguments, Groups, batch};
-use super::kept::{self, Saved};
+use super::held::{Disk, Held, Holds};
+use super::kept::{self, Parts, Saved, buckets_of_key};
 use super::late::{LATE_PORT, LateCount, LateOutput};
+use super::panes::{Pane, States};
+use super::sorted::{self, ALL};
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
 
 /// The first half sends what it has when it holds more than this.
 const HELD_BYTES_MAX: usize = 32 << 20;
-/// It asks how much it holds every so many batches.
-const WEIGH_EVERY: u32 = 64;
 
 /// A windowed aggregation: of a query, the same on all workers.
 pub(crate) struct WindowAggregation {
@@ -174,7 +176,7 @@ pub(crate) struct FirstHalf {
     steps: Steps,
     panes: BTreeMap<Micros, Counted>,
     time: Micros,
-    batches: u32,
+    held: Held,
 }
 
 /// Groups, and the rows of each.
@@ -190,11 +192,16 @@ impl Counted {
         self.groups.last().iter().for_each(|&group| self.rows[group] += 1);
         Ok(())
     }
+
+    fn bytes(&self) -> usize {
+        self.groups.bytes() + self.rows.capacity() * size_of::<i64>()
+    }
 }
 
 impl FirstHalf {
-    pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps) -> Self {
-        FirstHalf { shape: Arc::clone(shape), steps, panes: BTreeMap::new(), time: Micros::MIN, batches: 0 }
+    pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps, context: &TaskContext) -> Self {
+        let held = Held::new(context);
+        FirstHalf { shape: Arc::clone(shape), steps, panes: BTreeMap::new(), time: Micros::MIN, held }
     }
 
     fn add(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
@@ -236,14 +243,16 @@ impl FirstHalf {
 
 impl Operator for FirstHalf {
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let rows = batch.num_rows();
         for batch in self.steps.apply(batch)? {
             self.add(&batch)?;
         }
-        self.batches += 1;
-        if self.batches.is_multiple_of(WEIGH_EVERY)
-            && self.panes.values().map(|pane| pane.groups.bytes()).sum::<usize>() > HELD_BYTES_MAX
-        {
-            self.send(|_| true, emit)?;
+        if self.held.is_due(rows) {
+            let bytes = self.panes.values().map(Counted::bytes).sum::<usize>();
+            if bytes > HELD_BYTES_MAX || !self.held.fits(bytes) {
+                self.send(|_| true, emit)?;
+                self.held.free();
+            }
         }
         Ok(Flow::Done)
     }
@@ -297,61 +306,16 @@ impl Arguments {
     }
 }
 
-/// One pane of the second half.
-#[derive(Default)]
-struct Pane {
-    open: Option<Groups>,
-    /// States that were cut off, each with every key at most once.
-    closed: Vec<RecordBatch>,
-    /// Those that no snapshot has: windows have fired since.
-    unsaved: Vec<RecordBatch>,
-}
-
-impl Pane {
-    fn open(&mut self, of: &Arc<Aggregation>) -> Result<&mut Groups> {
-        if self.open.is_none() {
-            self.open = Some(Groups::new(of)?);
-        }
-        Ok(self.open.as_mut().expect("just made"))
-    }
-
-    /// Cuts off what grows. With `saves` it is part of the next snapshot.
-    fn cut(&mut self, of: &Arc<Aggregation>, saves: bool) -> Result<()> {
-        let Some(mut open) = self.open.take().filter(|open| open.len() > 0) else { return Ok(()) };
-        let states = open.take_states()?;
-        if saves {
-            self.unsaved.push(states.clone());
-        }
-        self.closed.push(states);
-        // Each is at least twice as large as the next: a state is copied a few times, however many barriers pass.
-        while let [.., larger, smaller] = self.closed.as_slice()
-            && larger.num_rows() < 2 * smaller.num_rows()
-        {
-            let mut merged = Groups::new(of)?;
-            for _ in 0..2 {
-                let states = self.closed.pop().expect("there are two");
-                merged.merge(&states)?;
-            }
-            self.closed.push(merged.take_states()?);
-        }
-        Ok(())
-    }
-
-    fn bytes(&self) -> usize {
-        let closed = self.closed.iter().map(RecordBatch::get_array_memory_size).sum::<usize>();
-        self.open.as_ref().map_or(0, Groups::bytes) + closed
-    }
-
-    fn rows(&self) -> usize {
-        self.open.as_ref().map_or(0, Groups::len) + self.closed.iter().map(RecordBatch::num_rows).sum::<usize>()
-    }
-}
-
 /// The second half.
 pub(crate) struct SecondHalf {
     shape: Arc<WindowAggregation>,
     steps: Steps,
     panes: BTreeMap<Micros, Pane>,
+    /// States of panes that were cut off since the last snapshot, and are in none.
+    unsaved: Vec<(Micros, States)>,
+    /// The starts of windows that are firing, for the last time or not, and of the first the buckets that it has still to give.
+    firing: VecDeque<(Micros, bool)>,
+    ranges: Option<VecDeque<Range<u32>>>,
     /// Windows that end here or before have fired.
     fired: Micros,
     /// Of these, the starts of those that late rows have changed.
@@ -364,7 +328,7 @@ pub(crate) struct SecondHalf {
     saved: Saved,
     /// What other copies have handed over, until something can be emitted.
     acquired: Vec<Acquired>,
-    /// Whether there will be snapshots.
+    /// Whether there are snapshots.
     saves: bool,
     held: Held,
 }
@@ -399,32 +363,6 @@ impl Acquired {
     }
 }
 
-/// What an operator holds of the worker's memory. It is weighed now and then: that takes a while.
-pub(crate) struct Held {
-    reservation: Reservation,
-    batches: u32,
-}
-
-impl Held {
-    pub(crate) fn new(context: &TaskContext) -> Self {
-        Held { reservation: context.reservation(), batches: 0 }
-    }
-
-    /// A batch has come; `bytes` says how much is held.
-    ///
-    /// # Errors
-    /// When the worker's budget is used up: it names who holds most.
-    pub(crate) fn batch(&mut self, bytes: impl FnOnce() -> usize) -> Result<(), TaskError> {
-        self.batches += 1;
-        if !self.batches.is_multiple_of(WEIGH_EVERY) {
-            return Ok(());
-        }
-        let (before, now) = (self.reservation.bytes(), bytes() as u64);
-        self.reservation.shrink(before.saturating_sub(now));
-        Ok(self.reservation.grow(now.saturating_sub(before))?)
-    }
-}
-
 /// What copies share in checkpoints.
 const FIRED: &str = "fired";
 const SCHEMA: &str = "schema";
@@ -435,6 +373,9 @@ impl SecondHalf {
             shape: Arc::clone(shape),
             steps,
             panes: BTreeMap::new(),
+            unsaved: Vec::new(),
+            firing: VecDeque::new(),
+            ranges: None,
             fired: Micros::MIN,
             changed: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -454,6 +395,7 @@ impl SecondHalf {
                 new.saved_rows = new.saved_rows.saturating_add(states.num_rows());
                 if fired == new.fired {
                     new.take(&states)?;
+                    new.weigh(states.num_rows())?;
                     continue;
                 }
                 // Of a copy that was behind, by streams that were idle: what has not fired there must fire yet. Then all is
@@ -464,8 +406,9 @@ impl SecondHalf {
         }
         new.saved.restore(restored);
         for pane in new.panes.values_mut() {
-            pane.cut(&shape.of, false)?;
+            pane.cut(&shape.of, new.held.disk())?;
         }
+        new.unsaved.clear();
         // Windows that late rows can still change are given again: which had been changed, nobody has saved.
         Ok(new)
     }
@@ -534,24 +477,24 @@ impl SecondHalf {
         let Some(last) = acquired.iter().map(|one| one.fired).max() else { return Ok(()) };
         let until = last.max(self.fired);
         if until > self.fired {
-            self.fire(until, emit)?;
+            self.fire_all(until, emit)?;
         }
         let own = std::mem::take(&mut self.changed);
         let shape = Arc::clone(&self.shape);
         for Acquired { fired, changed, states } in acquired {
             if fired == until && changed.is_empty() {
                 self.take(&states)?;
+                self.weigh(states.num_rows())?;
                 continue;
             }
             let panes = std::mem::take(&mut self.panes);
             self.fired = fired;
             self.take(&states)?;
             self.changed = changed;
-            self.fire(until, emit)?;
-            for (pane, mut held) in std::mem::replace(&mut self.panes, panes) {
-                held.cut(&shape.of, false)?;
-                let open = self.panes.entry(pane).or_default().open(&shape.of)?;
-                held.closed.iter().try_for_each(|states| open.merge(states))?;
+            self.fire_all(until, emit)?;
+            let disk = self.held.disk();
+            for (pane, held) in std::mem::replace(&mut self.panes, panes) {
+                self.panes.entry(pane).or_default().absorb(held, &shape.of, disk)?;
             }
         }
         // To be taken here is no change.
@@ -559,8 +502,8 @@ impl SecondHalf {
         Ok(())
     }
 
-    /// Lets windows fire whose end is not after `time`.
-    fn fire(&mut self, time: Micros, emit: &mut Emit) -> Result<(), TaskError> {
+    /// Lets windows fire whose end is not after `time`: [`SecondHalf::go_on`] does it, a part at a time.
+    fn fire(&mut self, time: Micros) {
         let shape = Arc::clone(&self.shape);
         let mut windows = std::mem::take(&mut self.changed);
         for &pane in self.panes.keys() {
@@ -568,40 +511,102 @@ impl SecondHalf {
             windows.extend(shape.windows(pane).filter(ends));
         }
         self.fired = self.fired.max(time);
-        windows.into_iter().try_for_each(|start| self.give(start, true, emit))?;
-        let fired = self.fired;
-        self.panes.retain(|&pane, _| shape.over(pane) > fired);
-        self.touched.retain(|&start| start + shape.size > fired);
+        self.firing = windows.into_iter().map(|start| (start, true)).collect();
+    }
+
+    /// The same, all at once.
+    fn fire_all(&mut self, time: Micros, emit: &mut Emit) -> Result<(), TaskError> {
+        self.fire(time);
+        while self.go_on(emit)? == Flow::More {}
         Ok(())
     }
 
-    /// Gives what there is of a window, `last` or not.
-    fn give(&mut self, start: Micros, last: bool, emit: &mut Emit) -> Result<(), TaskError> {
+    /// Gives the next results of windows that are firing: those of one window, or of some of its keys when they do not fit in
+    /// memory.
+    fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         let shape = Arc::clone(&self.shape);
-        let end = start + shape.size;
-        let alone = last && shape.size == shape.slide && shape.lateness == 0;
-        let mut merged = None;
-        for (_, pane) in self.panes.range_mut(start..end) {
-            if alone {
-                // It is nobody else's, and not needed any more.
-                merged = pane.open.take();
-            } else {
-                pane.cut(&shape.of, self.saves)?;
+        while let Some(&(start, last)) = self.firing.front() {
+            // Its pane is nobody else's, and not needed any more.
+            let alone = last && shape.size == shape.slide && shape.lateness == 0;
+            let end = start + shape.size;
+            if self.ranges.is_none() {
+                self.ranges = Some(self.prepare(start..end, alone)?);
             }
-            let merged = match &mut merged {
-                Some(merged) => merged,
-                None => merged.insert(Groups::new(&shape.of)?),
+            let Some(range) = self.ranges.as_mut().and_then(VecDeque::pop_front) else {
+                self.firing.pop_front();
+                self.ranges = None;
+                if alone {
+                    self.panes.remove(&start);
+                }
+                continue;
             };
-            pane.closed.iter().try_for_each(|states| merged.merge(states))?;
+            let mut merged = None;
+            for (_, pane) in self.panes.range_mut(start..end) {
+                if alone {
+                    merged = pane.take();
+                }
+                pane.merge_into(&mut merged, &shape.of, &range)?;
+            }
+            let Some(mut merged) = merged else { continue };
+            let (keys, results, rows) = merged.take_results()?;
+            let mut columns = keys;
+            let windows = window_array(vec![start; rows], vec![end; rows], shape.early.map(|_| last));
+            columns.insert(shape.window_at, Arc::new(windows));
+            columns.extend(results);
+            for batch in self.steps.apply(batch(&shape.output, columns, rows)?)? {
+                emit.send(batch);
+            }
+            return Ok(Flow::More);
         }
-        let Some(mut merged) = merged else { return Ok(()) };
-        let (keys, results, rows) = merged.take_results()?;
-        let mut columns = keys;
-        let windows = window_array(vec![start; rows], vec![end; rows], shape.early.map(|_| last));
-        columns.insert(shape.window_at, Arc::new(windows));
-        columns.extend(results);
-        for batch in self.steps.apply(batch(&shape.output, columns, rows)?)? {
-            emit.send(batch);
+        let fired = self.fired;
+        self.panes.retain(|&pane, _| shape.over(pane) > fired);
+        self.touched.retain(|&start| start + shape.size > fired);
+        let panes = &self.panes;
+        self.unsaved.retain(|(pane, _)| panes.contains_key(pane));
+        Ok(Flow::Done)
+    }
+
+    /// A window is about to fire. Returns the buckets of keys that are put together at a time.
+    fn prepare(&mut self, window: Range<Micros>, alone: bool) -> Result<VecDeque<Range<u32>>, TaskError> {
+        let (of, disk) = (Arc::clone(&self.shape.of), self.held.disk().clone());
+        if self.panes.range(window.clone()).any(|(_, pane)| pane.is_on_disk()) {
+            for (&start, pane) in self.panes.range_mut(window.clone()) {
+                let cut = pane.spill(&of, &disk)?.into_iter().filter(|_| self.saves && !alone);
+                self.unsaved.extend(cut.map(|states| (start, States::Disk(states))));
+            }
+            let states = self.panes.range(window).flat_map(|(_, pane)| pane.sorted());
+            return Ok(sorted::ranges(states, disk.run_bytes()).into());
+        }
+        if !alone {
+            for (&start, pane) in self.panes.range_mut(window) {
+                // Other windows want it, too, and so does the next snapshot.
+                let cut = pane.cut(&of, &disk)?.filter(|_| self.saves);
+                self.unsaved.extend(cut.map(|states| (start, States::Memory(states))));
+            }
+        }
+        Ok([ALL].into())
+    }
+}
+
+impl Holds for SecondHalf {
+    fn held(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        let unsaved = self.unsaved.iter().map(|(_, states)| states.bytes()).sum::<usize>();
+        Ok(self.panes.values().map(Pane::bytes).sum::<usize>() + unsaved)
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        let (of, disk) = (Arc::clone(&self.shape.of), self.held.disk().clone());
+        for (pane, states) in std::mem::take(&mut self.unsaved) {
+            let states = states.sorted(&of, &disk)?;
+            self.unsaved.extend(states.into_iter().map(|states| (pane, States::Disk(states))));
+        }
+        for (&start, pane) in self.panes.iter_mut().filter(|(_, pane)| pane.is_large()) {
+            let cut = pane.spill(&of, &disk)?.into_iter().filter(|_| self.saves);
+            self.unsaved.extend(cut.map(|states| (start, States::Disk(states))));
         }
         Ok(())
     }
@@ -667,7 +672,7 @@ pub(crate) fn fired_of(restored: &Restored) -> Result<Micros, TaskError> {
 impl Operator for SecondHalf {
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
-        let shape = Arc::clone(&self.shape);
+        let (shape, rows) = (Arc::clone(&self.shape), batch.num_rows());
         match &shape.late_rows {
             Some(of) => self.take_rows(&batch, of, emit)?,
             None => {
@@ -675,15 +680,18 @@ impl Operator for SecondHalf {
                 shape.late.add(late);
             }
         }
-        let panes = &self.panes;
-        self.held.batch(|| panes.values().map(Pane::bytes).sum())?;
+        self.weigh(rows)?;
         Ok(Flow::Done)
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
-        self.fire(time.minus(self.shape.behind).0, emit)?;
-        Ok(Flow::Done)
+        self.fire(time.minus(self.shape.behind).0);
+        self.go_on(emit)
+    }
+
+    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.go_on(emit)
     }
 
     fn ticks(&self) -> Option<Duration> {
@@ -692,8 +700,8 @@ impl Operator for SecondHalf {
 
     fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
-        std::mem::take(&mut self.touched).into_iter().try_for_each(|start| self.give(start, false, emit))?;
-        Ok(Flow::Done)
+        self.firing = std::mem::take(&mut self.touched).into_iter().map(|start| (start, false)).collect();
+        self.go_on(emit)
     }
 
     fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
@@ -703,8 +711,8 @@ impl Operator for SecondHalf {
 
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
-        self.fire(Micros::MAX, emit)?;
-        Ok(Flow::Done)
+        self.fire(Micros::MAX);
+        self.go_on(emit)
     }
 
     fn moves() -> bool {
@@ -716,21 +724,26 @@ impl Operator for SecondHalf {
         let mut gone = vec![false; BUCKETS as usize];
         lost.iter().for_each(|&bucket| gone[bucket as usize] = true);
         let mut moved = Vec::new();
+        let disk = self.held.disk().clone();
         for (&pane, held) in &mut self.panes {
-            held.cut(&shape.of, false)?;
-            for states in &mut held.closed {
-                let of = buckets(states, 0, shape.of.keys.len())?;
+            // A snapshot has just been taken: nothing of this is unsaved.
+            held.cut(&shape.of, &disk)?;
+            held.retain(&shape.of, &disk, |states| {
+                let rows = states.batch();
+                let of = buckets_of_key(rows, 0, shape.of.keys.len())?;
                 let goes = BooleanArray::from_iter(of.into_iter().map(|bucket| Some(gone[bucket as usize])));
-                if goes.true_count() > 0 {
-                    moved.push((pane, filter_record_batch(states, &goes)?));
-                    *states = filter_record_batch(states, &not(&goes)?)?;
+                if goes.true_count() == 0 {
+                    return Ok(None);
                 }
-            }
-            held.closed.retain(|states| states.num_rows() > 0);
+                let rest = filter_record_batch(rows, &not(&goes)?)?;
+                moved.push((pane, states));
+                Ok(Some(rest))
+            })?;
         }
         self.panes.retain(|_, held| held.rows() > 0);
         let part = |(bucket, states): (u32, Bytes)| (bucket, Acquired::encode(self.fired, &self.changed, &states));
-        Ok(by_bucket(&shape, &moved)?.into_iter().map(part).collect())
+        let moved = by_bucket(&shape, moved, &disk, |bucket| gone[bucket as usize])?;
+        Ok(moved.into_iter().map(part).collect())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
@@ -742,40 +755,56 @@ impl Operator for SecondHalf {
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let shape = Arc::clone(&self.shape);
-        let mut states = Vec::new();
+        let disk = self.held.disk().clone();
+        let mut states = std::mem::take(&mut self.unsaved);
         for (&pane, held) in &mut self.panes {
-            held.cut(&shape.of, true)?;
-            states.extend(std::mem::take(&mut held.unsaved).into_iter().map(|states| (pane, states)));
+            states.extend(held.cut(&shape.of, &disk)?.map(|states| (pane, States::Memory(states))));
         }
-        self.saved_rows += states.iter().map(|(_, states)| states.num_rows()).sum::<usize>();
+        self.saved_rows = states.iter().fold(self.saved_rows, |sum, (_, states)| sum.saturating_add(states.rows()));
         let rows: usize = self.panes.values().map(Pane::rows).sum();
         // Changes of panes that are gone are still there: when they are most of what is saved, all is saved anew.
         let whole = whole || self.saved_rows > 2 * rows + 4096;
         if whole {
             self.saved_rows = rows;
-            let all = self.panes.iter().flat_map(|(&pane, held)| held.closed.iter().map(move |s| (pane, s.clone())));
+            let all = self.panes.iter().flat_map(|(&pane, held)| held.closed().map(move |states| (pane, states)));
             states = all.collect();
         }
         let saved = self.saved.clone();
         let mut snapshot = shared(self.fired, &shape.described(), &shape.pane_schema, BEFORE);
         if whole || !states.is_empty() {
-            snapshot.later = Some(Later(Box::new(move || Ok(saved.parts(by_bucket(&shape, &states)?, whole)))));
+            let parts = move || Ok(saved.parts(by_bucket(&shape, states, &disk, |_| true)?, whole));
+            snapshot.later = Some(Later(Box::new(parts)));
         }
         Ok(snapshot)
     }
 }
 
-/// States by bucket, as bytes.
-fn by_bucket(shape: &WindowAggregation, states: &[(Micros, RecordBatch)]) -> Result<Vec<(u32, Bytes)>> {
-    let states = states.iter().map(|(pane, states)| shape.of_pane(*pane, states)).collect::<Result<Vec<_>>>()?;
-    let states = concat_batches(&shape.pane_schema, &states)?;
-    kept::by_bucket(&states, &buckets(&states, BEFORE, shape.of.keys.len())?, |_| true)
-}
-
-/// The bucket of each row's key, which follows `before` other columns.
-pub(crate) fn buckets(states: &RecordBatch, before: usize, keys: usize) -> Result<Vec<u32>> {
-    if keys == 0 {
-        return Ok(vec![0; states.num_rows()]);
+/// States of the buckets that are wanted, by bucket, as bytes.
+fn by_bucket(
+    shape: &WindowAggregation,
+    states: Vec<(Micros, States)>,
+    disk: &Disk,
+    wanted: impl Fn(u32) -> bool,
+) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    let encode = |states: Vec<(Micros, RecordBatch)>| -> Result<_> {
+        let states = states.iter().map(|(pane, states)| shape.of_pane(*pane, states)).collect::<Result<Vec<_>>>()?;
+        let states = concat_batches(&shape.pane_schema, &states)?;
+        kept::by_bucket(&states, &buckets_of_key(&states, BEFORE, shape.of.keys.len())?, &wanted)
+    };
+    let bytes = states.iter().map(|(_, states)| states.bytes()).sum::<usize>();
+    if bytes <= disk.run_bytes() && states.iter().all(|(_, states)| matches!(states, States::Memory(_))) {
+        return Ok(encode(states.into_iter().map(|(pane, states)| (pane, states.batch().clone())).collect())?);
     }
-    kept::buckets_of(states, &(before..before + keys).collect::<Vec<_>>())
+    let mut pieces = Vec::new();
+    for (pane, states) in states {
+        pieces.extend(states.sorted(&shape.of, disk)?.into_iter().map(|states| (pane, states)));
+    }
+    let mut parts = Parts::new(disk);
+    for range in sorted::ranges(pieces.iter().map(|(_, states)| states), disk.run_bytes()) {
+        let some = pieces.iter().map(|(pane, states)| (*pane, states.of(&range)));
+        for (bucket, bytes) in encode(some.filter(|(_, states)| states.num_rows() > 0).collect())? {
+            parts.add(bucket, &[&bytes])?;
+        }
+    }
+    parts.finish()
 }

@@ -14,8 +14,9 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{Held, check_schema, fired_by, fired_of, shared};
+use super::aggregate::{check_schema, fired_by, fired_of, shared};
 use super::groups::batch;
+use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
 use super::late::LateCount;
@@ -59,7 +60,8 @@ pub(crate) struct CompleteTask {
 
 impl CompleteTask {
     pub(crate) fn new(shape: &Arc<Completion>, context: &TaskContext) -> Result<Self, TaskError> {
-        let kept = Kept::new(Arc::clone(&shape.keyed.schema));
+        let held = Held::new(context);
+        let kept = Kept::new(Arc::clone(&shape.keyed.schema), held.disk());
         let mut new = CompleteTask {
             shape: Arc::clone(shape),
             plan: shape.plan.clone(),
@@ -67,15 +69,18 @@ impl CompleteTask {
             now: Micros::MIN,
             overdue: false,
             over: 0,
-            held: Held::new(context),
+            held,
         };
         if let Some(restored) = context.restored() {
             check_schema(restored, &shape.described(), &Schema::empty(), 0)?;
             new.now = fired_of(restored)?;
-            for (bucket, rows) in new.state.restore(restored)? {
+            for (bucket, table) in new.state.restore(restored)? {
                 // What had been given before is not kept; what a copy that was behind had not given is given yet.
                 let given = fired_by(restored, bucket)?.unwrap_or(new.now);
+                let rows = new.state.rows(&table)?;
+                let count = rows.num_rows();
                 new.keep(rows, given)?;
+                new.weigh(count)?;
             }
             new.state.restored();
         }
@@ -120,13 +125,27 @@ impl CompleteTask {
     }
 }
 
+impl Holds for CompleteTask {
+    fn held(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.state.kept.bytes())
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        self.state.kept.spill()
+    }
+}
+
 impl Operator for CompleteTask {
     fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
+        let count = rows.num_rows();
         let late = self.keep(rows, self.now)?;
         self.shape.late.add(late);
-        let kept = &self.state.kept;
-        self.held.batch(|| kept.bytes())?;
+        self.weigh(count)?;
         Ok(Flow::Done)
     }
 
@@ -162,7 +181,7 @@ impl Operator for CompleteTask {
     fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
         self.state.clear(self.now)?;
         self.over = 0;
-        Ok(self.state.release(buckets)?)
+        self.state.release(buckets)
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
@@ -171,8 +190,11 @@ impl Operator for CompleteTask {
             self.state.clear(self.now)?;
             self.over = 0;
         }
-        for (_, rows) in self.state.acquired(&parts)? {
+        for (_, table) in self.state.acquired(&parts)? {
+            let rows = self.state.rows(&table)?;
+            let count = rows.num_rows();
             self.keep(rows, Micros::MIN)?;
+            self.weigh(count)?;
         }
         Ok(())
     }

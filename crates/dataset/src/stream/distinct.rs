@@ -9,17 +9,17 @@ use arrow::datatypes::{Schema, SchemaRef};
 use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
-use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use tidemill_dataflow::checkpoint::Snapshot;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{Held, check_schema, fired_of, shared};
+use super::aggregate::{check_schema, fired_of, shared};
 use super::groups::batch;
+use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
+use super::keys::KeyIndex;
 use super::times::{TimeOf, until_of};
 use super::window::Micros;
 
@@ -50,7 +50,7 @@ impl Distinct {
 /// See the module.
 pub(crate) struct DistinctTask {
     shape: Arc<Distinct>,
-    seen: Box<dyn GroupValues>,
+    seen: KeyIndex,
     state: KeptState,
     now: Micros,
     clear_at: u32,
@@ -61,20 +61,24 @@ impl DistinctTask {
     pub(crate) fn new(shape: &Arc<Distinct>, context: &TaskContext) -> Result<Self, TaskError> {
         let schema = shape.key_schema()?;
         let keys = (0..schema.fields().len()).collect();
-        let kept = Kept::new(Arc::clone(&schema));
+        let held = Held::new(context);
+        let kept = Kept::new(Arc::clone(&schema), held.disk());
         let mut new = DistinctTask {
             shape: Arc::clone(shape),
-            seen: new_group_values(schema, &GroupOrdering::None)?,
+            seen: KeyIndex::default(),
             state: KeptState::new(kept, keys),
             now: Micros::MIN,
             clear_at: CLEAR_MIN,
-            held: Held::new(context),
+            held,
         };
         if let Some(restored) = context.restored() {
             check_schema(restored, &shape.described(), &Schema::empty(), 0)?;
             new.now = fired_of(restored)?;
-            for (_, keys) in new.state.restore(restored)? {
+            for (_, table) in new.state.restore(restored)? {
+                let keys = new.state.rows(&table)?;
+                let count = keys.num_rows();
                 new.remember(keys)?;
+                new.weigh(count)?;
             }
             new.state.restored();
         }
@@ -82,19 +86,10 @@ impl DistinctTask {
     }
 
     /// Remembers keys. Returns the first rows that have them.
-    fn remember(&mut self, keys: RecordBatch) -> Result<Vec<u32>, TaskError> {
-        let mut known = self.seen.len();
-        let mut numbers = Vec::new();
-        self.seen.intern(keys.columns(), &mut numbers)?;
-        let mut first = Vec::new();
-        for (row, &number) in numbers.iter().enumerate() {
-            if number >= known {
-                known = number + 1;
-                first.push(row as u32);
-            }
-        }
+    fn remember(&mut self, keys: RecordBatch) -> Result<UInt32Array, TaskError> {
+        let first = self.seen.intern(&self.state.kept, &keys)?.new;
         if !first.is_empty() {
-            let new = take_record_batch(&keys, &UInt32Array::from(first.clone()))?;
+            let new = take_record_batch(&keys, &first)?;
             let mut until = if self.shape.times.is_empty() { Vec::new() } else { until_of(&self.shape.times, &new)? };
             // A key without a time may come again at any.
             until.iter_mut().filter(|until| **until == Micros::MIN).for_each(|until| *until = Micros::MAX);
@@ -106,12 +101,24 @@ impl DistinctTask {
     /// Forgets keys that cannot come again.
     fn clear(&mut self) -> Result<(), TaskError> {
         self.state.clear(self.now)?;
-        self.seen = new_group_values(self.shape.key_schema()?, &GroupOrdering::None)?;
-        for keys in self.state.kept.since(0) {
-            self.seen.intern(keys.columns(), &mut Vec::new())?;
-        }
+        self.seen.rebuild(&self.state.kept)?;
         self.clear_at = self.state.kept.count().saturating_mul(2).max(CLEAR_MIN);
         Ok(())
+    }
+}
+
+impl Holds for DistinctTask {
+    fn held(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.state.kept.bytes() + self.seen.bytes())
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        self.state.kept.spill()?;
+        self.seen.spill(self.held.disk())
     }
 }
 
@@ -119,15 +126,15 @@ impl Operator for DistinctTask {
     fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         let keys =
             batch(&self.shape.key_schema()?, rows.columns()[self.shape.keyed.width..].to_vec(), rows.num_rows())?;
+        let count = rows.num_rows();
         let first = self.remember(keys)?;
         if !first.is_empty() {
-            let rows = take_record_batch(&rows, &UInt32Array::from(first))?;
+            let rows = take_record_batch(&rows, &first)?;
             let columns = self.shape.gives.iter().map(|expr| expr.evaluate(&rows)?.into_array(rows.num_rows()));
             emit.send(batch(&self.shape.output, columns.collect::<Result<_>>()?, rows.num_rows())?);
         }
-        let (kept, seen) = (&self.state.kept, &self.seen);
-        self.held.batch(|| kept.bytes() + seen.size())?;
-        if !self.shape.times.is_empty() && kept.count() >= self.clear_at {
+        self.weigh(count)?;
+        if !self.shape.times.is_empty() && self.state.kept.count() >= self.clear_at {
             self.clear()?;
         }
         Ok(Flow::Done)
@@ -149,8 +156,11 @@ impl Operator for DistinctTask {
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
-        for (_, keys) in self.state.acquired(&parts)? {
+        for (_, table) in self.state.acquired(&parts)? {
+            let keys = self.state.rows(&table)?;
+            let count = keys.num_rows();
             self.remember(keys)?;
+            self.weigh(count)?;
         }
         Ok(())
     }

@@ -1,21 +1,33 @@
 //! Rows that are kept until a time has passed: of streams that are joined, of groups that are not complete. They lie in runs,
 //! each at least twice as long as the next, and have numbers, which stay until those that are not needed any more are thrown
-//! out. A snapshot has the rows that came since the last one, or all of them when numbers have changed.
+//! out. When memory runs out, runs go to disk, where they are mapped: to everybody else they are what they were. A snapshot
+//! has the rows that came since the last one, or all of them when numbers have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::buffer::ScalarBuffer;
 use arrow::compute::{concat_batches, filter_record_batch, interleave, take_record_batch};
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::checkpoint::{Buckets, Later, Part, Restored, rows};
+use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::memory::MapWriter;
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
 
+use super::groups::batch;
+use super::held::Disk;
 use super::window::Micros;
+
+/// A run that takes less stays in memory.
+const RUN_BYTES_MIN: usize = 1 << 17;
+/// Rows that are put together before they are dealt to the parts of a snapshot.
+const DEAL_BYTES_MAX: usize = 16 << 20;
 
 /// Rows that came together, or were put together since.
 struct Run {
@@ -23,9 +35,38 @@ struct Run {
     start: u32,
     rows: RecordBatch,
     /// Of each row; empty when all are kept for ever.
-    until: Vec<Micros>,
+    until: ScalarBuffer<Micros>,
     /// No row that is not over yet is over before that.
     earliest: Micros,
+    /// What its rows take, in memory or on disk.
+    bytes: usize,
+    on_disk: bool,
+}
+
+impl Run {
+    /// In memory.
+    fn new(start: u32, rows: RecordBatch, until: Vec<Micros>) -> Self {
+        let earliest = until.iter().copied().min().unwrap_or(Micros::MAX);
+        let bytes = batch_bytes(&rows) as usize + until.len() * size_of::<Micros>();
+        Run { start, rows, until: until.into(), earliest, bytes, on_disk: false }
+    }
+
+    /// The same, on disk, with its times.
+    fn on_disk(self, disk: &Disk) -> Result<Self, TaskError> {
+        if self.until.is_empty() {
+            return Ok(Run { rows: disk.map(&self.rows)?, on_disk: true, ..self });
+        }
+        let times = Arc::new(Int64Array::new(self.until, None));
+        let mut fields = self.rows.schema().fields().to_vec();
+        fields.push(Arc::new(Field::new("until", DataType::Int64, false)));
+        let mut columns = self.rows.columns().to_vec();
+        columns.push(times);
+        let mut mapped = disk.map(&RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?)?;
+        let times = mapped.remove_column(self.rows.num_columns());
+        let until = times.as_primitive::<Int64Type>().values().clone();
+        let rows = batch(&self.rows.schema(), mapped.columns().to_vec(), mapped.num_rows())?;
+        Ok(Run { rows, until, on_disk: true, ..self })
+    }
 }
 
 /// See the module.
@@ -33,12 +74,13 @@ pub(crate) struct Kept {
     schema: SchemaRef,
     runs: Vec<Run>,
     count: u32,
+    disk: Disk,
 }
 
 impl Kept {
     /// Of rows with this schema.
-    pub(crate) fn new(schema: SchemaRef) -> Self {
-        Kept { schema, runs: Vec::new(), count: 0 }
+    pub(crate) fn new(schema: SchemaRef, disk: &Disk) -> Self {
+        Kept { schema, runs: Vec::new(), count: 0, disk: disk.clone() }
     }
 
     /// How many there are, over or not: the number of the next.
@@ -46,9 +88,18 @@ impl Kept {
         self.count
     }
 
+    /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        let run = |run: &Run| run.rows.get_array_memory_size() + run.until.len() * size_of::<Micros>();
-        self.runs.iter().map(run).sum()
+        self.runs.iter().filter(|run| !run.on_disk).map(|run| run.bytes).sum()
+    }
+
+    /// Puts runs on disk, but for the shortest.
+    pub(crate) fn spill(&mut self) -> Result<(), TaskError> {
+        for run in std::mem::take(&mut self.runs) {
+            let run = if run.on_disk || run.bytes < RUN_BYTES_MIN { run } else { run.on_disk(&self.disk)? };
+            self.push(run)?;
+        }
+        Ok(())
     }
 
     /// Adds rows, each until a time that has not passed; `until` is empty unless there are such times.
@@ -59,16 +110,23 @@ impl Kept {
         let start = self.count;
         let more = u32::try_from(rows.num_rows()).ok().and_then(|more| start.checked_add(more));
         self.count = more.ok_or("more than four billion rows are kept by one thread: use more workers")?;
-        let earliest = until.iter().copied().min().unwrap_or(Micros::MAX);
-        self.runs.push(Run { start, rows, until, earliest });
+        self.push(Run::new(start, rows, until))
+    }
+
+    /// Adds a run behind the others, and puts runs together that are of about the same length: those in memory, and those on disk.
+    fn push(&mut self, run: Run) -> Result<(), TaskError> {
+        self.runs.push(run);
         while let [.., larger, smaller] = self.runs.as_slice()
             && larger.rows.num_rows() < 2 * smaller.rows.num_rows()
+            && larger.on_disk == smaller.on_disk
+            && larger.bytes.saturating_add(smaller.bytes) <= self.disk.run_bytes()
         {
             let (Some(smaller), Some(larger)) = (self.runs.pop(), self.runs.pop()) else { break };
             let rows = concat_batches(&self.schema, [&larger.rows, &smaller.rows])?;
-            let mut until = larger.until;
-            until.extend(smaller.until);
-            self.runs.push(Run { rows, until, earliest: larger.earliest.min(smaller.earliest), ..larger });
+            let until = [larger.until.as_ref(), smaller.until.as_ref()].concat();
+            let earliest = larger.earliest.min(smaller.earliest);
+            let run = Run { earliest, ..Run::new(larger.start, rows, until) };
+            self.runs.push(if larger.on_disk { run.on_disk(&self.disk)? } else { run });
         }
         Ok(())
     }
@@ -78,7 +136,7 @@ impl Kept {
         let mut over = Vec::new();
         for run in self.runs.iter_mut().filter(|run| run.earliest < time) {
             run.earliest = Micros::MAX;
-            for (number, &until) in (run.start..).zip(&run.until) {
+            for (number, &until) in (run.start..).zip(run.until.iter()) {
                 if until >= time {
                     run.earliest = run.earliest.min(until);
                 } else if until >= before {
@@ -91,13 +149,19 @@ impl Kept {
 
     /// Some values of a column.
     pub(crate) fn gather(&self, column: usize, numbers: &[u32]) -> Result<ArrayRef> {
+        // Only the runs that they are in: on disk there may be many.
+        let mut used: Vec<&dyn Array> = Vec::new();
+        let mut place_of: Vec<Option<usize>> = vec![None; self.runs.len()];
         let place = |&number: &u32| {
             let run = self.runs.partition_point(|run| run.start <= number) - 1;
-            (run, (number - self.runs[run].start) as usize)
+            let place = *place_of[run].get_or_insert_with(|| {
+                used.push(self.runs[run].rows.column(column).as_ref());
+                used.len() - 1
+            });
+            (place, (number - self.runs[run].start) as usize)
         };
         let places: Vec<_> = numbers.iter().map(place).collect();
-        let columns: Vec<&dyn Array> = self.runs.iter().map(|run| run.rows.column(column).as_ref()).collect();
-        match columns.as_slice() {
+        match used.as_slice() {
             [] => Ok(arrow::array::new_empty_array(self.schema.field(column).data_type())),
             columns => Ok(interleave(columns, &places)?),
         }
@@ -105,23 +169,24 @@ impl Kept {
 
     /// Throws out what is over, and what `wanted` does not name. Those that stay get new numbers, in the same order; returns
     /// the old ones.
-    pub(crate) fn clear(&mut self, time: Micros, wanted: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
+    pub(crate) fn clear(&mut self, time: Micros, wanted: impl Fn(u32) -> bool) -> Result<Vec<u32>, TaskError> {
         let mut stay = Vec::new();
-        let (mut parts, mut untils) = (Vec::new(), Vec::new());
         for run in std::mem::take(&mut self.runs) {
             let lives =
                 |at: usize| run.until.get(at).is_none_or(|&until| until >= time) && wanted(run.start + at as u32);
             let mask: Vec<bool> = (0..run.rows.num_rows()).map(lives).collect();
+            let start = stay.len() as u32;
             stay.extend(mask.iter().zip(run.start..).filter(|(lives, _)| **lives).map(|(_, number)| number));
-            untils.extend(run.until.iter().zip(&mask).filter(|(_, lives)| **lives).map(|(until, _)| *until));
-            parts.push(filter_record_batch(&run.rows, &mask.into())?);
+            let left = stay.len() - start as usize;
+            if left == mask.len() {
+                self.push(Run { start, ..run })?;
+            } else if left > 0 {
+                let until = run.until.iter().zip(&mask).filter(|(_, lives)| **lives).map(|(until, _)| *until).collect();
+                let rest = Run::new(start, filter_record_batch(&run.rows, &mask.into())?, until);
+                self.push(if run.on_disk { rest.on_disk(&self.disk)? } else { rest })?;
+            }
         }
-        let rows = concat_batches(&self.schema, &parts)?;
         self.count = stay.len() as u32;
-        if !stay.is_empty() {
-            let earliest = untils.iter().copied().min().unwrap_or(Micros::MAX);
-            self.runs.push(Run { start: 0, rows, until: untils, earliest });
-        }
         Ok(stay)
     }
 
@@ -143,6 +208,14 @@ pub(crate) fn buckets_of(rows: &RecordBatch, keys: &[usize]) -> Result<Vec<u32>>
     Ok(hashes.into_iter().map(|hash| route.bucket(hash)).collect())
 }
 
+/// The bucket of each row's key, which follows `before` other columns.
+pub(crate) fn buckets_of_key(states: &RecordBatch, before: usize, keys: usize) -> Result<Vec<u32>> {
+    if keys == 0 {
+        return Ok(vec![0; states.num_rows()]);
+    }
+    buckets_of(states, &(before..before + keys).collect::<Vec<_>>())
+}
+
 /// The rows of the buckets that are wanted, by bucket, as bytes; `of` has the bucket of each row.
 pub(crate) fn by_bucket(rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> bool) -> Result<Vec<(u32, Bytes)>> {
     let mut order: Vec<u32> = (0..rows.num_rows() as u32).filter(|&row| wanted(of[row as usize])).collect();
@@ -159,41 +232,138 @@ pub(crate) fn by_bucket(rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> 
     Ok(parts)
 }
 
+/// Batches one after the other, so many put together that they are worth dealing to buckets.
+pub(crate) fn together<'a>(
+    schema: &'a SchemaRef,
+    mut batches: &'a [RecordBatch],
+    disk: &Disk,
+) -> impl Iterator<Item = Result<RecordBatch>> + use<'a> {
+    let most = disk.run_bytes().min(DEAL_BYTES_MAX);
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |batch: &&RecordBatch| {
+            let first = bytes == 0;
+            bytes += batch_bytes(batch) as usize;
+            first || bytes <= most
+        };
+        let (some, rest) = batches.split_at(batches.iter().take_while(fits).count());
+        batches = rest;
+        match some {
+            [] => None,
+            [one] => Some(Ok(one.clone())),
+            some => Some(concat_batches(schema, some).map_err(Into::into)),
+        }
+    })
+}
+
+/// Bytes by bucket, in memory or, when they are many, on disk.
+#[derive(Default)]
+pub(crate) struct Parts {
+    disk: Disk,
+    memory: BTreeMap<u32, Vec<u8>>,
+    bytes: usize,
+    /// What was in memory before, and of each bucket where its bytes are.
+    file: Option<MapWriter>,
+    places: BTreeMap<u32, Vec<Range<usize>>>,
+}
+
+impl Parts {
+    pub(crate) fn new(disk: &Disk) -> Self {
+        Parts { disk: disk.clone(), ..Parts::default() }
+    }
+
+    /// Appends to a bucket's bytes.
+    pub(crate) fn add(&mut self, bucket: u32, pieces: &[&[u8]]) -> Result<(), TaskError> {
+        let part = self.memory.entry(bucket).or_default();
+        for piece in pieces {
+            part.extend_from_slice(piece);
+            self.bytes += piece.len();
+        }
+        if self.bytes > self.disk.run_bytes() { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), TaskError> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => self.file.insert(MapWriter::new(self.disk.governor())?),
+        };
+        for (bucket, part) in std::mem::take(&mut self.memory) {
+            let start = file.len();
+            file.write(&part)?;
+            self.places.entry(bucket).or_default().push(start..file.len());
+        }
+        self.bytes = 0;
+        Ok(())
+    }
+
+    /// Each bucket's bytes.
+    pub(crate) fn finish(mut self) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        if self.file.is_none() {
+            return Ok(self.memory.into_iter().map(|(bucket, bytes)| (bucket, bytes.into())).collect());
+        }
+        self.flush()?;
+        let pieces = self.file.expect("looked at above").finish()?;
+        // Once more, each bucket's together.
+        let mut file = MapWriter::new(self.disk.governor())?;
+        let mut ends = Vec::new();
+        for (bucket, places) in self.places {
+            let start = file.len();
+            places.into_iter().try_for_each(|place| file.write(&pieces[place]))?;
+            ends.push((bucket, start..file.len()));
+        }
+        let all = file.finish()?;
+        Ok(ends.into_iter().map(|(bucket, place)| (bucket, all.slice(place))).collect())
+    }
+}
+
 /// Parts of a snapshot: of each bucket tables of several kinds.
 #[derive(Default)]
-pub(crate) struct Tables(BTreeMap<u32, Vec<u8>>);
+pub(crate) struct Tables(Parts);
 
 impl Tables {
+    pub(crate) fn new(disk: &Disk) -> Self {
+        Tables(Parts::new(disk))
+    }
+
     /// Adds rows to the buckets they are of.
-    pub(crate) fn add(&mut self, kind: u8, rows: &RecordBatch, of: &[u32]) -> Result<()> {
+    pub(crate) fn add(&mut self, kind: u8, rows: &RecordBatch, of: &[u32]) -> Result<(), TaskError> {
         self.add_wanted(kind, rows, of, |_| true)
     }
 
-    fn add_wanted(&mut self, kind: u8, rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> bool) -> Result<()> {
+    fn add_wanted(
+        &mut self,
+        kind: u8,
+        rows: &RecordBatch,
+        of: &[u32],
+        wanted: impl Fn(u32) -> bool,
+    ) -> Result<(), TaskError> {
         for (bucket, bytes) in by_bucket(rows, of, wanted)? {
-            let part = self.0.entry(bucket).or_default();
-            part.push(kind);
-            part.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
-            part.extend_from_slice(&bytes);
+            self.0.add(bucket, &[&[kind], &(bytes.len() as u64).to_le_bytes(), &bytes])?;
         }
         Ok(())
     }
 
     /// Adds those rows that are of some buckets. Returns which are not.
-    pub(crate) fn add_some(&mut self, kind: u8, rows: &RecordBatch, of: &[u32], buckets: &[u32]) -> Result<Vec<bool>> {
+    pub(crate) fn add_some(
+        &mut self,
+        kind: u8,
+        rows: &RecordBatch,
+        of: &[u32],
+        buckets: &[u32],
+    ) -> Result<Vec<bool>, TaskError> {
         let wanted: BTreeSet<u32> = buckets.iter().copied().collect();
         self.add_wanted(kind, rows, of, |bucket| wanted.contains(&bucket))?;
         Ok(of.iter().map(|bucket| !wanted.contains(bucket)).collect())
     }
 
     /// By bucket, as bytes.
-    pub(crate) fn into_bytes(self) -> impl Iterator<Item = (u32, Bytes)> {
-        self.0.into_iter().map(|(bucket, bytes)| (bucket, bytes.into()))
+    pub(crate) fn finish(self) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        self.0.finish()
     }
 
     /// By bucket, as bytes: all there is if `whole`, and then nothing of buckets that had something before.
-    pub(crate) fn parts(self, whole: bool, saved: &Saved) -> Buckets {
-        saved.parts(self.into_bytes(), whole)
+    pub(crate) fn parts(self, whole: bool, saved: &Saved) -> Result<Buckets, TaskError> {
+        Ok(saved.parts(self.finish()?, whole))
     }
 }
 
@@ -248,10 +418,16 @@ impl KeptState {
         KeptState { kept, keys, since: 0, renumbered: false, saved: Saved::default() }
     }
 
-    /// The rows that were saved, with the bucket that they are of.
-    pub(crate) fn restore(&self, restored: &Restored) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
+    /// The tables that were saved, with the bucket that they are of: [`KeptState::rows`] of each.
+    pub(crate) fn restore(&self, restored: &Restored) -> Result<Vec<(u32, Bytes)>, TaskError> {
         self.saved.restore(restored);
-        self.rows_of(restored.buckets.iter().flat_map(|(&bucket, parts)| parts.iter().map(move |part| (bucket, part))))
+        let parts = restored.buckets.iter().flat_map(|(&bucket, parts)| parts.iter().map(move |part| (bucket, part)));
+        tables_by_bucket(parts)
+    }
+
+    /// The rows of a table.
+    pub(crate) fn rows(&self, table: &Bytes) -> Result<RecordBatch, TaskError> {
+        Ok(rows::decode(&self.kept.schema, table)?)
     }
 
     /// What is kept now has been restored.
@@ -260,10 +436,11 @@ impl KeptState {
     }
 
     /// Lets go of what is in these buckets, for another copy.
-    pub(crate) fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>> {
-        let mut moved = Tables::default();
+    pub(crate) fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        let mut moved = Tables::new(&self.kept.disk);
         let mut stays = Vec::new();
-        for rows in self.kept.since(0) {
+        for rows in together(&self.kept.schema, &self.kept.since(0), &self.kept.disk) {
+            let rows = rows?;
             let of = buckets_of(&rows, &self.keys)?;
             stays.extend(moved.add_some(0, &rows, &of, buckets)?);
         }
@@ -271,26 +448,16 @@ impl KeptState {
         self.kept.clear(Micros::MIN, |number| stays[number as usize])?;
         self.renumbered = true;
         self.saved.forget(buckets);
-        Ok(moved.into_bytes().collect())
+        moved.finish()
     }
 
-    /// What another copy has let go of.
-    pub(crate) fn acquired(&self, parts: &[(u32, Bytes)]) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
-        self.rows_of(parts.iter().map(|(bucket, part)| (*bucket, part)))
-    }
-
-    fn rows_of<'a>(&self, parts: impl Iterator<Item = (u32, &'a Bytes)>) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
-        let mut found = Vec::new();
-        for (bucket, part) in parts {
-            for (_, bytes) in tables_of(part)? {
-                found.push((bucket, rows::decode(&self.kept.schema, &bytes)?));
-            }
-        }
-        Ok(found)
+    /// The tables that another copy has let go of.
+    pub(crate) fn acquired(&self, parts: &[(u32, Bytes)]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+        tables_by_bucket(parts.iter().map(|(bucket, part)| (*bucket, part)))
     }
 
     /// Throws out what is over.
-    pub(crate) fn clear(&mut self, time: Micros) -> Result<()> {
+    pub(crate) fn clear(&mut self, time: Micros) -> Result<(), TaskError> {
         self.kept.clear(time, |_| true)?;
         self.renumbered = true;
         Ok(())
@@ -305,14 +472,24 @@ impl KeptState {
             return None;
         }
         let (keys, saved) = (self.keys.clone(), self.saved.clone());
+        let (schema, disk) = (Arc::clone(&self.kept.schema), self.kept.disk.clone());
         Some(Later(Box::new(move || {
-            let mut tables = Tables::default();
-            for rows in rows {
+            let mut tables = Tables::new(&disk);
+            for rows in together(&schema, &rows, &disk) {
+                let rows = rows?;
                 tables.add(0, &rows, &buckets_of(&rows, &keys)?)?;
             }
-            Ok(tables.parts(whole, &saved))
+            tables.parts(whole, &saved)
         })))
     }
+}
+
+fn tables_by_bucket<'a>(parts: impl Iterator<Item = (u32, &'a Bytes)>) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    let mut found = Vec::new();
+    for (bucket, part) in parts {
+        found.extend(tables_of(part)?.into_iter().map(|(_, table)| (bucket, table)));
+    }
+    Ok(found)
 }
 
 /// The tables of a part: their kinds and bytes.
@@ -344,6 +521,7 @@ mod tests {
     use tidemill_dataflow::checkpoint::Part;
 
     use super::{Kept, Saved, Tables, tables_of};
+    use crate::stream::held::Disk;
 
     fn rows(values: std::ops::Range<i64>) -> RecordBatch {
         RecordBatch::try_from_iter([("n", Arc::new(Int64Array::from_iter_values(values)) as ArrayRef)]).unwrap()
@@ -352,7 +530,7 @@ mod tests {
     /// Numbers lead to their rows however runs were put together, rows are over once, and those that stay stay in order.
     #[test]
     fn rows_are_found_by_number() {
-        let mut kept = Kept::new(rows(0..0).schema());
+        let mut kept = Kept::new(rows(0..0).schema(), &Disk::default());
         let mut count = 0;
         for length in [1, 5, 2, 2, 100, 3, 1, 1, 40] {
             let more = count..count + length;
@@ -383,10 +561,10 @@ mod tests {
         tables.add(0, &rows(0..6), &[3, 1, 3, 1, 1, 3]).unwrap();
         tables.add(7, &rows(9..10), &[1]).unwrap();
         let saved = Saved::default();
-        let parts = tables.parts(false, &saved);
+        let parts = tables.parts(false, &saved).unwrap();
         assert_eq!(parts.iter().map(|(bucket, _)| *bucket).collect::<Vec<_>>(), [1, 3]);
         let Part::Change(bytes) = &parts[0].1 else { panic!("not a change") };
-        let gone = Tables::default().parts(true, &saved);
+        let gone = Tables::default().parts(true, &saved).unwrap();
         assert_eq!(gone, [1, 3].map(|bucket| (bucket, Part::Whole(Bytes::new()))));
         let of = |bytes| tidemill_dataflow::checkpoint::rows::decode(&rows(0..0).schema(), bytes).unwrap();
         let tables = tables_of(bytes).unwrap();

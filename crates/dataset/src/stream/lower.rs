@@ -591,7 +591,7 @@ impl<'a> Lower<'a> {
                         let shape = Arc::clone(&shape);
                         Box::new(move |name, steps| {
                             let shape = Arc::clone(&shape);
-                            TaskSpec::operator(name, move |_| Ok(FirstHalf::new(&shape, steps.clone())))
+                            TaskSpec::operator(name, move |copy| Ok(FirstHalf::new(&shape, steps.clone(), copy)))
                         })
                     },
                     second: TaskSpec::operator(name.clone(), move |copy| {

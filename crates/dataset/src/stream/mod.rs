@@ -14,6 +14,10 @@
 //! | `process`   | functions of programs over the rows of each key                        |
 //! | `keyed`     | rows on their way to the owner of their key                            |
 //! | `late`      | rows that come too late                                                |
+//! | `panes`     | what is held of a stretch of time                                      |
+//! | `sorted`    | states on disk                                                         |
+//! | `held`      | how much of the worker's memory an operator holds, and the disk beyond |
+//! | `keys`      | which keys there are                                                   |
 //! | `kept`      | rows that are kept until a time has passed                             |
 //! | `times`     | which columns tell time                                                |
 //! | `steps`     | what is done with one batch at a time                                  |
@@ -23,14 +27,18 @@ mod aggregate;
 mod complete;
 mod distinct;
 mod groups;
+mod held;
 mod join;
 mod kept;
 mod keyed;
+mod keys;
 mod late;
 mod lower;
 mod memory;
+mod panes;
 mod process;
 mod sessions;
+mod sorted;
 mod steps;
 mod table;
 mod times;

@@ -33,6 +33,7 @@ use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
 
 use super::aggregate::{check_schema, fired_of, shared};
 use super::groups::batch;
+use super::held::{Held, Holds, WEIGH_EVERY_ROWS};
 use super::kept::buckets_of;
 use super::keyed::Keyed;
 use super::window::Micros;
@@ -62,11 +63,24 @@ pub trait KeyedFunction: Send {
     /// Fails the job.
     fn rows(&mut self, batch: KeyedBatch) -> std::result::Result<Vec<RecordBatch>, String>;
 
-    /// Time has passed: every row with an earlier event time has come.
+    /// Time has passed: every row with an earlier event time has come. Returns rows, and whether there is more to do at that time:
+    /// then this is called again.
     ///
     /// # Errors
     /// Fails the job.
-    fn time(&mut self, now: EventTime) -> std::result::Result<Vec<RecordBatch>, String>;
+    fn time(&mut self, now: EventTime) -> std::result::Result<(Vec<RecordBatch>, bool), String>;
+
+    /// What it keeps in memory, in bytes, about.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn bytes(&self) -> std::result::Result<usize, String>;
+
+    /// Memory runs out: puts part of what it keeps on disk.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn spill(&mut self) -> std::result::Result<(), String>;
 
     /// What it keeps, by bucket: what has changed since the last snapshot, or all, also of buckets that have become empty.
     ///
@@ -88,7 +102,8 @@ pub trait KeyedFunction: Send {
 }
 
 /// Makes one for a copy.
-pub type MakeKeyedFunction = Arc<dyn Fn() -> std::result::Result<Box<dyn KeyedFunction>, String> + Send + Sync>;
+pub type MakeKeyedFunction =
+    Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn KeyedFunction>, String> + Send + Sync>;
 
 impl DataSet {
     /// What a function makes of a stream's rows by key: rows with `schema`. `name` stands for it in plans, errors and checkpoints.
@@ -242,6 +257,23 @@ pub(crate) struct ProcessTask {
     rows: SchemaRef,
     function: Box<dyn KeyedFunction>,
     now: Micros,
+    /// What the function is being told.
+    telling: EventTime,
+    held: Held,
+}
+
+impl Holds for ProcessTask {
+    fn held(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.function.bytes()?)
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        Ok(self.function.spill()?)
+    }
 }
 
 impl ProcessTask {
@@ -252,14 +284,17 @@ impl ProcessTask {
         context: &CopyContext,
     ) -> Result<Self, TaskError> {
         let process = Arc::clone(exec.0);
-        let function = (process.function)()?;
+        let function = (process.function)(context)?;
+        let (held, telling) = (Held::new(context), EventTime(Micros::MIN));
         let (keyed, rows) = (Arc::clone(keyed), Arc::clone(rows));
-        let mut new = ProcessTask { process, projection: exec.1.clone(), keyed, rows, function, now: Micros::MIN };
+        let (projection, now) = (exec.1.clone(), Micros::MIN);
+        let mut new = ProcessTask { process, projection, keyed, rows, function, now, telling, held };
         if let Some(restored) = context.restored() {
             check_schema(restored, &new.described(), &arrow::datatypes::Schema::empty(), 0)?;
             new.now = fired_of(restored)?;
-            let buckets = restored.buckets.iter().map(|(bucket, parts)| (*bucket, parts.clone())).collect();
-            new.function.restore(EventTime(new.now), buckets)?;
+            for (&bucket, parts) in &restored.buckets {
+                new.restore(bucket, parts.clone())?;
+            }
         }
         Ok(new)
     }
@@ -268,6 +303,21 @@ impl ProcessTask {
         let keys = self.keyed.schema.fields().iter().skip(self.keyed.width);
         let keys: Vec<_> = keys.map(|field| field.data_type().to_string()).collect();
         format!("a function by ({})", keys.join(", "))
+    }
+
+    fn restore(&mut self, bucket: u32, parts: Vec<Bytes>) -> Result<(), TaskError> {
+        self.function.restore(EventTime(self.now), vec![(bucket, parts)])?;
+        self.weigh(WEIGH_EVERY_ROWS)
+    }
+
+    /// Tells the function what time it is.
+    fn tell(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let (made, more) = self.function.time(self.telling)?;
+        self.send(made, emit)?;
+        if more {
+            self.weigh(WEIGH_EVERY_ROWS)?;
+        }
+        Ok(if more { Flow::More } else { Flow::Done })
     }
 
     fn send(&self, made: Vec<RecordBatch>, emit: &mut Emit) -> Result<(), TaskError> {
@@ -307,20 +357,23 @@ impl Operator for ProcessTask {
         let rows = batch(&self.rows, sorted.columns()[..self.keyed.width].to_vec(), count)?;
         let made = self.function.rows(KeyedBatch { keys, buckets, ends, rows })?;
         self.send(made, emit)?;
+        self.weigh(count)?;
         Ok(Flow::Done)
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.now = self.now.max(time.0);
-        let made = self.function.time(time)?;
-        self.send(made, emit)?;
-        Ok(Flow::Done)
+        self.telling = time;
+        self.tell(emit)
     }
 
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let made = self.function.time(EventTime::MAX)?;
-        self.send(made, emit)?;
-        Ok(Flow::Done)
+        self.telling = EventTime::MAX;
+        self.tell(emit)
+    }
+
+    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.tell(emit)
     }
 
     fn moves() -> bool {
@@ -332,8 +385,7 @@ impl Operator for ProcessTask {
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
-        let parts = parts.into_iter().map(|(bucket, part)| (bucket, vec![part])).collect();
-        Ok(self.function.restore(EventTime(self.now), parts)?)
+        parts.into_iter().try_for_each(|(bucket, part)| self.restore(bucket, vec![part]))
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {

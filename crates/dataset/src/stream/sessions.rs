@@ -25,13 +25,15 @@ use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::aggregates::group_values::new_group_values;
 use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use tidemill_dataflow::checkpoint::{Later, Part, Snapshot, rows};
+use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{Held, buckets, check_schema, fired_of, shared, with_rows};
+use super::aggregate::{check_schema, fired_of, shared, with_rows};
 use super::groups::{Aggregation, accumulators, batch};
-use super::kept;
+use super::held::{Held, Holds};
+use super::kept::{self, buckets_of_key};
 use super::late::{LATE_PORT, LateCount, LateOutput};
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
@@ -371,7 +373,7 @@ impl SecondHalf {
         if over.num_rows() == 0 {
             return Ok(());
         }
-        self.fired_buckets.extend(buckets(&over, BEFORE, self.shape.of.keys.len())?);
+        self.fired_buckets.extend(buckets_of_key(&over, BEFORE, self.shape.of.keys.len())?);
         for batch in self.steps.apply(self.shape.results(&over)?)? {
             emit.send(batch);
         }
@@ -379,15 +381,28 @@ impl SecondHalf {
     }
 }
 
+impl Holds for SecondHalf {
+    fn held(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.parts.iter().map(batch_bytes).sum::<u64>() as usize)
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        Ok(())
+    }
+}
+
 impl Operator for SecondHalf {
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let shape = Arc::clone(&self.shape);
+        let (shape, rows) = (Arc::clone(&self.shape), batch.num_rows());
         match &shape.late_rows {
             Some(of) => self.take_rows(batch, of, emit)?,
             None => self.take_parts(&batch)?,
         }
-        let parts = &self.parts;
-        self.held.batch(|| parts.iter().map(RecordBatch::get_array_memory_size).sum())?;
+        self.weigh(rows)?;
         Ok(Flow::Done)
     }
 
@@ -410,7 +425,7 @@ impl Operator for SecondHalf {
         let Some(all) = self.parts.pop() else { return Ok(Vec::new()) };
         let lost: BTreeSet<u32> = lost.iter().copied().collect();
         let keys = self.shape.of.keys.len();
-        let of = buckets(&all, BEFORE, keys)?;
+        let of = buckets_of_key(&all, BEFORE, keys)?;
         let stays = BooleanArray::from_iter(of.into_iter().map(|bucket| Some(!lost.contains(&bucket))));
         let rest = filter_record_batch(&all, &stays)?;
         if rest.num_rows() > 0 {
@@ -467,5 +482,5 @@ impl Operator for SecondHalf {
 
 /// Sessions of the buckets that are wanted, by bucket, as bytes.
 fn by_bucket(sessions: &RecordBatch, keys: usize, wanted: impl Fn(u32) -> bool) -> Result<Vec<(u32, Bytes)>> {
-    kept::by_bucket(sessions, &buckets(sessions, BEFORE, keys)?, wanted)
+    kept::by_bucket(sessions, &buckets_of_key(sessions, BEFORE, keys)?, wanted)
 }

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Value, json};
 use tidemill_connect::ConnectError;
-use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::{Guarantee, Sink};
 use tidemill_dataflow::stream::source::EventTimes;
@@ -19,7 +19,8 @@ use tidemill_dataflow::{Progress, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    DataSet, DataSetError, LateRows, MakeLateSink, MakeSink, StreamJob, StreamSink, StreamSource, Windows, table_stream,
+    DataSet, DataSetError, LateRows, MakeLateSink, MakeSink, StorageOptions, StreamJob, StreamSink, StreamSource,
+    Windows, table_stream,
 };
 
 use super::calls::Call;
@@ -119,8 +120,31 @@ pub fn window_of(
     Ok(NativeExpr(windows.of(time.get().0.clone())))
 }
 
-/// How checkpoints are made: folder, seconds between them, seconds until one is given up, how many are kept.
-type Checkpoints = (PathBuf, f64, f64, usize);
+/// How checkpoints are made; times in seconds.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Checkpoints {
+    place: String,
+    storage_options: StorageOptions,
+    every: f64,
+    unaligned_after: Option<f64>,
+    timeout: f64,
+    keep: usize,
+}
+
+impl Checkpoints {
+    fn settings(self, py: Python<'_>, engine: &QueryEngine) -> PyResult<CheckpointSettings> {
+        let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(e.to_string()));
+        let store = engine.engine.checkpoint_store(&self.place, &self.storage_options, true);
+        Ok(CheckpointSettings {
+            store: store.map_err(|error| raised(py, &error))?,
+            interval: seconds(self.every)?,
+            unaligned_after: self.unaligned_after.map(seconds).transpose()?,
+            timeout: seconds(self.timeout)?,
+            keep: self.keep,
+        })
+    }
+}
 
 /// Between lines that tell of what was left out.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
@@ -204,12 +228,7 @@ pub fn write_stream<'py>(
         Err(_) => python_sink(py, sink, sink_name)?,
     };
     let late = late.map(|late| late_sink(py, late, late_name)).transpose()?;
-    let checkpoints = checkpoints.map(|(folder, every, timeout, keep)| {
-        let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(e.to_string()));
-        let store = CheckpointStore::folder(folder);
-        let store = store.map_err(|error| raised(py, &DataSetError::Io(error.to_string())))?;
-        Ok::<_, PyErr>(CheckpointSettings { store, interval: seconds(every)?, timeout: seconds(timeout)?, keep })
-    });
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine));
     let guarantee = guarantee.map(|words| match words {
         "exactly once" => Ok(Guarantee::ExactlyOnce),
         "at least once" => Ok(Guarantee::AtLeastOnce),
@@ -405,10 +424,15 @@ type Listed = (u64, Option<Made>, Option<String>);
 
 /// The checkpoints in a folder, newest first.
 #[pyfunction]
-pub fn list_checkpoints(py: Python<'_>, engine: &QueryEngine, folder: PathBuf) -> PyResult<Vec<Listed>> {
+pub fn list_checkpoints(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    place: &str,
+    storage_options: StorageOptions,
+) -> PyResult<Vec<Listed>> {
+    let store = engine.engine.checkpoint_store(place, &storage_options, false).map_err(|error| raised(py, &error))?;
     let work = async move {
         let failed = |error: StoreError| DataSetError::Io(error.to_string());
-        let store = CheckpointStore::folder(folder).map_err(failed)?;
         let mut found = Vec::new();
         for epoch in store.epochs().await.map_err(failed)? {
             found.push(match store.manifest(epoch).await {

@@ -12,6 +12,7 @@ use super::super::news::News;
 use super::super::store::StoreError;
 use super::copies::{self, Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings, Write};
 use super::{Plan, Random, World, at_once};
+use crate::memory::{Governor, MemorySettings};
 use crate::rebalance::Rebalance;
 use crate::route_map::{BUCKETS, RouteMap};
 use crate::stream::{Barrier, Control};
@@ -120,11 +121,13 @@ impl Job {
             let manifest = at_once(world.store.adopt(manifest, claim, begin.newest)).ok()?;
             world.check_durable(&manifest);
             meanwhile(world, random);
+            let governor = Governor::new(MemorySettings::default());
             let read = ids.iter().map(|&(task, copy)| {
                 let member = &members[task as usize];
                 let route =
                     member.route_in(&manifest).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
-                at_once(hub::restore(&world.store, &manifest, &member.name, (copy, member.copies), &route)).map(Some)
+                at_once(hub::restore(&world.store, &manifest, &member.name, (copy, member.copies), &route, &governor))
+                    .map(Some)
             });
             match read.collect::<Result<_, StoreError>>() {
                 Ok(read) => restored = read,

@@ -8,18 +8,19 @@ use arrow::compute::{concat_batches, filter_record_batch, take, take_record_batc
 use arrow::datatypes::{DataType, Field, Schema, UInt32Type};
 use bytes::Bytes;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
-use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
+use tidemill_dataflow::memory::Cells;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::{Gives, Side, StreamJoin};
-use crate::stream::aggregate::{Held, check_schema, fired_of, shared};
+use crate::stream::aggregate::{check_schema, fired_of, shared};
 use crate::stream::groups::batch;
-use crate::stream::kept::{Kept, Saved, Tables, buckets_of, tables_of};
+use crate::stream::held::{Disk, Held, Holds};
+use crate::stream::kept::{Kept, Saved, Tables, buckets_of, tables_of, together};
 use crate::stream::keyed::known;
+use crate::stream::keys::Keys;
 use crate::stream::window::Micros;
 
 /// Pairs that are looked at together.
@@ -31,11 +32,11 @@ const CLEAR_MIN: u32 = 1 << 13;
 struct Half {
     kept: Kept,
     /// By key, the number of the newest row, more by one; 0: there is none.
-    newest: Vec<u32>,
+    newest: Cells<u32>,
     /// By row, that of the row before it with its key.
-    before: Vec<u32>,
-    /// By row, whether it has found a partner, or has been given without; of flagged sides.
-    met: Vec<bool>,
+    before: Cells<u32>,
+    /// By row, 1 if it has found a partner, or has been given without; of flagged sides.
+    met: Cells<u8>,
     /// Rows before that are in the last snapshot.
     saved: u32,
     /// Of these, those that have met a partner since.
@@ -45,8 +46,8 @@ struct Half {
 }
 
 impl Half {
-    fn new(join: &StreamJoin, side: Side) -> Self {
-        let kept = Kept::new(Arc::clone(&join.sides[side].schema));
+    fn new(join: &StreamJoin, side: Side, disk: &Disk) -> Self {
+        let kept = Kept::new(Arc::clone(&join.sides[side].schema), disk);
         let (newest, before, met, news) = Default::default();
         Half { kept, newest, before, met, saved: 0, news, over: false }
     }
@@ -60,22 +61,34 @@ impl Half {
         met: Option<&[bool]>,
     ) -> Result<(), TaskError> {
         self.kept.add(rows, until)?;
-        self.chain(keys);
+        self.chain(keys)?;
         if let Some(met) = met {
-            self.met.extend_from_slice(met);
+            self.met.extend_from_slice(&met.iter().map(|&met| u8::from(met)).collect::<Vec<_>>())?;
         }
         Ok(())
     }
 
     /// Chains the rows behind those that are chained already, whose keys have these numbers.
-    fn chain(&mut self, keys: &[usize]) {
-        for &key in keys {
-            if self.newest.len() <= key {
-                self.newest.resize(key + 1, 0);
-            }
-            self.before.push(self.newest[key]);
-            self.newest[key] = self.before.len() as u32;
+    fn chain(&mut self, keys: &[usize]) -> Result<(), TaskError> {
+        let start = self.before.len();
+        self.before.resize(start + keys.len())?;
+        let most = keys.iter().map(|key| key + 1).max().unwrap_or(0);
+        if most > self.newest.len() {
+            self.newest.resize(most)?;
         }
+        let newest = &mut self.newest[..];
+        for ((&key, before), number) in keys.iter().zip(&mut self.before[start..]).zip(start as u32 + 1..) {
+            *before = std::mem::replace(&mut newest[key], number);
+        }
+        Ok(())
+    }
+
+    /// Puts on disk what can lie there.
+    fn spill(&mut self, disk: &Disk) -> Result<(), TaskError> {
+        self.kept.spill()?;
+        self.newest.spill(disk.governor())?;
+        self.before.spill(disk.governor())?;
+        Ok(self.met.spill(disk.governor())?)
     }
 
     /// The newest row of a key, more by one.
@@ -100,7 +113,7 @@ struct Probe {
 /// See the module.
 pub(crate) struct JoinTask {
     join: Arc<StreamJoin>,
-    keys: Box<dyn GroupValues>,
+    keys: Keys,
     halves: [Half; 2],
     probe: Option<Probe>,
     now: Micros,
@@ -114,9 +127,9 @@ pub(crate) struct JoinTask {
     held: Held,
 }
 
-fn key_values(join: &StreamJoin) -> Result<Box<dyn GroupValues>> {
+fn no_keys(join: &StreamJoin, disk: &Disk) -> Result<Keys> {
     let left = &join.sides[0];
-    new_group_values(Arc::new(left.schema.project(&left.keys())?), &GroupOrdering::None)
+    Ok(Keys::new(Arc::new(left.schema.project(&left.keys())?), disk))
 }
 
 /// Kinds of tables in a snapshot: rows of a side; with this more, the numbers of rows that have met a partner.
@@ -124,17 +137,18 @@ const MET: u8 = 2;
 
 impl JoinTask {
     pub(crate) fn new(join: &Arc<StreamJoin>, context: &TaskContext) -> Result<Self, TaskError> {
+        let held = Held::new(context);
         let mut new = JoinTask {
             join: Arc::clone(join),
-            keys: key_values(join)?,
-            halves: [0, 1].map(|side| Half::new(join, side)),
+            keys: no_keys(join, held.disk())?,
+            halves: [0, 1].map(|side| Half::new(join, side, held.disk())),
             probe: None,
             now: Micros::MIN,
             clear_at: if join.forgets() { CLEAR_MIN } else { u32::MAX },
             renumbered: false,
             overdue: false,
             saved: Saved::default(),
-            held: Held::new(context),
+            held,
         };
         if let Some(restored) = context.restored() {
             new.restore(restored)?;
@@ -189,6 +203,7 @@ impl JoinTask {
             let saved = batch(schema, columns, saved.num_rows())?;
             let until = self.until(side, &saved)?;
             self.keep(side, &saved, &until, flags.as_deref(), None)?;
+            self.weigh(saved.num_rows())?;
         }
         Ok(())
     }
@@ -204,7 +219,8 @@ impl JoinTask {
                 let numbers = number..number + rows.num_rows();
                 number = numbers.end;
                 let mut columns = rows.columns().to_vec();
-                columns.push(Arc::new(BooleanArray::from(half.met[numbers.clone()].to_vec())));
+                let met = half.met[numbers.clone()].iter().map(|&met| Some(met != 0));
+                columns.push(Arc::new(met.collect::<BooleanArray>()));
                 columns.push(Arc::new(UInt32Array::from_iter_values(numbers.map(|number| number as u32))));
                 *rows = batch(&schema, columns, rows.num_rows())?;
             }
@@ -219,10 +235,8 @@ impl JoinTask {
         }
     }
 
-    fn intern(&mut self, side: Side, rows: &RecordBatch) -> Result<Vec<usize>> {
-        let mut keys = Vec::new();
-        self.keys.intern(&rows.columns()[self.join.sides[side].width..], &mut keys)?;
-        Ok(keys)
+    fn intern(&mut self, side: Side, rows: &RecordBatch) -> Result<Vec<usize>, TaskError> {
+        self.keys.intern(&rows.columns()[self.join.sides[side].width..], rows.num_rows())
     }
 
     /// Keeps those of some rows that may still meet a partner.
@@ -267,12 +281,13 @@ impl JoinTask {
         let (side, partner) = (probe.side, 1 - probe.side);
         let once = join.gives == Gives::With(partner);
         let (mut rows, mut partners) = (Vec::new(), Vec::new());
+        let half = &self.halves[partner];
+        let (before, met) = (&half.before[..], &half.met[..]);
         while probe.row < probe.keys.len() && rows.len() < PAIRS {
-            let half = &self.halves[partner];
             while probe.partner > 0 && rows.len() < PAIRS {
                 let number = probe.partner - 1;
-                probe.partner = half.before[number as usize];
-                if !(once && half.met[number as usize]) {
+                probe.partner = before[number as usize];
+                if !(once && met[number as usize] != 0) {
                     rows.push(probe.row as u32);
                     partners.push(number);
                 }
@@ -304,9 +319,8 @@ impl JoinTask {
         if !self.halves[partner].over || join.gives.waits(side) {
             self.keep(side, &probe.rows, &probe.until, Some(&probe.met), Some(probe.keys))?;
         }
-        let halves = &self.halves;
-        self.held.batch(|| halves.iter().map(|half| half.kept.bytes() + 8 * half.before.len()).sum())?;
-        if halves.iter().map(|half| half.kept.count()).fold(0, u32::saturating_add) >= self.clear_at {
+        self.weigh(probe.rows.num_rows())?;
+        if self.halves.iter().map(|half| half.kept.count()).fold(0, u32::saturating_add) >= self.clear_at {
             self.clear()?;
         }
         Ok(Flow::Done)
@@ -358,7 +372,7 @@ impl JoinTask {
         if join.flagged(partner) {
             let half = &mut self.halves[partner];
             for &number in &partners {
-                if !std::mem::replace(&mut half.met[number as usize], true) {
+                if std::mem::replace(&mut half.met[number as usize], 1) == 0 {
                     first_partners.push(number);
                     if number < half.saved {
                         half.news.push(number);
@@ -409,7 +423,7 @@ impl JoinTask {
         for side in (0..2).filter(|&side| self.join.gives.waits(side)) {
             let half = &mut self.halves[side];
             let mut alone = half.kept.over(if self.overdue { Micros::MIN } else { self.now }, time);
-            alone.retain(|&number| !std::mem::replace(&mut half.met[number as usize], true));
+            alone.retain(|&number| std::mem::replace(&mut half.met[number as usize], 1) == 0);
             half.news.extend(alone.iter().filter(|&&number| number < half.saved));
             for alone in alone.chunks(PAIRS) {
                 let kept = &self.halves[side].kept;
@@ -429,23 +443,23 @@ impl JoinTask {
     /// Throws out also what is not `wanted` of each side.
     fn clear_but(&mut self, wanted: [&dyn Fn(u32) -> bool; 2]) -> Result<(), TaskError> {
         let join = Arc::clone(&self.join);
-        self.keys = key_values(&join)?;
+        self.keys = no_keys(&join, self.held.disk())?;
         for (side, wanted) in wanted.into_iter().enumerate() {
             let once = join.gives == Gives::With(side) || join.gives == Gives::Without(side);
             let half = &mut self.halves[side];
             let met = std::mem::take(&mut half.met);
             let stay = half.kept.clear(if self.overdue { Micros::MIN } else { self.now }, |number| {
-                wanted(number) && !(once && met[number as usize])
+                wanted(number) && !(once && met[number as usize] != 0)
             })?;
             if join.flagged(side) {
-                half.met = stay.iter().map(|&number| met[number as usize]).collect();
+                half.met.extend_from_slice(&stay.iter().map(|&number| met[number as usize]).collect::<Vec<_>>())?;
             }
-            half.newest = Vec::new();
-            half.before = Vec::with_capacity(stay.len());
+            (half.newest, half.before) = Default::default();
             half.news.clear();
             for rows in self.halves[side].kept.since(0) {
                 let keys = self.intern(side, &rows)?;
-                self.halves[side].chain(&keys);
+                self.halves[side].chain(&keys)?;
+                self.weigh(rows.num_rows())?;
             }
         }
         let rows = self.halves.iter().map(|half| half.kept.count()).fold(0, u32::saturating_add);
@@ -492,7 +506,7 @@ impl Operator for JoinTask {
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         for side in (0..2).filter(|&side| self.join.gives.waits(side)) {
             let half = &self.halves[side];
-            let alone: Vec<u32> = (0..half.kept.count()).filter(|&number| !half.met[number as usize]).collect();
+            let alone: Vec<u32> = (0..half.kept.count()).filter(|&number| half.met[number as usize] == 0).collect();
             for alone in alone.chunks(PAIRS) {
                 self.give_alone(side, alone.len(), &|column| half.kept.gather(column, alone), emit)?;
             }
@@ -505,18 +519,20 @@ impl Operator for JoinTask {
     }
 
     fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
-        let mut moved = Tables::default();
+        let disk = self.held.disk().clone();
+        let mut moved = Tables::new(&disk);
         let mut stays: [Vec<bool>; 2] = Default::default();
         for (side, stays) in stays.iter_mut().enumerate() {
             let keys = self.join.sides[side].keys();
-            for rows in self.saved_rows(side, 0)? {
+            for rows in together(&self.join.saved_schema(side), &self.saved_rows(side, 0)?, &disk) {
+                let rows = rows?;
                 let of = buckets_of(&rows, &keys)?;
                 stays.extend(moved.add_some(side as u8, &rows, &of, buckets)?);
             }
         }
         self.clear_but([&|number| stays[0][number as usize], &|number| stays[1][number as usize]])?;
         self.saved.forget(buckets);
-        Ok(moved.into_bytes().collect())
+        moved.finish()
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
@@ -558,11 +574,13 @@ impl Operator for JoinTask {
         if !whole && tables.iter().all(|(_, rows, _)| rows.is_empty()) {
             return Ok(snapshot);
         }
-        let (join, saved) = (Arc::clone(&self.join), self.saved.clone());
+        let (join, saved, disk) = (Arc::clone(&self.join), self.saved.clone(), self.held.disk().clone());
         snapshot.later = Some(Later(Box::new(move || {
-            let mut parts = Tables::default();
+            let mut parts = Tables::new(&disk);
             for (kind, rows, side) in tables {
-                for rows in rows {
+                let Some(schema) = rows.first().map(RecordBatch::schema) else { continue };
+                for rows in together(&schema, &rows, &disk) {
+                    let rows = rows?;
                     if kind < MET {
                         parts.add(kind, &rows, &buckets_of(&rows, &join.sides[side].keys())?)?;
                     } else {
@@ -574,9 +592,26 @@ impl Operator for JoinTask {
                     }
                 }
             }
-            Ok(parts.parts(whole, &saved))
+            parts.parts(whole, &saved)
         })));
         Ok(snapshot)
+    }
+}
+
+impl Holds for JoinTask {
+    fn held(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        let half = |half: &Half| half.kept.bytes() + half.before.bytes() + half.newest.bytes() + half.met.bytes();
+        Ok(self.keys.bytes() + self.halves.iter().map(half).sum::<usize>())
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        let disk = self.held.disk().clone();
+        self.keys.spill(&disk)?;
+        self.halves.iter_mut().try_for_each(|half| half.spill(&disk))
     }
 }
 

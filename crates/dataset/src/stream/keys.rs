@@ -1,0 +1,280 @@
+//! Which keys there are, in an index by hash that can lie on disk, as can the keys, which are rows that are kept.
+//!
+//! The index is a table of numbers with open addressing: half of each says which row has the key, half is of its hash. Its place is the
+//! hash's high bits, so that a table that grows is gone through in order, and so is the larger one that it is put into.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, UInt32Array, make_comparator};
+use arrow::compute::{SortOptions, take, take_record_batch};
+use arrow::datatypes::SchemaRef;
+use datafusion::error::Result;
+use datafusion::physical_plan::aggregates::group_values::new_group_values;
+use datafusion::physical_plan::aggregates::order::GroupOrdering;
+use tidemill_dataflow::TaskError;
+use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::memory::Cells;
+
+use super::groups::batch;
+use super::held::Disk;
+use super::kept::Kept;
+
+/// The smallest table, as a power of two.
+const BITS_MIN: u32 = 8;
+
+/// See the module. A row's number, more by one, is the low half of its cell; zero: nothing is there.
+#[derive(Default)]
+struct Index {
+    cells: Cells<u64>,
+    bits: u32,
+    count: usize,
+}
+
+/// The half of a hash that is looked at. Its high bits say which bucket a key is of, and are alike for all keys of a copy.
+fn half(hash: u64) -> u32 {
+    (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+}
+
+impl Index {
+    fn place(&self, half: u32) -> usize {
+        (half >> (32 - self.bits)) as usize
+    }
+
+    /// Makes room for so many keys more.
+    fn reserve(&mut self, more: usize) -> Result<(), TaskError> {
+        let mut bits = self.bits.max(BITS_MIN);
+        while bits < 32 && (self.count + more) * 2 > 1 << bits {
+            bits += 1;
+        }
+        if bits == self.bits {
+            return Ok(());
+        }
+        let old = std::mem::take(&mut self.cells);
+        if let Some(governor) = old.governor() {
+            self.cells.spill(governor)?;
+        }
+        self.cells.resize(1 << bits)?;
+        self.bits = bits;
+        for &cell in old.iter().filter(|&&cell| cell != 0) {
+            self.put((cell >> 32) as u32, cell as u32);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, half: u32, number_and_one: u32) {
+        let mut at = self.place(half);
+        let cells = &mut self.cells[..];
+        while cells[at] != 0 {
+            at = (at + 1) & (cells.len() - 1);
+        }
+        cells[at] = u64::from(half) << 32 | u64::from(number_and_one);
+    }
+
+    /// Adds keys that are not there, whose rows have these numbers.
+    fn add(&mut self, hashes: impl ExactSizeIterator<Item = u64>, first: u32) -> Result<(), TaskError> {
+        self.reserve(hashes.len())?;
+        self.count += hashes.len();
+        hashes.zip(first + 1..).for_each(|(hash, number)| self.put(half(hash), number));
+        Ok(())
+    }
+
+    /// The rows that have some keys. `gather` gives a column of rows, by their numbers.
+    fn find(
+        &self,
+        keys: &[ArrayRef],
+        hashes: &[u64],
+        gather: impl Fn(usize, &[u32]) -> Result<ArrayRef>,
+    ) -> Result<Vec<Option<u32>>> {
+        let mut found = vec![None; hashes.len()];
+        if self.count == 0 {
+            return Ok(found);
+        }
+        let cells = &self.cells[..];
+        // Of each key the place where it goes on to be looked for.
+        let mut left: Vec<(u32, usize)> = (0..).zip(hashes).map(|(row, &hash)| (row, self.place(half(hash)))).collect();
+        while !left.is_empty() {
+            let (mut rows, mut numbers) = (Vec::with_capacity(left.len()), Vec::with_capacity(left.len()));
+            left.retain_mut(|(row, at)| {
+                let half = half(hashes[*row as usize]);
+                while cells[*at] != 0 && (cells[*at] >> 32) as u32 != half {
+                    *at = (*at + 1) & (cells.len() - 1);
+                }
+                let there = cells[*at] != 0;
+                if there {
+                    rows.push(*row);
+                    numbers.push(cells[*at] as u32 - 1);
+                }
+                there
+            });
+            let rows = UInt32Array::from(rows);
+            let mut equal = vec![true; numbers.len()];
+            for (column, values) in keys.iter().enumerate().filter(|_| !numbers.is_empty()) {
+                let compare =
+                    make_comparator(&take(values, &rows, None)?, &gather(column, &numbers)?, SortOptions::default())?;
+                equal.iter_mut().enumerate().for_each(|(at, equal)| *equal &= compare(at, at) == Ordering::Equal);
+            }
+            let mut looked = equal.into_iter().zip(&numbers);
+            left.retain_mut(|(row, at)| {
+                let (equal, &number) = looked.next().expect("one for each that is left");
+                if equal {
+                    found[*row as usize] = Some(number);
+                }
+                *at = (*at + 1) & (cells.len() - 1);
+                !equal
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// An index of rows that are kept elsewhere, by all of their columns.
+#[derive(Default)]
+pub(crate) struct KeyIndex {
+    index: Index,
+}
+
+/// Which keys of a batch are new.
+pub(crate) struct Interned {
+    /// The first row of each new key, in order.
+    pub new: UInt32Array,
+    /// Of each row the number of its key.
+    pub numbers: Vec<u32>,
+}
+
+impl KeyIndex {
+    /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept at once.
+    pub(crate) fn intern(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Interned, TaskError> {
+        let mut of = Vec::new();
+        let mut once = new_group_values(keys.schema(), &GroupOrdering::None)?;
+        once.intern(keys.columns(), &mut of)?;
+        let mut firsts = vec![u32::MAX; once.len()];
+        (0..).zip(&of).for_each(|(row, &key): (u32, &usize)| firsts[key] = firsts[key].min(row));
+        let firsts = UInt32Array::from(firsts);
+        let each = take_record_batch(keys, &firsts)?;
+        let hashes = hashes(&each)?;
+        let found = self.index.find(each.columns(), &hashes, |column, numbers| kept.gather(column, numbers))?;
+        let mut new: Vec<(u32, usize)> =
+            (0..found.len()).filter(|&key| found[key].is_none()).map(|key| (firsts.value(key), key)).collect();
+        new.sort_unstable();
+        let mut number_of: Vec<u32> = found.into_iter().map(|number| number.unwrap_or(0)).collect();
+        new.iter().zip(kept.count()..).for_each(|((_, key), number)| number_of[*key] = number);
+        self.index.add(new.iter().map(|(_, key)| hashes[*key]), kept.count())?;
+        let new = new.into_iter().map(|(row, _)| row).collect::<Vec<_>>().into();
+        Ok(Interned { new, numbers: of.into_iter().map(|key| number_of[key]).collect() })
+    }
+
+    /// The index of all that is kept, where no key is twice.
+    pub(crate) fn rebuild(&mut self, kept: &Kept) -> Result<(), TaskError> {
+        let on_disk = self.index.cells.governor().cloned();
+        self.index = Index::default();
+        if let Some(governor) = on_disk {
+            self.index.cells.spill(&governor)?;
+        }
+        self.index.reserve(kept.count() as usize)?;
+        let mut first = 0;
+        for keys in kept.since(0) {
+            self.index.add(hashes(&keys)?.into_iter(), first)?;
+            first += keys.num_rows() as u32;
+        }
+        Ok(())
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.index.cells.bytes()
+    }
+
+    pub(crate) fn spill(&mut self, disk: &Disk) -> Result<(), TaskError> {
+        Ok(self.index.cells.spill(disk.governor())?)
+    }
+}
+
+fn hashes(keys: &RecordBatch) -> Result<Vec<u64>> {
+    let mut hashes = Vec::new();
+    KeyHasher::new((0..keys.num_columns()).collect()).hash(keys, &mut hashes)?;
+    Ok(hashes)
+}
+
+/// Keys, numbered in the order in which they come.
+pub(crate) struct Keys {
+    schema: SchemaRef,
+    kept: Kept,
+    index: KeyIndex,
+}
+
+impl Keys {
+    pub(crate) fn new(schema: SchemaRef, disk: &Disk) -> Self {
+        Keys { kept: Kept::new(Arc::clone(&schema), disk), schema, index: KeyIndex::default() }
+    }
+
+    /// The numbers of rows' keys.
+    pub(crate) fn intern(&mut self, keys: &[ArrayRef], rows: usize) -> Result<Vec<usize>, TaskError> {
+        let keys = batch(&self.schema, keys.to_vec(), rows)?;
+        let Interned { new, numbers } = self.index.intern(&self.kept, &keys)?;
+        if !new.is_empty() {
+            self.kept.add(take_record_batch(&keys, &new)?, Vec::new())?;
+        }
+        Ok(numbers.into_iter().map(|number| number as usize).collect())
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.kept.bytes() + self.index.bytes()
+    }
+
+    pub(crate) fn spill(&mut self, disk: &Disk) -> Result<(), TaskError> {
+        self.kept.spill()?;
+        self.index.spill(disk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use arrow::array::{Int64Array, StringArray};
+    use arrow::datatypes::{DataType, Field, Schema};
+
+    use super::*;
+
+    /// A key with two numbers would be joined with half of its rows, two with one number with each other's: in memory or on
+    /// disk, in the batch that brings it or later, null or not.
+    #[test]
+    fn keys_have_one_number_each() {
+        let fields = vec![Field::new("n", DataType::Int64, true), Field::new("s", DataType::Utf8, true)];
+        let disk = Disk::with_runs_of(1 << 12);
+        let mut keys = Keys::new(Arc::new(Schema::new(fields)), &disk);
+        let mut known: HashMap<(Option<i64>, Option<String>), usize> = HashMap::new();
+        let mut random = 1_u64;
+        for round in 0..60 {
+            if round == 20 || round == 40 {
+                keys.spill(&disk).unwrap();
+                assert_eq!(keys.index.bytes(), 0);
+            }
+            let mut draw = || {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (random >> 33) as i64 % 5000
+            };
+            let rows: Vec<(Option<i64>, Option<String>)> = (0..round * 7)
+                .map(|_| {
+                    let n = draw();
+                    ((n % 11 != 0).then_some(n), (n % 7 != 0).then(|| format!("text {}", n / 2)))
+                })
+                .collect();
+            let n: Int64Array = rows.iter().map(|(n, _)| *n).collect();
+            let s: StringArray = rows.iter().map(|(_, s)| s.clone()).collect();
+            let numbers = keys.intern(&[Arc::new(n), Arc::new(s)], rows.len()).unwrap();
+            for (row, number) in rows.into_iter().zip(numbers) {
+                let next = known.len();
+                assert_eq!(*known.entry(row).or_insert(next), number);
+            }
+        }
+        assert!(known.len() > 2000);
+        let mut again = KeyIndex::default();
+        again.rebuild(&keys.kept).unwrap();
+        for rows in keys.kept.since(0) {
+            assert_eq!(again.intern(&keys.kept, &rows).unwrap().new.len(), 0);
+        }
+    }
+}

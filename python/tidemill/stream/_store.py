@@ -1,0 +1,125 @@
+"""States on disk, of keys that nothing has come of for a while: an SQLite database that is nobody else's."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tidemill.dataset._errors import DataSetError
+
+__all__ = ["Store", "Stored"]
+
+#: Rows that are read at once.
+_AT_ONCE = 1000
+
+
+class Stored(NamedTuple):
+    """What is kept of a key."""
+
+    #: Says which key it is; two keys have two of them.
+    name: str
+    bucket: int
+    #: When it must be looked at; None: not before something of the key comes.
+    due: int | None
+    #: Whether that is in no snapshot yet.
+    changed: bool
+    #: Whether there is nothing any more, which the next snapshot must say.
+    gone: bool
+    #: The key and what is kept of it, pickled.
+    value: bytes
+
+
+class Store:
+    """States on disk, by key. Nothing in it outlives the process, so nothing is synchronised or logged."""
+
+    def __init__(self, folder: str) -> None:
+        number, path = tempfile.mkstemp(prefix="tidemill-states-", dir=folder)
+        os.close(number)
+        try:
+            # The engine's threads take turns.
+            self._data = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            for setting in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "temp_store = MEMORY"):
+                self._data.execute(f"PRAGMA {setting}")
+            self._folder = folder
+            self._do(
+                "CREATE TABLE states (name TEXT PRIMARY KEY, bucket INTEGER, due INTEGER, changed INTEGER, gone INTEGER,"
+                " value BLOB)"
+            )
+            self._do("CREATE INDEX by_bucket ON states (bucket)")
+            self._do("CREATE INDEX by_due ON states (due) WHERE due IS NOT NULL")
+            self._do("CREATE INDEX by_change ON states (bucket) WHERE changed")
+        finally:
+            # Without a name it is gone when the process is, however that ends.
+            Path(path).unlink()
+        # One transaction that is never over.
+        self._do("BEGIN")
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _do(self, statement: str, values: Iterable[object] = ()) -> sqlite3.Cursor:
+        try:
+            return self._data.execute(statement, tuple(values))
+        except sqlite3.OperationalError as error:
+            raise DataSetError(
+                f"states of keys cannot be kept in {self._folder}: {error}; free space there, or name another folder with "
+                "--spill-dir"
+            ) from error
+
+    def put(self, states: Iterable[Stored]) -> None:
+        """Keep states of keys that have none here."""
+        for state in states:
+            self._do("INSERT INTO states VALUES (?, ?, ?, ?, ?, ?)", state)
+            self._count += 1
+
+    def take(self, name: str) -> Stored | None:
+        """Return the state of a key, which is no longer kept here."""
+        if not self._count:
+            return None
+        row = self._do("SELECT * FROM states WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        self._do("DELETE FROM states WHERE name = ?", (name,))
+        self._count -= 1
+        return Stored(*row)
+
+    def take_due(self, now: int) -> list[Stored]:
+        """Return some states that must be looked at by now, no longer kept here; none when there are no more."""
+        if not self._count:
+            return []
+        query = "SELECT * FROM states WHERE due <= ? ORDER BY due LIMIT ?"
+        found = [Stored(*row) for row in self._do(query, (now, _AT_ONCE)).fetchall()]
+        for state in found:
+            self._do("DELETE FROM states WHERE name = ?", (state.name,))
+        self._count -= len(found)
+        return found
+
+    def values(self, bucket: int, changed: bool) -> Iterator[bytes]:
+        """Iterate over what is kept in a bucket, or over what of it has changed, also by being gone."""
+        where = "changed" if changed else "NOT gone"
+        for (value,) in self._do(f"SELECT value FROM states WHERE bucket = ? AND {where}", (bucket,)):
+            yield value
+
+    def buckets(self, changed: bool) -> set[int]:
+        """Return the buckets of which `values` gives anything."""
+        where = "changed" if changed else "NOT gone"
+        return {bucket for (bucket,) in self._do(f"SELECT DISTINCT bucket FROM states WHERE {where}")}
+
+    def changes(self) -> int:
+        """Return how many states have changed since the last snapshot."""
+        (count,) = self._do("SELECT count(*) FROM states WHERE changed").fetchone()
+        return int(count)
+
+    def saved(self) -> None:
+        """Remember that a snapshot has all that is kept."""
+        self._count -= self._do("DELETE FROM states WHERE changed AND gone").rowcount
+        self._do("UPDATE states SET changed = 0 WHERE changed")
+
+    def drop(self, bucket: int) -> None:
+        """Forget what is kept in a bucket."""
+        self._count -= self._do("DELETE FROM states WHERE bucket = ?", (bucket,)).rowcount
