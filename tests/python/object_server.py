@@ -29,10 +29,15 @@ class Server:
         self.root = root
         self.port = _free_port()
         self.log = root.parent / "s3s-fs.log"
+        self._program = found
+        self.start()
+
+    def start(self) -> None:
+        """Start it, also again after `stop`."""
         keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY]
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [found, "--host", "127.0.0.1", "--port", str(self.port), *keys, str(root)],
+                [self._program, "--host", "127.0.0.1", "--port", str(self.port), *keys, str(self.root)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

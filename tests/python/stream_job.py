@@ -1,7 +1,9 @@
 """A job whose workers are killed: a query over streams at a rate, and a sink of files that must hold every row exactly once.
 
-Run as ``stream_job.py FOLDER [QUERY [moving]]``: checkpoints go to FOLDER/checkpoints, results to FOLDER/results, pids to FOLDER/pids.
-The query ``late`` is of rows that are often late: those go to FOLDER/late. With ``moving``, keys move between workers all the time, and what has come of it goes to FOLDER/moves.
+Run as ``stream_job.py FOLDER [QUERY [moving] [hurried] [URL]]``: checkpoints go to FOLDER/checkpoints or the URL, results to
+FOLDER/results, pids to FOLDER/pids. The query ``late`` is of rows that are often late: those go to FOLDER/late. With
+``moving``, keys move between workers all the time, and what has come of it goes to FOLDER/moves. With ``hurried``, the sink is
+slow, and barriers overtake what waits for it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -142,11 +145,13 @@ def expected(query: str) -> Counter[str]:
 class Files:
     """A file of JSON lines for each commit, which appears when its checkpoint is durable."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pause_s: float = 0) -> None:
         self._folder = folder
         self._lines: list[str] = []
+        self._pause_s = pause_s
 
     def write(self, rows: tm.Table) -> None:
+        time.sleep(self._pause_s)
         self._lines += lines(rows)
 
     def prepare(self, epoch: int) -> bytes:
@@ -189,10 +194,17 @@ def main() -> None:
     )
     rows = narrow(stream) if late else QUERIES[query](stream)
     watch = Mover(folder / "moves") if "moving" in sys.argv else None
-    where = folder / "checkpoints"
+    where = next((word for word in sys.argv[3:] if "://" in word), folder / "checkpoints")
+    hurried = "hurried" in sys.argv
     late_to = Files(folder / "late") if late else None
     rows.write_stream(
-        Files(folder / "results"), late_to=late_to, name="killed", checkpoint=where, every="100ms", watch=watch
+        Files(folder / "results", pause_s=0.01 if hurried else 0),
+        late_to=late_to,
+        name="killed",
+        checkpoint=where,
+        every="100ms",
+        unaligned_after=0 if hurried else 10,
+        watch=watch,
     )
 
 

@@ -117,14 +117,14 @@ def test_keys_that_move_while_workers_are_killed(folder: Path) -> None:
     check(folder, "pairs")
 
 
-def live_and_die(folder: Path, workers: int, query: str) -> None:
+def live_and_die(folder: Path, workers: int, *words: str) -> None:
     """Start the job; kill all of it, launcher included, as soon as it has made a checkpoint."""
 
     def epochs() -> set[Path]:
         return set((folder / "checkpoints" / "epochs").glob("[0-9]*"))
 
     before = epochs()
-    job = launched.start("run", "-n", str(workers), JOB, folder, query)
+    job = launched.start("run", "-n", str(workers), JOB, folder, *words)
     launched.wait_until(lambda: job.poll() is not None or bool(epochs() - before), "a new checkpoint")
     workers_pids = pids(folder)
     for pid in [*workers_pids, job.pid]:

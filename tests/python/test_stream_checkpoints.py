@@ -1,0 +1,103 @@
+"""Where checkpoints lie, and what is in them: object stores, also when they are away, and rows that barriers have overtaken."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import launched
+import object_server
+import pytest
+import tidemill as tm
+from test_stream_recovery import JOB, check, folder, live_and_die, pids
+
+__all__ = ["folder"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[object_server.Server]:
+    (tmp_path / "s3").mkdir()
+    server = object_server.Server(tmp_path / "s3")
+    server.bucket("jobs")
+    yield server
+    server.stop()
+
+
+def epochs(place: Path) -> set[Path]:
+    return set((place / "epochs").glob("[0-9]*"))
+
+
+def kill_one(folder: Path, dice: random.Random) -> None:
+    victims = [pid for pid in pids(folder) if launched.is_running(pid)]
+    if victims:
+        os.kill(dice.choice(victims), signal.SIGKILL)
+
+
+def test_checkpoints_in_an_object_store(folder: Path, server: object_server.Server) -> None:
+    """Workers die, and the job goes on from what lies in the store; nobody needs a folder."""
+    dice = random.Random(os.getpid())
+    url, place = "s3://jobs/killed", server.root / "jobs" / "killed"
+    job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "windows", url, env=server.env)
+    before: set[Path] = set()
+    for _ in range(3):
+        launched.wait_until(lambda: job.poll() is not None or bool(epochs(place) - before), "a checkpoint")
+        before = epochs(place)
+        if job.poll() is None:
+            kill_one(folder, dice)
+    _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    check(folder)
+    assert not (folder / "checkpoints").exists()
+    listed = launched.run("checkpoints", "-n", "1", url, env=server.env)
+    assert listed.returncode == 0, listed.stderr
+    assert b'job "killed"  finished' in listed.stdout
+
+
+def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> None:
+    """Its server dies and comes back: the stream goes on meanwhile, and a worker that dies afterwards loses nothing."""
+    url, place = "s3://jobs/killed", server.root / "jobs" / "killed"
+    job = launched.start("run", "-n", "2", "--restarts", "3", JOB, folder, "windows", url, env=server.env)
+    launched.wait_until(lambda: job.poll() is not None or bool(epochs(place)), "a checkpoint")
+    server.stop()
+    time.sleep(1)
+    before = epochs(place)
+    server.start()
+    launched.wait_until(lambda: job.poll() is not None or bool(epochs(place) - before), "a checkpoint afterwards")
+    if job.poll() is None:
+        kill_one(folder, random.Random(os.getpid()))
+    _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    check(folder)
+
+
+def test_places_that_cannot_be(folder: Path) -> None:
+    stream = tm.stream.rate(10, rows=10)
+    for place, reason in {
+        "memory:///job": "checkpoints in memory are gone with the process",
+        "https://localhost/job": "checkpoints need a folder or an object store",
+        "s4://bucket/job": "no store has such a URL",
+    }.items():
+        with pytest.raises(tm.DataSetError, match=reason):
+            stream.write_stream(lambda table: None, checkpoint=place)
+    listed = launched.run("checkpoints", "-n", "1", folder / "nowhere")
+    assert listed.returncode != 0 and b"there is no such folder" in listed.stderr
+
+
+def test_barriers_that_overtake(folder: Path) -> None:
+    """A slow sink holds up what is before it: checkpoints are made all the same, with the rows that wait, and the job is killed
+    and goes on with other workers.
+    """
+    flying = 0
+    for workers in (2, 2, 3, 1):
+        live_and_die(folder, workers, "pairs", "hurried")
+        newest = max(epochs(folder / "checkpoints"))
+        flying += b'"in_flight"' in newest.read_bytes()
+    job = launched.start("run", "-n", "2", JOB, folder, "pairs", "hurried")
+    _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    check(folder, "pairs")
+    assert flying > 0, "no checkpoint had rows in flight: the test shows nothing"
