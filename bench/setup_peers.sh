@@ -11,7 +11,7 @@
 #   .peers/spark     Spark, on Debian's OpenJDK 17
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink with its Python API, and our exchanges and windows in Java by its DataStream API
+#   .peers/flink     Flink with its Python API, and our exchanges, windows and Nexmark in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI (`openmpi`);
@@ -148,10 +148,11 @@ compile() { # ENV JARS PROGRAM
     local classes="$peers/$1/classes"
     if [ "$classes/$3.class" -nt "peers/$3.java" ]; then return; fi
     say "$3: compiling"
-    javac -cp "$(echo "$peers/$1"/lib/python3*/site-packages/"$2")/*" -d "$classes" "peers/$3.java"
+    javac -cp "$(echo "$peers/$1"/lib/python3*/site-packages/"$2")/*:$classes" -d "$classes" "peers/$3.java"
 }
 compile flink pyflink/lib ExchangeFlink
 compile flink pyflink/lib WindowsFlink
+compile flink pyflink/lib NexmarkFlink
 compile spark pyspark/jars WindowsSpark
 
 # --- does each one start? --------------------------------------------------------------------------------------------

@@ -14,7 +14,19 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from harness import comm, dataset, exchange, inputs, kmeans, memory, once, report, windows_events  # noqa: E402
+from harness import (  # noqa: E402
+    comm,
+    dataset,
+    exchange,
+    inputs,
+    kmeans,
+    memory,
+    nexmark,
+    once,
+    report,
+    report_streams,
+    windows_events,
+)
 
 
 # --- the whole, on Tidemill alone ------------------------------------------------------------------------------------
@@ -76,6 +88,16 @@ def test_tiny_run_exchanges_messages(tiny: Path) -> None:
         sources = 1 if case["operation"] == "broadcast" else 2
         sent = sum(source + number + i for source in range(sources) for number in range(100) for i in range(16))
         assert case["failures"] == {} and case["digests"] == {"tidemill": str(2 * sent if sources == 1 else sent)}
+
+
+def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
+    """Two workers of one thread and one of two must have the same rows, of which each query has some."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    assert [case["query"] for case in results["nexmark"]["cases"]] == list(nexmark.QUERIES)
+    for case in results["nexmark"]["cases"]:
+        assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
+        (answer,) = set(case["answers"].values())
+        assert int(answer.split()[0]) > 0
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
@@ -211,6 +233,24 @@ def test_windows_are_judged_by_the_best_peer_and_by_all_rounds() -> None:
     assert "| tidemill | 0.5 M | ±200% | 0.5 |" in lines and "- spark: lost" in lines
     assert "| tidemill | 30,000 | 1 ms | 0.25 | 400 ms | 100 | ±33% |" in lines
     assert "### Latency at 30,000 events/s" in text
+
+
+def test_nexmark_is_judged_by_rates_and_a_different_answer_is_told() -> None:
+    case = {
+        "query": 3,
+        "elapsed_s": {"tidemill-2x1": [2.0], "tidemill-1x2": [1.0, 9.0, 1.0], "flink-sql": [4.0]},
+        "answers": {"tidemill-2x1": "7 a", "tidemill-1x2": "7 a", "flink-sql": "7 a"},
+        "failures": {},
+    }
+    other = {**case, "query": 6, "elapsed_s": {"tidemill-1x2": [1.0]}, "failures": {"flink-sql": "cannot"}}
+    run = {"rounds": 3, "events": 8_000_000, "step_us": 100, "cases": [case, other]}
+    text = report_streams.nexmark_section(run)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| 3 | 7 | 8 M ±400% | 4 M ±0% | 2 M ±0% | 4 | 2 |" in lines
+    assert "- flink-sql on query 6: cannot" in lines and "All answers are the same." in lines
+    assert "Geometric means: tidemill-1x2 4, tidemill-2x1 2." in text
+    case["answers"]["flink-sql"] = "7 b"
+    assert "- query 3: answers differ" in report_streams.nexmark_section(run)
 
 
 def test_windows_have_a_known_answer() -> None:

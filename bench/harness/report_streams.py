@@ -1,0 +1,70 @@
+"""The reports of streams but for windows: Nexmark, and what comes of each further benchmark. Pure.
+
+Ratios are of rates: Tidemill's over the peer's, so above 1 is faster.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from .tables import OURS, geometric_mean, order, spread, table
+
+
+def sections(results: dict[str, Any]) -> list[str]:
+    """A section of each benchmark that was run."""
+    known = {"nexmark": nexmark_section}
+    return [write(results[name]) for name, write in known.items() if results.get(name, {}).get("cases")]
+
+
+def rate(per_s: float) -> str:
+    return f"{per_s / 1e6:.3g} M"
+
+
+def failures(case: dict[str, Any], of: str = "") -> list[str]:
+    return [f"- {name}{of}: {why}" for name, why in case["failures"].items()]
+
+
+# --- Nexmark ---------------------------------------------------------------------------------------------------------
+def nexmark_section(nexmark: dict[str, Any]) -> str:
+    cases = nexmark["cases"]
+    names = sorted({name for case in cases for name in case["elapsed_s"]}, key=order)
+    peers = [name for name in names if not name.startswith(OURS)]
+    ratios: dict[str, list[float]] = {}
+    rows = []
+    for case in cases:
+        medians = {name: statistics.median(times) for name, times in case["elapsed_s"].items()}
+        best_s = min((medians[name] for name in peers if name in medians), default=math.nan)
+        row = [f"{case['query']}", next((f"{int(answer.split()[0]):,}" for answer in case["answers"].values()), "-")]
+        for name in names:
+            text = rate(nexmark["events"] / medians[name]) if name in medians else "-"
+            row.append(f"{text} ±{spread(case['elapsed_s'][name]):.0%}" if name in medians else text)
+        for name in names:
+            if name.startswith(OURS):
+                known = name in medians and not math.isnan(best_s)
+                row.append(f"{best_s / medians[name]:.3g}" if known else "-")
+                ratios.setdefault(name, []).extend([best_s / medians[name]] if known else [])
+        rows.append(row)
+    means = ", ".join(f"{name} {geometric_mean(found):.3g}" for name, found in ratios.items() if found)
+    differing = [
+        f"- query {case['query']}: answers differ: {case['answers']}"
+        for case in cases
+        if len(set(case["answers"].values())) > 1
+    ]
+    header = ["query", "rows", *names, *(f"{name}, ratio" for name in names if name.startswith(OURS))]
+    return "\n".join(
+        [
+            "## Nexmark",
+            "",
+            f"{nexmark['events']:,} events, {nexmark['step_us']} us of event time apart: of all kinds, in each second; median of {nexmark['rounds']} rounds, and",
+            "their spread. The ratio is of rates, to the best peer: above 1 is faster."
+            + (f" Geometric means: {means}." if means else ""),
+            "",
+            table(header, rows),
+            "",
+            *(differing or ["All answers are the same."]),
+            *(line for case in cases for line in failures(case, f" on query {case['query']}")),
+            "",
+        ]
+    )
