@@ -14,7 +14,7 @@ from .tables import OURS, geometric_mean, order, spread, table
 
 def sections(results: dict[str, Any]) -> list[str]:
     """A section of each benchmark that was run."""
-    known = {"nexmark": nexmark_section}
+    known = {"nexmark": nexmark_section, "yahoo": yahoo_section}
     return [write(results[name]) for name, write in known.items() if results.get(name, {}).get("cases")]
 
 
@@ -65,6 +65,35 @@ def nexmark_section(nexmark: dict[str, Any]) -> str:
             "",
             *(differing or ["All answers are the same."]),
             *(line for case in cases for line in failures(case, f" on query {case['query']}")),
+            "",
+        ]
+    )
+
+
+# --- Yahoo -----------------------------------------------------------------------------------------------------------
+def yahoo_section(yahoo: dict[str, Any]) -> str:
+    (case,) = yahoo["cases"]
+    medians = {name: statistics.median(times) for name, times in case["elapsed_s"].items()}
+    best_s = min((at for name, at in medians.items() if not name.startswith(OURS)), default=math.nan)
+    rows = [
+        [
+            name,
+            rate(yahoo["events"] / medians[name]),
+            f"±{spread(case['elapsed_s'][name]):.0%}",
+            f"{best_s / medians[name]:.3g}",
+        ]
+        for name in sorted(medians, key=order)
+    ]
+    return "\n".join(
+        [
+            "## Yahoo",
+            "",
+            f"{yahoo['events']:,} events of JSON, {yahoo['per_second']:,} in a second of event time, joined with campaigns from Redis and counted into Redis; a",
+            f"checkpoint every second; median of {yahoo['rounds']} rounds. Every count was compared. The ratio is of rates: above 1 is faster.",
+            "",
+            table(["system", "events/s", "spread", "ratio"], rows),
+            "",
+            *failures(case),
             "",
         ]
     )

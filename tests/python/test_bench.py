@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -26,6 +27,7 @@ from harness import (  # noqa: E402
     report,
     report_streams,
     windows_events,
+    yahoo,
 )
 
 
@@ -98,6 +100,14 @@ def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
         assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
         (answer,) = set(case["answers"].values())
         assert int(answer.split()[0]) > 0
+
+
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="no Redis to test with")
+def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
+    """A wrong count would be in `failures`."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    (case,) = results["yahoo"]["cases"]
+    assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
@@ -251,6 +261,29 @@ def test_nexmark_is_judged_by_rates_and_a_different_answer_is_told() -> None:
     assert "Geometric means: tidemill-1x2 4, tidemill-2x1 2." in text
     case["answers"]["flink-sql"] = "7 b"
     assert "- query 3: answers differ" in report_streams.nexmark_section(run)
+
+
+def test_yahoo_counts_what_is_in_its_files(tmp_path: Path) -> None:
+    """The right answer comes from numbers, the systems' from lines."""
+    setting = yahoo.Setting(events=3000, per_second=100, rounds=1)
+    files, right = yahoo.write_events(tmp_path, setting)
+    found: Counter[str] = Counter()
+    for file in files:
+        events = [json.loads(line) for line in file.read_text().splitlines()]
+        times = [event["event_time"] for event in events]
+        assert times == sorted(times) and len(events) == 750
+        for event in events:
+            if event["event_type"] == "view":
+                campaign = int(event["ad_id"].removeprefix("ad")) // yahoo.ADS_OF_EACH
+                found[f"campaign{campaign}:{event['event_time'] // yahoo.WINDOW_MS * yahoo.WINDOW_MS}"] += 1
+    assert found == right and 900 < found.total() < 1100
+
+
+def test_yahoo_is_judged_by_rates() -> None:
+    case = {"elapsed_s": {"tidemill-2x1": [1.0, 2.0, 3.0], "flink": [4.0]}, "failures": {"tidemill-1x2": "lost"}}
+    text = report_streams.yahoo_section({"rounds": 3, "events": 4_000_000, "per_second": 10, "cases": [case]})
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| tidemill-2x1 | 2 M | ±50% | 2 |" in lines and "- tidemill-1x2: lost" in lines
 
 
 def test_windows_have_a_known_answer() -> None:
