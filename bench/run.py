@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import comm, dataset, exchange, kmeans, machine, nexmark, report, startup, windows, yahoo
+from harness import comm, dataset, exchange, kmeans, machine, nexmark, report, startup, state, windows, yahoo
 from harness.systems import BENCH, SYSTEMS
 
 COMM_PLANS = {
@@ -66,7 +66,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.set_defaults(setting="full")
     parser.add_argument(
         "--only",
-        choices=("comm", "kmeans", "dataset", "startup", "exchange", "windows", "nexmark", "yahoo"),
+        choices=("comm", "kmeans", "dataset", "startup", "exchange", "windows", "nexmark", "yahoo", "state"),
         help="one of the benchmarks",
     )
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
@@ -134,6 +134,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["nexmark"] = nexmark.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "yahoo"):
         results["yahoo"] = yahoo.measure(options.setting, options.systems, options.rounds, say)
+    if options.only in (None, "state"):
+        results["state"] = state.measure(options.setting, options.systems, options.cases, options.rounds, say)
     return results
 
 
@@ -192,6 +194,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
+    streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
     return any(map(any, (comm_points, kmeans_cases, dataset_cases, starts, exchanges, window_cases, streams)))
 
 

@@ -9,12 +9,13 @@ import math
 import statistics
 from typing import Any
 
-from .tables import OURS, geometric_mean, order, spread, table
+from .state import ratio
+from .tables import OURS, duration, geometric_mean, order, spread, table
 
 
 def sections(results: dict[str, Any]) -> list[str]:
     """A section of each benchmark that was run."""
-    known = {"nexmark": nexmark_section, "yahoo": yahoo_section}
+    known = {"nexmark": nexmark_section, "yahoo": yahoo_section, "state": state_section}
     return [write(results[name]) for name, write in known.items() if results.get(name, {}).get("cases")]
 
 
@@ -97,3 +98,48 @@ def yahoo_section(yahoo: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+def state_section(state: dict[str, Any]) -> str:
+    kept = f"{state['keys'] * state['key_bytes'] / 1e6:,.0f} MB"
+    fewer = f"{state['fewer_keys'] * state['key_bytes'] / 1e6:,.0f} MB"
+    titles = {
+        "cost-all": f"Checkpoints of {kept}, rows of all keys",
+        "cost-hot": f"Checkpoints of {kept}, rows of a hundredth of the keys",
+        "recovery": f"From the death of a worker to the next result, {fewer}",
+        "move": f"Keys of {fewer} move to the other worker: no rows for",
+    }
+    parts = ["## State", "", f"A checkpoint every {state['every_s']:g} s; {state['rounds']} rounds.", ""]
+    for case in state["cases"]:
+        parts += [f"### {titles[case['case']]}", ""]
+        if case["found"]:
+            parts += [(cost_table if case["case"].startswith("cost") else times_table)(case["found"]), ""]
+        parts += [*failures(case), ""] if case["failures"] else []
+    return "\n".join(parts)
+
+
+def cost_table(found: dict[str, Any]) -> str:
+    """The ratio is the median of the rounds', in each of which both ran one after the other."""
+    rows = []
+    for name in sorted(found, key=order):
+        plain, saved = zip(*found[name], strict=True)
+        rows.append(
+            [
+                name,
+                *(rate(statistics.median(one["per_s"] for one in ones)) for ones in (plain, saved)),
+                f"{ratio(found[name]):.2f}",
+                duration(max(one["longest_wait_s"] for one in saved)),
+                duration(statistics.median(one["elapsed_s"] / max(one["checkpoints"], 1) for one in saved)),
+            ]
+        )
+    return table(["system", "rows/s without", "with", "ratio", "longest wait with", "a checkpoint each"], rows)
+
+
+def times_table(found: dict[str, Any]) -> str:
+    rows = []
+    for name in sorted(found, key=order):
+        # Of a turn one time, or several.
+        times = [at for turn in found[name] for at in (turn if isinstance(turn, list) else [turn])]
+        rows.append([name, duration(statistics.median(times)), duration(min(times)), duration(max(times))])
+    return table(["system", "median", "least", "most"], rows)

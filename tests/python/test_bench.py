@@ -37,7 +37,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder left by one tiny run."""
     out = tmp_path_factory.mktemp("bench")
     command = [sys.executable, str(BENCH / "run.py"), "--tiny", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -108,6 +108,17 @@ def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
     (case,) = results["yahoo"]["cases"]
     assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
+
+
+def test_tiny_run_keeps_state(tiny: Path) -> None:
+    """A row that is lost or counted twice would be in `failures`, and so a job that does not come back."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    cases = {case["case"]: case for case in results["state"]["cases"]}
+    assert set(cases) == {"cost-all", "cost-hot", "recovery", "move"}
+    assert all(case["failures"] == {} and case["found"] for case in cases.values())
+    for name in ("cost-all", "cost-hot"):
+        for ((plain, saved),) in cases[name]["found"].values():
+            assert plain["checkpoints"] == 0 < saved["checkpoints"]
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
@@ -284,6 +295,23 @@ def test_yahoo_is_judged_by_rates() -> None:
     text = report_streams.yahoo_section({"rounds": 3, "events": 4_000_000, "per_second": 10, "cases": [case]})
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| tidemill-2x1 | 2 M | ±50% | 2 |" in lines and "- tidemill-1x2: lost" in lines
+
+
+def test_checkpoints_are_judged_by_what_ran_together() -> None:
+    """A machine that is slower in one round is so with and without."""
+
+    def ran(per_s: float, checkpoints: int) -> dict[str, float]:
+        return {"per_s": per_s, "longest_wait_s": 0.25, "elapsed_s": 10.0, "checkpoints": checkpoints, "counted": 7}
+
+    pairs = [[ran(10e6, 0), ran(9e6, 5)], [ran(5e6, 0), ran(4e6, 5)], [ran(9e6, 0), ran(8.1e6, 5)]]
+    cost = {"case": "cost-all", "found": {"tidemill-2x1": pairs}, "failures": {}}
+    moves = {"case": "move", "found": {"tidemill-2x1": [[0.1, 0.3], [0.2]]}, "failures": {"tidemill-1x2": "alone"}}
+    run = {"rounds": 3, "keys": 20_000_000, "fewer_keys": 2_000_000, "key_bytes": 48, "every_s": 1.0}
+    text = report_streams.state_section({**run, "cases": [cost, moves]})
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| tidemill-2x1 | 9 M | 8.1 M | 0.90 | 250 ms | 2 s |" in lines
+    assert "| tidemill-2x1 | 200 ms | 100 ms | 300 ms |" in lines and "- tidemill-1x2: alone" in lines
+    assert "### Checkpoints of 960 MB, rows of all keys" in lines
 
 
 def test_windows_have_a_known_answer() -> None:
