@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import comm, dataset, exchange, kmeans, machine, report, startup, windows
+from harness import comm, dataset, exchange, kmeans, machine, nexmark, report, startup, state, windows, yahoo
 from harness.systems import BENCH, SYSTEMS
 
 COMM_PLANS = {
@@ -66,7 +66,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.set_defaults(setting="full")
     parser.add_argument(
         "--only",
-        choices=("comm", "kmeans", "dataset", "startup", "exchange", "windows"),
+        choices=("comm", "kmeans", "dataset", "startup", "exchange", "windows", "nexmark", "yahoo", "state"),
         help="one of the benchmarks",
     )
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
@@ -77,7 +77,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; queries, such as q0,q5",
     )
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
     parser.add_argument(
@@ -130,6 +130,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["exchange"] = exchange.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "windows"):
         results["windows"] = windows.measure(options.setting, options.systems, options.rounds, say)
+    if options.only in (None, "nexmark"):
+        results["nexmark"] = nexmark.measure(options.setting, options.systems, options.cases, options.rounds, say)
+    if options.only in (None, "yahoo"):
+        results["yahoo"] = yahoo.measure(options.setting, options.systems, options.rounds, say)
+    if options.only in (None, "state"):
+        results["state"] = state.measure(options.setting, options.systems, options.cases, options.rounds, say)
     return results
 
 
@@ -187,7 +193,9 @@ def any_measured(results: dict[str, Any]) -> bool:
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
-    return any(map(any, (comm_points, kmeans_cases, dataset_cases, starts, exchanges, window_cases)))
+    streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
+    streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
+    return any(map(any, (comm_points, kmeans_cases, dataset_cases, starts, exchanges, window_cases, streams)))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@
 #   .peers/spark     Spark, on Debian's OpenJDK 17
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink with its Python API, and our exchanges and windows in Java by its DataStream API
+#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, windows, Nexmark, Yahoo and state in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI (`openmpi`);
 #                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`); windows in timely dataflow (`timely`)
 #
 # About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy,
-# Open MPI, scikit-learn), MIT (DuckDB, faiss, Polars, timely dataflow), MPICH's licence, and GPL-2 with the classpath exception
+# Open MPI, scikit-learn), MIT (DuckDB, faiss, Jedis, Polars, timely dataflow), MPICH's licence, and GPL-2 with the classpath exception
 # (OpenJDK). Pathway's is the Business Source License 1.1: measuring with it is allowed, and each release becomes Apache-2.0 after
 # four years.
 #
@@ -59,6 +59,7 @@ for mpi in "${mpis[@]}"; do
 done
 need g++ g++
 if wanted flink || wanted spark; then need javac openjdk-17-jdk-headless; fi
+if wanted flink; then need mvn maven; fi
 [ "${#mpis[@]}" -eq 0 ] \
     || "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
     || packages+=(python3-dev)
@@ -143,15 +144,25 @@ if wanted timely; then
 fi
 
 # --- Java ------------------------------------------------------------------------------------------------------------
+if wanted flink && [ "$(cat "$peers/flink/jedis/.stamp" 2>/dev/null)" != "$(cksum <peers/jedis/pom.xml)" ]; then
+    say "jedis: fetching"
+    rm -rf "$peers/flink/jedis"
+    mvn --batch-mode --quiet --file peers/jedis/pom.xml dependency:copy-dependencies -DincludeScope=runtime \
+        -DoutputDirectory="$peers/flink/jedis" </dev/null
+    cksum <peers/jedis/pom.xml >"$peers/flink/jedis/.stamp"
+fi
 compile() { # ENV JARS PROGRAM
     wanted "$1" || return 0
     local classes="$peers/$1/classes"
     if [ "$classes/$3.class" -nt "peers/$3.java" ]; then return; fi
     say "$3: compiling"
-    javac -cp "$(echo "$peers/$1"/lib/python3*/site-packages/"$2")/*" -d "$classes" "peers/$3.java"
+    javac -nowarn -cp "$(echo "$peers/$1"/lib/python3*/site-packages/"$2")/*:$peers/$1/jedis/*:$classes" -d "$classes" "peers/$3.java"
 }
 compile flink pyflink/lib ExchangeFlink
 compile flink pyflink/lib WindowsFlink
+compile flink pyflink/lib NexmarkFlink
+compile flink pyflink/lib YahooFlink
+compile flink pyflink/lib StateFlink
 compile spark pyspark/jars WindowsSpark
 
 # --- does each one start? --------------------------------------------------------------------------------------------

@@ -70,10 +70,11 @@ def launch(system: str, operation: str, size: int, messages: int) -> Launch:
     return SYSTEMS[system].launch(WORKERS, "shm", [WORKER, system, *given])
 
 
-def flink_java(program: str, given: Sequence[str]) -> Launch:
-    """A program in Java with Flink's libraries."""
+def flink_java(program: str, given: Sequence[str], libraries: Sequence[str] = (), heap: str = "4g") -> Launch:
+    """A program in Java with Flink's libraries, and others."""
     (jars,) = FLINK.glob(FLINK_JARS)
-    return Launch(["java", "-Xmx4g", "-XX:+UseParallelGC", "-cp", f"{FLINK_CLASSES}:{jars}/*", program, *given])
+    path = ":".join([str(FLINK_CLASSES), f"{jars}/*", *libraries])
+    return Launch(["java", f"-Xmx{heap}", "-XX:+UseParallelGC", "-cp", path, program, *given])
 
 
 def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: Callable[[str], None]) -> dict[str, Any]:

@@ -291,7 +291,10 @@ public final class WindowsFlink {
     }
 
     static MiniCluster cluster() throws Exception {
-        Configuration configuration = new Configuration();
+        return cluster(new Configuration());
+    }
+
+    static MiniCluster cluster(Configuration configuration) throws Exception {
         // Nothing listens to other hosts.
         configuration.set(JobManagerOptions.BIND_HOST, "localhost");
         configuration.set(TaskManagerOptions.HOST, "localhost");

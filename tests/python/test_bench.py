@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +15,20 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from harness import comm, dataset, exchange, inputs, kmeans, memory, once, report, windows_events  # noqa: E402
+from harness import (  # noqa: E402
+    comm,
+    dataset,
+    exchange,
+    inputs,
+    kmeans,
+    memory,
+    nexmark,
+    once,
+    report,
+    report_streams,
+    windows_events,
+    yahoo,
+)
 
 
 # --- the whole, on Tidemill alone ------------------------------------------------------------------------------------
@@ -23,7 +37,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder left by one tiny run."""
     out = tmp_path_factory.mktemp("bench")
     command = [sys.executable, str(BENCH / "run.py"), "--tiny", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -76,6 +90,35 @@ def test_tiny_run_exchanges_messages(tiny: Path) -> None:
         sources = 1 if case["operation"] == "broadcast" else 2
         sent = sum(source + number + i for source in range(sources) for number in range(100) for i in range(16))
         assert case["failures"] == {} and case["digests"] == {"tidemill": str(2 * sent if sources == 1 else sent)}
+
+
+def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
+    """Two workers of one thread and one of two must have the same rows, of which each query has some."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    assert [case["query"] for case in results["nexmark"]["cases"]] == list(nexmark.QUERIES)
+    for case in results["nexmark"]["cases"]:
+        assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
+        (answer,) = set(case["answers"].values())
+        assert int(answer.split()[0]) > 0
+
+
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="no Redis to test with")
+def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
+    """A wrong count would be in `failures`."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    (case,) = results["yahoo"]["cases"]
+    assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
+
+
+def test_tiny_run_keeps_state(tiny: Path) -> None:
+    """A row that is lost or counted twice would be in `failures`, and so a job that does not come back."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    cases = {case["case"]: case for case in results["state"]["cases"]}
+    assert set(cases) == {"cost-all", "cost-hot", "recovery", "move"}
+    assert all(case["failures"] == {} and case["found"] for case in cases.values())
+    for name in ("cost-all", "cost-hot"):
+        for ((plain, saved),) in cases[name]["found"].values():
+            assert plain["checkpoints"] == 0 < saved["checkpoints"]
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
@@ -211,6 +254,64 @@ def test_windows_are_judged_by_the_best_peer_and_by_all_rounds() -> None:
     assert "| tidemill | 0.5 M | ±200% | 0.5 |" in lines and "- spark: lost" in lines
     assert "| tidemill | 30,000 | 1 ms | 0.25 | 400 ms | 100 | ±33% |" in lines
     assert "### Latency at 30,000 events/s" in text
+
+
+def test_nexmark_is_judged_by_rates_and_a_different_answer_is_told() -> None:
+    case = {
+        "query": 3,
+        "elapsed_s": {"tidemill-2x1": [2.0], "tidemill-1x2": [1.0, 9.0, 1.0], "flink-sql": [4.0]},
+        "answers": {"tidemill-2x1": "7 a", "tidemill-1x2": "7 a", "flink-sql": "7 a"},
+        "failures": {},
+    }
+    other = {**case, "query": 6, "elapsed_s": {"tidemill-1x2": [1.0]}, "failures": {"flink-sql": "cannot"}}
+    run = {"rounds": 3, "events": 8_000_000, "step_us": 100, "cases": [case, other]}
+    text = report_streams.nexmark_section(run)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| 3 | 7 | 8 M ±400% | 4 M ±0% | 2 M ±0% | 4 | 2 |" in lines
+    assert "- flink-sql on query 6: cannot" in lines and "All answers are the same." in lines
+    assert "Geometric means: tidemill-1x2 4, tidemill-2x1 2." in text
+    case["answers"]["flink-sql"] = "7 b"
+    assert "- query 3: answers differ" in report_streams.nexmark_section(run)
+
+
+def test_yahoo_counts_what_is_in_its_files(tmp_path: Path) -> None:
+    """The right answer comes from numbers, the systems' from lines."""
+    setting = yahoo.Setting(events=3000, per_second=100, rounds=1)
+    files, right = yahoo.write_events(tmp_path, setting)
+    found: Counter[str] = Counter()
+    for file in files:
+        events = [json.loads(line) for line in file.read_text().splitlines()]
+        times = [event["event_time"] for event in events]
+        assert times == sorted(times) and len(events) == 750
+        for event in events:
+            if event["event_type"] == "view":
+                campaign = int(event["ad_id"].removeprefix("ad")) // yahoo.ADS_OF_EACH
+                found[f"campaign{campaign}:{event['event_time'] // yahoo.WINDOW_MS * yahoo.WINDOW_MS}"] += 1
+    assert found == right and 900 < found.total() < 1100
+
+
+def test_yahoo_is_judged_by_rates() -> None:
+    case = {"elapsed_s": {"tidemill-2x1": [1.0, 2.0, 3.0], "flink": [4.0]}, "failures": {"tidemill-1x2": "lost"}}
+    text = report_streams.yahoo_section({"rounds": 3, "events": 4_000_000, "per_second": 10, "cases": [case]})
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| tidemill-2x1 | 2 M | ±50% | 2 |" in lines and "- tidemill-1x2: lost" in lines
+
+
+def test_checkpoints_are_judged_by_what_ran_together() -> None:
+    """A machine that is slower in one round is so with and without."""
+
+    def ran(per_s: float, checkpoints: int) -> dict[str, float]:
+        return {"per_s": per_s, "longest_wait_s": 0.25, "elapsed_s": 10.0, "checkpoints": checkpoints, "counted": 7}
+
+    pairs = [[ran(10e6, 0), ran(9e6, 5)], [ran(5e6, 0), ran(4e6, 5)], [ran(9e6, 0), ran(8.1e6, 5)]]
+    cost = {"case": "cost-all", "found": {"tidemill-2x1": pairs}, "failures": {}}
+    moves = {"case": "move", "found": {"tidemill-2x1": [[0.1, 0.3], [0.2]]}, "failures": {"tidemill-1x2": "alone"}}
+    run = {"rounds": 3, "keys": 20_000_000, "fewer_keys": 2_000_000, "key_bytes": 48, "every_s": 1.0}
+    text = report_streams.state_section({**run, "cases": [cost, moves]})
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| tidemill-2x1 | 9 M | 8.1 M | 0.90 | 250 ms | 2 s |" in lines
+    assert "| tidemill-2x1 | 200 ms | 100 ms | 300 ms |" in lines and "- tidemill-1x2: alone" in lines
+    assert "### Checkpoints of 960 MB, rows of all keys" in lines
 
 
 def test_windows_have_a_known_answer() -> None:
