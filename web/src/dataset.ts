@@ -1,6 +1,16 @@
 // What the lines of the index add up to: points, groupings and frames. Knows neither network nor page.
 
-import { bad, type FrameLine, type Header, type Line, MISSING, type Parsed, type Selection, type Tensors, tensor16 } from './wire';
+import {
+  bad,
+  type FrameLine,
+  type Header,
+  type Line,
+  MISSING,
+  type Parsed,
+  type Selection,
+  type Tensors,
+  tensor16,
+} from './wire';
 
 export type Grouping = {
   names: string[];
@@ -28,7 +38,8 @@ export class Texts {
     for (let i = this.parts.length - 1; i >= 0; i--) {
       const { from, offsets, bytes } = this.parts[i];
       const at = row - from;
-      if (at >= 0) return at + 1 < offsets.length ? this.decoder.decode(bytes.subarray(offsets[at], offsets[at + 1])) : undefined;
+      if (at >= 0)
+        return at + 1 < offsets.length ? this.decoder.decode(bytes.subarray(offsets[at], offsets[at + 1])) : undefined;
     }
     return undefined;
   }
@@ -58,7 +69,10 @@ export class Dataset {
         this.frames.push(line);
         break;
       case 'categories': {
-        const grouping = this.groupings.get(line.grouping) ?? { names: [], codes: new Uint16Array(this.points).fill(MISSING) };
+        const grouping = this.groupings.get(line.grouping) ?? {
+          names: [],
+          codes: new Uint16Array(this.points).fill(MISSING),
+        };
         grouping.names.push(...line.names);
         this.groupings.set(line.grouping, grouping);
         break;
@@ -115,7 +129,10 @@ export class Dataset {
   }
 
   private addPoints(count: number, tensors: Tensors): Parsed<void> {
-    for (const [name, texts] of [['id', this.ids], ['label', this.labels]] as const) {
+    for (const [name, texts] of [
+      ['id', this.ids],
+      ['label', this.labels],
+    ] as const) {
       const added = texts.add(name, this.points, count, tensors);
       if (!added.ok) return added;
     }

@@ -31,7 +31,8 @@ export function nextPart(detail: Detail, points: number, moving: boolean): Part 
 export function after(detail: Detail, part: Part, points: number, tookMs: number | undefined): Detail {
   let budget = detail.budget;
   if (tookMs !== undefined && part.clear) {
-    if (tookMs > SLOW_MS) budget = Math.max(LEAST, Math.round(Math.min(budget, points) * Math.max(0.5, SLOW_MS / tookMs)));
+    if (tookMs > SLOW_MS)
+      budget = Math.max(LEAST, Math.round(Math.min(budget, points) * Math.max(0.5, SLOW_MS / tookMs)));
     else if (tookMs < FAST_MS && budget < points) budget = Math.round(budget * 1.15);
   }
   return { budget, drawn: part.begin + part.count };

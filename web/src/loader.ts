@@ -14,7 +14,10 @@ export class Client {
     const got = await this.ask(`index?from=${from}&wait=${wait ? WAIT_S : 0}`);
     if (!got.ok) return got;
     const text = new TextDecoder().decode(got.value);
-    return { ok: true, value: { lines: text.split('\n').filter((line) => line !== ''), end: from + got.value.byteLength } };
+    return {
+      ok: true,
+      value: { lines: text.split('\n').filter((line) => line !== ''), end: from + got.value.byteLength },
+    };
   }
 
   async tensors(file: string, stop?: AbortSignal): Promise<Parsed<Tensors>> {
@@ -49,7 +52,11 @@ export class Client {
       return bad((await response.text()).slice(0, 500) || response.statusText);
     } catch (error) {
       // Of network errors a browser tells pages no more than that there was one.
-      return bad(error instanceof Error && error.name === 'AbortError' ? 'given up' : 'the server does not answer; does `tidemill view` still run?');
+      return bad(
+        error instanceof Error && error.name === 'AbortError'
+          ? 'given up'
+          : 'the server does not answer; does `tidemill view` still run?',
+      );
     }
   }
 }

@@ -52,7 +52,10 @@ function drawTrail(to: CanvasRenderingContext2D, trail: Trail, { times, ink, pap
   const { spots, colour, now } = trail;
   to.lineJoin = 'round';
   // The past is strong, the future faint.
-  for (const [begin, end, alpha] of [[Math.floor(now), spots.length, 0.3], [0, Math.floor(now) + 1, 0.9]]) {
+  for (const [begin, end, alpha] of [
+    [Math.floor(now), spots.length, 0.3],
+    [0, Math.floor(now) + 1, 0.9],
+  ]) {
     to.beginPath();
     let down = false;
     for (let i = begin; i < end; i++) {
@@ -77,7 +80,9 @@ function drawTrail(to: CanvasRenderingContext2D, trail: Trail, { times, ink, pap
     to.beginPath();
     to.arc(spot.x, spot.y, 3, 0, 2 * Math.PI);
     to.fill();
-    // Marks that lie on each other cannot be read.
+    // Marks that lie on each other, or on the point's own name, cannot be read.
+    const here = spots[Math.round(now)];
+    if (here !== undefined && Math.hypot(here.x - spot.x, here.y - spot.y) < 40) continue;
     if (last !== undefined && Math.hypot(last.x - spot.x, last.y - spot.y) < 40) continue;
     last = spot;
     to.globalAlpha = 0.85;
@@ -114,7 +119,20 @@ function outline(to: CanvasRenderingContext2D, glyph: string, x: number, y: numb
   }
   if (glyph === 'cross') {
     const [a, b] = [r * 0.35, r];
-    for (const [u, v] of [[-a, -b], [a, -b], [a, -a], [b, -a], [b, a], [a, a], [a, b], [-a, b], [-a, a], [-b, a], [-b, -a], [-a, -a]])
+    for (const [u, v] of [
+      [-a, -b],
+      [a, -b],
+      [a, -a],
+      [b, -a],
+      [b, a],
+      [a, a],
+      [a, b],
+      [-a, b],
+      [-a, a],
+      [-b, a],
+      [-b, -a],
+      [-a, -a],
+    ])
       to.lineTo(x + u, y + v);
     to.closePath();
     return;

@@ -5,15 +5,46 @@ export type Rgb = readonly [number, number, number];
 /** For categories. The first two can be told apart by colour-blind readers as well. */
 export const SCHEMES: ReadonlyMap<string, readonly string[]> = new Map([
   // P. Tol, "Colour schemes" (2021), muted, from which wine is left out as it is too dark for a dark page.
-  ['Muted (colour-blind safe)', ['#88ccee', '#cc6677', '#ddcc77', '#44aa99', '#aa4499', '#999933', '#6699cc', '#ee8866', '#bbcc33', '#997799']],
+  [
+    'Muted (colour-blind safe)',
+    ['#88ccee', '#cc6677', '#ddcc77', '#44aa99', '#aa4499', '#999933', '#6699cc', '#ee8866', '#bbcc33', '#997799'],
+  ],
   // M. Okabe and K. Ito (2008); grey in place of black.
-  ['Okabe–Ito (colour-blind safe)', ['#e69f00', '#56b4e9', '#009e73', '#f0e442', '#0072b2', '#d55e00', '#cc79a7', '#8a8f98']],
-  ['Tableau', ['#4e79a7', '#f28e2b', '#e15759', '#76b7b2', '#59a14f', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#bab0ac']],
+  [
+    'Okabe–Ito (colour-blind safe)',
+    ['#e69f00', '#56b4e9', '#009e73', '#f0e442', '#0072b2', '#d55e00', '#cc79a7', '#8a8f98'],
+  ],
+  [
+    'Tableau',
+    ['#4e79a7', '#f28e2b', '#e15759', '#76b7b2', '#59a14f', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#bab0ac'],
+  ],
   ['Ordered', []],
 ]);
 
-const VIRIDIS = ['#440154', '#482878', '#3e4a89', '#31688e', '#26828e', '#1f9e89', '#35b779', '#6dcd59', '#b4de2c', '#fde725'];
-const CIVIDIS = ['#00224e', '#123570', '#3b496c', '#575d6d', '#707173', '#8a8678', '#a59c74', '#c3b369', '#e1cc55', '#fee838'];
+const VIRIDIS = [
+  '#440154',
+  '#482878',
+  '#3e4a89',
+  '#31688e',
+  '#26828e',
+  '#1f9e89',
+  '#35b779',
+  '#6dcd59',
+  '#b4de2c',
+  '#fde725',
+];
+const CIVIDIS = [
+  '#00224e',
+  '#123570',
+  '#3b496c',
+  '#575d6d',
+  '#707173',
+  '#8a8678',
+  '#a59c74',
+  '#c3b369',
+  '#e1cc55',
+  '#fee838',
+];
 const BLUE_RED = ['#2166ac', '#4393c3', '#92c5de', '#d1e5f0', '#e8e8e8', '#fddbc7', '#f4a582', '#d6604d', '#b2182b'];
 
 /** For values. */

@@ -1,7 +1,7 @@
 // Pictures beside the points: figures over time behind the slider, and the heat map.
 
+import { css, RAMPS, ramp } from './palettes';
 import type { FrameLine, Tensor } from './wire';
-import { css, ramp, RAMPS } from './palettes';
 
 const HUES = ['var(--plot-1)', 'var(--plot-2)', 'var(--plot-3)', 'var(--plot-4)'];
 
@@ -40,9 +40,10 @@ export function drawHeatMap(canvas: HTMLCanvasElement, map: Tensor): void {
   const to = canvas.getContext('2d');
   if (to === null || width * height !== map.data.length) return;
   const picture = to.createImageData(width, height);
-  const most = Math.log1p(map.data.reduce((a, b) => Math.max(a, b), 0)) || 1;
+  const counts = Array.from(map.data);
+  const most = Math.log1p(counts.reduce((a, b) => Math.max(a, b), 0)) || 1;
   const stops = RAMPS.get('Viridis') ?? [];
-  map.data.forEach((count, i) => {
+  counts.forEach((count, i) => {
     if (count === 0) return;
     // Row 0 is the lowest, as in a plot.
     const at = ((height - 1 - Math.floor(i / width)) * width + (i % width)) * 4;

@@ -66,7 +66,14 @@ function eachShown(between: Between, screen: Screen, points: number, visit: (slo
 }
 
 /** The slot of the point under a place: of those within `radius` pixels the one in front, unless another is far nearer. */
-export function nearest(between: Between, screen: Screen, points: number, x: number, y: number, radius: number): number | undefined {
+export function nearest(
+  between: Between,
+  screen: Screen,
+  points: number,
+  x: number,
+  y: number,
+  radius: number,
+): number | undefined {
   let best: number | undefined;
   let least = Infinity;
   eachShown(between, screen, points, (slot, spot) => {

@@ -25,7 +25,11 @@ export function advance(playback: Playback, seconds: number, frames: number, rea
 /** Starts or stops; at the end it starts anew. */
 export function toggle(playback: Playback, frames: number): Playback {
   const ended = playback.position >= frames - 1;
-  return { ...playback, playing: !playback.playing && frames > 1, position: !playback.playing && ended ? 0 : playback.position };
+  return {
+    ...playback,
+    playing: !playback.playing && frames > 1,
+    position: !playback.playing && ended ? 0 : playback.position,
+  };
 }
 
 /** Goes to a frame, or by some frames, within those that there are. */

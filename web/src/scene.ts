@@ -1,8 +1,24 @@
 // Draws the points: two frames in the graphics card, which goes between them by itself.
 
 import {
-  BufferAttribute, BufferGeometry, Color, DataTexture, DynamicDrawUsage, GLSL3, LineBasicMaterial, LineSegments, Matrix4, PerspectiveCamera, Points,
-  RGBAFormat, Scene, ShaderMaterial, UnsignedByteType, Vector3, WebGLRenderer,
+  BufferAttribute,
+  BufferGeometry,
+  Color,
+  DataTexture,
+  DynamicDrawUsage,
+  GLSL3,
+  LineBasicMaterial,
+  LineSegments,
+  Matrix4,
+  PerspectiveCamera,
+  Points,
+  RGBAFormat,
+  Scene,
+  ShaderMaterial,
+  Spherical,
+  UnsignedByteType,
+  Vector3,
+  WebGLRenderer,
 } from 'three';
 import { OrbitControls } from 'three/addons/controls/OrbitControls.js';
 import type { Part } from './detail';
@@ -31,7 +47,6 @@ void main() {
   vec4 seen = modelViewMatrix * vec4(at, 1.0);
   gl_Position = projectionMatrix * seen;
   gl_PointSize = clamp(size * there / max(0.05, -seen.z), 1.0, 64.0);
-  // Farther points are a little paler, which shows depth.
   shade = vec4(colour.rgb, opacity);
 }`;
 
@@ -69,9 +84,17 @@ export class PointScene {
   width = 1;
   height = 1;
 
-  constructor(readonly canvas: HTMLCanvasElement, moved: () => void) {
+  constructor(
+    readonly canvas: HTMLCanvasElement,
+    moved: () => void,
+  ) {
     // Kept from picture to picture, so that points can be added to what is there.
-    this.renderer = new WebGLRenderer({ canvas, antialias: true, preserveDrawingBuffer: true, powerPreference: 'high-performance' });
+    this.renderer = new WebGLRenderer({
+      canvas,
+      antialias: true,
+      preserveDrawingBuffer: true,
+      powerPreference: 'high-performance',
+    });
     this.renderer.autoClear = false;
     this.palette = new DataTexture(this.colours, PALETTE_SIDE, PALETTE_SIDE, RGBAFormat, UnsignedByteType);
     this.material = new ShaderMaterial({
@@ -79,13 +102,23 @@ export class PointScene {
       fragmentShader: FRAGMENT,
       glslVersion: GLSL3,
       uniforms: {
-        lowA: { value: new Vector3() }, stepA: { value: new Vector3() }, lowB: { value: new Vector3() }, stepB: { value: new Vector3() },
-        t: { value: 0 }, size: { value: 1 }, opacity: { value: 1 }, blend: { value: false }, palette: { value: this.palette },
+        lowA: { value: new Vector3() },
+        stepA: { value: new Vector3() },
+        lowB: { value: new Vector3() },
+        stepB: { value: new Vector3() },
+        t: { value: 0 },
+        size: { value: 1 },
+        opacity: { value: 1 },
+        blend: { value: false },
+        palette: { value: this.palette },
       },
     });
     this.cloud = new Points(this.geometry, this.material);
     this.cloud.frustumCulled = false;
-    this.frame = new LineSegments(new BufferGeometry(), new LineBasicMaterial({ color: 0x808890, transparent: true, opacity: 0.35 }));
+    this.frame = new LineSegments(
+      new BufferGeometry(),
+      new LineBasicMaterial({ color: 0x808890, transparent: true, opacity: 0.35 }),
+    );
     this.scene.add(this.frame, this.cloud);
     this.controls = new OrbitControls(this.camera, canvas);
     this.controls.enableDamping = true;
@@ -156,7 +189,10 @@ export class PointScene {
             corners.push(...at);
           }
     this.frame.geometry.dispose();
-    this.frame.geometry = new BufferGeometry().setAttribute('position', new BufferAttribute(new Float32Array(corners), 3));
+    this.frame.geometry = new BufferGeometry().setAttribute(
+      'position',
+      new BufferAttribute(new Float32Array(corners), 3),
+    );
   }
 
   toWorld(at: ArrayLike<number>): [number, number, number] {
@@ -191,8 +227,15 @@ export class PointScene {
     const u = this.material.uniforms;
     const list = (name: string) => (u[name].value as Vector3).toArray();
     return {
-      a: this.arrays[0], b: this.arrays[1], lowA: list('lowA'), stepA: list('stepA'), lowB: list('lowB'), stepB: list('stepB'),
-      t: u.t.value, shown: this.shown, blend: u.blend.value,
+      a: this.arrays[0],
+      b: this.arrays[1],
+      lowA: list('lowA'),
+      stepA: list('stepA'),
+      lowB: list('lowB'),
+      stepB: list('stepB'),
+      t: u.t.value,
+      shown: this.shown,
+      blend: u.blend.value,
     };
   }
 
@@ -216,8 +259,25 @@ export class PointScene {
   resetCamera(): void {
     // On a narrow screen farther away, so that all is seen.
     const far = 1 / Math.min(1, this.camera.aspect);
-    this.camera.position.set(1.7 * far, 1.15 * far, 2.5 * far);
+    this.camera.position.set(1.95 * far, 1.3 * far, 2.85 * far);
     this.controls.target.set(0, 0, 0);
+    this.controls.update();
+  }
+
+  /** Turns the camera around what it looks at, by steps of five degrees. */
+  turn(around: number, over: number): void {
+    const away = this.camera.position.clone().sub(this.controls.target);
+    const at = new Spherical().setFromVector3(away);
+    at.theta += (around * Math.PI) / 36;
+    at.phi += (over * Math.PI) / 36;
+    at.makeSafe();
+    this.camera.position.setFromSpherical(at).add(this.controls.target);
+    this.controls.update();
+  }
+
+  /** Multiplies the distance of the camera from what it looks at. */
+  zoom(factor: number): void {
+    this.camera.position.sub(this.controls.target).multiplyScalar(factor).add(this.controls.target);
     this.controls.update();
   }
 

@@ -16,7 +16,10 @@ export const ABSENT = 65_535;
 /** Values have the codes from 0 to this. */
 export const CODES = 65_533;
 
-export type Colouring = { kind: 'grouping'; name: string } | { kind: 'value'; name: string; low: number; high: number } | { kind: 'plain' };
+export type Colouring =
+  | { kind: 'grouping'; name: string }
+  | { kind: 'value'; name: string; low: number; high: number }
+  | { kind: 'plain' };
 
 export class Slots {
   private readonly begins: Uint32Array;

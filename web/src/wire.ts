@@ -105,7 +105,8 @@ export function parseTensors(buffer: ArrayBuffer): Parsed<Tensors> {
   if (buffer.byteLength < 8) return bad('it is cut off');
   const view = new DataView(buffer);
   const length = view.getUint32(0, true);
-  if (view.getUint32(4, true) !== 0 || length > buffer.byteLength - 8) return bad('it is cut off, or no file of tensors');
+  if (view.getUint32(4, true) !== 0 || length > buffer.byteLength - 8)
+    return bad('it is cut off, or no file of tensors');
   let header: unknown;
   try {
     header = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(new Uint8Array(buffer, 8, length)));
@@ -117,12 +118,18 @@ export function parseTensors(buffer: ArrayBuffer): Parsed<Tensors> {
   const begin = 8 + length;
   for (const [name, told] of Object.entries(header)) {
     if (name === '__metadata__') continue;
-    if (!isRecord(told) || !isNumbers(told.shape) || !isNumbers(told.data_offsets)) return bad(`tensor ${name} lacks a shape`);
+    if (!isRecord(told) || !isNumbers(told.shape) || !isNumbers(told.data_offsets))
+      return bad(`tensor ${name} lacks a shape`);
     const kind = KINDS[told.dtype as keyof typeof KINDS];
     if (kind === undefined) return bad(`tensor ${name} has the type ${String(told.dtype)}, which is none of ours`);
     const [from, to] = told.data_offsets;
     const numbers = told.shape.reduce((product, side) => product * side, 1);
-    if (!isCount(from) || !isCount(to) || to - from !== numbers * kind.BYTES_PER_ELEMENT || begin + to > buffer.byteLength)
+    if (
+      !isCount(from) ||
+      !isCount(to) ||
+      to - from !== numbers * kind.BYTES_PER_ELEMENT ||
+      begin + to > buffer.byteLength
+    )
       return bad(`tensor ${name} reaches beyond its end`);
     const place = begin + from;
     // Other writers than ours need not align what they write.
