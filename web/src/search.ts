@@ -31,6 +31,8 @@ export function searchBox(app: App): void {
     if (!app.chosen.includes(row)) app.toggleChosen(row);
     query.value = '';
     close();
+    // Keys mean the view again.
+    query.blur();
   };
   query.oninput = () => {
     rows = app.dataset.search(query.value, FOUND_MAX);
