@@ -19,36 +19,40 @@ BIN := .venv/bin
 # As maturin builds the bindings (pyproject.toml): what one build compiles, the others need not.
 BUILD := --release --locked --workspace --features pyo3/extension-module
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml')
+WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print)
+PAGE := python/tidemill/viz/static/index.html
 
 .PHONY: help
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: setup
-setup: .venv/.built ## Build everything into .venv (seconds when nothing has changed)
+setup: $(PAGE) .venv/.built ## Build everything into .venv (seconds when nothing has changed)
 
 .PHONY: demo
 demo: setup ## Set up, then run the main job: a clustering on two workers
 	$(BIN)/tidemill kmeans -n 2 --out out/demo
 
 .PHONY: test
-test: setup setup-peers setup-servers lint test-rust test-python ## Set up, then run every check and test
+test: setup setup-peers setup-servers setup-browser lint test-rust test-python ## Set up, then run every check and test
 	@tools/count-tests out/cargo-test.log out/pytest.log
 
 .PHONY: lint
-lint: setup ## Check format, lints and types of Rust and Python
+lint: setup ## Check format, lints and types of Rust, Python and the viewer's page, which is tested too
 	cargo fmt --all --check
 	cargo clippy $(BUILD) --all-targets -- -D warnings
 	$(BIN)/python tools/check-licences
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	tools/npm run --silent check
 
 .PHONY: format
-format: setup ## Format Rust and Python
+format: setup ## Format Rust, Python and the viewer's page
 	cargo fmt --all
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+	tools/npm run --silent format
 
 # The bindings have no Rust tests: they are tested from Python.
 .PHONY: test-rust
@@ -74,12 +78,16 @@ setup-peers: ## Install Open MPI and MPICH where that is possible without asking
 setup-servers: ## Install Kafka, Redis and RabbitMQ where that is possible without asking
 	@tools/setup-servers
 
+.PHONY: setup-browser
+setup-browser: ## Install the browser that tests of the viewer drive, where that is possible without asking
+	@tools/setup-browser
+
 .PHONY: setup-s3
 setup-s3: .venv/bin/s3s-fs ## Build the S3 server that tests talk to
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf .venv out dist target python/tidemill/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv out dist target python/tidemill/*.so python/tidemill/viz/static web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: a step runs again only when what it depends on has changed.
@@ -88,6 +96,15 @@ clean: ## Remove what was built
 	@PYTHON=$(PYTHON) tools/check-tools
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+web/node_modules/.installed: web/package-lock.json web/package.json .venv/.requirements
+	tools/npm ci --silent
+	@touch $@
+
+# What the browser shows is part of the package, so it comes before the package.
+$(PAGE): web/node_modules/.installed $(WEB_SOURCES)
+	tools/npm run --silent build
 	@touch $@
 
 .venv/.built: .venv/.requirements $(RUST_SOURCES) Cargo.toml Cargo.lock pyproject.toml

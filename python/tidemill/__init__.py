@@ -17,7 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill import dataset, graph, ml, mpi, stream
+    from tidemill import dataset, graph, ml, mpi, stream, viz
     from tidemill._errors import (
         BufferMismatchError,
         CommError,
@@ -122,6 +122,7 @@ __all__ = [
     "sql",
     "stream",
     "tumbling",
+    "viz",
     "when",
     "window",
 ]
@@ -155,6 +156,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "sliding": ("tidemill.stream", "sliding"),
     "stream": ("tidemill.stream", None),
     "tumbling": ("tidemill.stream", "tumbling"),
+    "viz": ("tidemill.viz", None),
     "window": ("tidemill.stream", "window"),
     **{
         name: ("tidemill.dataset", name)

@@ -27,4 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         from tidemill.apps.top import main as top
 
         return top(words[1:])
+    if words[:1] == ["view"]:
+        # Nor is this one.
+        from tidemill.apps.view import main as view
+
+        return view(words[1:])
     return launch_main(["tidemill", *words], sys.executable)

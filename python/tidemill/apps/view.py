@@ -1,0 +1,56 @@
+"""``tidemill view``: frames of moving points in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidemill.viz import FrameError, Server
+from tidemill.viz._demo import write_market
+from tidemill.viz._format import INDEX
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command until Ctrl-C; the exit code is 0, or 1 if there is nothing to show, which is explained."""
+    # No worker runs it, so argparse itself says what is wrong with the command line.
+    parser = argparse.ArgumentParser(
+        prog="tidemill view", description="Show a folder of frames in the browser, also while it grows."
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="what tidemill.viz.FrameWriter or another command has written")
+    add("--demo", action="store_true", help="write a generated market into the folder first")
+    add("--points", type=int, default=600, metavar="N", help="points of the generated market (default %(default)s)")
+    add("--frames", type=int, default=120, metavar="N", help="frames of the generated market (default %(default)s)")
+    add("--host", default="127.0.0.1", help="where to listen (default %(default)s); elsewhere than here wants --token")
+    add("--port", type=int, default=0, help="default: one that is free")
+    add("--token", help="what the URL must have, at least 16 characters (default: random)")
+    add("--open", action="store_true", help="open a tab of the browser")
+    options = parser.parse_args(argv)
+    if options.points < 2 or options.frames < 1:
+        parser.error("--points is at least 2, --frames at least 1")
+    if not 0 <= options.port < 65536:
+        parser.error("--port is from 0 to 65535")
+    try:
+        if options.demo:
+            if (options.folder / INDEX).exists():
+                raise FrameError(f"{options.folder} has frames already; leave out --demo to see them")
+            write_market(options.folder, options.points, options.frames, mode="x")
+        server = Server(options.folder, host=options.host, port=options.port, token=options.token)
+    except (FrameError, ValueError, OSError) as error:
+        print(f"tidemill view: {error}", file=sys.stderr)
+        return 1
+    with server:
+        print(f"{options.folder} is at {server.url}", flush=True)
+        print("Ctrl-C ends it", flush=True)
+        if options.open:
+            webbrowser.open(server.url)
+        try:
+            server.wait()
+        except KeyboardInterrupt:
+            return 0
+    return 0

@@ -1,0 +1,23 @@
+"""Moving points in the browser: frames are written into a folder, and ``tidemill view FOLDER`` shows them.
+
+>>> import numpy as np, tempfile
+>>> from tidemill import viz
+>>> folder = tempfile.mkdtemp()
+>>> with viz.FrameWriter(folder + "/map", title="Two steps") as writer:
+...     writer.write_frame(np.zeros((2, 3)), ids=["a", "b"], time="Monday")
+...     writer.write_frame(np.ones((2, 3)), ids=["a", "b"], time="Tuesday")
+>>> viz.FrameReader(folder + "/map")[1].time
+'Tuesday'
+
+``docs/viewer.md`` says what the page can do and what lies in the files.
+"""
+
+from __future__ import annotations
+
+from tidemill.viz._format import FrameError
+from tidemill.viz._read import Frame, FrameReader
+from tidemill.viz._server import Server
+from tidemill.viz._show import View, show
+from tidemill.viz._write import FrameWriter
+
+__all__ = ["Frame", "FrameError", "FrameReader", "FrameWriter", "Server", "View", "show"]

@@ -1,0 +1,197 @@
+"""The bytes of frames: files of tensors, an index that only grows, and positions in 16 bits.
+
+A file of tensors is in the safetensors format (https://github.com/huggingface/safetensors): the length of a header in eight bytes, the
+header in JSON, the tensors. That is little enough to write here, and anybody's reader opens it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill._errors import TidemillError
+
+__all__ = [
+    "INDEX",
+    "MISSING",
+    "STEPS",
+    "FrameError",
+    "dequantize",
+    "pack_texts",
+    "quantize",
+    "read_index",
+    "read_tensors",
+    "tensor_bytes",
+    "unpack_texts",
+    "write_tensors",
+]
+
+INDEX = "index.jsonl"
+FORMAT = "tidemill-frames"
+VERSION = 1
+
+#: Steps of a quantized number: what a coordinate is off by is at most half of its box / STEPS.
+STEPS = 65_534
+#: A quantized value that is not there, and the code of a point that is in no category.
+MISSING = 65_535
+
+#: Longest header of a file of tensors that is read.
+_HEADER_BYTES_MAX = 1 << 20
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "U8": np.dtype("u1"),
+    "U16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class FrameError(TidemillError, ValueError):
+    """Frames that cannot be written as asked, or a folder of frames that cannot be read."""
+
+
+def tensor_bytes(tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return a file of tensors as bytes."""
+    return b"".join(_parts(tensors))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Write a file of tensors. It appears whole or not at all."""
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with made.open("wb") as file:
+            file.writelines(_parts(tensors))
+        made.replace(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+
+
+def _parts(tensors: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
+    header: dict[str, Any] = {}
+    parts: list[bytes | memoryview] = []
+    end = 0
+    # The widest numbers first: then each tensor is aligned as its numbers want, without gaps, which the format forbids.
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
+        part = np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<"))
+        begin, end = end, end + part.nbytes
+        header[name] = {"dtype": _NAMES[part.dtype], "shape": list(part.shape), "data_offsets": [begin, end]}
+        if part.size:
+            parts.append(part.data.cast("B"))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [struct.pack("<Q", len(text)), text, *parts]
+
+
+def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Map a file of tensors into memory; nothing is read before it is used.
+
+    Raises
+    ------
+    FrameError
+        The file is not there, is cut off, or is no file of tensors.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
+            if not 2 <= length <= min(size - 8, _HEADER_BYTES_MAX):
+                raise FrameError(
+                    f"{path} is no file of tensors, or is cut off: its header cannot be {length} bytes long"
+                )
+            header = json.loads(file.read(length))
+        data = np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, np.uint8)
+        tensors: dict[str, NDArray[Any]] = {}
+        for name, told in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = told["data_offsets"]
+            dtype, shape = _DTYPES[told["dtype"]], tuple(told["shape"])
+            if not 0 <= begin <= end <= len(data) or end - begin != math.prod(shape) * dtype.itemsize:
+                raise FrameError(
+                    f"{path} is cut off or damaged: {name!r} is said to lie at {begin} to {end} of {len(data)} bytes"
+                )
+            tensors[name] = data[begin:end].view(dtype).reshape(shape)
+    except OSError as error:
+        raise FrameError(f"{path} cannot be read: {error.strerror}") from error
+    except FrameError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FrameError(f"the header of {path} makes no sense: {error!r}") from error
+    return tensors
+
+
+def read_index(folder: Path, begin: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Read the whole lines of a folder's index from byte `begin` on, and where they end.
+
+    Raises
+    ------
+    FrameError
+        There is no index, or a line of it is no JSON object.
+    """
+    path = folder / INDEX
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            text = file.read()
+    except FileNotFoundError:
+        what = "has no frames: there is no " + INDEX if folder.is_dir() else "is no folder"
+        raise FrameError(f"{folder} {what}; `tidemill view --demo {folder}` makes frames to try") from None
+    except OSError as error:
+        raise FrameError(f"{path} cannot be read: {error.strerror}") from error
+    # A line without an end is still being written.
+    text = text[: text.rfind(b"\n") + 1]
+    lines: list[dict[str, Any]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            told = json.loads(line)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            raise FrameError(f"{path}: line {number} behind byte {begin} is no JSON object")
+        lines.append(told)
+    if begin == 0 and lines and (lines[0].get("format") != FORMAT or lines[0].get("version") != VERSION):
+        raise FrameError(
+            f"{path} does not begin as an index of {FORMAT!r} of version {VERSION} does; written by another release?"
+        )
+    return lines, begin + len(text)
+
+
+def quantize(values: NDArray[Any], low: NDArray[Any] | float, high: NDArray[Any] | float) -> NDArray[np.uint16]:
+    """Round to the nearest of the steps from `low` to `high`; what is NaN becomes `MISSING`."""
+    step = (np.asarray(high, float) - low) / STEPS
+    scaled = (values - low) / np.where(step > 0, step, 1)
+    return np.where(np.isnan(scaled), MISSING, np.rint(np.clip(scaled, 0, STEPS))).astype(np.uint16)
+
+
+def dequantize(steps: NDArray[np.uint16], low: Any, high: Any) -> NDArray[np.float32]:
+    """Return the values that were quantized, off by at most half a step; NaN where there was none."""
+    low = np.asarray(low, float)
+    values = low + steps * ((np.asarray(high, float) - low) / STEPS)
+    return np.where(steps == MISSING, np.nan, values).astype(np.float32)
+
+
+def pack_texts(name: str, texts: list[str]) -> dict[str, NDArray[Any]]:
+    """Return texts as tensors: where each begins, and their UTF-8 one after the other."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(texts) + 1, np.uint32)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    return {f"{name}.offsets": offsets, f"{name}.bytes": np.frombuffer(b"".join(encoded), np.uint8)}
+
+
+def unpack_texts(name: str, tensors: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Return the texts that `pack_texts` has packed."""
+    data = tensors[f"{name}.bytes"].tobytes()
+    ends = tensors[f"{name}.offsets"].tolist()
+    return [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]

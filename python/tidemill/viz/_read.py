@@ -1,0 +1,187 @@
+"""Reads a folder of frames, also one that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.viz import _format
+from tidemill.viz._format import MISSING, FrameError
+
+__all__ = ["Frame", "FrameReader"]
+
+
+@dataclass
+class Frame:
+    """One frame: the points that are in it, in the order in which they were first seen."""
+
+    time: str
+    rows: NDArray[np.int64]
+    """Number of each point among all points of the folder; ``reader.ids[row]`` is its id."""
+    positions: NDArray[np.float32]
+    """Shape (n, 3)."""
+    groups: dict[str, list[str | None]]
+    values: dict[str, NDArray[np.float32]]
+    metrics: dict[str, float]
+    heat_map: NDArray[np.uint32] | None = field(default=None)
+
+
+class FrameReader:
+    """The frames of a folder, by number: ``reader[0]``, ``reader[-1]``, ``len(reader)``.
+
+    Parameters
+    ----------
+    folder : path
+
+    Attributes
+    ----------
+    title : str
+    axes : list of str
+    glyphs : dict of str to str
+        How points are drawn that are marked from the start.
+    points : int
+        Points that occur in any frame.
+    categories : dict of str to list of str
+        For each grouping its categories, in the order of their codes.
+
+    Raises
+    ------
+    FrameError
+        There are no frames, or they cannot be read.
+    """
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.points = 0
+        self.batches = 0
+        self.categories: dict[str, list[str]] = {}
+        #: The category of each point in its first frame, for each grouping.
+        self.codes: dict[str, NDArray[np.uint16]] = {}
+        self._names: list[str] | None = None
+        self._labels: list[str] = []
+        self._lines: list[dict[str, Any]] = []
+        self._end = 0
+        lines, self._end = _format.read_index(self.folder)
+        if not lines:
+            raise FrameError(f"{self.folder}: the index is empty")
+        self.title: str = lines[0].get("title", "")
+        self.axes: list[str] = lines[0].get("axes", ["x", "y", "z"])
+        self.glyphs: dict[str, str] = lines[0].get("glyphs", {})
+        self._take(lines[1:])
+
+    def refresh(self) -> int:
+        """Look for frames that were written since; returns how many there are now."""
+        lines, self._end = _format.read_index(self.folder, self._end)
+        self._take(lines)
+        return len(self)
+
+    @property
+    def named(self) -> bool:
+        """Whether points have ids of their own."""
+        return self._names is not None
+
+    @property
+    def ids(self) -> list[str]:
+        """The name of each point; its number if it has none."""
+        return self._names if self._names is not None else [str(row) for row in range(self.points)]
+
+    @property
+    def labels(self) -> list[str]:
+        """The longer name of each point; its id if it has none."""
+        return [label or name for label, name in zip(self._labels, self.ids, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __iter__(self) -> Iterator[Frame]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Frame:
+        """Read a frame."""
+        line = self._lines[number]
+        tensors = _format.read_tensors(self.folder / line["file"])
+        rows = self._rows(line, tensors)
+        groups = {}
+        for name, names in self.categories.items():
+            codes = tensors[f"group.{name}"] if f"group.{name}" in tensors else self.codes[name][rows]
+            groups[name] = [names[code] if code != MISSING else None for code in codes.tolist()]
+        return Frame(
+            time=line["time"],
+            rows=rows,
+            positions=_format.dequantize(tensors["position"], line["low"], line["high"]),
+            groups=groups,
+            values={
+                name: _format.dequantize(tensors[f"value.{name}"], low, high)
+                for name, (low, high) in line.get("values", {}).items()
+            },
+            metrics=line.get("metrics", {}),
+            heat_map=tensors.get("heat_map"),
+        )
+
+    def trajectories(self, rows: list[int]) -> NDArray[np.float32]:
+        """Return where points are in all frames, shape (frames, points, 3); NaN where a point is not there.
+
+        Of each frame only these points are read.
+        """
+        path = np.full((len(self), len(rows), 3), np.nan, np.float32)
+        for number, line in enumerate(self._lines):
+            tensors = _format.read_tensors(self.folder / line["file"])
+            present = tensors.get("present")
+            for place, row in enumerate(rows):
+                if row >= line["points"]:
+                    continue
+                at = row
+                if present is not None:
+                    byte, bit = divmod(row, 8)
+                    if not present[byte] >> bit & 1:
+                        continue
+                    at = int(_ONES[present[:byte]].sum()) + int(_ONES[present[byte] & ((1 << bit) - 1)])
+                path[number, place] = _dequantized(tensors["position"][at], line)
+        return path
+
+    def _rows(self, line: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+        if "present" not in tensors:
+            return np.arange(line["count"])
+        return np.flatnonzero(np.unpackbits(tensors["present"], count=line["points"], bitorder="little"))
+
+    def _take(self, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            try:
+                self._take_line(line)
+            except (KeyError, TypeError, ValueError) as error:
+                if isinstance(error, FrameError):
+                    raise
+                raise FrameError(f"{self.folder}: a line of the index makes no sense ({error!r}): {line}") from error
+
+    def _take_line(self, line: dict[str, Any]) -> None:
+        # A kind of line that a later release adds may be passed over.
+        if line["kind"] == "frame":
+            self._lines.append(line)
+        elif line["kind"] == "categories":
+            self.categories.setdefault(line["grouping"], []).extend(line["names"])
+            self.codes.setdefault(line["grouping"], np.full(self.points, MISSING, np.uint16))
+        elif line["kind"] == "points":
+            tensors = _format.read_tensors(self.folder / line["file"]) if "file" in line else {}
+            if "id.bytes" in tensors:
+                self._names = (self._names or []) + _format.unpack_texts("id", tensors)
+            has_labels = "label.bytes" in tensors
+            self._labels += _format.unpack_texts("label", tensors) if has_labels else [""] * line["count"]
+            for name in self.codes:
+                first = tensors.get(f"group.{name}", np.full(line["count"], MISSING, np.uint16))
+                self.codes[name] = np.concatenate([self.codes[name], first])
+            self.points += line["count"]
+            self.batches += 1
+
+
+#: How many bits of a byte are set.
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1)
+
+
+def _dequantized(steps: NDArray[np.uint16], line: dict[str, Any]) -> NDArray[np.float32]:
+    return _format.dequantize(steps, line["low"], line["high"])

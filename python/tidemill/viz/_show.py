@@ -1,0 +1,123 @@
+"""Shows arrays in the browser, from scripts and notebooks."""
+
+from __future__ import annotations
+
+import html
+import tempfile
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tidemill.viz._server import Server
+from tidemill.viz._write import FrameWriter
+
+__all__ = ["View", "show"]
+
+
+class View:
+    """A view that is open until `close`, or until the program ends. A notebook shows it inline."""
+
+    def __init__(self, server: Server, folder: tempfile.TemporaryDirectory[str]) -> None:
+        self._server, self._folder = server, folder
+        self.url = server.url
+
+    def close(self) -> None:
+        """End the server and remove the frames."""
+        self._server.close()
+        self._folder.cleanup()
+
+    def wait(self) -> None:
+        """Keep a script from ending, until Ctrl-C."""
+        try:
+            self._server.wait()
+        except KeyboardInterrupt:
+            self.close()
+
+    def _repr_html_(self) -> str:
+        """Show the page in a notebook. The browser must run on the notebook's host, or have its port forwarded."""
+        return f'<iframe src="{html.escape(self.url)}" width="100%" height="620" style="border:0" allowfullscreen></iframe>'
+
+    def __repr__(self) -> str:
+        return f"View({self.url!r})"
+
+
+def show(
+    points: ArrayLike | None = None,
+    *,
+    frames: Sequence[ArrayLike] | None = None,
+    ids: Sequence[Any] | None = None,
+    labels: Sequence[str] | None = None,
+    groups: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    values: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    title: str = "",
+    open_browser: bool = False,
+) -> View:
+    """Show points in the browser, or frames of them that it moves between.
+
+    Parameters
+    ----------
+    points : array-like of shape (n, d), optional
+        With one or two columns the rest is 0; of more than three, the first three principal components are shown.
+    frames : sequence of array-like of shape (n, d), optional
+        In place of `points`: where the same points are, one time after the other.
+    ids, labels : sequence of n, optional
+        As in `FrameWriter.write_frame`.
+    groups : array-like of n, or mapping of names to such, optional
+        Categories, such as ``labels_`` of a clustering.
+    values : array-like of n, or mapping of names to such, optional
+        Numbers to colour by.
+    title : str, default=""
+    open_browser : bool, default=False
+        Open a tab; else print or show what is returned, which has the ``url``.
+
+    Returns
+    -------
+    View
+
+    Examples
+    --------
+    ``tm.viz.show(x, groups=KMeans(8).fit_predict(x))`` as the last line of a notebook's cell.
+    """
+    if (points is None) == (frames is None):
+        raise ValueError("show points or frames: give one of them")
+    arrays = [np.asarray(frame, dtype=np.float64) for frame in ([points] if frames is None else frames)]
+    if not arrays or any(array.ndim != 2 or not array.shape[1] for array in arrays):
+        raise ValueError("points have shape (n, d), and there is at least one frame")
+    folder = tempfile.TemporaryDirectory(prefix="tidemill-view-")
+    try:
+        with FrameWriter(Path(folder.name), title=title, mode="w") as writer:
+            project = _projection(arrays[0])
+            for array in arrays:
+                writer.write_frame(
+                    project(array),
+                    ids=ids,
+                    labels=labels,
+                    groups=_named("group", groups),
+                    values=_named("value", values),
+                )
+        server = Server(folder.name)
+    except BaseException:
+        folder.cleanup()
+        raise
+    view = View(server, folder)
+    if open_browser:
+        webbrowser.open(view.url)
+    return view
+
+
+def _named(name: str, columns: Any) -> Mapping[str, ArrayLike] | None:
+    return columns if columns is None or isinstance(columns, Mapping) else {name: columns}
+
+
+def _projection(first: Any) -> Any:
+    """Return a function onto three columns: the same for all frames, so that what moves has moved."""
+    width = first.shape[1]
+    if width <= 3:
+        return lambda array: np.pad(array, ((0, 0), (0, 3 - width)))
+    centre = first.mean(axis=0)
+    _, directions = np.linalg.eigh((first - centre).T @ (first - centre))
+    return lambda array: (array - centre) @ directions[:, :-4:-1]

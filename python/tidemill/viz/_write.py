@@ -1,0 +1,354 @@
+"""Writes frames into a folder, one file each; what reads the folder meanwhile sees whole frames only."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill.viz import _format
+from tidemill.viz._format import FORMAT, INDEX, MISSING, VERSION, FrameError
+from tidemill.viz._read import FrameReader
+
+__all__ = ["GLYPHS", "FrameWriter"]
+
+#: How a chosen point may be drawn.
+GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
+
+#: Longest side of a heat map.
+HEAT_SIDE_MAX = 1024
+
+_OURS = re.compile(r"(frame|points)-\d{6,}\.safetensors|index\.jsonl|selections\.json")
+
+
+class FrameWriter:
+    """Writes frames of points into a folder, which ``tidemill view`` shows, also while it grows.
+
+    Points have ids; they may come and go from frame to frame. Positions take 6 bytes a point and frame: 16 bits a
+    coordinate within the frame's own box, so that a coordinate is off by at most 1/131068 of the box's side.
+
+    Parameters
+    ----------
+    folder : path
+        Made if it is not there.
+    title : str, default=""
+        What the page is called.
+    axes : sequence of str, default=("x", "y", "z")
+    glyphs : mapping of id to str, optional
+        Points that are drawn large and with their label from the start, and how: ``circle``, ``square``, ``diamond``,
+        ``triangle``, ``star`` or ``cross``.
+    mode : {"x", "w", "a"}, default="x"
+        If there are frames in the folder: refuse, replace them, or go on behind them. To go on, ``title``, ``axes`` and
+        ``glyphs`` stay what they were.
+
+    Raises
+    ------
+    FrameError
+        The folder has frames and `mode` is ``"x"``, or frames that cannot be read and `mode` is ``"a"``.
+    """
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        *,
+        title: str = "",
+        axes: Sequence[str] = ("x", "y", "z"),
+        glyphs: Mapping[Any, str] | None = None,
+        mode: str = "x",
+    ) -> None:
+        if mode not in ("x", "w", "a"):
+            raise ValueError(f"mode is 'x', 'w' or 'a', not {mode!r}")
+        if len(axes) != 3:
+            raise ValueError(f"axes are three names, not {len(axes)}")
+        for glyph in (glyphs or {}).values():
+            if glyph not in GLYPHS:
+                raise ValueError(f"a glyph is one of {', '.join(GLYPHS)}, not {glyph!r}")
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._rows: dict[str, int] = {}
+        #: Points known so far. If they have no ids of their own, `_rows` stays empty.
+        self._known = 0
+        self._named: bool | None = None
+        self._last_ids: NDArray[Any] | None = None
+        self._last_rows: NDArray[np.int64] | None = None
+        self._categories: dict[str, dict[str, int]] = {}
+        #: How many of the categories the index has.
+        self._told: dict[str, int] = {}
+        #: The category that each point had when it was first seen, for each grouping.
+        self._codes: dict[str, NDArray[np.uint16]] = {}
+        self._frames = 0
+        self._batches = 0
+        exists = (self.folder / INDEX).exists()
+        if exists and mode == "x":
+            raise FrameError(f'{self.folder} has frames already; mode="w" replaces them, mode="a" goes on behind them')
+        if exists and mode == "a":
+            self._resume()
+        else:
+            self._begin(title, axes, glyphs or {})
+
+    def _begin(self, title: str, axes: Sequence[str], glyphs: Mapping[Any, str]) -> None:
+        # The index goes first: what it names must be there as long as it is.
+        (self.folder / INDEX).unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            if _OURS.fullmatch(path.name):
+                path.unlink()
+        header = {"format": FORMAT, "version": VERSION, "title": title, "axes": list(axes)}
+        if glyphs:
+            header["glyphs"] = {str(name): glyph for name, glyph in glyphs.items()}
+        self._append(header)
+
+    def _resume(self) -> None:
+        reader = FrameReader(self.folder)
+        self._known = reader.points
+        self._named = reader.named if reader.points else None
+        if self._named:
+            self._rows = {name: row for row, name in enumerate(reader.ids)}
+        self._categories = {
+            grouping: {name: code for code, name in enumerate(names)} for grouping, names in reader.categories.items()
+        }
+        self._told = {grouping: len(names) for grouping, names in reader.categories.items()}
+        self._codes = {grouping: codes.copy() for grouping, codes in reader.codes.items()}
+        self._frames, self._batches = len(reader), reader.batches
+
+    def write_frame(
+        self,
+        positions: ArrayLike,
+        *,
+        ids: Sequence[Any] | NDArray[Any] | None = None,
+        time: object = None,
+        labels: Sequence[str] | NDArray[Any] | None = None,
+        groups: Mapping[str, ArrayLike] | None = None,
+        values: Mapping[str, ArrayLike] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        heat_map: ArrayLike | None = None,
+    ) -> None:
+        """Write a frame behind the others.
+
+        Parameters
+        ----------
+        positions : array-like of shape (n, 2) or (n, 3)
+            Finite numbers.
+        ids : sequence of n, optional
+            Names of the points, all different; the same name is the same point in all frames. Without ids, the
+            points are numbered from 0.
+        time : object, optional
+            What the page calls the frame, as text; default its number.
+        labels : sequence of n str, optional
+            A longer name of each point; the one in the point's first frame is kept.
+        groups : mapping of str to array-like of n, optional
+            Groupings: a category for each point, as text or number; None, NaN and ``""`` are no category. At most
+            65535 categories each. A category costs nothing while it stays what it was in the point's first frame, else two bytes.
+        values : mapping of str to array-like of n, optional
+            Numbers that points can be coloured by; NaN where there is none. Kept in 16 bits: two bytes each.
+        metrics : mapping of str to float, optional
+            Figures of the frame, such as its stress, which the page plots over time.
+        heat_map : array-like of shape (h, w), optional
+            Counts that the page shows as a picture, such as original against projected distance.
+
+        Raises
+        ------
+        FrameError
+            Shapes that do not fit, positions that are not finite, an id twice. Nothing is written then.
+        """
+        if not (self.folder / INDEX).exists():
+            raise FrameError(f"{self.folder} has lost its {INDEX}: were the frames removed while they were written?")
+        place = f"frame {self._frames}"
+        where = np.asarray(positions, dtype=np.float64)
+        if where.ndim != 2 or where.shape[1] not in (2, 3):
+            raise FrameError(f"{place}: positions have shape (n, 2) or (n, 3), not {where.shape}")
+        count = len(where)
+        if where.shape[1] == 2:
+            where = np.column_stack([where, np.zeros(count)])
+        bad = ~np.isfinite(where).all(axis=1)
+        if bad.any():
+            first = int(np.argmax(bad))
+            raise FrameError(f"{place}: the position of point {first} is not finite; leave out points that have none")
+        groupings = {name: self._texts(place, name, column, count) for name, column in (groups or {}).items()}
+        columns = {name: _numbers(place, name, column, count) for name, column in (values or {}).items()}
+        heat = None if heat_map is None else _heat(place, heat_map)
+        if labels is not None and len(labels) != count:
+            raise FrameError(f"{place}: {len(labels)} labels for {count} points")
+        figures = {name: float(figure) for name, figure in (metrics or {}).items()}
+        rows, names = self._find(place, ids, count)
+
+        # Nothing below depends on what the caller gave: from here on things are written.
+        order = None if (rows[1:] > rows[:-1]).all() else np.argsort(rows)
+        new = rows >= self._known
+        self._add_points(names, rows, new, labels, groupings)
+        if order is not None:
+            rows, where = rows[order], where[order]
+            groupings = {name: column[order] for name, column in groupings.items()}
+            columns = {name: column[order] for name, column in columns.items()}
+        low = where.min(axis=0) if count else np.zeros(3)
+        high = where.max(axis=0) if count else np.zeros(3)
+        tensors: dict[str, NDArray[Any]] = {"position": _format.quantize(where, low, high)}
+        if count < self._known:
+            present = np.zeros(self._known, bool)
+            present[rows] = True
+            tensors["present"] = np.packbits(present, bitorder="little")
+        for name, codes in groupings.items():
+            if not np.array_equal(codes, self._codes[name][rows]):
+                tensors[f"group.{name}"] = codes
+        ranges = {}
+        for name, column in columns.items():
+            finite = column[np.isfinite(column)]
+            ranges[name] = [float(finite.min()), float(finite.max())] if len(finite) else [0.0, 0.0]
+            tensors[f"value.{name}"] = _format.quantize(column, *ranges[name])
+        if heat is not None:
+            tensors["heat_map"] = heat
+        file = f"frame-{self._frames:06}.safetensors"
+        _format.write_tensors(self.folder / file, tensors)
+        line: dict[str, Any] = {
+            "kind": "frame",
+            "file": file,
+            "time": str(self._frames if time is None else time),
+            "count": count,
+            "points": self._known,
+            "low": low.tolist(),
+            "high": high.tolist(),
+        }
+        if ranges:
+            line["values"] = ranges
+        if figures:
+            # JSON knows no NaN; a figure that is none is left out.
+            line["metrics"] = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
+        self._append(line)
+        self._frames += 1
+
+    def _find(self, place: str, ids: Any, count: int) -> tuple[NDArray[np.int64], list[str] | None]:
+        """Return the row of each point, new ones counted on behind the known, and the names that are new."""
+        if self._named is not None and self._named != (ids is not None):
+            had = "had" if self._named else "had no"
+            raise FrameError(f"{place}: earlier frames {had} ids, so all must have {'ids' if self._named else 'none'}")
+        if ids is None:
+            return np.arange(count), None
+        given = np.asarray(ids)
+        if given.shape != (count,):
+            raise FrameError(f"{place}: {given.size} ids for {count} points")
+        # As in most frames: the very points of the one before, and no need to look up a million names.
+        if self._last_ids is not None and np.array_equal(given, self._last_ids):
+            assert self._last_rows is not None
+            return self._last_rows, []
+        names = [str(name) for name in given.tolist()]
+        rows = np.empty(count, np.int64)
+        added: dict[str, int] = {}
+        for position, name in enumerate(names):
+            row = self._rows.get(name)
+            if row is None:
+                row = added.setdefault(name, self._known + len(added))
+            rows[position] = row
+        if len(np.unique(rows)) < count:
+            again = next(name for number, name in enumerate(names) if name in names[:number])
+            raise FrameError(f"{place}: the id {again!r} is there twice")
+        self._last_ids, self._last_rows = given.copy(), rows
+        return rows, list(added)
+
+    def _texts(self, place: str, name: str, column: ArrayLike, count: int) -> NDArray[np.uint16]:
+        """Return the codes of categories; new ones get codes behind those that there are."""
+        given = np.asarray(column)
+        if given.shape != (count,):
+            raise FrameError(f"{place}: grouping {name!r} has shape {given.shape} for {count} points")
+        known = self._categories.setdefault(name, {})
+        if given.dtype == object:
+            # Texts among which some are None, or of pandas: these do not sort.
+            given = np.array(["" if _is_none(kind) else str(kind) for kind in given.tolist()])
+        kinds, inverse = np.unique(given, return_inverse=True)
+        codes = np.empty(len(kinds), np.uint16)
+        for number, kind in enumerate(kinds.tolist()):
+            if _is_none(kind) or kind == "":
+                codes[number] = MISSING
+                continue
+            codes[number] = code = known.setdefault(str(kind), min(len(known), MISSING))
+            if code == MISSING:
+                del known[str(kind)]
+                raise FrameError(f"{place}: grouping {name!r} has over {MISSING} categories; give numbers as values=")
+        return codes[inverse]
+
+    def _add_points(
+        self,
+        names: list[str] | None,
+        rows: NDArray[np.int64],
+        new: NDArray[np.bool_],
+        labels: Any,
+        groupings: dict[str, NDArray[np.uint16]],
+    ) -> None:
+        """Write the points that were not there before, and the categories that are new."""
+        count = int(new.sum())
+        for grouping, known in self._categories.items():
+            told = self._told.get(grouping, 0)
+            if len(known) > told or grouping not in self._told:
+                self._append({"kind": "categories", "grouping": grouping, "names": list(known)[told:]})
+                self._told[grouping] = len(known)
+            self._codes.setdefault(grouping, np.full(self._known, MISSING, np.uint16))
+        if not count:
+            return
+        tensors: dict[str, NDArray[Any]] = {}
+        # In the order of their rows, which is the order in which the new ones came.
+        where = np.flatnonzero(new)
+        if names is not None:
+            tensors |= _format.pack_texts("id", names)
+            if labels is not None:
+                tensors |= _format.pack_texts("label", [str(labels[place]) for place in where.tolist()])
+            self._rows.update({name: self._known + number for number, name in enumerate(names)})
+        elif labels is not None:
+            tensors |= _format.pack_texts("label", [str(labels[place]) for place in where.tolist()])
+        for grouping in self._codes:
+            first = groupings[grouping][where] if grouping in groupings else np.full(count, MISSING, np.uint16)
+            self._codes[grouping] = np.concatenate([self._codes[grouping], first])
+            tensors[f"group.{grouping}"] = first
+        line: dict[str, Any] = {"kind": "points", "count": count}
+        if tensors:
+            line["file"] = f"points-{self._batches:06}.safetensors"
+            _format.write_tensors(self.folder / line["file"], tensors)
+        self._append(line)
+        self._named = names is not None
+        self._known += count
+        self._batches += 1
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """Add a line to the index, in one write: a reader takes no line whose end is not there."""
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+        with (self.folder / INDEX).open("ab", buffering=0) as file:
+            file.write(text.encode())
+
+    def close(self) -> None:
+        """Every frame is whole when `write_frame` returns, so that there is nothing left to do."""
+
+    def __enter__(self) -> FrameWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_none(kind: object) -> bool:
+    """Whether there is no category: None, or NaN, which alone differs from itself."""
+    return kind is None or kind != kind
+
+
+def _numbers(place: str, name: str, column: ArrayLike, count: int) -> NDArray[np.float64]:
+    given = np.asarray(column, dtype=np.float64)
+    if given.shape != (count,):
+        raise FrameError(f"{place}: value {name!r} has shape {given.shape} for {count} points")
+    # The page has one mark for what is not there.
+    return np.where(np.isfinite(given), given, np.nan)
+
+
+def _heat(place: str, heat_map: ArrayLike) -> NDArray[np.uint32]:
+    given = np.asarray(heat_map)
+    if given.ndim != 2 or not 0 < max(given.shape) <= HEAT_SIDE_MAX or given.min() < 0:
+        raise FrameError(
+            f"{place}: a heat map is a matrix of counts of at most {HEAT_SIDE_MAX} rows and columns, not {given.shape}"
+        )
+    counts: NDArray[np.uint32] = np.minimum(given, 2**32 - 1).astype(np.uint32)
+    return counts

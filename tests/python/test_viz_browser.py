@@ -1,0 +1,328 @@
+"""The viewer in a real browser: what a reader sees and does. `tidemill view` serves, Chromium shows, without a graphics card.
+
+`make setup-browser` installs Chromium. Pictures of all that is looked at lie in ``out/viewer``.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+import signal
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import launched
+import numpy as np
+import pytest
+from PIL import Image
+from tidemill.viz import FrameReader, FrameWriter, _server
+from tidemill.viz._demo import write_market
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PICTURES = Path(__file__).parents[2] / "out" / "viewer"
+TOKEN = "a-token-for-these-tests"
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; `make setup-browser` installs it"),
+    pytest.mark.skipif(
+        not (_server._STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        # The sandbox wants rights that containers do not give; nothing foreign is opened here.
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_market(tmp_path / "market", points=300, frames=12)
+    return tmp_path / "market"
+
+
+@pytest.fixture
+def url(folder: Path) -> Iterator[str]:
+    running = launched.start("view", folder, "--token", TOKEN)
+    assert running.stdout is not None
+    yield running.stdout.readline().decode().split()[-1]
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert (running.returncode, errors) == (0, b"")
+
+
+class Page:
+    """A tab that shows the viewer. Whatever the page complains about fails the test."""
+
+    def __init__(self, browser: Any, url: str, width: int = 1100, height: int = 720, **more: Any) -> None:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=more.pop("color_scheme", "light"), **more
+        )
+        self.tab = context.new_page()
+        self.tab.set_default_timeout(launched.PATIENCE_S * 1000)
+        self.errors: list[str] = []
+        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        self.tab.goto(url)
+        self.settled()
+
+    def get(self, expression: str) -> Any:
+        return self.tab.evaluate(expression)
+
+    def until(self, expression: str) -> None:
+        self.tab.wait_for_function(expression)
+
+    def settled(self) -> None:
+        """Wait until what is to be shown is drawn."""
+        self.until(
+            "() => { const t = window.tidemill; return t && t.frames > 0 && t.loaded[0] === Math.floor(t.playback.position)"
+            " && t.drawn().of > 0 && t.drawn().drawn === t.drawn().of && !t.scheduled }"
+        )
+
+    def spot(self, name: str) -> tuple[float, float]:
+        """Where the point with this id is on the screen."""
+        found = self.get(f"tidemill.spotOf(tidemill.dataset.rowOf({json.dumps(name)}))")
+        return found["x"], found["y"]
+
+    def colours(self) -> int:
+        """Count the pixels of the points' canvas that are colourful, as neither the page nor the box is."""
+        data = self.get("document.querySelector('#points').toDataURL('image/png')").partition(",")[2]
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+        return int((np.ptp(pixels, axis=2) > 30).sum())
+
+    def picture(self, name: str) -> None:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.tab.screenshot(path=PICTURES / f"{name}.png")
+
+    def close(self) -> None:
+        self.tab.context.close()
+        assert self.errors == []
+
+
+@pytest.fixture
+def page(browser: Any, url: str) -> Iterator[Page]:
+    opened = Page(browser, url)
+    yield opened
+    opened.close()
+
+
+def test_points_are_drawn_where_they_are_and_groups_are_hidden(page: Page, folder: Path) -> None:
+    """A mistake between file and screen would show no points, or points of wrong groups."""
+    page.picture("desktop")
+    frame = FrameReader(folder)[0]
+    assert page.colours() > 2000
+    assert page.tab.inner_text("#status") == f"{len(frame.rows)} points"
+    energy = frame.groups["sector"].count("Energy")
+    page.tab.click("#categories button[title='Show or hide Energy']")
+    page.settled()
+    left = len(frame.rows) - energy
+    page.until(f"() => document.querySelector('#status').textContent === '{left} of {len(frame.rows)} points'")
+    page.tab.click("#categories button[title='Show only Energy, or all']")
+    page.until(f"() => document.querySelector('#status').textContent === '{energy} of {len(frame.rows)} points'")
+    page.settled()
+    few = page.colours()
+    page.tab.click("#categories button[title='Show only Energy, or all']")
+    page.settled()
+    assert page.colours() > 3 * few > 0
+
+
+def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
+    """Frames must come in their order, and the time that is shown be that of the frame that is shown."""
+    reader = FrameReader(folder)
+    page.tab.select_option("#speed", "30")
+    page.tab.click("#play")
+    page.until("() => tidemill.playback.position === 11 && !tidemill.playback.playing")
+    page.settled()
+    assert page.tab.inner_text("#time") == reader[11].time
+    page.tab.locator("#scrub").fill("4.5")
+    page.settled()
+    assert page.get("[tidemill.playback.position, ...tidemill.loaded]") == [4.5, 4, 5]
+    # Halfway between two frames is halfway between two places.
+    row = int(np.intersect1d(reader[4].rows, reader[5].rows)[0])
+    here, there = (frame.positions[list(frame.rows).index(row)] for frame in (reader[4], reader[5]))
+    middle = page.get(f"tidemill.spotOf({row})")
+    wanted = page.tab.evaluate(
+        "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
+        " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
+        " return [(dot(0) / dot(3) + 1) / 2 * s.width, (1 - dot(1) / dot(3)) / 2 * s.height] }",
+        ((here + there) / 2).tolist(),
+    )
+    assert abs(middle["x"] - wanted[0]) < 0.1 and abs(middle["y"] - wanted[1]) < 0.1
+    page.tab.keyboard.press("Home")
+    page.tab.keyboard.press(".")
+    page.settled()
+    assert page.tab.inner_text("#time") == reader[1].time
+
+
+def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> None:
+    """Search, hover and click must all mean the same point, and its trajectory be its own."""
+    reader = FrameReader(folder)
+    page.tab.keyboard.press("Escape")
+    page.tab.keyboard.press("/")
+    name = reader.ids[int(reader[0].rows[40])]
+    page.tab.keyboard.type(name.lower())
+    page.tab.keyboard.press("Enter")
+    assert page.get("tidemill.chosen.map(row => tidemill.dataset.id(row))") == [name]
+    page.until("() => tidemill.trailFrames === 12")
+    trail = page.get("[...tidemill.trails].map(x => Number.isNaN(x) ? null : x)")
+    np.testing.assert_allclose(
+        np.array(trail, float).reshape(12, 3), reader.trajectories([reader.ids.index(name)])[:, 0]
+    )
+    page.tab.mouse.move(*page.spot(name))
+    page.tab.wait_for_selector("#tip:not([hidden])")
+    shown = page.tab.inner_text("#tip")
+    front = page.get("tidemill.dataset.id(tidemill.hover)")
+    row = list(reader[0].rows).index(reader.ids.index(front))
+    assert front in shown and str(reader[0].groups["sector"][row]) in shown and "capital" in shown
+    page.picture("hover")
+    page.tab.keyboard.press("Escape")
+    page.tab.mouse.click(*page.spot(name))
+    assert page.get("tidemill.chosen.map(row => tidemill.dataset.id(row))") == [front]
+
+
+def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
+    """Whoever looks at the last frame must be taken to the new one, points that are new included."""
+    page.tab.keyboard.press("End")
+    page.settled()
+    with FrameWriter(folder, mode="a") as writer:
+        writer.write_frame(
+            [[0, 0, 0], [1, 1, 1]], ids=["NEW", "TE000"], time="just now", groups={"sector": ["Startups"] * 2}
+        )
+    page.until("() => tidemill.frames === 13 && tidemill.playback.position === 12 && !tidemill.playback.playing")
+    page.settled()
+    assert page.tab.inner_text("#time") == "just now"
+    page.until("() => document.querySelector('#status').textContent === '2 points'")
+    page.tab.wait_for_selector("text=Startups")
+    assert page.spot("NEW")
+
+
+def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path) -> None:
+    """The rest of the tools do what they say, in the dark too."""
+    before = page.colours()
+    page.tab.select_option("#colour", "capital")
+    page.settled()
+    assert page.tab.is_visible("#ramp") and page.colours() != before
+    page.tab.keyboard.press("t")
+    page.tab.keyboard.press("h")
+    page.tab.wait_for_selector("#heat-map:not([hidden])")
+    page.settled()
+    page.picture("dark")
+    page.tab.keyboard.press("?")
+    page.tab.wait_for_selector("#keys[open]")
+    page.tab.click("#keys button")
+    with page.tab.expect_download() as download:
+        page.tab.click("#picture")
+    download.value.save_as(tmp_path / "picture.png")
+    assert Image.open(tmp_path / "picture.png").size == (1100, 720)
+    page.tab.click("#record")
+    page.tab.click("#play")
+    page.until("() => tidemill.playback.position > 1")
+    with page.tab.expect_download() as download:
+        page.tab.click("#record")
+    download.value.save_as(tmp_path / "video.webm")
+    assert (tmp_path / "video.webm").read_bytes()[:4] == b"\x1a\x45\xdf\xa3"
+
+
+def test_a_lasso_makes_a_group_that_stays(browser: Any, url: str, folder: Path) -> None:
+    """A group that a reader made is there for the next one; its name is text, whatever it looks like."""
+    page = Page(browser, url)
+    page.tab.keyboard.press("g")
+    page.tab.mouse.move(350, 150)
+    page.tab.mouse.down()
+    for corner in ((800, 150), (800, 620), (350, 620)):
+        page.tab.mouse.move(*corner)
+    page.tab.mouse.up()
+    page.tab.fill("#group-name", "<b>mine</b>")
+    page.tab.click("#name-group button.primary")
+    page.tab.wait_for_selector("text=<b>mine</b>")
+    page.settled()
+    page.picture("group")
+    page.close()
+    saved = json.loads((folder / "selections.json").read_text())
+    assert [group["name"] for group in saved] == ["<b>mine</b>"] and len(saved[0]["rows"]) > 50
+    page = Page(browser, url + "#colour=my+groups")
+    assert page.get("tidemill.categories()[0].name") == "<b>mine</b>"
+    page.close()
+
+
+def test_a_link_brings_the_view_back(browser: Any, page: Page, url: str) -> None:
+    """Whoever opens a link must see what its maker saw."""
+    page.tab.select_option("#colour", "change")
+    page.tab.locator("#scrub").fill("7")
+    page.tab.click("#categories button[title='Show or hide stayed']")
+    page.tab.locator("#points").press("ArrowLeft")
+    page.settled()
+    page.tab.click("#link")
+    page.until("() => location.hash.length > 10")
+    view = page.get("tidemill.view()")
+    other = Page(browser, page.get("location.href"))
+    again = other.get("tidemill.view()")
+    np.testing.assert_allclose(again.pop("camera"), view.pop("camera"), atol=2e-3)
+    assert again == view and view["hidden"] == ["stayed"]
+    other.close()
+
+
+def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
+    """Nothing may lie outside of a narrow screen; a tap chooses a point."""
+    page = Page(browser, url, 390, 844, has_touch=True, is_mobile=True, device_scale_factor=2)
+    assert page.get("document.documentElement.scrollWidth") <= 390
+    for tool in ("#play", "#help", "#legend-toggle", "#scrub", "#query"):
+        box = page.tab.locator(tool).bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390, tool
+    page.picture("phone")
+    chosen = len(page.get("tidemill.chosen"))
+    page.tab.touchscreen.tap(*page.spot(page.get("tidemill.dataset.id(50)")))
+    assert len(page.get("tidemill.chosen")) != chosen
+    page.tab.tap("#legend-toggle")
+    page.tab.wait_for_selector("#legend:not([hidden])")
+    page.picture("phone-legend")
+    page.close()
+
+
+def test_what_is_wrong_is_said(browser: Any, url: str, folder: Path) -> None:
+    """A wrong token, or a frame that is damaged, must not leave an empty page without a word."""
+    plain = urllib.parse.urlsplit(url)._replace(query="").geturl()
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto(plain)
+    tab.wait_for_selector("#notice:not([hidden])")
+    assert "token is missing or wrong" in tab.inner_text("#notice")
+    damaged = folder / "frame-000000.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    tab.goto(url)
+    tab.wait_for_function("() => document.querySelector('#notice').textContent.includes('frame-000000')")
+    context.close()
+
+
+def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, tmp_path: Path) -> None:
+    """Points that there is no time for while things move must come when they rest; until then the page says so."""
+    rng = np.random.default_rng(0)
+    with FrameWriter(tmp_path / "many") as writer:
+        for _ in range(2):
+            writer.write_frame(rng.normal(size=(200_000, 3)))
+    with _server.Server(tmp_path / "many") as server:
+        page = Page(browser, server.url)
+        # As if the machine were slow; that it finds this out is tested without a browser.
+        page.get("tidemill.detail = { budget: 20000, drawn: 0 }; tidemill.redraw()")
+        page.until("() => tidemill.drawn().drawn >= 20000")
+        page.settled()
+        assert page.get("tidemill.drawn()") == {"drawn": 200_000, "of": 200_000}
+        page.get(
+            "window.said = []; new MutationObserver(() => said.push(document.querySelector('#status').textContent))"
+            ".observe(document.querySelector('#status'), { childList: true });"
+            "tidemill.set({ ...tidemill.playback, playing: true, framesPerS: 0.25 });"
+        )
+        page.until("() => said.some(text => text.includes('th drawn while it moves'))")
+        page.close()

@@ -1,0 +1,143 @@
+"""Frames on disk: what is written is what is read, in the bytes that were promised, and bad input is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tidemill.viz import FrameError, FrameReader, FrameWriter
+from tidemill.viz._demo import write_market
+
+safetensors = pytest.importorskip("safetensors.numpy")
+
+
+def test_points_that_come_and_go_keep_their_places_names_and_categories(tmp_path: Path) -> None:
+    """A point that takes another's place when ids come, go or change their order would move to where that one is."""
+    rng = np.random.default_rng(0)
+    names = np.array([f"id {number}" for number in range(40)])
+    with FrameWriter(tmp_path) as writer:
+        frames = []
+        for time in range(12):
+            here = rng.permutation(40)[: rng.integers(0, 41)]
+            where = rng.normal(size=(len(here), 3)) * [1, 100, 1e-6] + [5, 0, 0]
+            parity = np.array([("even", "odd")[(n + time * (n == 7)) % 2] for n in here], dtype=object)
+            weight = np.where(here % 5 == 0, np.nan, here * 1.5)
+            writer.write_frame(
+                where,
+                ids=names[here],
+                time=time,
+                labels=names[here],
+                groups={"parity": parity},
+                values={"weight": weight},
+            )
+            frames.append((here, where, parity, weight))
+    reader = FrameReader(tmp_path)
+    assert len(reader) == 12
+    for frame, (here, where, parity, weight) in zip(reader, frames, strict=True):
+        order = np.argsort([reader.ids.index(name) for name in names[here]]) if len(here) else np.empty(0, int)
+        assert [reader.ids[row] for row in frame.rows] == names[here][order].tolist()
+        box = np.ptp(where, axis=0) if len(here) else 0.0
+        assert (np.abs(frame.positions - where[order]) <= box / 131068 + 1e-6).all()
+        assert frame.groups["parity"] == parity[order].tolist()
+        np.testing.assert_allclose(frame.values["weight"], weight[order], atol=60 / 131068 + 1e-6)
+    paths = reader.trajectories(list(range(reader.points)))
+    for number, frame in enumerate(reader):
+        np.testing.assert_array_equal(paths[number, frame.rows], frame.positions)
+        assert np.isnan(np.delete(paths[number], frame.rows, axis=0)).all()
+
+
+def test_a_point_takes_six_bytes_a_frame_and_any_reader_of_safetensors_opens_it(tmp_path: Path) -> None:
+    """Ids, or categories that stay what they are, would make frames twice as long if each had them."""
+    rng = np.random.default_rng(0)
+    ids = np.arange(5000)
+    with FrameWriter(tmp_path) as writer:
+        for time in range(3):
+            writer.write_frame(rng.normal(size=(5000, 3)), ids=ids, time=time, groups={"tens": ids % 10})
+    for path in tmp_path.glob("frame-*"):
+        assert path.stat().st_size < 6.1 * 5000
+        assert safetensors.load_file(path)["position"].shape == (5000, 3)
+    assert safetensors.load_file(tmp_path / "points-000000.safetensors")["group.tens"].tolist() == (ids % 10).tolist()
+
+
+def test_writing_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """A second writer that counts points or categories anew would give old points new names."""
+    for frames in (3, 2):
+        with FrameWriter(tmp_path, mode="a") as writer:
+            for _ in range(frames):
+                reader = FrameReader(tmp_path)
+                number = len(reader)
+                ids = [f"p{number}", "always"]
+                writer.write_frame(np.full((2, 2), number), ids=ids, groups={"of": [f"group {number}", "all"]})
+    reader = FrameReader(tmp_path)
+    assert reader.ids == ["p0", "always", "p1", "p2", "p3", "p4"]
+    assert [frame.groups["of"] for frame in reader] == [["group 0", "all"]] + [
+        ["all", f"group {n}"] for n in range(1, 5)
+    ]
+    with pytest.raises(FrameError, match='mode="w" replaces them'):
+        FrameWriter(tmp_path)
+    FrameWriter(tmp_path, mode="w")
+    assert [path.name for path in tmp_path.iterdir()] == ["index.jsonl"]
+
+
+def test_a_reader_sees_whole_frames_as_they_come(tmp_path: Path) -> None:
+    """A line that is half written would be taken for a damaged index."""
+    writer = FrameWriter(tmp_path, title="grows")
+    reader = FrameReader(tmp_path)
+    assert (len(reader), reader.title) == (0, "grows")
+    writer.write_frame([[0, 0, 0]], metrics={"stress": 0.5, "fit": float("nan")}, heat_map=[[1, 2], [3, 4]])
+    index = tmp_path / "index.jsonl"
+    whole = index.read_bytes()
+    index.write_bytes(whole[:-5])
+    assert reader.refresh() == 0
+    index.write_bytes(whole)
+    assert reader.refresh() == 1
+    assert reader[0].metrics == {"stress": 0.5}
+    assert reader[0].heat_map is not None and reader[0].heat_map.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ({"positions": np.zeros(3)}, "shape"),
+        ({"positions": [[0, 0, np.inf]]}, "point 0 is not finite"),
+        ({"positions": np.zeros((2, 3)), "ids": ["a"]}, "1 ids for 2 points"),
+        ({"positions": np.zeros((2, 3)), "ids": ["a", "a"]}, "'a' is there twice"),
+        ({"positions": np.zeros((1, 3)), "groups": {"kind": ["a", "b"]}}, "'kind' has shape"),
+        ({"positions": np.zeros((1, 3)), "values": {"price": [1, 2]}}, "'price' has shape"),
+        ({"positions": np.zeros((1, 3)), "labels": []}, "0 labels"),
+        ({"positions": np.zeros((1, 3)), "heat_map": [1, 2]}, "heat map"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path, what: dict[str, object], named: str) -> None:
+    writer = FrameWriter(tmp_path)
+    with pytest.raises(FrameError, match=named):
+        writer.write_frame(**what)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["index.jsonl"]
+    assert len((tmp_path / "index.jsonl").read_text().splitlines()) == 1
+
+
+def test_damaged_folders_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(FrameError, match="is no folder"):
+        FrameReader(tmp_path / "absent")
+    with pytest.raises(FrameError, match=r"there is no index\.jsonl"):
+        FrameReader(tmp_path)
+    write_market(tmp_path, points=50, frames=2)
+    frame = tmp_path / "frame-000001.safetensors"
+    whole = frame.read_bytes()
+    for length in (0, 7, 8, 40, len(whole) - 1):
+        frame.write_bytes(whole[:length])
+        with pytest.raises(FrameError, match="frame-000001"):
+            FrameReader(tmp_path)[1]
+    frame.write_bytes(whole[:8] + b"[" + whole[9:])
+    with pytest.raises(FrameError, match="makes no sense"):
+        FrameReader(tmp_path)[1]
+    index = tmp_path / "index.jsonl"
+    lines = index.read_text().splitlines()
+    index.write_text("\n".join([lines[0], "nonsense", ""]))
+    with pytest.raises(FrameError, match="line 2"):
+        FrameReader(tmp_path)
+    index.write_text(json.dumps({"format": "tidemill-frames", "version": 99}) + "\n")
+    with pytest.raises(FrameError, match="another release"):
+        FrameReader(tmp_path)

@@ -1,0 +1,514 @@
+// What is shown, and the loop that draws it. The page's controls change it through methods and hear of changes.
+
+import { boxOf, Dataset, rangeOf } from './dataset';
+import { after, type Detail, nextPart, startDetail } from './detail';
+import type { View } from './link';
+import { type Client, FrameCache } from './loader';
+import { drawOverlay, type Mark, type Trail } from './overlay';
+import { categoryColour, css, RAMPS, type Rgb, ramp, SCHEMES } from './palettes';
+import { codeOf, inside, nearest, positionOf, project } from './pick';
+import { advance, grown, type Playback, seek, wanted } from './playback';
+import { type Box, PointScene } from './scene';
+import { ABSENT, CODES, type Colouring, lookUp, NO_COLOUR, Slots } from './slots';
+import { MISSING, parseLine, type Selection, STEPS } from './wire';
+
+/** Seconds of play that are fetched ahead, and least and most frames. */
+const AHEAD_S = 2;
+const AHEAD_MIN = 4;
+const AHEAD_MAX = 64;
+/** Most trajectories that are drawn. */
+export const CHOSEN_MAX = 50;
+const GREY: Rgb = [138, 144, 152];
+const PLAIN: Rgb = [86, 150, 214];
+/** What points of no category are called in the legend. */
+export const NONE = '(none)';
+
+export type Details = { id: string; label: string; facts: (readonly [string, string])[] };
+export type Theme = { ink: string; paper: string };
+
+export class App {
+  readonly dataset = new Dataset();
+  readonly scene: PointScene;
+  playback: Playback = { position: 0, playing: false, framesPerS: 4, loop: false };
+  colouring: Colouring = { kind: 'plain' };
+  scheme = [...SCHEMES.keys()][0];
+  /** For each grouping the names of the categories that are hidden. */
+  readonly hidden = new Map<string, Set<string>>();
+  chosen: number[] = [];
+  hover: number | undefined;
+  lasso: number[] = [];
+  size = 8;
+  opacity = 1;
+  /** How long our own work on a picture took: filling a frame, and all of a turn of the loop but the fill. */
+  readonly times = { fillMs: 0, turnMs: 0, pickMs: 0, pictureMs: 0 };
+
+  private slots = new Slots(0);
+  private cache: FrameCache;
+  private detail: Detail = startDetail();
+  /** The frames that lie in the graphics card as A and B. */
+  private loaded: [number, number] = [-1, -1];
+  private trails: Float32Array | undefined;
+  private trailFrames = 0;
+  private end = 0;
+  private moving = true;
+  private last: number | undefined;
+  private scheduled = false;
+  private world: Box | undefined;
+  private theme: Theme = { ink: '#000', paper: '#fff' };
+
+  constructor(
+    private readonly client: Client,
+    points: HTMLCanvasElement,
+    private readonly overlay: HTMLCanvasElement,
+    /** `data`: what there is has changed; `time`: only what is shown of it. */
+    private readonly changed: (what: 'data' | 'time') => void,
+    private readonly notice: (text: string) => void,
+  ) {
+    this.scene = new PointScene(points, () => this.redraw());
+    this.cache = new FrameCache(client, this.dataset.frames, () => this.redraw(), notice);
+  }
+
+  /** Loads what there is, then waits for more as long as the page is open. */
+  async start(): Promise<boolean> {
+    if (!(await this.more(false))) return false;
+    const saved = await this.client.selections();
+    if (saved.ok) this.dataset.takeSelections(saved.value);
+    else this.notice(saved.reason);
+    this.colourBy([...this.dataset.groupings.keys()][0] ?? this.valueNames()[0] ?? '');
+    void this.follow();
+    return true;
+  }
+
+  private async follow(): Promise<void> {
+    while (true) {
+      // A server that is gone may come back; asking more often would not help.
+      if (!(await this.more(true))) await new Promise((wake) => setTimeout(wake, 3000));
+    }
+  }
+
+  /** Takes the lines of the index that are new. */
+  private async more(wait: boolean): Promise<boolean> {
+    const got = await this.client.index(this.end, wait);
+    if (!got.ok) {
+      this.notice(got.reason);
+      return false;
+    }
+    const [points, frames] = [this.dataset.points, this.dataset.frames.length];
+    for (const [number, text] of got.value.lines.entries()) {
+      const line = parseLine(text, this.end === 0 && number === 0);
+      if (!line.ok) {
+        this.notice(line.reason);
+        return false;
+      }
+      const file = line.value.kind === 'points' ? line.value.file : undefined;
+      const tensors = file === undefined ? undefined : await this.client.tensors(file);
+      if (tensors !== undefined && !tensors.ok) {
+        this.notice(tensors.reason);
+        return false;
+      }
+      const taken = this.dataset.take(line.value, tensors?.value);
+      if (!taken.ok) {
+        this.notice(taken.reason);
+        return false;
+      }
+    }
+    this.end = got.value.end;
+    if (got.value.lines.length > 0) this.grow(points, frames);
+    return true;
+  }
+
+  private grow(pointsBefore: number, framesBefore: number): void {
+    const { points, frames } = this.dataset;
+    if (points !== pointsBefore) {
+      this.slots = new Slots(points);
+      this.scene.allocate(points);
+      this.loaded = [-1, -1];
+      if (this.dataset.selections.length > 0) this.dataset.takeSelections(this.dataset.selections);
+    }
+    if (frames.length !== framesBefore) this.setWorld();
+    this.playback = grown(this.playback, framesBefore, frames.length);
+    if (this.colouring.kind !== 'plain') this.colourBy(this.colouring.name);
+    if (this.chosen.length > 0) void this.loadTrails();
+    this.changed('data');
+    this.redraw();
+  }
+
+  /** The world is as large as the frames need; while they stay within it, it does not change under the reader's eyes. */
+  private setWorld(): void {
+    const box = boxOf(this.dataset.frames);
+    const fits =
+      this.world !== undefined &&
+      box.low.every((x, i) => x >= (this.world as Box).low[i]) &&
+      box.high.every((x, i) => x <= (this.world as Box).high[i]);
+    if (fits) return;
+    this.world = box;
+    this.scene.setWorld(box);
+    for (const which of [0, 1] as const) {
+      const frame = this.dataset.frames[this.loaded[which]];
+      if (frame !== undefined) this.scene.setBox(which, frame);
+    }
+  }
+
+  get frames(): number {
+    return this.dataset.frames.length;
+  }
+
+  valueNames(): string[] {
+    return [...new Set(this.dataset.frames.flatMap((frame) => [...frame.values.keys()]))];
+  }
+
+  // ---- what is shown
+
+  seek(position: number): void {
+    this.set({ ...seek(this.playback, position, this.frames), playing: false });
+  }
+
+  set(playback: Playback): void {
+    this.playback = playback;
+    this.redraw();
+    this.changed('time');
+  }
+
+  /** Colours by the grouping or value of that name; what there is not leaves all points alike. */
+  colourBy(name: string): void {
+    const before = JSON.stringify(this.colouring);
+    if (this.dataset.groupings.has(name)) this.colouring = { kind: 'grouping', name };
+    else if (this.valueNames().includes(name)) {
+      const [low, high] = rangeOf(this.dataset.frames, name);
+      this.colouring = { kind: 'value', name, low, high };
+      if (!RAMPS.has(this.scheme)) this.scheme = [...RAMPS.keys()][0];
+    } else this.colouring = { kind: 'plain' };
+    if (this.colouring.kind !== 'value' && !SCHEMES.has(this.scheme)) this.scheme = [...SCHEMES.keys()][0];
+    if (before !== JSON.stringify(this.colouring) || this.colouring.kind === 'grouping') this.loaded = [-1, -1];
+    this.paint();
+  }
+
+  setScheme(scheme: string): void {
+    if (SCHEMES.has(scheme) || RAMPS.has(scheme)) this.scheme = scheme;
+    this.paint();
+  }
+
+  /** The categories of the grouping that points are coloured by; the last are the points of none. */
+  categories(): { name: string; colour: string; shown: boolean; code: number }[] {
+    if (this.colouring.kind !== 'grouping') return [];
+    const names = this.dataset.groupings.get(this.colouring.name)?.names ?? [];
+    const hidden = this.hiddenNames();
+    const list = names.map((name, code) => ({
+      name,
+      code,
+      shown: !hidden.has(name),
+      colour: css(categoryColour(this.scheme, code, names.length)),
+    }));
+    return [...list, { name: NONE, code: NO_COLOUR, shown: !hidden.has(NONE), colour: css(GREY) }];
+  }
+
+  hiddenNames(): Set<string> {
+    const name = this.colouring.kind === 'grouping' ? this.colouring.name : '';
+    const names = this.hidden.get(name) ?? new Set();
+    this.hidden.set(name, names);
+    return names;
+  }
+
+  show(name: string, shown: boolean): void {
+    if (shown) this.hiddenNames().delete(name);
+    else this.hiddenNames().add(name);
+    this.paint();
+  }
+
+  /** Shows only one category; if it is the only one already, all of them. */
+  isolate(name: string): void {
+    const categories = this.categories();
+    const alone = categories.every((category) => category.shown === (category.name === name));
+    const hidden = this.hiddenNames();
+    hidden.clear();
+    if (!alone) for (const category of categories) if (category.name !== name) hidden.add(category.name);
+    this.paint();
+  }
+
+  private paint(): void {
+    const { colours } = this.scene;
+    const put = (code: number, colour: Rgb, alpha: number) => colours.set([...colour.map(Math.round), alpha], code * 4);
+    if (this.colouring.kind === 'grouping') {
+      const hidden = this.hiddenNames();
+      const names = this.dataset.groupings.get(this.colouring.name)?.names ?? [];
+      names.forEach(
+        (name, code) => void put(code, categoryColour(this.scheme, code, names.length), hidden.has(name) ? 0 : 255),
+      );
+      put(NO_COLOUR, GREY, hidden.has(NONE) ? 0 : 255);
+    } else if (this.colouring.kind === 'value') {
+      const stops = RAMPS.get(this.scheme) ?? [];
+      for (let code = 0; code <= CODES; code++) put(code, ramp(stops, code / CODES), 255);
+      put(NO_COLOUR, GREY, 255);
+    } else put(NO_COLOUR, PLAIN, 255);
+    this.scene.coloursChanged(this.colouring.kind === 'value');
+    this.redraw();
+    this.changed('data');
+  }
+
+  setLook(size: number, opacity: number): void {
+    [this.size, this.opacity] = [size, opacity];
+    this.scene.setLook(size, opacity, this.theme.paper);
+    this.redraw();
+  }
+
+  setTheme(theme: Theme): void {
+    this.theme = theme;
+    this.setLook(this.size, this.opacity);
+  }
+
+  resize(width: number, height: number): void {
+    this.scene.resize(width, height);
+    const ratio = Math.min(window.devicePixelRatio, 2);
+    this.overlay.width = width * ratio;
+    this.overlay.height = height * ratio;
+    this.redraw();
+  }
+
+  // ---- points
+
+  choose(rows: readonly number[]): void {
+    this.chosen = [...new Set(rows)].slice(0, CHOSEN_MAX);
+    this.trails = undefined;
+    if (this.chosen.length > 0) void this.loadTrails();
+    this.redraw();
+    this.changed('data');
+  }
+
+  toggleChosen(row: number): void {
+    this.choose(this.chosen.includes(row) ? this.chosen.filter((other) => other !== row) : [...this.chosen, row]);
+  }
+
+  private async loadTrails(): Promise<void> {
+    const rows = this.chosen;
+    const got = await this.client.trajectories(rows);
+    // Another choice may have been made meanwhile.
+    if (rows !== this.chosen) return;
+    if (!got.ok) {
+      this.notice(got.reason);
+      return;
+    }
+    this.trails = got.value;
+    this.trailFrames = got.value.length / 3 / rows.length;
+    this.redraw();
+  }
+
+  /** The row of the point under a place of the canvas. */
+  pick(x: number, y: number, radius: number): number | undefined {
+    const begin = performance.now();
+    const slot = nearest(this.scene.between(), this.scene.screen(), this.slots.points, x, y, radius);
+    this.times.pickMs = performance.now() - begin;
+    return slot === undefined ? undefined : this.slots.rowOf(slot);
+  }
+
+  setHover(row: number | undefined): void {
+    if (row === this.hover) return;
+    this.hover = row;
+    this.drawOver();
+  }
+
+  /** The rows of the shown points within the lasso. */
+  caught(): number[] {
+    const slots = inside(this.scene.between(), this.scene.screen(), this.slots.points, this.lasso);
+    return slots.map((slot) => this.slots.rowOf(slot)).sort((a, b) => a - b);
+  }
+
+  async saveSelections(selections: readonly Selection[]): Promise<boolean> {
+    const saved = await this.client.saveSelections(selections);
+    if (!saved.ok) this.notice(saved.reason);
+    else this.dataset.takeSelections(selections);
+    return saved.ok;
+  }
+
+  spotOf(row: number): { x: number; y: number; depth: number } | undefined {
+    const at = new Float64Array(3);
+    if (row >= this.slots.points || !positionOf(this.scene.between(), this.slots.slotOf(row), at)) return undefined;
+    return project(this.scene.screen(), at);
+  }
+
+  colourOf(row: number): string {
+    if (row >= this.slots.points) return css(GREY);
+    const code = codeOf(this.scene.between(), this.slots.slotOf(row));
+    if (code === ABSENT) return css(GREY);
+    const { colours } = this.scene;
+    return css([colours[code * 4], colours[code * 4 + 1], colours[code * 4 + 2]]);
+  }
+
+  details(row: number): Details {
+    const facts: [string, string][] = [];
+    const frame = Math.round(this.playback.position);
+    const line = this.dataset.frames[frame];
+    const tensors = this.cache.get(frame);
+    const at = line === undefined || tensors === undefined ? undefined : lookUp(line, tensors, row);
+    for (const [name, { names, codes }] of this.dataset.groupings) {
+      const own = tensors?.get(`group.${name}`)?.data;
+      const code = own !== undefined && at !== undefined ? own[at] : codes[row];
+      if (code !== MISSING) facts.push([name, names[code] ?? '?']);
+    }
+    for (const [name, [low, high]] of line?.values ?? []) {
+      const step = at === undefined ? MISSING : (tensors?.get(`value.${name}`)?.data[at] ?? MISSING);
+      if (step !== MISSING) facts.push([name, shortNumber(low + (step * (high - low)) / STEPS)]);
+    }
+    return { id: this.dataset.id(row), label: this.dataset.label(row), facts };
+  }
+
+  /** Points in the frame that is shown, for each code of a colour. */
+  counts(): Map<number, number> {
+    const array = this.scene.array(0);
+    const counts = new Uint32Array(65_536);
+    for (let i = 3; i < array.length; i += 4) counts[array[i]]++;
+    const found = new Map<number, number>();
+    counts.forEach((count, code) => {
+      if (count > 0 && code !== ABSENT) found.set(code, count);
+    });
+    return found;
+  }
+
+  /** How many of the points are drawn now. */
+  drawn(): { drawn: number; of: number } {
+    return { drawn: Math.min(this.detail.drawn, this.slots.points), of: this.slots.points };
+  }
+
+  heatMap() {
+    return this.cache.get(Math.round(this.playback.position))?.get('heat_map');
+  }
+
+  // ---- a view as a link
+
+  view(): View {
+    return {
+      frame: this.playback.position,
+      colour: this.colouring.kind === 'plain' ? '' : this.colouring.name,
+      scheme: this.scheme,
+      hidden: [...this.hiddenNames()],
+      chosen: this.chosen.map((row) => this.dataset.id(row)),
+      camera: this.scene.cameraState(),
+      size: this.size,
+      opacity: this.opacity,
+    };
+  }
+
+  setView(view: Partial<View>): void {
+    if (view.colour !== undefined) this.colourBy(view.colour);
+    if (view.scheme !== undefined) this.setScheme(view.scheme);
+    if (view.hidden !== undefined) for (const name of view.hidden) this.hiddenNames().add(name);
+    if (view.camera !== undefined) this.scene.setCamera(view.camera);
+    this.setLook(view.size ?? this.size, view.opacity ?? this.opacity);
+    if (view.chosen !== undefined) {
+      const rows = view.chosen.map((id) => this.dataset.rowOf(id)).filter((row) => row !== undefined);
+      this.choose(rows);
+    }
+    if (view.frame !== undefined) this.seek(view.frame);
+    this.paint();
+  }
+
+  // ---- the loop
+
+  /** What was drawn is no longer true: draws anew. */
+  redraw(): void {
+    this.moving = true;
+    this.schedule();
+  }
+
+  private schedule(): void {
+    if (this.scheduled) return;
+    this.scheduled = true;
+    requestAnimationFrame((now) => this.turn(now));
+  }
+
+  private turn(now: number): void {
+    this.scheduled = false;
+    const begin = performance.now();
+    const tookMs = this.last === undefined ? undefined : now - this.last;
+    const playing = this.playback.playing;
+    if (playing) {
+      const ready = this.cache.ready(Math.floor(this.playback.position));
+      this.playback = advance(this.playback, (tookMs ?? 16) / 1000, this.frames, ready);
+    }
+    const filled = this.load();
+    // Damping: goes on for a while after the pointer was let go; it calls `redraw`.
+    this.scene.controls.update();
+    const part = nextPart(this.detail, this.slots.points, this.moving || playing);
+    const wasMoving = this.moving || playing;
+    this.moving = false;
+    if (part !== undefined && this.frames > 0) {
+      this.scene.draw(part);
+      this.detail = after(this.detail, part, this.slots.points, wasMoving ? tookMs : undefined);
+    }
+    if (wasMoving) this.drawOver();
+    this.times.turnMs = performance.now() - begin - filled;
+    if (tookMs !== undefined && wasMoving) this.times.pictureMs = tookMs;
+    this.changed('time');
+    const more = this.playback.playing || this.detail.drawn < this.slots.points;
+    if (more) this.schedule();
+    this.last = more || this.scheduled ? now : undefined;
+  }
+
+  /** Brings the two frames that are shown into the graphics card, as far as they have come; returns how long that took. */
+  private load(): number {
+    if (this.frames === 0) return 0;
+    const position = Math.min(this.playback.position, this.frames - 1);
+    const first = Math.floor(position);
+    const second = Math.min(first + 1, this.frames - 1);
+    const ahead = Math.min(AHEAD_MAX, Math.max(AHEAD_MIN, Math.ceil(AHEAD_S * this.playback.framesPerS)));
+    this.cache.want(wanted(position, this.frames, ahead));
+    const begin = performance.now();
+    if (this.loaded[0] !== first && this.loaded[1] === first) {
+      this.scene.swap();
+      this.loaded = [this.loaded[1], this.loaded[0]];
+    }
+    this.fill(0, first);
+    this.fill(1, second);
+    // Until both have come, the one that is there is shown.
+    const t = position - first;
+    if (this.loaded[0] === first) this.scene.setBetween(this.loaded[1] === second ? t : 0);
+    return performance.now() - begin;
+  }
+
+  private fill(which: 0 | 1, frame: number): void {
+    const tensors = this.cache.get(frame);
+    if (this.loaded[which] === frame || tensors === undefined) return;
+    const begin = performance.now();
+    const line = this.dataset.frames[frame];
+    const filled = this.slots.fill(this.scene.array(which), this.dataset, line, tensors, this.colouring);
+    if (!filled.ok) this.notice(filled.reason);
+    this.scene.upload(which, line);
+    this.loaded[which] = frame;
+    this.moving = true;
+    this.times.fillMs = performance.now() - begin;
+  }
+
+  drawOver(): void {
+    const glyphs = this.dataset.header?.glyphs;
+    const mark = (row: number): Mark[] => {
+      const spot = this.spotOf(row);
+      const id = this.dataset.id(row);
+      return spot === undefined
+        ? []
+        : [{ spot, label: id, glyph: glyphs?.get(id) ?? 'circle', colour: this.colourOf(row) }];
+    };
+    const screen = this.scene.screen();
+    const trails: Trail[] = [];
+    const { trails: points, trailFrames: frames } = this;
+    if (points !== undefined) {
+      this.chosen.forEach((row, k) => {
+        const spots = Array.from({ length: frames }, (_, frame) => {
+          const at = points.subarray((frame * this.chosen.length + k) * 3, (frame * this.chosen.length + k) * 3 + 3);
+          return Number.isNaN(at[0]) ? undefined : project(screen, this.scene.toWorld(at));
+        });
+        trails.push({ spots, colour: this.colourOf(row), now: this.playback.position });
+      });
+    }
+    drawOverlay(this.overlay, {
+      marks: this.chosen.flatMap(mark),
+      trails,
+      hover: this.hover === undefined || this.chosen.includes(this.hover) ? undefined : mark(this.hover)[0],
+      lasso: this.lasso,
+      times: this.dataset.frames.map((frame) => frame.time),
+      ...this.theme,
+    });
+  }
+}
+
+export function shortNumber(value: number): string {
+  return Number(value.toPrecision(4)).toLocaleString('en', { maximumSignificantDigits: 4 });
+}

@@ -1,0 +1,103 @@
+// The legend: what colours mean, and what is shown.
+
+import { type App, shortNumber } from './app';
+import { MINE } from './dataset';
+import { byId, make } from './dom';
+import { RAMPS, SCHEMES } from './palettes';
+import { gradient } from './panels';
+
+/** More categories than this are not listed. */
+const LISTED_MAX = 200;
+
+export class Legend {
+  private readonly colour = byId<HTMLSelectElement>('colour');
+  private readonly scheme = byId<HTMLSelectElement>('scheme');
+  private readonly list = byId('categories');
+  private readonly counts = new Map<number, HTMLElement>();
+  private shown = '';
+
+  constructor(private readonly app: App) {
+    this.colour.onchange = () => app.colourBy(this.colour.value);
+    this.scheme.onchange = () => app.setScheme(this.scheme.value);
+    const [size, opacity] = [byId<HTMLInputElement>('size'), byId<HTMLInputElement>('opacity')];
+    size.oninput = () => app.setLook(Number(size.value), app.opacity);
+    opacity.oninput = () => app.setLook(app.size, Number(opacity.value));
+  }
+
+  /** Shows what there is now; does nothing if that is as before. */
+  update(): void {
+    const { app } = this;
+    byId<HTMLInputElement>('size').value = String(app.size);
+    byId<HTMLInputElement>('opacity').value = String(app.opacity);
+    const names = [...app.dataset.groupings.keys(), ...app.valueNames()];
+    const now = JSON.stringify([names, app.colouring, app.scheme, app.categories()]);
+    if (now === this.shown) return;
+    this.shown = now;
+    const chosen = app.colouring.kind === 'plain' ? '' : app.colouring.name;
+    this.colour.replaceChildren(
+      ...[...names, ''].map((name) => new Option(name || 'nothing', name, false, name === chosen)),
+    );
+    const schemes = app.colouring.kind === 'value' ? RAMPS : SCHEMES;
+    this.scheme.replaceChildren(
+      ...[...schemes.keys()].map((name) => new Option(name, name, false, name === app.scheme)),
+    );
+    byId('ramp').hidden = app.colouring.kind !== 'value';
+    if (app.colouring.kind === 'value') {
+      byId('ramp-bar').style.background = gradient(RAMPS.get(app.scheme) ?? []);
+      byId('ramp-low').textContent = shortNumber(app.colouring.low);
+      byId('ramp-high').textContent = shortNumber(app.colouring.high);
+    }
+    this.fillList();
+  }
+
+  private fillList(): void {
+    const { app } = this;
+    const categories = app.categories();
+    this.counts.clear();
+    const items = categories.slice(0, LISTED_MAX).map(({ name, colour, shown, code }) => {
+      const count = make('span', { class: 'small', title: 'points in this frame' });
+      this.counts.set(code, count);
+      const show = make(
+        'button',
+        { class: 'show', title: `Show or hide ${name}`, onclick: () => app.show(name, !shown) },
+        make('span', { class: 'swatch', style: shown ? `background: ${colour}` : '' }),
+        make('span', { text: name }),
+      );
+      show.setAttribute('aria-pressed', String(shown));
+      const only = make('button', {
+        class: 'small',
+        text: 'only',
+        title: `Show only ${name}, or all`,
+        onclick: () => app.isolate(name),
+      });
+      const item = make('li', { class: shown ? '' : 'off' }, show, count, only);
+      if (app.colouring.kind === 'grouping' && app.colouring.name === MINE && code < app.dataset.selections.length)
+        item.append(
+          make('button', {
+            class: 'small',
+            text: 'delete',
+            title: `Delete the group ${name}`,
+            onclick: () => void this.remove(code),
+          }),
+        );
+      return item;
+    });
+    if (categories.length > LISTED_MAX) items.push(make('li', { text: `and ${categories.length - LISTED_MAX} more` }));
+    this.list.replaceChildren(...items);
+  }
+
+  /** How many points of each category there are in the frame that is shown. */
+  count(counts: ReadonlyMap<number, number>): void {
+    for (const [code, element] of this.counts) {
+      const count = counts.get(code) ?? 0;
+      element.textContent = count.toLocaleString('en');
+      // Points of no category are the exception; without any, their line is clutter.
+      if (code >= 65_534) (element.parentElement as HTMLElement).hidden = count === 0;
+    }
+  }
+
+  private async remove(code: number): Promise<void> {
+    const left = this.app.dataset.selections.filter((_, number) => number !== code);
+    if (await this.app.saveSelections(left)) this.app.colourBy(MINE);
+  }
+}

@@ -1,0 +1,242 @@
+// The page's decisions, without a browser: where points lie, what the clock does, what is picked, what links say.
+
+import { describe, expect, it } from 'vitest';
+import { Dataset } from './dataset';
+import { after, nextPart, startDetail } from './detail';
+import { decodeView, encodeView } from './link';
+import { categoryColour, RAMPS, ramp, SCHEMES } from './palettes';
+import { type Between, inside, isInside, nearest } from './pick';
+import { advance, faster, grown, type Playback, seek, toggle, wanted } from './playback';
+import { ABSENT, CODES, lookUp, NO_COLOUR, Slots } from './slots';
+import { type FrameLine, MISSING, STEPS, type Tensor } from './wire';
+
+const u16 = (...numbers: number[]): Tensor => ({ shape: [numbers.length], data: new Uint16Array(numbers) });
+const u8 = (...numbers: number[]): Tensor => ({ shape: [numbers.length], data: new Uint8Array(numbers) });
+const u32 = (...numbers: number[]): Tensor => ({ shape: [numbers.length], data: new Uint32Array(numbers) });
+
+function frameLine(count: number, points: number, more: Partial<FrameLine> = {}): FrameLine {
+  return {
+    kind: 'frame',
+    file: 'frame-000000.safetensors',
+    time: '',
+    count,
+    points,
+    low: [0, 0, 0],
+    high: [1, 1, 1],
+    values: new Map(),
+    metrics: new Map(),
+    ...more,
+  };
+}
+
+describe('slots', () => {
+  it('gives each row a slot of its own, and knows the way back', () => {
+    for (const points of [0, 1, 60, 61, 62, 1000, 12_345]) {
+      const slots = new Slots(points);
+      const taken = new Set<number>();
+      for (let row = 0; row < points; row++) {
+        taken.add(slots.slotOf(row));
+        expect(slots.rowOf(slots.slotOf(row))).toBe(row);
+      }
+      expect(taken.size).toBe(points);
+      expect(Math.max(-1, ...taken)).toBe(points - 1);
+    }
+  });
+
+  it('has an even sample of all rows in its first slots', () => {
+    const slots = new Slots(10_000);
+    const first = Array.from({ length: 1000 }, (_, slot) => slots.rowOf(slot));
+    for (let part = 0; part < 10; part++) {
+      const inPart = first.filter((row) => Math.floor(row / 1000) === part).length;
+      expect(Math.abs(inPart - 100)).toBeLessThan(20);
+    }
+  });
+
+  const dataset = new Dataset();
+  dataset.take({ kind: 'categories', grouping: 'kind', names: ['a', 'b'] });
+  dataset.take({ kind: 'points', count: 3, file: undefined }, new Map([['group.kind', u16(1, 0, MISSING)]]));
+  const slots = new Slots(3);
+
+  it('leaves out points that are not in the frame', () => {
+    const target = new Uint16Array(12);
+    const tensors = new Map([
+      ['position', u16(10, 11, 12, 20, 21, 22)],
+      ['present', u8(0b101)],
+    ]);
+    expect(slots.fill(target, dataset, frameLine(2, 3), tensors, { kind: 'grouping', name: 'kind' }).ok).toBe(true);
+    expect([...target.slice(slots.slotOf(0) * 4, slots.slotOf(0) * 4 + 4)]).toEqual([10, 11, 12, 1]);
+    expect(target[slots.slotOf(1) * 4 + 3]).toBe(ABSENT);
+    expect([...target.slice(slots.slotOf(2) * 4, slots.slotOf(2) * 4 + 4)]).toEqual([20, 21, 22, NO_COLOUR]);
+    expect([0, 1, 2].map((row) => lookUp(frameLine(2, 3), tensors, row))).toEqual([0, undefined, 1]);
+  });
+
+  it('prefers the categories of the frame to those of the points, and tells values on one scale for all frames', () => {
+    const target = new Uint16Array(12);
+    const codes = () => [0, 1, 2].map((row) => target[slots.slotOf(row) * 4 + 3]);
+    const tensors = new Map([
+      ['position', u16(...new Array(9).fill(0))],
+      ['group.kind', u16(0, MISSING, 1)],
+      ['value.price', u16(0, STEPS, MISSING)],
+    ]);
+    const line = frameLine(3, 3, { values: new Map([['price', [5, 10]]]) });
+    slots.fill(target, dataset, line, tensors, { kind: 'grouping', name: 'kind' });
+    expect(codes()).toEqual([0, NO_COLOUR, 1]);
+    slots.fill(target, dataset, line, tensors, { kind: 'value', name: 'price', low: 0, high: 10 });
+    expect(codes()).toEqual([Math.floor(CODES / 2), CODES, NO_COLOUR]);
+  });
+
+  it('says what is wrong with a frame', () => {
+    const target = new Uint16Array(12);
+    const plain = { kind: 'plain' } as const;
+    expect(slots.fill(target, dataset, frameLine(3, 3), new Map(), plain)).toMatchObject({ ok: false });
+    expect(
+      slots.fill(target, dataset, frameLine(2, 3), new Map([['position', u16(1, 2, 3, 4, 5, 6)]]), plain),
+    ).toMatchObject({
+      ok: false,
+      reason: expect.stringContaining('which points'),
+    });
+  });
+});
+
+describe('names', () => {
+  it('are found by id and label over several batches of points', () => {
+    const dataset = new Dataset();
+    const texts = (name: string, ...all: string[]) => {
+      const bytes = all.map((text) => new TextEncoder().encode(text));
+      const offsets = [0];
+      for (const text of bytes) offsets.push(offsets[offsets.length - 1] + text.length);
+      return [
+        [`${name}.offsets`, u32(...offsets)],
+        [`${name}.bytes`, u8(...bytes.flatMap((text) => [...text]))],
+      ] as [string, Tensor][];
+    };
+    dataset.take(
+      { kind: 'points', count: 2, file: '' },
+      new Map([...texts('id', 'AAPL', 'MSFT'), ...texts('label', 'Apple', 'Microsoft')]),
+    );
+    expect(dataset.search('micro', 5)).toEqual([1]);
+    dataset.take({ kind: 'points', count: 1, file: '' }, new Map(texts('id', 'ÄAP')));
+    expect([0, 1, 2].map((row) => dataset.id(row))).toEqual(['AAPL', 'MSFT', 'ÄAP']);
+    expect(dataset.search('ap', 5)).toEqual([0, 2]);
+    expect(dataset.rowOf('MSFT')).toBe(1);
+    expect(dataset.search('zz', 5)).toEqual([]);
+  });
+});
+
+describe('the clock', () => {
+  const start: Playback = { position: 0, playing: true, framesPerS: 4, loop: false };
+
+  it('goes on smoothly, waits for frames, and stops at the end', () => {
+    expect(advance(start, 0.1, 10, 9).position).toBeCloseTo(0.4);
+    expect(advance({ ...start, position: 2.9 }, 0.2, 10, 3).position).toBe(3);
+    const end = advance({ ...start, position: 8.9 }, 0.2, 10, 9);
+    expect([end.position, end.playing]).toEqual([9, false]);
+    const again = advance({ ...start, position: 9, loop: true }, 0.1, 10, 9);
+    expect([again.position, again.playing]).toEqual([0, true]);
+    expect(advance(start, 3600, 1000, 999).position).toBe(1);
+  });
+
+  it('begins anew after the end, keeps within the frames, and follows new ones from the last', () => {
+    expect(toggle({ ...start, position: 9, playing: false }, 10)).toMatchObject({ position: 0, playing: true });
+    expect(toggle({ ...start, playing: false }, 1).playing).toBe(false);
+    expect(seek(start, 99, 10).position).toBe(9);
+    expect(seek(start, -1, 0).position).toBe(0);
+    expect(grown({ ...start, playing: false, position: 9 }, 10, 11).playing).toBe(true);
+    expect(grown({ ...start, playing: false, position: 5 }, 10, 11).playing).toBe(false);
+    expect(faster({ ...start, framesPerS: 30 }, 1).framesPerS).toBe(30);
+    expect(faster(start, -1).framesPerS).toBe(2);
+    expect(wanted(2.5, 5, 4)).toEqual([2, 3, 4]);
+  });
+});
+
+describe('level of detail', () => {
+  it('draws what there is time for while things move, then all the rest, each point once', () => {
+    let detail = { ...startDetail(), budget: 300 };
+    const drawn: number[] = [];
+    for (let picture = 0; picture < 9; picture++) {
+      const part = nextPart(detail, 1000, picture === 0);
+      if (part === undefined) break;
+      expect(part.clear).toBe(picture === 0);
+      for (let slot = part.begin; slot < part.begin + part.count; slot++) drawn.push(slot);
+      detail = after(detail, part, 1000, undefined);
+    }
+    expect(drawn).toEqual(Array.from({ length: 1000 }, (_, slot) => slot));
+  });
+
+  it('finds how many points there is time for', () => {
+    // A machine that draws 10,000 points a millisecond.
+    let detail = startDetail();
+    for (let picture = 0; picture < 60; picture++) {
+      const part = nextPart(detail, 10_000_000, true);
+      if (part !== undefined) detail = after(detail, part, 10_000_000, Math.max(16, part.count / 10_000));
+    }
+    expect(detail.budget).toBeGreaterThan(200_000);
+    expect(detail.budget).toBeLessThan(400_000);
+  });
+});
+
+describe('picking', () => {
+  const unit = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1];
+  const screen = { matrix: unit, width: 200, height: 200 };
+  const at = (...rows: number[][]) => new Uint16Array(rows.flat());
+  const between = (a: Uint16Array, b: Uint16Array, t: number): Between => ({
+    a,
+    b,
+    t,
+    lowA: [-1, -1, -1],
+    stepA: [1 / 100, 1 / 100, 1 / 100],
+    lowB: [-1, -1, -1],
+    stepB: [1 / 100, 1 / 100, 1 / 100],
+    shown: new Uint8Array(65_536).fill(1),
+    blend: false,
+  });
+
+  it('finds a point where it is between two frames, and none that is hidden or gone', () => {
+    const both = between(at([100, 100, 0, 0], [0, 0, 0, 1]), at([150, 100, 0, 0], [0, 0, 0, ABSENT]), 0.5);
+    expect(nearest(both, screen, 2, 125, 100, 5)).toBe(0);
+    expect(nearest(both, screen, 2, 100, 100, 5)).toBeUndefined();
+    expect(nearest(both, screen, 2, 0, 200, 5)).toBe(1);
+    expect(nearest({ ...both, t: 0.6 }, screen, 2, 0, 200, 5)).toBeUndefined();
+    both.shown[0] = 0;
+    expect(nearest(both, screen, 2, 125, 100, 5)).toBeUndefined();
+  });
+
+  it('catches what is in a lasso that is not convex', () => {
+    const u = [0, 0, 100, 0, 100, 100, 60, 100, 60, 40, 40, 40, 40, 100, 0, 100];
+    expect([isInside(u, 20, 50), isInside(u, 50, 80), isInside(u, 50, 20), isInside(u, 120, 50)]).toEqual([
+      true,
+      false,
+      true,
+      false,
+    ]);
+    const points = at([20, 150, 0, 0], [50, 120, 0, 0], [50, 180, 0, 0]);
+    expect(inside(between(points, points, 0), screen, 3, u)).toEqual([0, 2]);
+  });
+});
+
+describe('links', () => {
+  it('say the view, and what is wrong in them is left out', () => {
+    const view = {
+      frame: 2.25,
+      colour: 'a & b',
+      scheme: 'Tableau',
+      hidden: ['x', 'y=z'],
+      chosen: ['#1'],
+      camera: [1, 2, 3, 4, 5, 6],
+      size: 8,
+      opacity: 0.5,
+    };
+    expect(decodeView(`#${encodeView(view)}`)).toEqual(view);
+    expect(decodeView('#frame=abc&camera=1,2&size=-1&opacity=9&camera=')).toEqual({});
+    expect(decodeView('')).toEqual({});
+  });
+});
+
+it('gives as many colours as there are categories, each one valid', () => {
+  for (const scheme of SCHEMES.keys()) {
+    const colours = Array.from({ length: 40 }, (_, code) => categoryColour(scheme, code, 40));
+    for (const part of colours.flat()) expect(part >= 0 && part <= 255).toBe(true);
+    expect(new Set(colours.map(String)).size).toBe(40);
+  }
+  for (const stops of RAMPS.values()) for (const part of [-1, 0, 0.5, 1, 2]) expect(ramp(stops, part)).toHaveLength(3);
+});

@@ -1,0 +1,304 @@
+// Draws the points: two frames in the graphics card, which goes between them by itself.
+
+import {
+  BufferAttribute,
+  BufferGeometry,
+  Color,
+  DataTexture,
+  DynamicDrawUsage,
+  GLSL3,
+  LineBasicMaterial,
+  LineSegments,
+  Matrix4,
+  PerspectiveCamera,
+  Points,
+  RGBAFormat,
+  Scene,
+  ShaderMaterial,
+  Spherical,
+  UnsignedByteType,
+  Vector3,
+  WebGLRenderer,
+} from 'three';
+import { OrbitControls } from 'three/addons/controls/OrbitControls.js';
+import type { Part } from './detail';
+import type { Between, Screen } from './pick';
+import { ABSENT } from './slots';
+import { STEPS } from './wire';
+
+const PALETTE_SIDE = 256;
+
+const VERTEX = `
+in vec4 a; in vec4 b;
+uniform vec3 lowA, stepA, lowB, stepB;
+uniform float t, size, opacity; uniform bool blend;
+uniform sampler2D palette;
+out vec4 shade;
+void main() {
+  bool hereA = a.w < ${ABSENT}.0, hereB = b.w < ${ABSENT}.0;
+  vec3 atA = lowA + a.xyz * stepA, atB = lowB + b.xyz * stepB;
+  vec3 at = hereA ? (hereB ? mix(atA, atB, t) : atA) : atB;
+  float there = hereA ? (hereB ? 1.0 : 1.0 - t) : (hereB ? t : 0.0);
+  float code = hereA && (t < 0.5 || !hereB) ? a.w : b.w;
+  if (blend && max(a.w, b.w) < ${ABSENT - 1}.0) code = floor(mix(a.w, b.w, t) + 0.5);
+  int texel = int(code);
+  vec4 colour = texelFetch(palette, ivec2(texel & 255, texel >> 8), 0);
+  if (there <= 0.0 || colour.a == 0.0) { gl_Position = vec4(2.0, 2.0, 2.0, 1.0); gl_PointSize = 1.0; shade = vec4(0.0); return; }
+  vec4 seen = modelViewMatrix * vec4(at, 1.0);
+  gl_Position = projectionMatrix * seen;
+  gl_PointSize = clamp(size * there / max(0.05, -seen.z), 1.0, 64.0);
+  shade = vec4(colour.rgb, opacity);
+}`;
+
+const FRAGMENT = `
+precision mediump float;
+in vec4 shade; out vec4 colour;
+void main() {
+  vec2 from = gl_PointCoord * 2.0 - 1.0;
+  float r = dot(from, from);
+  if (r > 1.0) discard;
+  // As of a ball that is lit from the upper left.
+  float light = 0.82 + 0.24 * (0.5 - 0.35 * from.x - 0.5 * from.y) * (1.0 - r * 0.6);
+  colour = vec4(shade.rgb * min(light, 1.15), shade.a);
+}`;
+
+export type Box = { low: readonly number[]; high: readonly number[] };
+
+export class PointScene {
+  private readonly renderer: WebGLRenderer;
+  private readonly scene = new Scene();
+  readonly camera = new PerspectiveCamera(45, 1, 0.01, 100);
+  readonly controls: OrbitControls;
+  private geometry = new BufferGeometry();
+  private readonly material: ShaderMaterial;
+  private readonly cloud: Points;
+  private readonly frame: LineSegments;
+  private readonly palette: DataTexture;
+  readonly colours = new Uint8Array(PALETTE_SIDE * PALETTE_SIDE * 4);
+  private readonly shown = new Uint8Array(PALETTE_SIDE * PALETTE_SIDE);
+  private arrays: [Uint16Array, Uint16Array] = [new Uint16Array(0), new Uint16Array(0)];
+  /** Frames to the world: the longest side of the box that holds all frames is 2 long, and its middle at 0. */
+  private centre = [0, 0, 0];
+  private scale = 1;
+  private pointSize = 5;
+  width = 1;
+  height = 1;
+
+  constructor(
+    readonly canvas: HTMLCanvasElement,
+    moved: () => void,
+  ) {
+    // Kept from picture to picture, so that points can be added to what is there.
+    this.renderer = new WebGLRenderer({
+      canvas,
+      antialias: true,
+      preserveDrawingBuffer: true,
+      powerPreference: 'high-performance',
+    });
+    this.renderer.autoClear = false;
+    this.palette = new DataTexture(this.colours, PALETTE_SIDE, PALETTE_SIDE, RGBAFormat, UnsignedByteType);
+    this.material = new ShaderMaterial({
+      vertexShader: VERTEX,
+      fragmentShader: FRAGMENT,
+      glslVersion: GLSL3,
+      uniforms: {
+        lowA: { value: new Vector3() },
+        stepA: { value: new Vector3() },
+        lowB: { value: new Vector3() },
+        stepB: { value: new Vector3() },
+        t: { value: 0 },
+        size: { value: 1 },
+        opacity: { value: 1 },
+        blend: { value: false },
+        palette: { value: this.palette },
+      },
+    });
+    this.cloud = new Points(this.geometry, this.material);
+    this.cloud.frustumCulled = false;
+    this.frame = new LineSegments(
+      new BufferGeometry(),
+      new LineBasicMaterial({ color: 0x808890, transparent: true, opacity: 0.35 }),
+    );
+    this.scene.add(this.frame, this.cloud);
+    this.controls = new OrbitControls(this.camera, canvas);
+    this.controls.enableDamping = true;
+    this.controls.dampingFactor = 0.12;
+    this.controls.minDistance = 0.05;
+    this.controls.maxDistance = 30;
+    this.controls.addEventListener('change', moved);
+    this.resetCamera();
+  }
+
+  /** Makes room for so many points; the two frames must then be filled anew. */
+  allocate(points: number): void {
+    this.geometry.dispose();
+    this.geometry = new BufferGeometry();
+    this.arrays = [new Uint16Array(points * 4).fill(ABSENT), new Uint16Array(points * 4).fill(ABSENT)];
+    ['a', 'b'].forEach((name, i) => {
+      const attribute = new BufferAttribute(this.arrays[i], 4);
+      attribute.setUsage(DynamicDrawUsage);
+      this.geometry.setAttribute(name, attribute);
+    });
+    this.cloud.geometry = this.geometry;
+  }
+
+  /** The memory of frame A (0) or B (1), to be filled; `upload` sends it to the graphics card. */
+  array(which: 0 | 1): Uint16Array {
+    return this.arrays[which];
+  }
+
+  upload(which: 0 | 1, box: Box): void {
+    this.attribute(which).needsUpdate = true;
+    this.setBox(which, box);
+  }
+
+  /** What was frame B is now frame A: nothing is sent again. */
+  swap(): void {
+    this.arrays = [this.arrays[1], this.arrays[0]];
+    const [a, b] = [this.attribute(0), this.attribute(1)];
+    this.geometry.setAttribute('a', b);
+    this.geometry.setAttribute('b', a);
+    const { lowA, lowB, stepA, stepB } = this.material.uniforms;
+    [lowA.value, lowB.value] = [lowB.value, lowA.value];
+    [stepA.value, stepB.value] = [stepB.value, stepA.value];
+  }
+
+  setBox(which: 0 | 1, box: Box): void {
+    const side = which === 0 ? 'A' : 'B';
+    const low = box.low.map((x, i) => (x - this.centre[i]) * this.scale);
+    const step = box.high.map((x, i) => ((x - box.low[i]) * this.scale) / STEPS);
+    (this.material.uniforms[`low${side}`].value as Vector3).fromArray(low);
+    (this.material.uniforms[`step${side}`].value as Vector3).fromArray(step);
+  }
+
+  /** Sets the box that the world is scaled to; boxes of frames must then be set anew. */
+  setWorld(box: Box): void {
+    const sides = box.high.map((x, i) => x - box.low[i]);
+    this.centre = sides.map((side, i) => box.low[i] + side / 2);
+    this.scale = 2 / (Math.max(...sides) || 1);
+    const h = sides.map((side) => (side * this.scale) / 2);
+    const corners: number[] = [];
+    for (let axis = 0; axis < 3; axis++)
+      for (const u of [-1, 1])
+        for (const v of [-1, 1])
+          for (const w of [-1, 1]) {
+            const at = [0, 0, 0];
+            at[axis] = w * h[axis];
+            at[(axis + 1) % 3] = u * h[(axis + 1) % 3];
+            at[(axis + 2) % 3] = v * h[(axis + 2) % 3];
+            corners.push(...at);
+          }
+    this.frame.geometry.dispose();
+    this.frame.geometry = new BufferGeometry().setAttribute(
+      'position',
+      new BufferAttribute(new Float32Array(corners), 3),
+    );
+  }
+
+  toWorld(at: ArrayLike<number>): [number, number, number] {
+    return [0, 1, 2].map((i) => (at[i] - this.centre[i]) * this.scale) as [number, number, number];
+  }
+
+  /** After `colours` were changed: what has no alpha is hidden. */
+  coloursChanged(blend: boolean): void {
+    for (let code = 0; code < this.shown.length; code++) this.shown[code] = this.colours[code * 4 + 3] === 0 ? 0 : 1;
+    this.palette.needsUpdate = true;
+    this.material.uniforms.blend.value = blend;
+  }
+
+  setLook(size: number, opacity: number, background: string): void {
+    this.pointSize = size;
+    this.material.uniforms.opacity.value = opacity;
+    // What is seen through would hide what lies behind it, were it written down as the nearest.
+    if (this.material.transparent !== opacity < 1) {
+      this.material.transparent = opacity < 1;
+      this.material.depthWrite = opacity >= 1;
+      this.material.needsUpdate = true;
+    }
+    this.renderer.setClearColor(new Color(background), 1);
+    this.resize(this.width, this.height);
+  }
+
+  setBetween(t: number): void {
+    this.material.uniforms.t.value = t;
+  }
+
+  between(): Between {
+    const u = this.material.uniforms;
+    const list = (name: string) => (u[name].value as Vector3).toArray();
+    return {
+      a: this.arrays[0],
+      b: this.arrays[1],
+      lowA: list('lowA'),
+      stepA: list('stepA'),
+      lowB: list('lowB'),
+      stepB: list('stepB'),
+      t: u.t.value,
+      shown: this.shown,
+      blend: u.blend.value,
+    };
+  }
+
+  screen(): Screen {
+    this.camera.updateMatrixWorld();
+    const matrix = new Matrix4().multiplyMatrices(this.camera.projectionMatrix, this.camera.matrixWorldInverse);
+    return { matrix: matrix.elements, width: this.width, height: this.height };
+  }
+
+  resize(width: number, height: number): void {
+    this.width = width;
+    this.height = height;
+    const ratio = Math.min(window.devicePixelRatio, 2);
+    this.renderer.setPixelRatio(ratio);
+    this.renderer.setSize(width, height, false);
+    this.camera.aspect = width / Math.max(1, height);
+    this.camera.updateProjectionMatrix();
+    this.material.uniforms.size.value = this.pointSize * ratio * 3;
+  }
+
+  resetCamera(): void {
+    // On a narrow screen farther away, so that all is seen.
+    const far = 1 / Math.min(1, this.camera.aspect);
+    this.camera.position.set(1.95 * far, 1.3 * far, 2.85 * far);
+    this.controls.target.set(0, 0, 0);
+    this.controls.update();
+  }
+
+  /** Turns the camera around what it looks at, by steps of five degrees. */
+  turn(around: number, over: number): void {
+    const away = this.camera.position.clone().sub(this.controls.target);
+    const at = new Spherical().setFromVector3(away);
+    at.theta += (around * Math.PI) / 36;
+    at.phi += (over * Math.PI) / 36;
+    at.makeSafe();
+    this.camera.position.setFromSpherical(at).add(this.controls.target);
+    this.controls.update();
+  }
+
+  /** Multiplies the distance of the camera from what it looks at. */
+  zoom(factor: number): void {
+    this.camera.position.sub(this.controls.target).multiplyScalar(factor).add(this.controls.target);
+    this.controls.update();
+  }
+
+  cameraState(): number[] {
+    return [...this.camera.position.toArray(), ...this.controls.target.toArray()];
+  }
+
+  setCamera(state: readonly number[]): void {
+    this.camera.position.fromArray(state, 0);
+    this.controls.target.fromArray(state, 3);
+    this.controls.update();
+  }
+
+  draw(part: Part): void {
+    if (part.clear) this.renderer.clear();
+    this.frame.visible = part.clear;
+    this.geometry.setDrawRange(part.begin, part.count);
+    this.renderer.render(this.scene, this.camera);
+  }
+
+  private attribute(which: 0 | 1): BufferAttribute {
+    return this.geometry.getAttribute(which === 0 ? 'a' : 'b') as BufferAttribute;
+  }
+}

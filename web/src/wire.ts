@@ -1,0 +1,190 @@
+// What comes from the server, checked once, here. docs/viewer.md has the format in words.
+
+export type Parsed<T> = { ok: true; value: T } | { ok: false; reason: string };
+
+export type Vector = readonly [number, number, number];
+
+/** The first line of an index. */
+export type Header = {
+  kind: 'header';
+  title: string;
+  axes: readonly [string, string, string];
+  glyphs: ReadonlyMap<string, string>;
+};
+export type PointsLine = { kind: 'points'; count: number; file: string | undefined };
+export type CategoriesLine = { kind: 'categories'; grouping: string; names: readonly string[] };
+export type FrameLine = {
+  kind: 'frame';
+  file: string;
+  time: string;
+  /** Points in the frame. */
+  count: number;
+  /** Points that were known when the frame was written: so many bits has `present`. */
+  points: number;
+  low: Vector;
+  high: Vector;
+  values: ReadonlyMap<string, readonly [number, number]>;
+  metrics: ReadonlyMap<string, number>;
+};
+/** A line of a kind that a later release has added. */
+export type OtherLine = { kind: 'other' };
+export type Line = Header | PointsLine | CategoriesLine | FrameLine | OtherLine;
+
+export type TensorData = Uint8Array | Uint16Array | Uint32Array | Float32Array;
+export type Tensor = { shape: readonly number[]; data: TensorData };
+export type Tensors = ReadonlyMap<string, Tensor>;
+
+/** Steps of a quantized number, and the number that stands for none. */
+export const STEPS = 65_534;
+export const MISSING = 65_535;
+
+const FILE = /^(frame|points)-\d{6,}\.safetensors$/;
+
+/** Parses one line of `index.jsonl`; `first` says that it is the one that tells the format. */
+export function parseLine(text: string, first: boolean): Parsed<Line> {
+  let told: unknown;
+  try {
+    told = JSON.parse(text);
+  } catch {
+    return bad(`a line of the index is no JSON: ${text.slice(0, 80)}`);
+  }
+  if (!isRecord(told)) return bad(`a line of the index is no object: ${text.slice(0, 80)}`);
+  if (first) return parseHeader(told);
+  const { kind, file } = told;
+  if (file !== undefined && !(typeof file === 'string' && FILE.test(file)))
+    return bad(`the index names a file ${String(file)}`);
+  if (kind === 'points') {
+    if (!isCount(told.count)) return bad('a line of points has no count');
+    return { ok: true, value: { kind, count: told.count, file } };
+  }
+  if (kind === 'categories') {
+    if (typeof told.grouping !== 'string' || !isTexts(told.names)) return bad('a line of categories has no names');
+    return { ok: true, value: { kind, grouping: told.grouping, names: told.names } };
+  }
+  if (kind === 'frame') return parseFrame(told, file);
+  return { ok: true, value: { kind: 'other' } };
+}
+
+function parseHeader(told: Record<string, unknown>): Parsed<Header> {
+  if (told.format !== 'tidemill-frames' || told.version !== 1)
+    return bad('these frames were written by another release of Tidemill than this page is of');
+  const axes = told.axes;
+  if (!isTexts(axes) || axes.length !== 3) return bad('the index does not name three axes');
+  const glyphs = isRecord(told.glyphs) ? Object.entries(told.glyphs) : [];
+  return {
+    ok: true,
+    value: {
+      kind: 'header',
+      title: typeof told.title === 'string' ? told.title : '',
+      axes: [axes[0], axes[1], axes[2]],
+      glyphs: new Map(glyphs.map(([id, glyph]) => [id, String(glyph)])),
+    },
+  };
+}
+
+function parseFrame(told: Record<string, unknown>, file: string | undefined): Parsed<FrameLine> {
+  const { time, count, points, low, high } = told;
+  if (file === undefined || typeof time !== 'string' || !isCount(count) || !isCount(points) || count > points)
+    return bad('a line of a frame lacks file, time or counts');
+  if (!isVector(low) || !isVector(high)) return bad(`the box of ${file} is no box`);
+  const values = new Map<string, readonly [number, number]>();
+  for (const [name, range] of Object.entries(isRecord(told.values) ? told.values : {})) {
+    if (!isNumbers(range) || range.length !== 2) return bad(`${file}: the range of ${name} is no range`);
+    values.set(name, [range[0], range[1]]);
+  }
+  const metrics = new Map<string, number>();
+  for (const [name, figure] of Object.entries(isRecord(told.metrics) ? told.metrics : {}))
+    if (typeof figure === 'number') metrics.set(name, figure);
+  return { ok: true, value: { kind: 'frame', file, time, count, points, low, high, values, metrics } };
+}
+
+const KINDS = { U8: Uint8Array, U16: Uint16Array, U32: Uint32Array, F32: Float32Array } as const;
+
+/** Parses a file in the safetensors format. The tensors are views of `buffer`: nothing is copied. */
+export function parseTensors(buffer: ArrayBuffer): Parsed<Tensors> {
+  if (buffer.byteLength < 8) return bad('it is cut off');
+  const view = new DataView(buffer);
+  const length = view.getUint32(0, true);
+  if (view.getUint32(4, true) !== 0 || length > buffer.byteLength - 8)
+    return bad('it is cut off, or no file of tensors');
+  let header: unknown;
+  try {
+    header = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(new Uint8Array(buffer, 8, length)));
+  } catch {
+    return bad('its header is no JSON');
+  }
+  if (!isRecord(header)) return bad('its header is no object');
+  const tensors = new Map<string, Tensor>();
+  const begin = 8 + length;
+  for (const [name, told] of Object.entries(header)) {
+    if (name === '__metadata__') continue;
+    if (!isRecord(told) || !isNumbers(told.shape) || !isNumbers(told.data_offsets))
+      return bad(`tensor ${name} lacks a shape`);
+    const kind = KINDS[told.dtype as keyof typeof KINDS];
+    if (kind === undefined) return bad(`tensor ${name} has the type ${String(told.dtype)}, which is none of ours`);
+    const [from, to] = told.data_offsets;
+    const numbers = told.shape.reduce((product, side) => product * side, 1);
+    if (
+      !isCount(from) ||
+      !isCount(to) ||
+      to - from !== numbers * kind.BYTES_PER_ELEMENT ||
+      begin + to > buffer.byteLength
+    )
+      return bad(`tensor ${name} reaches beyond its end`);
+    const place = begin + from;
+    // Other writers than ours need not align what they write.
+    const aligned = place % kind.BYTES_PER_ELEMENT === 0;
+    const data = aligned ? new kind(buffer, place, numbers) : new kind(buffer.slice(place, begin + to), 0, numbers);
+    tensors.set(name, { shape: told.shape, data });
+  }
+  return { ok: true, value: tensors };
+}
+
+/** A tensor of 16-bit numbers with a shape that fits, or what is wrong with it. */
+export function tensor16(tensors: Tensors, name: string, count: number): Parsed<Uint16Array> {
+  const found = tensors.get(name);
+  if (found === undefined) return bad(`it has no ${name}`);
+  if (!(found.data instanceof Uint16Array) || found.data.length !== count)
+    return bad(`${name} has ${found.data.length} numbers where ${count} of 16 bits are needed`);
+  return { ok: true, value: found.data };
+}
+
+/** Groups that readers of the page have made. */
+export type Selection = { name: string; rows: readonly number[] };
+
+export function parseSelections(text: string): Parsed<Selection[]> {
+  let told: unknown;
+  try {
+    told = JSON.parse(text);
+  } catch {
+    return bad('the saved groups are no JSON');
+  }
+  if (!Array.isArray(told)) return bad('the saved groups are no list');
+  const selections: Selection[] = [];
+  for (const group of told) {
+    if (!isRecord(group) || typeof group.name !== 'string' || !isNumbers(group.rows) || !group.rows.every(isCount))
+      return bad('a saved group lacks a name or rows');
+    selections.push({ name: group.name, rows: group.rows });
+  }
+  return { ok: true, value: selections };
+}
+
+export function bad(reason: string): { ok: false; reason: string } {
+  return { ok: false, reason };
+}
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+function isCount(value: unknown): value is number {
+  return typeof value === 'number' && Number.isInteger(value) && value >= 0;
+}
+function isTexts(value: unknown): value is string[] {
+  return Array.isArray(value) && value.every((item) => typeof item === 'string');
+}
+function isNumbers(value: unknown): value is number[] {
+  return Array.isArray(value) && value.every((item) => typeof item === 'number');
+}
+function isVector(value: unknown): value is Vector {
+  return isNumbers(value) && value.length === 3;
+}
