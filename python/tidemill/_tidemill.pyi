@@ -1,6 +1,5 @@
 """Types of the native half of the package."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 

@@ -198,7 +198,7 @@ def main() -> None:
     hurried = "hurried" in sys.argv
     late_to = Files(folder / "late") if late else None
     rows.write_stream(
-        Files(folder / "results", pause_s=0.01 if hurried else 0),
+        Files(folder / "results", pause_s=0.03 if hurried else 0),
         late_to=late_to,
         name="killed",
         checkpoint=where,

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -117,15 +118,20 @@ def test_keys_that_move_while_workers_are_killed(folder: Path) -> None:
     check(folder, "pairs")
 
 
-def live_and_die(folder: Path, workers: int, *words: str) -> None:
-    """Start the job; kill all of it, launcher included, as soon as it has made a checkpoint."""
+def live_and_die(folder: Path, workers: int, *words: str, until: Callable[[Path], bool] = lambda epoch: True) -> None:
+    """Start the job; kill all of it, launcher included, as soon as it has made a checkpoint that is as it should be."""
 
     def epochs() -> set[Path]:
         return set((folder / "checkpoints" / "epochs").glob("[0-9]*"))
 
     before = epochs()
     job = launched.start("run", "-n", str(workers), JOB, folder, *words)
-    launched.wait_until(lambda: job.poll() is not None or bool(epochs() - before), "a new checkpoint")
+
+    def made() -> bool:
+        return any(map(until, epochs() - before))
+
+    launched.wait_until(lambda: made() or job.poll() is not None, "a new checkpoint")
+    assert made(), "the job ended before it made such a checkpoint"
     workers_pids = pids(folder)
     for pid in [*workers_pids, job.pid]:
         if launched.is_running(pid):
