@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,12 @@ def epochs(place: Path) -> set[Path]:
     return set((place / "epochs").glob("[0-9]*"))
 
 
+def wait_for_epoch(job: subprocess.Popen[bytes], place: Path, before: set[Path]) -> set[Path]:
+    """Wait for a checkpoint that was not there before, or the job's end; returns those that are there."""
+    launched.wait_until(lambda: job.poll() is not None or bool(epochs(place) - before), "a checkpoint")
+    return epochs(place)
+
+
 def kill_one(folder: Path, dice: random.Random) -> None:
     victims = [pid for pid in pids(folder) if launched.is_running(pid)]
     if victims:
@@ -52,8 +59,7 @@ def test_checkpoints_in_an_object_store(folder: Path, server: object_server.Serv
     job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "windows", url, env=server.env)
     before: set[Path] = set()
     for _ in range(3):
-        launched.wait_until(lambda: job.poll() is not None or bool(epochs(place) - before), "a checkpoint")
-        before = epochs(place)
+        before = wait_for_epoch(job, place, before)
         if job.poll() is None:
             kill_one(folder, dice)
     _, err = job.communicate(timeout=launched.PATIENCE_S)
@@ -69,12 +75,12 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
     """Its server dies and comes back: the stream goes on meanwhile, and a worker that dies afterwards loses nothing."""
     url, place = "s3://jobs/killed", server.root / "jobs" / "killed"
     job = launched.start("run", "-n", "2", "--restarts", "3", JOB, folder, "windows", url, env=server.env)
-    launched.wait_until(lambda: job.poll() is not None or bool(epochs(place)), "a checkpoint")
+    wait_for_epoch(job, place, set())
     server.stop()
     time.sleep(1)
     before = epochs(place)
     server.start()
-    launched.wait_until(lambda: job.poll() is not None or bool(epochs(place) - before), "a checkpoint afterwards")
+    wait_for_epoch(job, place, before)
     if job.poll() is None:
         kill_one(folder, random.Random(os.getpid()))
     _, err = job.communicate(timeout=launched.PATIENCE_S)

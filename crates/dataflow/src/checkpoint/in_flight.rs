@@ -151,9 +151,11 @@ mod tests {
     /// Each row comes back once, whatever the number of copies, and in its order.
     #[test]
     fn rows_are_dealt_once() {
-        let part =
-            |values: &[std::ops::Range<i64>]| encode(&values.iter().cloned().map(numbers).collect::<Vec<_>>()).unwrap();
-        let in_flight = vec![((0, 0), part(&[0..3, 10..12])), ((0, 1), part(&[90..91])), ((1, 0), part(&[20..29]))];
+        let in_flight = vec![
+            ((0, 0), encode(&[numbers(0..3), numbers(10..12)]).unwrap()),
+            ((0, 1), encode(&[numbers(90..91)]).unwrap()),
+            ((1, 0), encode(&[numbers(20..29)]).unwrap()),
+        ];
         let same = Restored { in_flight: in_flight[..2].to_vec(), ..Restored::default() };
         assert_eq!(replayed(&same, 0, (0, 2), |_| unreachable!("nothing is dealt")), [0, 1, 2, 10, 11]);
         assert_eq!(replayed(&same, 2, (0, 2), |_| unreachable!("nothing is there")), [] as [i64; 0]);

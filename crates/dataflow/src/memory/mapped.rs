@@ -314,7 +314,7 @@ mod tests {
         writer.file = BufWriter::new(File::options().write(true).open("/dev/full").unwrap());
         let error = match writer.write(&[1; 1000]) {
             Err(error) => error,
-            Ok(()) => writer.finish().err().expect("nothing fits"),
+            Ok(()) => writer.finish().expect_err("nothing fits"),
         };
         assert!(error.to_string().contains("--spill-dir"), "{error}");
     }

@@ -70,8 +70,11 @@ pub(super) struct Write {
     in_flight: Vec<(u32, InFlight)>,
 }
 
+/// A key, a number and a time.
+pub(super) type Row = (u32, u32, i64);
+
 /// Rows that are being recorded.
-type InFlight = Rc<RefCell<Option<Vec<(u32, u32, i64)>>>>;
+type InFlight = Rc<RefCell<Option<Vec<Row>>>>;
 
 impl Write {
     /// All that is to be written, if it is known.
@@ -89,12 +92,12 @@ impl Write {
     }
 }
 
-fn encode(rows: &[(u32, u32, i64)]) -> Bytes {
+fn encode(rows: &[Row]) -> Bytes {
     serde_json::to_vec(rows).unwrap().into()
 }
 
 /// Keys, numbers and times of rows in flight.
-pub(super) fn decode(bytes: &Bytes) -> Vec<(u32, u32, i64)> {
+pub(super) fn decode(bytes: &Bytes) -> Vec<Row> {
     serde_json::from_slice(bytes).unwrap()
 }
 
@@ -108,7 +111,7 @@ struct Port {
     ended: bool,
     /// The last epoch whose barrier has passed.
     passed: u64,
-    recording: Option<(Recording<(u32, u32, i64)>, InFlight)>,
+    recording: Option<(Recording<Row>, InFlight)>,
     ahead: VecDeque<(usize, Packet)>,
 }
 
@@ -129,10 +132,10 @@ enum Got {
 impl Gather {
     /// For each port the lanes that lead there.
     /// `replay` says which rows were in flight to each, and are this copy's.
-    pub(super) fn new(lanes: Vec<Vec<usize>>, replay: Vec<Vec<(u32, u32, i64)>>) -> Self {
+    pub(super) fn new(lanes: Vec<Vec<usize>>, replay: Vec<Vec<Row>>) -> Self {
         let mut marks = Confluence::default();
         (0..lanes.len()).for_each(|port| marks.add(port, false));
-        let port = |(streams, replay): (Vec<usize>, Vec<(u32, u32, i64)>)| {
+        let port = |(streams, replay): (Vec<usize>, Vec<Row>)| {
             let mut marks = Confluence::default();
             (0..streams.len()).for_each(|stream| marks.add(stream, false));
             let row = |(key, n, time)| (usize::MAX, Packet::Row { key, n, time });
@@ -193,7 +196,7 @@ impl Gather {
 }
 
 /// What a recording is told of a packet.
-fn seen(packet: &Packet) -> Seen<(u32, u32, i64)> {
+fn seen(packet: &Packet) -> Seen<Row> {
     match packet {
         Packet::Row { key, n, time } => Seen::Rows((*key, *n, *time)),
         Packet::Mark(Mark::Barrier(barrier)) => Seen::Barrier(barrier.epoch),
