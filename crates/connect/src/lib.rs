@@ -53,6 +53,7 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::Source;
 use tidemill_dataflow::{TaskContext, TaskError};
 
+pub use self::redis::RedisHashes;
 pub use bad::BadRecords;
 pub use error::ConnectError;
 

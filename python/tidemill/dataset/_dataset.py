@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
+    from tidemill.dataset._lookup import Source
     from tidemill.dataset._read import StorageOptions
     from tidemill.stream import Connector, Duration, Running, Sink
 
@@ -208,6 +209,61 @@ class DataSet:
     ) -> DataSet:
         """The rows that a function makes of each row: any number of dicts of a dict. `retries` as for `map_batches`."""
         return _map.map_rows(self, function, schema, retries, several=True)
+
+    def lookup(
+        self,
+        source: Source,
+        on: str | Iterable[str],
+        schema: Schema,
+        *,
+        how: Literal["left", "inner"] = "left",
+        cache_rows: int = 100_000,
+        cache_for: Duration | None = None,
+        retries: int = 0,
+    ) -> DataSet:
+        """The rows with what a function finds for their keys, somewhere outside: a join with a service or a database.
+
+        Parameters
+        ----------
+        source : callable
+            It is called with a list of different keys, values of the column `on` or tuples of several, and gives for each a dict
+            with the columns of `schema`, or None: a list in the order of the keys, or a dict by key. Several threads call it.
+            `tidemill.stream.redis_hashes` makes one.
+        on : str or iterable of str
+            The columns that are the key. Of a null nothing is found.
+        schema : mapping of str to str, or Arrow schema
+            The columns that are added. Values are cast to their types: texts may be numbers.
+        how : {"left", "inner"}, default="left"
+            Whether rows are kept for which nothing is found, with nulls.
+        cache_rows : int, default=100000
+            How many keys each worker remembers, with what was found or that nothing was: those used last. 0 remembers none.
+        cache_for : str, number of seconds or timedelta, optional
+            For how long; by default until the query ends.
+        retries : int
+            As for `map_batches`.
+
+        Notes
+        -----
+        What is found may change between two calls: a row that is read again after a failure may find something else.
+
+        >>> import tidemill as tm
+        >>> names = {1: {"name": "one"}, 2: {"name": "two"}}
+        >>> data = tm.from_dict({"x": [2, 1, 3]})
+        >>> data.lookup(lambda keys: [names.get(key) for key in keys], on="x", schema={"name": "str"}).sort("x").to_dict()
+        {'x': [1, 2, 3], 'name': ['one', 'two', None]}
+        """
+        from tidemill.stream._time import seconds
+
+        if how not in ("left", "inner"):
+            raise DataSetError(f'how is "left" or "inner", not {how!r}')
+        keys = [on] if isinstance(on, str) else list(on)
+        if not keys:
+            raise DataSetError("lookup needs at least one column to look up")
+        self.select(*keys)  # says which is not there
+        if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
+            raise DataSetError(f"cache_rows is a number from 0 on, not {cache_rows!r}")
+        cache_s = None if cache_for is None else seconds(cache_for, "cache_for")
+        return _map.looked_up(self, source, keys, schema, how, cache_rows, cache_s, retries)
 
     def reduce(self, function: Callable[[Row, Row], Row]) -> Row | None:
         """One row of all: ``function(row, row)`` makes one of two, again and again, in any order. An action.

@@ -14,10 +14,11 @@ from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
+    from tidemill.dataset._lookup import Source
     from tidemill.stream._process import Function
     from tidemill.stream._time import Duration
 
-__all__ = ["KeyedRows", "Row", "Schema", "filter_rows", "map_batches", "map_rows", "reduce_rows"]
+__all__ = ["KeyedRows", "Row", "Schema", "filter_rows", "looked_up", "map_batches", "map_rows", "reduce_rows"]
 
 # Query threads call functions of the program; none may be doing so when the interpreter ends.
 atexit.register(end_calls)
@@ -67,6 +68,30 @@ def filter_rows(data: DataSet, function: Callable[[Row], object]) -> DataSet:
         return [native.filter([bool(_called(function, row, _name(function))) for row in Table(native).to_pylist()])]
 
     return _mapped(data, _name(function), on_table, data._native)
+
+
+def looked_up(
+    data: DataSet,
+    source: Source,
+    keys: list[str],
+    schema: Schema,
+    how: str,
+    cache_rows: int,
+    cache_s: float | None,
+    retries: int,
+) -> DataSet:
+    """See `DataSet.lookup`."""
+    from tidemill.dataset._lookup import Lookup
+
+    name = _name(source)
+    added = NativeTable.empty(list(schema.items()) if isinstance(schema, Mapping) else schema)
+    there = [field for field, _ in added.fields if field in data.columns]
+    if there:
+        raise DataSetError(f"{name}: there is a column {there[0]!r} already; rename it, or what is looked up")
+    if not added.fields:
+        raise DataSetError(f"{name}: a schema has at least one column")
+    call = Lookup(_retried(source, retries, name), name, keys, added, how, cache_rows, cache_s)
+    return data._step(data._native.map_batches(name, call, data._native.empty().beside(added)))
 
 
 def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row]) -> Row | None:

@@ -15,7 +15,7 @@ from tidemill.stream._connect import Connector, from_files, from_kafka, rate, ti
 from tidemill.stream._late import LateRowsWarning, late_rows
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
-from tidemill.stream._redis import from_redis, to_redis
+from tidemill.stream._redis import from_redis, redis_hashes, to_redis
 from tidemill.stream._running import Move, Running
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._time import Duration
@@ -40,6 +40,7 @@ __all__ = [
     "from_websocket",
     "late_rows",
     "rate",
+    "redis_hashes",
     "session",
     "sliding",
     "to_files",

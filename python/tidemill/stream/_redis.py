@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
-from tidemill._tidemill import stream_of
+from tidemill._tidemill import NativeRedisHashes, stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
@@ -14,7 +14,7 @@ from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._connect import Connector, bad, described, times
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["from_redis", "to_redis"]
+__all__ = ["from_redis", "redis_hashes", "to_redis"]
 
 
 def from_redis(
@@ -125,6 +125,32 @@ def to_redis(
     }
     guarantee = "exactly_once" if id is not None else "at_least_once"
     return Connector(described("redis", url=url, guarantee=guarantee, **options))
+
+
+def redis_hashes(
+    url: str, fields: str | Iterable[str], *, prefix: str = ""
+) -> Callable[[list[Any]], list[Mapping[str, str | None] | None]]:
+    """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
+
+    A server that is away is waited for, a minute long.
+
+    Parameters
+    ----------
+    url : str
+        As for `from_redis`.
+    fields : str or iterable of str
+        Which; a hash that has none of them is as one that is not there.
+    prefix : str, default=""
+        What the hashes' keys begin with; behind it the values of the row's key, with colons between.
+    """
+    names = _listed(fields)
+    native = NativeRedisHashes(described("redis", url=url, fields=names, prefix=prefix or None))
+
+    def redis_hashes(keys: list[Any]) -> list[Mapping[str, str | None] | None]:
+        texts = [":".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in keys]
+        return [None if found is None else dict(zip(names, found, strict=True)) for found in native.get(texts)]
+
+    return redis_hashes
 
 
 def _listed(names: str | Iterable[str]) -> list[str]:

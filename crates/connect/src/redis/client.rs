@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisError, RedisResult};
+use redis::{AsyncConnectionConfig, Client, Connection, IntoConnectionInfo, RedisError, RedisResult};
 
 use crate::options::Secret;
 
@@ -46,6 +46,14 @@ impl Server {
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(Some(ANSWER));
         self.client.get_multiplexed_async_connection_with_config(&config).await
+    }
+
+    /// A connection for a thread that waits for its answers.
+    pub(crate) fn connect_blocking(&self) -> RedisResult<Connection> {
+        let connection = self.client.get_connection_with_timeout(CONNECT)?;
+        connection.set_read_timeout(Some(ANSWER))?;
+        connection.set_write_timeout(Some(ANSWER))?;
+        Ok(connection)
     }
 }
 

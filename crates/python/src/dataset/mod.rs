@@ -11,6 +11,7 @@ mod calls;
 mod engine;
 mod expr;
 mod frame;
+mod lookup;
 mod process;
 mod running;
 mod stream;
@@ -34,6 +35,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(stream::window_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::write_stream, m)?)?;
     m.add_class::<running::NativeRunning>()?;
+    m.add_class::<lookup::NativeRedisHashes>()?;
     m.add_function(wrap_pyfunction!(stream::list_checkpoints, m)?)?;
     Ok(())
 }

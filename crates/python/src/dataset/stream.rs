@@ -87,11 +87,11 @@ pub fn stream_of(
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
 
-fn described_by(spec: &str) -> PyResult<Value> {
+pub(super) fn described_by(spec: &str) -> PyResult<Value> {
     serde_json::from_str(spec).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-fn refused(py: Python<'_>, error: &ConnectError) -> PyErr {
+pub(super) fn refused(py: Python<'_>, error: &ConnectError) -> PyErr {
     raised(py, &DataSetError::Query(error.to_string()))
 }
 

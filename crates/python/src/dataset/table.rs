@@ -11,8 +11,10 @@ use tidemill_dataset::datafusion::arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array,
 };
 use tidemill_dataset::datafusion::arrow::buffer::Buffer;
-use tidemill_dataset::datafusion::arrow::compute::{CastOptions, cast_with_options, filter_record_batch};
-use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use tidemill_dataset::datafusion::arrow::compute::{
+    CastOptions, cast_with_options, concat_batches, filter_record_batch,
+};
+use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
 use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
@@ -195,6 +197,19 @@ impl NativeTable {
         };
         let batches = self.batches.iter().map(cast).collect::<Result<_, _>>().map_err(|e| raised(py, &e.into()))?;
         Ok(NativeTable { schema, batches })
+    }
+
+    /// These columns and, beside them, those of a table with as many rows.
+    fn beside(&self, py: Python<'_>, other: &NativeTable) -> PyResult<Self> {
+        let together = || -> Result<RecordBatch, ArrowError> {
+            let (left, right) =
+                (concat_batches(&self.schema, &self.batches)?, concat_batches(&other.schema, &other.batches)?);
+            let fields: Fields = self.schema.fields().iter().chain(other.schema.fields()).cloned().collect();
+            let columns = left.columns().iter().chain(right.columns()).cloned().collect();
+            RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+        };
+        let batch = together().map_err(|error| raised(py, &error.into()))?;
+        Ok(NativeTable { schema: batch.schema(), batches: vec![batch] })
     }
 
     /// The rows that are to be kept.

@@ -1,0 +1,113 @@
+//! Hashes that are looked up by key: many with one request. Who asks waits: it is for threads that may.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use redis::{Connection, RedisResult};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::client::{PAUSE, Server, passes};
+use crate::error::ConnectError;
+use crate::options::{self, Secret};
+
+const NAME: &str = "redis lookup";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// `redis://HOST:PORT/NUMBER`.
+    url: Secret,
+    /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
+    user: Option<String>,
+    password: Option<Secret>,
+    /// What the keys of the hashes begin with.
+    #[serde(default)]
+    prefix: String,
+    /// The fields that are wanted of each.
+    fields: Vec<String>,
+    /// How long the server may keep silent.
+    #[serde(default = "options::a_minute")]
+    patience_s: f64,
+}
+
+/// Hashes of a server.
+pub struct RedisHashes {
+    server: Server,
+    prefix: String,
+    fields: Vec<String>,
+    patience: Duration,
+    /// Connections that nobody uses just now.
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl RedisHashes {
+    /// What `spec` describes: an object with `kind` "redis" and the options.
+    ///
+    /// # Errors
+    /// `Option` names what is wrong.
+    pub fn new(spec: &Value) -> Result<Self, ConnectError> {
+        let Options { url, user, password, prefix, fields, patience_s } = options::read(NAME, spec)?;
+        let wrong = |reason: String| ConnectError::option(NAME, reason);
+        if fields.is_empty() {
+            return Err(wrong("`fields` has to name at least one".into()));
+        }
+        let patience = Duration::try_from_secs_f64(patience_s).map_err(|error| wrong(error.to_string()))?;
+        let server = Server::new(&url, user, password).map_err(wrong)?;
+        Ok(RedisHashes { server, prefix, fields, patience, idle: Mutex::default() })
+    }
+
+    /// The fields of the hash of each key, in the order of the fields; `None` of a key without a hash, or with none of the fields. A
+    /// server that is away is waited for.
+    ///
+    /// # Errors
+    /// In words, naming the server.
+    pub fn get(&self, keys: &[String]) -> Result<Vec<Option<Vec<Option<String>>>>, String> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            match self.ask(keys) {
+                Ok(found) => return Ok(found),
+                Err(error) if passes(&error) && Instant::now() < deadline => std::thread::sleep(PAUSE),
+                Err(error) => return Err(format!("Redis at {}: {error}", self.server.name)),
+            }
+        }
+    }
+
+    fn ask(&self, keys: &[String]) -> RedisResult<Vec<Option<Vec<Option<String>>>>> {
+        let idle = self.idle.lock().expect("nothing panics with it locked").pop();
+        let mut connection = idle.map_or_else(|| self.server.connect_blocking(), Ok)?;
+        let mut pipeline = redis::pipe();
+        for key in keys {
+            pipeline.cmd("HMGET").arg(format!("{}{key}", self.prefix)).arg(&self.fields);
+        }
+        let found: Vec<Vec<Option<String>>> = pipeline.query(&mut connection)?;
+        // One that has failed is not used again.
+        self.idle.lock().expect("nothing panics with it locked").push(connection);
+        Ok(found.into_iter().map(|fields| fields.iter().any(Option::is_some).then_some(fields)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::RedisHashes;
+
+    #[test]
+    fn wrong_options_are_named() {
+        let error = |spec| RedisHashes::new(&spec).err().map(|error| error.to_string()).unwrap_or_default();
+        let url = "redis://127.0.0.1:1/0";
+        assert_eq!(error(json!({"kind": "redis", "url": url, "fields": ["a"]})), "");
+        assert!(error(json!({"kind": "redis", "url": url, "fields": []})).contains("`fields` has to name"));
+        let secret = error(json!({"kind": "redis", "url": "http://u:secret@h", "fields": ["a"]}));
+        assert!(secret.contains("`url` has to be") && !secret.contains("secret"), "{secret}");
+    }
+
+    /// A server that is not there is an error that names it, and no hang.
+    #[test]
+    fn nobody_answers() {
+        let spec = json!({"kind": "redis", "url": "redis://127.0.0.1:1/0", "fields": ["a"], "patience_s": 0.0});
+        let error = RedisHashes::new(&spec).unwrap().get(&["k".into()]).unwrap_err();
+        assert!(error.starts_with("Redis at 127.0.0.1:1: "), "{error}");
+    }
+}

@@ -1,0 +1,24 @@
+//! What streams are joined with outside: tables of other servers, by key.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use tidemill_connect::RedisHashes;
+
+use super::stream::{described_by, refused};
+
+/// Hashes of Redis.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct NativeRedisHashes(RedisHashes);
+
+#[pymethods]
+impl NativeRedisHashes {
+    #[new]
+    fn new(py: Python<'_>, spec: &str) -> PyResult<Self> {
+        RedisHashes::new(&described_by(spec)?).map(NativeRedisHashes).map_err(|error| refused(py, &error))
+    }
+
+    /// The fields of the hash of each key, in the order in which they were named; `None` of one that is not there.
+    fn get(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<Option<Vec<Option<String>>>>> {
+        py.detach(|| self.0.get(&keys)).map_err(PyRuntimeError::new_err)
+    }
+}

@@ -1,0 +1,120 @@
+"""Joins with what lies outside, by key: a service, a database, a cache; answers are remembered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidemill._tidemill import NativeTable
+from tidemill.dataset._errors import DataSetError
+
+__all__ = ["Lookup", "Source"]
+
+#: Rows of some keys, each a dict or None: in their order, or by key.
+Source = Callable[[list[Any]], "Mapping[Any, Mapping[str, Any] | None] | Iterable[Mapping[str, Any] | None]"]
+
+
+class Lookup:
+    """The step of `DataSet.lookup`: batches with the columns that were found beside them.
+
+    Parameters
+    ----------
+    source, keys, how
+        As there.
+    added : NativeTable
+        Of the columns that are added, without rows.
+    cache_rows : int
+        How many keys are remembered, with what was found or that nothing was; those that were used last.
+    cache_s : float, optional
+        For how long.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        keys: Sequence[str],
+        added: NativeTable,
+        how: str,
+        cache_rows: int,
+        cache_s: float | None,
+    ) -> None:
+        self._source = source
+        self._name = name
+        self._keys = keys
+        self._added = added
+        self._names = [name for name, _ in added.fields]
+        self._inner = how == "inner"
+        self._cache_rows = cache_rows
+        self._cache_s = cache_s
+        # Threads of a worker share what they have learnt.
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Any, tuple[float, Mapping[str, Any] | None]] = OrderedDict()
+
+    def __call__(self, rows: NativeTable) -> list[NativeTable]:
+        columns = [rows.column(key) for key in self._keys]
+        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        # A key that is null is no key.
+        wanted = [key for key in dict.fromkeys(keys) if not _is_null(key)]
+        found = self._find(wanted)
+        if self._inner:
+            kept = [found.get(key) is not None for key in keys]
+            if not all(kept):
+                rows = rows.filter(kept)
+                keys = [key for key, keep in zip(keys, kept, strict=True) if keep]
+            if not keys:
+                return []
+        each = [found.get(key) or {} for key in keys]
+        beside = NativeTable.from_lists([(name, [row.get(name) for row in each], None) for name in self._names])
+        return [rows.beside(beside.cast(self._added))]
+
+    def _find(self, keys: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
+        found, missing = {}, []
+        now = time.monotonic()
+        with self._lock:
+            for key in keys:
+                known = self._known.get(key)
+                if known is None or now >= known[0]:
+                    missing.append(key)
+                else:
+                    self._known.move_to_end(key)
+                    found[key] = known[1]
+        if not missing:
+            return found
+        answer = self._ask(missing)
+        found |= answer
+        until = now + self._cache_s if self._cache_s is not None else float("inf")
+        with self._lock:
+            for key, row in answer.items():
+                self._known[key] = (until, row)
+                self._known.move_to_end(key)
+            while len(self._known) > self._cache_rows:
+                self._known.popitem(last=False)
+        return found
+
+    def _ask(self, keys: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
+        answer = self._source(keys)
+        if isinstance(answer, Mapping):
+            found = {key: answer.get(key) for key in keys}
+        else:
+            rows = list(answer)
+            if len(rows) != len(keys):
+                raise DataSetError(
+                    f"{self._name} gave {len(rows)} rows for {len(keys)} keys; it gives one, or None, for each"
+                )
+            found = dict(zip(keys, rows, strict=True))
+        for key, row in found.items():
+            if row is not None and not isinstance(row, Mapping):
+                raise DataSetError(f"{self._name} gave a {type(row).__name__} for {key!r}; a row is a dict, or None")
+            if row and not row.keys() <= set(self._names):
+                raise DataSetError(
+                    f"{self._name} gave the columns {list(row)} for {key!r}; announced were {self._names}"
+                )
+        return found
+
+
+def _is_null(key: Any) -> bool:
+    return key is None or (isinstance(key, tuple) and None in key)
