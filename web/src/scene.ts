@@ -252,7 +252,8 @@ export class PointScene {
     this.renderer.setPixelRatio(ratio);
     this.renderer.setSize(width, height, false);
     this.camera.aspect = width / Math.max(1, height);
-    this.camera.updateProjectionMatrix();
+    // The middle is that of the space above the slider of time.
+    this.camera.setViewOffset(width, height, 0, Math.min(36, height / 20), width, height);
     this.material.uniforms.size.value = this.pointSize * ratio * 3;
   }
 
