@@ -175,7 +175,7 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     page.tab.keyboard.type(name.lower())
     page.tab.keyboard.press("Enter")
     assert page.get("tidemill.chosen.map(row => tidemill.dataset.id(row))") == [name]
-    page.until("() => tidemill.trailFrames === 12")
+    page.until("() => tidemill.trails && tidemill.trails.length === 36")
     trail = page.get("[...tidemill.trails].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(
         np.array(trail, float).reshape(12, 3), reader.trajectories([reader.ids.index(name)])[:, 0]

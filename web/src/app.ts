@@ -120,6 +120,8 @@ export class App {
   private grow(pointsBefore: number, framesBefore: number): void {
     const { points, frames } = this.dataset;
     if (points !== pointsBefore) {
+      // Until a reader chooses another, the size of a point leaves room for the others.
+      if (pointsBefore === 0) this.size = Math.max(1, Math.min(8, Math.round(16 * (2000 / points) ** 0.3) / 2));
       this.slots = new Slots(points);
       this.scene.allocate(points);
       this.loaded = [-1, -1];

@@ -23,6 +23,10 @@ export class Texts {
   private readonly decoder = new TextDecoder();
   private readonly parts: { from: number; offsets: Uint32Array; bytes: Uint8Array }[] = [];
 
+  get empty(): boolean {
+    return this.parts.length === 0;
+  }
+
   /** Adds the texts of points from row `from` on. */
   add(name: string, from: number, count: number, tensors: Tensors): Parsed<void> {
     const offsets = tensors.get(`${name}.offsets`)?.data;
@@ -96,6 +100,10 @@ export class Dataset {
 
   /** Rows whose id or label has the text, ids that begin with it first. */
   search(text: string, most: number): number[] {
+    if (this.ids.empty && this.labels.empty) {
+      const row = /^\d{1,10}$/.test(text.trim()) ? Number(text) : Number.NaN;
+      return row < this.points ? [row] : [];
+    }
     for (let row = this.names.length; row < this.points; row++)
       this.names.push(`${this.id(row)}\n${this.label(row)}`.toLowerCase());
     const wanted = text.trim().toLowerCase();

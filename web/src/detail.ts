@@ -17,7 +17,7 @@ export type Detail = {
 export type Part = { begin: number; count: number; clear: boolean };
 
 export function startDetail(): Detail {
-  return { budget: 1_000_000, drawn: 0 };
+  return { budget: 250_000, drawn: 0 };
 }
 
 /** The part to draw now, or undefined if the picture is complete. `moving`: what was drawn is no longer true. */
@@ -32,7 +32,7 @@ export function after(detail: Detail, part: Part, points: number, tookMs: number
   let budget = detail.budget;
   if (tookMs !== undefined && part.clear) {
     if (tookMs > SLOW_MS)
-      budget = Math.max(LEAST, Math.round(Math.min(budget, points) * Math.max(0.5, SLOW_MS / tookMs)));
+      budget = Math.max(LEAST, Math.round(Math.min(budget, points) * Math.max(0.2, SLOW_MS / tookMs)));
     else if (tookMs < FAST_MS && budget < points) budget = Math.round(budget * 1.15);
   }
   return { budget, drawn: part.begin + part.count };

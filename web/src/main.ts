@@ -92,6 +92,7 @@ function showData(): void {
 }
 
 let slowly = 0;
+let countMs = 0;
 function showTime(): void {
   const { playback, dataset } = app;
   const frame = dataset.frames[Math.round(playback.position)];
@@ -111,7 +112,7 @@ function showTime(): void {
     if (figures[i] !== undefined) figures[i].textContent = figure === undefined ? '–' : figure.toFixed(3);
   });
   // Counting a million points sixty times a second would be felt.
-  if (performance.now() - slowly > 250) showCounts();
+  if (performance.now() - slowly > Math.max(250, 25 * countMs)) showCounts();
   else {
     clearTimeout(counting);
     counting = setTimeout(showCounts, 260);
@@ -122,6 +123,7 @@ let counting: ReturnType<typeof setTimeout> | undefined;
 function showCounts(): void {
   slowly = performance.now();
   const counts = app.counts();
+  countMs = performance.now() - slowly;
   legend.count(counts);
   byId('chosen')
     .querySelectorAll<HTMLElement>('.swatch')
@@ -185,8 +187,9 @@ points.addEventListener('pointermove', (event) => {
     app.lasso.push(x, y);
     app.drawOver();
   } else if (down === undefined && event.pointerType === 'mouse') {
-    // At most once a picture, and where there are very many points only when the pointer rests.
+    // Where there are very many points only when the pointer rests; where that would stop the page, only a click asks.
     clearTimeout(hovering);
+    if (app.times.pickMs > 100) return;
     hovering = window.setTimeout(() => showTip(x, y, 9), app.times.pickMs > 12 ? 120 : 8);
   }
 });

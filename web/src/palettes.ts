@@ -21,30 +21,9 @@ export const SCHEMES: ReadonlyMap<string, readonly string[]> = new Map([
   ['Ordered', []],
 ]);
 
-const VIRIDIS = [
-  '#440154',
-  '#482878',
-  '#3e4a89',
-  '#31688e',
-  '#26828e',
-  '#1f9e89',
-  '#35b779',
-  '#6dcd59',
-  '#b4de2c',
-  '#fde725',
-];
-const CIVIDIS = [
-  '#00224e',
-  '#123570',
-  '#3b496c',
-  '#575d6d',
-  '#707173',
-  '#8a8678',
-  '#a59c74',
-  '#c3b369',
-  '#e1cc55',
-  '#fee838',
-];
+// Without their darkest part, which a dark page would swallow.
+const VIRIDIS = ['#3e4a89', '#31688e', '#26828e', '#1f9e89', '#35b779', '#6dcd59', '#b4de2c', '#fde725'];
+const CIVIDIS = ['#3b496c', '#575d6d', '#707173', '#8a8678', '#a59c74', '#c3b369', '#e1cc55', '#fee838'];
 const BLUE_RED = ['#2166ac', '#4393c3', '#92c5de', '#d1e5f0', '#e8e8e8', '#fddbc7', '#f4a582', '#d6604d', '#b2182b'];
 
 /** For values. */

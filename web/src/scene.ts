@@ -29,12 +29,15 @@ import { STEPS } from './wire';
 const PALETTE_SIDE = 256;
 
 const VERTEX = `
-in vec4 a; in vec4 b;
+in vec4 a16; in vec4 b16;
 uniform vec3 lowA, stepA, lowB, stepB;
 uniform float t, size, opacity; uniform bool blend;
 uniform sampler2D palette;
 out vec4 shade;
 void main() {
+  // Fractions of 65535: cards know these, while numbers as they are would be turned into floats before they get there.
+  vec4 a = a16 * 65535.0, b = b16 * 65535.0;
+  a.w = floor(a.w + 0.5); b.w = floor(b.w + 0.5);
   bool hereA = a.w < ${ABSENT}.0, hereB = b.w < ${ABSENT}.0;
   vec3 atA = lowA + a.xyz * stepA, atB = lowB + b.xyz * stepB;
   vec3 at = hereA ? (hereB ? mix(atA, atB, t) : atA) : atB;
@@ -134,8 +137,8 @@ export class PointScene {
     this.geometry.dispose();
     this.geometry = new BufferGeometry();
     this.arrays = [new Uint16Array(points * 4).fill(ABSENT), new Uint16Array(points * 4).fill(ABSENT)];
-    ['a', 'b'].forEach((name, i) => {
-      const attribute = new BufferAttribute(this.arrays[i], 4);
+    ['a16', 'b16'].forEach((name, i) => {
+      const attribute = new BufferAttribute(this.arrays[i], 4, true);
       attribute.setUsage(DynamicDrawUsage);
       this.geometry.setAttribute(name, attribute);
     });
@@ -156,8 +159,8 @@ export class PointScene {
   swap(): void {
     this.arrays = [this.arrays[1], this.arrays[0]];
     const [a, b] = [this.attribute(0), this.attribute(1)];
-    this.geometry.setAttribute('a', b);
-    this.geometry.setAttribute('b', a);
+    this.geometry.setAttribute('a16', b);
+    this.geometry.setAttribute('b16', a);
     const { lowA, lowB, stepA, stepB } = this.material.uniforms;
     [lowA.value, lowB.value] = [lowB.value, lowA.value];
     [stepA.value, stepB.value] = [stepB.value, stepA.value];
@@ -252,7 +255,8 @@ export class PointScene {
     this.renderer.setPixelRatio(ratio);
     this.renderer.setSize(width, height, false);
     this.camera.aspect = width / Math.max(1, height);
-    this.camera.updateProjectionMatrix();
+    // The middle is that of the space above the slider of time.
+    this.camera.setViewOffset(width, height, 0, Math.min(36, height / 20), width, height);
     this.material.uniforms.size.value = this.pointSize * ratio * 3;
   }
 
@@ -299,6 +303,6 @@ export class PointScene {
   }
 
   private attribute(which: 0 | 1): BufferAttribute {
-    return this.geometry.getAttribute(which === 0 ? 'a' : 'b') as BufferAttribute;
+    return this.geometry.getAttribute(which === 0 ? 'a16' : 'b16') as BufferAttribute;
   }
 }

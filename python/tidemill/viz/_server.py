@@ -161,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _Refused(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong: open the URL as it was printed")
             self._api(url.path.removeprefix("/api/"), query)
         except _Refused as refused:
+            # What came with it was not read, and must not be taken for the next question.
+            self.close_connection = True
             self._send(refused.status, str(refused).encode(), "text/plain; charset=utf-8")
         except (FrameError, OSError) as error:
             if isinstance(error, ConnectionError | TimeoutError):
@@ -233,9 +235,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, tensor_bytes({"trajectories": path}), "application/octet-stream")
 
     def _save_selections(self) -> None:
-        length = int(self.headers.get("Content-Length", "0") or 0)
+        told = self.headers.get("Content-Length", "")
+        length = int(told) if re.fullmatch(r"\d{1,12}", told) else 0
         if not 0 < length <= _selections.BYTES_MAX:
-            self.close_connection = True
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"groups take at most {_selections.BYTES_MAX} bytes")
         try:
             _selections.write(self.server.served.folder, self.rfile.read(length))

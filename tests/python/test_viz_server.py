@@ -1,0 +1,189 @@
+"""The server of the viewer: who may ask for what, and what it answers to nonsense."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import launched
+import numpy as np
+import pytest
+import tidemill as tm
+from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, _server
+from tidemill.viz._demo import write_market
+
+pytestmark = pytest.mark.skipif(
+    not (_server._STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_market(tmp_path / "market", points=40, frames=3)
+    (tmp_path / "market" / "secret.txt").write_text("not for the page")
+    return tmp_path / "market"
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    with Server(folder) as server:
+        yield server
+
+
+def ask(server: Server, path: str, method: str = "GET", token: str | None = "", **more: Any) -> tuple[int, bytes]:
+    """Status and body of an answer; the token is the right one unless told otherwise."""
+    host, port = server._http.server_address[:2]
+    connection = http.client.HTTPConnection(str(host), int(port), timeout=launched.PATIENCE_S)
+    headers = {} if token is None else {"Authorization": f"Bearer {token or server.token}"}
+    connection.request(method, path, headers={**headers, **more.pop("headers", {})}, **more)
+    answer = connection.getresponse()
+    body = answer.read()
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
+    connection.close()
+    return answer.status, body
+
+
+def test_only_who_has_the_token_sees_data(server: Server) -> None:
+    """Any program of any user of the machine can connect to a port on loopback."""
+    for path in ("index", "files/frame-000000.safetensors", "selections", "trajectories?rows=0", "nothing"):
+        for token in (None, "x", server.token[:-1], server.token + "x", "ü"):
+            encoded = token if token is None else token.encode().decode("latin-1")
+            assert ask(server, f"/api/{path}", token=encoded)[0] == 401, path
+        # It is no cookie and no part of a URL that a foreign page could make a browser ask for.
+        assert ask(server, f"/api/{path}&token={server.token}", token=None)[0] == 401
+    assert ask(server, "/", token=None)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/files/secret.txt",
+        "/api/files/../market/secret.txt",
+        "/api/files/%2e%2e/secret.txt",
+        "/api/files/frame-000099.safetensors",
+        "/../_server.py",
+        "/assets/../../_server.py",
+        "/%2e%2e/_server.py",
+        "//etc/passwd",
+        "/index.htm",
+    ],
+)
+def test_no_other_file_leaves_the_folder(server: Server, path: str) -> None:
+    assert ask(server, path)[0] == 404
+
+
+def test_frames_and_trajectories_are_what_lies_on_disk(server: Server, folder: Path) -> None:
+    status, body = ask(server, "/api/files/frame-000001.safetensors")
+    assert (status, body) == (200, (folder / "frame-000001.safetensors").read_bytes())
+    status, body = ask(server, "/api/trajectories?rows=3,1")
+    length = int.from_bytes(body[:8], "little")
+    assert json.loads(body[8 : 8 + length])["trajectories"]["shape"] == [3, 2, 3]
+    path = np.frombuffer(body[8 + length :], "<f4").reshape(3, 2, 3)
+    np.testing.assert_array_equal(path, FrameReader(folder).trajectories([3, 1]))
+    for rows in ("", "a", "-1", "1,,2", ",".join(["1"] * 1000), "9" * 40):
+        assert ask(server, f"/api/trajectories?rows={rows}")[0] == 400, rows
+    assert ask(server, "/api/trajectories?rows=4000000000")[0] == 200
+
+
+def test_news_come_when_there_are_some(server: Server, folder: Path) -> None:
+    """A page that waits must hear of a frame as it is written, and not before it is whole."""
+    _, whole = ask(server, "/api/index?from=0")
+    assert whole == (folder / "index.jsonl").read_bytes()
+    assert ask(server, f"/api/index?from={len(whole)}") == (200, b"")
+    answers: list[tuple[int, bytes]] = []
+    asking = threading.Thread(target=lambda: answers.append(ask(server, f"/api/index?from={len(whole)}&wait=30")))
+    asking.start()
+    with (folder / "index.jsonl").open("ab") as file:
+        file.write(b'{"kind":')
+        file.flush()
+        assert ask(server, f"/api/index?from={len(whole)}") == (200, b"")
+        file.write(b'"other"}\n')
+    asking.join(launched.PATIENCE_S)
+    assert answers == [(200, b'{"kind":"other"}\n')]
+    assert ask(server, "/api/index?from=999999")[0] == 409
+    assert ask(server, "/api/index?from=-1")[0] == 400
+
+
+def test_groups_are_stored_whole_or_not_at_all(server: Server, folder: Path) -> None:
+    good = [{"name": "<i>mine</i>", "rows": [1, 2]}]
+    assert ask(server, "/api/selections") == (200, b"[]")
+    assert ask(server, "/api/selections", "PUT", body=json.dumps(good))[0] == 200
+    for bad in (
+        b"{",
+        b"7",
+        b'[{"name":"","rows":[]}]',
+        b'[{"name":"a","rows":[-1]}]',
+        b'[{"name":"a","rows":[true]}]',
+        b"[" * 100_000,
+    ):
+        assert ask(server, "/api/selections", "PUT", body=bad)[0] == 400, bad[:30]
+    assert ask(server, "/api/selections", "PUT", headers={"Content-Length": str(1 << 40)})[0] == 413
+    assert ask(server, "/api/selections", "PUT", headers={"Content-Length": "-1"})[0] == 413
+    assert ask(server, "/api/selections", "PUT", headers={"Content-Length": "many"})[0] == 413
+    assert ask(server, "/api/index", "PUT", body=b"[]")[0] == 404
+    assert json.loads(ask(server, "/api/selections")[1]) == good
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_other_hosts_want_a_token_that_was_chosen(folder: Path) -> None:
+    with pytest.raises(ValueError, match="--token"):
+        Server(folder, host="0.0.0.0")
+    with pytest.raises(ValueError, match="at least 16"):
+        Server(folder, token="short")
+    with Server(folder, host="0.0.0.0", token="0123456789abcdef") as server:
+        assert server.url.endswith("?token=0123456789abcdef")
+
+
+def test_the_command_explains_what_it_cannot_show(tmp_path: Path) -> None:
+    for words, said in (
+        ([tmp_path / "absent"], "is no folder"),
+        ([tmp_path], "there is no index.jsonl"),
+        ([tmp_path / "d", "--demo", "--points", "9", "--frames", "2", "--host", "0.0.0.0"], "--token"),
+        ([tmp_path / "d", "--demo"], "leave out --demo"),
+        ([tmp_path / "d", "--port", "99999"], "from 0 to 65535"),
+    ):
+        ended = launched.run("view", *words)
+        assert ended.returncode in (1, 2) and said in ended.stderr.decode(), (words, ended)
+        assert b"Traceback" not in ended.stderr
+    running = launched.start("view", tmp_path / "d")
+    assert running.stdout is not None and b"http://127.0.0.1:" in running.stdout.readline()
+    running.send_signal(signal.SIGINT)
+    assert running.communicate(timeout=launched.PATIENCE_S)[1] == b"" and running.returncode == 0
+
+
+def test_arrays_are_shown_from_a_program() -> None:
+    """What `show` makes of arrays: principal components where there are many columns, the same for all frames."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 6)) * [1, 9, 1, 5, 1, 3]
+    view = tm.viz.show(frames=[x, 2 * x], groups=np.arange(50) % 3, values=x[:, 0], title="<six>")
+    try:
+        assert view.url in view._repr_html_().replace("&amp;", "&") and "<iframe" in view._repr_html_()
+        reader = FrameReader(view._server.folder)
+        assert (len(reader), reader.title, reader.categories) == (2, "<six>", {"group": ["0", "1", "2"]})
+        wide = np.ptp(reader[0].positions, axis=0)
+        assert wide[0] > wide[1] > wide[2]
+        centre = x.mean(axis=0)
+        lengths = np.linalg.norm(reader[0].positions, axis=1)
+        assert (lengths <= np.linalg.norm(x - centre, axis=1) + 0.01).all()
+    finally:
+        view.close()
+    for wrong in ({}, {"points": x, "frames": [x]}, {"points": [1, 2]}, {"frames": []}):
+        with pytest.raises(ValueError, match=r"points|frame"):
+            tm.viz.show(**wrong)
+    with pytest.raises(FrameError, match="3 points"):
+        tm.viz.show([[0], [1], [2]], groups=["a"])
+
+
+def test_a_folder_is_shown_while_a_writer_fills_it(tmp_path: Path) -> None:
+    """The first frame may come after the page."""
+    writer = FrameWriter(tmp_path)
+    with Server(tmp_path) as server:
+        begin = ask(server, "/api/index?from=0")[1]
+        writer.write_frame([[0.0, 0.0]])
+        more = ask(server, f"/api/index?from={len(begin)}&wait=5")[1]
+    assert [json.loads(line)["kind"] for line in more.splitlines()] == ["points", "frame"]
