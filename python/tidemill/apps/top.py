@@ -71,7 +71,11 @@ def _lines(job: list[Status], before: list[Status]) -> list[str]:
         "no checkpoints" if first["durable"] is None else f"checkpoint {durable}" if durable else "no checkpoint yet"
     )
     here = f"{len(job)} of {first['workers']} workers here"
-    lines = [f"stream {first['job']!r}  {here}  running {running}  {epochs}"]
+    spilled = sum(status["spilled_bytes"] for status in job)
+    lines = [
+        f"stream {first['job']!r}  {here}  running {running}  {epochs}"
+        + (f"  spilled {_bytes(spilled)}" if spilled else "")
+    ]
     rows: dict[str, list[Any]] = {}
     for status in job:
         old = earlier.get((status["pid"], status["begun_s"]))

@@ -334,7 +334,9 @@ class Processor:
             raise DataSetError(f"{self._name} failed on the key {named!r}: {error}") from error
         entry.state = context.state
         if self._calls % _MEASURE_EVERY == 0:
-            self._state_bytes += (_bytes_of(entry.state) - self._state_bytes) / min(self._calls // _MEASURE_EVERY + 1, 50)
+            self._state_bytes += (_bytes_of(entry.state) - self._state_bytes) / min(
+                self._calls // _MEASURE_EVERY + 1, 50
+            )
         self._calls += 1
         if self._now < _END:
             for at in context._set:

@@ -42,7 +42,12 @@ class Store:
         try:
             # The engine's threads take turns.
             self._data = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            for setting in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "temp_store = MEMORY"):
+            for setting in (
+                "journal_mode = OFF",
+                "synchronous = OFF",
+                "locking_mode = EXCLUSIVE",
+                "temp_store = MEMORY",
+            ):
                 self._data.execute(f"PRAGMA {setting}")
             self._folder = folder
             self._do(

@@ -36,9 +36,7 @@ impl Mapping {
     /// Maps the first `len` bytes of a file, more than none, which are there.
     fn new(file: &File, len: usize, protection: libc::c_int) -> std::io::Result<Self> {
         // SAFETY: a new mapping, at an address that the kernel chooses, of a file that is open; the result is looked at.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         match NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED) {
             Some(start) => Ok(Mapping { start, len }),
             None => Err(std::io::Error::last_os_error()),
@@ -215,7 +213,8 @@ impl<T: Cell> Cells<T> {
         };
         let wanted = len * size_of::<T>();
         if wanted > disk.mapping.len {
-            let grown = Disk::map(&disk.governor, disk.file.try_clone().map_err(|e| spill_error(&disk.governor, &e))?, wanted)?;
+            let grown =
+                Disk::map(&disk.governor, disk.file.try_clone().map_err(|e| spill_error(&disk.governor, &e))?, wanted)?;
             *disk = Disk { len: disk.len, ..grown };
         }
         let before = std::mem::replace(&mut self.disk.as_mut().expect("looked at above").len, len);

@@ -230,7 +230,8 @@ impl Runner {
         let (edges, plan) = (checked?, plan?);
         let mut flow = lower(graph, &edges, &plan, &self.hosts);
         let comms = self.task_comms(&flow)?;
-        let agree = |settings| Resume::agree(&self.comm, self.pool.handle(), &self.governor, &flow, graph.name(), settings);
+        let agree =
+            |settings| Resume::agree(&self.comm, self.pool.handle(), &self.governor, &flow, graph.name(), settings);
         let resume = checkpoints.map(agree).transpose()?;
         if let Some(resume) = &resume {
             flow.edges.iter_mut().for_each(|edge| edge.route.clone_from(&resume.members[edge.target.task].route));

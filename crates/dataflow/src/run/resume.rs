@@ -235,7 +235,8 @@ impl Resume {
             let route = self.members[at].route_in(manifest);
             let route = route.unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, copies)));
             for copy in (0..copies).filter(|&copy| task.workers[copy as usize] == me) {
-                let read = hub::restore(&self.settings.store, manifest, &task.name, (copy, copies), &route, governor).await?;
+                let read =
+                    hub::restore(&self.settings.store, manifest, &task.name, (copy, copies), &route, governor).await?;
                 restored.insert((at as u32, copy), read);
             }
         }

@@ -92,8 +92,7 @@ impl Index {
         }
         let cells = &self.cells[..];
         // Of each key the place where it goes on to be looked for.
-        let mut left: Vec<(u32, usize)> =
-            (0..).zip(hashes).map(|(row, &hash)| (row, self.place(half(hash)))).collect();
+        let mut left: Vec<(u32, usize)> = (0..).zip(hashes).map(|(row, &hash)| (row, self.place(half(hash)))).collect();
         while !left.is_empty() {
             let (mut rows, mut numbers) = (Vec::with_capacity(left.len()), Vec::with_capacity(left.len()));
             left.retain_mut(|(row, at)| {

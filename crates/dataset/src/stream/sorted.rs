@@ -149,7 +149,7 @@ mod tests {
         assert!(pieces.len() >= 50 && pieces.iter().all(|piece| piece.rows() <= 100));
         let mut seen: Vec<i64> = Vec::new();
         let ranges = ranges(&pieces, 2000);
-        assert!(ranges.len() > 20, "{ranges:?}");
+        assert!(ranges.len() >= 20, "{ranges:?}");
         let mut end = 0;
         for range in ranges {
             assert_eq!(range.start, end);
@@ -159,7 +159,8 @@ mod tests {
                 seen.extend(piece.of(&range).column(0).as_primitive::<Int64Type>().values());
             }
             assert!((seen.len() - before) * 8 <= 2000);
-            let inside = |n: &i64| all.column(0).as_primitive::<Int64Type>().values().iter().position(|m| m == n).unwrap();
+            let inside =
+                |n: &i64| all.column(0).as_primitive::<Int64Type>().values().iter().position(|m| m == n).unwrap();
             assert!(seen[before..].iter().all(|n| range.contains(&of[inside(n)])));
         }
         assert_eq!(end, BUCKETS);

@@ -117,7 +117,8 @@ impl Job {
                 let member = &members[task as usize];
                 let route =
                     member.route_in(&manifest).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
-                at_once(hub::restore(&world.store, &manifest, &member.name, (copy, member.copies), &route, &governor)).map(Some)
+                at_once(hub::restore(&world.store, &manifest, &member.name, (copy, member.copies), &route, &governor))
+                    .map(Some)
             });
             match read.collect::<Result<_, StoreError>>() {
                 Ok(read) => restored = read,
