@@ -25,7 +25,7 @@ MEMORY = "8MiB"
 SIZES = {
     "windows": (400_000, 200_000),
     "pairs": (250_000, 250_000),
-    "different": (500_000, 250_000),
+    "different": (600_000, 400_000),
     "states": (60_000, 20_000),
 }
 #: How many rows later a partner comes.
@@ -34,16 +34,18 @@ LATER = 150_000
 NUMBER, KEY = tm.col("number"), tm.col("key")
 
 
-def rows(query: str, *, step: str = "1ms") -> tm.DataSet:
+def rows(query: str) -> tm.DataSet:
     """Rows with the number of their key, from four sources that are not in step."""
     count, keys = SIZES[query]
-    made = tm.stream.rate(rows=count, splits=4, step=step, out_of_order="60s")
+    # Slow enough for a worker to be killed in the middle.
+    rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
+    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", out_of_order="60s")
     return made.select("number", "time", key=NUMBER % keys)
 
 
 def name(number: tm.Expr) -> tm.Expr:
-    """A text of eighty characters."""
-    return tm.function("lpad", number.cast("str"), 80, "x")
+    """A long text."""
+    return tm.function("lpad", number.cast("str"), 160, "x")
 
 
 def windows(query: str) -> tm.DataSet:

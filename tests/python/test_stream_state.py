@@ -60,14 +60,19 @@ def test_state_larger_than_memory(folder: Path, query: str) -> None:
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
     """A worker is killed when there is a checkpoint of state that lies on disk; the job goes on from it, and is exact."""
-    running = launched.start(*job(folder, "--restarts", "3"), query, "checkpoints")
-    epochs = folder / "checkpoints" / "epochs"
+    env = {"XDG_RUNTIME_DIR": str(folder)}
+    running = launched.start(*job(folder, "--restarts", "3"), query, "checkpoints", env=env)
 
-    def large_checkpoint() -> bool:
-        saved = sum(file.stat().st_size for file in (folder / "checkpoints").glob("state/*/*"))
-        return any(epochs.glob("[0-9]*")) and saved > 4 << 20
+    def is_on_disk() -> bool:
+        """Whether there is a checkpoint, and the worker has put state on disk."""
+        if not any((folder / "checkpoints" / "epochs").glob("[0-9]*")):
+            return False
+        if query == "states":
+            return (folder / "spilled" / "1").exists()
+        told = json.loads(launched.run("top", "--json", env=env).stdout)
+        return any(worker["worker"] == 1 and worker["spilled_bytes"] > 4 << 20 for worker in told)
 
-    launched.wait_until(lambda: running.poll() is not None or large_checkpoint(), "a checkpoint of much")
+    launched.wait_until(lambda: running.poll() is not None or is_on_disk(), "state on disk, and a checkpoint")
     assert running.poll() is None, "it was over too soon"
     os.kill(launched.pids_in(folder / "pids", 2)[1], signal.SIGKILL)
     _, err = running.communicate(timeout=launched.PATIENCE_S)
