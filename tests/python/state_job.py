@@ -1,7 +1,7 @@
 """A job that keeps several times as much as its workers may hold in memory; its rows, and what must come of them, are computed.
 
-Run as ``state_job.py FOLDER QUERY [checkpoints]``: results go to FOLDER/results, what was written to disk for the lack of memory to FOLDER/spilled,
-pids to FOLDER/pids; with ``checkpoints``, these to FOLDER/checkpoints.
+Run as ``state_job.py FOLDER QUERY [checkpoints [moving]]``: results go to FOLDER/results, what was written to disk for the lack of memory to FOLDER/spilled,
+pids to FOLDER/pids; with ``checkpoints``, these to FOLDER/checkpoints; with ``moving``, keys move between workers all the time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import stream_job
 import tidemill as tm
 from tidemill.stream import _process
 
@@ -153,6 +154,8 @@ def main() -> None:
     options: dict[str, Any] = {}
     if "checkpoints" in sys.argv:
         options = {"checkpoint": folder / "checkpoints", "every": "300ms"}
+    if "moving" in sys.argv:
+        options["watch"] = stream_job.Mover(folder / "moves")
     note(QUERIES[query](query).write_stream(Files(folder / "results"), name="large", **options))
 
 

@@ -38,6 +38,17 @@ def windows(rows: tm.DataSet) -> tm.DataSet:
     return rows.group_by("key", tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
 
 
+def overlapping(rows: tm.DataSet) -> tm.DataSet:
+    """Rows of each key in two seconds, every half second: windows that fire before a checkpoint have rows in common with later ones."""
+    if rows._native.is_stream():
+        return rows.group_by("key", tm.window(tm.sliding("2s", "500ms"), on="ts")).agg(n=tm.count())
+    panes = rows.group_by("key", tm.window(tm.tumbling("500ms"), on="ts")).agg(n=tm.count())
+    start = tm.col("window_start")
+    first, *others = (panes.select("key", "n", window_start=start - back * SECOND / 2) for back in range(4))
+    counts = first.union(*others).group_by("key", "window_start").agg(n=tm.col("n").sum())
+    return counts.select("key", "window_start", window_end=start + 2 * SECOND, n="n")
+
+
 def pairs(rows: tm.DataSet) -> tm.DataSet:
     """Every row with those of its key that follow it within a tenth of a second, or alone."""
     later = rows.select("key", later="row", then="ts").filter(tm.col("later") % 3 == 0)
@@ -92,6 +103,7 @@ def by_hand(rows: tm.DataSet) -> tm.DataSet:
 
 QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": windows,
+    "overlapping": overlapping,
     "pairs": pairs,
     "best": best,
     "visits": visits,
