@@ -74,7 +74,11 @@ def _lines(job: list[Status], before: list[Status]) -> list[str]:
     for step, count in (count for status in job for count in status["late"]):
         late[step] = late.get(step, 0) + count
     here = f"{len(job)} of {first['workers']} workers here"
-    lines = [f"stream {first['job']!r}  {here}  running {running}  {epochs}"]
+    spilled = sum(status["spilled_bytes"] for status in job)
+    lines = [
+        f"stream {first['job']!r}  {here}  running {running}  {epochs}"
+        + (f"  spilled {_bytes(spilled)}" if spilled else "")
+    ]
     if late:
         lines.append("  came too late: " + ", ".join(f"{count:,} rows for {step}" for step, count in late.items()))
     rows: dict[str, list[Any]] = {}

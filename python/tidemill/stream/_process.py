@@ -158,7 +158,7 @@ class Processor:
             self._keep(state)
         return self._made(self._due()), bool(stored)
 
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """What is in memory takes so many bytes, about."""
         each = _KEY_BYTES + int(self._state_bytes)
         return len(self._entries) * each + len(self._timers) * _TIMER_BYTES + len(self._changed) * _GONE_BYTES

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.dataset._errors import DataSetError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 __all__ = ["Store", "Stored"]
 
@@ -37,6 +39,11 @@ class Store:
     """States on disk, by key. Nothing in it outlives the process, so nothing is synchronised or logged."""
 
     def __init__(self, folder: str) -> None:
+        # Few programs need it, and some builds of Python lack it.
+        import sqlite3
+
+        self._failure = sqlite3.OperationalError
+        self._folder = folder
         number, path = tempfile.mkstemp(prefix="tidemill-states-", dir=folder)
         os.close(number)
         try:
@@ -49,7 +56,6 @@ class Store:
                 "temp_store = MEMORY",
             ):
                 self._data.execute(f"PRAGMA {setting}")
-            self._folder = folder
             self._do(
                 "CREATE TABLE states (name TEXT PRIMARY KEY, bucket INTEGER, due INTEGER, changed INTEGER, gone INTEGER,"
                 " value BLOB)"
@@ -70,7 +76,7 @@ class Store:
     def _do(self, statement: str, values: Iterable[object] = ()) -> sqlite3.Cursor:
         try:
             return self._data.execute(statement, tuple(values))
-        except sqlite3.OperationalError as error:
+        except self._failure as error:
             raise DataSetError(
                 f"states of keys cannot be kept in {self._folder}: {error}; free space there, or name another folder with "
                 "--spill-dir"

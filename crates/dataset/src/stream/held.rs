@@ -84,11 +84,14 @@ pub(crate) trait Holds {
         if self.held().fits(bytes) {
             return Ok(());
         }
-        if bytes >= SPILL_BYTES_MIN {
+        let before = bytes;
+        if before >= SPILL_BYTES_MIN {
             self.spill()?;
-            trim();
         }
         let bytes = self.bytes()?;
+        if bytes < before {
+            trim();
+        }
         let held = self.held();
         if !held.fits(bytes) {
             held.reservation.grow(bytes as u64 - held.reservation.bytes())?;

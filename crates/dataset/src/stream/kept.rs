@@ -555,6 +555,66 @@ mod tests {
         assert_eq!((kept.count(), kept.gather(0, &[]).unwrap().len()), (0, 0));
     }
 
+    /// Runs on disk must be what they would be in memory: whatever is added, thrown out, put together and put on disk in between.
+    #[test]
+    fn runs_on_disk_are_the_same() {
+        let mut random = 7_u64;
+        let mut draw = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        for timed in [true, false] {
+            let (disk, schema) = (Disk::with_runs_of(200 << 10), rows(0..0).schema());
+            let (mut kept, mut model) = (Kept::new(schema.clone(), &disk), Kept::new(schema, &Disk::default()));
+            let (mut next, mut now, mut on_disk) = (0, 0, 0);
+            for _ in 0..300 {
+                match draw(10) {
+                    0..6 => {
+                        let more = next..next + draw(30_000) as i64;
+                        next = more.end;
+                        let until: Vec<i64> = more.clone().filter(|_| timed).map(|n| now + n % 100).collect();
+                        [&mut kept, &mut model].map(|kept| kept.add(rows(more.clone()), until.clone()).unwrap());
+                    }
+                    6 => kept.spill().unwrap(),
+                    7 => {
+                        let before = std::mem::replace(&mut now, now + draw(30) as i64);
+                        assert_eq!(kept.over(before, now), model.over(before, now));
+                    }
+                    8 => {
+                        let gone = draw(4) as u32;
+                        let stay = |kept: &mut Kept| kept.clear(now, |number| number % 5 != gone).unwrap();
+                        assert_eq!(stay(&mut kept), stay(&mut model));
+                    }
+                    _ => {
+                        let numbers: Vec<u32> = (0..kept.count()).filter(|_| draw(50) == 0).collect();
+                        assert_eq!(&kept.gather(0, &numbers).unwrap(), &model.gather(0, &numbers).unwrap());
+                    }
+                }
+                assert_eq!(kept.count(), model.count());
+                on_disk += kept.runs.iter().filter(|run| run.on_disk).count();
+            }
+            let all = |kept: &Kept| arrow::compute::concat_batches(&kept.schema, &kept.since(0)).unwrap();
+            assert_eq!(all(&kept), all(&model));
+            assert!(on_disk > 300, "{on_disk} runs were on disk");
+        }
+    }
+
+    /// Parts of buckets that came in pieces, with files in between, are whole and in order.
+    #[test]
+    fn parts_on_disk_are_whole() {
+        let mut parts = super::Parts::new(&Disk::with_runs_of(100));
+        for n in 0..200_u32 {
+            parts.add(n * 7 % 13, &[&n.to_le_bytes(), b"and"]).unwrap();
+        }
+        let found = parts.finish().unwrap();
+        assert_eq!(found.len(), 13);
+        for (bucket, bytes) in found {
+            let of = (0..200_u32).filter(|n| n * 7 % 13 == bucket);
+            let expected: Vec<u8> = of.flat_map(|n| [&n.to_le_bytes()[..], b"and"].concat()).collect();
+            assert_eq!(bytes, expected);
+        }
+    }
+
     #[test]
     fn tables_come_back_by_bucket() {
         let mut tables = Tables::default();

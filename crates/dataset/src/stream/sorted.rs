@@ -149,7 +149,7 @@ mod tests {
         assert!(pieces.len() >= 50 && pieces.iter().all(|piece| piece.rows() <= 100));
         let mut seen: Vec<i64> = Vec::new();
         let ranges = ranges(&pieces, 2000);
-        assert!(ranges.len() > 20, "{ranges:?}");
+        assert!(ranges.len() >= 20, "{ranges:?}");
         let mut end = 0;
         for range in ranges {
             assert_eq!(range.start, end);

@@ -57,7 +57,7 @@ impl KeyedFunction for PythonKeyed {
     }
 
     fn bytes(&self) -> Result<usize, String> {
-        call(|py| self.object.call_method0(py, "bytes")?.extract(py))
+        call(|py| self.object.call_method0(py, "held_bytes")?.extract(py))
     }
 
     fn spill(&mut self) -> Result<(), String> {

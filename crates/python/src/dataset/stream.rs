@@ -248,6 +248,7 @@ pub fn write_stream<'py>(
         left_out: Arc::clone(&left_out.late),
     };
     let status = status.map(|(file, about)| Ok::<_, PyErr>(Status { file, about: described_by(&about)?, told: None }));
+    let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
     let mut stopping = false;
@@ -255,7 +256,7 @@ pub fn write_stream<'py>(
         workers.stream(&engine.engine, &set.0, &job, &mut |run| {
             left_out.look(engine);
             if let Some(status) = &mut status {
-                status.tell(run, &left_out.late);
+                status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled);
             }
             look(&mut |py| {
                 if let (Some(watch), Some(running)) = (&watch, &running) {
@@ -298,7 +299,7 @@ impl Status {
     const EVERY: Duration = Duration::from_millis(500);
 
     /// Writes it now and then. It is of no use to the job itself, so failures are passed over.
-    fn tell(&mut self, run: &Progress, late: &LateRows) {
+    fn tell(&mut self, run: &Progress, late: &LateRows, spilled_bytes: u64) {
         if self.told.is_some_and(|told| told.elapsed() < Self::EVERY) {
             return;
         }
@@ -313,6 +314,7 @@ impl Status {
         status["durable"] = json!(run.durable());
         status["edges"] = json!(edges);
         status["late"] = json!(late.counts());
+        status["spilled_bytes"] = json!(spilled_bytes);
         let new = self.file.with_extension("new");
         drop(std::fs::write(&new, status.to_string()).and_then(|()| std::fs::rename(&new, &self.file)));
     }

@@ -1,0 +1,163 @@
+"""A job that keeps several times as much as its workers may hold in memory; its rows, and what must come of them, are computed.
+
+Run as ``state_job.py FOLDER QUERY [checkpoints [moving]]``: results go to FOLDER/results, what was written to disk for the lack of memory to FOLDER/spilled,
+pids to FOLDER/pids; with ``checkpoints``, these to FOLDER/checkpoints; with ``moving``, keys move between workers all the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import stream_job
+import tidemill as tm
+from tidemill.stream import _process
+
+#: Of each worker. Interpreter and libraries are not counted, yet what threads and queues take is more than that: so there is never
+#: enough, and whatever is large enough for a file goes into one.
+MEMORY = "8MiB"
+#: Rows, and the keys that they are of in turn.
+SIZES = {
+    "windows": (400_000, 200_000),
+    "pairs": (250_000, 250_000),
+    "different": (600_000, 400_000),
+    "states": (60_000, 20_000),
+}
+#: How many rows later a partner comes.
+LATER = 150_000
+
+NUMBER, KEY = tm.col("number"), tm.col("key")
+
+
+def rows(query: str) -> tm.DataSet:
+    """Rows with the number of their key, from four sources that are not in step."""
+    count, keys = SIZES[query]
+    # Slow enough for a worker to be killed in the middle.
+    rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
+    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", out_of_order="60s")
+    return made.select("number", "time", key=NUMBER % keys)
+
+
+def name(number: tm.Expr) -> tm.Expr:
+    """A long text."""
+    return tm.function("lpad", number.cast("str"), 160, "x")
+
+
+def windows(query: str) -> tm.DataSet:
+    """Each key in a window that has all of its rows."""
+    made = rows(query).select("number", "time", name=name(KEY))
+    counts = made.group_by("name", tm.window(tm.tumbling("30d"), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
+    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+
+
+def pairs(query: str) -> tm.DataSet:
+    """Each row with one that comes long after it."""
+    first = rows(query).select("time", key=KEY, name=name(KEY))
+    then = rows(query).select(then="time", key=KEY - LATER, n=NUMBER)
+    late = timedelta(milliseconds=LATER)
+    where = (tm.col("then") >= tm.col("time") + late) & (tm.col("then") <= tm.col("time") + late)
+    joined = first.join(then, on="key", how="left", where=where)
+    return joined.select("key", sum=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.col("n"))
+
+
+def different(query: str) -> tm.DataSet:
+    """Each name once."""
+    once = rows(query).select(name=name(KEY)).distinct()
+    return once.select(key=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
+
+
+def states(query: str) -> tm.DataSet:
+    """How often each key has come, from a function that keeps much, and says it at the end."""
+    far = timedelta(days=365)
+
+    def count(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
+        n, sum_, name = context.state or (0, 0, f"{key['key']:500}")
+        if context.timers:
+            context.state = None
+            return {"key": int(name), "n": n, "sum": sum_}
+        if not n:
+            context.set_timer(rows[0]["time"] + far)
+        context.state = (n + len(rows), sum_ + sum(row["number"] for row in rows), name)
+        return None
+
+    return rows(query).key_by("key").process(count, {"key": "int64", "n": "int64", "sum": "int64"})
+
+
+QUERIES: dict[str, Callable[[str], tm.DataSet]] = {
+    "windows": windows,
+    "pairs": pairs,
+    "different": different,
+    "states": states,
+}
+
+
+def expected(query: str) -> pa.Table:
+    """What a query gives, in the order of its keys."""
+    count, keys = SIZES[query]
+    if query == "pairs":
+        partners = [key + LATER if key + LATER < count else None for key in range(keys)]
+        return pa.table({"key": range(keys), "n": partners, "sum": range(keys)})
+    if query == "different":
+        return pa.table({"key": range(keys), "n": [1] * keys, "sum": [0] * keys})
+    each = [range(key, count, keys) for key in range(keys)]
+    return pa.table({"key": range(keys), "n": [len(one) for one in each], "sum": [sum(one) for one in each]})
+
+
+class Files:
+    """A file of Arrow for each commit."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tables: list[pa.Table] = []
+
+    def write(self, rows: tm.Table) -> None:
+        self._tables.append(pa.table(rows))
+
+    def prepare(self, epoch: int) -> bytes:
+        if not self._tables:
+            return b""
+        tables, self._tables = pa.concat_tables(self._tables), []
+        made = f"{epoch:06}-{os.getpid()}-{id(tables):x}"
+        with pa.OSFile(str(self._folder / f".{made}"), "wb") as file, pa.ipc.new_file(file, tables.schema) as writer:
+            writer.write_table(tables)
+        return made.encode()
+
+    def commit(self, prepared: bytes) -> None:
+        made = prepared.decode()
+        if (self._folder / f".{made}").exists():
+            (self._folder / f".{made}").rename(self._folder / made)
+
+
+def main() -> None:
+    folder, query = Path(sys.argv[1]), sys.argv[2]
+    rank = tm.init().rank
+    (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
+    stored = []
+
+    class Counted(_process.Store):
+        def put(self, states: Any) -> None:
+            super().put(states)
+            stored.append(len(self))
+            note()
+
+    def note(report: Any = None) -> None:
+        bytes_ = report["spilled_bytes"] if report else 0
+        (folder / "spilled" / str(rank)).write_text(json.dumps([bytes_, max(stored, default=0)]))
+
+    _process.Store = Counted  # type: ignore[misc]
+    options: dict[str, Any] = {}
+    if "checkpoints" in sys.argv:
+        options = {"checkpoint": folder / "checkpoints", "every": "300ms"}
+    if "moving" in sys.argv:
+        options["watch"] = stream_job.Mover(folder / "moves")
+    note(QUERIES[query](query).write_stream(Files(folder / "results"), name="large", **options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""State that is larger than memory: nothing of it is lost, and nothing counts twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import launched
+import pyarrow as pa
+import pytest
+import state_job
+import tidemill as tm
+from tidemill.stream._process import Processor
+
+JOB = Path(state_job.__file__)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("results", "pids", "spill", "spilled"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def job(folder: Path, *more: str) -> list[str | Path]:
+    return ["run", "-n", "2", "--memory", state_job.MEMORY, "--spill-dir", folder / "spill", *more, JOB, folder]
+
+
+def check(folder: Path, query: str) -> None:
+    """Compare what has appeared with what must have."""
+    files = [file for file in (folder / "results").iterdir() if not file.name.startswith(".")]
+    found = pa.concat_tables(pa.ipc.open_file(file).read_all() for file in files)
+    expected = state_job.expected(query)
+    found = found.select(["key", "n", "sum"]).cast(expected.schema).sort_by("key").combine_chunks()
+    assert found.num_rows == expected.num_rows
+    for column in ("key", "n", "sum"):
+        assert found[column].equals(expected[column]), column
+
+
+def spilled(folder: Path) -> tuple[int, int]:
+    """Bytes that went to files, and keys that were in stores at once."""
+    found = [json.loads(file.read_text()) for file in (folder / "spilled").iterdir()]
+    return sum(bytes_ for bytes_, _ in found), sum(keys for _, keys in found)
+
+
+@pytest.mark.parametrize("query", state_job.QUERIES)
+def test_state_larger_than_memory(folder: Path, query: str) -> None:
+    """Several times what two workers may hold: each result is there once and exact, and no file is left."""
+    ran = launched.run(*job(folder), query)
+    assert ran.returncode == 0, ran.stderr.decode()
+    check(folder, query)
+    bytes_, keys = spilled(folder)
+    if query == "states":
+        assert keys > 5_000
+    else:
+        assert bytes_ > 3 * (2 * 8 << 20), f"only {bytes_ >> 20} MiB went to disk"
+    assert list((folder / "spill").iterdir()) == []
+
+
+@pytest.mark.parametrize("query", state_job.QUERIES)
+def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
+    """A worker is killed when there is a checkpoint of state that lies on disk; the job goes on from it, and is exact."""
+    env = {"XDG_RUNTIME_DIR": str(folder)}
+    running = launched.start(*job(folder, "--restarts", "3"), query, "checkpoints", env=env)
+
+    def is_on_disk() -> bool:
+        """Whether there is a checkpoint, and the worker has put state on disk."""
+        if not any((folder / "checkpoints" / "epochs").glob("[0-9]*")):
+            return False
+        if query == "states":
+            return (folder / "spilled" / "1").exists()
+        told = json.loads(launched.run("top", "--json", env=env).stdout)
+        return any(worker["worker"] == 1 and worker["spilled_bytes"] > 4 << 20 for worker in told)
+
+    launched.wait_until(lambda: running.poll() is not None or is_on_disk(), "state on disk, and a checkpoint")
+    assert running.poll() is None, "it was over too soon"
+    os.kill(launched.pids_in(folder / "pids", 2)[1], signal.SIGKILL)
+    _, err = running.communicate(timeout=launched.PATIENCE_S)
+    assert running.returncode == 0, err.decode()
+    assert b"starting the job again" in err
+    check(folder, query)
+
+
+@pytest.mark.parametrize("query", state_job.QUERIES)
+def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
+    """Buckets change their owners while most of what is kept of them lies on disk, and no result knows."""
+    ran = launched.run(*job(folder), query, "checkpoints", "moving")
+    assert ran.returncode == 0, ran.stderr.decode()
+    check(folder, query)
+    moves = json.loads((folder / "moves").read_text())
+    assert sum(move["moved_bytes"] for move in moves) > 1 << 20
+
+
+def test_states_in_the_store(tmp_path: Path) -> None:
+    """States that come and go between memory and disk, timers and keys that are forgotten among them, are as if all stayed in memory."""
+    start, ms, dice = datetime(1970, 1, 1), timedelta(milliseconds=1), random.Random(3)
+
+    def function(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
+        if context.timers:
+            context.state = None
+            return {"k": key["k"], "n": -1}
+        context.state = (context.state or 0) + sum(row["x"] for row in rows)
+        if context.state % 5 == 0:
+            context.set_timer(start + context.state * ms)
+        return {"k": key["k"], "n": context.state}
+
+    def processor() -> Processor:
+        return Processor(function, "f", ("k",), [("k", "str"), ("n", "int64")], 400_000, str(tmp_path), True)
+
+    def listed(made: list[Any]) -> list[tuple[str, int]]:
+        return [(row["k"], row["n"]) for native in made for row in tm.Table(native).to_pylist()]
+
+    def all_at(one: Processor, now: int) -> list[tuple[str, int]]:
+        made, more = one.time(now)
+        found = listed(made)
+        while more:
+            made, more = one.time(now)
+            found += listed(made)
+        return sorted(found)
+
+    def restored(saved: dict[int, list[bytes]], now: int) -> dict[Any, tuple[int, set[int], int, int]]:
+        new = processor()
+        for bucket, parts in saved.items():
+            new.restore(now, bucket, parts)
+        return {key: (one.state, one.timers, one.touched, one.bucket) for key, one in new._entries.items()}
+
+    spilling, model = processor(), processor()
+    saved: tuple[dict[int, list[bytes]], dict[int, list[bytes]]] = ({}, {})
+    stored = 0
+    for turn in range(80):
+        keys = dice.sample(range(1500), 200)
+        table = tm.from_dict({"k": [f"key {key}" for key in keys], "x": [key % 7 for key in keys]}).collect()
+        arguments = ([key % 10 for key in keys], list(range(1, 201)), table._native)
+        names = tm.from_dict({"k": [f"key {key}" for key in keys]}).collect()._native
+        assert listed(spilling.rows(names, *arguments)) == listed(model.rows(names, *arguments))
+        now = turn * 10_000
+        assert all_at(spilling, now) == all_at(model, now)
+        if turn % 3 == 0:
+            spilling.spill()
+            assert spilling._store is not None
+            stored = max(stored, len(spilling._store))
+        if turn % 7 == 0:
+            for one, parts in zip((spilling, model), saved, strict=True):
+                for bucket, whole, part in one.snapshot(turn % 21 == 0):
+                    parts[bucket] = [part] if whole else [*parts.get(bucket, []), part]
+            assert restored(saved[0], now) == restored(saved[1], now) != {}
+    assert stored > 300
+    released = [dict(one.release([1, 2, 3])) for one in (spilling, model)]
+    assert restored({bucket: [part] for bucket, part in released[0].items()}, 0) == restored(
+        {bucket: [part] for bucket, part in released[1].items()}, 0
+    )
+    end = 2**63 - 1
+    assert all_at(spilling, end) == all_at(model, end)
+    assert list(tmp_path.iterdir()) == []
