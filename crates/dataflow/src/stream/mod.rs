@@ -6,10 +6,12 @@
 //! | `watermarks` | the time of several streams together                                       |
 //! | `align`      | a barrier, when all streams have brought it                                |
 //! | `confluence` | both, in the order in which a reader of several streams sees them          |
+//! | `clock`      | the time of a source                                                       |
 //! | [`source`]   | what streams come from: splits, their event times, where they stand        |
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
 
 mod align;
+mod clock;
 mod confluence;
 mod mark;
 pub mod sink;
