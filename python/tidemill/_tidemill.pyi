@@ -658,13 +658,13 @@ def array_table(arrays: Sequence[tuple[Any, str, Sequence[int]]]) -> NativeTable
 def payloads(table: NativeTable) -> tuple[str, list[Any]]: ...
 def message_schema(name: str) -> NativeTable | None: ...
 def stream_of(
-    engine: QueryEngine, spec: str, schema: object | None, time: tuple[str, int, int] | None
+    engine: QueryEngine, spec: str, schema: object | None, time: tuple[str, int, int, str, str | None] | None
 ) -> NativeDataSet: ...
 def stream_of_table(
     engine: QueryEngine,
     table: NativeTable,
     name: str,
-    time: tuple[str, int, int] | None,
+    time: tuple[str, int, int, str, str | None] | None,
     slice_rows: int,
     rows_per_s: float,
 ) -> NativeDataSet: ...

@@ -8,6 +8,7 @@ slow, and barriers overtake what waits for it.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -116,10 +117,26 @@ def by_hand(rows: tm.DataSet) -> tm.DataSet:
     return rows.key_by("key").process(count, schema)
 
 
+def hundreds(rows: tm.DataSet) -> tm.DataSet:
+    """Each hundred rows of a key: which these are depends on who was faster, how many hundreds there are does not."""
+    if rows._native.is_stream():
+        window = tm.window(tm.stream.counting(100, 50))
+        return rows.group_by("key", window).agg(n=tm.count(), rows=tm.col("row").n_unique())
+    counts = rows.group_by("key").agg(all=tm.count())
+    windows = [
+        counts.filter(tm.col("all") >= end).select(
+            "key", window_start=tm.lit(end - 100), window_end=tm.lit(end), n=tm.lit(100), rows=tm.lit(100)
+        )
+        for end in range(100, 1000, 50)
+    ]
+    return functools.reduce(tm.DataSet.union, windows)
+
+
 QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": windows,
     "sliding": sliding,
     "early": early,
+    "hundreds": hundreds,
     "pairs": pairs,
     "best": best,
     "visits": visits,

@@ -71,7 +71,7 @@ def _lines(job: list[Status], before: list[Status]) -> list[str]:
         "no checkpoints" if first["durable"] is None else f"checkpoint {durable}" if durable else "no checkpoint yet"
     )
     late: dict[str, int] = {}
-    for step, count in (count for status in job for count in status["late"]):
+    for step, count in (count for status in job for count in status.get("late", [])):
         late[step] = late.get(step, 0) + count
     here = f"{len(job)} of {first['workers']} workers here"
     spilled = sum(status["spilled_bytes"] for status in job)

@@ -11,15 +11,15 @@ from tidemill._tidemill import NativeTable, stream_of_table
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
-from tidemill.stream._connect import Connector, from_files, from_kafka, rate, times, to_files, to_kafka
+from tidemill.stream._connect import Connector, from_files, from_kafka, rate, to_files, to_kafka
 from tidemill.stream._late import LateRowsWarning, late_rows
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
 from tidemill.stream._redis import from_redis, redis_hashes, to_redis
 from tidemill.stream._running import Move, Running
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
-from tidemill.stream._time import Duration
-from tidemill.stream._windows import Windows, session, sliding, tumbling, window
+from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
+from tidemill.stream._windows import Windows, counting, session, sliding, tumbling, window
 
 __all__ = [
     "Connector",
@@ -29,7 +29,11 @@ __all__ = [
     "Move",
     "Running",
     "Sink",
+    "Time",
+    "TimeColumn",
     "Windows",
+    "arrival",
+    "counting",
     "from_files",
     "from_kafka",
     "from_rabbitmq",
@@ -39,6 +43,7 @@ __all__ = [
     "from_webhook",
     "from_websocket",
     "late_rows",
+    "punctuated",
     "rate",
     "redis_hashes",
     "session",
@@ -72,7 +77,7 @@ class Sink(Protocol):
 def from_table(
     table: Any,
     *,
-    time: str | None = None,
+    time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
     rows_per_batch: int = 8192,
@@ -85,7 +90,7 @@ def from_table(
     ----------
     table : Table, or any table with the Arrow PyCapsule interface
         The same on every worker.
-    time : str, optional
+    time : str, `arrival` or `punctuated`, optional
         The column with each row's event time, a timestamp or a date. Windows need one.
     out_of_order : str, number of seconds or timedelta, default=0
         How much earlier a row may be than the latest before it; rows that are later than that are late.

@@ -13,14 +13,9 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._time import Duration, micros
+from tidemill.stream._time import Duration, Time, micros, times
 
 __all__ = ["Connector", "bad", "described", "from_files", "from_kafka", "rate", "times", "to_files", "to_kafka"]
-
-
-def times(time: str | None, out_of_order: Duration, idle_after: Duration) -> tuple[str, int, int] | None:
-    """How a source's rows tell time, as the engine takes it."""
-    return None if time is None else (time, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"))
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ def from_files(
     schema: Schema | None = None,
     *,
     format: Literal["json", "csv", "text"] = "json",
-    time: str | None = None,
+    time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
     stop_at_end: bool = False,
@@ -156,7 +151,7 @@ def from_kafka(
     format: Literal["json", "avro", "raw"] = "json",
     avro_schema: str | Mapping[str, Any] | None = None,
     avro_writers: Mapping[int, str | Mapping[str, Any]] | None = None,
-    time: str | None = None,
+    time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
     start: Literal["earliest", "latest"] = "earliest",

@@ -10,8 +10,8 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._connect import Connector, bad, described, times
-from tidemill.stream._time import Duration
+from tidemill.stream._connect import Connector, bad, described
+from tidemill.stream._time import Duration, Time, times
 
 __all__ = ["from_rabbitmq", "to_rabbitmq"]
 
@@ -23,7 +23,7 @@ def from_rabbitmq(
     *,
     format: Literal["json", "text"] = "json",
     id: Literal["message_id", "correlation_id"] | None = None,
-    time: str | None = None,
+    time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
     prefetch: int = 50_000,

@@ -11,8 +11,8 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._connect import Connector, bad, described, times
-from tidemill.stream._time import Duration, micros
+from tidemill.stream._connect import Connector, bad, described
+from tidemill.stream._time import Duration, Time, micros, times
 
 __all__ = ["from_redis", "redis_hashes", "to_redis"]
 
@@ -24,7 +24,7 @@ def from_redis(
     *,
     format: Literal["fields", "json"] = "fields",
     field: str = "value",
-    time: str | None = None,
+    time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
     start: Literal["earliest", "latest"] = "earliest",

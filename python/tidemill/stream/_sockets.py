@@ -10,8 +10,8 @@ from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._connect import bad, described, times
-from tidemill.stream._time import Duration
+from tidemill.stream._connect import bad, described
+from tidemill.stream._time import Duration, Time, times
 
 __all__ = ["from_socket", "from_webhook", "from_websocket"]
 
@@ -23,7 +23,7 @@ def from_socket(
     *,
     format: Literal["json", "csv", "text"] = "json",
     delimiter: str = ",",
-    time: str | None = None,
+    time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
     stop_at_end: bool = False,
@@ -69,7 +69,7 @@ def from_websocket(
     *,
     format: Literal["json", "text"] = "json",
     send: str | Iterable[str] = (),
-    time: str | None = None,
+    time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
     stop_at_end: bool = False,
@@ -118,7 +118,7 @@ def from_webhook(
     host: str = "127.0.0.1",
     answer: Literal["taken", "durable"] = "taken",
     body_bytes_max: int = 1 << 20,
-    time: str | None = None,
+    time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
 ) -> DataSet:

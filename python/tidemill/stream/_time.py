@@ -1,13 +1,14 @@
-"""Lengths of time, as people write them."""
+"""Lengths of time, as people write them, and what tells the time of a stream."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import timedelta
 
 from tidemill.dataset._errors import DataSetError
 
-__all__ = ["Duration", "micros", "seconds"]
+__all__ = ["Duration", "Time", "TimeColumn", "arrival", "micros", "punctuated", "seconds", "times"]
 
 #: A text such as ``"250ms"``, ``"10s"``, ``"5m"``, ``"1h30m"``, ``"1d"``; a number of seconds; a `datetime.timedelta`.
 Duration = str | int | float | timedelta
@@ -32,3 +33,48 @@ def micros(length: Duration, what: str) -> int:
 def seconds(length: Duration, what: str) -> float:
     """Seconds of a length of time; `what` names it in errors."""
     return micros(length, what) / 1_000_000
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """The column that tells a stream's time, and what says how far it is; made by `arrival` and `punctuated`."""
+
+    column: str
+    kind: str
+    watermark: str | None = None
+
+
+#: What a source takes as ``time``: a column, or what `arrival` or `punctuated` gives.
+Time = str | TimeColumn
+
+
+def arrival(column: str = "arrived") -> TimeColumn:
+    """Processing time: a column is added with the time (UTC) at which a row was read, and windows over it go by the clock.
+
+    Time goes on when no row comes, and never back. Rows that are read again after a failure arrive again.
+    """
+    return TimeColumn(column, "arrival")
+
+
+def punctuated(column: str, *, watermark: str) -> TimeColumn:
+    """Event time of which the rows themselves say how far it is.
+
+    Parameters
+    ----------
+    column : str
+        Each row's event time.
+    watermark : str
+        A column that is null but in some rows: there it says that no later row of the same part of the source (a file, a
+        partition, ...) has an earlier event time. ``out_of_order`` is not used.
+    """
+    return TimeColumn(column, "column", watermark)
+
+
+def times(
+    time: Time | None, out_of_order: Duration, idle_after: Duration
+) -> tuple[str, int, int, str, str | None] | None:
+    """How a source's rows tell time, as the engine takes it."""
+    if time is None:
+        return None
+    of = TimeColumn(time, "latest") if isinstance(time, str) else time
+    return (of.column, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"), of.kind, of.watermark)

@@ -1,23 +1,25 @@
-"""Windows of event time."""
+"""Windows of time, and of so many rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tidemill._tidemill import window_of
-from tidemill.dataset._expr import Expr, IntoExpr, col
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._expr import Expr, IntoExpr, col, lit
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Windows", "session", "sliding", "tumbling", "window"]
+__all__ = ["Windows", "counting", "session", "sliding", "tumbling", "window"]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows there are; made by `tumbling`, `sliding` and `session`."""
+    """Which windows there are; made by `tumbling`, `sliding`, `session` and `counting`."""
 
     kind: str
-    size_us: int
-    slide_us: int
+    #: In microseconds, or in rows.
+    size: int
+    slide: int
 
 
 def tumbling(size: Duration) -> Windows:
@@ -41,15 +43,27 @@ def session(gap: Duration) -> Windows:
     return Windows("session", micros(gap, "gap"), 0)
 
 
-def window(windows: Windows, on: IntoExpr, *, late: Duration = 0, early: Duration | None = None) -> Expr:
+def counting(size: int, slide: int | None = None) -> Windows:
+    """Windows of so many rows of each key, in the order in which they come: one after the other, or one beginning every `slide` rows.
+
+    Their ``window_start`` and ``window_end`` are numbers of rows of the key: of the first, and of the first behind the last. A
+    window gives its result with its last row; what is not full when the stream ends gives none.
+    """
+    for number in (size, slide):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise TypeError(f"a window has a whole number of rows, not {number!r}")
+    return Windows("count", size, size if slide is None else slide)
+
+
+def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, early: Duration | None = None) -> Expr:
     """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
 
     Parameters
     ----------
     windows : Windows
-        `tumbling`, `sliding` or `session`.
+        `tumbling`, `sliding`, `session` or `counting`.
     on : str or Expr
-        Each row's event time: a timestamp or a date.
+        Each row's time: a timestamp or a date. None for `counting`, whose windows go by the order in which rows come.
     late : str, number of seconds or timedelta, default=0
         How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
         that come later than that are left out, or go to ``late_to`` of `DataSet.write_stream`; rows without a time are left out.
@@ -68,9 +82,13 @@ def window(windows: Windows, on: IntoExpr, *, late: Duration = 0, early: Duratio
     >>> sorted(seen, key=str)
     [{'user': 'a', 'n': 1}, {'user': 'a', 'n': 1}, {'user': 'b', 'n': 1}]
     """
+    if windows.kind == "count":
+        if on is not None or late != 0 or early is not None:
+            raise DataSetError("windows of rows have no on=, late= or early=: they look at no time")
+        on = lit(0)
     time = col(on) if isinstance(on, str) else on
     if not isinstance(time, Expr):
         raise TypeError("on is the column, or an expression, with each row's event time")
     lateness = micros(late, "late")
     every = None if early is None else micros(early, "early")
-    return Expr(window_of(time._native, windows.kind, windows.size_us, windows.slide_us, lateness, every))
+    return Expr(window_of(time._native, windows.kind, windows.size, windows.slide, lateness, every))

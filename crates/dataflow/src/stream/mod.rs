@@ -7,10 +7,12 @@
 //! | `align`      | a barrier, when all streams have brought it                                |
 //! | `confluence` | both, in the order in which a reader of several streams sees them          |
 //! | `overtake`   | barriers that do not wait for the rows before them                         |
+//! | `clock`      | the time of a source                                                       |
 //! | [`source`]   | what streams come from: splits, their event times, where they stand        |
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
 
 mod align;
+mod clock;
 mod confluence;
 mod mark;
 mod overtake;

@@ -2,30 +2,24 @@
 //! place to go on from. One driver asks a source for rows, tells time from them, and saves where it stands at barriers.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use arrow::compute::kernels::aggregate::max;
-use arrow::datatypes::{
-    DataType, Date32Type, Date64Type, SchemaRef, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType,
-    TimestampNanosecondType, TimestampSecondType,
-};
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::clock::Clock;
 use super::mark::{Control, EventTime, Mark};
-use super::watermarks::Watermarks;
 use crate::checkpoint::Snapshot;
 use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
 use crate::flow::Outputs;
 use crate::run::TaskContext;
-
-/// Time is told no more often than this while rows come: every mark cuts short what exchanges collect.
-const TELL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What a source has next.
 #[derive(Debug)]
@@ -142,12 +136,59 @@ pub struct EventTimes {
     pub out_of_order: Duration,
     /// A split that has been read as far as there is anything, for so long, holds time back no longer.
     pub idle_after: Duration,
+    /// What says how far time is.
+    pub told_by: ToldBy,
+}
+
+/// What says how far the time of a source is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToldBy {
+    /// Its rows: a split's time is the latest of them, less [`EventTimes::out_of_order`].
+    Latest,
+    /// Another column: where it has a value, no row of its split that comes later has an earlier time.
+    Column(String),
+    /// The machine's clock, also when no row comes. The source adds the column: the time at which a row was read.
+    Arrival,
 }
 
 impl EventTimes {
     /// Told by `column`, whose rows come in order; a split without rows for a second is idle.
     pub fn of(column: impl Into<String>) -> Self {
-        EventTimes { column: column.into(), out_of_order: Duration::ZERO, idle_after: Duration::from_secs(1) }
+        let (column, idle_after) = (column.into(), Duration::from_secs(1));
+        EventTimes { column, out_of_order: Duration::ZERO, idle_after, told_by: ToldBy::Latest }
+    }
+
+    /// With something else to say how far it is.
+    #[must_use]
+    pub fn told_by(mut self, told_by: ToldBy) -> Self {
+        self.told_by = told_by;
+        self
+    }
+
+    /// What a source's rows are, which are read with this schema.
+    ///
+    /// # Errors
+    /// In words, when a column is missing or tells no time, or is there that would be added.
+    pub fn schema(&self, read: &SchemaRef) -> Result<SchemaRef, String> {
+        match &self.told_by {
+            ToldBy::Arrival if read.column_with_name(&self.column).is_some() => {
+                Err(format!("the column \"{}\" is there already: give that of the arrival another name", self.column))
+            }
+            ToldBy::Arrival => {
+                let time = Field::new(&self.column, DataType::Timestamp(TimeUnit::Microsecond, None), false);
+                let fields = read.fields().iter().cloned().chain([Arc::new(time)]);
+                Ok(Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), read.metadata().clone())))
+            }
+            ToldBy::Column(told) => {
+                time_column(read, &self.column)?;
+                time_column(read, told)?;
+                Ok(Arc::clone(read))
+            }
+            ToldBy::Latest => {
+                time_column(read, &self.column)?;
+                Ok(Arc::clone(read))
+            }
+        }
     }
 
     /// With rows that may be so much out of order.
@@ -177,108 +218,6 @@ pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
     }
 }
 
-/// Microseconds since 1970 in a unit that a column of event times has.
-fn microseconds(data_type: &DataType, value: i64) -> i64 {
-    match data_type {
-        DataType::Timestamp(TimeUnit::Second, _) => value.saturating_mul(1_000_000),
-        DataType::Timestamp(TimeUnit::Millisecond, _) | DataType::Date64 => value.saturating_mul(1000),
-        DataType::Timestamp(TimeUnit::Nanosecond, _) => value.div_euclid(1000),
-        DataType::Date32 => value.saturating_mul(86_400_000_000),
-        _ => value,
-    }
-}
-
-/// The latest event time of a column; nulls tell none.
-pub fn latest(column: &ArrayRef) -> Option<EventTime> {
-    let value = match column.data_type() {
-        DataType::Timestamp(TimeUnit::Second, _) => max(column.as_primitive::<TimestampSecondType>()),
-        DataType::Timestamp(TimeUnit::Millisecond, _) => max(column.as_primitive::<TimestampMillisecondType>()),
-        DataType::Timestamp(TimeUnit::Microsecond, _) => max(column.as_primitive::<TimestampMicrosecondType>()),
-        DataType::Timestamp(TimeUnit::Nanosecond, _) => max(column.as_primitive::<TimestampNanosecondType>()),
-        DataType::Date32 => max(column.as_primitive::<Date32Type>()).map(i64::from),
-        DataType::Date64 => max(column.as_primitive::<Date64Type>()),
-        _ => None,
-    };
-    value.map(|value| EventTime(microseconds(column.data_type(), value)))
-}
-
-/// The time of a source's splits.
-struct Clock {
-    column: usize,
-    times: EventTimes,
-    watermarks: Watermarks,
-    /// Of all rows.
-    latest: EventTime,
-    /// Since when each split has had nothing more; an idle one is not looked at.
-    caught_up: Vec<Option<Instant>>,
-    /// What is to be told.
-    news: Option<Mark>,
-    told_at: Option<Instant>,
-}
-
-impl Clock {
-    fn new(times: EventTimes, schema: &SchemaRef) -> Result<Self, TaskError> {
-        let column = time_column(schema, &times.column)?;
-        let (watermarks, caught_up) = Default::default();
-        Ok(Clock { column, times, watermarks, latest: EventTime::MIN, caught_up, news: None, told_at: None })
-    }
-
-    fn split(&mut self, split: u32) -> usize {
-        while self.caught_up.len() <= split as usize {
-            self.watermarks.add();
-            self.caught_up.push(None);
-        }
-        split as usize
-    }
-
-    fn rows(&mut self, split: u32, rows: &RecordBatch) {
-        let split = self.split(split);
-        self.caught_up[split] = None;
-        if let Some(latest) = latest(rows.column(self.column)) {
-            self.latest = self.latest.max(latest);
-            let out_of_order = i64::try_from(self.times.out_of_order.as_micros()).unwrap_or(i64::MAX);
-            let news = self.watermarks.advance(split, latest.minus(out_of_order));
-            self.news = news.or(self.news.take());
-        }
-    }
-
-    fn caught_up(&mut self, split: u32, now: Instant) {
-        let split = self.split(split);
-        self.caught_up[split].get_or_insert(now);
-    }
-
-    fn over(&mut self, split: u32) {
-        let split = self.split(split);
-        self.caught_up[split] = None;
-        let news = self.watermarks.over(split);
-        self.news = news.or(self.news.take());
-    }
-
-    /// When a split becomes idle next.
-    fn due(&self) -> Option<Instant> {
-        self.caught_up.iter().flatten().min().map(|since| *since + self.times.idle_after)
-    }
-
-    fn look_for_idle(&mut self, now: Instant) {
-        for split in 0..self.caught_up.len() {
-            if self.caught_up[split].take_if(|since| *since + self.times.idle_after <= now).is_some() {
-                let news = self.watermarks.idle(split);
-                self.news = news.or(self.news.take());
-            }
-        }
-    }
-
-    /// What is to be told now: nothing that was told a moment ago, unless there is time for it.
-    fn tell(&mut self, now: Instant, waiting: bool) -> Option<Mark> {
-        if !waiting && self.told_at.is_some_and(|told| now - told < TELL_INTERVAL) {
-            return None;
-        }
-        let news = self.news.take()?;
-        self.told_at = Some(now);
-        Some(news)
-    }
-}
-
 enum Wake {
     Next(Next),
     Waiting,
@@ -295,7 +234,7 @@ pub(crate) async fn drive<S: Source>(
     context: &TaskContext,
 ) -> Result<(), TaskError> {
     let mut output = outputs.into_only();
-    let mut clock = times.map(|times| Clock::new(times, output.schema())).transpose()?;
+    let mut clock = times.map(|times| Clock::new(times, output.schema(), context.restored())).transpose()?;
     let states = context.states();
     // Without checkpoints there are no barriers, and all is durable at the end.
     let durable_now = watch::Sender::new(0);
@@ -305,7 +244,7 @@ pub(crate) async fn drive<S: Source>(
     };
     if context.had_ended() {
         if let Some(states) = states {
-            states.end(snapshot(&mut source)?).await?;
+            states.end(snapshot(&mut source, clock.as_ref())?).await?;
         }
         return Ok(());
     }
@@ -326,9 +265,9 @@ pub(crate) async fn drive<S: Source>(
         };
         waiting = matches!(wake, Wake::Waiting) || waiting && matches!(wake, Wake::Idle | Wake::Durable);
         match wake {
-            Wake::Next(Next::Rows { split, rows }) => {
+            Wake::Next(Next::Rows { split, mut rows }) => {
                 if let Some(clock) = &mut clock {
-                    clock.rows(split, &rows);
+                    rows = clock.rows(split, rows)?;
                 }
                 if !output.is_wanted() {
                     // An end like any other: the places of its splits are kept.
@@ -358,7 +297,7 @@ pub(crate) async fn drive<S: Source>(
                 let epoch = barrier.epoch;
                 if let Some(states) = states {
                     source.barrier(epoch);
-                    states.save(epoch, true, snapshot(&mut source)?);
+                    states.save(epoch, true, snapshot(&mut source, clock.as_ref())?);
                 }
                 output.mark(&Mark::Barrier(barrier)).await?;
                 if stop {
@@ -368,19 +307,19 @@ pub(crate) async fn drive<S: Source>(
         }
         if let Some(clock) = &mut clock {
             let now = Instant::now();
-            clock.look_for_idle(now);
+            clock.look(now);
             if let Some(mark) = clock.tell(now, waiting) {
                 output.mark(&mark).await?;
             }
         }
     }
     // Nothing comes any more, so time goes on to the latest row before it ends: for timers that set the next.
-    if let Some(clock) = clock.filter(|clock| clock.latest > EventTime::MIN) {
-        output.mark(&Mark::Watermark(clock.latest)).await?;
+    if let Some(latest) = clock.as_ref().map(Clock::latest).filter(|&latest| latest > EventTime::MIN) {
+        output.mark(&Mark::Watermark(latest)).await?;
     }
     output.finish().await?;
     match states {
-        Some(states) => states.end(snapshot(&mut source)?).await?,
+        Some(states) => states.end(snapshot(&mut source, clock.as_ref())?).await?,
         // Nothing of it will be asked for again.
         None => drop(durable_now.send(ALL)),
     }
@@ -399,6 +338,8 @@ async fn leave<S: Source>(mut source: S, durable: &mut watch::Receiver<u64>, epo
     source.last_words().await
 }
 
-fn snapshot(source: &mut impl Source) -> Result<Snapshot, TaskError> {
-    Ok(Snapshot { splits: source.snapshot()?, shared: source.shared()?, ..Snapshot::default() })
+fn snapshot(source: &mut impl Source, clock: Option<&Clock>) -> Result<Snapshot, TaskError> {
+    let mut shared = source.shared()?;
+    shared.extend(clock.and_then(Clock::shared));
+    Ok(Snapshot { splits: source.snapshot()?, shared, ..Snapshot::default() })
 }

@@ -17,7 +17,7 @@ use datafusion::physical_expr::PhysicalExpr;
 use super::groups::batch;
 use super::keyed::Keyed;
 use super::table::StreamSink;
-use super::window::is_window;
+use super::window::is_time_window;
 use crate::error::DataSetError;
 
 /// Makes the sink for rows that come too late, given what they are.
@@ -97,7 +97,7 @@ impl AnalyzerRule for KeepLateRows {
             .transform_up_with_subqueries(|node| {
                 let LogicalPlan::Aggregate(aggregate) = node else { return Ok(Transformed::no(node)) };
                 // Windows of results of windows are not for rows that came from outside.
-                if !aggregate.group_expr.iter().any(is_window) || has_window(&aggregate.input) {
+                if !aggregate.group_expr.iter().any(is_time_window) || has_window(&aggregate.input) {
                     return Ok(Transformed::no(LogicalPlan::Aggregate(aggregate)));
                 }
                 let columns: Vec<Expr> = aggregate.input.schema().columns().into_iter().map(Expr::Column).collect();
@@ -112,13 +112,13 @@ impl AnalyzerRule for KeepLateRows {
 
 fn has_window(plan: &LogicalPlan) -> bool {
     let found =
-        plan.exists(|node| Ok(matches!(node, LogicalPlan::Aggregate(of) if of.group_expr.iter().any(is_window))));
+        plan.exists(|node| Ok(matches!(node, LogicalPlan::Aggregate(of) if of.group_expr.iter().any(is_time_window))));
     found.unwrap_or(false)
 }
 
 /// A key, its window's call with more arguments, by the name that it had.
 fn with_columns(key: Expr, columns: &[Expr]) -> Result<Expr> {
-    if !is_window(&key) {
+    if !is_time_window(&key) {
         return Ok(key);
     }
     let name = key.schema_name().to_string();

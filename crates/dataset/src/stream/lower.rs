@@ -32,6 +32,7 @@ use tidemill_dataflow::{Graph, TaskId, TaskSpec};
 
 use super::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
 use super::complete::{CompleteTask, Completion};
+use super::counts::{CountAggregation, CountTask};
 use super::distinct::{Distinct, DistinctTask};
 use super::groups::Aggregation;
 use super::join::{JoinTask, StreamJoin};
@@ -557,10 +558,14 @@ impl<'a> Lower<'a> {
             }
             return self.complete(plan, aggregate.input(), input, keys, times);
         };
+        if let WindowKind::Count { size, slide } = windows.kind {
+            return self.counted(plan, aggregate, input, window_at, (size, slide));
+        }
         let behind = input.times.behind(&time, &input.schema);
         if behind.is_none() && input.times.lost {
             return refused(
-                "a window after a join that does not bound the time of partners: rows of it may have any time",
+                "a window of time after windows of rows, or after a join that does not bound the time of partners: rows of those may \
+                 have any time",
             );
         }
         let behind = behind.unwrap_or(0);
@@ -599,6 +604,7 @@ impl<'a> Lower<'a> {
                     }),
                 }
             }
+            WindowKind::Count { .. } => return refused("windows of rows here"),
             WindowKind::Session { .. } if windows.lateness > 0 => return refused("late rows of session windows"),
             WindowKind::Session { .. } if windows.early > 0 => return refused("early results of session windows"),
             WindowKind::Session { gap } => {
@@ -655,6 +661,34 @@ impl<'a> Lower<'a> {
         }
         let times = Times { places, untimed: times.untimed, lost: false };
         Ok(Flowing { from: vec![second], schema: plan.schema(), times })
+    }
+
+    /// An aggregation of windows that are so many rows of a key.
+    fn counted(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        aggregate: &AggregateExec,
+        input: Flowing,
+        window_at: usize,
+        lengths: (i64, i64),
+    ) -> Result<Flowing> {
+        let groups = aggregate.group_expr().expr().iter().enumerate().filter(|(at, _)| *at != window_at);
+        let keys: Vec<_> = groups.map(|(_, key)| key.clone()).collect();
+        let exprs = keys.iter().map(|(key, _)| Arc::clone(key)).collect();
+        let keyed = Keyed::new(&input.schema, exprs, false, None)?;
+        let functions = aggregate.aggr_expr().to_vec();
+        let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
+        let copies = if of.keys.is_empty() { 1 } else { self.copies };
+        let shape = Arc::new(CountAggregation::new(of, lengths, keyed, plan.schema(), window_at));
+        let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
+        let keyed = Arc::clone(&shape.keyed);
+        let task = TaskSpec::operator(name.clone(), move |copy| CountTask::new(&shape, copy)).streaming();
+        let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(copies);
+        let task = self.graph.add(task);
+        // Which time the rows of a window have had, nobody knows.
+        let times = Times { places: Vec::new(), untimed: input.times.untimed, lost: !input.times.untimed };
+        self.keyed(input, &keyed, task.into(), &name);
+        Ok(Flowing { from: vec![Branch { task, steps: Steps::default(), copies }], schema: plan.schema(), times })
     }
 
     /// The rows with all their steps done.

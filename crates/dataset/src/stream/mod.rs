@@ -8,6 +8,7 @@
 //! | `aggregate` | aggregates of windows                                                  |
 //! | `memory`    | tables in memory as streams                                            |
 //! | `sessions`  | aggregates of sessions                                                 |
+//! | `counts`    | aggregates of so many rows of each key                                 |
 //! | `join`      | joins of two streams                                                   |
 //! | `complete`  | groups that are complete when a time has passed                        |
 //! | `distinct`  | each key once                                                          |
@@ -25,6 +26,7 @@
 
 mod aggregate;
 mod complete;
+mod counts;
 mod distinct;
 mod groups;
 mod held;

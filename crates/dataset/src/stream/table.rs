@@ -24,6 +24,7 @@ use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 use super::process::ProcessTable;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
+use crate::error::DataSetError;
 use crate::map::MapTable;
 
 /// Makes the source of one copy.
@@ -36,7 +37,7 @@ pub type MakeSink = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Sink
 pub struct StreamSource {
     /// For plans and errors; the same on every worker.
     pub name: String,
-    /// What its rows are.
+    /// What its rows are, as they are read.
     pub schema: SchemaRef,
     /// How they tell time.
     pub times: Option<EventTimes>,
@@ -71,11 +72,10 @@ impl DataSet {
     /// The rows of a stream. They have no end, or one that nobody knows: it is written with `Workers::stream`.
     ///
     /// # Errors
-    /// `Query` when the column that tells time is not there, or tells none.
-    pub fn from_stream(engine: &Engine, source: StreamSource) -> crate::error::Result<Self> {
+    /// `Query` when a column that tells time is not there, or tells none, or one that is to be added is there.
+    pub fn from_stream(engine: &Engine, mut source: StreamSource) -> crate::error::Result<Self> {
         if let Some(times) = &source.times {
-            tidemill_dataflow::stream::source::time_column(&source.schema, &times.column)
-                .map_err(crate::error::DataSetError::Query)?;
+            source.schema = times.schema(&source.schema).map_err(DataSetError::Query)?;
         }
         DataSet::new(engine.context().read_table(Arc::new(StreamTable { source }))?)
     }

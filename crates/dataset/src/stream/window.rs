@@ -43,6 +43,13 @@ pub enum WindowKind {
         /// From the start of one to the start of the next.
         slide: Micros,
     },
+    /// Of each key, its rows `[k * slide, k * slide + size)` for every k, in the order in which they come.
+    Count {
+        /// How many rows one has.
+        size: i64,
+        /// From the first row of one to the first row of the next.
+        slide: i64,
+    },
     /// Of each key: rows that follow each other within `gap`.
     Session {
         /// What ends a session: so long without a row.
@@ -84,6 +91,15 @@ impl Windows {
         Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0, early: 0 })
     }
 
+    /// Windows of `size` rows of a key, one beginning every `slide` rows.
+    ///
+    /// # Errors
+    /// `Query` when either is not positive, or rows would fall between windows.
+    pub fn count(size: i64, slide: i64) -> Result<Self, DataSetError> {
+        let Windows { lateness, early, .. } = Self::sliding(size, slide)?;
+        Ok(Windows { kind: WindowKind::Count { size, slide }, lateness, early })
+    }
+
     /// Taking rows that come so much later than a window's end.
     ///
     /// # Errors
@@ -106,13 +122,18 @@ impl Windows {
         Ok(Windows { early: every, ..self })
     }
 
-    /// The window of a row with this time, as an expression to group by.
+    /// The window of a row with this time, as an expression to group by; windows that count rows look at no time.
     pub fn of(self, time: Expr) -> Expr {
-        let name = if self.early > 0 { EARLY_WINDOW } else { WINDOW };
+        let name = match self.kind {
+            WindowKind::Count { .. } => COUNT_WINDOW,
+            _ if self.early > 0 => EARLY_WINDOW,
+            _ => WINDOW,
+        };
         let function = Arc::new(ScalarUDF::from(WindowFunction::new(name)));
         let Windows { lateness, early, .. } = self;
         let how = match self.kind {
             WindowKind::Sliding { size, slide } => format!("sliding {lateness} {early} {size} {slide}"),
+            WindowKind::Count { size, slide } => format!("count {lateness} {early} {size} {slide}"),
             WindowKind::Session { gap } => format!("session {lateness} {early} {gap}"),
         };
         Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)])).alias(WINDOW)
@@ -127,6 +148,9 @@ impl Windows {
             ("sliding", &[lateness, early, size, slide]) => {
                 Some(Windows { kind: WindowKind::Sliding { size, slide }, lateness, early })
             }
+            ("count", &[lateness, early, size, slide]) => {
+                Some(Windows { kind: WindowKind::Count { size, slide }, lateness, early })
+            }
             ("session", &[lateness, early, gap]) => {
                 Some(Windows { kind: WindowKind::Session { gap }, lateness, early })
             }
@@ -139,6 +163,8 @@ impl Windows {
 const WINDOW: &str = "window";
 /// That of windows which give early results, too: its value says whether it is the last.
 const EARLY_WINDOW: &str = "early_window";
+/// That of windows of so many rows: its value is the number of its first row, and of the first behind it.
+const COUNT_WINDOW: &str = "count_window";
 /// Those of SQL, named as in its tradition: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`.
 const IN_SQL: [&str; 3] = ["tumble", "hop", "session"];
 
@@ -162,7 +188,7 @@ fn interval(value: &ScalarValue) -> Result<Micros> {
 /// The windows that a function's arguments behind the time describe.
 fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
     let made = match (name, arguments) {
-        (WINDOW | EARLY_WINDOW, [ScalarValue::Utf8(Some(how))]) => {
+        (WINDOW | EARLY_WINDOW | COUNT_WINDOW, [ScalarValue::Utf8(Some(how))]) => {
             return Windows::parse(how).ok_or_else(|| DataFusionError::Internal(format!("window \"{how}\"")));
         }
         ("tumble", [size]) => Windows::tumbling(interval(size)?),
@@ -180,7 +206,7 @@ fn lengths(name: &str) -> usize {
 }
 
 /// Whether a key is a window.
-pub(crate) fn is_window(key: &Expr) -> bool {
+fn is_window(key: &Expr) -> bool {
     match key {
         Expr::Alias(alias) => is_window(&alias.expr),
         Expr::ScalarFunction(call) => is_name(call.func.name()),
@@ -188,8 +214,17 @@ pub(crate) fn is_window(key: &Expr) -> bool {
     }
 }
 
+/// Whether a key is a window that rows can come too late for.
+pub(crate) fn is_time_window(key: &Expr) -> bool {
+    match key {
+        Expr::Alias(alias) => is_time_window(&alias.expr),
+        Expr::ScalarFunction(call) => is_name(call.func.name()) && call.func.name() != COUNT_WINDOW,
+        _ => false,
+    }
+}
+
 fn is_name(name: &str) -> bool {
-    matches!(name, WINDOW | EARLY_WINDOW) || IN_SQL.contains(&name)
+    matches!(name, WINDOW | EARLY_WINDOW | COUNT_WINDOW) || IN_SQL.contains(&name)
 }
 
 /// The parts of a window that is a key, by name.
@@ -210,6 +245,11 @@ fn window_fields(early: bool) -> Fields {
         fields.push(Field::new("final", DataType::Boolean, false));
     }
     Fields::from(fields)
+}
+
+/// The value of a window of so many rows.
+pub(crate) fn count_fields() -> Fields {
+    Fields::from(["start", "end"].map(|end| Field::new(end, DataType::Int64, false)).to_vec())
 }
 
 /// Windows from starts and ends. `last` says whether these results are, where there are early ones.
@@ -260,6 +300,9 @@ impl ScalarUDFImpl for WindowFunction {
     }
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        if self.name == COUNT_WINDOW {
+            return Ok(DataType::Struct(count_fields()));
+        }
         match arguments.first() {
             Some(DataType::Timestamp(..) | DataType::Date32 | DataType::Date64) => {
                 Ok(DataType::Struct(window_fields(self.name == EARLY_WINDOW)))
@@ -281,7 +324,7 @@ impl ScalarUDFImpl for WindowFunction {
             WindowKind::Sliding { size, slide } if size == slide => size,
             _ => {
                 return Err(DataFusionError::NotImplemented(
-                    "sliding and session windows outside of a group_by of a stream".into(),
+                    "sliding, session and count windows outside of a group_by of a stream".into(),
                 ));
             }
         };

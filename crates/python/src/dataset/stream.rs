@@ -14,7 +14,7 @@ use tidemill_connect::ConnectError;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::{Guarantee, Sink};
-use tidemill_dataflow::stream::source::EventTimes;
+use tidemill_dataflow::stream::source::{EventTimes, ToldBy};
 use tidemill_dataflow::{Progress, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
@@ -33,15 +33,20 @@ use super::{finish, raised};
 use crate::comm::Comm;
 use crate::graph::described;
 
-/// A column that tells time, and by how many microseconds rows may be out of order, and splits be silent.
-type Times = (String, u64, u64);
+/// A column that tells time, by how many microseconds rows may be out of order, and splits be silent; what says how far time is:
+/// "latest", "arrival", or "column" and its name.
+type Times = (String, u64, u64, String, Option<String>);
 
-fn times(given: Option<Times>) -> Option<EventTimes> {
-    given.map(|(column, out_of_order, idle_after)| {
-        EventTimes::of(column)
-            .out_of_order(Duration::from_micros(out_of_order))
-            .idle_after(Duration::from_micros(idle_after))
-    })
+fn times(given: Option<Times>) -> PyResult<Option<EventTimes>> {
+    let Some((column, out_of_order, idle_after, kind, by)) = given else { return Ok(None) };
+    let told_by = match (kind.as_str(), by) {
+        ("latest", None) => ToldBy::Latest,
+        ("arrival", None) => ToldBy::Arrival,
+        ("column", Some(column)) => ToldBy::Column(column),
+        (other, _) => return Err(PyValueError::new_err(format!("time is not told by {other:?}"))),
+    };
+    let times = EventTimes::of(column).out_of_order(Duration::from_micros(out_of_order));
+    Ok(Some(times.idle_after(Duration::from_micros(idle_after)).told_by(told_by)))
 }
 
 /// A table in memory as a stream.
@@ -57,7 +62,7 @@ pub fn stream_of_table(
     rows_per_s: f64,
 ) -> PyResult<NativeDataSet> {
     let schema = Arc::clone(&table.schema);
-    let source = table_stream(name, schema, &table.batches, times(time), slice_rows, rows_per_s);
+    let source = table_stream(name, schema, &table.batches, times(time)?, slice_rows, rows_per_s);
     let made = DataSet::from_stream(&engine.engine, source);
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
@@ -78,7 +83,7 @@ pub fn stream_of(
     let source = StreamSource {
         name: found.name,
         schema: found.schema,
-        times: times(time),
+        times: times(time)?,
         copies_max: found.copies_max,
         replayable: found.replayable,
         make: found.make,
@@ -109,6 +114,7 @@ pub fn window_of(
 ) -> PyResult<NativeExpr> {
     let windows = match kind {
         "session" => Windows::session(size),
+        "count" => Windows::count(size, slide),
         _ => Windows::sliding(size, slide),
     };
     let windows = windows.and_then(|windows| windows.late(lateness));

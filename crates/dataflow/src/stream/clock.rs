@@ -1,0 +1,258 @@
+//! The time of a source: of its splits, as their rows tell it, or of the machine's clock.
+//!
+//! That clock never goes back: not when somebody sets the machine's, nor when a job goes on where another machine was ahead.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, TimestampMicrosecondArray};
+use arrow::compute::kernels::aggregate::max;
+use arrow::datatypes::{
+    DataType, Date32Type, Date64Type, SchemaRef, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType,
+    TimestampNanosecondType, TimestampSecondType,
+};
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::mark::{EventTime, Mark};
+use super::source::{EventTimes, ToldBy, time_column};
+use super::watermarks::Watermarks;
+use crate::checkpoint::Restored;
+use crate::error::TaskError;
+
+/// Time is told no more often than this while rows come: every mark cuts short what exchanges collect.
+const TELL_INTERVAL: Duration = Duration::from_millis(1);
+/// The machine's clock is told so often while no row comes.
+const ARRIVAL_INTERVAL: Duration = Duration::from_millis(50);
+/// What copies share in checkpoints, so that the clock does not go back.
+const ARRIVAL: &str = "tidemill arrival";
+
+/// Microseconds since 1970 in a unit that a column of event times has.
+fn microseconds(data_type: &DataType, value: i64) -> i64 {
+    match data_type {
+        DataType::Timestamp(TimeUnit::Second, _) => value.saturating_mul(1_000_000),
+        DataType::Timestamp(TimeUnit::Millisecond, _) | DataType::Date64 => value.saturating_mul(1000),
+        DataType::Timestamp(TimeUnit::Nanosecond, _) => value.div_euclid(1000),
+        DataType::Date32 => value.saturating_mul(86_400_000_000),
+        _ => value,
+    }
+}
+
+/// The latest event time of a column; nulls tell none.
+fn latest(column: &ArrayRef) -> Option<EventTime> {
+    let value = match column.data_type() {
+        DataType::Timestamp(TimeUnit::Second, _) => max(column.as_primitive::<TimestampSecondType>()),
+        DataType::Timestamp(TimeUnit::Millisecond, _) => max(column.as_primitive::<TimestampMillisecondType>()),
+        DataType::Timestamp(TimeUnit::Microsecond, _) => max(column.as_primitive::<TimestampMicrosecondType>()),
+        DataType::Timestamp(TimeUnit::Nanosecond, _) => max(column.as_primitive::<TimestampNanosecondType>()),
+        DataType::Date32 => max(column.as_primitive::<Date32Type>()).map(i64::from),
+        DataType::Date64 => max(column.as_primitive::<Date64Type>()),
+        _ => None,
+    };
+    value.map(|value| EventTime(microseconds(column.data_type(), value)))
+}
+
+/// See the module.
+pub(crate) struct Clock {
+    times: EventTimes,
+    told_by: Told,
+    watermarks: Watermarks,
+    /// Of all rows.
+    latest: EventTime,
+    /// Since when each split has had nothing more; an idle one is not looked at.
+    caught_up: Vec<Option<Instant>>,
+    /// What is to be told.
+    news: Option<Mark>,
+    told_at: Option<Instant>,
+}
+
+enum Told {
+    /// The columns with rows' times, and with what tells how far they are, and how much less that is.
+    Rows {
+        time: usize,
+        told: usize,
+        less: i64,
+    },
+    Arrival(Arrival),
+}
+
+/// The machine's clock: where it stood when the source began, and how long that is ago.
+struct Arrival {
+    begun: Instant,
+    at: EventTime,
+    schema: SchemaRef,
+}
+
+impl Arrival {
+    fn now(&self) -> EventTime {
+        EventTime(self.at.0.saturating_add(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX)))
+    }
+}
+
+impl Clock {
+    /// Of rows with this schema.
+    pub(crate) fn new(times: EventTimes, schema: &SchemaRef, restored: Option<&Restored>) -> Result<Self, TaskError> {
+        let time = time_column(schema, &times.column)?;
+        let told_by = match &times.told_by {
+            ToldBy::Latest => {
+                Told::Rows { time, told: time, less: i64::try_from(times.out_of_order.as_micros()).unwrap_or(i64::MAX) }
+            }
+            ToldBy::Column(told) => Told::Rows { time, told: time_column(schema, told)?, less: 0 },
+            ToldBy::Arrival => {
+                let before = restored.and_then(|restored| restored.shared.get(ARRIVAL)).into_iter().flatten();
+                let before = before.filter_map(|bytes| bytes.as_ref().try_into().ok().map(i64::from_le_bytes)).max();
+                let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as i64);
+                let at = EventTime(now.max(before.unwrap_or(i64::MIN)));
+                Told::Arrival(Arrival { begun: Instant::now(), at, schema: Arc::clone(schema) })
+            }
+        };
+        let (watermarks, caught_up) = Default::default();
+        Ok(Clock { times, told_by, watermarks, latest: EventTime::MIN, caught_up, news: None, told_at: None })
+    }
+
+    /// The latest time of all rows.
+    pub(crate) fn latest(&self) -> EventTime {
+        self.latest
+    }
+
+    /// What copies share in checkpoints.
+    pub(crate) fn shared(&self) -> Option<(String, Bytes)> {
+        let Told::Arrival(arrival) = &self.told_by else { return None };
+        Some((ARRIVAL.into(), Bytes::copy_from_slice(&arrival.now().0.to_le_bytes())))
+    }
+
+    fn split(&mut self, split: u32) -> usize {
+        while self.caught_up.len() <= split as usize {
+            self.watermarks.add();
+            self.caught_up.push(None);
+        }
+        split as usize
+    }
+
+    /// Rows have been read; returns them with their times.
+    pub(crate) fn rows(&mut self, split: u32, rows: RecordBatch) -> Result<RecordBatch, TaskError> {
+        let split = self.split(split);
+        self.caught_up[split] = None;
+        match &self.told_by {
+            Told::Rows { time, told, less } => {
+                self.latest = latest(rows.column(*time)).unwrap_or(EventTime::MIN).max(self.latest);
+                if let Some(at) = latest(rows.column(*told)) {
+                    let news = self.watermarks.advance(split, at.minus(*less));
+                    self.news = news.or(self.news.take());
+                }
+                Ok(rows)
+            }
+            Told::Arrival(arrival) => {
+                self.latest = arrival.now();
+                let times: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![self.latest.0; rows.num_rows()]));
+                let columns = rows.columns().iter().cloned().chain([times]).collect();
+                Ok(RecordBatch::try_new(Arc::clone(&arrival.schema), columns)?)
+            }
+        }
+    }
+
+    pub(crate) fn caught_up(&mut self, split: u32, now: Instant) {
+        let split = self.split(split);
+        self.caught_up[split].get_or_insert(now);
+    }
+
+    pub(crate) fn over(&mut self, split: u32) {
+        let split = self.split(split);
+        self.caught_up[split] = None;
+        let news = self.watermarks.over(split);
+        self.news = news.or(self.news.take());
+    }
+
+    /// When it wants to be looked at, although nothing comes.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        match &self.told_by {
+            Told::Rows { .. } => self.caught_up.iter().flatten().min().map(|since| *since + self.times.idle_after),
+            Told::Arrival(arrival) => Some(self.told_at.unwrap_or(arrival.begun) + ARRIVAL_INTERVAL),
+        }
+    }
+
+    /// Looks for what is new without rows.
+    pub(crate) fn look(&mut self, now: Instant) {
+        if let Told::Arrival(arrival) = &self.told_by {
+            // Its splits hold nothing back, and their ends change nothing.
+            self.news = Some(Mark::Watermark(arrival.now()));
+            return;
+        }
+        for split in 0..self.caught_up.len() {
+            if self.caught_up[split].take_if(|since| *since + self.times.idle_after <= now).is_some() {
+                let news = self.watermarks.idle(split);
+                self.news = news.or(self.news.take());
+            }
+        }
+    }
+
+    /// What is to be told now: nothing that was told a moment ago, unless there is time for it.
+    pub(crate) fn tell(&mut self, now: Instant, waiting: bool) -> Option<Mark> {
+        if !waiting && self.told_at.is_some_and(|told| now - told < TELL_INTERVAL) {
+            return None;
+        }
+        let news = self.news.take()?;
+        self.told_at = Some(now);
+        Some(news)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use arrow::array::Int64Array;
+    use arrow::datatypes::{Field, Schema};
+
+    use super::*;
+
+    fn read(times: Vec<Option<i64>>, told: Vec<Option<i64>>) -> RecordBatch {
+        let of = |values: Vec<Option<i64>>| Arc::new(TimestampMicrosecondArray::from(values)) as ArrayRef;
+        RecordBatch::try_from_iter_with_nullable([("at", of(times), true), ("told", of(told), true)]).unwrap()
+    }
+
+    /// A column that tells time is believed where it has a value, and nothing else is.
+    #[test]
+    fn a_column_tells_how_far_time_is() {
+        let times = EventTimes::of("at").told_by(ToldBy::Column("told".into()));
+        let mut clock = Clock::new(times, &read(vec![], vec![]).schema(), None).unwrap();
+        let now = Instant::now();
+        clock.rows(0, read(vec![Some(50), Some(10)], vec![None, None])).unwrap();
+        assert_eq!(clock.tell(now, true), None);
+        clock.rows(0, read(vec![Some(60), Some(20)], vec![Some(15), None])).unwrap();
+        assert_eq!(clock.tell(now, true), Some(Mark::Watermark(EventTime(15))));
+        clock.rows(0, read(vec![None], vec![Some(12)])).unwrap();
+        assert_eq!((clock.tell(now, true), clock.latest()), (None, EventTime(60)));
+    }
+
+    /// A clock that was set back, or is behind that of the machine where the job ran before, would make rows late that are not.
+    #[test]
+    fn arrival_never_goes_back() {
+        let numbers = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
+        let times = EventTimes::of("arrived").told_by(ToldBy::Arrival);
+        let schema = times.schema(&numbers).unwrap();
+        assert!(times.schema(&schema).unwrap_err().contains("is there already"));
+        let ahead = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros() as i64 + 3_600_000_000;
+        let shared = [ahead, 5].map(|at| Bytes::copy_from_slice(&at.to_le_bytes())).to_vec();
+        let restored = Restored { shared: BTreeMap::from([(ARRIVAL.to_owned(), shared)]), ..Restored::default() };
+        let mut clock = Clock::new(times, &schema, Some(&restored)).unwrap();
+        let mut last = ahead;
+        for split in [0, 1, 0] {
+            let rows =
+                RecordBatch::try_new(Arc::clone(&numbers), vec![Arc::new(Int64Array::from(vec![1, 2]))]).unwrap();
+            let rows = clock.rows(split, rows).unwrap();
+            let times = rows.column(1).as_primitive::<TimestampMicrosecondType>();
+            assert!(times.values().iter().all(|&at| at >= last), "no row comes before what was told");
+            clock.over(split);
+            clock.look(Instant::now());
+            let Some(Mark::Watermark(told)) = clock.tell(Instant::now(), true) else {
+                panic!("time goes on without rows")
+            };
+            assert!(told >= EventTime(times.value(0)));
+            last = told.0;
+        }
+        assert!(
+            clock.due().is_some() && i64::from_le_bytes(clock.shared().unwrap().1.as_ref().try_into().unwrap()) >= last
+        );
+    }
+}

@@ -1,0 +1,131 @@
+"""What tells the time of a stream: its rows, what they say of it, or the clock."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+import warnings
+from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tidemill as tm
+
+Row = dict[str, Any]
+
+
+def written(stream: tm.DataSet, **options: Any) -> list[Row]:
+    seen: list[Row] = []
+    stream.write_stream(lambda table: seen.extend(table.to_pylist()), **options)
+    return seen
+
+
+def text(second: int) -> str:
+    return (datetime(1970, 1, 1) + timedelta(seconds=second)).isoformat()
+
+
+def test_arrival_is_when_a_row_was_read() -> None:
+    """Rows get a column more, which grows with the clock; windows over it have each row once."""
+    table = tm.from_dict({"n": list(range(40))}).collect()
+    stream = tm.stream.from_table(table, time=tm.stream.arrival(), rows_per_batch=1, rows_per_s=100)
+    before = datetime.utcnow()
+    rows = written(stream)
+    after = datetime.utcnow()
+    assert sorted(row["n"] for row in rows) == list(range(40))
+    assert all(before - timedelta(seconds=1) < row["arrived"] < after + timedelta(seconds=1) for row in rows)
+    counts = stream.group_by(tm.window(tm.tumbling("50ms"), on="arrived")).agg(rows=tm.count())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tm.stream.LateRowsWarning)
+        windows = written(counts)
+    assert sum(row["rows"] for row in windows) == 40
+    assert len(windows) > 1, "40 rows at 100 a second take longer than one window"
+    starts = [row["window_start"] for row in windows]
+    assert starts == sorted(starts) and len(set(starts)) == len(starts)
+
+
+def test_the_clock_goes_on_without_rows(tmp_path: Path) -> None:
+    """A window over arrival gives its result while its source is silent: nobody waits for the next row."""
+    server = socket.create_server(("127.0.0.1", 0))
+    done = threading.Event()
+
+    def serve() -> None:
+        with server.accept()[0] as client:
+            client.sendall(b'{"n": 1}\n{"n": 2}\n')
+            done.wait(120)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    stream = tm.stream.from_socket(
+        "127.0.0.1", server.getsockname()[1], {"n": "int64"}, time=tm.stream.arrival("at"), out_of_order="0s"
+    )
+    rows: list[Row] = []
+    sums = stream.group_by(tm.window(tm.tumbling("100ms"), on="at")).agg(n=tm.col("n").sum())
+    sums.write_stream(
+        lambda table: rows.extend(table.to_pylist()),
+        checkpoint=tmp_path,
+        stop=lambda: sum(row["n"] for row in rows) == 3,
+    )
+    done.set()
+    thread.join()
+    server.close()
+
+
+def test_a_column_that_is_there_already() -> None:
+    table = tm.from_dict({"arrived": [1]}).collect()
+    with pytest.raises(tm.DataSetError, match="is there already"):
+        tm.stream.from_table(table, time=tm.stream.arrival())
+    with pytest.raises(tm.DataSetError, match="does not tell time"):
+        tm.stream.from_table(table, time=tm.stream.punctuated("arrived", watermark="arrived"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_say_how_far_time_is(tmp_path: Path, seed: int) -> None:
+    """However far rows are out of order: none is late if what they say is true."""
+    dice = random.Random(seed)
+    seconds = list(range(600))
+    for start in range(0, 600, 100):
+        block = seconds[start : start + 100]
+        dice.shuffle(block)
+        seconds[start : start + 100] = block
+    # The last row of each hundred knows that all of it have come.
+    told = [at + 1 if at % 100 == 99 else None for at in range(600)]
+    schema = {"s": "timestamp[s]", "told": "timestamp[s]"}
+    rows = ({"s": text(at), "told": end and text(end)} for at, end in zip(seconds, told, strict=True))
+    (tmp_path / "rows.json").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    stream = tm.stream.from_files(
+        tmp_path / "rows.json", schema, time=tm.stream.punctuated("s", watermark="told"), stop_at_end=True
+    )
+    counts = stream.group_by(tm.window(tm.tumbling("10s"), on="s")).agg(rows=tm.count())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tm.stream.LateRowsWarning)
+        seen = written(counts)
+    assert Counter(row["rows"] for row in seen) == {10: 60}
+
+
+def test_rows_that_come_together() -> None:
+    """What a row says holds for those behind it, and a batch is not cut: all of it comes before."""
+    at = [0, 5, 9, *range(20, 60), 3]
+    told = [None, None, 10, *[None] * 39, 60, None]
+    rows = tm.from_dict({"at": at, "told": told})
+    rows = rows.select(*(tm.col(name).cast("timestamp[s]") for name in ("at", "told")))
+    stream = tm.stream.from_table(rows.collect(), time=tm.stream.punctuated("at", watermark="told"), rows_per_batch=100)
+    counts = stream.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+    assert sum(row["rows"] for row in written(counts)) == len(at)
+
+
+def test_clock_tells_between(tmp_path: Path) -> None:
+    """A job over arrival that stops and goes on has each row in one window."""
+    table = tm.from_dict({"n": list(range(300))}).collect()
+    stream = tm.stream.from_table(table, time=tm.stream.arrival(), rows_per_batch=1, rows_per_s=300)
+    counts = stream.group_by(tm.window(tm.tumbling("20ms"), on="arrived")).agg(rows=tm.count())
+    begun = time.monotonic()
+    options: dict[str, Any] = {"checkpoint": tmp_path, "every": "50ms"}
+    seen = written(counts, stop=lambda: time.monotonic() > begun + 0.3, **options)
+    seen += written(counts, **options)
+    assert sum(row["rows"] for row in seen) == 300
+    assert len({row["window_start"] for row in seen}) == len(seen)
