@@ -54,7 +54,8 @@ def _one_of(words: str, number: str) -> str:
 
 def _text(at: str, length: object) -> str:
     """A text of at most 512 letters; `at` is below 1024."""
-    return f"substr('{_LETTERS}', 1 + {at}, {length})"
+    # Of a view, texts are slices: nothing is copied.
+    return f"substr(arrow_cast('{_LETTERS}', 'Utf8View'), 1 + {at}, {length})"
 
 
 def _price(bits: str) -> str:
