@@ -108,7 +108,8 @@ def test_hashes_of_redis(redis_server: servers.Redis) -> None:
         client.hset("user:4:fr", mapping={"more": "x"})
     hashes = tm.stream.redis_hashes(redis_server.url, ["name", "age"], prefix="user:")
     data = tm.from_dict({"id": [1, 2, 3, 4], "land": ["de", "fr", "fr", "fr"]})
-    found = data.lookup(hashes, on=["id", "land"], schema={"name": "str", "age": "int32"}).sort("id")
+    schema = {"name": "str", "age": "int32"}
+    found = data.lookup(hashes, on=["id", "land"], schema=schema, cache_for=0).sort("id")
     assert found.to_dict()["name"] == ["ann", "bob", None, None]
     assert found.to_dict()["age"] == [30, None, None, None]
     # A connection that the server has closed meanwhile is replaced.

@@ -238,7 +238,7 @@ class DataSet:
         cache_rows : int, default=100000
             How many keys each worker remembers, with what was found or that nothing was: those used last. 0 remembers none.
         cache_for : str, number of seconds or timedelta, optional
-            For how long; by default until the query ends.
+            For how long; by default for as long as there is this DataSet.
         retries : int
             As for `map_batches`.
 
