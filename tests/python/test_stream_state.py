@@ -110,7 +110,7 @@ def test_states_in_the_store(tmp_path: Path) -> None:
         return {"k": key["k"], "n": context.state}
 
     def processor() -> Processor:
-        return Processor(function, "f", ("k",), [("k", "str"), ("n", "int64")], 400_000, str(tmp_path), True)
+        return Processor(function, "f", ("k",), {"k": "str", "n": "int64"}, 400_000, str(tmp_path), True)
 
     def listed(made: list[Any]) -> list[tuple[str, int]]:
         return [(row["k"], row["n"]) for native in made for row in tm.Table(native).to_pylist()]

@@ -36,7 +36,8 @@ impl Held {
     pub(crate) fn is_due(&mut self, rows: usize) -> bool {
         self.batches += 1;
         self.rows += rows;
-        let due = self.batches >= WEIGH_EVERY || self.rows >= WEIGH_EVERY_ROWS;
+        let limited = self.disk.governor.settings().budget_bytes > 0;
+        let due = self.batches >= WEIGH_EVERY || limited && self.rows >= WEIGH_EVERY_ROWS;
         if due {
             (self.batches, self.rows) = (0, 0);
         }
