@@ -669,7 +669,7 @@ def stream_of_table(
     rows_per_s: float,
 ) -> NativeDataSet: ...
 def window_of(
-    time: NativeExpr, kind: str, size: int, slide: int, lateness: int, early: int | None = None
+    time: NativeExpr, kind: str, size: int, slide: int, lateness: int, early: int | None = None, zone: str = ""
 ) -> NativeExpr: ...
 
 class NativeRedisHashes:

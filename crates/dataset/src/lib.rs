@@ -63,7 +63,7 @@ pub use reading::Reading;
 pub use records::read_records;
 pub use stores::StorageOptions;
 pub use stream::{
-    KeyedBatch, KeyedFunction, LateRows, MakeKeyedFunction, MakeLateSink, MakeSink, MakeSource, StreamJob, StreamSink,
-    StreamSource, WindowKind, Windows, table_stream,
+    Calendar, KeyedBatch, KeyedFunction, LateRows, MakeKeyedFunction, MakeLateSink, MakeSink, MakeSource, StreamJob,
+    StreamSink, StreamSource, WindowKind, Windows, table_stream,
 };
 pub use write::Output;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tidemill._tidemill import window_of
@@ -9,17 +10,19 @@ from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, col, lit
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Windows", "counting", "session", "sliding", "tumbling", "window"]
+__all__ = ["Windows", "calendar", "counting", "session", "sliding", "tumbling", "window"]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows there are; made by `tumbling`, `sliding`, `session` and `counting`."""
+    """Which windows there are; made by `tumbling`, `sliding`, `calendar`, `session` and `counting`."""
 
     kind: str
-    #: In microseconds, or in rows.
+    #: In microseconds, in rows, or in units of a calendar.
     size: int
     slide: int
+    #: Of a calendar.
+    zone: str = ""
 
 
 def tumbling(size: Duration) -> Windows:
@@ -43,6 +46,22 @@ def session(gap: Duration) -> Windows:
     return Windows("session", micros(gap, "gap"), 0)
 
 
+def calendar(length: str, tz: str = "UTC") -> Windows:
+    """Days, weeks, months or years, one after the other, as a calendar has them: they begin at midnight of a time zone.
+
+    Parameters
+    ----------
+    length : str
+        ``"1d"``, ``"1w"`` (from Monday on), ``"1mo"``, ``"3mo"`` (quarters), ``"1y"``.
+    tz : str, default="UTC"
+        A time zone such as ``"Europe/Berlin"``, or an offset such as ``"+01:00"``.
+    """
+    found = re.fullmatch(r"(\d+)\s*(d|w|mo|y)", length)
+    if not found:
+        raise DataSetError(f'{length!r} is no length of a calendar; write "1d", "1w", "1mo" or "1y"')
+    return Windows(found[2], int(found[1]), 0, tz)
+
+
 def counting(size: int, slide: int | None = None) -> Windows:
     """Windows of so many rows of each key, in the order in which they come: one after the other, or one beginning every `slide` rows.
 
@@ -61,7 +80,7 @@ def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, 
     Parameters
     ----------
     windows : Windows
-        `tumbling`, `sliding`, `session` or `counting`.
+        `tumbling`, `sliding`, `calendar`, `session` or `counting`.
     on : str or Expr
         Each row's time: a timestamp or a date. None for `counting`, whose windows go by the order in which rows come.
     late : str, number of seconds or timedelta, default=0
@@ -91,4 +110,4 @@ def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, 
         raise TypeError("on is the column, or an expression, with each row's event time")
     lateness = micros(late, "late")
     every = None if early is None else micros(early, "early")
-    return Expr(window_of(time._native, windows.kind, windows.size, windows.slide, lateness, every))
+    return Expr(window_of(time._native, windows.kind, windows.size, windows.slide, lateness, every, windows.zone))

@@ -37,6 +37,7 @@ use super::kept::{self, Parts, Saved, buckets_of_key};
 use super::late::{LATE_PORT, LateCount, LateOutput};
 use super::panes::{Pane, States};
 use super::sorted::{self, ALL};
+use super::spans::Spans;
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
 
@@ -49,8 +50,7 @@ pub(crate) struct WindowAggregation {
     pub time: Arc<dyn PhysicalExpr>,
     /// How far times to come may lie behind the watermark.
     pub behind: Micros,
-    pub size: Micros,
-    pub slide: Micros,
+    pub spans: Spans,
     pub lateness: Micros,
     /// How often windows that have changed give what they have so far, by the machine's clock.
     pub early: Option<Duration>,
@@ -70,7 +70,7 @@ impl WindowAggregation {
     pub(crate) fn new(
         of: Aggregation,
         (time, behind): (Arc<dyn PhysicalExpr>, Micros),
-        (size, slide): (Micros, Micros),
+        spans: Spans,
         (lateness, early): (Micros, Micros),
         output: SchemaRef,
         window_at: usize,
@@ -84,8 +84,7 @@ impl WindowAggregation {
             of: Arc::new(of),
             time,
             behind,
-            size,
-            slide,
+            spans,
             lateness,
             early: u64::try_from(early).ok().filter(|&early| early > 0).map(Duration::from_micros),
             part_schema: with_rows(&pane_schema),
@@ -98,29 +97,12 @@ impl WindowAggregation {
     }
 
     fn described(&self) -> String {
-        let WindowAggregation { size, slide, .. } = self;
-        format!("windows of {size} us every {slide} us")
-    }
-
-    /// The length of a pane.
-    fn pane(&self) -> Micros {
-        let (mut a, mut b) = (self.size, self.slide);
-        while b != 0 {
-            (a, b) = (b, a % b);
-        }
-        a
-    }
-
-    /// The starts of the windows that contain the pane.
-    fn windows(&self, pane: Micros) -> impl Iterator<Item = Micros> + use<> {
-        let (size, slide) = (self.size, self.slide);
-        let last = pane - pane.rem_euclid(slide);
-        (0..).map(move |back| last - back * slide).take_while(move |start| start + size > pane)
+        self.spans.described()
     }
 
     /// When the last window that contains the pane takes no more rows.
     fn over(&self, pane: Micros) -> Micros {
-        (pane - pane.rem_euclid(self.slide)).saturating_add(self.size).saturating_add(self.lateness)
+        self.spans.last_end(pane).saturating_add(self.lateness)
     }
 
     /// States of a pane as rows that say so.
@@ -141,25 +123,31 @@ pub(crate) fn with_rows(states: &Schema) -> SchemaRef {
     Arc::new(Schema::new(states.fields().iter().cloned().chain([Arc::new(rows)]).collect::<Vec<_>>()))
 }
 
-/// Rows by the pane they are in: its start, and which rows (`None`: all). Rows without a time are in none.
-fn by_pane(times: &TimestampMicrosecondArray, pane: Micros) -> Vec<(Micros, Option<UInt32Array>)> {
-    let start = |time: Micros| time - time.rem_euclid(pane);
+/// Rows by the pane they are in: its start, and which rows (`None`: all). Rows without a time are in none. `pane` gives the start
+/// and the end of that of a time.
+fn by_pane(
+    times: &TimestampMicrosecondArray,
+    pane: impl Fn(Micros) -> (Micros, Micros),
+) -> Vec<(Micros, Option<UInt32Array>)> {
     let values = times.values();
     if times.null_count() == 0 {
         let (min, max) = values.iter().fold((i64::MAX, i64::MIN), |(min, max), &time| (min.min(time), max.max(time)));
-        if !values.is_empty() && start(min) == start(max) {
-            return vec![(start(min), None)];
+        if !values.is_empty() {
+            let (start, end) = pane(min);
+            if max < end {
+                return vec![(start, None)];
+            }
         }
     }
-    let mut panes: Vec<(Micros, Vec<u32>)> = Vec::new();
+    let mut panes: Vec<((Micros, Micros), Vec<u32>)> = Vec::new();
     // Rows come more or less in order: the pane of the row before is most often the row's.
     let mut at = 0;
     for (row, &time) in values.iter().enumerate() {
         if times.is_null(row) {
             continue;
         }
-        if panes.get(at).is_none_or(|(of, _)| time < *of || time - *of >= pane) {
-            let of = start(time);
+        if panes.get(at).is_none_or(|((start, end), _)| time < *start || time >= *end) {
+            let of = pane(time);
             at = panes.iter().position(|(other, _)| *other == of).unwrap_or_else(|| {
                 panes.push((of, Vec::new()));
                 panes.len() - 1
@@ -167,7 +155,7 @@ fn by_pane(times: &TimestampMicrosecondArray, pane: Micros) -> Vec<(Micros, Opti
         }
         panes[at].1.push(row as u32);
     }
-    panes.into_iter().map(|(of, rows)| (of, Some(UInt32Array::from(rows)))).collect()
+    panes.into_iter().map(|((start, _), rows)| (start, Some(UInt32Array::from(rows)))).collect()
 }
 
 /// The first half.
@@ -208,7 +196,7 @@ impl FirstHalf {
         let shape = Arc::clone(&self.shape);
         let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
         let all = shape.of.arguments(batch)?;
-        for (pane, rows) in by_pane(&times, shape.pane()) {
+        for (pane, rows) in by_pane(&times, |time| shape.spans.pane(time)) {
             if shape.over(pane) <= self.time {
                 shape.late.add(rows.map_or(batch.num_rows(), |rows| rows.len()));
                 continue;
@@ -259,8 +247,8 @@ impl Operator for FirstHalf {
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
         let time = time.minus(self.shape.behind);
-        let pane = self.shape.pane();
-        self.send(|start| start.saturating_add(pane) <= time.0, emit)?;
+        let shape = Arc::clone(&self.shape);
+        self.send(|pane| shape.spans.pane(pane).1 <= time.0, emit)?;
         self.time = time.0;
         Ok(Flow::Done)
     }
@@ -419,7 +407,7 @@ impl SecondHalf {
         let columns: Vec<usize> = (1..self.shape.pane_schema.fields().len()).collect();
         let counts = states.columns().get(columns.len() + 1).map(|rows| rows.as_primitive::<Int64Type>());
         let mut late = 0;
-        for (pane, rows) in by_pane(panes, 1) {
+        for (pane, rows) in by_pane(panes, |pane| (pane, pane + 1)) {
             let Some(open) = self.open(pane)? else {
                 let of = |counts: &Int64Array| match &rows {
                     None => counts.values().iter().sum(),
@@ -442,7 +430,7 @@ impl SecondHalf {
         let shape = Arc::clone(&self.shape);
         let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
         let all = shape.of.arguments(batch)?;
-        for (pane, rows) in by_pane(&times, shape.pane()) {
+        for (pane, rows) in by_pane(&times, |time| shape.spans.pane(time)) {
             match (self.open(pane)?, rows) {
                 (Some(open), None) => open.update(&all, batch.num_rows())?,
                 (Some(open), Some(rows)) => open.update(&all.take(&rows)?, rows.len())?,
@@ -460,11 +448,11 @@ impl SecondHalf {
             return Ok(None);
         }
         if shape.lateness > 0 {
-            let late = shape.windows(pane).filter(|start| start + shape.size <= self.fired);
+            let late = shape.spans.windows(pane).filter(|&start| shape.spans.end(start) <= self.fired);
             self.changed.extend(late);
         }
         if shape.early.is_some() {
-            let under_way = shape.windows(pane).filter(|start| start + shape.size > self.fired);
+            let under_way = shape.spans.windows(pane).filter(|&start| shape.spans.end(start) > self.fired);
             self.touched.extend(under_way);
         }
         self.panes.entry(pane).or_default().open(&shape.of).map(Some)
@@ -507,8 +495,8 @@ impl SecondHalf {
         let shape = Arc::clone(&self.shape);
         let mut windows = std::mem::take(&mut self.changed);
         for &pane in self.panes.keys() {
-            let ends = |start: &Micros| *start + shape.size > self.fired && *start + shape.size <= time;
-            windows.extend(shape.windows(pane).filter(ends));
+            let ends = |start: &Micros| (self.fired.saturating_add(1)..=time).contains(&shape.spans.end(*start));
+            windows.extend(shape.spans.windows(pane).filter(ends));
         }
         self.fired = self.fired.max(time);
         self.firing = windows.into_iter().map(|start| (start, true)).collect();
@@ -527,8 +515,8 @@ impl SecondHalf {
         let shape = Arc::clone(&self.shape);
         while let Some(&(start, last)) = self.firing.front() {
             // Its pane is nobody else's, and not needed any more.
-            let alone = last && shape.size == shape.slide && shape.lateness == 0;
-            let end = start + shape.size;
+            let alone = last && shape.spans.tumble() && shape.lateness == 0;
+            let end = shape.spans.end(start);
             if self.ranges.is_none() {
                 self.ranges = Some(self.prepare(start..end, alone)?);
             }
@@ -560,7 +548,7 @@ impl SecondHalf {
         }
         let fired = self.fired;
         self.panes.retain(|&pane, _| shape.over(pane) > fired);
-        self.touched.retain(|&start| start + shape.size > fired);
+        self.touched.retain(|&start| shape.spans.end(start) > fired);
         let panes = &self.panes;
         self.unsaved.retain(|(pane, _)| panes.contains_key(pane));
         Ok(Flow::Done)

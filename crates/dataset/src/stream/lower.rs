@@ -41,6 +41,7 @@ use super::late::{KeepLateRows, LATE, LateOutput, LateRows, MakeLateSink};
 use super::memory::table_stream;
 use super::process::{ProcessExec, ProcessTask};
 use super::sessions::{self, SessionAggregation};
+use super::spans::Spans;
 use super::steps::{PlanStep, Steps, StepsTask};
 use super::table::{StreamExec, StreamSink};
 use super::times::{Place, TimeOf, Times, following};
@@ -584,11 +585,17 @@ impl<'a> Lower<'a> {
         let keys = of.key_names();
         let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
         let late = (self.late.of(&name), late_rows);
-        let halves = match windows.kind {
-            WindowKind::Sliding { size, slide } => {
-                let (lengths, given) = ((size, slide), (windows.lateness, windows.early));
+        let spans = match windows.kind.clone() {
+            WindowKind::Sliding { size, slide } => Some(Spans::Sliding { size, slide }),
+            WindowKind::Calendar(calendar) => Some(Spans::calendar(calendar)?),
+            WindowKind::Count { .. } | WindowKind::Session { .. } => None,
+        };
+        let longest = spans.as_ref().map(Spans::longest);
+        let halves = match (windows.kind, spans) {
+            (_, Some(spans)) => {
+                let given = (windows.lateness, windows.early);
                 let time = (time, behind);
-                let shape = WindowAggregation::new(of, time, lengths, given, plan.schema(), window_at, late);
+                let shape = WindowAggregation::new(of, time, spans, given, plan.schema(), window_at, late);
                 let shape = Arc::new(shape);
                 Halves {
                     parts: Arc::clone(&shape.part_schema),
@@ -604,10 +611,9 @@ impl<'a> Lower<'a> {
                     }),
                 }
             }
-            WindowKind::Count { .. } => return refused("windows of rows here"),
-            WindowKind::Session { .. } if windows.lateness > 0 => return refused("late rows of session windows"),
-            WindowKind::Session { .. } if windows.early > 0 => return refused("early results of session windows"),
-            WindowKind::Session { gap } => {
+            (WindowKind::Session { .. }, _) if windows.lateness > 0 => return refused("late rows of session windows"),
+            (WindowKind::Session { .. }, _) if windows.early > 0 => return refused("early results of session windows"),
+            (WindowKind::Session { gap }, _) => {
                 let shape = SessionAggregation::new(of, (time, behind), gap, plan.schema(), window_at, late);
                 let shape = Arc::new(shape);
                 Halves {
@@ -624,6 +630,7 @@ impl<'a> Lower<'a> {
                     }),
                 }
             }
+            (kind, None) => return Err(DataSetError::Internal(format!("windows {kind:?} of time"))),
         };
         let copies = if keys.is_empty() { 1 } else { self.copies };
         let mut second = halves.second.streaming().detail(detail).input("parts").output(ROWS, plan.schema());
@@ -656,9 +663,7 @@ impl<'a> Lower<'a> {
         };
         let end = behind.saturating_add(windows.lateness - 1);
         let mut places = vec![field("end", end)];
-        if let WindowKind::Sliding { size, .. } = windows.kind {
-            places.push(field("start", end.saturating_add(size)));
-        }
+        places.extend(longest.map(|longest| field("start", end.saturating_add(longest))));
         let times = Times { places, untimed: times.untimed, lost: false };
         Ok(Flowing { from: vec![second], schema: plan.schema(), times })
     }

@@ -4,6 +4,7 @@
 //! |-------------|------------------------------------------------------------------------|
 //! | `table`     | sources and sinks, as queries know them                                |
 //! | `window`    | which windows a row belongs to                                         |
+//! | `spans`     | the stretches of time that windows are                                 |
 //! | `groups`    | groups and their aggregates under way                                  |
 //! | `aggregate` | aggregates of windows                                                  |
 //! | `memory`    | tables in memory as streams                                            |
@@ -41,6 +42,7 @@ mod panes;
 mod process;
 mod sessions;
 mod sorted;
+mod spans;
 mod steps;
 mod table;
 mod times;
@@ -57,6 +59,7 @@ use tidemill_dataflow::{Look, RunReport};
 pub use late::{LateRows, MakeLateSink};
 pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
+pub use spans::Calendar;
 pub use table::{MakeSink, MakeSource, StreamSink, StreamSource};
 pub use window::{WindowKind, Windows};
 pub(crate) use window::{sql_functions, window_parts};

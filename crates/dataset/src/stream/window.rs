@@ -17,13 +17,14 @@ use datafusion::logical_expr::{
 use datafusion::physical_expr::expressions::Literal;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 
+use super::spans::{Calendar, Spans};
 use crate::error::DataSetError;
 
 /// Microseconds.
 pub(crate) type Micros = i64;
 
 /// How rows are put into windows, and how long a window takes more of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Windows {
     /// Which windows there are.
     pub kind: WindowKind,
@@ -34,7 +35,7 @@ pub struct Windows {
 }
 
 /// Which windows there are; all in microseconds of event time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
     /// `[k * slide, k * slide + size)` for every integer k: with `slide == size` they tumble, with less they overlap.
     Sliding {
@@ -43,6 +44,8 @@ pub enum WindowKind {
         /// From the start of one to the start of the next.
         slide: Micros,
     },
+    /// Days, weeks, months or years, one after the other.
+    Calendar(Calendar),
     /// Of each key, its rows `[k * slide, k * slide + size)` for every k, in the order in which they come.
     Count {
         /// How many rows one has.
@@ -91,6 +94,11 @@ impl Windows {
         Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0, early: 0 })
     }
 
+    /// Windows of a calendar, one after the other.
+    pub fn calendar(calendar: Calendar) -> Self {
+        Windows { kind: WindowKind::Calendar(calendar), lateness: 0, early: 0 }
+    }
+
     /// Windows of `size` rows of a key, one beginning every `slide` rows.
     ///
     /// # Errors
@@ -130,8 +138,9 @@ impl Windows {
             _ => WINDOW,
         };
         let function = Arc::new(ScalarUDF::from(WindowFunction::new(name)));
-        let Windows { lateness, early, .. } = self;
-        let how = match self.kind {
+        let Windows { lateness, early, kind } = self;
+        let how = match kind {
+            WindowKind::Calendar(calendar) => format!("calendar {lateness} {early} {}", calendar.text()),
             WindowKind::Sliding { size, slide } => format!("sliding {lateness} {early} {size} {slide}"),
             WindowKind::Count { size, slide } => format!("count {lateness} {early} {size} {slide}"),
             WindowKind::Session { gap } => format!("session {lateness} {early} {gap}"),
@@ -143,6 +152,13 @@ impl Windows {
     pub(crate) fn parse(how: &str) -> Option<Self> {
         let mut words = how.split(' ');
         let kind = words.next()?;
+        if kind == "calendar" {
+            let mut number = || words.next()?.parse().ok();
+            let (lateness, early): (Micros, Micros) = (number()?, number()?);
+            let count = words.next()?.parse().ok()?;
+            let calendar = Calendar::new(count, words.next()?, words.next()?).ok()?;
+            return Some(Windows { kind: WindowKind::Calendar(calendar), lateness, early });
+        }
         let numbers: Vec<Micros> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
         match (kind, numbers.as_slice()) {
             ("sliding", &[lateness, early, size, slide]) => {
@@ -320,8 +336,9 @@ impl ScalarUDFImpl for WindowFunction {
             ColumnarValue::Array(_) => Err(DataFusionError::Plan("a window's length is a constant".into())),
         };
         let lengths = args.args[1..].iter().map(constant).collect::<Result<Vec<_>>>()?;
-        let size = match windows_of(self.name, &lengths.iter().collect::<Vec<_>>())?.kind {
-            WindowKind::Sliding { size, slide } if size == slide => size,
+        let spans = match windows_of(self.name, &lengths.iter().collect::<Vec<_>>())?.kind {
+            WindowKind::Sliding { size, slide } if size == slide => Spans::Sliding { size, slide },
+            WindowKind::Calendar(calendar) => Spans::calendar(calendar)?,
             _ => {
                 return Err(DataFusionError::NotImplemented(
                     "sliding, session and count windows outside of a group_by of a stream".into(),
@@ -329,8 +346,15 @@ impl ScalarUDFImpl for WindowFunction {
             }
         };
         let times = micros(&args.args[0].to_array(args.number_rows)?)?;
-        let starts: Vec<Micros> = times.values().iter().map(|time| time - time.rem_euclid(size)).collect();
-        let ends = starts.iter().map(|start| start + size).collect();
+        let mut of = (0, 0);
+        let mut pane = |&time: &Micros| {
+            // Most often that of the row before.
+            if !(of.0..of.1).contains(&time) {
+                of = spans.pane(time);
+            }
+            of
+        };
+        let (starts, ends) = times.values().iter().map(&mut pane).unzip();
         let (fields, columns, _) = window_array(starts, ends, (self.name == EARLY_WINDOW).then_some(true)).into_parts();
         let windows = StructArray::new(fields, columns, times.nulls().cloned());
         Ok(ColumnarValue::Array(Arc::new(windows)))

@@ -19,8 +19,8 @@ use tidemill_dataflow::{Progress, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    DataSet, DataSetError, LateRows, MakeLateSink, MakeSink, StorageOptions, StreamJob, StreamSink, StreamSource,
-    Windows, table_stream,
+    Calendar, DataSet, DataSetError, LateRows, MakeLateSink, MakeSink, StorageOptions, StreamJob, StreamSink,
+    StreamSource, Windows, table_stream,
 };
 
 use super::calls::Call;
@@ -102,7 +102,8 @@ pub(super) fn refused(py: Python<'_>, error: &ConnectError) -> PyErr {
 
 /// The window of a row with this time; lengths in microseconds.
 #[pyfunction]
-#[pyo3(signature = (time, kind, size, slide, lateness, early = None))]
+#[pyo3(signature = (time, kind, size, slide, lateness, early = None, zone = ""))]
+#[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn window_of(
     py: Python<'_>,
     time: &Bound<'_, NativeExpr>,
@@ -111,10 +112,12 @@ pub fn window_of(
     slide: i64,
     lateness: i64,
     early: Option<i64>,
+    zone: &str,
 ) -> PyResult<NativeExpr> {
     let windows = match kind {
         "session" => Windows::session(size),
         "count" => Windows::count(size, slide),
+        "d" | "w" | "mo" | "y" => Calendar::new(u32::try_from(size).unwrap_or(0), kind, zone).map(Windows::calendar),
         _ => Windows::sliding(size, slide),
     };
     let windows = windows.and_then(|windows| windows.late(lateness));

@@ -1,0 +1,270 @@
+//! The stretches of time that windows are: of one length, or as a calendar in some time zone has them, where a day may have 23
+//! hours and a month 28 days.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use arrow::array::timezone::Tz;
+use chrono::{DateTime, Datelike, Days, MappedLocalTime, NaiveDate, NaiveDateTime, NaiveTime, TimeDelta, TimeZone};
+
+use super::window::Micros;
+use crate::error::DataSetError;
+
+/// Days, weeks, months or years of a time zone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Calendar {
+    unit: Unit,
+    count: u32,
+    zone: Arc<str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Unit {
+    Day,
+    Week,
+    Month,
+    Year,
+}
+
+/// What units are called.
+const UNITS: [(&str, Unit); 4] = [("d", Unit::Day), ("w", Unit::Week), ("mo", Unit::Month), ("y", Unit::Year)];
+const DAY: Micros = 86_400_000_000;
+
+impl Calendar {
+    /// So many units (`"d"`, `"w"`, `"mo"`, `"y"`) at a time, in a zone by its name (`"Europe/Berlin"`) or offset (`"+01:00"`).
+    ///
+    /// # Errors
+    /// `Query` when the zone or the unit is unknown, or there are none, or too many.
+    pub fn new(count: u32, unit: &str, zone: &str) -> Result<Self, DataSetError> {
+        Tz::from_str(zone).map_err(|_| {
+            let reason = format!(
+                "no time zone {zone:?}; it has a name such as \"Europe/Berlin\" or is an offset such as \"+01:00\""
+            );
+            DataSetError::Query(reason)
+        })?;
+        let known = UNITS.iter().find(|(name, _)| *name == unit);
+        let (_, unit) =
+            *known.ok_or_else(|| DataSetError::Query(format!("a calendar has d, w, mo and y, not {unit:?}")))?;
+        if !(1..=1000).contains(&count) {
+            return Err(DataSetError::Query("a window of a calendar is 1 to 1000 days, weeks, months or years".into()));
+        }
+        Ok(Calendar { unit, count, zone: zone.into() })
+    }
+
+    /// As a plan has it.
+    pub(crate) fn text(&self) -> String {
+        let name = UNITS.iter().find(|(_, unit)| *unit == self.unit).map_or("", |(name, _)| name);
+        format!("{} {name} {}", self.count, self.zone)
+    }
+
+    /// The days that it has at most, and one more for zones that change.
+    fn days_max(&self) -> i64 {
+        let unit = match self.unit {
+            Unit::Day => 1,
+            Unit::Week => 7,
+            Unit::Month => 31,
+            Unit::Year => 366,
+        };
+        i64::from(self.count) * unit + 2
+    }
+
+    /// The first day of the stretch that a day is in, and of the next.
+    fn days(&self, day: NaiveDate) -> (NaiveDate, NaiveDate) {
+        let count = i64::from(self.count);
+        let in_days = |unit: i64, first: NaiveDate| {
+            let length = count * unit;
+            let since = (day - first).num_days();
+            let start = day - TimeDelta::days(since.rem_euclid(length));
+            (start, start + Days::new(length as u64))
+        };
+        let epoch = NaiveDate::default();
+        match self.unit {
+            Unit::Day => in_days(1, epoch),
+            // The first Monday: weeks begin with it.
+            Unit::Week => in_days(7, epoch + Days::new(4)),
+            Unit::Month | Unit::Year => {
+                let length = if self.unit == Unit::Year { 12 * count } else { count };
+                let month = i64::from(day.year()) * 12 + i64::from(day.month0());
+                let start = month - month.rem_euclid(length);
+                let first = |month: i64| {
+                    let (year, month) = (month.div_euclid(12) as i32, month.rem_euclid(12) as u32 + 1);
+                    NaiveDate::from_ymd_opt(year, month, 1).unwrap_or(day)
+                };
+                (first(start), first(start + length))
+            }
+        }
+    }
+}
+
+/// Which windows there are of time.
+pub(crate) enum Spans {
+    /// `[k * slide, k * slide + size)` for every k.
+    Sliding { size: Micros, slide: Micros },
+    /// One after the other.
+    Calendar { of: Calendar, zone: Tz },
+}
+
+/// Years beyond which no calendar is asked.
+const YEARS: i64 = 200_000;
+
+impl Spans {
+    pub(crate) fn calendar(of: Calendar) -> Result<Self, DataSetError> {
+        let zone = Tz::from_str(&of.zone).map_err(|error| DataSetError::Query(error.to_string()))?;
+        Ok(Spans::Calendar { of, zone })
+    }
+
+    pub(crate) fn described(&self) -> String {
+        match self {
+            Spans::Sliding { size, slide } => format!("windows of {size} us every {slide} us"),
+            Spans::Calendar { of, .. } => format!("windows of {}", of.text()),
+        }
+    }
+
+    /// Whether no two windows overlap.
+    pub(crate) fn tumble(&self) -> bool {
+        match self {
+            Spans::Sliding { size, slide } => size == slide,
+            Spans::Calendar { .. } => true,
+        }
+    }
+
+    /// No window is longer.
+    pub(crate) fn longest(&self) -> Micros {
+        match self {
+            Spans::Sliding { size, .. } => *size,
+            Spans::Calendar { of, .. } => of.days_max().saturating_mul(DAY),
+        }
+    }
+
+    /// The pane that a time is in: no window's border cuts it.
+    pub(crate) fn pane(&self, time: Micros) -> (Micros, Micros) {
+        match self {
+            Spans::Sliding { size, slide } => {
+                let (mut pane, mut b) = (*size, *slide);
+                while b != 0 {
+                    (pane, b) = (b, pane % b);
+                }
+                let start = time - time.rem_euclid(pane);
+                (start, start.saturating_add(pane))
+            }
+            Spans::Calendar { of, zone } => stretch(of, zone, time),
+        }
+    }
+
+    /// The starts of the windows that contain a pane, the last first.
+    pub(crate) fn windows(&self, pane: Micros) -> impl Iterator<Item = Micros> + use<> {
+        let (size, slide, most) = match self {
+            Spans::Sliding { size, slide } => (*size, *slide, i64::MAX),
+            // The pane alone.
+            Spans::Calendar { .. } => (1, 1, 1),
+        };
+        let last = pane - pane.rem_euclid(slide);
+        (0..most).map(move |back| last - back * slide).take_while(move |start| start + size > pane)
+    }
+
+    /// The end of the window that begins there.
+    pub(crate) fn end(&self, start: Micros) -> Micros {
+        match self {
+            Spans::Sliding { size, .. } => start.saturating_add(*size),
+            Spans::Calendar { .. } => self.pane(start).1,
+        }
+    }
+
+    /// The end of the last window that contains a pane.
+    pub(crate) fn last_end(&self, pane: Micros) -> Micros {
+        match self {
+            Spans::Sliding { size, slide } => (pane - pane.rem_euclid(*slide)).saturating_add(*size),
+            Spans::Calendar { .. } => self.pane(pane).1,
+        }
+    }
+}
+
+/// The stretch of a calendar that a time is in.
+fn stretch(of: &Calendar, zone: &Tz, time: Micros) -> (Micros, Micros) {
+    let time = time.clamp(-YEARS * 365 * DAY, YEARS * 365 * DAY);
+    let utc: NaiveDateTime = DateTime::from_timestamp_micros(time).unwrap_or_default().naive_utc();
+    let (first, next) = of.days(zone.from_utc_datetime(&utc).date_naive());
+    (midnight(zone, first), midnight(zone, next))
+}
+
+/// When a day begins. Where clocks are set forward at midnight, or leave out a whole day, that is when they go on.
+fn midnight(zone: &Tz, day: NaiveDate) -> Micros {
+    let midnight = day.and_time(NaiveTime::MIN);
+    // Clocks have never been set by anything but whole quarters of an hour since there are zones, or by seconds when these began.
+    let later = (0..4 * 24 * 3).map(|quarters| midnight + TimeDelta::minutes(15 * quarters));
+    let found = later.map(|local| zone.from_local_datetime(&local)).find_map(|found| match found {
+        MappedLocalTime::Single(at) | MappedLocalTime::Ambiguous(at, _) => Some(at.timestamp_micros()),
+        MappedLocalTime::None => None,
+    });
+    found.unwrap_or_else(|| midnight.and_utc().timestamp_micros())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn micros(text: &str) -> Micros {
+        DateTime::parse_from_rfc3339(text).unwrap().timestamp_micros()
+    }
+
+    fn spans(count: u32, unit: &str, zone: &str) -> Spans {
+        Spans::calendar(Calendar::new(count, unit, zone).unwrap()).unwrap()
+    }
+
+    /// A day has 23 hours where clocks are set forward, weeks begin on Monday, years have leap days, and days that there never were
+    /// take no time.
+    #[test]
+    fn as_calendars_have_them() {
+        for (count, unit, zone, time, start, end) in [
+            (1, "d", "Europe/Berlin", "2026-03-29T12:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"),
+            (1, "mo", "Europe/Berlin", "2026-03-31T22:00:00Z", "2026-03-31T22:00:00Z", "2026-04-30T22:00:00Z"),
+            (1, "mo", "UTC", "2024-02-29T23:59:59Z", "2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"),
+            (3, "mo", "+05:30", "2026-06-30T18:29:59Z", "2026-03-31T18:30:00Z", "2026-06-30T18:30:00Z"),
+            (1, "w", "UTC", "2026-11-22T16:00:00Z", "2026-11-16T00:00:00Z", "2026-11-23T00:00:00Z"),
+            (1, "y", "America/New_York", "2027-01-01T04:59:59Z", "2026-01-01T05:00:00Z", "2027-01-01T05:00:00Z"),
+            // Clocks went from midnight to one.
+            (1, "d", "America/Sao_Paulo", "2018-11-04T12:00:00Z", "2018-11-04T03:00:00Z", "2018-11-05T02:00:00Z"),
+            // There was no 30th of December.
+            (1, "d", "Pacific/Apia", "2011-12-31T00:00:00Z", "2011-12-30T10:00:00Z", "2011-12-31T10:00:00Z"),
+            (1, "d", "UTC", "1969-12-31T23:59:59Z", "1969-12-31T00:00:00Z", "1970-01-01T00:00:00Z"),
+        ] {
+            let found = spans(count, unit, zone).pane(micros(time));
+            assert_eq!(found, (micros(start), micros(end)), "{count} {unit} {zone} {time}");
+        }
+    }
+
+    /// Each moment is in one stretch, which begins where the one before ends.
+    #[test]
+    fn they_leave_nothing_out() {
+        for (count, unit) in [(1, "d"), (5, "d"), (2, "w"), (1, "mo"), (7, "mo"), (1, "y")] {
+            for zone in ["Europe/Dublin", "America/Havana", "Pacific/Apia", "Asia/Kathmandu", "-03:00"] {
+                let spans = spans(count, unit, zone);
+                let (mut start, until) = (spans.pane(micros("2009-06-01T00:00:00Z")).0, micros("2013-01-01T00:00:00Z"));
+                while start < until {
+                    let end = spans.end(start);
+                    assert!(end > start && end - start <= spans.longest());
+                    for time in [start, start + (end - start) / 3, end - 1] {
+                        assert_eq!(spans.pane(time), (start, end), "{count} {unit} {zone} {time}");
+                    }
+                    assert_eq!((spans.last_end(start), spans.windows(start).collect::<Vec<_>>()), (end, vec![start]));
+                    start = end;
+                }
+            }
+        }
+    }
+
+    /// Far beyond all calendars nothing fails.
+    #[test]
+    fn times_far_away() {
+        for time in [Micros::MIN, Micros::MAX] {
+            let (start, end) = spans(1, "mo", "Europe/Berlin").pane(time);
+            assert!(start < end);
+        }
+    }
+
+    #[test]
+    fn what_there_is_not() {
+        assert!(Calendar::new(1, "d", "Europe/Atlantis").unwrap_err().to_string().contains("no time zone"));
+        assert!(Calendar::new(1, "h", "UTC").is_err() && Calendar::new(0, "d", "UTC").is_err());
+    }
+}
