@@ -139,7 +139,7 @@ function showCounts(): void {
   const words = shown === here ? `${number(here)} points` : `${number(shown)} of ${number(here)} points`;
   const { drawn, of } = app.drawn();
   // What is left out for speed is said.
-  const part = drawn < of ? `, every ${(of / Math.max(1, drawn)).toFixed(1)}th drawn while it moves` : '';
+  const part = drawn < of ? `, 1 in ${(of / Math.max(1, drawn)).toFixed(1)} drawn while it moves` : '';
   status.textContent = `${words}${part}`;
   const map = app.heatMap();
   byId('heat').hidden = map === undefined;
