@@ -99,7 +99,7 @@ clean: ## Remove what was built
 	@touch $@
 
 web/node_modules/.installed: web/package-lock.json web/package.json .venv/.requirements
-	tools/npm ci --silent
+	tools/npm ci --loglevel=error
 	@touch $@
 
 # What the browser shows is part of the package, so it comes before the package.

@@ -324,5 +324,5 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
             ".observe(document.querySelector('#status'), { childList: true });"
             "tidemill.set({ ...tidemill.playback, playing: true, framesPerS: 0.25 });"
         )
-        page.until("() => said.some(text => text.includes('th drawn while it moves'))")
+        page.until("() => said.some(text => text.includes(' drawn while it moves'))")
         page.close()

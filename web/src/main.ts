@@ -33,6 +33,11 @@ const buttons = [
 ];
 for (const name of buttons) setIcon(byId(name), name);
 
+let noticed: ReturnType<typeof setTimeout> | undefined;
+if (document.createElement('canvas').getContext('webgl2') === null) {
+  notice('This browser has no WebGL 2, which draws the points. Is it switched off, or the browser very old?');
+  throw new Error('no WebGL 2');
+}
 const token = new URLSearchParams(location.search).get('token') ?? '';
 let ready = false;
 const app = new App(
@@ -50,7 +55,6 @@ searchBox(app);
 
 // ---- what is shown
 
-let noticed: ReturnType<typeof setTimeout> | undefined;
 function notice(text: string, wrong = true): void {
   const box = byId('notice');
   box.textContent = text;
@@ -139,7 +143,7 @@ function showCounts(): void {
   const words = shown === here ? `${number(here)} points` : `${number(shown)} of ${number(here)} points`;
   const { drawn, of } = app.drawn();
   // What is left out for speed is said.
-  const part = drawn < of ? `, every ${(of / Math.max(1, drawn)).toFixed(1)}th drawn while it moves` : '';
+  const part = drawn < of ? `, 1 in ${(of / Math.max(1, drawn)).toFixed(1)} drawn while it moves` : '';
   status.textContent = `${words}${part}`;
   const map = app.heatMap();
   byId('heat').hidden = map === undefined;
