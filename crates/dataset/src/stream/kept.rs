@@ -218,18 +218,35 @@ pub(crate) fn buckets_of_key(states: &RecordBatch, before: usize, keys: usize) -
 
 /// The rows of the buckets that are wanted, by bucket, as bytes; `of` has the bucket of each row.
 pub(crate) fn by_bucket(rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> bool) -> Result<Vec<(u32, Bytes)>> {
-    let mut order: Vec<u32> = (0..rows.num_rows() as u32).filter(|&row| wanted(of[row as usize])).collect();
-    order.sort_by_key(|&row| of[row as usize]);
-    let sorted = take_record_batch(rows, &UInt32Array::from(order.clone()))?;
+    let (order, starts) = in_order(of, wanted);
+    let sorted = take_record_batch(rows, &UInt32Array::from(order))?;
     let mut parts = Vec::new();
-    let mut from = 0;
-    while from < order.len() {
-        let bucket = of[order[from] as usize];
-        let to = from + order[from..].partition_point(|&row| of[row as usize] == bucket);
-        parts.push((bucket, rows::encode(&sorted.slice(from, to - from))?));
-        from = to;
+    for (bucket, ends) in (0..).zip(starts.windows(2)) {
+        let (from, to) = (ends[0] as usize, ends[1] as usize);
+        if from < to {
+            parts.push((bucket, rows::encode(&sorted.slice(from, to - from))?));
+        }
     }
     Ok(parts)
+}
+
+/// The rows of the buckets that are wanted, in the order of their buckets and then their own; and where each bucket begins among
+/// them, and the last ends. (A counting sort: the buckets are few, and there may be millions of rows.)
+pub(crate) fn in_order(of: &[u32], wanted: impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
+    let wanted: Vec<bool> = (0..BUCKETS).map(wanted).collect();
+    let mut starts = vec![0; BUCKETS as usize + 1];
+    of.iter().filter(|&&bucket| wanted[bucket as usize]).for_each(|&bucket| starts[bucket as usize + 1] += 1);
+    for bucket in 1..starts.len() {
+        starts[bucket] += starts[bucket - 1];
+    }
+    let mut next = starts.clone();
+    let mut order = vec![0; starts[BUCKETS as usize] as usize];
+    for (row, &bucket) in (0..).zip(of).filter(|(_, bucket)| wanted[**bucket as usize]) {
+        let place = &mut next[bucket as usize];
+        order[*place as usize] = row;
+        *place += 1;
+    }
+    (order, starts)
 }
 
 /// Batches one after the other, so many put together that they are worth dealing to buckets.
@@ -527,7 +544,7 @@ mod tests {
     use bytes::Bytes;
     use tidemill_dataflow::checkpoint::Part;
 
-    use super::{Kept, Saved, Tables, tables_of};
+    use super::{Kept, Saved, Tables, in_order, tables_of};
     use crate::stream::held::Disk;
 
     fn rows(values: std::ops::Range<i64>) -> RecordBatch {
@@ -604,6 +621,19 @@ mod tests {
             assert_eq!(all(&kept), all(&model));
             assert!(on_disk > 300, "{on_disk} runs were on disk");
         }
+    }
+
+    #[test]
+    fn rows_are_in_the_order_of_buckets() {
+        let of: Vec<u32> = (0..5000u32).map(|row| row * row % 1009 % 700).collect();
+        let (order, starts) = in_order(&of, |bucket| bucket % 3 != 0);
+        let mut expected: Vec<u32> = (0..5000).filter(|&row| of[row as usize] % 3 != 0).collect();
+        expected.sort_by_key(|&row| of[row as usize]);
+        assert_eq!(order, expected);
+        for (bucket, ends) in (0..).zip(starts.windows(2)) {
+            assert!(order[ends[0] as usize..ends[1] as usize].iter().all(|&row| of[row as usize] == bucket));
+        }
+        assert_eq!(in_order(&[], |_| true).0, [] as [u32; 0]);
     }
 
     /// Parts of buckets that came in pieces, with files in between, are whole and in order.

@@ -14,6 +14,8 @@ use super::held::Disk;
 use super::kept::buckets_of_key;
 use super::sorted::{Levels, Sorted};
 
+/// So many tables of about the same size become one. More would be copied less often, and have more keys twice.
+const TOGETHER: usize = 4;
 /// A pane that takes less stays in memory.
 const PANE_BYTES_MIN: usize = 1 << 17;
 
@@ -84,14 +86,14 @@ impl Pane {
     pub(crate) fn cut(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<Option<RecordBatch>> {
         let Some(states) = self.take_open()? else { return Ok(None) };
         self.closed.push(states.clone());
-        // Each is at least twice as large as the next: a state is copied a few times, however many barriers pass.
-        while let [.., larger, smaller] = self.closed.as_slice()
-            && larger.num_rows() < 2 * smaller.num_rows()
-            && ((batch_bytes(larger) + batch_bytes(smaller)) as usize) <= disk.run_bytes()
+        // As soon as some are of about the same size they become one: a state is copied a few times, however many barriers pass.
+        while let Some(from) = self.closed.len().checked_sub(TOGETHER)
+            && let [largest, .., smallest] = &self.closed[from..]
+            && largest.num_rows() < TOGETHER * smallest.num_rows()
+            && self.closed[from..].iter().map(batch_bytes).sum::<u64>() as usize <= disk.run_bytes()
         {
             let mut merged = Groups::new(of)?;
-            for _ in 0..2 {
-                let states = self.closed.pop().expect("there are two");
+            for states in self.closed.drain(from..) {
                 merged.merge(&states)?;
             }
             self.closed.push(merged.take_states()?);

@@ -11,7 +11,7 @@ use tidemill_dataflow::route_map::BUCKETS;
 
 use super::groups::{Aggregation, Groups};
 use super::held::Disk;
-use super::kept::buckets_of_key;
+use super::kept::{buckets_of_key, in_order};
 
 /// All buckets.
 pub(crate) const ALL: Range<u32> = 0..BUCKETS;
@@ -28,8 +28,7 @@ pub(crate) struct Sorted {
 impl Sorted {
     /// Puts states on disk, given the bucket of each: in pieces, none of which is too large to be put together in memory.
     pub(crate) fn new(states: &RecordBatch, of: &[u32], disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
-        let mut order: Vec<u32> = (0..states.num_rows() as u32).collect();
-        order.sort_by_key(|&row| of[row as usize]);
+        let (order, _) = in_order(of, |_| true);
         let row_bytes = (batch_bytes(states) as usize).div_ceil(order.len().max(1)).max(1);
         let mut pieces = Vec::new();
         for rows in order.chunks((disk.run_bytes() / row_bytes).max(1)) {
