@@ -601,7 +601,8 @@ mod tests {
                     }
                     6 => kept.spill().unwrap(),
                     7 => {
-                        let before = std::mem::replace(&mut now, now + draw(30) as i64);
+                        let before = now;
+                        now += draw(30) as i64;
                         assert_eq!(kept.over(before, now), model.over(before, now));
                     }
                     8 => {

@@ -306,8 +306,10 @@ impl ProcessTask {
     }
 
     fn restore(&mut self, bucket: u32, parts: Vec<Bytes>) -> Result<(), TaskError> {
+        // Buckets are many and small: a state or so of each of these lengths.
+        let states = parts.iter().map(Bytes::len).sum::<usize>() / 64;
         self.function.restore(EventTime(self.now), vec![(bucket, parts)])?;
-        self.weigh(WEIGH_EVERY_ROWS)
+        self.weigh(states)
     }
 
     /// Tells the function what time it is.
