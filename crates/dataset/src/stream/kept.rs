@@ -597,7 +597,9 @@ mod tests {
                         let more = next..next + draw(30_000) as i64;
                         next = more.end;
                         let until: Vec<i64> = more.clone().filter(|_| timed).map(|n| now + n % 100).collect();
-                        [&mut kept, &mut model].map(|kept| kept.add(rows(more.clone()), until.clone()).unwrap());
+                        for kept in [&mut kept, &mut model] {
+                            kept.add(rows(more.clone()), until.clone()).unwrap();
+                        }
                     }
                     6 => kept.spill().unwrap(),
                     7 => {
@@ -627,8 +629,8 @@ mod tests {
     #[test]
     fn rows_are_in_the_order_of_buckets() {
         let of: Vec<u32> = (0..5000u32).map(|row| row * row % 1009 % 700).collect();
-        let (order, starts) = in_order(&of, |bucket| bucket % 3 != 0);
-        let mut expected: Vec<u32> = (0..5000).filter(|&row| of[row as usize] % 3 != 0).collect();
+        let (order, starts) = in_order(&of, |bucket| !bucket.is_multiple_of(3));
+        let mut expected: Vec<u32> = (0..5000).filter(|&row| !of[row as usize].is_multiple_of(3)).collect();
         expected.sort_by_key(|&row| of[row as usize]);
         assert_eq!(order, expected);
         for (bucket, ends) in (0..).zip(starts.windows(2)) {
