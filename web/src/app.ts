@@ -10,7 +10,7 @@ import { codeOf, inside, nearest, positionOf, project } from './pick';
 import { advance, grown, type Playback, seek, wanted } from './playback';
 import { type Box, PointScene } from './scene';
 import { ABSENT, CODES, type Colouring, lookUp, NO_COLOUR, Slots } from './slots';
-import { MISSING, parseLine, type Selection, STEPS } from './wire';
+import { type Line, MISSING, parseLine, type Selection, STEPS, type Tensors } from './wire';
 
 /** Seconds of play that are fetched ahead, and least and most frames. */
 const AHEAD_S = 2;
@@ -93,7 +93,8 @@ export class App {
       this.notice(got.reason);
       return false;
     }
-    const [points, frames] = [this.dataset.points, this.dataset.frames.length];
+    // All that is needed first: what is drawn meanwhile must not find points that have no place in memory yet.
+    const news: (readonly [Line, Tensors | undefined])[] = [];
     for (const [number, text] of got.value.lines.entries()) {
       const line = parseLine(text, this.end === 0 && number === 0);
       if (!line.ok) {
@@ -106,13 +107,14 @@ export class App {
         this.notice(tensors.reason);
         return false;
       }
-      const taken = this.dataset.take(line.value, tensors?.value);
-      if (!taken.ok) {
-        this.notice(taken.reason);
-        return false;
-      }
+      news.push([line.value, tensors?.value]);
     }
     this.end = got.value.end;
+    const [points, frames] = [this.dataset.points, this.dataset.frames.length];
+    for (const [line, tensors] of news) {
+      const taken = this.dataset.take(line, tensors);
+      if (!taken.ok) this.notice(taken.reason);
+    }
     if (got.value.lines.length > 0) this.grow(points, frames);
     return true;
   }

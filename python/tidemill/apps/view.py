@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -44,13 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FrameError, ValueError, OSError) as error:
         print(f"tidemill view: {error}", file=sys.stderr)
         return 1
-    with server:
+    with server, contextlib.suppress(KeyboardInterrupt):
         print(f"{options.folder} is at {server.url}", flush=True)
         print("Ctrl-C ends it", flush=True)
         if options.open:
             webbrowser.open(server.url)
-        try:
-            server.wait()
-        except KeyboardInterrupt:
-            return 0
+        server.wait()
     return 0

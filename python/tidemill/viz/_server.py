@@ -11,6 +11,7 @@ import ipaddress
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 import urllib.parse
@@ -125,6 +126,11 @@ class _Http(ThreadingHTTPServer):
         self.served = server
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what went wrong in a handler; a browser that has closed its connection is nothing wrong."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class _Refused(Exception):
