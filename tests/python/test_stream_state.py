@@ -86,7 +86,7 @@ def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
     check(folder, query)
 
 
-@pytest.mark.parametrize("query", ["windows", "pairs", "different"])
+@pytest.mark.parametrize("query", state_job.QUERIES)
 def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
     """Buckets change their owners while most of what is kept of them lies on disk, and no result knows."""
     ran = launched.run(*job(folder), query, "checkpoints", "moving")
