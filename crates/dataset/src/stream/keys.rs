@@ -10,7 +10,8 @@ use arrow::array::{ArrayRef, RecordBatch, UInt32Array, make_comparator};
 use arrow::compute::{SortOptions, take, take_record_batch};
 use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
-use datafusion::physical_plan::aggregates::group_values::new_group_values;
+use datafusion::logical_expr::EmitTo;
+use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
 use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::keys::KeyHasher;
@@ -199,17 +200,25 @@ fn hashes(keys: &RecordBatch) -> Result<Vec<u64>> {
 /// Keys, numbered in the order in which they come.
 pub(crate) struct Keys {
     schema: SchemaRef,
+    /// DataFusion's table, which is faster, for as long as all of it is in memory.
+    memory: Option<Box<dyn GroupValues>>,
     kept: Kept,
     index: KeyIndex,
 }
 
 impl Keys {
-    pub(crate) fn new(schema: SchemaRef, disk: &Disk) -> Self {
-        Keys { kept: Kept::new(Arc::clone(&schema), disk), schema, index: KeyIndex::default() }
+    pub(crate) fn new(schema: SchemaRef, disk: &Disk) -> Result<Self> {
+        let memory = Some(new_group_values(Arc::clone(&schema), &GroupOrdering::None)?);
+        Ok(Keys { kept: Kept::new(Arc::clone(&schema), disk), memory, schema, index: KeyIndex::default() })
     }
 
     /// The numbers of rows' keys.
     pub(crate) fn intern(&mut self, keys: &[ArrayRef], rows: usize) -> Result<Vec<usize>, TaskError> {
+        if let Some(memory) = &mut self.memory {
+            let mut of = Vec::new();
+            memory.intern(keys, &mut of)?;
+            return Ok(of);
+        }
         let keys = batch(&self.schema, keys.to_vec(), rows)?;
         let Interned { new, numbers } = self.index.intern(&self.kept, &keys)?;
         if !new.is_empty() {
@@ -220,10 +229,16 @@ impl Keys {
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.kept.bytes() + self.index.bytes()
+        self.memory.as_ref().map_or(0, |memory| memory.size()) + self.kept.bytes() + self.index.bytes()
     }
 
     pub(crate) fn spill(&mut self, disk: &Disk) -> Result<(), TaskError> {
+        if let Some(mut memory) = self.memory.take() {
+            let count = memory.len();
+            let keys = memory.emit(EmitTo::All)?;
+            self.kept.add(batch(&self.schema, keys, count)?, Vec::new())?;
+            self.index.rebuild(&self.kept)?;
+        }
         self.kept.spill()?;
         self.index.spill(disk)
     }
@@ -244,7 +259,7 @@ mod tests {
     fn keys_have_one_number_each() {
         let fields = vec![Field::new("n", DataType::Int64, true), Field::new("s", DataType::Utf8, true)];
         let disk = Disk::with_runs_of(1 << 12);
-        let mut keys = Keys::new(Arc::new(Schema::new(fields)), &disk);
+        let mut keys = Keys::new(Arc::new(Schema::new(fields)), &disk).unwrap();
         let mut known: HashMap<(Option<i64>, Option<String>), usize> = HashMap::new();
         let mut random = 1_u64;
         for round in 0..60 {
@@ -271,6 +286,7 @@ mod tests {
             }
         }
         assert!(known.len() > 2000);
+        assert!(keys.memory.is_none());
         let mut again = KeyIndex::default();
         again.rebuild(&keys.kept).unwrap();
         for rows in keys.kept.since(0) {

@@ -129,7 +129,7 @@ pub(crate) struct JoinTask {
 
 fn no_keys(join: &StreamJoin, disk: &Disk) -> Result<Keys> {
     let left = &join.sides[0];
-    Ok(Keys::new(Arc::new(left.schema.project(&left.keys())?), disk))
+    Keys::new(Arc::new(left.schema.project(&left.keys())?), disk)
 }
 
 /// Kinds of tables in a snapshot: rows of a side; with this more, the numbers of rows that have met a partner.
