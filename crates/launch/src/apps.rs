@@ -38,6 +38,8 @@ pub const APPS: &[App] = &[
         module: "tidemill.apps.tune",
         about: "Measure the collectives here, so that the fastest algorithms are chosen",
     },
+    // Neither is this.
+    App { name: "view", module: "tidemill.apps.view", about: "Show moving points in the browser" },
 ];
 
 /// What `tidemill info --job` runs.
