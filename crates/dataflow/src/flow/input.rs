@@ -12,14 +12,12 @@ use tokio::sync::oneshot;
 
 use super::edge::Edge;
 use super::inlet::{Inlet, Packet};
+use super::stream_end::StreamEnd;
 use crate::checkpoint::{CopyStates, Replay};
 use crate::error::{DataflowError, TaskError};
 use crate::link::Guard;
-use crate::metrics;
-use crate::rebalance::Handover;
 use crate::run::{CancelToken, block_on};
 use crate::stream::{Confluence, Control, Gate, Hurry, Mark, Recording, Seen};
-use crate::wire::Decoder;
 
 /// What a stream of batches consists of.
 #[derive(Clone, Debug)]
@@ -48,94 +46,6 @@ fn seen(item: Option<&Item>) -> Seen<RecordBatch> {
         Some(Item::Mark(Mark::Barrier(barrier))) => Seen::Barrier(barrier.epoch),
         Some(Item::Mark(_)) => Seen::Other,
         None => Seen::End,
-    }
-}
-
-/// One copy's end of the stream from one source copy.
-struct StreamEnd {
-    edge: Arc<Edge>,
-    source: u32,
-    decoder: Option<Decoder>,
-    blocks: u64,
-    rows: u64,
-    over: bool,
-}
-
-impl StreamEnd {
-    /// What a packet brings: an item, or, once, the end.
-    fn unpack(&mut self, target: u32, packet: Packet) -> Result<Option<Item>, DataflowError> {
-        let wrong = |end: &StreamEnd, reason: String| {
-            let reason = format!("from copy {} to copy {target}: {reason}", end.source);
-            Err(DataflowError::Edge { edge: end.edge.name.clone(), reason })
-        };
-        match packet {
-            Packet::Batch(batch, _guard) => {
-                self.count(batch.num_rows() as u64);
-                Ok(Some(Item::Batch(batch)))
-            }
-            Packet::Block(frame, _guard) => {
-                if let Err(error) = frame.verify() {
-                    return wrong(self, error.to_string());
-                }
-                let header = &frame.header;
-                if header.seq != self.blocks {
-                    return wrong(self, format!("block {} arrived where block {} was due", header.seq, self.blocks));
-                }
-                if self.decoder.is_none() {
-                    self.decoder = Some(Decoder::new(&self.edge.schema)?);
-                }
-                let decoder = self.decoder.as_mut().expect("just made");
-                let batch = match decoder.decode(frame.body(), header.rows as usize) {
-                    Ok(batch) => batch,
-                    Err(error) => return wrong(self, error.to_string()),
-                };
-                self.count(header.rows);
-                Ok(Some(Item::Batch(batch)))
-            }
-            Packet::Mark { mark, blocks } => {
-                if blocks != self.blocks {
-                    return wrong(self, format!("a mark behind block {blocks} arrived behind block {}", self.blocks));
-                }
-                Ok(Some(Item::Mark(mark)))
-            }
-            Packet::End { blocks, rows } => {
-                if (blocks, rows) != (self.blocks, self.rows) {
-                    let (got_blocks, got_rows) = (self.blocks, self.rows);
-                    return wrong(
-                        self,
-                        format!("{rows} rows in {blocks} blocks were sent, {got_rows} in {got_blocks} arrived"),
-                    );
-                }
-                if std::mem::replace(&mut self.over, true) {
-                    return wrong(self, "it ended twice".into());
-                }
-                Ok(None)
-            }
-        }
-    }
-
-    /// A mark for who does not know any. Time may pass unnoticed, a barrier may not: what the task keeps would be lost.
-    fn refuse(&self, mark: &Mark) -> Result<(), DataflowError> {
-        match mark {
-            Mark::Barrier(_) => Err(DataflowError::Edge {
-                edge: self.edge.name.clone(),
-                reason: "a checkpoint came to a task that does not know how to save its state".into(),
-            }),
-            Mark::Watermark(_) | Mark::Idle => Ok(()),
-        }
-    }
-
-    /// Nobody takes what would still come.
-    fn stop(&self, target: u32) {
-        if !self.over {
-            self.edge.stop(self.source, target);
-        }
-    }
-
-    fn count(&mut self, rows: u64) {
-        self.blocks += 1;
-        self.rows += rows;
-        metrics::add(&self.edge.metrics.rows_received, rows);
     }
 }
 
@@ -208,6 +118,10 @@ impl Input {
     /// The schema of what arrives here; `None` when nothing leads here.
     pub fn schema(&self) -> Option<&SchemaRef> {
         self.streams.first().map(|stream| &stream.edge.schema)
+    }
+
+    pub(super) fn cancel(&self) -> &CancelToken {
+        &self.cancel
     }
 
     /// How many streams lead here: one from each copy of each task that an edge connects.
@@ -504,127 +418,5 @@ impl futures_core::Stream for Input {
                 Poll::Pending => return Poll::Pending,
             }
         }
-    }
-}
-
-/// All input ports of a copy, in the order of the task's declaration.
-pub struct Inputs {
-    ports: Vec<Input>,
-    /// Ports whose end has been reported.
-    ended: Vec<bool>,
-    /// The port that is looked at first, in turn: none is starved.
-    first: usize,
-    /// The marks of the ports together.
-    marks: Confluence,
-    /// For operators that can hand over what they keep.
-    handover: Option<Handover>,
-}
-
-impl Inputs {
-    pub(crate) fn new(inputs: Vec<Input>, handover: Option<Handover>) -> Self {
-        let mut marks = Confluence::default();
-        (0..inputs.len()).for_each(|port| marks.add(port, false));
-        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover }
-    }
-
-    /// Where what moves between the copies of the task comes and goes.
-    pub(crate) fn take_handover(&mut self) -> Option<Handover> {
-        self.handover.take()
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.ports.len()
-    }
-
-    /// Whether there are none: the task is a source.
-    pub fn is_empty(&self) -> bool {
-        self.ports.is_empty()
-    }
-
-    /// One port.
-    pub fn port(&mut self, index: usize) -> &mut Input {
-        &mut self.ports[index]
-    }
-
-    /// The ports, each to be read by itself.
-    pub fn into_ports(self) -> Vec<Input> {
-        self.ports
-    }
-
-    /// The only port.
-    ///
-    /// # Panics
-    /// When there are none or several.
-    pub fn into_only(mut self) -> Input {
-        assert_eq!(self.ports.len(), 1, "the task has {} input ports", self.ports.len());
-        self.ports.remove(0)
-    }
-
-    /// What comes next on any of the ports that `wanted` names: an item with its port, or, once for each port, that it has
-    /// ended. `None` when all wanted ports have. Marks are of all ports together: time that none is behind, a barrier that
-    /// all have brought; a port that has brought one is not read until the others have, and is named with no meaning.
-    ///
-    /// # Errors
-    /// As [`Input::recv`].
-    pub async fn recv_any(
-        &mut self,
-        wanted: impl Fn(usize) -> bool,
-    ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
-        poll_fn(|context| {
-            let count = self.ports.len();
-            'look: loop {
-                if let Some(mark) = self.marks.next() {
-                    return Poll::Ready(Ok(Some((0, Some(Item::Mark(mark))))));
-                }
-                let mut waiting = false;
-                for index in (0..count).map(|i| (self.first + i) % count) {
-                    if self.ended[index] || !wanted(index) || self.marks.holds(index) {
-                        continue;
-                    }
-                    match self.ports[index].poll_recv(context)? {
-                        Poll::Ready(Some((_, Item::Mark(mark)))) => {
-                            self.marks.mark(index, mark);
-                            continue 'look;
-                        }
-                        Poll::Ready(found) => {
-                            self.first = index + 1;
-                            if found.is_none() {
-                                self.ended[index] = true;
-                                self.marks.over(index);
-                            }
-                            return Poll::Ready(Ok(Some((index, found.map(|(_, item)| item)))));
-                        }
-                        Poll::Pending => waiting = true,
-                    }
-                }
-                return if waiting { Poll::Pending } else { Poll::Ready(Ok(None)) };
-            }
-        })
-        .await
-    }
-
-    /// [`Inputs::recv_any`] for a copy that blocks its thread. The error is `Cancelled` when the run is given up.
-    ///
-    /// # Errors
-    /// As [`Input::recv`].
-    pub fn recv_any_blocking(
-        &mut self,
-        wanted: impl Fn(usize) -> bool,
-    ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
-        let Some(first) = self.ports.first() else { return Ok(None) };
-        let cancel = first.cancel.clone();
-        block_on(cancel.guard(self.recv_any(wanted)))?
-    }
-
-    /// Whether the end of every port has been reported.
-    pub fn is_over(&self) -> bool {
-        self.ended.iter().all(|&ended| ended)
-    }
-
-    /// Whether a receive from these ports would wait.
-    pub fn is_idle(&self) -> bool {
-        self.ports.iter().any(|input| !input.is_over())
-            && self.ports.iter().all(|input| input.is_over() || input.is_idle())
     }
 }

@@ -7,9 +7,11 @@
 mod edge;
 mod inlet;
 mod input;
+mod inputs;
 mod lower;
 mod output;
 mod scatter;
+mod stream_end;
 
 use std::sync::Arc;
 
@@ -18,7 +20,8 @@ use arrow::datatypes::{DataType, SchemaRef};
 
 pub(crate) use edge::{Edge, EdgeLimits};
 pub(crate) use inlet::Inlet;
-pub use input::{Input, InputStream, Inputs, Item};
+pub use input::{Input, InputStream, Item};
+pub use inputs::Inputs;
 pub(crate) use lower::lower;
 pub use lower::{Lowering, Port, Stage};
 pub(crate) use output::Outlet;

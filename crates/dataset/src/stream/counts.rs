@@ -21,11 +21,11 @@ use tidemill_dataflow::checkpoint::Snapshot;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{check_schema, shared};
 use super::groups::{Aggregation, accumulators, batch};
 use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
+use super::saved::{check_schema, shared};
 use super::window::{Micros, count_fields};
 
 /// Rows are put together when there are more than these, and twice as many as the last time.

@@ -14,12 +14,12 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{check_schema, fired_of, shared};
 use super::groups::batch;
 use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
 use super::keys::KeyIndex;
+use super::saved::{check_schema, fired_of, shared};
 use super::times::{TimeOf, until_of};
 use super::window::Micros;
 

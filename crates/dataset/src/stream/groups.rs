@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch, RecordBatchOptions};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::compute::take;
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
@@ -30,6 +31,28 @@ pub(crate) struct Arguments {
     /// Of each function.
     pub values: Vec<Vec<ArrayRef>>,
     pub filters: Vec<Option<BooleanArray>>,
+}
+
+impl Arguments {
+    /// Those of some rows.
+    pub(crate) fn take(&self, rows: &UInt32Array) -> Result<Self> {
+        let of = |column: &ArrayRef| Ok(take(column, rows, None)?);
+        Ok(Arguments {
+            keys: self.keys.iter().map(of).collect::<Result<_>>()?,
+            values: self
+                .values
+                .iter()
+                .map(|values| values.iter().map(of).collect::<Result<_>>())
+                .collect::<Result<_>>()?,
+            filters: self
+                .filters
+                .iter()
+                .map(|filter| {
+                    filter.as_ref().map(|filter| Ok(take(filter, rows, None)?.as_boolean().clone())).transpose()
+                })
+                .collect::<Result<_>>()?,
+        })
+    }
 }
 
 impl Aggregation {

@@ -13,6 +13,7 @@
 //! | `join`      | joins of two streams                                                   |
 //! | `complete`  | groups that are complete when a time has passed                        |
 //! | `distinct`  | each key once                                                          |
+//! | `saved`     | what copies share in checkpoints                                       |
 //! | `process`   | functions of programs over the rows of each key                        |
 //! | `keyed`     | rows on their way to the owner of their key                            |
 //! | `late`      | rows that come too late                                                |
@@ -40,6 +41,7 @@ mod lower;
 mod memory;
 mod panes;
 mod process;
+mod saved;
 mod sessions;
 mod sorted;
 mod spans;

@@ -31,11 +31,11 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
 
-use super::aggregate::{check_schema, fired_of, shared};
 use super::groups::batch;
 use super::held::{Held, Holds, WEIGH_EVERY_ROWS};
 use super::kept::buckets_of;
 use super::keyed::Keyed;
+use super::saved::{check_schema, fired_of, shared};
 use super::window::Micros;
 use crate::dataset::DataSet;
 use crate::error::DataSetError;

@@ -30,11 +30,12 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::aggregate::{check_schema, fired_of, shared, with_rows};
+use super::aggregate::with_rows;
 use super::groups::{Aggregation, accumulators, batch};
 use super::held::{Held, Holds};
 use super::kept::{self, buckets_of_key};
 use super::late::{LATE_PORT, LateCount, LateOutput};
+use super::saved::{check_schema, fired_of, shared};
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
 

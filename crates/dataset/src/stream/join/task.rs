@@ -15,12 +15,12 @@ use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::{Gives, Side, StreamJoin};
-use crate::stream::aggregate::{check_schema, fired_of, shared};
 use crate::stream::groups::batch;
 use crate::stream::held::{Disk, Held, Holds};
 use crate::stream::kept::{Kept, Saved, Tables, buckets_of, tables_of, together};
 use crate::stream::keyed::known;
 use crate::stream::keys::Keys;
+use crate::stream::saved::{check_schema, fired_of, shared};
 use crate::stream::window::Micros;
 
 /// Pairs that are looked at together.

@@ -1,298 +1,31 @@
-//! Aggregates of windows, in two halves. The first, beside the source, aggregates what one copy sees; the second, at the copy
-//! that owns a key, puts the halves together and lets windows *fire* when the watermark has passed their end.
-//!
-//! Windows share *panes*: stretches of time that no window's border cuts. A row goes into one pane, however many windows
-//! overlap there, and a window is put together of its panes when it fires.
-//!
-//! The first half keeps nothing over a barrier: it sends what it has. The second keeps of each pane the table that grows,
-//! and beneath it tables of states that do not change any more. A barrier cuts the growing one off: that is what has
-//! changed since the last, all of it, and the snapshot; so a checkpoint costs what has changed, and copies nothing. When
-//! memory runs out the tables go to disk, and windows are put together of them a few buckets of keys at a time.
-//!
-//! Source of panes: Li, Maier, Tufte, Papadimos and Tucker, "No pane, no gain" (2005); of tables that a checkpoint cuts off:
-//! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
+//! The second half: windows of the keys that a copy owns.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
-};
-use arrow::compute::{concat_batches, filter_record_batch, not, take, take_record_batch};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use arrow::array::{AsArray, BooleanArray, Int64Array, RecordBatch};
+use arrow::compute::{concat_batches, filter_record_batch, not, take_record_batch};
+use arrow::datatypes::{Int64Type, SchemaRef, TimestampMicrosecondType};
 use bytes::{Buf, Bytes};
 use datafusion::error::Result;
-use datafusion::physical_expr::PhysicalExpr;
-use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
+use tidemill_dataflow::checkpoint::{Later, Snapshot, rows};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::groups::{Aggregation, Arguments, Groups, batch};
-use super::held::{Disk, Held, Holds};
-use super::kept::{self, Parts, Saved, buckets_of_key};
-use super::late::{LATE_PORT, LateCount, LateOutput};
-use super::panes::{Pane, States};
-use super::sorted::{self, ALL};
-use super::spans::Spans;
-use super::steps::Steps;
-use super::window::{Micros, micros, window_array};
-
-/// The first half sends what it has when it holds more than this.
-const HELD_BYTES_MAX: usize = 32 << 20;
-
-/// A windowed aggregation: of a query, the same on all workers.
-pub(crate) struct WindowAggregation {
-    pub of: Arc<Aggregation>,
-    pub time: Arc<dyn PhysicalExpr>,
-    /// How far times to come may lie behind the watermark.
-    pub behind: Micros,
-    pub spans: Spans,
-    pub lateness: Micros,
-    /// How often windows that have changed give what they have so far, by the machine's clock.
-    pub early: Option<Duration>,
-    /// The start of a pane, keys, states.
-    pub pane_schema: SchemaRef,
-    /// These, and how many rows: what goes from the first half to the second.
-    pub part_schema: SchemaRef,
-    pub output: SchemaRef,
-    /// Where the window stands among the keys of the output.
-    pub window_at: usize,
-    pub late: LateCount,
-    /// Where late rows go. Then rows come to the second half, and there is no first.
-    pub late_rows: Option<LateOutput>,
-}
-
-impl WindowAggregation {
-    pub(crate) fn new(
-        of: Aggregation,
-        (time, behind): (Arc<dyn PhysicalExpr>, Micros),
-        spans: Spans,
-        (lateness, early): (Micros, Micros),
-        output: SchemaRef,
-        window_at: usize,
-        (late, late_rows): (LateCount, Option<LateOutput>),
-    ) -> Self {
-        let pane = Field::new(PANE, DataType::Timestamp(TimeUnit::Microsecond, None), false);
-        let fields: Vec<Field> =
-            std::iter::once(pane).chain(of.state_schema.fields().iter().map(|field| field.as_ref().clone())).collect();
-        let pane_schema = Arc::new(Schema::new(fields));
-        WindowAggregation {
-            of: Arc::new(of),
-            time,
-            behind,
-            spans,
-            lateness,
-            early: u64::try_from(early).ok().filter(|&early| early > 0).map(Duration::from_micros),
-            part_schema: with_rows(&pane_schema),
-            pane_schema,
-            output,
-            window_at,
-            late,
-            late_rows,
-        }
-    }
-
-    fn described(&self) -> String {
-        self.spans.described()
-    }
-
-    /// When the last window that contains the pane takes no more rows.
-    fn over(&self, pane: Micros) -> Micros {
-        self.spans.last_end(pane).saturating_add(self.lateness)
-    }
-
-    /// States of a pane as rows that say so.
-    fn of_pane(&self, pane: Micros, states: &RecordBatch) -> Result<RecordBatch> {
-        let rows = states.num_rows();
-        let mut columns: Vec<ArrayRef> = vec![Arc::new(TimestampMicrosecondArray::from(vec![pane; rows]))];
-        columns.extend_from_slice(states.columns());
-        batch(&self.pane_schema, columns, rows)
-    }
-}
-
-/// The column that says which pane states are of.
-const PANE: &str = "tidemill pane";
-
-/// Columns of states, and how many rows each is of: should they come too late, it is known how many rows have.
-pub(crate) fn with_rows(states: &Schema) -> SchemaRef {
-    let rows = Field::new("tidemill rows", DataType::Int64, false);
-    Arc::new(Schema::new(states.fields().iter().cloned().chain([Arc::new(rows)]).collect::<Vec<_>>()))
-}
-
-/// Rows by the pane they are in: its start, and which rows (`None`: all). Rows without a time are in none. `pane` gives the start
-/// and the end of that of a time.
-fn by_pane(
-    times: &TimestampMicrosecondArray,
-    pane: impl Fn(Micros) -> (Micros, Micros),
-) -> Vec<(Micros, Option<UInt32Array>)> {
-    let values = times.values();
-    if times.null_count() == 0 {
-        let (min, max) = values.iter().fold((i64::MAX, i64::MIN), |(min, max), &time| (min.min(time), max.max(time)));
-        if !values.is_empty() {
-            let (start, end) = pane(min);
-            if max < end {
-                return vec![(start, None)];
-            }
-        }
-    }
-    let mut panes: Vec<((Micros, Micros), Vec<u32>)> = Vec::new();
-    // Rows come more or less in order: the pane of the row before is most often the row's.
-    let mut at = 0;
-    for (row, &time) in values.iter().enumerate() {
-        if times.is_null(row) {
-            continue;
-        }
-        if panes.get(at).is_none_or(|((start, end), _)| time < *start || time >= *end) {
-            let of = pane(time);
-            at = panes.iter().position(|(other, _)| *other == of).unwrap_or_else(|| {
-                panes.push((of, Vec::new()));
-                panes.len() - 1
-            });
-        }
-        panes[at].1.push(row as u32);
-    }
-    panes.into_iter().map(|((start, _), rows)| (start, Some(UInt32Array::from(rows)))).collect()
-}
-
-/// The first half.
-pub(crate) struct FirstHalf {
-    shape: Arc<WindowAggregation>,
-    steps: Steps,
-    panes: BTreeMap<Micros, Counted>,
-    time: Micros,
-    held: Held,
-}
-
-/// Groups, and the rows of each.
-struct Counted {
-    groups: Groups,
-    rows: Vec<i64>,
-}
-
-impl Counted {
-    fn update(&mut self, rows: &Arguments, count: usize) -> Result<()> {
-        self.groups.update(rows, count)?;
-        self.rows.resize(self.groups.len(), 0);
-        self.groups.last().iter().for_each(|&group| self.rows[group] += 1);
-        Ok(())
-    }
-
-    fn bytes(&self) -> usize {
-        self.groups.bytes() + self.rows.capacity() * size_of::<i64>()
-    }
-}
-
-impl FirstHalf {
-    pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps, context: &TaskContext) -> Self {
-        let held = Held::new(context);
-        FirstHalf { shape: Arc::clone(shape), steps, panes: BTreeMap::new(), time: Micros::MIN, held }
-    }
-
-    fn add(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
-        let shape = Arc::clone(&self.shape);
-        let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
-        let all = shape.of.arguments(batch)?;
-        for (pane, rows) in by_pane(&times, |time| shape.spans.pane(time)) {
-            if shape.over(pane) <= self.time {
-                shape.late.add(rows.map_or(batch.num_rows(), |rows| rows.len()));
-                continue;
-            }
-            let groups = match self.panes.entry(pane) {
-                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::btree_map::Entry::Vacant(entry) => {
-                    entry.insert(Counted { groups: Groups::new(&shape.of)?, rows: Vec::new() })
-                }
-            };
-            match rows {
-                None => groups.update(&all, batch.num_rows())?,
-                Some(rows) => groups.update(&all.take(&rows)?, rows.len())?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends the panes that `which` names.
-    fn send(&mut self, which: impl Fn(Micros) -> bool, emit: &mut Emit) -> Result<(), TaskError> {
-        let panes: Vec<Micros> = self.panes.keys().copied().filter(|&pane| which(pane)).collect();
-        for pane in panes {
-            let Some(Counted { mut groups, rows }) = self.panes.remove(&pane) else { continue };
-            let states = self.shape.of_pane(pane, &groups.take_states()?)?;
-            let count = states.num_rows();
-            let columns = states.columns().iter().cloned().chain([Arc::new(Int64Array::from(rows)) as ArrayRef]);
-            emit.send(batch(&self.shape.part_schema, columns.collect(), count)?);
-        }
-        Ok(())
-    }
-}
-
-impl Operator for FirstHalf {
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let rows = batch.num_rows();
-        for batch in self.steps.apply(batch)? {
-            self.add(&batch)?;
-        }
-        if self.held.is_due(rows) {
-            let bytes = self.panes.values().map(Counted::bytes).sum::<usize>();
-            if bytes > HELD_BYTES_MAX || !self.held.fits(bytes) {
-                self.send(|_| true, emit)?;
-                self.held.free();
-            }
-        }
-        Ok(Flow::Done)
-    }
-
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let time = time.minus(self.shape.behind);
-        let shape = Arc::clone(&self.shape);
-        self.send(|pane| shape.spans.pane(pane).1 <= time.0, emit)?;
-        self.time = time.0;
-        Ok(Flow::Done)
-    }
-
-    fn ticks(&self) -> Option<Duration> {
-        self.shape.early
-    }
-
-    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.send(|_| true, emit)?;
-        Ok(Flow::Done)
-    }
-
-    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.send(|_| true, emit)?;
-        Ok(Flow::Done)
-    }
-
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.send(|_| true, emit)?;
-        Ok(Flow::Done)
-    }
-}
-
-impl Arguments {
-    fn take(&self, rows: &UInt32Array) -> Result<Self> {
-        let of = |column: &ArrayRef| Ok(take(column, rows, None)?);
-        Ok(Arguments {
-            keys: self.keys.iter().map(of).collect::<Result<_>>()?,
-            values: self
-                .values
-                .iter()
-                .map(|values| values.iter().map(of).collect::<Result<_>>())
-                .collect::<Result<_>>()?,
-            filters: self
-                .filters
-                .iter()
-                .map(|filter| {
-                    filter.as_ref().map(|filter| Ok(take(filter, rows, None)?.as_boolean().clone())).transpose()
-                })
-                .collect::<Result<_>>()?,
-        })
-    }
-}
+use super::{BEFORE, WindowAggregation, by_pane};
+use crate::stream::groups::{Groups, batch};
+use crate::stream::held::{Disk, Held, Holds};
+use crate::stream::kept::{self, Parts, Saved, buckets_of_key};
+use crate::stream::late::{LATE_PORT, LateOutput};
+use crate::stream::panes::{Pane, States};
+use crate::stream::saved::{check_schema, fired_by, fired_of, shared};
+use crate::stream::sorted::{self, ALL};
+use crate::stream::steps::Steps;
+use crate::stream::window::{Micros, micros, window_array};
 
 /// The second half.
 pub(crate) struct SecondHalf {
@@ -350,10 +83,6 @@ impl Acquired {
         Ok(Acquired { fired, changed, states: rows::decode(schema, &part)? })
     }
 }
-
-/// What copies share in checkpoints.
-const FIRED: &str = "fired";
-const SCHEMA: &str = "schema";
 
 impl SecondHalf {
     pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps, context: &TaskContext) -> Result<Self, TaskError> {
@@ -598,63 +327,6 @@ impl Holds for SecondHalf {
         }
         Ok(())
     }
-}
-
-/// Columns before the keys.
-const BEFORE: usize = 1;
-
-/// Which windows there are, and the columns that are saved, but for the first ones, which are ours.
-fn described(windows: &str, schema: &Schema, before: usize) -> String {
-    let fields: Vec<String> =
-        schema.fields().iter().skip(before).map(|field| format!("{}: {}", field.name(), field.data_type())).collect();
-    format!("{windows} of {}", fields.join(", "))
-}
-
-/// A snapshot with what copies share: the time until which windows have fired, and the columns of what is saved.
-pub(crate) fn shared(fired: Micros, windows: &str, schema: &Schema, before: usize) -> Snapshot {
-    let fired = Bytes::copy_from_slice(&fired.to_le_bytes());
-    let shared = vec![(FIRED.into(), fired), (SCHEMA.into(), described(windows, schema, before).into())];
-    Snapshot { shared, ..Snapshot::default() }
-}
-
-/// Whether what was saved is of the query as it is now.
-pub(crate) fn check_schema(
-    restored: &Restored,
-    windows: &str,
-    schema: &Schema,
-    before: usize,
-) -> Result<(), TaskError> {
-    let now = described(windows, schema, before);
-    for then in restored.shared.get(SCHEMA).into_iter().flatten() {
-        let then = String::from_utf8_lossy(then);
-        if then != now {
-            return Err(format!(
-                "the checkpoint has states of other windows, aggregates or rows ({then}) than the query now ({now}); begin anew in another \
-                 place, or change the query back"
-            )
-            .into());
-        }
-    }
-    Ok(())
-}
-
-/// The time until which windows of a bucket had fired.
-pub(crate) fn fired_by(restored: &Restored, bucket: u32) -> Result<Option<Micros>, TaskError> {
-    restored.shared_of(bucket, FIRED).map(time_of).transpose()
-}
-
-fn time_of(bytes: &Bytes) -> Result<Micros, TaskError> {
-    let time: [u8; 8] = bytes.as_ref().try_into().map_err(|_| "a checkpoint's time is no time")?;
-    Ok(Micros::from_le_bytes(time))
-}
-
-/// The time until which windows had fired.
-pub(crate) fn fired_of(restored: &Restored) -> Result<Micros, TaskError> {
-    let mut last = Micros::MIN;
-    for fired in restored.shared.get(FIRED).into_iter().flatten() {
-        last = last.max(time_of(fired)?);
-    }
-    Ok(last)
 }
 
 impl Operator for SecondHalf {

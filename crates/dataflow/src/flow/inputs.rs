@@ -1,0 +1,132 @@
+//! All input ports of a copy together: what comes next on any of them, and marks of all.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use super::input::{Input, Item};
+use crate::error::DataflowError;
+use crate::rebalance::Handover;
+use crate::run::block_on;
+use crate::stream::Confluence;
+
+/// All input ports of a copy, in the order of the task's declaration.
+pub struct Inputs {
+    ports: Vec<Input>,
+    /// Ports whose end has been reported.
+    ended: Vec<bool>,
+    /// The port that is looked at first, in turn: none is starved.
+    first: usize,
+    /// The marks of the ports together.
+    marks: Confluence,
+    /// For operators that can hand over what they keep.
+    handover: Option<Handover>,
+}
+
+impl Inputs {
+    pub(crate) fn new(inputs: Vec<Input>, handover: Option<Handover>) -> Self {
+        let mut marks = Confluence::default();
+        (0..inputs.len()).for_each(|port| marks.add(port, false));
+        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover }
+    }
+
+    /// Where what moves between the copies of the task comes and goes.
+    pub(crate) fn take_handover(&mut self) -> Option<Handover> {
+        self.handover.take()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// Whether there are none: the task is a source.
+    pub fn is_empty(&self) -> bool {
+        self.ports.is_empty()
+    }
+
+    /// One port.
+    pub fn port(&mut self, index: usize) -> &mut Input {
+        &mut self.ports[index]
+    }
+
+    /// The ports, each to be read by itself.
+    pub fn into_ports(self) -> Vec<Input> {
+        self.ports
+    }
+
+    /// The only port.
+    ///
+    /// # Panics
+    /// When there are none or several.
+    pub fn into_only(mut self) -> Input {
+        assert_eq!(self.ports.len(), 1, "the task has {} input ports", self.ports.len());
+        self.ports.remove(0)
+    }
+
+    /// What comes next on any of the ports that `wanted` names: an item with its port, or, once for each port, that it has
+    /// ended. `None` when all wanted ports have. Marks are of all ports together: time that none is behind, a barrier that
+    /// all have brought; a port that has brought one is not read until the others have, and is named with no meaning.
+    ///
+    /// # Errors
+    /// As [`Input::recv`].
+    pub async fn recv_any(
+        &mut self,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
+        poll_fn(|context| {
+            let count = self.ports.len();
+            'look: loop {
+                if let Some(mark) = self.marks.next() {
+                    return Poll::Ready(Ok(Some((0, Some(Item::Mark(mark))))));
+                }
+                let mut waiting = false;
+                for index in (0..count).map(|i| (self.first + i) % count) {
+                    if self.ended[index] || !wanted(index) || self.marks.holds(index) {
+                        continue;
+                    }
+                    match self.ports[index].poll_recv(context)? {
+                        Poll::Ready(Some((_, Item::Mark(mark)))) => {
+                            self.marks.mark(index, mark);
+                            continue 'look;
+                        }
+                        Poll::Ready(found) => {
+                            self.first = index + 1;
+                            if found.is_none() {
+                                self.ended[index] = true;
+                                self.marks.over(index);
+                            }
+                            return Poll::Ready(Ok(Some((index, found.map(|(_, item)| item)))));
+                        }
+                        Poll::Pending => waiting = true,
+                    }
+                }
+                return if waiting { Poll::Pending } else { Poll::Ready(Ok(None)) };
+            }
+        })
+        .await
+    }
+
+    /// [`Inputs::recv_any`] for a copy that blocks its thread. The error is `Cancelled` when the run is given up.
+    ///
+    /// # Errors
+    /// As [`Input::recv`].
+    pub fn recv_any_blocking(
+        &mut self,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
+        let Some(first) = self.ports.first() else { return Ok(None) };
+        let cancel = first.cancel().clone();
+        block_on(cancel.guard(self.recv_any(wanted)))?
+    }
+
+    /// Whether the end of every port has been reported.
+    pub fn is_over(&self) -> bool {
+        self.ended.iter().all(|&ended| ended)
+    }
+
+    /// Whether a receive from these ports would wait.
+    pub fn is_idle(&self) -> bool {
+        self.ports.iter().any(|input| !input.is_over())
+            && self.ports.iter().all(|input| input.is_over() || input.is_idle())
+    }
+}

@@ -1,0 +1,99 @@
+//! One copy's end of the stream from one source copy: what comes is checked, decoded and counted.
+
+use std::sync::Arc;
+
+use super::edge::Edge;
+use super::inlet::Packet;
+use super::input::Item;
+use crate::error::DataflowError;
+use crate::metrics;
+use crate::stream::Mark;
+use crate::wire::Decoder;
+
+/// See the module.
+pub(super) struct StreamEnd {
+    pub(super) edge: Arc<Edge>,
+    pub(super) source: u32,
+    pub(super) decoder: Option<Decoder>,
+    pub(super) blocks: u64,
+    pub(super) rows: u64,
+    pub(super) over: bool,
+}
+
+impl StreamEnd {
+    /// What a packet brings: an item, or, once, the end.
+    pub(super) fn unpack(&mut self, target: u32, packet: Packet) -> Result<Option<Item>, DataflowError> {
+        let wrong = |end: &StreamEnd, reason: String| {
+            let reason = format!("from copy {} to copy {target}: {reason}", end.source);
+            Err(DataflowError::Edge { edge: end.edge.name.clone(), reason })
+        };
+        match packet {
+            Packet::Batch(batch, _guard) => {
+                self.count(batch.num_rows() as u64);
+                Ok(Some(Item::Batch(batch)))
+            }
+            Packet::Block(frame, _guard) => {
+                if let Err(error) = frame.verify() {
+                    return wrong(self, error.to_string());
+                }
+                let header = &frame.header;
+                if header.seq != self.blocks {
+                    return wrong(self, format!("block {} arrived where block {} was due", header.seq, self.blocks));
+                }
+                if self.decoder.is_none() {
+                    self.decoder = Some(Decoder::new(&self.edge.schema)?);
+                }
+                let decoder = self.decoder.as_mut().expect("just made");
+                let batch = match decoder.decode(frame.body(), header.rows as usize) {
+                    Ok(batch) => batch,
+                    Err(error) => return wrong(self, error.to_string()),
+                };
+                self.count(header.rows);
+                Ok(Some(Item::Batch(batch)))
+            }
+            Packet::Mark { mark, blocks } => {
+                if blocks != self.blocks {
+                    return wrong(self, format!("a mark behind block {blocks} arrived behind block {}", self.blocks));
+                }
+                Ok(Some(Item::Mark(mark)))
+            }
+            Packet::End { blocks, rows } => {
+                if (blocks, rows) != (self.blocks, self.rows) {
+                    let (got_blocks, got_rows) = (self.blocks, self.rows);
+                    return wrong(
+                        self,
+                        format!("{rows} rows in {blocks} blocks were sent, {got_rows} in {got_blocks} arrived"),
+                    );
+                }
+                if std::mem::replace(&mut self.over, true) {
+                    return wrong(self, "it ended twice".into());
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// A mark for who does not know any. Time may pass unnoticed, a barrier may not: what the task keeps would be lost.
+    pub(super) fn refuse(&self, mark: &Mark) -> Result<(), DataflowError> {
+        match mark {
+            Mark::Barrier(_) => Err(DataflowError::Edge {
+                edge: self.edge.name.clone(),
+                reason: "a checkpoint came to a task that does not know how to save its state".into(),
+            }),
+            Mark::Watermark(_) | Mark::Idle => Ok(()),
+        }
+    }
+
+    /// Nobody takes what would still come.
+    pub(super) fn stop(&self, target: u32) {
+        if !self.over {
+            self.edge.stop(self.source, target);
+        }
+    }
+
+    fn count(&mut self, rows: u64) {
+        self.blocks += 1;
+        self.rows += rows;
+        metrics::add(&self.edge.metrics.rows_received, rows);
+    }
+}

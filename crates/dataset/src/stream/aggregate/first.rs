@@ -1,0 +1,135 @@
+//! The first half: what one copy sees, beside the source.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use datafusion::error::Result;
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+use super::{WindowAggregation, by_pane};
+use crate::stream::groups::{Arguments, Groups, batch};
+use crate::stream::held::Held;
+use crate::stream::steps::Steps;
+use crate::stream::window::{Micros, micros};
+
+/// The first half sends what it has when it holds more than this.
+const HELD_BYTES_MAX: usize = 32 << 20;
+
+/// The first half.
+pub(crate) struct FirstHalf {
+    shape: Arc<WindowAggregation>,
+    steps: Steps,
+    panes: BTreeMap<Micros, Counted>,
+    time: Micros,
+    held: Held,
+}
+
+/// Groups, and the rows of each.
+struct Counted {
+    groups: Groups,
+    rows: Vec<i64>,
+}
+
+impl Counted {
+    fn update(&mut self, rows: &Arguments, count: usize) -> Result<()> {
+        self.groups.update(rows, count)?;
+        self.rows.resize(self.groups.len(), 0);
+        self.groups.last().iter().for_each(|&group| self.rows[group] += 1);
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        self.groups.bytes() + self.rows.capacity() * size_of::<i64>()
+    }
+}
+
+impl FirstHalf {
+    pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps, context: &TaskContext) -> Self {
+        let held = Held::new(context);
+        FirstHalf { shape: Arc::clone(shape), steps, panes: BTreeMap::new(), time: Micros::MIN, held }
+    }
+
+    fn add(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
+        let all = shape.of.arguments(batch)?;
+        for (pane, rows) in by_pane(&times, |time| shape.spans.pane(time)) {
+            if shape.over(pane) <= self.time {
+                shape.late.add(rows.map_or(batch.num_rows(), |rows| rows.len()));
+                continue;
+            }
+            let groups = match self.panes.entry(pane) {
+                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+                std::collections::btree_map::Entry::Vacant(entry) => {
+                    entry.insert(Counted { groups: Groups::new(&shape.of)?, rows: Vec::new() })
+                }
+            };
+            match rows {
+                None => groups.update(&all, batch.num_rows())?,
+                Some(rows) => groups.update(&all.take(&rows)?, rows.len())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the panes that `which` names.
+    fn send(&mut self, which: impl Fn(Micros) -> bool, emit: &mut Emit) -> Result<(), TaskError> {
+        let panes: Vec<Micros> = self.panes.keys().copied().filter(|&pane| which(pane)).collect();
+        for pane in panes {
+            let Some(Counted { mut groups, rows }) = self.panes.remove(&pane) else { continue };
+            let states = self.shape.of_pane(pane, &groups.take_states()?)?;
+            let count = states.num_rows();
+            let columns = states.columns().iter().cloned().chain([Arc::new(Int64Array::from(rows)) as ArrayRef]);
+            emit.send(batch(&self.shape.part_schema, columns.collect(), count)?);
+        }
+        Ok(())
+    }
+}
+
+impl Operator for FirstHalf {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let rows = batch.num_rows();
+        for batch in self.steps.apply(batch)? {
+            self.add(&batch)?;
+        }
+        if self.held.is_due(rows) {
+            let bytes = self.panes.values().map(Counted::bytes).sum::<usize>();
+            if bytes > HELD_BYTES_MAX || !self.held.fits(bytes) {
+                self.send(|_| true, emit)?;
+                self.held.free();
+            }
+        }
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let time = time.minus(self.shape.behind);
+        let shape = Arc::clone(&self.shape);
+        self.send(|pane| shape.spans.pane(pane).1 <= time.0, emit)?;
+        self.time = time.0;
+        Ok(Flow::Done)
+    }
+
+    fn ticks(&self) -> Option<Duration> {
+        self.shape.early
+    }
+
+    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.send(|_| true, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.send(|_| true, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.send(|_| true, emit)?;
+        Ok(Flow::Done)
+    }
+}
