@@ -13,7 +13,7 @@ from typing import Any
 
 from .comm import SystemFailed, rotated
 from .once import run_once
-from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch
+from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch, present
 
 WORKER = str(BENCH / "harness" / "exchange_worker.py")
 BINARIES = {"tidemill-rust": PEERS / "bin" / "exchange_tidemill", "openmpi-c++": PEERS / "bin" / "exchange_mpi"}
@@ -81,18 +81,12 @@ def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: C
     """Runs setting `name`; the raw results: of every operation and size the times, digests and failures."""
     setting = SETTINGS[name]
     rounds = rounds or setting.rounds
-    present = []
-    for system in ALL[:1] if name == "tiny" else ALL:
-        if systems and not any(system == given or system.startswith(given + "-") for given in systems):
-            continue
-        if why := missing(system):
-            say(f"exchanges: {system} is left out: {why}")
-        else:
-            present.append(system)
+    known = ALL[:1] if name == "tiny" else ALL
+    running = present(name, systems, known, missing, lambda line: say(f"exchanges: {line}"))
     cases = []
-    for operation in OPERATIONS if present else ():
+    for operation in OPERATIONS if running else ():
         for size, messages in setting.messages.items():
-            cases.append(measure_case(operation, size, messages, present, rounds, say))
+            cases.append(measure_case(operation, size, messages, running, rounds, say))
     say(f"exchanges: {len(cases)} cases, {rounds} rounds")
     return {"rounds": rounds, "workers": WORKERS, "cases": cases}
 

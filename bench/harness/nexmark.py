@@ -12,7 +12,7 @@ last row, once it has run before, how many rows there are, and a sum over what t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from .comm import SystemFailed, rotated
 from .exchange import FLINK_CLASSES, flink_java
 from .once import run_once
-from .systems import BENCH, Launch
+from .systems import BENCH, Launch, present
 from .systems import SYSTEMS as LAUNCHERS
 
 OURS = LAUNCHERS["tidemill"]
@@ -69,27 +69,6 @@ def missing(system: str) -> str | None:
     if system.startswith("flink") and not shutil.which("java"):
         return "java is missing: run bench/setup_peers.sh"
     return None if SYSTEMS[system].needs.exists() else "not installed: run bench/setup_peers.sh"
-
-
-def present(
-    setting: str,
-    systems: Sequence[str] | None,
-    known: Iterable[str],
-    missing: Callable[[str], str | None],
-    say: Callable[[str], None],
-) -> list[str]:
-    """Those of the known systems that shall run and can; in the tiny setting Tidemill alone, unless others are asked for."""
-    found = []
-    for system in known:
-        if setting == "tiny" and not systems and not system.startswith("tidemill"):
-            continue
-        if systems and not any(system == given or system.startswith(given + "-") for given in systems):
-            continue
-        if why := missing(system):
-            say(f"{system} is left out: {why}")
-        else:
-            found.append(system)
-    return found
 
 
 def measure(

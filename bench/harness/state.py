@@ -30,9 +30,8 @@ from typing import Any
 from .comm import SystemFailed, rotated
 from .exchange import FLINK_CLASSES, flink_java
 from .memory import descendants
-from .nexmark import present
 from .once import run_once
-from .systems import BENCH, Launch
+from .systems import BENCH, Launch, present
 from .systems import SYSTEMS as LAUNCHERS
 
 OURS = LAUNCHERS["tidemill"]

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -120,3 +120,24 @@ SYSTEMS = {
         System("mpich", "mpiexec.hydra", PEERS / "mpich" / "bin" / "python", mpich_prefix),
     )
 }
+
+
+def present(
+    setting: str,
+    systems: Sequence[str] | None,
+    known: Iterable[str],
+    missing: Callable[[str], str | None],
+    say: Callable[[str], None],
+) -> list[str]:
+    """Those of the known systems that shall run and can; in the tiny setting Tidemill alone, unless others are asked for."""
+    found = []
+    for system in known:
+        if setting == "tiny" and not systems and not system.startswith("tidemill"):
+            continue
+        if systems and not any(system == given or system.startswith(given + "-") for given in systems):
+            continue
+        if why := missing(system):
+            say(f"{system} is left out: {why}")
+        else:
+            found.append(system)
+    return found

@@ -26,7 +26,7 @@ from typing import Any
 from .comm import SystemFailed, rotated
 from .exchange import FLINK, FLINK_CLASSES, flink_java
 from .once import run_once
-from .systems import BENCH, PEERS, SINGLE_THREADED, Launch
+from .systems import BENCH, PEERS, SINGLE_THREADED, Launch, present
 from .systems import SYSTEMS as LAUNCHERS
 from .windows_events import answer
 
@@ -145,19 +145,11 @@ def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: C
     """Runs setting `name`; the raw results: of every system the times of an event, the latencies at each pace, failures."""
     setting = SETTINGS[name]
     rounds = rounds or setting.rounds
-    present = []
-    for system in SYSTEMS:
-        if name == "tiny" and not system.startswith("tidemill"):
-            continue
-        if systems and not any(system == given or system.startswith(given + "-") for given in systems):
-            continue
-        if why := missing(system):
-            say(f"windows: {system} is left out: {why}")
-        else:
-            present.append(system)
-    events = {system: int(setting.events * SYSTEMS[system].share) for system in present}
+    known = [system for system in SYSTEMS if name != "tiny" or system.startswith("tidemill")]
+    running = present(name, systems, known, missing, lambda line: say(f"windows: {line}"))
+    events = {system: int(setting.events * SYSTEMS[system].share) for system in running}
     per_second = {system: count // EVENT_TIME_S for system, count in events.items()}
-    cases = [measure_case("throughput", per_second, EVENT_TIME_S, rounds, say)] if present else []
+    cases = [measure_case("throughput", per_second, EVENT_TIME_S, rounds, say)] if running else []
     for case in cases[:1]:
         half_per_s = {
             system: int(min(0.5 / statistics.median(times), SYSTEMS[system].pace_max_per_s))

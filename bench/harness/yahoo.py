@@ -29,9 +29,8 @@ import numpy as np
 
 from .comm import SystemFailed, rotated
 from .exchange import FLINK, FLINK_CLASSES, flink_java
-from .nexmark import present
 from .once import run_once
-from .systems import BENCH, Launch
+from .systems import BENCH, Launch, present
 from .systems import SYSTEMS as LAUNCHERS
 from .windows_events import BLOCK, mix
 
