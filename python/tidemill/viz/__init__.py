@@ -18,6 +18,6 @@ from tidemill.viz._format import FrameError
 from tidemill.viz._read import Frame, FrameReader
 from tidemill.viz._server import Server
 from tidemill.viz._show import View, show
-from tidemill.viz._write import FrameWriter
+from tidemill.viz._write import GLYPHS, FrameWriter
 
-__all__ = ["Frame", "FrameError", "FrameReader", "FrameWriter", "Server", "View", "show"]
+__all__ = ["GLYPHS", "Frame", "FrameError", "FrameReader", "FrameWriter", "Server", "View", "show"]
