@@ -19,7 +19,7 @@ import launched
 import numpy as np
 import pytest
 from PIL import Image
-from tidemill.viz import FrameReader, FrameWriter, _server
+from tidemill.viz import FrameReader, FrameWriter, Server, _http
 from tidemill.viz._demo import write_market
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -31,7 +31,7 @@ TOKEN = "a-token-for-these-tests"
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; `make setup-browser` installs it"),
     pytest.mark.skipif(
-        not (_server._STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
+        not (_http.STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
     ),
 ]
 
@@ -312,7 +312,7 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
     with FrameWriter(tmp_path / "many") as writer:
         for _ in range(2):
             writer.write_frame(rng.normal(size=(200_000, 3)))
-    with _server.Server(tmp_path / "many") as server:
+    with Server(tmp_path / "many") as server:
         page = Page(browser, server.url)
         # As if the machine were slow; that it finds this out is tested without a browser.
         page.get("tidemill.detail = { budget: 20000, drawn: 0 }; tidemill.redraw()")

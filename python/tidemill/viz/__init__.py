@@ -9,7 +9,7 @@
 >>> viz.FrameReader(folder + "/map")[1].time
 'Tuesday'
 
-``docs/viewer.md`` says what the page can do and what lies in the files.
+``docs/viewer.md`` says what the page can do and what lies in the files; ``docs/library.md`` is about libraries of plots.
 """
 
 from __future__ import annotations
@@ -19,5 +19,6 @@ from tidemill.viz._read import Frame, FrameReader
 from tidemill.viz._server import Server
 from tidemill.viz._show import View, show
 from tidemill.viz._write import FrameWriter
+from tidemill.viz.library import Library
 
-__all__ = ["Frame", "FrameError", "FrameReader", "FrameWriter", "Server", "View", "show"]
+__all__ = ["Frame", "FrameError", "FrameReader", "FrameWriter", "Library", "Server", "View", "show"]
