@@ -80,7 +80,7 @@ def test_uploads_are_taken_in_found_and_described(
     # Two files at once are two frames.
     upload(page, ("f10.txt", POINTS), ("f9.txt", POINTS))
     page.until("() => document.querySelectorAll('#plots > li').length === 2")
-    assert [plot.frames for plot in library.plots("files")] == [2]
+    assert [plot.frames for plot in library.plots("f10")] == [2]
     page.tab.fill("#query", "poi 17 good")
     page.until("() => document.querySelectorAll('#plots > li').length === 1")
     page.tab.fill("#query", "nonsense")

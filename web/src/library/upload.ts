@@ -71,7 +71,7 @@ export class UploadDialog {
     if (files.reduce((sum, file) => sum + file.size, 0) > this.bytesMax) return;
     const field = (name: string) => byId<HTMLInputElement>(name).value;
     const query = new URLSearchParams({
-      name: files.length === 1 ? files[0].name : 'files.zip',
+      name: files.length === 1 ? files[0].name : archiveName(files),
       title: field('title'),
       description: field('description'),
       tags: field('new-tags'),
@@ -103,6 +103,13 @@ export class UploadDialog {
     byId('progress').hidden = !busy;
     byId<HTMLButtonElement>('send').disabled = busy;
   }
+}
+
+/** An archive is called by its index, else by its first file: that is the title, if there is no other. */
+function archiveName(files: readonly File[]): string {
+  const names = files.map(({ name }) => name).sort();
+  const first = names.find((name) => name.endsWith('.index')) ?? names[0];
+  return `${first.replace(/\.[^.]*$/, '')}.zip`;
 }
 
 async function packed(files: readonly File[]): Promise<Blob> {
