@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from browsed import TOKEN, Page
 from PIL import Image
-from tidemill.viz import FrameReader, FrameWriter, Server
+from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, export_html
 from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
@@ -256,3 +256,48 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
         )
         page.until("() => said.some(text => text.includes(' drawn while it moves'))")
         page.close()
+
+
+def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_path: Path) -> None:
+    """It must show what the server shows, with nothing but the file: frames, groups, ways of points."""
+    (folder / "selections.json").write_text('[{"name":"</script><b>mine</b>","rows":[1,2]}]')
+    ended = launched.run("view", folder, "--export", tmp_path / "market.html")
+    assert ended.returncode == 0 and "market.html" in ended.stdout.decode(), ended
+    lone = tmp_path / "alone"
+    lone.mkdir()
+    (tmp_path / "market.html").rename(lone / "market.html")
+    page = Page(browser, (lone / "market.html").as_uri())
+    asked: list[str] = []
+    page.tab.on("request", lambda request: asked.append(request.url))
+    reader = FrameReader(folder)
+    row = int(np.intersect1d(reader[0].rows, reader[11].rows)[5])
+    page.get(f"tidemill.choose([{row}, 0])")
+    page.until("() => tidemill.trails.places")
+    places = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
+    np.testing.assert_allclose(np.array(places, float).reshape(12, 2, 3), reader.trajectories([row, 0]), atol=1e-5)
+    page.tab.select_option("#colour", "my groups")
+    assert page.get("tidemill.categories()[0].name") == "</script><b>mine</b>"
+    page.tab.select_option("#colour", "sector")
+    page.tab.select_option("#speed", "30")
+    page.tab.click("#play")
+    page.until("() => tidemill.playback.position === 11 && !tidemill.playback.playing")
+    page.settled()
+    page.picture("exported")
+    assert page.colours() > 1000 and not page.tab.is_visible("#gif") and not page.tab.is_visible("#lasso")
+    with page.tab.expect_download() as download:
+        page.tab.click("#picture")
+    download.value.save_as(tmp_path / "picture.png")
+    assert Image.open(tmp_path / "picture.png").size == (1100, 720)
+    assert [url for url in asked if not url.startswith("blob:")] == []
+    page.close()
+
+
+def test_what_cannot_be_exported_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FrameWriter(tmp_path / "map") as writer:
+        with pytest.raises(FrameError, match="no frame yet"):
+            export_html(tmp_path / "map", tmp_path / "map.html")
+        writer.write_frame(np.zeros((100, 3)))
+    monkeypatch.setattr("tidemill.viz._export.BYTES_MAX", 500)
+    with pytest.raises(FrameError, match="can be exported"):
+        export_html(tmp_path / "map", tmp_path / "map.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["map"]

@@ -140,7 +140,9 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     }  # fmt: skip
     assert library.versions(plot)[1].author == "Ada"
     page.tab.click("#versions button:has-text('original')")
-    page.until("() => tidemill.categories().some((c) => c.title === 'Energy') && tidemill.categories().every((c) => c.shown)")
+    page.until(
+        "() => tidemill.categories().some((c) => c.title === 'Energy') && tidemill.categories().every((c) => c.shown)"
+    )
     assert page.get("tidemill.categories().map((c) => c.title)").count("Energy") == 1
     page.close()
     # Whoever opens the plot sees the newest version.

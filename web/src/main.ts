@@ -5,6 +5,7 @@ import './style.css';
 import { App } from './app';
 import { byId, download, make, setIcon } from './dom';
 import { editCategory, editPoint } from './edit';
+import { Embedded, isEmbedded } from './embedded';
 import { Recorder, savePicture } from './export';
 import { GifRecorder, SECONDS_MAX } from './gif';
 import { Legend } from './legend';
@@ -49,8 +50,9 @@ const token = new URLSearchParams(location.search).get('token') ?? '';
 // A plot of a library has a page of its own; a folder of frames is all there is.
 const plot = /^\/plots\/([0-9a-f]{16})$/.exec(location.pathname)?.[1];
 let ready = false;
+const embedded = isEmbedded();
 const app = new App(
-  new Client(plot === undefined ? '/api/' : `/api/plots/${plot}/frames/`, token),
+  embedded ? new Embedded() : new Client(plot === undefined ? '/api/' : `/api/plots/${plot}/frames/`, token),
   plot !== undefined,
   points,
   overlay,
@@ -208,6 +210,10 @@ async function copyLink(): Promise<void> {
   history.replaceState(null, '', `#${encodeView(app.view())}`);
   try {
     await navigator.clipboard.writeText(location.href);
+    if (embedded) {
+      notice('A link to this view is in the clipboard.', false);
+      return;
+    }
     const can = about?.writable ? 'change the whole library; links that only show are made beside the plot' : 'look';
     notice(`A link to this view is in the clipboard. It has the token: who has it can ${can}.`, false);
   } catch {
@@ -221,6 +227,7 @@ function record(): void {
   byId('record').setAttribute('aria-pressed', String(recorder.recording));
 }
 function recordGif(): void {
+  if (embedded) return;
   if (gif.recording) gif.stop();
   else {
     const name = fileName();
@@ -337,6 +344,8 @@ async function begin(): Promise<void> {
   ready = true;
   const view = decodeView(location.hash);
   const wanted = new URLSearchParams(location.search).get('version');
+  // A file cannot start a worker; nor has it anywhere to keep groups.
+  byId('gif').hidden = byId('lasso').hidden = embedded;
   if (about === undefined) {
     const marked = [...app.marked.keys()].map((id) => app.dataset.rowOf(id)).filter((row) => row !== undefined);
     app.choose(marked);

@@ -9,7 +9,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.viz import FrameError, Library, Server
+from tidemill.viz import FrameError, Library, Server, export_html
 from tidemill.viz._demo import write_market
 from tidemill.viz._format import INDEX
 
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="what tidemill.viz.FrameWriter or another command has written; may still grow",
     )
     add("--library", type=Path, metavar="DIR", help="a library of plots instead, made if it is not there")
+    add("--export", type=Path, metavar="FILE", help="write the frames and the page into one HTML file, and end")
     add("--demo", action="store_true", help="write a generated market into the folder first")
     add("--points", type=int, default=600, metavar="N", help="points of the generated market (default %(default)s)")
     add("--frames", type=int, default=120, metavar="N", help="frames of the generated market (default %(default)s)")
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("give a folder of frames, or --library DIR")
     if options.library is not None and options.demo:
         parser.error("--demo wants a folder of frames")
+    if options.library is not None and options.export:
+        parser.error("--export wants a folder of frames: that of a plot is in plots/ID of the library")
     if options.points < 2 or options.frames < 1:
         parser.error("--points is at least 2, --frames at least 1")
     if not 0 <= options.port < 65536:
@@ -51,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if (options.folder / INDEX).exists():
                 raise FrameError(f"{options.folder} has frames already; leave out --demo to see them")
             write_market(options.folder, options.points, options.frames, mode="x")
+        if options.export:
+            export_html(options.folder, options.export)
+            print(f"{options.export} has {options.folder} in it; any browser opens it")
+            return 0
         what = options.folder if options.library is None else Library(options.library)
         server = Server(what, host=options.host, port=options.port, token=options.token)
     except (FrameError, ValueError, OSError) as error:

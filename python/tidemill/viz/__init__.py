@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from tidemill.viz._export import export_html
 from tidemill.viz._format import FrameError
 from tidemill.viz._read import Frame, FrameReader
 from tidemill.viz._server import Server
@@ -21,4 +22,4 @@ from tidemill.viz._show import View, show
 from tidemill.viz._write import FrameWriter
 from tidemill.viz.library import Library
 
-__all__ = ["Frame", "FrameError", "FrameReader", "FrameWriter", "Library", "Server", "View", "show"]
+__all__ = ["Frame", "FrameError", "FrameReader", "FrameWriter", "Library", "Server", "View", "export_html", "show"]
