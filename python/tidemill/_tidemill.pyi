@@ -60,6 +60,49 @@ class KMeansFit:
     ) -> tuple[int, int]: ...
     def labels(self) -> _Labels: ...
 
+# Multidimensional scaling: positions, weights of columns and `out` float64, blocks of distances and weights float32 or float64.
+class MdsDistances:
+    def __init__(self, rows: int, n: int, first: int | None, storage: str) -> None: ...
+    @staticmethod
+    def of_vectors(rows: NDArray[np.float32], columns: NDArray[np.float32], first: int | None) -> MdsDistances: ...
+    @property
+    def nbytes(self) -> int: ...
+    def fill(self, pool: KernelPool, at: int, block: _Rows, unit: float) -> None: ...
+    def weigh(self, pool: KernelPool, at: int, block: _Rows, unit: float) -> None: ...
+    def guttman(
+        self,
+        pool: KernelPool,
+        rows: _Float64,
+        columns: _Float64,
+        weights: _Float64 | None,
+        shift: float,
+        out: _Float64,
+    ) -> None: ...
+    def laplacian(
+        self,
+        pool: KernelPool,
+        coefficients: str,
+        points: _Float64,
+        out: _Float64,
+    ) -> None: ...
+    def block(self, weights: bool, rows: tuple[int, int], columns: tuple[int, int]) -> NDArray[np.float32]: ...
+    def first_difference(
+        self,
+        pool: KernelPool,
+        weights: bool,
+        columns: tuple[int, int],
+        others: NDArray[np.float32],
+        tolerance: float,
+    ) -> tuple[int, int, float, float] | None: ...
+    def components(self) -> NDArray[np.uint32]: ...
+
+def mds_inspect(
+    pool: KernelPool,
+    block: _Rows,
+    first: int | None,
+    weights: _Rows | None,
+    columns: _Float64 | None,
+) -> tuple[float, tuple[int, int, str] | None, tuple[float, int] | None]: ...
 def kernel_cpus() -> int: ...
 def kernel_instruction_sets() -> list[str]: ...
 def kmeans_statistics(
