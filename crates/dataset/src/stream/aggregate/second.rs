@@ -22,7 +22,7 @@ use crate::stream::held::{Disk, Held, Holds};
 use crate::stream::kept::{self, Parts, Saved, buckets_of_key};
 use crate::stream::late::{LATE_PORT, LateOutput};
 use crate::stream::panes::{Pane, States};
-use crate::stream::saved::{check_schema, fired_by, fired_of, shared};
+use crate::stream::saved::{fired_by, fired_of, shared};
 use crate::stream::sorted::{self, ALL};
 use crate::stream::steps::Steps;
 use crate::stream::window::{Micros, micros, window_array};
@@ -103,12 +103,12 @@ impl SecondHalf {
             held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
-        check_schema(restored, &shape.described(), &shape.pane_schema, BEFORE)?;
+        let reader = shape.layout().reader(&shape.pane_schema, restored)?;
         new.fired = fired_of(restored)?;
         for (&bucket, parts) in &restored.buckets {
             let fired = fired_by(restored, bucket)?.unwrap_or(new.fired);
             for part in parts {
-                let states = rows::decode(&shape.pane_schema, part)?;
+                let states = reader.read(part)?;
                 new.saved_rows = new.saved_rows.saturating_add(states.num_rows());
                 if fired == new.fired {
                     new.take(&states)?;
@@ -430,7 +430,7 @@ impl Operator for SecondHalf {
             states = all.collect();
         }
         let saved = self.saved.clone();
-        let mut snapshot = shared(self.fired, &shape.described(), &shape.pane_schema, BEFORE);
+        let mut snapshot = shared(self.fired);
         if whole || !states.is_empty() {
             let parts = move || Ok(saved.parts(by_bucket(&shape, states, &disk, |_| true)?, whole));
             snapshot.later = Some(Later(Box::new(parts)));
