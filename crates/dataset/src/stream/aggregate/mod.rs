@@ -13,6 +13,7 @@
 //! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
 
 mod first;
+mod handover;
 mod second;
 
 pub(crate) use first::FirstHalf;
