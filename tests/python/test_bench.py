@@ -21,6 +21,7 @@ from harness import (  # noqa: E402
     exchange,
     inputs,
     kmeans,
+    mds,
     memory,
     nexmark,
     once,
@@ -62,6 +63,19 @@ def test_tiny_run_fits_k_means_both_ways(tiny: Path) -> None:
         assert set(case["fit_s"]) == set(kmeans.OURS)
         first, second = (case["inertia"][name] for name in kmeans.OURS)
         assert first == pytest.approx(second, rel=1e-3)
+
+
+def test_tiny_run_scales_every_way(tiny: Path) -> None:
+    """Two workers, one, and two bytes a distance must reach the same stress; starts and many points must have run."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    (case,) = results["mds"]["cases"]
+    assert case["failures"] == {}
+    assert set(case["fit_s"]) == set(case["own_mib"]) == set(mds.OURS)
+    assert case["stress"]["tidemill-1x2"] == pytest.approx(case["stress"]["tidemill-2x1"], rel=1e-12)
+    assert [len(one["plain"]) for one in results["mds"]["annealing"]] == [2, 2]
+    assert {one["storage"] for one in results["mds"]["large"]} == {"fixed16", "vectors"}
+    first, second = (one["stress"] for one in results["mds"]["large"])
+    assert first == pytest.approx(second, rel=1e-3)
 
 
 def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,10 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
                 weights = np.ones((own.stop - own.start, 40))
             case "parameter":
                 parameters["tol"] = -1
+            case "differs":
+                parameters["max_iter"] = 5
+            case "simd":
+                os.environ["TIDEMILL_SIMD"] = "mmx"
             case "type":
                 x = "distances"
             case "init":
@@ -148,6 +153,8 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
         ("weight", {0: "weight of point 0 is -1", 2: "weight of point 26 is -1"}),
         ("weights", {0: "disagree on what weights are", 2: "disagree on what weights are"}),
         ("parameter", {0: "tol", 2: "tol"}),
+        ("differs", {0: "disagree on the parameter 'max_iter': [5, 300, 300]", 2: "[300, 300, 5]"}),
+        ("simd", {0: "TIDEMILL_SIMD=mmx", 2: "TIDEMILL_SIMD=mmx"}),
         ("type", {0: "Expected 2D array", 2: "Expected 2D array"}),
         ("init", {0: "init was given on some ranks", 2: "init was given on some ranks"}),
         ("columns", {0: "disagree on the number of columns", 2: "disagree on the number of columns"}),

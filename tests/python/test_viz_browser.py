@@ -5,46 +5,24 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-import shutil
 import signal
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import browsed
 import launched
 import numpy as np
 import pytest
+from browsed import TOKEN, Page
 from PIL import Image
-from tidemill.viz import FrameReader, FrameWriter, _server
+from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, export_html
 from tidemill.viz._demo import write_market
 
-sync_api = pytest.importorskip("playwright.sync_api")
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PICTURES = Path(__file__).parents[2] / "out" / "viewer"
-TOKEN = "a-token-for-these-tests"
-
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; `make setup-browser` installs it"),
-    pytest.mark.skipif(
-        not (_server._STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        # The sandbox wants rights that containers do not give; nothing foreign is opened here.
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
-        )
-        yield browser
-        browser.close()
+pytestmark = browsed.NEEDED
+browser = browsed.browser
 
 
 @pytest.fixture
@@ -61,54 +39,6 @@ def url(folder: Path) -> Iterator[str]:
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=launched.PATIENCE_S)
     assert (running.returncode, errors) == (0, b"")
-
-
-class Page:
-    """A tab that shows the viewer. Whatever the page complains about fails the test."""
-
-    def __init__(self, browser: Any, url: str, width: int = 1100, height: int = 720, **more: Any) -> None:
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=more.pop("color_scheme", "light"), **more
-        )
-        self.tab = context.new_page()
-        self.tab.set_default_timeout(launched.PATIENCE_S * 1000)
-        self.errors: list[str] = []
-        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
-        self.tab.goto(url)
-        self.settled()
-
-    def get(self, expression: str) -> Any:
-        return self.tab.evaluate(expression)
-
-    def until(self, expression: str) -> None:
-        self.tab.wait_for_function(expression)
-
-    def settled(self) -> None:
-        """Wait until what is to be shown is drawn."""
-        self.until(
-            "() => { const t = window.tidemill; return t && t.frames > 0 && t.loaded[0] === Math.floor(t.playback.position)"
-            " && t.drawn().of > 0 && t.drawn().drawn === t.drawn().of && !t.scheduled }"
-        )
-
-    def spot(self, name: str) -> tuple[float, float]:
-        """Where the point with this id is on the screen."""
-        found = self.get(f"tidemill.spotOf(tidemill.dataset.rowOf({json.dumps(name)}))")
-        return found["x"], found["y"]
-
-    def colours(self) -> int:
-        """Count the pixels of the points' canvas that are colourful, as neither the page nor the box is."""
-        data = self.get("document.querySelector('#points').toDataURL('image/png')").partition(",")[2]
-        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
-        return int((np.ptp(pixels, axis=2) > 30).sum())
-
-    def picture(self, name: str) -> None:
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        self.tab.screenshot(path=PICTURES / f"{name}.png")
-
-    def close(self) -> None:
-        self.tab.context.close()
-        assert self.errors == []
 
 
 @pytest.fixture
@@ -175,8 +105,8 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     page.tab.keyboard.type(name.lower())
     page.tab.keyboard.press("Enter")
     assert page.get("tidemill.chosen.map(row => tidemill.dataset.id(row))") == [name]
-    page.until("() => tidemill.trails && tidemill.trails.length === 36")
-    trail = page.get("[...tidemill.trails].map(x => Number.isNaN(x) ? null : x)")
+    page.until("() => tidemill.trails.places && tidemill.trails.places.length === 36")
+    trail = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(
         np.array(trail, float).reshape(12, 3), reader.trajectories([reader.ids.index(name)])[:, 0]
     )
@@ -312,7 +242,7 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
     with FrameWriter(tmp_path / "many") as writer:
         for _ in range(2):
             writer.write_frame(rng.normal(size=(200_000, 3)))
-    with _server.Server(tmp_path / "many") as server:
+    with Server(tmp_path / "many") as server:
         page = Page(browser, server.url)
         # As if the machine were slow; that it finds this out is tested without a browser.
         page.get("tidemill.detail = { budget: 20000, drawn: 0 }; tidemill.redraw()")
@@ -326,3 +256,48 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
         )
         page.until("() => said.some(text => text.includes(' drawn while it moves'))")
         page.close()
+
+
+def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_path: Path) -> None:
+    """It must show what the server shows, with nothing but the file: frames, groups, ways of points."""
+    (folder / "selections.json").write_text('[{"name":"</script><b>mine</b>","rows":[1,2]}]')
+    ended = launched.run("view", folder, "--export", tmp_path / "market.html")
+    assert ended.returncode == 0 and "market.html" in ended.stdout.decode(), ended
+    lone = tmp_path / "alone"
+    lone.mkdir()
+    (tmp_path / "market.html").rename(lone / "market.html")
+    page = Page(browser, (lone / "market.html").as_uri())
+    asked: list[str] = []
+    page.tab.on("request", lambda request: asked.append(request.url))
+    reader = FrameReader(folder)
+    row = int(np.intersect1d(reader[0].rows, reader[11].rows)[5])
+    page.get(f"tidemill.choose([{row}, 0])")
+    page.until("() => tidemill.trails.places")
+    places = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
+    np.testing.assert_allclose(np.array(places, float).reshape(12, 2, 3), reader.trajectories([row, 0]), atol=1e-5)
+    page.tab.select_option("#colour", "my groups")
+    assert page.get("tidemill.categories()[0].name") == "</script><b>mine</b>"
+    page.tab.select_option("#colour", "sector")
+    page.tab.select_option("#speed", "30")
+    page.tab.click("#play")
+    page.until("() => tidemill.playback.position === 11 && !tidemill.playback.playing")
+    page.settled()
+    page.picture("exported")
+    assert page.colours() > 1000 and not page.tab.is_visible("#gif") and not page.tab.is_visible("#lasso")
+    with page.tab.expect_download() as download:
+        page.tab.click("#picture")
+    download.value.save_as(tmp_path / "picture.png")
+    assert Image.open(tmp_path / "picture.png").size == (1100, 720)
+    assert [url for url in asked if not url.startswith("blob:")] == []
+    page.close()
+
+
+def test_what_cannot_be_exported_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FrameWriter(tmp_path / "map") as writer:
+        with pytest.raises(FrameError, match="no frame yet"):
+            export_html(tmp_path / "map", tmp_path / "map.html")
+        writer.write_frame(np.zeros((100, 3)))
+    monkeypatch.setattr("tidemill.viz._export.BYTES_MAX", 500)
+    with pytest.raises(FrameError, match="can be exported"):
+        export_html(tmp_path / "map", tmp_path / "map.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["map"]

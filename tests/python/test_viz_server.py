@@ -14,11 +14,11 @@ import launched
 import numpy as np
 import pytest
 import tidemill as tm
-from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, _server
+from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, _http
 from tidemill.viz._demo import write_market
 
 pytestmark = pytest.mark.skipif(
-    not (_server._STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
+    not (_http.STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
 )
 
 

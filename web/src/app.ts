@@ -1,15 +1,19 @@
 // What is shown, and the loop that draws it. The page's controls change it through methods and hear of changes.
 
-import { boxOf, Dataset, rangeOf } from './dataset';
+import { type Category, Colours, GREY } from './colours';
+import { boxOf, Dataset } from './dataset';
 import { after, type Detail, nextPart, startDetail } from './detail';
-import type { View } from './link';
-import { type Client, FrameCache } from './loader';
-import { drawOverlay, type Mark, type Trail } from './overlay';
-import { categoryColour, css, RAMPS, type Rgb, ramp, SCHEMES } from './palettes';
+import { Edges } from './edges';
+import { categoryKey, type Edits } from './edits';
+import { decodeView, type View } from './link';
+import { FrameCache, type Source } from './loader';
+import { drawOverlay, type Mark } from './overlay';
+import { css, RAMPS, SCHEMES } from './palettes';
 import { codeOf, inside, nearest, positionOf, project } from './pick';
 import { advance, grown, type Playback, seek, wanted } from './playback';
 import { type Box, PointScene } from './scene';
-import { ABSENT, CODES, type Colouring, lookUp, NO_COLOUR, Slots } from './slots';
+import { ABSENT, type Colouring, lookUp, Slots } from './slots';
+import { Trails } from './trails';
 import { type Line, MISSING, parseLine, type Selection, STEPS, type Tensors } from './wire';
 
 /** Seconds of play that are fetched ahead, and least and most frames. */
@@ -18,10 +22,6 @@ const AHEAD_MIN = 4;
 const AHEAD_MAX = 64;
 /** Most trajectories that are drawn. */
 export const CHOSEN_MAX = 50;
-const GREY: Rgb = [138, 144, 152];
-const PLAIN: Rgb = [86, 150, 214];
-/** What points of no category are called in the legend. */
-export const NONE = '(none)';
 
 export type Details = { id: string; label: string; facts: (readonly [string, string])[] };
 export type Theme = { ink: string; paper: string };
@@ -30,10 +30,7 @@ export class App {
   readonly dataset = new Dataset();
   readonly scene: PointScene;
   playback: Playback = { position: 0, playing: false, framesPerS: 4, loop: false };
-  colouring: Colouring = { kind: 'plain' };
-  scheme = [...SCHEMES.keys()][0];
-  /** For each grouping the names of the categories that are hidden. */
-  readonly hidden = new Map<string, Set<string>>();
+  readonly colours = new Colours(this.dataset);
   chosen: number[] = [];
   hover: number | undefined;
   lasso: number[] = [];
@@ -47,8 +44,8 @@ export class App {
   private detail: Detail = startDetail();
   /** The frames that lie in the graphics card as A and B. */
   private loaded: [number, number] = [-1, -1];
-  private trails: Float32Array | undefined;
-  private trailFrames = 0;
+  readonly trails = new Trails();
+  readonly edges: Edges;
   private end = 0;
   private moving = true;
   private last: number | undefined;
@@ -57,7 +54,9 @@ export class App {
   private theme: Theme = { ink: '#000', paper: '#fff' };
 
   constructor(
-    private readonly client: Client,
+    private readonly client: Source,
+    /** Whether groups are part of a version, in place of being kept beside the frames. */
+    private readonly inLibrary: boolean,
     points: HTMLCanvasElement,
     private readonly overlay: HTMLCanvasElement,
     /** `data`: what there is has changed; `time`: only what is shown of it. */
@@ -65,16 +64,17 @@ export class App {
     private readonly notice: (text: string) => void,
   ) {
     this.scene = new PointScene(points, () => this.redraw());
+    this.edges = new Edges(() => this.redraw(), notice);
     this.cache = new FrameCache(client, this.dataset.frames, () => this.redraw(), notice);
   }
 
   /** Loads what there is, then waits for more as long as the page is open. */
   async start(): Promise<boolean> {
     if (!(await this.more(false))) return false;
-    const saved = await this.client.selections();
-    if (saved.ok) this.dataset.takeSelections(saved.value);
-    else this.notice(saved.reason);
-    this.colourBy([...this.dataset.groupings.keys()][0] ?? this.valueNames()[0] ?? '');
+    const saved = this.inLibrary ? undefined : await this.client.selections();
+    if (saved?.ok) this.dataset.takeSelections(saved.value);
+    else if (saved !== undefined) this.notice(saved.reason);
+    this.colourBy(this.firstColouring());
     void this.follow();
     return true;
   }
@@ -158,7 +158,7 @@ export class App {
   }
 
   valueNames(): string[] {
-    return [...new Set(this.dataset.frames.flatMap((frame) => [...frame.values.keys()]))];
+    return this.colours.valueNames();
   }
 
   // ---- what is shown
@@ -175,75 +175,64 @@ export class App {
 
   /** Colours by the grouping or value of that name; what there is not leaves all points alike. */
   colourBy(name: string): void {
-    const before = JSON.stringify(this.colouring);
-    if (this.dataset.groupings.has(name)) this.colouring = { kind: 'grouping', name };
-    else if (this.valueNames().includes(name)) {
-      const [low, high] = rangeOf(this.dataset.frames, name);
-      this.colouring = { kind: 'value', name, low, high };
-      if (!RAMPS.has(this.scheme)) this.scheme = [...RAMPS.keys()][0];
-    } else this.colouring = { kind: 'plain' };
-    if (this.colouring.kind !== 'value' && !SCHEMES.has(this.scheme)) this.scheme = [...SCHEMES.keys()][0];
-    if (before !== JSON.stringify(this.colouring) || this.colouring.kind === 'grouping') this.loaded = [-1, -1];
+    if (this.colours.by(name)) this.loaded = [-1, -1];
     this.paint();
   }
 
   setScheme(scheme: string): void {
-    if (SCHEMES.has(scheme) || RAMPS.has(scheme)) this.scheme = scheme;
+    if (SCHEMES.has(scheme) || RAMPS.has(scheme)) this.colours.scheme = scheme;
     this.paint();
   }
 
-  /** The categories of the grouping that points are coloured by; the last are the points of none. */
-  categories(): { name: string; colour: string; shown: boolean; code: number }[] {
-    if (this.colouring.kind !== 'grouping') return [];
-    const names = this.dataset.groupings.get(this.colouring.name)?.names ?? [];
-    const hidden = this.hiddenNames();
-    const list = names.map((name, code) => ({
-      name,
-      code,
-      shown: !hidden.has(name),
-      colour: css(categoryColour(this.scheme, code, names.length)),
-    }));
-    return [...list, { name: NONE, code: NO_COLOUR, shown: !hidden.has(NONE), colour: css(GREY) }];
+  get colouring(): Colouring {
+    return this.colours.colouring;
   }
 
-  hiddenNames(): Set<string> {
-    const name = this.colouring.kind === 'grouping' ? this.colouring.name : '';
-    const names = this.hidden.get(name) ?? new Set();
-    this.hidden.set(name, names);
-    return names;
+  get scheme(): string {
+    return this.colours.scheme;
+  }
+
+  categories(): Category[] {
+    return this.colours.categories();
   }
 
   show(name: string, shown: boolean): void {
-    if (shown) this.hiddenNames().delete(name);
-    else this.hiddenNames().add(name);
+    this.colours.show(name, shown);
     this.paint();
   }
 
-  /** Shows only one category; if it is the only one already, all of them. */
   isolate(name: string): void {
-    const categories = this.categories();
-    const alone = categories.every((category) => category.shown === (category.name === name));
-    const hidden = this.hiddenNames();
-    hidden.clear();
-    if (!alone) for (const category of categories) if (category.name !== name) hidden.add(category.name);
+    this.colours.isolate(name);
     this.paint();
+  }
+
+  /** Shows what a version changes: colours, names, groups, and the view if it has one. */
+  setEdits(edits: Edits): void {
+    this.colours.setEdits(edits);
+    if (this.inLibrary) this.dataset.takeSelections([...edits.groups].map(([name, rows]) => ({ name, rows })));
+    this.colourBy(this.colouring.kind === 'plain' ? this.firstColouring() : this.colouring.name);
+    const marked = [...this.marked.keys()].map((id) => this.dataset.rowOf(id)).filter((row) => row !== undefined);
+    this.choose(marked);
+    if (edits.view !== undefined) this.setView(decodeView(edits.view));
+  }
+
+  /** Changes something: tells the edits of now, to be changed, and shows them. */
+  edit(change: (edits: Edits) => void): void {
+    change(this.colours.edits);
+    this.paint();
+  }
+
+  /** Points that are drawn large, and how. */
+  get marked(): Map<string, string> {
+    return new Map([...(this.dataset.header?.glyphs ?? []), ...this.colours.edits.glyphs]);
+  }
+
+  private firstColouring(): string {
+    return [...this.dataset.groupings.keys()][0] ?? this.valueNames()[0] ?? '';
   }
 
   private paint(): void {
-    const { colours } = this.scene;
-    const put = (code: number, colour: Rgb, alpha: number) => colours.set([...colour.map(Math.round), alpha], code * 4);
-    if (this.colouring.kind === 'grouping') {
-      const hidden = this.hiddenNames();
-      const names = this.dataset.groupings.get(this.colouring.name)?.names ?? [];
-      names.forEach(
-        (name, code) => void put(code, categoryColour(this.scheme, code, names.length), hidden.has(name) ? 0 : 255),
-      );
-      put(NO_COLOUR, GREY, hidden.has(NONE) ? 0 : 255);
-    } else if (this.colouring.kind === 'value') {
-      const stops = RAMPS.get(this.scheme) ?? [];
-      for (let code = 0; code <= CODES; code++) put(code, ramp(stops, code / CODES), 255);
-      put(NO_COLOUR, GREY, 255);
-    } else put(NO_COLOUR, PLAIN, 255);
+    this.colours.paint(this.scene.colours);
     this.scene.coloursChanged(this.colouring.kind === 'value');
     this.redraw();
     this.changed('data');
@@ -272,7 +261,7 @@ export class App {
 
   choose(rows: readonly number[]): void {
     this.chosen = [...new Set(rows)].slice(0, CHOSEN_MAX);
-    this.trails = undefined;
+    this.trails.clear();
     if (this.chosen.length > 0) void this.loadTrails();
     this.redraw();
     this.changed('data');
@@ -283,17 +272,9 @@ export class App {
   }
 
   private async loadTrails(): Promise<void> {
-    const rows = this.chosen;
-    const got = await this.client.trajectories(rows);
-    // Another choice may have been made meanwhile.
-    if (rows !== this.chosen) return;
-    if (!got.ok) {
-      this.notice(got.reason);
-      return;
-    }
-    this.trails = got.value;
-    this.trailFrames = got.value.length / 3 / rows.length;
-    this.redraw();
+    const loaded = await this.trails.load(this.client, this.chosen);
+    if (!loaded.ok) this.notice(loaded.reason);
+    else if (loaded.value) this.redraw();
   }
 
   /** The row of the point under a place of the canvas. */
@@ -317,6 +298,11 @@ export class App {
   }
 
   async saveSelections(selections: readonly Selection[]): Promise<boolean> {
+    if (this.inLibrary) {
+      this.colours.edits.groups = new Map(selections.map(({ name, rows }) => [name, rows]));
+      this.dataset.takeSelections(selections);
+      return true;
+    }
     const saved = await this.client.saveSelections(selections);
     if (!saved.ok) this.notice(saved.reason);
     else this.dataset.takeSelections(selections);
@@ -346,13 +332,15 @@ export class App {
     for (const [name, { names, codes }] of this.dataset.groupings) {
       const own = tensors?.get(`group.${name}`)?.data;
       const code = own !== undefined && at !== undefined ? own[at] : codes[row];
-      if (code !== MISSING) facts.push([name, names[code] ?? '?']);
+      const category = names[code] ?? '?';
+      if (code !== MISSING) facts.push([name, this.colours.edits.names.get(categoryKey(name, category)) ?? category]);
     }
     for (const [name, [low, high]] of line?.values ?? []) {
       const step = at === undefined ? MISSING : (tensors?.get(`value.${name}`)?.data[at] ?? MISSING);
       if (step !== MISSING) facts.push([name, shortNumber(low + (step * (high - low)) / STEPS)]);
     }
-    return { id: this.dataset.id(row), label: this.dataset.label(row), facts };
+    const id = this.dataset.id(row);
+    return { id, label: this.colours.edits.labels.get(id) ?? this.dataset.label(row), facts };
   }
 
   /** Points in the frame that is shown, for each code of a colour. */
@@ -383,7 +371,7 @@ export class App {
       frame: this.playback.position,
       colour: this.colouring.kind === 'plain' ? '' : this.colouring.name,
       scheme: this.scheme,
-      hidden: [...this.hiddenNames()],
+      hidden: [...this.colours.hiddenNames()],
       chosen: this.chosen.map((row) => this.dataset.id(row)),
       camera: this.scene.cameraState(),
       size: this.size,
@@ -394,7 +382,7 @@ export class App {
   setView(view: Partial<View>): void {
     if (view.colour !== undefined) this.colourBy(view.colour);
     if (view.scheme !== undefined) this.setScheme(view.scheme);
-    if (view.hidden !== undefined) for (const name of view.hidden) this.hiddenNames().add(name);
+    if (view.hidden !== undefined) for (const name of view.hidden) this.colours.hiddenNames().add(name);
     if (view.camera !== undefined) this.scene.setCamera(view.camera);
     this.setLook(view.size ?? this.size, view.opacity ?? this.opacity);
     if (view.chosen !== undefined) {
@@ -431,10 +419,12 @@ export class App {
     const filled = this.load();
     // Damping: goes on for a while after the pointer was let go; it calls `redraw`.
     this.scene.controls.update();
+    if (this.edges.follow(this.dataset.frames[this.loaded[0]], this.client)) this.moving = true;
     const part = nextPart(this.detail, this.slots.points, this.moving || playing);
     const wasMoving = this.moving || playing;
     this.moving = false;
     if (part !== undefined && this.frames > 0) {
+      if (part.clear) this.scene.setLines(this.edges.places(this.scene.between(), this.slots));
       this.scene.draw(part);
       this.detail = after(this.detail, part, this.slots.points, wasMoving ? tookMs : undefined);
     }
@@ -482,29 +472,17 @@ export class App {
   }
 
   drawOver(): void {
-    const glyphs = this.dataset.header?.glyphs;
     const mark = (row: number): Mark[] => {
       const spot = this.spotOf(row);
       const id = this.dataset.id(row);
+      const label = this.colours.edits.labels.get(id) ?? id;
       return spot === undefined
         ? []
-        : [{ spot, label: id, glyph: glyphs?.get(id) ?? 'circle', colour: this.colourOf(row) }];
+        : [{ spot, label, glyph: this.marked.get(id) ?? 'circle', colour: this.colourOf(row) }];
     };
-    const screen = this.scene.screen();
-    const trails: Trail[] = [];
-    const { trails: points, trailFrames: frames } = this;
-    if (points !== undefined) {
-      this.chosen.forEach((row, k) => {
-        const spots = Array.from({ length: frames }, (_, frame) => {
-          const at = points.subarray((frame * this.chosen.length + k) * 3, (frame * this.chosen.length + k) * 3 + 3);
-          return Number.isNaN(at[0]) ? undefined : project(screen, this.scene.toWorld(at));
-        });
-        trails.push({ spots, colour: this.colourOf(row), now: this.playback.position });
-      });
-    }
     drawOverlay(this.overlay, {
       marks: this.chosen.flatMap(mark),
-      trails,
+      trails: this.trails.seen(this.chosen, this.scene, this.playback.position, (row) => this.colourOf(row)),
       hover: this.hover === undefined || this.chosen.includes(this.hover) ? undefined : mark(this.hover)[0],
       lasso: this.lasso,
       times: this.dataset.frames.map((frame) => frame.time),

@@ -2,8 +2,9 @@
 
 import { download } from './dom';
 
-function combined(layers: readonly HTMLCanvasElement[], to: HTMLCanvasElement): void {
-  const [width, height] = [layers[0].width, layers[0].height];
+/** Draws all layers onto one canvas, which gets their size times `scale`. */
+export function combined(layers: readonly HTMLCanvasElement[], to: HTMLCanvasElement, scale = 1): void {
+  const [width, height] = [layers[0].width, layers[0].height].map((side) => Math.max(1, Math.round(side * scale)));
   if (to.width !== width || to.height !== height) [to.width, to.height] = [width, height];
   const context = to.getContext('2d');
   for (const layer of layers) context?.drawImage(layer, 0, 0, width, height);

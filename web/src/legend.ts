@@ -1,10 +1,12 @@
 // The legend: what colours mean, and what is shown.
 
 import { type App, shortNumber } from './app';
+import type { Category } from './colours';
 import { MINE } from './dataset';
 import { byId, make } from './dom';
 import { RAMPS, SCHEMES } from './palettes';
 import { gradient } from './panels';
+import { NO_COLOUR } from './slots';
 
 /** More categories than this are not listed. */
 const LISTED_MAX = 200;
@@ -15,6 +17,9 @@ export class Legend {
   private readonly list = byId('categories');
   private readonly counts = new Map<number, HTMLElement>();
   private shown = '';
+
+  /** Changes a category, where that can be saved. */
+  edit: ((category: Category) => void) | undefined;
 
   constructor(private readonly app: App) {
     this.colour.onchange = () => app.colourBy(this.colour.value);
@@ -30,7 +35,7 @@ export class Legend {
     byId<HTMLInputElement>('size').value = String(app.size);
     byId<HTMLInputElement>('opacity').value = String(app.opacity);
     const names = [...app.dataset.groupings.keys(), ...app.valueNames()];
-    const now = JSON.stringify([names, app.colouring, app.scheme, app.categories()]);
+    const now = JSON.stringify([names, app.colouring, app.scheme, app.categories(), this.edit !== undefined]);
     if (now === this.shown) return;
     this.shown = now;
     const chosen = app.colouring.kind === 'plain' ? '' : app.colouring.name;
@@ -54,23 +59,29 @@ export class Legend {
     const { app } = this;
     const categories = app.categories();
     this.counts.clear();
-    const items = categories.slice(0, LISTED_MAX).map(({ name, colour, shown, code }) => {
+    const items = categories.slice(0, LISTED_MAX).map((category) => {
+      const { name, title, colour, shown, code } = category;
       const count = make('span', { class: 'small', title: 'points in this frame' });
       this.counts.set(code, count);
       const show = make(
         'button',
-        { class: 'show', title: `Show or hide ${name}`, onclick: () => app.show(name, !shown) },
+        { class: 'show', title: `Show or hide ${title}`, onclick: () => app.show(name, !shown) },
         make('span', { class: 'swatch', style: shown ? `background: ${colour}` : '' }),
-        make('span', { text: name }),
+        make('span', { text: title }),
       );
       show.setAttribute('aria-pressed', String(shown));
       const only = make('button', {
         class: 'small',
         text: 'only',
-        title: `Show only ${name}, or all`,
+        title: `Show only ${title}, or all`,
         onclick: () => app.isolate(name),
       });
       const item = make('li', { class: shown ? '' : 'off' }, show, count, only);
+      const { edit } = this;
+      if (edit !== undefined && code < NO_COLOUR)
+        item.append(
+          make('button', { class: 'small', text: 'edit', title: `Edit ${title}`, onclick: () => edit(category) }),
+        );
       if (app.colouring.kind === 'grouping' && app.colouring.name === MINE && code < app.dataset.selections.length)
         item.append(
           make('button', {

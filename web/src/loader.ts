@@ -6,8 +6,21 @@ import { bad, parseSelections, parseTensors } from './wire';
 /** How long a question for news is left open. */
 const WAIT_S = 25;
 
-export class Client {
-  constructor(private readonly token: string) {}
+/** Where frames come from. */
+export interface Source {
+  index(from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>>;
+  tensors(file: string, stop?: AbortSignal): Promise<Parsed<Tensors>>;
+  trajectories(rows: readonly number[]): Promise<Parsed<Float32Array>>;
+  selections(): Promise<Parsed<Selection[]>>;
+  saveSelections(selections: readonly Selection[]): Promise<Parsed<unknown>>;
+}
+
+/** A server; `base` is where its API of one folder of frames begins. */
+export class Client implements Source {
+  constructor(
+    private readonly base: string,
+    private readonly token: string,
+  ) {}
 
   /** The lines of the index from a byte on, and where they end; waits for news if asked to. */
   async index(from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>> {
@@ -47,7 +60,10 @@ export class Client {
 
   private async ask(path: string, init: RequestInit = {}): Promise<Parsed<ArrayBuffer>> {
     try {
-      const response = await fetch(`/api/${path}`, { ...init, headers: { Authorization: `Bearer ${this.token}` } });
+      const response = await fetch(`${this.base}${path}`, {
+        ...init,
+        headers: { Authorization: `Bearer ${this.token}` },
+      });
       if (response.ok) return { ok: true, value: await response.arrayBuffer() };
       return bad((await response.text()).slice(0, 500) || response.statusText);
     } catch (error) {
@@ -74,7 +90,7 @@ export class FrameCache {
   bytes = 0;
 
   constructor(
-    private readonly client: Client,
+    private readonly client: Source,
     private readonly frames: readonly FrameLine[],
     private readonly came: (frame: number) => void,
     private readonly wrong: (reason: string) => void,

@@ -25,6 +25,7 @@ function frameLine(count: number, points: number, more: Partial<FrameLine> = {})
     high: [1, 1, 1],
     values: new Map(),
     metrics: new Map(),
+    edges: undefined,
     ...more,
   };
 }

@@ -1,30 +1,38 @@
 // The page: connects its elements with the app.
 
+import './base.css';
 import './style.css';
 import { App } from './app';
-import { MINE } from './dataset';
-import { byId, make, setIcon } from './dom';
+import { byId, download, make, setIcon } from './dom';
+import { editCategory, editPoint } from './edit';
+import { Embedded, isEmbedded } from './embedded';
 import { Recorder, savePicture } from './export';
+import { GifRecorder, SECONDS_MAX } from './gif';
 import { Legend } from './legend';
+import { AboutPanel } from './library/about';
+import { LibraryClient } from './library/client';
 import { decodeView, encodeView } from './link';
 import { Client } from './loader';
 import { drawHeatMap, metricHue, metricNames, metricPath } from './panels';
 import { faster, SPEEDS, seek, toggle } from './playback';
+import { Pointer } from './pointer';
 import { searchBox } from './search';
 
 const points = byId<HTMLCanvasElement>('points');
 const overlay = byId<HTMLCanvasElement>('overlay');
 const stage = byId('stage');
 const status = byId('status');
-const tip = byId('tip');
 const scrub = byId<HTMLInputElement>('scrub');
 const buttons = [
+  'about-toggle',
   'legend-toggle',
   'lasso',
   'reset',
+  'edges',
   'heat',
   'picture',
   'record',
+  'gif',
   'link',
   'theme',
   'help',
@@ -39,9 +47,13 @@ if (document.createElement('canvas').getContext('webgl2') === null) {
   throw new Error('no WebGL 2');
 }
 const token = new URLSearchParams(location.search).get('token') ?? '';
+// A plot of a library has a page of its own; a folder of frames is all there is.
+const plot = /^\/plots\/([0-9a-f]{16})$/.exec(location.pathname)?.[1];
 let ready = false;
+const embedded = isEmbedded();
 const app = new App(
-  new Client(token),
+  embedded ? new Embedded() : new Client(plot === undefined ? '/api/' : `/api/plots/${plot}/frames/`, token),
+  plot !== undefined,
   points,
   overlay,
   (what) => {
@@ -49,8 +61,10 @@ const app = new App(
   },
   notice,
 );
+const about = plot === undefined ? undefined : new AboutPanel(app, new LibraryClient(token), plot, notice);
 const legend = new Legend(app);
 const recorder = new Recorder([points, overlay]);
+const gif = new GifRecorder([points, overlay]);
 searchBox(app);
 
 // ---- what is shown
@@ -66,7 +80,7 @@ function notice(text: string, wrong = true): void {
 
 function showData(): void {
   const { dataset } = app;
-  const title = dataset.header?.title || 'Tidemill';
+  const title = about?.title || dataset.header?.title || 'Tidemill';
   byId('title').textContent = title;
   document.title = title;
   scrub.max = String(Math.max(0, app.frames - 1));
@@ -78,21 +92,24 @@ function showData(): void {
   byId('metrics').replaceChildren(
     ...names.map((name, i) => make('li', {}, make('i', { style: `background: ${metricHue(i)}` }), name, make('b'))),
   );
-  byId('chosen').replaceChildren(
-    ...app.chosen.map((row) =>
-      make(
-        'button',
-        {
-          title: `${app.dataset.label(row) || app.dataset.id(row)}: no longer follow it`,
-          onclick: () => app.toggleChosen(row),
-        },
-        make('span', { class: 'swatch', style: '' }),
-        app.dataset.id(row),
-      ),
-    ),
-  );
+  byId('chosen').replaceChildren(...app.chosen.map(chip));
+  byId('edges').hidden = dataset.frames.every((frame) => frame.edges === undefined);
+  byId('edges').setAttribute('aria-pressed', String(app.edges.shown));
   legend.update();
   showTime();
+}
+
+/** What stands for a chosen point. */
+function chip(row: number): HTMLElement {
+  const { id, label } = app.details(row);
+  const name = app.colours.edits.labels.get(id) ?? id;
+  const swatch = make('span', { class: 'swatch', style: '' });
+  const title = `${label || id}: no longer follow it`;
+  const follow = make('button', { class: 'follow', title, onclick: () => app.toggleChosen(row) }, swatch, name);
+  if (about?.writable !== true) return make('li', {}, follow);
+  const edit = make('button', { title: `Edit ${name}`, onclick: () => editPoint(app, row) });
+  setIcon(edit, 'edit');
+  return make('li', {}, follow, edit);
 }
 
 let slowly = 0;
@@ -166,108 +183,19 @@ speed.onchange = () => app.set({ ...app.playback, framesPerS: Number(speed.value
 
 // ---- pointer
 
-let down: { x: number; y: number } | undefined;
-let lassoing = false;
-let hovering = 0;
-function setLasso(on: boolean): void {
-  lassoing = on;
-  app.scene.controls.enabled = !on;
-  stage.classList.toggle('lasso', on);
-  byId('lasso').setAttribute('aria-pressed', String(on));
-  app.lasso = [];
-  app.drawOver();
-}
-points.addEventListener('pointerdown', (event) => {
-  down = { x: event.offsetX, y: event.offsetY };
-  hideTip();
-  if (lassoing) {
-    points.setPointerCapture(event.pointerId);
-    app.lasso = [event.offsetX, event.offsetY];
-  }
-});
-points.addEventListener('pointermove', (event) => {
-  const [x, y] = [event.offsetX, event.offsetY];
-  if (lassoing && app.lasso.length > 0) {
-    app.lasso.push(x, y);
-    app.drawOver();
-  } else if (down === undefined && event.pointerType === 'mouse') {
-    // Where there are very many points only when the pointer rests; where that would stop the page, only a click asks.
-    clearTimeout(hovering);
-    if (app.times.pickMs > 100) return;
-    hovering = window.setTimeout(() => showTip(x, y, 9), app.times.pickMs > 12 ? 120 : 8);
-  }
-});
-points.addEventListener('pointerup', (event) => {
-  const still = down !== undefined && Math.hypot(event.offsetX - down.x, event.offsetY - down.y) < 5;
-  down = undefined;
-  if (lassoing) {
-    if (app.lasso.length >= 6) nameGroup();
-    else setLasso(false);
-  } else if (still) {
-    const row = app.pick(event.offsetX, event.offsetY, event.pointerType === 'mouse' ? 9 : 22);
-    if (row !== undefined) app.toggleChosen(row);
-    showTip(event.offsetX, event.offsetY, event.pointerType === 'mouse' ? 9 : 22);
-  }
-});
-points.addEventListener('pointercancel', () => (down = undefined));
-points.addEventListener('pointerleave', () => {
-  clearTimeout(hovering);
-  hideTip();
-});
-
-function hideTip(): void {
-  tip.hidden = true;
-  app.setHover(undefined);
-}
-
-function showTip(x: number, y: number, radius: number): void {
-  const row = app.pick(x, y, radius);
-  app.setHover(row);
-  tip.hidden = row === undefined;
-  if (row === undefined) return;
-  const { id, label, facts } = app.details(row);
-  const list = make(
-    'dl',
-    {},
-    ...facts.flatMap(([name, value]) => [make('dt', { text: name }), make('dd', { text: value })]),
-  );
-  tip.replaceChildren(
-    make('b', { text: id }),
-    ...(label !== '' && label !== id ? [make('span', { text: label })] : []),
-    list,
-  );
-  const { width, height } = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(8, Math.min(x + 16, innerWidth - width - 8))}px`;
-  tip.style.top = `${y + 16 + height > innerHeight - 90 ? y - height - 14 : y + 16}px`;
-}
-
-function nameGroup(): void {
-  const rows = app.caught();
-  const dialog = byId<HTMLDialogElement>('name-group');
-  const name = byId<HTMLInputElement>('group-name');
-  if (rows.length === 0) {
-    setLasso(false);
-    notice('no point is in the lasso', false);
-    return;
-  }
-  byId('name-count').textContent = rows.length === 1 ? '1 point' : `${number(rows.length)} points`;
-  name.value = '';
-  dialog.returnValue = '';
-  dialog.onclose = async () => {
-    setLasso(false);
-    const given = name.value.trim();
-    if (dialog.returnValue !== 'save' || given === '') return;
-    const others = app.dataset.selections.filter((selection) => selection.name !== given);
-    if (await app.saveSelections([...others, { name: given, rows }])) app.colourBy(MINE);
-  };
-  dialog.showModal();
-}
+const pointer = new Pointer(app, points, notice);
 
 // ---- tools
 
-function setLegend(shown: boolean): void {
-  byId('legend').hidden = !shown;
-  byId('legend-toggle').setAttribute('aria-pressed', String(shown));
+/** Opens one of the panels, which lie in the same place; `undefined` none. */
+function setPanel(name: 'legend' | 'about' | undefined): void {
+  for (const panel of ['legend', 'about']) {
+    byId(panel).hidden = panel !== name;
+    byId(`${panel}-toggle`).setAttribute('aria-pressed', String(panel === name));
+  }
+}
+function togglePanel(name: 'legend' | 'about'): void {
+  setPanel(byId(name).hidden ? name : undefined);
 }
 function setTheme(dark: boolean): void {
   document.documentElement.dataset.theme = dark ? 'dark' : 'light';
@@ -282,7 +210,12 @@ async function copyLink(): Promise<void> {
   history.replaceState(null, '', `#${encodeView(app.view())}`);
   try {
     await navigator.clipboard.writeText(location.href);
-    notice('A link to this view is in the clipboard. It has the token: who has it can look.', false);
+    if (embedded) {
+      notice('A link to this view is in the clipboard.', false);
+      return;
+    }
+    const can = about?.writable ? 'change the whole library; links that only show are made beside the plot' : 'look';
+    notice(`A link to this view is in the clipboard. It has the token: who has it can ${can}.`, false);
   } catch {
     notice('The link is in the address bar.', false);
   }
@@ -293,9 +226,24 @@ function record(): void {
   else notice('This browser cannot record videos.');
   byId('record').setAttribute('aria-pressed', String(recorder.recording));
 }
+function recordGif(): void {
+  if (embedded) return;
+  if (gif.recording) gif.stop();
+  else {
+    const name = fileName();
+    gif.start((file) => download(file, `${name}.gif`), notice);
+    notice(`Recording; press again to save. It ends after ${SECONDS_MAX} seconds.`, false);
+  }
+  showRecording();
+}
+function showRecording(): void {
+  byId('gif').setAttribute('aria-pressed', String(gif.recording));
+  if (gif.recording) setTimeout(showRecording, 500);
+}
 const actions: Record<string, () => void> = {
-  'legend-toggle': () => setLegend(Boolean(byId('legend').hidden)),
-  lasso: () => setLasso(!lassoing),
+  'about-toggle': () => (about === undefined ? undefined : togglePanel('about')),
+  'legend-toggle': () => togglePanel('legend'),
+  lasso: () => pointer.setLasso(!pointer.lassoing),
   reset: () => app.scene.resetCamera(),
   heat: () => {
     byId('heat-map').hidden = !byId('heat-map').hidden;
@@ -304,6 +252,12 @@ const actions: Record<string, () => void> = {
   },
   picture: () => savePicture([points, overlay], fileName()),
   record,
+  gif: recordGif,
+  edges: () => {
+    app.edges.shown = !app.edges.shown;
+    app.redraw();
+    showData();
+  },
   link: () => void copyLink(),
   theme: () => setTheme(document.documentElement.dataset.theme !== 'dark'),
   help: () => byId<HTMLDialogElement>('keys').showModal(),
@@ -340,12 +294,15 @@ const KEYS: readonly { keys: readonly string[]; shown: string; does: string; act
     keys: ['Escape'],
     shown: 'Esc',
     does: 'let go of chosen points',
-    action: () => (lassoing ? setLasso(false) : app.choose([])),
+    action: () => (pointer.lassoing ? pointer.setLasso(false) : app.choose([])),
   },
   { keys: ['l'], shown: 'L', does: 'legend', action: actions['legend-toggle'] },
   { keys: ['g'], shown: 'G', does: 'lasso', action: actions.lasso },
   { keys: ['h'], shown: 'H', does: 'heat map', action: actions.heat },
   { keys: ['p'], shown: 'P', does: 'save a picture', action: actions.picture },
+  { keys: ['i'], shown: 'I', does: 'record an animated GIF', action: actions.gif },
+  { keys: ['e'], shown: 'E', does: 'lines between points', action: actions.edges },
+  { keys: ['a'], shown: 'A', does: 'versions and comments of a library', action: actions['about-toggle'] },
   { keys: ['v'], shown: 'V', does: 'record a video', action: actions.record },
   { keys: ['c'], shown: 'C', does: 'copy a link', action: actions.link },
   { keys: ['t'], shown: 'T', does: 'light or dark', action: actions.theme },
@@ -360,7 +317,12 @@ byId('key-list').replaceChildren(
 addEventListener('keydown', (event) => {
   const at = event.target as HTMLElement;
   // Whoever types into a field, or moves a slider, means that.
-  if (at.matches('input:not([type="range"]), select, dialog *') || event.ctrlKey || event.metaKey || event.altKey)
+  if (
+    at.matches('input:not([type="range"]), select, textarea, dialog *') ||
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey
+  )
     return;
   if (at.matches('input[type="range"]') && event.key.startsWith('Arrow')) return;
   if (at.matches('button') && event.key === ' ') return;
@@ -374,18 +336,32 @@ addEventListener('keydown', (event) => {
 
 new ResizeObserver(() => app.resize(stage.clientWidth, stage.clientHeight)).observe(stage);
 setTheme(matchMedia('(prefers-color-scheme: dark)').matches);
-setLegend(innerWidth > 640);
+setPanel(innerWidth > 640 ? 'legend' : undefined);
 app.resize(stage.clientWidth, stage.clientHeight);
 app.scene.resetCamera();
-void app.start().then((started) => {
-  if (!started) return;
+async function begin(): Promise<void> {
+  if (!(await app.start())) return;
   ready = true;
-  const glyphs = app.dataset.header?.glyphs ?? new Map();
-  app.setView({ chosen: [], ...decodeView(location.hash) });
-  if (app.chosen.length === 0)
-    app.choose([...glyphs.keys()].map((id) => app.dataset.rowOf(id)).filter((row) => row !== undefined));
+  const view = decodeView(location.hash);
+  const wanted = new URLSearchParams(location.search).get('version');
+  // A file cannot start a worker; nor has it anywhere to keep groups.
+  byId('gif').hidden = byId('lasso').hidden = embedded;
+  if (about === undefined) {
+    const marked = [...app.marked.keys()].map((id) => app.dataset.rowOf(id)).filter((row) => row !== undefined);
+    app.choose(marked);
+  } else {
+    byId('about-toggle').hidden = false;
+    if (!(await about.start(wanted === null ? undefined : Number(wanted)))) return;
+    const back = byId<HTMLAnchorElement>('back');
+    back.hidden = !about.writable;
+    back.href = `/?${new URLSearchParams({ token })}`;
+    if (about.writable) legend.edit = (category) => editCategory(app, category);
+  }
+  // What a link says goes before what a version does.
+  app.setView(view);
   showData();
-});
+}
+void begin();
 addEventListener('hashchange', () => app.setView(decodeView(location.hash)));
 
 // For tests and for those who measure: docs/viewer.md does not promise it.

@@ -42,6 +42,15 @@ export function css([red, green, blue]: Rgb): string {
   return `rgb(${Math.round(red)} ${Math.round(green)} ${Math.round(blue)})`;
 }
 
+/** A colour as `css` writes it, as `#rrggbb`. */
+export function hex(text: string): string {
+  const parts = text.match(/\d+/g) ?? ['0', '0', '0'];
+  return `#${parts
+    .slice(0, 3)
+    .map((part) => Number(part).toString(16).padStart(2, '0'))
+    .join('')}`;
+}
+
 /** The colour at `part` (0 to 1) of a ramp. */
 export function ramp(stops: readonly string[], part: number): Rgb {
   const at = Math.min(1, Math.max(0, part)) * (stops.length - 1);

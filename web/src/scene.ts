@@ -76,6 +76,10 @@ export class PointScene {
   private readonly material: ShaderMaterial;
   private readonly cloud: Points;
   private readonly frame: LineSegments;
+  private readonly lines = new LineSegments(
+    new BufferGeometry(),
+    new LineBasicMaterial({ color: 0x808890, transparent: true, opacity: 0.75 }),
+  );
   private readonly palette: DataTexture;
   readonly colours = new Uint8Array(PALETTE_SIDE * PALETTE_SIDE * 4);
   private readonly shown = new Uint8Array(PALETTE_SIDE * PALETTE_SIDE);
@@ -122,7 +126,8 @@ export class PointScene {
       new BufferGeometry(),
       new LineBasicMaterial({ color: 0x808890, transparent: true, opacity: 0.35 }),
     );
-    this.scene.add(this.frame, this.cloud);
+    this.lines.frustumCulled = false;
+    this.scene.add(this.frame, this.lines, this.cloud);
     this.controls = new OrbitControls(this.camera, canvas);
     this.controls.enableDamping = true;
     this.controls.dampingFactor = 0.12;
@@ -196,6 +201,20 @@ export class PointScene {
       'position',
       new BufferAttribute(new Float32Array(corners), 3),
     );
+  }
+
+  /** Lines to draw: begin and end of each, three numbers each. */
+  setLines(places: Float32Array): void {
+    const { geometry } = this.lines;
+    const attribute = geometry.getAttribute('position') as BufferAttribute | undefined;
+    if (attribute === undefined || attribute.array.length < places.length) {
+      geometry.dispose();
+      this.lines.geometry = new BufferGeometry().setAttribute('position', new BufferAttribute(places.slice(), 3));
+    } else {
+      attribute.array.set(places);
+      attribute.needsUpdate = true;
+    }
+    this.lines.geometry.setDrawRange(0, places.length / 3);
   }
 
   toWorld(at: ArrayLike<number>): [number, number, number] {
@@ -298,6 +317,7 @@ export class PointScene {
   draw(part: Part): void {
     if (part.clear) this.renderer.clear();
     this.frame.visible = part.clear;
+    this.lines.visible = part.clear;
     this.geometry.setDrawRange(part.begin, part.count);
     this.renderer.render(this.scene, this.camera);
   }

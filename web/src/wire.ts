@@ -25,6 +25,8 @@ export type FrameLine = {
   high: Vector;
   values: ReadonlyMap<string, readonly [number, number]>;
   metrics: ReadonlyMap<string, number>;
+  /** The file with the lines between points, if there are any. */
+  edges: string | undefined;
 };
 /** A line of a kind that a later release has added. */
 export type OtherLine = { kind: 'other' };
@@ -38,7 +40,7 @@ export type Tensors = ReadonlyMap<string, Tensor>;
 export const STEPS = 65_534;
 export const MISSING = 65_535;
 
-const FILE = /^(frame|points)-\d{6,}\.safetensors$/;
+const FILE = /^(frame|points|edges)-\d{6,}\.safetensors$/;
 
 /** Parses one line of `index.jsonl`; `first` says that it is the one that tells the format. */
 export function parseLine(text: string, first: boolean): Parsed<Line> {
@@ -95,7 +97,10 @@ function parseFrame(told: Record<string, unknown>, file: string | undefined): Pa
   const metrics = new Map<string, number>();
   for (const [name, figure] of Object.entries(isRecord(told.metrics) ? told.metrics : {}))
     if (typeof figure === 'number') metrics.set(name, figure);
-  return { ok: true, value: { kind: 'frame', file, time, count, points, low, high, values, metrics } };
+  const { edges } = told;
+  if (edges !== undefined && !(typeof edges === 'string' && FILE.test(edges)))
+    return bad(`the index names a file ${String(edges)}`);
+  return { ok: true, value: { kind: 'frame', file, time, count, points, low, high, values, metrics, edges } };
 }
 
 const KINDS = { U8: Uint8Array, U16: Uint16Array, U32: Uint32Array, F32: Float32Array } as const;
@@ -173,7 +178,7 @@ export function bad(reason: string): { ok: false; reason: string } {
   return { ok: false, reason };
 }
 
-function isRecord(value: unknown): value is Record<string, unknown> {
+export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 function isCount(value: unknown): value is number {

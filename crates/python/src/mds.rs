@@ -124,7 +124,8 @@ impl MdsDistances {
         Ok(())
     }
 
-    /// Of each row the Laplacian of `coefficients` ("weights", "squares", "missing") times `points` (n, k), and the degree, into `out`, (rows, k + 1).
+    /// Of each row the Laplacian of `coefficients` ("weights", "squares", "missing") times `points` (n, k), and the
+    /// degree, into `out`, (rows, k + 1).
     fn laplacian(
         &self,
         py: Python<'_>,

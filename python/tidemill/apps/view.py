@@ -1,4 +1,4 @@
-"""``tidemill view``: frames of moving points in the browser."""
+"""``tidemill view``: frames of moving points, or a library of plots, in the browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.viz import FrameError, Server
+from tidemill.viz import FrameError, Library, Server, export_html
 from tidemill.viz._demo import write_market
 from tidemill.viz._format import INDEX
 
@@ -20,10 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command until Ctrl-C; the exit code is 0, or 1 if there is nothing to show, which is explained."""
     # No worker runs it, so argparse itself says what is wrong with the command line.
     parser = argparse.ArgumentParser(
-        prog="tidemill view", description="Show a folder of frames in the browser, also while it grows."
+        prog="tidemill view", description="Show a folder of frames, or a library of plots, in the browser."
     )
     add = parser.add_argument
-    add("folder", type=Path, help="what tidemill.viz.FrameWriter or another command has written")
+    add(
+        "folder",
+        type=Path,
+        nargs="?",
+        help="what tidemill.viz.FrameWriter or another command has written; may still grow",
+    )
+    add("--library", type=Path, metavar="DIR", help="a library of plots instead, made if it is not there")
+    add("--export", type=Path, metavar="FILE", help="write the frames and the page into one HTML file, and end")
     add("--demo", action="store_true", help="write a generated market into the folder first")
     add("--points", type=int, default=600, metavar="N", help="points of the generated market (default %(default)s)")
     add("--frames", type=int, default=120, metavar="N", help="frames of the generated market (default %(default)s)")
@@ -32,6 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--token", help="what the URL must have, at least 16 characters (default: random)")
     add("--open", action="store_true", help="open a tab of the browser")
     options = parser.parse_args(argv)
+    if (options.folder is None) == (options.library is None):
+        parser.error("give a folder of frames, or --library DIR")
+    if options.library is not None and options.demo:
+        parser.error("--demo wants a folder of frames")
+    if options.library is not None and options.export:
+        parser.error("--export wants a folder of frames: that of a plot is in plots/ID of the library")
     if options.points < 2 or options.frames < 1:
         parser.error("--points is at least 2, --frames at least 1")
     if not 0 <= options.port < 65536:
@@ -41,12 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             if (options.folder / INDEX).exists():
                 raise FrameError(f"{options.folder} has frames already; leave out --demo to see them")
             write_market(options.folder, options.points, options.frames, mode="x")
-        server = Server(options.folder, host=options.host, port=options.port, token=options.token)
+        if options.export:
+            export_html(options.folder, options.export)
+            print(f"{options.export} has {options.folder} in it; any browser opens it")
+            return 0
+        what = options.folder if options.library is None else Library(options.library)
+        server = Server(what, host=options.host, port=options.port, token=options.token)
     except (FrameError, ValueError, OSError) as error:
         print(f"tidemill view: {error}", file=sys.stderr)
         return 1
     with server, contextlib.suppress(KeyboardInterrupt):
-        print(f"{options.folder} is at {server.url}", flush=True)
+        print(f"{options.folder or options.library} is at {server.url}", flush=True)
         print("Ctrl-C ends it", flush=True)
         if options.open:
             webbrowser.open(server.url)

@@ -14,7 +14,7 @@ from tidemill.ml._smacof import totals
 __all__ = ["classical_start"]
 
 #: Vectors beyond those wanted, most steps, and the residual, in parts of the largest eigenvalue, at which steps end.
-_MORE, _STEPS_MAX, _RESIDUAL = 4, 10, 1e-5
+_MORE, _STEPS_MAX, _RESIDUAL = 4, 6, 1e-5
 
 #: Eigenvalues below this part of the largest are rounding.
 _NEGLIGIBLE = 1e-6

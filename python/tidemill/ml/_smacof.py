@@ -167,6 +167,7 @@ def smacof(
     problem: Problem,
     start: Array,
     *,
+    squares: float,
     max_iter: int,
     tol: float,
     falling: list[float],
@@ -178,6 +179,8 @@ def smacof(
     Parameters
     ----------
     start : ndarray of shape (n, k), in the problem's unit
+    squares : float
+        The `sum_of_squares`.
     max_iter : int
         Most iterations at each temperature.
     rng : Generator
@@ -191,7 +194,7 @@ def smacof(
     centre = totals(start) / problem.n if weights is None else totals(weights[:, None] * start) / passes.mass
     z = start - centre
     scale = problem.unit**2 * problem.weights.unit
-    floor = _ROUNDING * passes.guttman(np.zeros_like(z))[1]
+    floor = _ROUNDING * squares
     result = Result(z, 0.0)
     for temperature in [*falling, 0.0]:
         if result.iterations:

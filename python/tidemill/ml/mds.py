@@ -6,6 +6,7 @@ import math
 import numbers
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
@@ -42,6 +43,30 @@ _NEW_BYTES = 32 << 20
 
 #: Least time before a fit shows a bar.
 _LONG_S = 1.0
+
+#: Parameters that must be the same on every rank, or one would stop while others go on.
+_SHARED = (
+    "n_components",
+    "metric",
+    "init",
+    "n_init",
+    "max_iter",
+    "tol",
+    "annealing",
+    "alpha",
+    "t_min",
+    "storage",
+)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a rank's input is found to be, for all to know."""
+
+    shape: tuple[int, int]
+    names: NDArray[np.object_] | None
+    seed: int
+    parameters: dict[str, Any]
 
 
 class MDS(Estimator):
@@ -214,6 +239,7 @@ class MDS(Estimator):
                 result = smacof(
                     problem,
                     positions,
+                    squares=everything,
                     max_iter=self.max_iter,
                     tol=self.tol,
                     falling=falling,
@@ -350,18 +376,27 @@ class MDS(Estimator):
         """Check input and parameters on all ranks, and keep this rank's distances; also column names and the number of features."""
         name = type(self).__name__
         given: list[Rows] = []
+        threads: list[native.KernelPool] = []
 
-        def look() -> tuple[tuple[int, int], NDArray[np.object_] | None, int]:
+        def look() -> _Seen:
             self._check_parameters()
+            threads.append(pool(self.n_threads))
+            # An instruction set that this processor lacks is found here, before anybody waits for anybody.
+            native.MdsDistances(1, 1, 0, "float32").block(False, (0, 1), (0, 1))
             rows, names = rows_of(X, name, empty_allowed=comm.size > 1)
             given.append(rows)
-            return rows.shape, names, draw_seed(self.random_state) if comm.rank == 0 else 0
+            parameters = {name: value for name, value in self.get_params().items() if name in _SHARED}
+            return _Seen(rows.shape, names, draw_seed(self.random_state) if comm.rank == 0 else 0, parameters)
 
         everyone = together(comm, look)
-        shapes = [shape for shape, _, _ in everyone]
+        for parameter in _SHARED:
+            values = [one.parameters[parameter] for one in everyone]
+            if any(value != values[0] for value in values):
+                raise ValueError(f"The ranks disagree on the parameter {parameter!r}: {values}.")
+        shapes = [one.shape for one in everyone]
         counts = [rows for rows, _ in shapes]
-        self._seed = everyone[0][2]
-        names = next((names for _, names, _ in everyone if names is not None), None)
+        self._seed = everyone[0].seed
+        names = next((one.names for one in everyone if one.names is not None), None)
         n = sum(counts)
         if n == 0:
             raise ValueError(
@@ -371,17 +406,16 @@ class MDS(Estimator):
         if len(widths) > 1:
             raise ValueError(f"The ranks disagree on the number of columns: {[columns for _, columns in shapes]}.")
         width = widths.pop()
-        threads = pool(self.n_threads)
         if self.metric == "euclidean":
-            return self._from_vectors(comm, threads, X, weights, counts, width), names, width
+            return self._from_vectors(comm, threads[0], X, weights, counts, width), names, width
         if width != n:
             together(comm, lambda: _refuse_not_finite(given[0], name))
             raise ValueError(
                 f"X must be a square matrix of distances: the ranks have {n} rows together, and {width} columns. "
                 "For vectors use metric='euclidean'."
             )
-        checked = weights_of(comm, threads, weights, counts)
-        problem = from_table(comm, threads, given[0], counts, checked, self.storage)
+        checked = weights_of(comm, threads[0], weights, counts)
+        problem = from_table(comm, threads[0], given[0], counts, checked, self.storage)
         self._vectors, self._mean = None, None
         return problem, names, width
 

@@ -9,15 +9,32 @@
 >>> viz.FrameReader(folder + "/map")[1].time
 'Tuesday'
 
-``docs/viewer.md`` says what the page can do and what lies in the files.
+``docs/viewer.md`` says what the page can do and what lies in the files; ``docs/library.md`` is about libraries of plots.
 """
 
 from __future__ import annotations
 
+from tidemill.viz._export import export_html
 from tidemill.viz._format import FrameError
 from tidemill.viz._read import Frame, FrameReader
 from tidemill.viz._server import Server
 from tidemill.viz._show import View, show
+from tidemill.viz._trees import minimum_spanning_tree, place_tree, read_newick
 from tidemill.viz._write import GLYPHS, FrameWriter
+from tidemill.viz.library import Library
 
-__all__ = ["GLYPHS", "Frame", "FrameError", "FrameReader", "FrameWriter", "Server", "View", "show"]
+__all__ = [
+    "GLYPHS",
+    "Frame",
+    "FrameError",
+    "FrameReader",
+    "FrameWriter",
+    "Library",
+    "Server",
+    "View",
+    "export_html",
+    "minimum_spanning_tree",
+    "place_tree",
+    "read_newick",
+    "show",
+]

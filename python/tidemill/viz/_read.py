@@ -30,6 +30,8 @@ class Frame:
     values: dict[str, NDArray[np.float32]]
     metrics: dict[str, float]
     heat_map: NDArray[np.uint32] | None = field(default=None)
+    edges: NDArray[np.uint32] | None = field(default=None)
+    """Pairs of rows, shape (m, 2); None where the frame has none."""
 
 
 class FrameReader:
@@ -96,6 +98,16 @@ class FrameReader:
         """The longer name of each point; its id if it has none."""
         return [label or name for label, name in zip(self._labels, self.ids, strict=True)]
 
+    @property
+    def own_labels(self) -> list[str]:
+        """The longer name of each point; ``""`` if it has none."""
+        return self._labels
+
+    @property
+    def times(self) -> list[str]:
+        """What each frame is called."""
+        return [line["time"] for line in self._lines]
+
     def __len__(self) -> int:
         return len(self._lines)
 
@@ -122,6 +134,7 @@ class FrameReader:
             },
             metrics=line.get("metrics", {}),
             heat_map=tensors.get("heat_map"),
+            edges=_format.read_tensors(self.folder / line["edges"])["edges"] if "edges" in line else None,
         )
 
     def trajectories(self, rows: list[int]) -> NDArray[np.float32]:

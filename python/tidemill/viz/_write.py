@@ -18,7 +18,7 @@ from tidemill.viz import _format
 from tidemill.viz._format import FORMAT, INDEX, MISSING, VERSION, FrameError
 from tidemill.viz._read import FrameReader
 
-__all__ = ["GLYPHS", "FrameWriter"]
+__all__ = ["GLYPHS", "OURS", "FrameWriter"]
 
 #: How a chosen point may be drawn.
 GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
@@ -26,7 +26,8 @@ GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
 #: Longest side of a heat map.
 HEAT_SIDE_MAX = 1024
 
-_OURS = re.compile(r"(frame|points)-\d{6,}\.safetensors|index\.jsonl|selections\.json")
+#: The files of a folder of frames.
+OURS = re.compile(r"(frame|points|edges)-\d{6,}\.safetensors|index\.jsonl|selections\.json")
 
 
 class FrameWriter:
@@ -90,6 +91,8 @@ class FrameWriter:
         self._codes: dict[str, NDArray[np.uint16]] = {}
         self._frames = 0
         self._batches = 0
+        #: The edges that were written last, and their file.
+        self._last_edges: tuple[str, NDArray[np.uint32]] | None = None
         exists = (self.folder / INDEX).exists()
         if exists and mode == "x":
             raise FrameError(f'{self.folder} has frames already; mode="w" replaces them, mode="a" goes on behind them')
@@ -106,7 +109,7 @@ class FrameWriter:
         # The index goes first: what it names must be there as long as it is.
         (self.folder / INDEX).unlink(missing_ok=True)
         for path in self.folder.iterdir():
-            if _OURS.fullmatch(path.name):
+            if OURS.fullmatch(path.name):
                 path.unlink()
         header = {"format": FORMAT, "version": VERSION, "title": title, "axes": list(axes)}
         if glyphs:
@@ -137,6 +140,7 @@ class FrameWriter:
         values: Mapping[str, ArrayLike] | None = None,
         metrics: Mapping[str, float] | None = None,
         heat_map: ArrayLike | None = None,
+        edges: ArrayLike | Sequence[tuple[Any, Any]] | None = None,
     ) -> None:
         """Write a frame behind the others.
 
@@ -160,11 +164,15 @@ class FrameWriter:
             Figures of the frame, such as its stress, which the page plots over time.
         heat_map : array-like of shape (h, w), optional
             Counts that the page shows as a picture, such as original against projected distance.
+        edges : array-like of shape (m, 2), optional
+            Lines between points of this frame, such as those of a tree: pairs of ids, or of numbers where points have no ids.
+            The same edges in frames that follow each other are stored once, 8 bytes each.
 
         Raises
         ------
         FrameError
-            Shapes that do not fit, positions that are not finite, an id twice. Nothing is written then.
+            Shapes that do not fit, positions that are not finite, an id twice, an edge to a point that is not in the frame.
+            Nothing is written then.
         """
         if not (self.folder / INDEX).exists():
             raise FrameError(f"{self.folder} has lost its {INDEX}: were the frames removed while they were written?")
@@ -186,6 +194,7 @@ class FrameWriter:
             raise FrameError(f"{place}: {len(labels)} labels for {count} points")
         figures = {name: float(figure) for name, figure in (metrics or {}).items()}
         rows, names = self._find(place, ids, count)
+        lines = None if edges is None else self._edges(place, edges, rows, names)
 
         # Nothing below depends on what the caller gave: from here on things are written.
         order = None if (rows[1:] > rows[:-1]).all() else np.argsort(rows)
@@ -212,6 +221,9 @@ class FrameWriter:
             tensors[f"value.{name}"] = _format.quantize(column, *ranges[name])
         if heat is not None:
             tensors["heat_map"] = heat
+        if lines is not None and (self._last_edges is None or not np.array_equal(lines, self._last_edges[1])):
+            self._last_edges = (f"edges-{self._frames:06}.safetensors", lines)
+            _format.write_tensors(self.folder / self._last_edges[0], {"edges": lines})
         file = f"frame-{self._frames:06}.safetensors"
         _format.write_tensors(self.folder / file, tensors)
         line: dict[str, Any] = {
@@ -225,6 +237,9 @@ class FrameWriter:
         }
         if ranges:
             line["values"] = ranges
+        if lines is not None:
+            assert self._last_edges is not None
+            line["edges"] = self._last_edges[0]
         if figures:
             # JSON knows no NaN; a figure that is none is left out.
             line["metrics"] = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
@@ -258,6 +273,30 @@ class FrameWriter:
             raise FrameError(f"{place}: the id {again!r} is there twice")
         self._last_ids, self._last_rows = given.copy(), rows
         return rows, list(added)
+
+    def _edges(self, place: str, edges: Any, rows: NDArray[np.int64], names: list[str] | None) -> NDArray[np.uint32]:
+        """Return edges as pairs of rows."""
+        given = np.array(edges, dtype=None if isinstance(edges, np.ndarray) else object)
+        if given.size == 0:
+            return np.zeros((0, 2), np.uint32)
+        if given.ndim != 2 or given.shape[1] != 2:
+            self._last_ids = None
+            raise FrameError(f"{place}: edges have shape (m, 2), not {given.shape}")
+        here = set(rows.tolist())
+        added = {name: self._known + number for number, name in enumerate(names or [])}
+        pairs = np.empty(given.shape, np.uint32)
+        for number, pair in enumerate(given.tolist()):
+            for end, point in enumerate(pair):
+                if names is None:
+                    row = point if isinstance(point, int) else int(point) if str(point).isdecimal() else -1
+                else:
+                    row = self._rows.get(str(point), added.get(str(point), -1))
+                if row not in here:
+                    # The new ones among them are not known yet.
+                    self._last_ids = None
+                    raise FrameError(f"{place}: edge {number} has the end {point!r}, which is no point of the frame")
+                pairs[number, end] = row
+        return pairs
 
     def _texts(self, place: str, name: str, column: ArrayLike, count: int) -> NDArray[np.uint16]:
         """Return the codes of categories; new ones get codes behind those that there are."""

@@ -62,8 +62,8 @@ pub struct Distances {
 }
 
 impl Distances {
-    /// Room for `rows x n` distances, all 0, to be [`Distances::fill`]ed. `first` is the column that is the same point as row 0; `None` where
-    /// rows are not among the columns.
+    /// Room for `rows x n` distances, all 0, to be [`Distances::fill`]ed. `first` is the column that is the same point as
+    /// row 0; `None` where rows are not among the columns.
     ///
     /// # Panics
     /// If there are no columns, or rows reach beyond the last column.

@@ -147,8 +147,8 @@ impl Symmetry<'_> {
         out
     }
 
-    /// The first cell of `columns`, by rows, that differs by more than `tolerance` from its counterpart in `others`, `columns x rows`: row, column and
-    /// both values.
+    /// The first cell of `columns`, by rows, that differs by more than `tolerance` from its counterpart in `others`,
+    /// `columns x rows`: row, column and both values.
     ///
     /// # Panics
     /// If a shape does not fit.

@@ -32,7 +32,8 @@ impl Distances {
         Buffer(vec![0.0; if matches!(self.cells, Cells::F32(_)) { 0 } else { tile.rows * tile.columns }])
     }
 
-    /// Decodes rows and columns, at most a tile of them; `columns` begin at a multiple of the padding. Returns cells and the step from row to row.
+    /// Decodes rows and columns, at most a tile of them; `columns` begin at a multiple of the padding. Returns cells and
+    /// the step from row to row.
     #[inline(always)]
     pub(super) fn decode<'a, S: Simd<Elem = f32>>(
         &'a self,

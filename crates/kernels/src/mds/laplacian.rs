@@ -1,7 +1,7 @@
 //! Rows of the Laplacian of a weighted graph times vectors: `sum of c_ij (p_i - p_j)`, for weights, or what classical scaling needs.
 
 use super::cells::Distances;
-use super::guttman::{STRIP, add};
+use super::guttman::{STRIP, add, total};
 use super::{Points, split};
 use crate::pool::Pool;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
@@ -97,13 +97,24 @@ impl Kernel<f32> for Rows<'_> {
                             }
                             None => weights(distances, first + i, at, coefficients == Coefficients::Missing, strip),
                         }
-                        out[k] += strip.iter().map(|&c| f64::from(c)).sum::<f64>();
+                        out[k] += sum(s, strip);
                         add(s, vectors, point, at, strip, out);
                     }
                 }
             }
         }
     }
+}
+
+/// The sum of a strip, whose length is a multiple of `LANES`.
+#[inline(always)]
+fn sum<S: Simd<Elem = f32>>(s: S, values: &[f32]) -> f64 {
+    let (one, mut sum) = (s.splat(1.0), s.splat(0.0));
+    for vector in values.chunks_exact(S::LANES) {
+        // SAFETY: the chunk has `LANES` elements.
+        sum = s.mul_add(unsafe { s.load(vector.as_ptr()) }, one, sum);
+    }
+    total(s, sum)
 }
 
 /// The weights of row `i` from column `at` on, or 1 where they are 0.

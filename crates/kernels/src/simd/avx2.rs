@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 
 macro_rules! avx2 {
     ($name:ident, $t:ty, $v:ty, $lanes:expr,
-     $set1:ident, $loadu:ident, $storeu:ident, $sub:ident, $mul:ident, $rsqrt:ident, $fmadd:ident, $fnmadd:ident, $min:ident, $max:ident,
+     $set1:ident, $loadu:ident, $storeu:ident, $sub:ident, $mul:ident,
+     $rsqrt:ident, $fmadd:ident, $fnmadd:ident, $min:ident, $max:ident,
      $cmpi:ident, $blendv:ident, $movemask:ident, $block:expr, $transpose:ident) => {
         /// Token of AVX2 and FMA.
         #[derive(Clone, Copy)]

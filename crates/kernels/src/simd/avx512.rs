@@ -4,7 +4,8 @@ use super::Simd;
 use std::arch::x86_64::*;
 
 macro_rules! avx512 {
-    ($name:ident, $t:ty, $v:ty, $m:ty, $lanes:expr, $set1:ident, $loadu:ident, $storeu:ident, $sub:ident, $mul:ident, $rsqrt:ident, $fmadd:ident,
+    ($name:ident, $t:ty, $v:ty, $m:ty, $lanes:expr, $set1:ident, $loadu:ident, $storeu:ident, $sub:ident,
+     $mul:ident, $rsqrt:ident, $fmadd:ident,
      $fnmadd:ident, $min:ident, $max:ident, $cmp:ident, $blend:ident, $block:expr, $transpose:ident) => {
         /// Token of AVX-512F.
         #[derive(Clone, Copy)]

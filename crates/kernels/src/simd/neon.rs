@@ -7,7 +7,8 @@ use super::Simd;
 use std::arch::aarch64::*;
 
 macro_rules! neon {
-    ($name:ident, $t:ty, $v:ty, $m:ty, $lanes:expr, $dup:ident, $ld:ident, $st:ident, $sub:ident, $mul:ident, $rsqrt:ident, $fma:ident, $fms:ident,
+    ($name:ident, $t:ty, $v:ty, $m:ty, $lanes:expr, $dup:ident, $ld:ident, $st:ident, $sub:ident,
+     $mul:ident, $rsqrt:ident, $fma:ident, $fms:ident,
      $min:ident, $max:ident, $lt:ident, $bsl:ident, $bits:ident, $transpose:ident) => {
         /// Token of NEON.
         #[derive(Clone, Copy)]

@@ -1,0 +1,89 @@
+"""A page with its frames in it: one HTML file that opens without a server, and loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from os import PathLike
+from pathlib import Path
+
+from tidemill.viz._format import INDEX, FrameError
+from tidemill.viz._http import STATIC
+from tidemill.viz._read import FrameReader
+from tidemill.viz._write import OURS
+
+__all__ = ["export_html"]
+
+#: Most that frames may take: browsers hold a page as text, and base64 takes a third more.
+BYTES_MAX = 256 << 20
+
+
+def export_html(folder: str | PathLike[str], path: str | PathLike[str]) -> None:
+    """Write the frames of a folder and the page that shows them into one HTML file.
+
+    All frames, groups that readers made, and trajectories are in it; of the page's tools those for the lasso and for GIFs are not,
+    as a file can keep no groups and start no worker.
+
+    Parameters
+    ----------
+    folder : path
+        What `FrameWriter` has written.
+    path : path
+        Where the page goes; what is there is replaced.
+
+    Raises
+    ------
+    FrameError
+        There are no frames, they take more than 256 MiB, or the page was not built.
+    """
+    folder, path = Path(folder), Path(path)
+    reader = FrameReader(folder)
+    if not len(reader):
+        raise FrameError(f"{folder} has no frame yet")
+    page = STATIC / "standalone" / "index.html"
+    if not page.exists():
+        raise FrameError("the page was not built; `make setup` does it, and wheels have it")
+    # The index first: should a writer be at work meanwhile, all that it names is there.
+    index = (folder / INDEX).read_bytes()
+    index = index[: index.rfind(b"\n") + 1]
+    files = sorted(file for file in folder.iterdir() if OURS.fullmatch(file.name))
+    size = sum(file.stat().st_size for file in files)
+    if size > BYTES_MAX:
+        raise FrameError(
+            f"{folder} has {size >> 20} MiB of frames, which no browser opens as one file; "
+            f"at most {BYTES_MAX >> 20} MiB can be exported: write fewer frames or points, or serve the folder"
+        )
+    text = page.read_text()
+    found = re.search(r'<script type="module"[^>]*src="/standalone/(assets/[\w.-]+\.js)"></script>', text) or re.search(
+        r'<script type="module"[^>]*src="/(assets/[\w.-]+\.js)"></script>', text
+    )
+    styles = re.findall(r'<link rel="stylesheet"[^>]*href="/(assets/[\w.-]+\.css)">', text)
+    assert found and styles, "the page names its script and its styles"
+    script = (page.parent / found[1]).read_text()
+    # What would end the element, or begin a comment in it, is only ever part of a text, where a backslash changes nothing.
+    script = re.sub(r"<(?=/script|!--|script)", r"\\x3C", script, flags=re.IGNORECASE)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src blob: data:; media-src blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    text = re.sub(r'\s*<link rel="(?:stylesheet|icon|modulepreload)"[^>]*>', "", text).replace(found[0], "")
+    style = "\n".join((page.parent / name).read_text() for name in styles)
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}" />\n<style>\n{style}\n</style>\n'
+    text = text.replace("<head>", f"<head>\n{head}", 1)
+    begin, _, end = text.rpartition("</body>")
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with made.open("w", encoding="utf-8") as out:
+            out.write(begin)
+            for file in files:
+                data = base64.b64encode(index if file.name == INDEX else file.read_bytes()).decode()
+                out.write(f'<script type="text/plain" data-file="{file.name}">{data}</script>\n')
+            # Behind the data, which it reads.
+            out.write(f'<script type="module">{script}</script>\n</body>{end}')
+        made.replace(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,249 @@
+"""The HTTP of the viewer: the page's own files for anybody, and whatever begins with ``/api/`` for who has a token.
+
+The token comes as ``Authorization: Bearer TOKEN``. As no cookie is involved, no other site can make a browser ask for anything;
+that a question comes from this very page, and for this very host, is looked at all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import re
+import socket
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Protocol
+
+from tidemill.viz._format import FrameError
+
+__all__ = ["STATIC", "Ask", "Http", "Refused", "Site", "is_loopback", "number"]
+
+STATIC = Path(__file__).parent / "static"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".md": "text/plain; charset=utf-8",
+}
+
+#: Most of what was not wanted that is read and thrown away, and how long, so that a browser hears why it was not.
+_DRAIN_BYTES_MAX = 1 << 30
+_DRAIN_S = 5.0
+
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Notebooks show the page in a frame; they too are on this host.
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' blob: data:; media-src blob:; style-src 'self' 'unsafe-inline'; base-uri 'none'; "
+        "object-src 'none'; form-action 'none'; "
+        "frame-ancestors 'self' http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
+    ),
+}
+
+
+class Site(Protocol):
+    """What is served: pages of the built ones, and an API."""
+
+    def page(self, path: str) -> str | None:
+        """Return which built page answers a path, if it is none of a file."""
+
+    def api(self, ask: Ask, path: str, query: dict[str, str]) -> None:
+        """Answer a question behind ``/api/``, or raise `Refused`."""
+
+
+class Refused(Exception):
+    """A question that gets no answer, and why."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Http(ThreadingHTTPServer):
+    """Listens, and answers each connection in a thread of its own."""
+
+    daemon_threads = True
+    closing = False
+
+    def __init__(self, address: tuple[str, int], site: Site) -> None:
+        self.site = site
+        self.loopback = is_loopback(address[0])
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, Ask)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what went wrong in a handler; a browser that has closed its connection is nothing wrong."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class Ask(BaseHTTPRequestHandler):
+    """A question and the ways to answer it."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "tidemill"
+    sys_version = ""
+    #: A browser that sends nothing for so long is gone.
+    timeout = 60
+    server: Http
+
+    def do_GET(self) -> None:
+        """Answer; so do the others."""
+        self._unread = self._length()
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+        try:
+            self._check_origin()
+            if "Transfer-Encoding" in self.headers:
+                raise Refused(HTTPStatus.LENGTH_REQUIRED, "say how long it is with Content-Length")
+            if url.path.startswith("/api/"):
+                self.server.site.api(self, url.path.removeprefix("/api/"), query)
+            else:
+                self._page(url.path)
+        except Refused as refused:
+            self._refuse(refused.status, str(refused))
+        except (FrameError, OSError) as error:
+            if isinstance(error, ConnectionError | TimeoutError):
+                self.close_connection = True
+                return
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        if self._unread:
+            # What nobody asked for must not be taken for the next question.
+            self.close_connection = True
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    @property
+    def token(self) -> str:
+        """The token that came with the question, or ``""``."""
+        return self.headers.get("Authorization", "").removeprefix("Bearer ")
+
+    def _check_origin(self) -> None:
+        host = self.headers.get("Host", "")
+        name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+        # A page of another site that has its name point here would otherwise be taken for this one.
+        if self.server.loopback and not is_loopback(name):
+            raise Refused(
+                HTTPStatus.FORBIDDEN,
+                "this server is called 127.0.0.1 or localhost; a proxy before it must say so in Host",
+            )
+        origin = self.headers.get("Origin")
+        if self.command != "GET" and origin is not None and urllib.parse.urlsplit(origin).netloc != host:
+            raise Refused(HTTPStatus.FORBIDDEN, "the question comes from a page of another site")
+
+    def _page(self, path: str) -> None:
+        name = path.removeprefix("/")
+        file = STATIC / (self.server.site.page(path) or name)
+        if self.command != "GET" or ".." in name or file.suffix not in _TYPES or not file.is_file():
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+        # Vite names what it builds after its content.
+        cache = "public, max-age=31536000, immutable" if name.startswith("assets/") else "no-cache"
+        self.send(HTTPStatus.OK, file.read_bytes(), _TYPES[file.suffix], cache)
+
+    # ---- what came with the question
+
+    def _length(self) -> int:
+        told = self.headers.get("Content-Length", "0")
+        return int(told) if re.fullmatch(r"\d{1,15}", told) else -1
+
+    def body(self, most: int, what: str) -> bytes:
+        """Read what came with the question, at most `most` bytes of it."""
+        return b"".join(self.parts(most, what))
+
+    def parts(self, most: int, what: str) -> Iterator[bytes]:
+        """Read what came with the question piece by piece; more than `most` bytes are refused before any is read."""
+        if not 0 < self._unread <= most:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{what} at least one byte, and at most {most}")
+        while self._unread:
+            part = self.rfile.read(min(self._unread, 1 << 20))
+            if not part:
+                raise ConnectionAbortedError("the connection was closed half way")
+            self._unread -= len(part)
+            yield part
+
+    def json(self, most: int, what: str) -> dict[str, Any]:
+        """Read a JSON object that came with the question."""
+        try:
+            told = json.loads(self.body(most, what))
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict):
+            raise Refused(HTTPStatus.BAD_REQUEST, "what came with the question is no JSON object")
+        return told
+
+    # ---- answers
+
+    def send(self, status: HTTPStatus, body: bytes, kind: str, cache: str = "no-store") -> None:
+        """Answer with bytes."""
+        self._head(status, kind, len(body), cache)
+        self.wfile.write(body)
+
+    def send_json(self, told: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        """Answer with JSON."""
+        self.send(status, json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode(), "application/json")
+
+    def send_file(self, path: Path) -> None:
+        """Answer with a file."""
+        if not path.is_file():
+            raise Refused(HTTPStatus.NOT_FOUND, f"{path.name} is gone from the folder")
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            self._head(HTTPStatus.OK, "application/octet-stream", size, "no-store")
+            # From the file to the socket within the kernel.
+            self.connection.settimeout(self.timeout)
+            self.connection.sendfile(file, count=size) if size else None
+
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        # What came with it was not read, and must not be taken for the next question. A browser that still sends when the connection
+        # ends never reads the answer: so the answer goes first, and for a moment what comes is thrown away.
+        self.close_connection = True
+        self.send(status, reason.encode(), "text/plain; charset=utf-8")
+        if not self._unread:
+            return
+        left, until = _DRAIN_BYTES_MAX, time.monotonic() + _DRAIN_S
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_DRAIN_S)
+            while left > 0 and time.monotonic() < until and (part := self.connection.recv(1 << 18)):
+                left -= len(part)
+
+    def _head(self, status: HTTPStatus, kind: str, length: int, cache: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(length))
+        self.send_header("Cache-Control", cache)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: URLs have the token, and logs are kept."""
+
+
+def number(query: dict[str, str], name: str, most: int) -> int:
+    """Return a number of the query, 0 if it is not there."""
+    text = query.get(name, "0")
+    if not re.fullmatch(r"\d{1,16}", text) or int(text) > most:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} is a number up to {most}")
+    return int(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine can reach a host of that name."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

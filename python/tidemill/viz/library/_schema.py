@@ -1,0 +1,84 @@
+"""The tables of a library, in SQLite: all but the points, which lie in folders of frames beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from tidemill.viz._format import FrameError
+
+__all__ = ["connected", "prepare"]
+
+VERSION = 1
+
+#: Longest that a change waits for another program that changes the same library.
+_WAIT_S = 20.0
+
+_TABLES = """
+CREATE TABLE plot (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, title TEXT NOT NULL, description TEXT NOT NULL, collection TEXT NOT NULL,
+    source TEXT NOT NULL, kind TEXT NOT NULL, frames INTEGER NOT NULL, points INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    created TEXT NOT NULL, changed TEXT NOT NULL);
+CREATE TABLE tag (
+    plot INTEGER NOT NULL REFERENCES plot ON DELETE CASCADE, name TEXT NOT NULL, PRIMARY KEY (plot, name)) WITHOUT ROWID;
+CREATE TABLE comment (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, plot INTEGER NOT NULL REFERENCES plot ON DELETE CASCADE, author TEXT NOT NULL,
+    text TEXT NOT NULL, created TEXT NOT NULL);
+-- Version 0 of a plot is the original; each other has the changes since its parent.
+CREATE TABLE version (
+    plot INTEGER NOT NULL REFERENCES plot ON DELETE CASCADE, number INTEGER NOT NULL, parent INTEGER, name TEXT NOT NULL,
+    note TEXT NOT NULL, author TEXT NOT NULL, created TEXT NOT NULL, changes TEXT NOT NULL, PRIMARY KEY (plot, number)) WITHOUT ROWID;
+-- Of a share's token only a hash is kept: who reads the library's files cannot look with it.
+CREATE TABLE share (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, plot INTEGER NOT NULL REFERENCES plot ON DELETE CASCADE, version INTEGER,
+    name TEXT NOT NULL, hash TEXT NOT NULL UNIQUE, created TEXT NOT NULL);
+CREATE INDEX comment_of ON comment (plot);
+CREATE INDEX share_of ON share (plot);
+CREATE VIRTUAL TABLE words USING fts5 (title, description, tags, comments, contents, tokenize = 'unicode61');
+"""
+
+
+@contextlib.contextmanager
+def connected(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+    """Open the database for one piece of work, which sees one state of it and happens whole or not at all."""
+    connection = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
+    try:
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA foreign_keys = ON")
+        # Who will write takes the right to at once: two that read first and then both want to write would wait for each other.
+        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+        yield connection
+        connection.execute("COMMIT")
+    except sqlite3.DatabaseError as error:
+        raise FrameError(f"the library {path} cannot be used: {error}") from error
+    finally:
+        # What was not committed is taken back.
+        connection.close()
+
+
+def prepare(path: Path) -> None:
+    """Make the tables if they are not there.
+
+    Raises
+    ------
+    FrameError
+        The file is no library, or of another release.
+    """
+    new = not path.exists()
+    with connected(path, write=True) as db:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
+        if version == VERSION and "plot" in tables:
+            return
+        if tables or version:
+            raise FrameError(f"{path} is no library, or one of another release of Tidemill")
+        for statement in _TABLES.split(";\n"):
+            if statement.strip():
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+    if new:
+        # Readers do not wait for a writer; the mode stays with the file.
+        with contextlib.closing(sqlite3.connect(path)) as plain:
+            plain.execute("PRAGMA journal_mode = WAL")

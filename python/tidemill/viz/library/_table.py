@@ -1,0 +1,84 @@
+"""Tables of points: CSV, Parquet and Arrow, read by what reads them for datasets."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from tidemill.viz.library._cloud import Cloud, Limits, UploadError, clouds_of_columns
+
+__all__ = ["read_table"]
+
+#: More columns than this are no points.
+_COLUMNS_MAX = 256
+
+
+def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
+    """Read a table: one cloud, or one for each value of its column of times. Columns are as for `clouds_of_columns`.
+
+    Parameters
+    ----------
+    file : str
+        What messages call it.
+    path : Path
+        Where it lies.
+    kind : {"csv", "tsv", "parquet", "ipc"}
+
+    Raises
+    ------
+    UploadError
+        It is no such file; for CSV the message has the line.
+    """
+    from tidemill import dataset
+
+    if kind == "parquet":
+        _check_footer(file, path)
+    try:
+        if kind in ("csv", "tsv"):
+            # Types are those of all rows, as a column may look like numbers for a long while.
+            delimiter = "\t" if kind == "tsv" else ","
+            data = dataset.read_csv(path, delimiter=delimiter, newlines_in_values=True, infer_rows=limits.points)
+        else:
+            data = dataset.read_parquet(path) if kind == "parquet" else dataset.read_ipc(path)
+        if len(data.schema) > _COLUMNS_MAX:
+            raise UploadError(f"{file}: it has {len(data.schema)} columns, which are more than {_COLUMNS_MAX}")
+        table = data.limit(limits.points + 1).collect_local()
+    except dataset.DataSetError as error:
+        raise UploadError(f"{file}: {_said(error, path)}") from None
+    if table.num_rows > limits.points:
+        raise UploadError(f"{file}: it has more than {limits.points:,} rows, which is the limit of a frame")
+    if table.num_rows == 0:
+        raise UploadError(f"{file}: there is no row in it")
+    columns = {name: [_plain(file, name, value) for value in column] for name, column in table.to_dict().items()}
+    return clouds_of_columns(file, columns)
+
+
+def _check_footer(file: str, path: Path) -> None:
+    """Look at the end of a Parquet file: the length of what is before it, and a mark. The library trusts that length."""
+    with path.open("rb") as data:
+        size = data.seek(0, 2)
+        data.seek(max(0, size - 8))
+        end = data.read()
+    if size < 12 or end[4:] != b"PAR1" or int.from_bytes(end[:4], "little") > size - 12:
+        raise UploadError(f"{file}: it cannot be read as Parquet: its end is not that of such a file; is it cut off?")
+
+
+def _said(error: Exception, path: Path) -> str:
+    """The message without where the file lies here, which is nobody's business."""
+    text = str(error).replace(str(path.absolute()), "the file").replace(str(path.absolute()).lstrip("/"), "the file")
+    return text.replace(str(path), "the file").replace(path.name, "the file").partition("\n")[0][:500]
+
+
+def _plain(file: str, name: str, value: Any) -> Any:
+    """Return a cell as number, text or None."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (bytes, list, dict, tuple)):
+        raise UploadError(f"{file}: column {name!r} has neither texts nor numbers; leave it out")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)

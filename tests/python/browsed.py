@@ -1,0 +1,95 @@
+"""A page of the viewer in a real browser, for tests: Chromium, without a graphics card.
+
+`make setup-browser` installs it. Pictures of all that is looked at lie in ``out/viewer``.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import launched
+import numpy as np
+import pytest
+from PIL import Image
+from tidemill.viz import _http
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PICTURES = Path(__file__).parents[2] / "out" / "viewer"
+TOKEN = "a-token-for-these-tests"
+
+NEEDED = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; `make setup-browser` installs it"),
+    pytest.mark.skipif(
+        not (_http.STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        # The sandbox wants rights that containers do not give; nothing foreign is opened here.
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
+        )
+        yield browser
+        browser.close()
+
+
+class Page:
+    """A tab that shows the viewer. Whatever the page complains about fails the test."""
+
+    def __init__(
+        self, browser: Any, url: str, width: int = 1100, height: int = 720, wait: bool = True, **more: Any
+    ) -> None:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=more.pop("color_scheme", "light"), **more
+        )
+        self.tab = context.new_page()
+        self.tab.set_default_timeout(launched.PATIENCE_S * 1000)
+        self.errors: list[str] = []
+        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        self.tab.goto(url)
+        if wait:
+            self.settled()
+
+    def get(self, expression: str) -> Any:
+        return self.tab.evaluate(expression)
+
+    def until(self, expression: str) -> None:
+        self.tab.wait_for_function(expression)
+
+    def settled(self) -> None:
+        """Wait until what is to be shown is drawn."""
+        self.until(
+            "() => { const t = window.tidemill; return t && t.frames > 0 && t.loaded[0] === Math.floor(t.playback.position)"
+            " && t.drawn().of > 0 && t.drawn().drawn === t.drawn().of && !t.scheduled }"
+        )
+
+    def spot(self, name: str) -> tuple[float, float]:
+        """Where the point with this id is on the screen."""
+        found = self.get(f"tidemill.spotOf(tidemill.dataset.rowOf({json.dumps(name)}))")
+        return found["x"], found["y"]
+
+    def colours(self) -> int:
+        """Count the pixels of the points' canvas that are colourful, as neither the page nor the box is."""
+        data = self.get("document.querySelector('#points').toDataURL('image/png')").partition(",")[2]
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+        return int((np.ptp(pixels, axis=2) > 30).sum())
+
+    def picture(self, name: str) -> None:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.tab.screenshot(path=PICTURES / f"{name}.png")
+
+    def close(self) -> None:
+        self.tab.context.close()
+        assert self.errors == []

@@ -1,0 +1,245 @@
+"""The library in a real browser: uploads good and bad, search, versions that come back, links that only show."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import browsed
+import launched
+import numpy as np
+import pytest
+from browsed import TOKEN, Page
+from PIL import Image
+from tidemill.viz import Library
+from tidemill.viz._demo import write_market
+
+pytestmark = browsed.NEEDED
+browser = browsed.browser
+
+POINTS = "".join(f"{n} {np.sin(n):.4f} {np.cos(n):.4f} {n / 50} {n % 3} point {n}\n" for n in range(60)).encode()
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+@pytest.fixture
+def plot(library: Library, tmp_path: Path) -> str:
+    write_market(tmp_path / "market", points=200, frames=6)
+    return library.add(tmp_path / "market", tags=["prices"], collection="Finance").id
+
+
+@pytest.fixture
+def url(library: Library) -> Iterator[str]:
+    running = launched.start("view", "--library", library.folder, "--token", TOKEN)
+    assert running.stdout is not None
+    yield running.stdout.readline().decode().split()[-1]
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert (running.returncode, errors) == (0, b"")
+
+
+def listed(page: Page) -> list[str]:
+    return page.tab.locator("#plots .title").all_inner_texts()
+
+
+def upload(page: Page, *files: tuple[str, bytes]) -> None:
+    page.tab.click("#upload")
+    page.tab.set_input_files("#files", [{"name": n, "mimeType": "text/plain", "buffer": data} for n, data in files])
+    page.tab.click("#send")
+
+
+SIZES = [{"width": 1100, "height": 720}, {"width": 390, "height": 844, "has_touch": True, "is_mobile": True}]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=["desktop", "phone"])
+def test_uploads_are_taken_in_found_and_described(
+    browser: Any, url: str, library: Library, size: dict[str, Any]
+) -> None:
+    """The way of a plot through the page; a bad file is explained in the dialog, and the next one goes through."""
+    name = "phone" if "is_mobile" in size else "desktop"
+    page = Page(browser, url, wait=False, **size)
+    page.tab.wait_for_selector("text=No plots yet")
+    upload(page, ("bad.txt", b"0 0 0 0 1\n1 2 3\n"))
+    page.tab.wait_for_selector("#upload-wrong:not([hidden])")
+    assert "bad.txt, line 2: it has 3 fields" in page.tab.inner_text("#upload-wrong")
+    page.picture(f"library-upload-{name}")
+    assert page.errors.pop().startswith("Failed to load resource") and library.count() == 0
+    page.tab.set_input_files("#files", [{"name": "<b>good.txt", "mimeType": "text/plain", "buffer": POINTS}])
+    page.tab.fill("#new-tags", "round, <i>text</i>")
+    page.tab.fill("#collection", "Shapes and such")
+    page.tab.click("#send")
+    page.tab.wait_for_selector("#plots li")
+    assert listed(page) == ["<b>good"]
+    # Two files at once are two frames.
+    upload(page, ("f10.txt", POINTS), ("f9.txt", POINTS))
+    page.until("() => document.querySelectorAll('#plots > li').length === 2")
+    assert [plot.frames for plot in library.plots("f10")] == [2]
+    page.tab.fill("#query", "poi 17 good")
+    page.until("() => document.querySelectorAll('#plots > li').length === 1")
+    page.tab.fill("#query", "nonsense")
+    page.tab.wait_for_selector("text=Nothing is found.")
+    page.tab.fill("#query", "")
+    page.until("() => document.querySelectorAll('#plots > li').length === 2")
+    page.tab.click("#collections button")
+    page.until("() => document.querySelectorAll('#plots > li').length === 1")
+    assert page.tab.input_value("#query") == 'in:"Shapes and such"'
+    page.picture(f"library-{name}")
+    page.tab.click("#plots .head button")
+    page.tab.fill("#edit-title", "Another name")
+    page.tab.press("#edit-title", "Enter")
+    page.tab.wait_for_selector("text=Another name")
+    assert library.plots("tag:round")[0].title == "Another name"
+    assert page.get("document.documentElement.scrollWidth") <= size["width"]
+    page.tab.click("#plots .head button")
+    page.tab.click("text=Remove the plot…")
+    page.tab.click("#remove-dialog .danger")
+    page.tab.wait_for_selector("text=Nothing is found.")
+    assert library.count() == 1
+    page.close()
+
+
+def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Library, plot: str) -> None:
+    """Colours, names, what is hidden, groups, glyphs and the view must all come back, and the original be as it was."""
+    page = Page(browser, url, wait=False)
+    page.tab.click("#plots .title")
+    page.settled()
+    page.tab.hover("#categories li:has-text('Energy')")
+    page.tab.click("button[title='Edit Energy']")
+    page.tab.fill("#category-name", "Oil <b>&</b> gas")
+    page.tab.fill("#category-colour", "#ff00ff")
+    page.tab.press("#category-name", "Enter")
+    page.tab.click("button[title='Show or hide Utilities']")
+    page.tab.keyboard.press("Escape")
+    row = page.get("tidemill.dataset.rowOf('FI095') ?? 30")
+    page.get(f"tidemill.choose([{row}])")
+    page.tab.click("#chosen button:not(.follow)")
+    page.tab.fill("#point-name", "the odd one")
+    page.tab.select_option("#point-glyph", "star")
+    page.tab.click("#edit-point button.primary")
+    page.get("tidemill.saveSelections([{ name: 'mine', rows: [0, 3] }])")
+    page.tab.locator("#scrub").fill("3")
+    page.settled()
+    page.tab.click("#about-toggle")
+    page.tab.fill("#version-name", "My version")
+    page.tab.fill("#about input.author", "Ada")
+    page.tab.click("#save-version button")
+    page.tab.wait_for_selector("#versions [aria-current=true]:has-text('My version')")
+    page.picture("library-version")
+    kept = {change["set"]: change["value"] for change in library.changes(plot, 1)}
+    point = page.get(f"tidemill.dataset.id({row})")
+    assert kept.pop("view").startswith("frame=3")
+    assert kept == {
+        "colour": "#ff00ff", "name": "Oil <b>&</b> gas", "hidden": True, "label": "the odd one", "glyph": "star", "group": [0, 3],
+    }  # fmt: skip
+    assert library.versions(plot)[1].author == "Ada"
+    page.tab.click("#versions button:has-text('original')")
+    page.until(
+        "() => tidemill.categories().some((c) => c.title === 'Energy') && tidemill.categories().every((c) => c.shown)"
+    )
+    assert page.get("tidemill.categories().map((c) => c.title)").count("Energy") == 1
+    page.close()
+    # Whoever opens the plot sees the newest version.
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
+    energy = page.get("tidemill.categories().find((c) => c.name === 'Energy')")
+    assert (energy["title"], energy["colour"]) == ("Oil <b>&</b> gas", "rgb(255 0 255)")
+    assert not page.get("tidemill.categories().find((c) => c.name === 'Utilities').shown")
+    assert page.get("tidemill.playback.position") == 3
+    assert page.get("[...tidemill.marked]")[-1] == [point, "star"]
+    assert page.tab.inner_text("#chosen").startswith("the odd one")
+    page.tab.select_option("#colour", "my groups")
+    assert page.get("tidemill.categories()[0].name") == "mine"
+    # A change that is saved on top of it is the only one in its log.
+    page.tab.select_option("#colour", "sector")
+    page.tab.click("button[title='Show or hide Utilities']")
+    page.tab.click("#about-toggle")
+    page.tab.fill("#version-name", "Second")
+    page.tab.click("#save-version button")
+    page.tab.wait_for_selector("#versions [aria-current=true]:has-text('Second')")
+    assert library.versions(plot)[2].parent == 1
+    assert "hidden" not in {change["set"] for change in library.changes(plot, 2)}
+    page.tab.fill("#comment-text", "<script>alert(1)</script>\nsecond line")
+    page.tab.click("#add-comment button")
+    page.tab.wait_for_selector("#comments li")
+    assert page.tab.inner_text("#comments p") == "<script>alert(1)</script>\nsecond line"
+    page.tab.click("#comments .remove")
+    page.until("() => document.querySelectorAll('#comments li').length === 0")
+    page.close()
+
+
+def test_a_shared_link_only_shows(browser: Any, url: str, library: Library, plot: str) -> None:
+    """Who gets a link must see the plot and nothing to change it with; once withdrawn it says so."""
+    library.save_version(plot, "Only this", [{"set": "glyph", "point": "TE000", "value": "cross"}])
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
+    page.tab.click("#about-toggle")
+    page.tab.fill("#share-name", "Bob")
+    page.tab.check("#share-only")
+    page.tab.click("#make-share button")
+    page.tab.wait_for_selector("#shared:not([hidden])")
+    link = page.tab.input_value("#share-link")
+    page.tab.wait_for_selector("#shares li:has-text('Bob')")
+    assert TOKEN not in link
+    other = Page(browser, link)
+    assert not other.tab.is_visible("#back") and other.tab.locator("#categories button:has-text('edit')").count() == 0
+    other.tab.click("#about-toggle")
+    assert other.tab.locator("#versions button").all_inner_texts()[0].startswith("Only this")
+    assert not other.tab.is_visible("#save-version") and not other.tab.is_visible("#make-share")
+    assert not other.tab.is_visible("#about-comments") and other.tab.locator("#chosen svg").count() == 0
+    other.picture("library-shared")
+    other.close()
+    page.tab.click("#shares .remove")
+    page.until("() => document.querySelectorAll('#shares li').length === 0")
+    page.close()
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto(link)
+    tab.wait_for_selector("#notice:not([hidden])")
+    assert "withdrawn" in tab.inner_text("#notice")
+    context.close()
+
+
+def test_a_gif_is_recorded(browser: Any, url: str, plot: str, tmp_path: Path) -> None:
+    """The file must be a GIF of several different pictures, of the size that was promised."""
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
+    page.tab.click("#gif")
+    page.tab.click("#play")
+    page.until("() => tidemill.playback.position > 2")
+    with page.tab.expect_download() as download:
+        page.tab.click("#gif")
+    download.value.save_as(tmp_path / "a.gif")
+    page.close()
+    picture = Image.open(io.BytesIO((tmp_path / "a.gif").read_bytes()))
+    assert picture.format == "GIF" and max(picture.size) == 640 and picture.n_frames > 3
+    first = np.asarray(picture.convert("RGB")).astype(int)
+    picture.seek(picture.n_frames - 1)
+    assert np.abs(np.asarray(picture.convert("RGB")).astype(int) - first).max() > 50
+
+
+def test_edges_are_drawn_between_points_that_are_shown(
+    browser: Any, url: str, library: Library, tmp_path: Path
+) -> None:
+    told = {
+        "points": [{"id": n, "x": n % 2, "y": n // 2, "z": 0, "cluster": n % 2} for n in range(4)],
+        "edges": [[0, 1], [2, 3], [0, 2]],
+    }
+    (tmp_path / "tree.json").write_text(json.dumps(told))
+    plot = library.add(tmp_path / "tree.json").id
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
+    lines = "tidemill.edges.places(tidemill.scene.between(), tidemill.slots).length / 6"
+    page.until("() => tidemill.edges.pairs.length === 6")
+    page.settled()
+    page.picture("tree")
+    ends = page.get("[...tidemill.edges.places(tidemill.scene.between(), tidemill.slots)].map(Math.round)")
+    assert page.get(lines) == 3 and ends[:6] == [-1, -1, 0, 1, -1, 0]
+    page.tab.click("button[title='Show or hide 1']")
+    page.settled()
+    assert page.get(lines) == 1
+    page.tab.click("#edges")
+    assert page.get(lines) == 0 and page.tab.get_attribute("#edges", "aria-pressed") == "false"
+    page.close()

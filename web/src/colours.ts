@@ -1,0 +1,121 @@
+// What points are coloured by, what is hidden, and what people have changed about both.
+
+import { type Dataset, rangeOf } from './dataset';
+import { categoryKey, type Edits, noEdits } from './edits';
+import { categoryColour, css, RAMPS, type Rgb, ramp, rgb, SCHEMES } from './palettes';
+import { CODES, type Colouring, NO_COLOUR } from './slots';
+
+export const GREY: Rgb = [138, 144, 152];
+const PLAIN: Rgb = [86, 150, 214];
+/** What points of no category are called in the legend. */
+export const NONE = '(none)';
+
+/** A category of the grouping that points are coloured by. `name` is the data's, `title` what it is called now. */
+export type Category = { name: string; title: string; colour: string; shown: boolean; code: number };
+
+export class Colours {
+  colouring: Colouring = { kind: 'plain' };
+  scheme = [...SCHEMES.keys()][0];
+  /** What the version that is shown changes. What is hidden is in `hidden`. */
+  edits: Edits = noEdits();
+  /** For each grouping the names of the categories that are hidden. */
+  readonly hidden = new Map<string, Set<string>>();
+
+  constructor(private readonly dataset: Dataset) {}
+
+  valueNames(): string[] {
+    return [...new Set(this.dataset.frames.flatMap((frame) => [...frame.values.keys()]))];
+  }
+
+  /** Colours by the grouping or value of that name; what there is not leaves all points alike. Whether frames must be filled anew. */
+  by(name: string): boolean {
+    const before = JSON.stringify(this.colouring);
+    if (this.dataset.groupings.has(name)) this.colouring = { kind: 'grouping', name };
+    else if (this.valueNames().includes(name)) {
+      const [low, high] = rangeOf(this.dataset.frames, name);
+      this.colouring = { kind: 'value', name, low, high };
+      if (!RAMPS.has(this.scheme)) this.scheme = [...RAMPS.keys()][0];
+    } else this.colouring = { kind: 'plain' };
+    if (this.colouring.kind !== 'value' && !SCHEMES.has(this.scheme)) this.scheme = [...SCHEMES.keys()][0];
+    return before !== JSON.stringify(this.colouring) || this.colouring.kind === 'grouping';
+  }
+
+  /** The categories of the grouping that points are coloured by; the last are the points of none. */
+  categories(): Category[] {
+    if (this.colouring.kind !== 'grouping') return [];
+    const grouping = this.colouring.name;
+    const names = this.dataset.groupings.get(grouping)?.names ?? [];
+    const hidden = this.hiddenNames();
+    const list = names.map((name, code) => ({
+      name,
+      title: this.edits.names.get(categoryKey(grouping, name)) ?? name,
+      code,
+      shown: !hidden.has(name),
+      colour: css(this.colourOf(grouping, name, code, names.length)),
+    }));
+    return [...list, { name: NONE, title: NONE, code: NO_COLOUR, shown: !hidden.has(NONE), colour: css(GREY) }];
+  }
+
+  private colourOf(grouping: string, name: string, code: number, of: number): Rgb {
+    const own = this.edits.colours.get(categoryKey(grouping, name));
+    return own === undefined ? categoryColour(this.scheme, code, of) : rgb(own);
+  }
+
+  hiddenNames(): Set<string> {
+    const name = this.colouring.kind === 'grouping' ? this.colouring.name : '';
+    const names = this.hidden.get(name) ?? new Set();
+    this.hidden.set(name, names);
+    return names;
+  }
+
+  show(name: string, shown: boolean): void {
+    if (shown) this.hiddenNames().delete(name);
+    else this.hiddenNames().add(name);
+  }
+
+  /** Shows only one category; if it is the only one already, all of them. */
+  isolate(name: string): void {
+    const categories = this.categories();
+    const alone = categories.every((category) => category.shown === (category.name === name));
+    const hidden = this.hiddenNames();
+    hidden.clear();
+    if (!alone) for (const category of categories) if (category.name !== name) hidden.add(category.name);
+  }
+
+  /** Takes over what a version changes. */
+  setEdits(edits: Edits): void {
+    this.edits = edits;
+    this.hidden.clear();
+    for (const key of edits.hidden.keys()) {
+      const [grouping, category] = JSON.parse(key) as [string, string];
+      const names = this.hidden.get(grouping) ?? new Set();
+      this.hidden.set(grouping, names.add(category));
+    }
+  }
+
+  /** What is changed now, what is hidden included; the view is not. */
+  currentEdits(): Edits {
+    const hidden = new Map<string, true>();
+    for (const [grouping, names] of this.hidden)
+      if (grouping !== '') for (const name of names) hidden.set(categoryKey(grouping, name), true);
+    return { ...this.edits, hidden };
+  }
+
+  /** Writes the colour of each code into a table of four bytes each; no alpha hides. */
+  paint(table: Uint8Array): void {
+    const put = (code: number, colour: Rgb, alpha: number) => table.set([...colour.map(Math.round), alpha], code * 4);
+    if (this.colouring.kind === 'grouping') {
+      const grouping = this.colouring.name;
+      const hidden = this.hiddenNames();
+      const names = this.dataset.groupings.get(grouping)?.names ?? [];
+      names.forEach((name, code) => {
+        put(code, this.colourOf(grouping, name, code, names.length), hidden.has(name) ? 0 : 255);
+      });
+      put(NO_COLOUR, GREY, hidden.has(NONE) ? 0 : 255);
+    } else if (this.colouring.kind === 'value') {
+      const stops = RAMPS.get(this.scheme) ?? [];
+      for (let code = 0; code <= CODES; code++) put(code, ramp(stops, code / CODES), 255);
+      put(NO_COLOUR, GREY, 255);
+    } else put(NO_COLOUR, PLAIN, 255);
+  }
+}

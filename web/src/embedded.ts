@@ -1,0 +1,86 @@
+// Frames that lie in the page itself: a file that `tidemill view --export` has written, which opens without a server.
+
+import type { Source } from './loader';
+import { lookUp } from './slots';
+import {
+  bad,
+  type FrameLine,
+  type Parsed,
+  parseLine,
+  parseSelections,
+  parseTensors,
+  type Selection,
+  STEPS,
+  type Tensors,
+} from './wire';
+
+/** The elements of the page with files in them, in base64, and by their names. */
+function element(file: string): HTMLElement | null {
+  return document.querySelector(`script[type="text/plain"][data-file="${CSS.escape(file)}"]`);
+}
+
+export function isEmbedded(): boolean {
+  return element('index.jsonl') !== null;
+}
+
+export class Embedded implements Source {
+  private readonly frames: FrameLine[] = [];
+
+  async index(_from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>> {
+    // Nothing comes any more.
+    if (wait) return new Promise(() => {});
+    const bytes = read('index.jsonl');
+    if (bytes === undefined) return bad('the page has no frames in it');
+    const lines = new TextDecoder()
+      .decode(bytes)
+      .split('\n')
+      .filter((line) => line !== '');
+    for (const [number, text] of lines.entries()) {
+      const line = parseLine(text, number === 0);
+      if (line.ok && line.value.kind === 'frame') this.frames.push(line.value);
+    }
+    return { ok: true, value: { lines, end: bytes.length } };
+  }
+
+  async tensors(file: string): Promise<Parsed<Tensors>> {
+    const bytes = read(file);
+    const parsed = bytes === undefined ? bad('it is not in the page') : parseTensors(bytes.buffer);
+    return parsed.ok ? parsed : bad(`${file}: ${parsed.reason}`);
+  }
+
+  async trajectories(rows: readonly number[]): Promise<Parsed<Float32Array>> {
+    const places = new Float32Array(this.frames.length * rows.length * 3).fill(Number.NaN);
+    for (const [number, line] of this.frames.entries()) {
+      const tensors = await this.tensors(line.file);
+      if (!tensors.ok) return tensors;
+      placesIn(line, tensors.value, rows, places.subarray(number * rows.length * 3));
+    }
+    return { ok: true, value: places };
+  }
+
+  async selections(): Promise<Parsed<Selection[]>> {
+    const bytes = read('selections.json');
+    return bytes === undefined ? { ok: true, value: [] } : parseSelections(new TextDecoder().decode(bytes));
+  }
+
+  async saveSelections(): Promise<Parsed<unknown>> {
+    return bad('This page is a file, which keeps no groups.');
+  }
+}
+
+/** Writes where points are in a frame, three numbers each, and leaves alone those that are not there. */
+export function placesIn(line: FrameLine, tensors: Tensors, rows: readonly number[], to: Float32Array): void {
+  const steps = tensors.get('position')?.data;
+  rows.forEach((row, k) => {
+    const at = lookUp(line, tensors, row);
+    if (at === undefined || steps === undefined) return;
+    for (let axis = 0; axis < 3; axis++)
+      to[k * 3 + axis] = line.low[axis] + (steps[at * 3 + axis] * (line.high[axis] - line.low[axis])) / STEPS;
+  });
+}
+
+function read(file: string): Uint8Array<ArrayBuffer> | undefined {
+  const text = element(file)?.textContent;
+  if (text === undefined || text === null) return undefined;
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}

@@ -1,0 +1,189 @@
+// Beside a plot of a library: what it is, its versions, what was said about it, and links that were given away.
+
+import type { App } from '../app';
+import { byId, make } from '../dom';
+import { diff, fold, noEdits } from '../edits';
+import { encodeView } from '../link';
+import type { Parsed } from '../wire';
+import type { LibraryClient } from './client';
+import { author, day, keepAuthor } from './texts';
+import type { About, Version } from './wire';
+
+export class AboutPanel {
+  private about: About | undefined;
+  /** The version that is shown, and what it changes. */
+  private version = 0;
+  private base = noEdits();
+
+  constructor(
+    private readonly app: App,
+    private readonly client: LibraryClient,
+    private readonly id: string,
+    private readonly notice: (text: string, wrong?: boolean) => void,
+  ) {
+    byId('save-version').onsubmit = (event) => this.submitted(event, () => this.save());
+    byId('add-comment').onsubmit = (event) => this.submitted(event, () => this.comment());
+    byId('make-share').onsubmit = (event) => this.submitted(event, () => this.share());
+    for (const field of document.querySelectorAll<HTMLInputElement>('input.author')) {
+      field.value = author();
+      field.onchange = () => keepAuthor(field.value);
+    }
+  }
+
+  get writable(): boolean {
+    return this.about?.writable ?? false;
+  }
+
+  get title(): string {
+    return this.about?.plot.title ?? '';
+  }
+
+  /** Loads what there is to know, and shows the version that `wanted` names, else the newest. */
+  async start(wanted: number | undefined): Promise<boolean> {
+    if (!(await this.refresh())) return false;
+    const versions = this.about?.versions ?? [];
+    const first = versions.find(({ number }) => number === wanted) ?? versions.at(-1);
+    return first === undefined || this.open(first.number);
+  }
+
+  private async refresh(): Promise<boolean> {
+    const got = await this.client.about(this.id);
+    if (!got.ok) {
+      this.notice(got.reason);
+      return false;
+    }
+    this.about = got.value;
+    this.show();
+    return true;
+  }
+
+  /** Shows a version; what was changed and not saved is gone. */
+  async open(version: number): Promise<boolean> {
+    const got = await this.client.changes(this.id, version);
+    if (!got.ok) {
+      this.notice(got.reason);
+      return false;
+    }
+    this.version = version;
+    this.base = fold(got.value);
+    this.app.setEdits(fold(got.value));
+    this.show();
+    return true;
+  }
+
+  private async save(): Promise<boolean> {
+    const name = byId<HTMLInputElement>('version-name');
+    const note = byId<HTMLTextAreaElement>('version-note');
+    const changes = diff(this.base, { ...this.app.colours.currentEdits(), view: encodeView(this.app.view()) });
+    const told = { name: name.value.trim(), note: note.value, author: author(), parent: this.version, changes };
+    const saved = await this.client.saveVersion(this.id, told);
+    if (!saved.ok) return this.wrong(saved);
+    name.value = note.value = '';
+    this.notice(`Saved as “${saved.value.name}”.`, false);
+    return (await this.refresh()) && this.open(saved.value.number);
+  }
+
+  private async comment(): Promise<boolean> {
+    const text = byId<HTMLTextAreaElement>('comment-text');
+    const said = await this.client.comment(this.id, { text: text.value, author: author() });
+    if (!said.ok) return this.wrong(said);
+    text.value = '';
+    return this.refresh();
+  }
+
+  private async share(): Promise<boolean> {
+    const name = byId<HTMLInputElement>('share-name');
+    const only = byId<HTMLInputElement>('share-only').checked;
+    const made = await this.client.share(this.id, { name: name.value, version: only ? this.version : null });
+    if (!made.ok) return this.wrong(made);
+    name.value = '';
+    const link = `${location.origin}/plots/${this.id}?token=${made.value.token}`;
+    const field = byId<HTMLInputElement>('share-link');
+    field.value = link;
+    byId('shared').hidden = false;
+    field.select();
+    await this.refresh();
+    try {
+      await navigator.clipboard.writeText(link);
+      this.notice('The link is in the clipboard. It is not shown again.', false);
+    } catch {
+      this.notice('Copy the link: it is not shown again.', false);
+    }
+    return true;
+  }
+
+  private wrong(got: Parsed<unknown>): false {
+    if (!got.ok) this.notice(got.reason);
+    return false;
+  }
+
+  /** While a form is sent, it cannot be sent again. */
+  private submitted(event: SubmitEvent, action: () => Promise<boolean>): void {
+    event.preventDefault();
+    const button = (event.target as HTMLElement).querySelector<HTMLButtonElement>('button.primary');
+    if (button !== null) button.disabled = true;
+    void action().finally(() => {
+      if (button !== null) button.disabled = false;
+    });
+  }
+
+  private async after(got: Promise<Parsed<unknown>>): Promise<void> {
+    const done = await got;
+    if (!done.ok) this.wrong(done);
+    else await this.refresh();
+  }
+
+  private show(): void {
+    const { about } = this;
+    if (about === undefined) return;
+    const { plot } = about;
+    byId('about-text').textContent = plot.description;
+    byId('about-text').hidden = plot.description === '';
+    const chips = [plot.collection, ...plot.tags].filter((text) => text !== '');
+    byId('about-tags').replaceChildren(...chips.map((text) => make('li', { text })));
+    byId('versions').replaceChildren(...about.versions.map((version) => this.versionItem(version)));
+    byId('comments').replaceChildren(
+      ...about.comments.map(({ number, author, text, created }) =>
+        make(
+          'li',
+          {},
+          make('p', { text }),
+          make('small', { text: `${author || 'somebody'}, ${day(created)}` }),
+          this.remover('Delete this comment', () => this.client.removeComment(this.id, number)),
+        ),
+      ),
+    );
+    byId('shares').replaceChildren(
+      ...about.shares.map(({ number, name, version, created }) =>
+        make(
+          'li',
+          {},
+          make('p', { text: name || 'a link' }),
+          make('small', { text: `${version === null ? 'all versions' : `version ${version} only`}, ${day(created)}` }),
+          this.remover('Withdraw this link', () => this.client.withdraw(this.id, number)),
+        ),
+      ),
+    );
+    for (const section of document.querySelectorAll<HTMLElement>('#about .writes')) section.hidden = !about.writable;
+    byId('about-comments').hidden = !about.writable;
+  }
+
+  private versionItem({ number, name, note, author, created }: Version): HTMLElement {
+    const button = make(
+      'button',
+      { onclick: () => void this.open(number), title: note || `Show ${name}` },
+      make('span', { text: name }),
+      make('small', { text: [author, day(created)].filter((text) => text !== '').join(', ') }),
+    );
+    button.type = 'button';
+    button.setAttribute('aria-current', String(number === this.version));
+    return make('li', {}, button);
+  }
+
+  private remover(title: string, action: () => Promise<Parsed<unknown>>): HTMLElement {
+    const button = make('button', { class: 'remove', title, text: '×', onclick: () => void this.after(action()) });
+    button.type = 'button';
+    button.setAttribute('aria-label', title);
+    return button;
+  }
+}
