@@ -30,8 +30,8 @@ help: ## Show this list
 setup: $(PAGE) .venv/.built ## Build everything into .venv (seconds when nothing has changed)
 
 .PHONY: demo
-demo: setup ## Set up, then run the main job: a clustering on two workers
-	$(BIN)/tidemill kmeans -n 2 --out out/demo
+demo: setup ## Set up, then run the main job: a market as a moving map, on two workers (DATA=prices.csv GROUPS=sectors.csv: yours)
+	@DATA="$(DATA)" MARKET_GROUPS="$(GROUPS)" VIEW="$(VIEW)" tools/demo
 
 .PHONY: test
 test: setup setup-peers setup-servers setup-browser lint test-rust test-python ## Set up, then run every check and test

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import comm, dataset, exchange, kmeans, machine, nexmark, report, startup, state, windows, yahoo
+from harness import comm, dataset, exchange, kmeans, machine, mds, nexmark, report, startup, state, windows, yahoo
 from harness.systems import BENCH, SYSTEMS
 
 COMM_PLANS = {
@@ -66,7 +66,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.set_defaults(setting="full")
     parser.add_argument(
         "--only",
-        choices=("comm", "kmeans", "dataset", "startup", "exchange", "windows", "nexmark", "yahoo", "state"),
+        choices=("comm", "kmeans", "mds", "dataset", "startup", "exchange", "windows", "nexmark", "yahoo", "state"),
         help="one of the benchmarks",
     )
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
@@ -77,7 +77,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; queries, such as q0,q5",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5",
     )
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
     parser.add_argument(
@@ -122,6 +122,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["comm"] = comm.measure(comm_plan(options), say)
     if options.only in (None, "kmeans"):
         results["kmeans"] = kmeans.measure(options.setting, options.systems, options.cases, options.rounds, say)
+    if options.only in (None, "mds"):
+        results["mds"] = mds.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "dataset"):
         results["dataset"] = dataset.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "startup"):
@@ -189,13 +191,15 @@ def any_measured(results: dict[str, Any]) -> bool:
         times for c in results.get("comm", {}).get("configurations", []) for times in c["samples_s"].values()
     ]
     kmeans_cases = [case["fit_s"] for case in results.get("kmeans", {}).get("cases", [])]
+    scalings = [case["fit_s"] for case in results.get("mds", {}).get("cases", [])]
+    scalings += [case for part in ("annealing", "large") for case in results.get("mds", {}).get(part, [])]
     dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
-    return any(map(any, (comm_points, kmeans_cases, dataset_cases, starts, exchanges, window_cases, streams)))
+    return any(map(any, (comm_points, kmeans_cases, scalings, dataset_cases, starts, exchanges, window_cases, streams)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill import dataset, graph, ml, mpi, stream, viz
+    from tidemill import dataset, graph, ml, mpi, series, stream, viz
     from tidemill._errors import (
         BufferMismatchError,
         CommError,
@@ -117,6 +117,7 @@ __all__ = [
     "read_text",
     "row_number",
     "run",
+    "series",
     "skipped_rows",
     "sliding",
     "sql",
@@ -153,6 +154,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "ml": ("tidemill.ml", None),
     "mpi": ("tidemill.mpi", None),
     "run": ("tidemill._run", "run"),
+    "series": ("tidemill.series", None),
     "sliding": ("tidemill.stream", "sliding"),
     "stream": ("tidemill.stream", None),
     "tumbling": ("tidemill.stream", "tumbling"),

@@ -21,11 +21,13 @@ from harness import (  # noqa: E402
     exchange,
     inputs,
     kmeans,
+    mds,
     memory,
     nexmark,
     once,
     report,
     report_streams,
+    series,
     windows_events,
     yahoo,
 )
@@ -61,6 +63,19 @@ def test_tiny_run_fits_k_means_both_ways(tiny: Path) -> None:
         assert set(case["fit_s"]) == set(kmeans.OURS)
         first, second = (case["inertia"][name] for name in kmeans.OURS)
         assert first == pytest.approx(second, rel=1e-3)
+
+
+def test_tiny_run_scales_every_way(tiny: Path) -> None:
+    """Two workers, one, and two bytes a distance must reach the same stress; starts and many points must have run."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    (case,) = results["mds"]["cases"]
+    assert case["failures"] == {}
+    assert set(case["fit_s"]) == set(case["own_mib"]) == set(mds.OURS)
+    assert case["stress"]["tidemill-1x2"] == pytest.approx(case["stress"]["tidemill-2x1"], rel=1e-12)
+    assert [len(one["plain"]) for one in results["mds"]["annealing"]] == [2, 2]
+    assert {one["storage"] for one in results["mds"]["large"]} == {"fixed16", "vectors"}
+    first, second = (one["stress"] for one in results["mds"]["large"])
+    assert first == pytest.approx(second, rel=1e-3)
 
 
 def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
@@ -119,6 +134,19 @@ def test_tiny_run_keeps_state(tiny: Path) -> None:
     for name in ("cost-all", "cost-hot"):
         for ((plain, saved),) in cases[name]["found"].values():
             assert plain["checkpoints"] == 0 < saved["checkpoints"]
+
+
+def test_the_main_job_is_measured_both_ways() -> None:
+    """One worker and two must make equally good frames, in each way to share the work."""
+    results = series.measure("tiny", rounds=1)
+    assert [(case["workers"], case["start"]) for case in results["cases"]] == [
+        (1, "previous"), (2, "previous"), (1, "independent"), (2, "independent"),
+    ]  # fmt: skip
+    for one, two in (results["cases"][:2], results["cases"][2:]):
+        assert one["frames"] == two["frames"] == 2
+        assert one["stress"] == pytest.approx(two["stress"], rel=1e-3)
+        assert one["communication"] == [0.0] != two["communication"]
+    assert len(series.table(results).splitlines()) == 8
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:

@@ -19,6 +19,11 @@ pub const APPS: &[App] = &[
     },
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
     App { name: "nexmark", module: "tidemill.apps.nexmark", about: "Run queries of Nexmark over streams" },
+    App {
+        name: "series",
+        module: "tidemill.apps.series",
+        about: "Show time series, such as a stock market, as points that move",
+    },
     App { name: "teragen", module: "tidemill.apps.teragen", about: "Make records of 100 bytes to be sorted" },
     App {
         name: "terasort",

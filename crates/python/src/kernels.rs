@@ -15,7 +15,7 @@ use tidemill_kernels::{Element, Isa};
 
 /// Threads for kernels; the calling thread is one of them.
 #[pyclass(frozen, module = "tidemill._tidemill")]
-struct KernelPool(Pool);
+pub(crate) struct KernelPool(pub(crate) Pool);
 
 #[pymethods]
 impl KernelPool {
@@ -59,7 +59,7 @@ fn kernel_instruction_sets() -> Vec<&'static str> {
 }
 
 /// The set to use: `TIDEMILL_SIMD` if it names one, else the widest.
-fn isa() -> PyResult<Isa> {
+pub(crate) fn isa() -> PyResult<Isa> {
     match std::env::var("TIDEMILL_SIMD") {
         Ok(name) if !name.is_empty() => Isa::named(&name)
             .ok_or_else(|| PyValueError::new_err(format!("TIDEMILL_SIMD={name}: this processor has no such set"))),
@@ -69,7 +69,7 @@ fn isa() -> PyResult<Isa> {
 
 /// Two-dimensional, of either type.
 #[derive(FromPyObject)]
-enum Matrix<'py> {
+pub(crate) enum Matrix<'py> {
     F32(PyReadonlyArray2<'py, f32>),
     F64(PyReadonlyArray2<'py, f64>),
 }
@@ -83,7 +83,7 @@ enum Vector<'py> {
 
 type Weights<'py> = Option<PyReadonlyArray1<'py, f64>>;
 
-fn slice<'a, T: NumpyElement, D: numpy::ndarray::Dimension>(
+pub(crate) fn slice<'a, T: NumpyElement, D: numpy::ndarray::Dimension>(
     array: &'a numpy::PyReadonlyArray<'_, T, D>,
 ) -> PyResult<&'a [T]> {
     array.as_slice().map_err(|_| PyValueError::new_err("arrays must be C-contiguous"))

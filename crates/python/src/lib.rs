@@ -12,6 +12,7 @@ mod handles;
 mod job;
 mod kernels;
 mod launch;
+mod mds;
 mod message;
 mod parcel;
 mod request;
@@ -36,5 +37,6 @@ fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
     graph::register(m)?;
     kernels::register(m)?;
     launch::register(m)?;
+    mds::register(m)?;
     Ok(())
 }

@@ -18,6 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 1 where a checkpoint is damaged."""
     parser = Parser(prog="tidemill checkpoints", description="List the checkpoints of a stream, the newest first.")
     parser.add_argument("place", help="the folder or URL that was given to write_stream")
+    parser.add_argument(
+        "--state", action="store_true", help="tell what the tasks of each keep, and which version of that it is"
+    )
     options = parser.parse_args(argv)
     if init().rank != 0:
         return 0
@@ -33,9 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         job, at_ms, finished, size, tasks = made
         at = datetime.fromtimestamp(at_ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-        copies = max((copies for _, copies in tasks), default=0)
+        copies = max((copies for _, copies, _ in tasks), default=0)
         state = damage or ("finished" if finished else "whole")
         print(f'{epoch:>8}  {at} UTC  {size / 2**20:10,.2f} MiB  {len(tasks)} tasks x {copies}  job "{job}"  {state}')
+        for task, _, kept in tasks if options.state else ():
+            if kept is not None:
+                version, fields = kept
+                print(f"          {task}, version {version}: {fields}")
     return 1 if any(damage for *_, damage in found) else 0
 
 

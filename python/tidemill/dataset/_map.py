@@ -175,7 +175,9 @@ class KeyedRows:
 
         return self._apply(_name(function), made, schema)
 
-    def process(self, function: Function, schema: Schema, *, ttl: Duration | None = None) -> DataSet:
+    def process(
+        self, function: Function, schema: Schema, *, ttl: Duration | None = None, state: Schema | None = None
+    ) -> DataSet:
         """What ``function(key, rows, context)`` makes of a stream's rows of each key, with a state of its own and timers.
 
         It is called with the key, a dict of the key columns, and a list of rows (dicts) that have come, in their order; and with
@@ -190,6 +192,11 @@ class KeyedRows:
         ttl : str, number of seconds or timedelta, optional
             Forget the state of a key and its timers when the stream's time has gone on for so long without a row of it; by
             default never.
+        state : mapping of str to str, or Arrow schema, optional
+            What the state of a key has, which is then a dict of these: other names and types are an error. A program whose state
+            has more of them than its checkpoint goes on from that, with None for what is new; one whose state has less, or has
+            other types, does not begin. By default a state is anything that can be pickled, and the program has to know what to do
+            with that of a program before.
 
         Raises
         ------
@@ -197,6 +204,7 @@ class KeyedRows:
             If this is no stream: a function on all rows of a key is what `apply` takes.
         """
         from tidemill.stream._process import Processor
+        from tidemill.stream._state import StateFields
         from tidemill.stream._time import micros
 
         name = _name(function)
@@ -209,12 +217,17 @@ class KeyedRows:
         kept = None if ttl is None else micros(ttl, "ttl")
         if kept is not None and kept <= 0:
             raise DataSetError(f"{name}: ttl={ttl!r} must be more than zero")
-        given = list(schema.items()) if isinstance(schema, Mapping) else schema
+        given, keeps = (list(of.items()) if isinstance(of, Mapping) else of for of in (schema, state))
+        if keeps == []:
+            raise DataSetError(
+                f"{name}: state= has at least one field; without it a state is anything that can be pickled"
+            )
+        of_state = None if state is None else StateFields(_table([], state).fields)
 
         def processor(folder: str, saves: bool) -> Processor:
-            return Processor(function, name, self._keys, schema, kept, folder, saves)
+            return Processor(function, name, self._keys, schema, kept, folder, saves, of_state)
 
-        return self._data._step(self._data._native.process(name, list(self._keys), processor, given))
+        return self._data._step(self._data._native.process(name, list(self._keys), processor, given, keeps))
 
     def _apply(self, name: str, made: Callable[[Row, Table], list[NativeTable]], schema: Schema | None) -> DataSet:
         from tidemill.dataset._expr import col, lit

@@ -23,6 +23,10 @@ class Comm(Protocol):
     @property
     def size(self) -> int: ...
     def Allreduce(self, sendbuf: Any, recvbuf: Any) -> Any: ...
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any: ...
+    def Sendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ..., recvtag: int = ...
+    ) -> Any: ...
     def allgather(self, sendobj: Any) -> list[Any]: ...
     def bcast(self, obj: Any, root: int = 0) -> Any: ...
 
@@ -34,6 +38,14 @@ class _Alone:
     size = 1
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any) -> None:
+        np.copyto(recvbuf, sendbuf)
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        np.copyto(recvbuf[0], sendbuf)
+
+    def Sendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = 0, recvtag: int = 0
+    ) -> None:
         np.copyto(recvbuf, sendbuf)
 
     def allgather(self, sendobj: T) -> list[T]:

@@ -318,7 +318,7 @@ default="k-means||"
                 plain, weighted, finite = moments(pool(self.n_threads), x, weights)
             if not finite:
                 raise not_finite(x, name)
-            seed = _draw_seed(self.random_state) if comm.rank == 0 else 0
+            seed = draw_seed(self.random_state) if comm.rank == 0 else 0
             return _Checked(len(x), x.shape[1], str(x.dtype), names, plain, weighted, seed, x, weights)
 
         # The rows stay where they are: only what others need travels.
@@ -442,7 +442,7 @@ class _Checked:
         return _Checked(self.n, self.d, self.dtype, self.names, self.plain, self.weighted, self.seed)
 
 
-def _draw_seed(random_state: object) -> int:
+def draw_seed(random_state: object) -> int:
     """A seed from anything that scikit-learn takes as random state."""
     if random_state is None:
         return int(np.random.default_rng().integers(2**63))

@@ -17,6 +17,7 @@ from tidemill._tidemill import NativeTable
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._map import Row, Schema, _table
 from tidemill.dataset._table import Table
+from tidemill.stream._state import StateFields
 from tidemill.stream._store import Store, Stored
 
 __all__ = ["Function", "KeyContext", "Processor"]
@@ -55,8 +56,8 @@ class KeyContext:
     Attributes
     ----------
     state : object
-        What the function keeps of the key: anything that can be pickled, ``None`` at first and to forget the key. It may be
-        changed in place.
+        What the function keeps of the key: anything that can be pickled, or with ``state=`` a dict of its fields; ``None`` at first
+        and to forget the key. It may be changed in place.
     time : datetime or None
         The stream's time (UTC): every earlier row has come. None before any is known.
     timers : list of datetime
@@ -109,6 +110,7 @@ class Processor:
         ttl: int | None,
         folder: str,
         saves: bool,
+        fields: StateFields | None = None,
     ) -> None:
         self._function = function
         self._name = name
@@ -117,6 +119,7 @@ class Processor:
         self._ttl = ttl
         self._folder = folder
         self._saves = saves
+        self._fields = fields
         self._entries: dict[_Key, _Entry] = {}
         self._store: Store | None = None
         self._timers: list[tuple[int, int, _Key]] = []
@@ -284,7 +287,7 @@ class Processor:
                 self._changes += 1
                 kept.pop(key, None)
                 if state is not None:
-                    kept[key] = state
+                    kept[key] = state if self._fields is None else (self._fields.filled(state[0]), *state[1:])
         for key, state in kept.items():
             self._add(key, bucket, state)
 
@@ -332,6 +335,8 @@ class Processor:
             made: list[Any] = [returned] if isinstance(returned, Mapping) else list(returned or [])
         except Exception as error:
             raise DataSetError(f"{self._name} failed on the key {named!r}: {error}") from error
+        if self._fields is not None and (wrong := self._fields.wrong(context.state)):
+            raise DataSetError(f"{self._name}: the state of the key {named!r} {wrong}")
         entry.state = context.state
         if self._calls % _MEASURE_EVERY == 0:
             self._state_bytes += (_bytes_of(entry.state) - self._state_bytes) / min(

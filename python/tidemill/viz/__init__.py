@@ -20,10 +20,11 @@ from tidemill.viz._read import Frame, FrameReader
 from tidemill.viz._server import Server
 from tidemill.viz._show import View, show
 from tidemill.viz._trees import minimum_spanning_tree, place_tree, read_newick
-from tidemill.viz._write import FrameWriter
+from tidemill.viz._write import GLYPHS, FrameWriter
 from tidemill.viz.library import Library
 
 __all__ = [
+    "GLYPHS",
     "Frame",
     "FrameError",
     "FrameReader",

@@ -52,9 +52,12 @@ class FrameWriter:
     glyphs : mapping of id to str, optional
         Points that are drawn large and with their label from the start, and how: ``circle``, ``square``, ``diamond``,
         ``triangle``, ``star`` or ``cross``.
+    categories : mapping of str to sequence of str, optional
+        Of some groupings all categories, in the order that the legend shows them in, such as bins; others have the order in which
+        they come.
     mode : {"x", "w", "a"}, default="x"
-        If there are frames in the folder: refuse, replace them, or go on behind them. To go on, ``title``, ``axes`` and
-        ``glyphs`` stay what they were.
+        If there are frames in the folder: refuse, replace them, or go on behind them. To go on, ``title``, ``axes``,
+        ``glyphs`` and known categories stay what they were.
 
     Raises
     ------
@@ -69,6 +72,7 @@ class FrameWriter:
         title: str = "",
         axes: Sequence[str] = ("x", "y", "z"),
         glyphs: Mapping[Any, str] | None = None,
+        categories: Mapping[str, Sequence[str]] | None = None,
         mode: str = "x",
     ) -> None:
         if mode not in ("x", "w", "a"):
@@ -102,6 +106,10 @@ class FrameWriter:
             self._resume()
         else:
             self._begin(title, axes, glyphs or {})
+        for grouping, names in (categories or {}).items():
+            known = self._categories.setdefault(grouping, {})
+            for name in names:
+                known.setdefault(name, len(known))
 
     def _begin(self, title: str, axes: Sequence[str], glyphs: Mapping[Any, str]) -> None:
         # The index goes first: what it names must be there as long as it is.

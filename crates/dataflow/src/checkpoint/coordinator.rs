@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::manifest::{Entry, Key, Manifest, Report, Said, TaskState};
+use super::schema::StateSchema;
 use crate::rebalance::{Moved, Rebalance};
 use crate::route_map::RouteMap;
 use crate::stream::{Barrier, Control};
@@ -85,9 +86,20 @@ pub(crate) struct Member {
     pub route: Option<Arc<RouteMap>>,
     /// Why its buckets cannot move, if they cannot.
     pub stays: Option<String>,
+    /// What it keeps, if it has said so.
+    pub schema: Option<StateSchema>,
 }
 
 impl Member {
+    /// It goes on from a checkpoint: its states are of the version behind those.
+    pub(crate) fn behind(&mut self, manifest: &Manifest) {
+        let then = manifest.tasks.get(&self.name).and_then(|state| state.schema.as_ref());
+        if let (Some(now), Some(then)) = (&mut self.schema, then) {
+            // Without states to take it may be anything, and begins anew.
+            now.version = now.behind(then).unwrap_or(1);
+        }
+    }
+
     /// The map that it goes on with from a checkpoint.
     pub(crate) fn route_in(&self, manifest: &Manifest) -> Option<Arc<RouteMap>> {
         self.route.as_ref().map(|own| manifest.route(&self.name, self.copies, own))
@@ -167,7 +179,8 @@ impl Coordinator {
             let (ended, splits, shared, in_flight) = Default::default();
             let route = from.and_then(|from| member.route_in(from)).as_deref().cloned();
             let route = route.filter(|route| old.route.as_ref() == Some(route));
-            TaskState { copies: member.copies, route, ended, splits, shared, in_flight, ..old }
+            let schema = member.schema.clone();
+            TaskState { copies: member.copies, route, schema, ended, splits, shared, in_flight, ..old }
         };
         let copies = |(task, member): (usize, &Member)| (0..member.copies).map(move |copy| (task as u32, copy));
         Coordinator {

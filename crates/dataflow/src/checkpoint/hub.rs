@@ -272,6 +272,10 @@ impl Hub {
 pub(crate) struct Chain(AtomicBool);
 
 impl Chain {
+    pub(crate) fn new(broken: bool) -> Self {
+        Chain(AtomicBool::new(broken))
+    }
+
     /// Whether the next snapshot must name all buckets, whole.
     pub(crate) fn is_broken(&self) -> bool {
         self.0.load(Ordering::SeqCst)
@@ -318,8 +322,8 @@ impl CopyStates {
             task,
             copy,
             last: AtomicU64::new(restored.as_ref().map_or(0, |restored| restored.epoch)),
+            chain: Arc::new(Chain::new(restored.as_ref().is_some_and(|restored| restored.evolved))),
             restored,
-            chain: Arc::default(),
             before: Mutex::default(),
             tenure: Mutex::default(),
             overtaken: Mutex::default(),
@@ -481,7 +485,9 @@ pub(crate) async fn restore(
     if let Some(bucket) = state.buckets.keys().find(|bucket| **bucket >= route.buckets()) {
         return Err(store.damaged(format!("task \"{task}\" has state of bucket {bucket}, of {}", route.buckets())));
     }
-    let mine = state.buckets.iter().filter(|(bucket, _)| route.copy(**bucket) == copy);
+    restored.schema.clone_from(&state.schema);
+    // Who has ended has given what it kept.
+    let mine = state.buckets.iter().filter(|(bucket, _)| route.copy(**bucket) == copy && !restored.ended);
     let mut wanted: Vec<&Entry> = Vec::new();
     let mut buckets = Vec::new();
     for (&bucket, entries) in mine {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
+use super::schema::StateSchema;
 use crate::rebalance::Moved;
 use crate::route_map::RouteMap;
 
@@ -49,6 +50,9 @@ pub struct TaskState {
     /// Which of them owned which bucket, if that was not as the job's graph says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub route: Option<RouteMap>,
+    /// What its states consist of, if it has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schema: Option<StateSchema>,
     /// Those that had ended.
     pub ended: BTreeSet<u32>,
     /// Of each bucket that is not empty: a whole, and the changes since, in order.

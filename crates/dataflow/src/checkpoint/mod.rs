@@ -5,6 +5,7 @@
 //! | [`coordinator`] | when a barrier goes out, when its checkpoint is whole: decisions without I/O |
 //! | [`manifest`]  | what a checkpoint consists of                                                  |
 //! | [`rows`]      | rows as bytes                                                                  |
+//! | [`schema`]    | what a task's state consists of                                                |
 //! | `in_flight`   | rows that a barrier has overtaken, as bytes and back                           |
 //! | [`store`]     | where it lies: a folder, or any object store                                   |
 //! | [`hub`]       | a worker's part: barriers for sources, snapshots of copies, news for sinks     |
@@ -27,6 +28,7 @@ pub(crate) mod in_flight;
 pub mod manifest;
 mod news;
 pub mod rows;
+pub mod schema;
 #[cfg(test)]
 mod simulation;
 pub mod store;
@@ -39,6 +41,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use manifest::{Entry, Key, Manifest, TaskState};
+pub use schema::{StateField, StateSchema};
 pub use store::{CheckpointStore, StoreError};
 
 use crate::error::TaskError;
@@ -120,6 +123,8 @@ pub struct Restored {
     pub epoch: u64,
     /// Whether the copy had ended: it has nothing more to do.
     pub ended: bool,
+    /// What its states consisted of then; `None` if the task did not say.
+    pub schema: Option<StateSchema>,
     /// The buckets it owns, each with a whole and the changes since, in order.
     pub buckets: BTreeMap<u32, Vec<Bytes>>,
     /// The splits that were dealt to it.
@@ -134,6 +139,8 @@ pub struct Restored {
     pub(crate) in_flight: Vec<((u32, u32), Bytes)>,
     /// They are to be dealt anew: there were not as many copies.
     pub(crate) dealt_anew: bool,
+    /// The task's states consist of something else now: what is saved next cannot build on what was saved then.
+    pub(crate) evolved: bool,
 }
 
 impl Restored {

@@ -13,10 +13,22 @@ use crate::wire::{Decoder, Encoder};
 /// # Errors
 /// When a column cannot be encoded.
 pub fn encode(batch: &RecordBatch) -> Result<Bytes, ArrowError> {
-    let mut bytes = (batch.num_rows() as u64).to_le_bytes().to_vec();
-    for part in Encoder::compressed(batch.schema_ref())?.encode(batch)? {
-        bytes.extend_from_slice(&part);
-    }
+    with(&mut Encoder::compressed(batch.schema_ref())?, batch, Vec::new())
+}
+
+/// The rows as they are, for who is beside, behind what `before` has.
+///
+/// # Errors
+/// When a column cannot be encoded.
+pub fn encode_plain(batch: &RecordBatch, before: Vec<u8>) -> Result<Bytes, ArrowError> {
+    with(&mut Encoder::new(batch.schema_ref())?, batch, before)
+}
+
+fn with(encoder: &mut Encoder, batch: &RecordBatch, mut bytes: Vec<u8>) -> Result<Bytes, ArrowError> {
+    let parts = encoder.encode(batch)?;
+    bytes.reserve_exact(8 + parts.iter().map(|part| part.len()).sum::<usize>());
+    bytes.extend_from_slice(&(batch.num_rows() as u64).to_le_bytes());
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
     Ok(bytes.into())
 }
 

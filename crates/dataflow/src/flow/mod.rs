@@ -29,6 +29,7 @@ pub use output::{Output, Outputs};
 pub(crate) use scatter::Scatter;
 pub use scatter::{Assign, Assignment, Partitioner, Seat};
 
+use crate::checkpoint::StateSchema;
 use crate::graph::{Executor, TaskFactory};
 use crate::memory::Governor;
 use crate::overlay::Overlay;
@@ -55,6 +56,8 @@ pub(crate) struct FlowTask {
     pub comm: bool,
     /// Whether its copies know marks.
     pub streaming: bool,
+    /// What it keeps, if it has said so.
+    pub state: Option<StateSchema>,
     pub keeps: Keeps,
     pub inputs: usize,
     /// Schemas of the output ports.

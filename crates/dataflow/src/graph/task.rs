@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 
+use crate::checkpoint::StateSchema;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Outputs};
 use crate::operator::{self, Operator};
@@ -84,6 +85,7 @@ pub struct TaskSpec {
     pub(crate) executor: Executor,
     pub(crate) comm: bool,
     pub(crate) streaming: bool,
+    pub(crate) state: Option<StateSchema>,
     pub(crate) keeps: Keeps,
     pub(crate) factory: TaskFactory,
 }
@@ -176,6 +178,7 @@ impl TaskSpec {
             executor: Executor::Pool,
             comm: false,
             streaming: false,
+            state: None,
             keeps: Keeps::Unknown,
             factory,
         }
@@ -242,6 +245,15 @@ impl TaskSpec {
     #[must_use]
     pub fn streaming(mut self) -> Self {
         self.streaming = true;
+        self
+    }
+
+    /// Says what its copies keep by bucket. Checkpoints name it, and a job whose states are others than those of its checkpoint
+    /// does not begin, unless fields have been added that may be null: then [`Restored::schema`](crate::checkpoint::Restored::schema)
+    /// tells its copies what they begin with, and their next snapshot is asked for as a whole.
+    #[must_use]
+    pub fn state(mut self, schema: StateSchema) -> Self {
+        self.state = Some(schema);
         self
     }
 

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use crate::checkpoint::coordinator::{Begin, Member};
 use crate::checkpoint::store::{FolderLock, Kept};
-use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, hub};
+use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState, hub};
 use crate::error::DataflowError;
 use crate::flow::{Flow, FlowTask};
 use crate::memory::Governor;
@@ -95,6 +95,7 @@ impl Resume {
             copies: task.workers.len() as u32,
             route: flow.route(at).ok(),
             stays: flow.stays(at),
+            schema: task.state.clone(),
         };
         let members = flow.tasks.iter().enumerate().map(member);
         let mut resume = Resume {
@@ -134,6 +135,7 @@ impl Resume {
                             resume.restored = restored;
                             for member in &mut resume.members {
                                 member.route = member.route_in(&manifest);
+                                member.behind(&manifest);
                             }
                             resume.begin.from = Some(Arc::from(manifest));
                             return Ok(resume);
@@ -216,12 +218,23 @@ impl Resume {
             .iter()
             .filter(|(_, state)| !state.buckets.is_empty() || !state.splits.is_empty() || !state.in_flight.is_empty());
         let lost = kept.map(|(name, _)| name).find(|name| !known(name));
-        match lost {
-            Some(name) => Err(format!(
+        if let Some(name) = lost {
+            return Err(format!(
                 "checkpoints in {place}: they hold state of a task \"{name}\", which the job has no longer"
-            )),
-            None => Ok(()),
+            ));
         }
+        for member in &self.members {
+            let Some(state) = manifest.tasks.get(&member.name).filter(|state| !state.buckets.is_empty()) else {
+                continue;
+            };
+            takes(member, state).map_err(|reason| {
+                format!(
+                    "checkpoints in {place}: they hold state of a task \"{}\" that the job cannot take: {reason}",
+                    member.name
+                )
+            })?;
+        }
+        Ok(())
     }
 
     /// What this worker's copies begin with.
@@ -238,12 +251,35 @@ impl Resume {
             let route = self.members[at].route_in(manifest);
             let route = route.unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, copies)));
             for copy in (0..copies).filter(|&copy| task.workers[copy as usize] == me) {
-                let read =
+                let mut read =
                     hub::restore(&self.settings.store, manifest, &task.name, (copy, copies), &route, governor).await?;
+                read.evolved =
+                    task.state.as_ref().zip(read.schema.as_ref()).is_some_and(|(now, then)| !now.is_same(then));
                 restored.insert((at as u32, copy), read);
             }
         }
         Ok(restored)
+    }
+}
+
+/// Whether a task can go on from its states as they were.
+fn takes(member: &Member, state: &TaskState) -> Result<(), String> {
+    match (&member.schema, &state.schema) {
+        // It does not say what it keeps, and sees for itself.
+        (None, _) => Ok(()),
+        (Some(now), Some(then)) => {
+            now.behind(then)?;
+            // What those have saved that had ended stays as it is, and the others' would be of another kind.
+            let some = !state.ended.is_empty() && (state.ended.len() as u32) < state.copies;
+            match some && !now.is_same(then) {
+                true => Err("its fields have changed, and some of its copies had come to their end: go on with the program as it was".into()),
+                false => Ok(()),
+            }
+        }
+        (Some(_), None) => {
+            Err("it does not say what its fields are: an earlier version has made it; begin anew in another place"
+                .into())
+        }
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::compute::filter_record_batch;
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use datafusion::error::Result;
-use tidemill_dataflow::checkpoint::Snapshot;
+use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
@@ -19,7 +19,7 @@ use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
 use super::late::LateCount;
-use super::saved::{check_schema, fired_by, fired_of, shared};
+use super::saved::{Layout, fired_by, fired_of, shared};
 use super::steps::PlanStep;
 use super::times::{TimeOf, until_of};
 use super::window::Micros;
@@ -39,9 +39,13 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    fn described(&self) -> String {
-        let types = self.keyed.schema.fields().iter().map(|field| field.data_type().to_string());
-        format!("groups of rows ({})", types.collect::<Vec<_>>().join(", "))
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
+        StateSchema::new("rows of groups", self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> Layout {
+        self.keyed.layout(&self.rows, "")
     }
 }
 
@@ -72,12 +76,12 @@ impl CompleteTask {
             held,
         };
         if let Some(restored) = context.restored() {
-            check_schema(restored, &shape.described(), &Schema::empty(), 0)?;
+            let reader = shape.layout().reader(&shape.keyed.schema, restored)?;
             new.now = fired_of(restored)?;
             for (bucket, table) in new.state.restore(restored)? {
                 // What had been given before is not kept; what a copy that was behind had not given is given yet.
                 let given = fired_by(restored, bucket)?.unwrap_or(new.now);
-                let rows = new.state.rows(&table)?;
+                let rows = reader.read(&table)?;
                 let count = rows.num_rows();
                 new.keep(rows, given)?;
                 new.weigh(count)?;
@@ -200,7 +204,7 @@ impl Operator for CompleteTask {
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
-        let mut snapshot = shared(self.now, &self.shape.described(), &Schema::empty(), 0);
+        let mut snapshot = shared(self.now);
         snapshot.later = self.state.snapshot(whole);
         Ok(snapshot)
     }

@@ -17,7 +17,7 @@ use datafusion::error::Result;
 use datafusion::logical_expr::EmitTo;
 use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
 use datafusion::physical_plan::aggregates::order::GroupOrdering;
-use tidemill_dataflow::checkpoint::Snapshot;
+use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
@@ -25,7 +25,7 @@ use super::groups::{Aggregation, accumulators, batch};
 use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
-use super::saved::{check_schema, shared};
+use super::saved::{Layout, shared};
 use super::window::{Micros, count_fields};
 
 /// Rows are put together when there are more than these, and twice as many as the last time.
@@ -61,9 +61,14 @@ impl CountAggregation {
         CountAggregation { of, size, slide, keyed: Arc::new(keyed), kept_schema, output, window_at }
     }
 
-    fn described(&self) -> String {
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
         let CountAggregation { size, slide, .. } = self;
-        format!("windows of {size} rows every {slide} rows")
+        StateSchema::new(format!("windows of {size} rows every {slide} rows"), self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::of_aggregation(&self.of, BEFORE)
     }
 
     /// The rows of a pane.
@@ -188,9 +193,9 @@ impl CountTask {
             held,
         };
         if let Some(restored) = context.restored() {
-            check_schema(restored, &shape.described(), &shape.kept_schema, BEFORE)?;
+            let reader = shape.layout().reader(&shape.kept_schema, restored)?;
             for (_, table) in new.state.restore(restored)? {
-                new.take(&table)?;
+                new.take(reader.read(&table)?)?;
             }
             new.state.restored();
         }
@@ -212,8 +217,7 @@ impl CountTask {
     }
 
     /// Takes what was saved, or another copy has let go of.
-    fn take(&mut self, table: &Bytes) -> Result<(), TaskError> {
-        let rows = self.state.rows(table)?;
+    fn take(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
         let count = rows.num_rows();
         self.keep(rows)?;
         self.weigh(count)
@@ -381,7 +385,7 @@ impl Operator for CountTask {
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
         for (_, table) in self.state.acquired(&parts)? {
-            self.take(&table)?;
+            self.take(self.state.rows(&table)?)?;
         }
         Ok(())
     }
@@ -390,7 +394,7 @@ impl Operator for CountTask {
         if whole {
             self.compact()?;
         }
-        let mut snapshot = shared(Micros::MIN, &self.shape.described(), &self.shape.kept_schema, BEFORE);
+        let mut snapshot = shared(Micros::MIN);
         snapshot.later = self.state.snapshot(whole);
         Ok(snapshot)
     }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::compute::take_record_batch;
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
-use tidemill_dataflow::checkpoint::Snapshot;
+use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
@@ -19,7 +19,7 @@ use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
 use super::keys::KeyIndex;
-use super::saved::{check_schema, fired_of, shared};
+use super::saved::{Layout, fired_of, shared};
 use super::times::{TimeOf, until_of};
 use super::window::Micros;
 
@@ -41,9 +41,13 @@ impl Distinct {
         Ok(Arc::new(self.keyed.schema.project(&self.keyed.keys())?))
     }
 
-    fn described(&self) -> String {
-        let keys = self.keyed.schema.fields().iter().skip(self.keyed.width);
-        format!("distinct ({})", keys.map(|field| field.data_type().to_string()).collect::<Vec<_>>().join(", "))
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
+        StateSchema::new("distinct keys", self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> Layout {
+        self.keyed.layout_of_keys()
     }
 }
 
@@ -72,10 +76,10 @@ impl DistinctTask {
             held,
         };
         if let Some(restored) = context.restored() {
-            check_schema(restored, &shape.described(), &Schema::empty(), 0)?;
+            let reader = shape.layout().reader(&new.state.kept.schema(), restored)?;
             new.now = fired_of(restored)?;
             for (_, table) in new.state.restore(restored)? {
-                let keys = new.state.rows(&table)?;
+                let keys = reader.read(&table)?;
                 let count = keys.num_rows();
                 new.remember(keys)?;
                 new.weigh(count)?;
@@ -166,7 +170,7 @@ impl Operator for DistinctTask {
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
-        let mut snapshot = shared(self.now, &self.shape.described(), &Schema::empty(), 0);
+        let mut snapshot = shared(self.now);
         if whole && !self.shape.times.is_empty() {
             self.clear()?;
         }

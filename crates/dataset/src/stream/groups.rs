@@ -196,10 +196,13 @@ impl Groups {
         Ok(())
     }
 
-    /// All partial results; the table is empty afterwards.
+    /// All partial results; the table is empty afterwards, and has room for as many keys.
     pub(crate) fn take_states(&mut self) -> Result<RecordBatch> {
         let rows = std::mem::take(&mut self.count);
         let mut columns = self.take_keys(rows)?;
+        if let Some(keys) = &mut self.keys {
+            keys.clear_shrink(rows);
+        }
         for function in &mut self.functions {
             columns.extend(function.state(EmitTo::All)?);
         }

@@ -83,6 +83,11 @@ impl Kept {
         Kept { schema, runs: Vec::new(), count: 0, disk: disk.clone() }
     }
 
+    /// The rows' columns.
+    pub(crate) fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
     /// How many there are, over or not: the number of the next.
     pub(crate) fn count(&self) -> u32 {
         self.count

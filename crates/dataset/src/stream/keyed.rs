@@ -16,6 +16,7 @@ use tidemill_dataflow::{Emit, Operator, TaskError};
 
 use super::groups::batch;
 use super::late::LateCount;
+use super::saved::Layout;
 use super::steps::Steps;
 use super::times::TimeOf;
 use super::window::Micros;
@@ -44,6 +45,16 @@ impl Keyed {
         let types = rows.fields().iter().map(|field| field.data_type().clone()).chain(types);
         let fields: Vec<Field> = types.enumerate().map(|(at, of)| Field::new(at.to_string(), of, true)).collect();
         Ok(Keyed { schema: Arc::new(Schema::new(fields)), width: rows.fields().len(), keys, drop_nulls, time })
+    }
+
+    /// How rows are laid out that were these before they had keys; `of` is put before the names of fields.
+    pub(crate) fn layout(&self, rows: &Schema, of: &str) -> Layout {
+        Layout::of_rows(rows, of).keys(&self.keys, &self.schema.fields()[self.width..], of, self.width)
+    }
+
+    /// How keys alone are.
+    pub(crate) fn layout_of_keys(&self) -> Layout {
+        Layout::default().keys(&self.keys, &self.schema.fields()[self.width..], "", 0)
     }
 
     /// The columns that are keys.

@@ -25,6 +25,7 @@ use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::windows::{BoundedWindowAggExec, WindowAggExec};
 use datafusion::physical_plan::{ExecutionPlan, collect, displayable, replace_children_if_necessary};
 use futures::future::BoxFuture;
+use tidemill_dataflow::checkpoint::StateSchema;
 use tidemill_dataflow::exchange::{Direct, Gather, Partition};
 use tidemill_dataflow::graph::PortRef;
 use tidemill_dataflow::stream::source::time_column;
@@ -72,6 +73,8 @@ struct Halves {
     parts: SchemaRef,
     first: Box<dyn Fn(String, Steps) -> TaskSpec>,
     second: TaskSpec,
+    /// What the second keeps.
+    state: StateSchema,
 }
 
 /// The graph of a query, and the names of its sources with whether they can be read again.
@@ -399,7 +402,8 @@ impl<'a> Lower<'a> {
         let name = self.name("join");
         let of = Arc::clone(&join);
         let task = TaskSpec::operator(name.clone(), move |copy| JoinTask::new(&of, copy)).streaming();
-        let task = task.detail(join.detail()).input("left").input("right").output(ROWS, plan.schema());
+        let task =
+            task.state(join.state()).detail(join.detail()).input("left").input("right").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(self.copies));
         for (side, (port, rows)) in [("left", left), ("right", right)].into_iter().enumerate() {
             self.keyed(rows, &join.sides[side], task.port(port), &format!("{name} {port}"));
@@ -456,7 +460,9 @@ impl<'a> Lower<'a> {
             plan: PlanStep::new(plan, leaf, &self.context),
             late: self.late.of(&name),
         });
-        let task = TaskSpec::operator(name.clone(), move |copy| CompleteTask::new(&shape, copy)).streaming();
+        let state = shape.state();
+        let task =
+            TaskSpec::operator(name.clone(), move |copy| CompleteTask::new(&shape, copy)).streaming().state(state);
         let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(self.copies);
         let task = self.graph.add(task);
         self.keyed(rows, &keyed, task.into(), &name);
@@ -473,10 +479,12 @@ impl<'a> Lower<'a> {
         let name = self.name("process");
         let (process, projection) = (Arc::clone(&exec.process), exec.projection.clone());
         let (shape, schema) = (Arc::clone(&keyed), Arc::clone(&rows.schema));
+        let state = process.state(&keyed);
         let task = TaskSpec::operator(name.clone(), move |copy| {
             ProcessTask::new((&process, &projection), &shape, &schema, copy)
         });
-        let task = task.streaming().detail(exec.process.name.clone()).input("rows").output(ROWS, plan.schema());
+        let task =
+            task.streaming().state(state).detail(exec.process.name.clone()).input("rows").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(self.copies));
         self.keyed(rows, &keyed, task.into(), &name);
         let branch = Branch { task, steps: Steps::default(), copies: self.copies };
@@ -499,7 +507,9 @@ impl<'a> Lower<'a> {
         let shape = Distinct { keyed: Arc::clone(&keyed), times: of_keys, gives, output: plan.schema() };
         let shape = Arc::new(shape);
         let (name, detail) = (self.name("distinct"), displayable(plan.as_ref()).one_line().to_string());
-        let task = TaskSpec::operator(name.clone(), move |copy| DistinctTask::new(&shape, copy)).streaming();
+        let state = shape.state();
+        let task =
+            TaskSpec::operator(name.clone(), move |copy| DistinctTask::new(&shape, copy)).streaming().state(state);
         let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(self.copies);
         let task = self.graph.add(task);
         self.keyed(rows, &keyed, task.into(), &name);
@@ -599,6 +609,7 @@ impl<'a> Lower<'a> {
                 let shape = Arc::new(shape);
                 Halves {
                     parts: Arc::clone(&shape.part_schema),
+                    state: shape.state(),
                     first: {
                         let shape = Arc::clone(&shape);
                         Box::new(move |name, steps| {
@@ -618,6 +629,7 @@ impl<'a> Lower<'a> {
                 let shape = Arc::new(shape);
                 Halves {
                     parts: Arc::clone(&shape.part_schema),
+                    state: shape.state(),
                     first: {
                         let shape = Arc::clone(&shape);
                         Box::new(move |name, steps| {
@@ -633,7 +645,8 @@ impl<'a> Lower<'a> {
             (kind, None) => return Err(DataSetError::Internal(format!("windows {kind:?} of time"))),
         };
         let copies = if keys.is_empty() { 1 } else { self.copies };
-        let mut second = halves.second.streaming().detail(detail).input("parts").output(ROWS, plan.schema());
+        let mut second =
+            halves.second.streaming().state(halves.state).detail(detail).input("parts").output(ROWS, plan.schema());
         if let Some((_, schema)) = &keyed {
             second = second.output(LATE, Arc::clone(schema));
         }
@@ -686,8 +699,8 @@ impl<'a> Lower<'a> {
         let copies = if of.keys.is_empty() { 1 } else { self.copies };
         let shape = Arc::new(CountAggregation::new(of, lengths, keyed, plan.schema(), window_at));
         let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
-        let keyed = Arc::clone(&shape.keyed);
-        let task = TaskSpec::operator(name.clone(), move |copy| CountTask::new(&shape, copy)).streaming();
+        let (keyed, state) = (Arc::clone(&shape.keyed), shape.state());
+        let task = TaskSpec::operator(name.clone(), move |copy| CountTask::new(&shape, copy)).streaming().state(state);
         let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(copies);
         let task = self.graph.add(task);
         // Which time the rows of a window have had, nobody knows.

@@ -26,7 +26,7 @@ use datafusion::physical_plan::execution_plan::{
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
 };
-use tidemill_dataflow::checkpoint::{Buckets, Snapshot};
+use tidemill_dataflow::checkpoint::{Buckets, Snapshot, StateSchema};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
@@ -35,7 +35,7 @@ use super::groups::batch;
 use super::held::{Held, Holds, WEIGH_EVERY_ROWS};
 use super::kept::buckets_of;
 use super::keyed::Keyed;
-use super::saved::{check_schema, fired_of, shared};
+use super::saved::{Layout, fired_of, shared};
 use super::window::Micros;
 use crate::dataset::DataSet;
 use crate::error::DataSetError;
@@ -106,7 +106,8 @@ pub type MakeKeyedFunction =
     Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn KeyedFunction>, String> + Send + Sync>;
 
 impl DataSet {
-    /// What a function makes of a stream's rows by key: rows with `schema`. `name` stands for it in plans, errors and checkpoints.
+    /// What a function makes of a stream's rows by key: rows with `schema`. `keeps` says what it keeps of a key, if
+    /// that is to be known: then a checkpoint's states are those of the function as it is now, or refused. `name` stands for it in plans, errors and checkpoints.
     ///
     /// # Errors
     /// `UnknownColumn`; what the function fails with is an error of the job.
@@ -116,6 +117,7 @@ impl DataSet {
         keys: &[String],
         function: MakeKeyedFunction,
         schema: SchemaRef,
+        keeps: Option<SchemaRef>,
     ) -> std::result::Result<Self, DataSetError> {
         let names = self.names();
         let place = |key: &String| {
@@ -124,7 +126,7 @@ impl DataSet {
         };
         let keys = keys.iter().map(place).collect::<std::result::Result<Vec<_>, _>>()?;
         let (state, input) = self.frame().clone().into_parts();
-        let process = Process { name: name.to_owned(), keys, function, schema };
+        let process = Process { name: name.to_owned(), keys, function, schema, keeps };
         let table = ProcessTable { input, process: Arc::new(process) };
         let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
         DataSet::new(DataFrame::new(state, plan))
@@ -138,6 +140,21 @@ pub(crate) struct Process {
     pub keys: Vec<usize>,
     function: MakeKeyedFunction,
     schema: SchemaRef,
+    keeps: Option<SchemaRef>,
+}
+
+impl Process {
+    /// What is kept.
+    pub(crate) fn state(&self, keyed: &Keyed) -> StateSchema {
+        let keys = keyed.layout_of_keys();
+        match &self.keeps {
+            None => StateSchema::new("states of a function, without names", keys.fields().collect()),
+            Some(state) => {
+                let state = Layout::of_rows(state, "");
+                StateSchema::new("states of a function", keys.fields().chain(state.fields()).collect())
+            }
+        }
+    }
 }
 
 pub(crate) struct ProcessTable {
@@ -290,19 +307,12 @@ impl ProcessTask {
         let (projection, now) = (exec.1.clone(), Micros::MIN);
         let mut new = ProcessTask { process, projection, keyed, rows, function, now, telling, held };
         if let Some(restored) = context.restored() {
-            check_schema(restored, &new.described(), &arrow::datatypes::Schema::empty(), 0)?;
             new.now = fired_of(restored)?;
             for (&bucket, parts) in &restored.buckets {
                 new.restore(bucket, parts.clone())?;
             }
         }
         Ok(new)
-    }
-
-    fn described(&self) -> String {
-        let keys = self.keyed.schema.fields().iter().skip(self.keyed.width);
-        let keys: Vec<_> = keys.map(|field| field.data_type().to_string()).collect();
-        format!("a function by ({})", keys.join(", "))
     }
 
     fn restore(&mut self, bucket: u32, parts: Vec<Bytes>) -> Result<(), TaskError> {
@@ -391,7 +401,7 @@ impl Operator for ProcessTask {
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
-        let mut snapshot = shared(self.now, &self.described(), &arrow::datatypes::Schema::empty(), 0);
+        let mut snapshot = shared(self.now);
         snapshot.buckets = self.function.snapshot(whole)?;
         Ok(snapshot)
     }

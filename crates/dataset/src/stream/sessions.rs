@@ -24,7 +24,7 @@ use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::aggregates::group_values::new_group_values;
 use datafusion::physical_plan::aggregates::order::GroupOrdering;
-use tidemill_dataflow::checkpoint::{Later, Part, Snapshot, rows};
+use tidemill_dataflow::checkpoint::{Later, Part, Snapshot, StateSchema, rows};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
@@ -35,7 +35,7 @@ use super::groups::{Aggregation, accumulators, batch};
 use super::held::{Held, Holds};
 use super::kept::{self, buckets_of_key};
 use super::late::{LATE_PORT, LateCount, LateOutput};
-use super::saved::{check_schema, fired_of, shared};
+use super::saved::{Layout, fired_of, shared};
 use super::steps::Steps;
 use super::window::{Micros, micros, window_array};
 
@@ -89,8 +89,13 @@ impl SessionAggregation {
         SessionAggregation { of, time, behind, gap, session_schema, part_schema, output, window_at, late, late_rows }
     }
 
-    fn described(&self) -> String {
-        format!("sessions with a gap of {} us", self.gap)
+    /// What the second half keeps.
+    pub(crate) fn state(&self) -> StateSchema {
+        StateSchema::new(format!("sessions with a gap of {} us", self.gap), self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::of_aggregation(&self.of, BEFORE)
     }
 
     /// The sessions of rows that have a key and a stretch of time each.
@@ -275,10 +280,10 @@ impl SecondHalf {
             held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
-        check_schema(restored, &shape.described(), &shape.session_schema, BEFORE)?;
+        let reader = shape.layout().reader(&shape.session_schema, restored)?;
         new.fired = fired_of(restored)?;
         for part in restored.buckets.values().flatten() {
-            new.take(rows::decode(&shape.session_schema, part)?);
+            new.take(reader.read(part)?);
         }
         new.news.clear();
         *new.saved.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
@@ -444,7 +449,7 @@ impl Operator for SecondHalf {
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         self.merge()?;
-        let mut snapshot = shared(self.fired, &self.shape.described(), &self.shape.session_schema, BEFORE);
+        let mut snapshot = shared(self.fired);
         let news = std::mem::take(&mut self.news);
         let fired = std::mem::take(&mut self.fired_buckets);
         if !whole && news.is_empty() && fired.is_empty() {

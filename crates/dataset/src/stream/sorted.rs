@@ -1,10 +1,12 @@
-//! States on disk, sorted by the bucket of their key: what does not fit in memory at once does so a few buckets at a time.
+//! States that do not change any more, sorted by the bucket of their key, in memory or on disk. What is put together or saved goes
+//! a few buckets at a time: so few that their table stays in the processor's cache, and that all of it need not fit in memory.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt32Array};
-use arrow::compute::take_record_batch;
+use arrow::compute::{concat_batches, take_record_batch};
+use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::route_map::BUCKETS;
@@ -16,35 +18,57 @@ use super::kept::{buckets_of_key, in_order};
 /// All buckets.
 pub(crate) const ALL: Range<u32> = 0..BUCKETS;
 
-/// States on disk. Clones are the same.
+/// So many levels of about the same size become one. More would be copied less often, and have more keys twice.
+const TOGETHER: usize = 4;
+/// A level in memory has no more pieces: they are what has come of other copies.
+const PIECES: usize = 16;
+/// States that are put together at a time: a share of a processor's cache.
+pub(crate) const CACHED_BYTES: usize = 1 << 20;
+
+/// See the module. Clones are the same states.
 #[derive(Clone)]
 pub(crate) struct Sorted {
     states: RecordBatch,
-    /// Where each bucket begins, and where the last ends.
-    starts: Arc<[u32]>,
+    /// The bucket of each.
+    of: Arc<[u16]>,
     row_bytes: usize,
+    on_disk: bool,
 }
 
 impl Sorted {
-    /// Puts states on disk, given the bucket of each: in pieces, none of which is too large to be put together in memory.
-    pub(crate) fn new(states: &RecordBatch, of: &[u32], disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
-        let (order, _) = in_order(of, |_| true);
-        let row_bytes = (batch_bytes(states) as usize).div_ceil(order.len().max(1)).max(1);
-        let mut pieces = Vec::new();
-        for rows in order.chunks((disk.run_bytes() / row_bytes).max(1)) {
-            let mut starts = vec![0; BUCKETS as usize + 1];
-            rows.iter().for_each(|&row| starts[of[row as usize] as usize + 1] += 1);
-            for bucket in 1..starts.len() {
-                starts[bucket] += starts[bucket - 1];
-            }
-            let states = disk.map(&take_record_batch(states, &UInt32Array::from(rows.to_vec()))?)?;
-            pieces.push(Sorted { states, starts: starts.into(), row_bytes });
+    /// Sorts states, keys first, in memory.
+    pub(crate) fn new(states: RecordBatch, of: &Aggregation) -> Result<Self> {
+        let buckets = buckets_of_key(&states, 0, of.keys.len())?;
+        if buckets.is_sorted() {
+            return Ok(Sorted::in_memory(states, buckets.into_iter()));
         }
-        Ok(pieces)
+        let (order, starts) = in_order(&buckets, |_| true);
+        let counts = (0..).zip(starts.windows(2)).map(|(bucket, ends)| (bucket, ends[1] - ends[0]));
+        let sorted = counts.flat_map(|(bucket, count)| std::iter::repeat_n(bucket, count as usize));
+        Ok(Sorted::in_memory(take_record_batch(&states, &UInt32Array::from(order))?, sorted))
+    }
+
+    fn in_memory(states: RecordBatch, of: impl Iterator<Item = u32>) -> Self {
+        let row_bytes = (batch_bytes(&states) as usize).div_ceil(states.num_rows().max(1)).max(1);
+        Sorted { states, of: of.map(|bucket| bucket as u16).collect(), row_bytes, on_disk: false }
     }
 
     pub(crate) fn rows(&self) -> usize {
         self.states.num_rows()
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.of) + if self.on_disk { 0 } else { self.states_bytes() }
+    }
+
+    /// Bytes in memory or on disk.
+    fn states_bytes(&self) -> usize {
+        self.rows() * self.row_bytes
+    }
+
+    pub(crate) fn is_on_disk(&self) -> bool {
+        self.on_disk
     }
 
     /// All of them.
@@ -52,10 +76,51 @@ impl Sorted {
         &self.states
     }
 
-    /// Those of some buckets.
-    pub(crate) fn of(&self, buckets: &Range<u32>) -> RecordBatch {
-        let (start, end) = (self.starts[buckets.start as usize], self.starts[buckets.end as usize]);
-        self.states.slice(start as usize, (end - start) as usize)
+    fn places(&self, buckets: &Range<u32>) -> Range<usize> {
+        let place = |bucket| self.of.partition_point(|&of| u32::from(of) < bucket);
+        place(buckets.start)..place(buckets.end)
+    }
+
+    /// Those of some buckets, and the bucket of each.
+    pub(crate) fn of(&self, buckets: &Range<u32>) -> (RecordBatch, &[u16]) {
+        let Range { start, end } = self.places(buckets);
+        (self.states.slice(start, end - start), &self.of[start..end])
+    }
+
+    /// Those of the buckets that go, and the others.
+    pub(crate) fn split(self, goes: impl Fn(u16) -> bool) -> Result<(Option<Sorted>, Option<Sorted>)> {
+        let (mut gone, mut rest, mut start) = (Vec::new(), Vec::new(), 0);
+        for run in self.of.chunk_by(|&a, &b| goes(a) == goes(b)) {
+            if goes(run[0]) { &mut gone } else { &mut rest }.push(start..start + run.len());
+            start += run.len();
+        }
+        if rest.is_empty() {
+            return Ok((Some(self), None));
+        }
+        if gone.is_empty() {
+            return Ok((None, Some(self)));
+        }
+        let some = |places: Vec<Range<usize>>| -> Result<Option<Sorted>> {
+            let slices: Vec<RecordBatch> =
+                places.iter().map(|place| self.states.slice(place.start, place.len())).collect();
+            let of = places.into_iter().flat_map(|place| &self.of[place]).map(|&bucket| u32::from(bucket));
+            Ok(Some(Sorted::in_memory(concat_batches(self.states.schema_ref(), &slices)?, of)))
+        };
+        Ok((some(gone)?, some(rest)?))
+    }
+
+    /// The same, on disk: in pieces, none of which is too large to be put together in memory.
+    pub(crate) fn on_disk(self, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
+        if self.on_disk {
+            return Ok(vec![self]);
+        }
+        let step = (disk.run_bytes() / self.row_bytes).max(1);
+        let piece = |start: usize| {
+            let rows = step.min(self.rows() - start);
+            let states = disk.map(&self.states.slice(start, rows))?;
+            Ok(Sorted { states, of: self.of[start..start + rows].into(), row_bytes: self.row_bytes, on_disk: true })
+        };
+        (0..self.rows()).step_by(step).map(piece).collect()
     }
 }
 
@@ -63,8 +128,8 @@ impl Sorted {
 pub(crate) fn ranges<'a>(states: impl IntoIterator<Item = &'a Sorted>, bytes: usize) -> Vec<Range<u32>> {
     let mut of = vec![0_usize; BUCKETS as usize];
     for piece in states {
-        for (sum, ends) in of.iter_mut().zip(piece.starts.windows(2)) {
-            *sum += (ends[1] - ends[0]) as usize * piece.row_bytes;
+        for run in piece.of.chunk_by(|a, b| a == b) {
+            of[run[0] as usize] += run.len() * piece.row_bytes;
         }
     }
     let (mut ranges, mut start, mut sum) = (Vec::new(), 0, 0);
@@ -79,15 +144,11 @@ pub(crate) fn ranges<'a>(states: impl IntoIterator<Item = &'a Sorted>, bytes: us
     ranges
 }
 
-/// Levels of states, each at least twice as many as the next. Of a level every key is there once, more or less.
+/// Levels of states, older and larger ones first. Of a level every key is there once.
 #[derive(Default)]
 pub(crate) struct Levels(Vec<Vec<Sorted>>);
 
 impl Levels {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(crate) fn rows(&self) -> usize {
         self.pieces().map(Sorted::rows).sum()
     }
@@ -100,53 +161,124 @@ impl Levels {
         self.0
     }
 
-    /// Adds a level, and puts together those that are of about the same size: so what a key's states take on disk does not
-    /// grow with how often it comes.
-    pub(crate) fn add(&mut self, level: Vec<Sorted>, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
-        let rows = |level: &[Sorted]| level.iter().map(Sorted::rows).sum::<usize>();
-        if rows(&level) == 0 {
-            return Ok(());
+    /// Adds a level.
+    pub(crate) fn add(&mut self, mut level: Vec<Sorted>) {
+        level.retain(|piece| piece.rows() > 0);
+        if !level.is_empty() {
+            self.0.push(level);
         }
-        self.0.push(level);
-        while let [.., larger, smaller] = self.0.as_slice()
-            && rows(larger) < 2 * rows(smaller)
+    }
+
+    /// Adds to a level states of keys that it does not have.
+    pub(crate) fn add_to(&mut self, level: usize, pieces: Vec<Sorted>) {
+        match self.0.get_mut(level) {
+            Some(level) => level.extend(pieces.into_iter().filter(|piece| piece.rows() > 0)),
+            None => self.add(pieces),
+        }
+    }
+
+    /// Puts together the levels that are of about the same size: so what a key's states take does not grow with how often it
+    /// comes, and each is copied a few times only.
+    pub(crate) fn compact(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        let rows = |level: &[Sorted]| level.iter().map(Sorted::rows).sum::<usize>();
+        while let Some(from) = self.0.len().checked_sub(TOGETHER)
+            && let [largest, .., smallest] = &self.0[from..]
+            && rows(largest) < TOGETHER * rows(smallest)
         {
-            let both: Vec<Sorted> = self.0.drain(self.0.len() - 2..).flatten().collect();
-            let mut merged = Vec::new();
-            for range in ranges(&both, disk.run_bytes()) {
-                let mut groups = Groups::new(of)?;
-                for states in both.iter().map(|piece| piece.of(&range)).filter(|states| states.num_rows() > 0) {
-                    groups.merge(&states)?;
-                }
-                let states = groups.take_states()?;
-                merged.extend(Sorted::new(&states, &buckets_of_key(&states, 0, of.keys.len())?, disk)?);
+            let last = self.0[from..].iter().flatten();
+            let on_disk = last.clone().any(Sorted::is_on_disk);
+            if !on_disk && last.map(Sorted::bytes).sum::<usize>() > disk.run_bytes() {
+                break;
             }
-            self.0.push(merged);
+            let pieces: Vec<Sorted> = self.0.drain(from..).flatten().collect();
+            let merged = merged(&pieces, on_disk, of, disk)?;
+            self.add(merged);
+        }
+        for level in &mut self.0 {
+            let bytes = level.iter().map(Sorted::states_bytes).sum::<usize>();
+            if level.len() > PIECES && !level.iter().any(Sorted::is_on_disk) && bytes <= disk.run_bytes() {
+                *level = merged(level, false, of, disk)?;
+            }
         }
         Ok(())
     }
+
+    /// Puts everything on disk.
+    pub(crate) fn spill(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        for level in &mut self.0 {
+            let pieces = std::mem::take(level).into_iter().map(|piece| piece.on_disk(disk));
+            *level = pieces.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        }
+        self.compact(of, disk)
+    }
+}
+
+/// The same states, of each key one.
+fn merged(pieces: &[Sorted], to_disk: bool, of: &Arc<Aggregation>, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
+    let (mut merged, mut run, mut bytes) = (Vec::new(), Vec::<Sorted>::new(), 0);
+    let mut groups = Groups::new(of)?;
+    let mut finish = |run: Vec<Sorted>| -> Result<(), TaskError> {
+        let states = concat_batches(&of.state_schema, run.iter().map(Sorted::states))?;
+        let all = run.iter().flat_map(|piece| piece.of.iter().map(|&bucket| u32::from(bucket)));
+        let all = Sorted::in_memory(states, all);
+        merged.extend(if to_disk { all.on_disk(disk)? } else { vec![all] });
+        Ok(())
+    };
+    for range in ranges(pieces, disk.run_bytes().min(CACHED_BYTES)) {
+        for (states, _) in pieces.iter().map(|piece| piece.of(&range)).filter(|(states, _)| states.num_rows() > 0) {
+            groups.merge(&states)?;
+        }
+        let piece = Sorted::new(groups.take_states()?, of)?;
+        bytes += piece.bytes();
+        if bytes > disk.run_bytes() && !run.is_empty() {
+            finish(std::mem::take(&mut run))?;
+            bytes = piece.bytes();
+        }
+        run.push(piece);
+    }
+    finish(run)?;
+    Ok(merged)
 }
 
 #[cfg(test)]
 mod tests {
     use arrow::array::{ArrayRef, AsArray, Int64Array};
-    use arrow::datatypes::Int64Type;
+    use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 
     use super::*;
 
+    /// Keys without functions: their states are themselves.
+    fn of() -> Arc<Aggregation> {
+        let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, true)]));
+        let key = Arc::new(datafusion::physical_expr::expressions::Column::new("n", 0));
+        Arc::new(Aggregation::new(vec![(key, "n".into())], Vec::new(), Vec::new(), &schema).unwrap())
+    }
+
     fn states(values: impl Iterator<Item = i64>) -> RecordBatch {
-        RecordBatch::try_from_iter([("n", Arc::new(Int64Array::from_iter_values(values)) as ArrayRef)]).unwrap()
+        let values: ArrayRef = Arc::new(Int64Array::from_iter(values.map(Some)));
+        RecordBatch::try_new(Arc::clone(&of().state_schema), vec![values]).unwrap()
+    }
+
+    fn values<'a>(pieces: impl IntoIterator<Item = &'a Sorted>) -> Vec<i64> {
+        let values = |piece: &Sorted| piece.states.column(0).as_primitive::<Int64Type>().values().to_vec();
+        pieces.into_iter().flat_map(values).collect()
+    }
+
+    fn in_order(mut values: Vec<i64>) -> Vec<i64> {
+        values.sort_unstable();
+        values
     }
 
     /// A state that is in no range of buckets would be missing from its window, one in two would count twice.
     #[test]
     fn every_state_is_in_one_range() {
         let disk = Disk::with_runs_of(800);
-        let all = states((0..5000).map(|n| n * 7919 % 5000));
-        let of: Vec<u32> = (0..5000).map(|n| (n * 31 % 200) as u32 * 5).collect();
-        let pieces = Sorted::new(&all, &of, &disk).unwrap();
+        let all = Sorted::new(states(0..5000), &of()).unwrap();
+        let bucket: std::collections::HashMap<i64, u16> =
+            values([&all]).into_iter().zip(all.of.iter().copied()).collect();
+        let pieces = all.on_disk(&disk).unwrap();
         assert!(pieces.len() >= 50 && pieces.iter().all(|piece| piece.rows() <= 100));
-        let mut seen: Vec<i64> = Vec::new();
+        let mut seen = Vec::new();
         let ranges = ranges(&pieces, 2000);
         assert!(ranges.len() >= 20, "{ranges:?}");
         let mut end = 0;
@@ -155,15 +287,58 @@ mod tests {
             end = range.end;
             let before = seen.len();
             for piece in &pieces {
-                seen.extend(piece.of(&range).column(0).as_primitive::<Int64Type>().values());
+                seen.extend(piece.of(&range).0.column(0).as_primitive::<Int64Type>().values());
             }
             assert!((seen.len() - before) * 8 <= 2000);
-            let inside =
-                |n: &i64| all.column(0).as_primitive::<Int64Type>().values().iter().position(|m| m == n).unwrap();
-            assert!(seen[before..].iter().all(|n| range.contains(&of[inside(n)])));
+            assert!(seen[before..].iter().all(|n| range.contains(&u32::from(bucket[n]))));
         }
         assert_eq!(end, BUCKETS);
-        seen.sort_unstable();
-        assert_eq!(seen, (0..5000).collect::<Vec<_>>());
+        assert_eq!(in_order(seen), (0..5000).collect::<Vec<_>>());
+    }
+
+    /// A state that stays with who loses its bucket counts for nobody, one that goes and stays counts twice.
+    #[test]
+    fn what_goes_does_not_stay() {
+        let all = Sorted::new(states(0..5000), &of()).unwrap();
+        for lost in [0, 1, 2, 511, 1024] {
+            let (gone, rest) = all.clone().split(|bucket| u32::from(bucket) * 7 % BUCKETS < lost).unwrap();
+            assert_eq!((gone.is_some(), rest.is_some()), (lost > 0, lost < BUCKETS));
+            let both: Vec<Sorted> = gone.into_iter().chain(rest).collect();
+            assert!(both.iter().all(|piece| piece.of.is_sorted() && piece.of.len() == piece.rows()));
+            assert_eq!(in_order(values(&both)), (0..5000).collect::<Vec<_>>());
+        }
+    }
+
+    /// A key that is twice takes twice the memory; one that is lost is missing; states out of order are found by nobody.
+    #[test]
+    fn levels_have_every_key() {
+        for (disk, on_disk) in [(Disk::default(), false), (Disk::with_runs_of(3000), true)] {
+            let mut levels = Levels::default();
+            for round in 0..50_i64 {
+                let some = Sorted::new(states((0..700).map(|n| (n * 31 + round * 100) % 3000)), &of()).unwrap();
+                levels.add(if on_disk { some.on_disk(&disk).unwrap() } else { vec![some] });
+                levels.compact(&of(), &disk).unwrap();
+                assert!(levels.0.len() <= 10, "{}", levels.0.len());
+            }
+            let mut all = in_order(values(levels.pieces()));
+            assert!(all.len() < 3000 * 3, "{}", all.len());
+            all.dedup();
+            assert_eq!(all, (0..3000).collect::<Vec<_>>());
+            assert!(levels.pieces().all(|piece| piece.is_on_disk() == on_disk));
+            for piece in levels.pieces() {
+                assert!(piece.of.is_sorted());
+                let buckets = buckets_of_key(&piece.states, 0, 1).unwrap();
+                assert!(piece.of.iter().zip(buckets).all(|(&of, bucket)| u32::from(of) == bucket));
+            }
+            // All is put together in memory or nothing is: more does not fit.
+            let (small, mut many) = (Disk::with_runs_of(100), Levels::default());
+            for _ in 0..9 {
+                many.add(vec![Sorted::new(states(0..100), &of()).unwrap()]);
+                many.compact(&of(), &small).unwrap();
+            }
+            assert_eq!(many.rows(), 900);
+            many.spill(&of(), &small).unwrap();
+            assert!(many.rows() < 400 && many.pieces().all(Sorted::is_on_disk));
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 
 macro_rules! avx2 {
     ($name:ident, $t:ty, $v:ty, $lanes:expr,
-     $set1:ident, $loadu:ident, $storeu:ident, $sub:ident, $fmadd:ident, $fnmadd:ident, $min:ident, $max:ident,
+     $set1:ident, $loadu:ident, $storeu:ident, $sub:ident, $mul:ident,
+     $rsqrt:ident, $fmadd:ident, $fnmadd:ident, $min:ident, $max:ident,
      $cmpi:ident, $blendv:ident, $movemask:ident, $block:expr, $transpose:ident) => {
         /// Token of AVX2 and FMA.
         #[derive(Clone, Copy)]
@@ -41,6 +42,16 @@ macro_rules! avx2 {
             fn sub(self, a: $v, b: $v) -> $v {
                 // SAFETY: the token proves AVX2 and FMA.
                 unsafe { $sub(a, b) }
+            }
+            #[inline(always)]
+            fn mul(self, a: $v, b: $v) -> $v {
+                // SAFETY: the token proves AVX2 and FMA.
+                unsafe { $mul(a, b) }
+            }
+            #[inline(always)]
+            fn rsqrt(self, v: $v) -> $v {
+                // SAFETY: the token proves AVX2 and FMA.
+                unsafe { $rsqrt(v) }
             }
             #[inline(always)]
             fn mul_add(self, a: $v, b: $v, c: $v) -> $v {
@@ -94,6 +105,8 @@ avx2!(
     _mm256_loadu_ps,
     _mm256_storeu_ps,
     _mm256_sub_ps,
+    _mm256_mul_ps,
+    rsqrt_f32,
     _mm256_fmadd_ps,
     _mm256_fnmadd_ps,
     _mm256_min_ps,
@@ -113,6 +126,8 @@ avx2!(
     _mm256_loadu_pd,
     _mm256_storeu_pd,
     _mm256_sub_pd,
+    _mm256_mul_pd,
+    rsqrt_f64,
     _mm256_fmadd_pd,
     _mm256_fnmadd_pd,
     _mm256_min_pd,
@@ -162,4 +177,28 @@ unsafe fn transpose_f64(rows: &[*const f64], dst: *mut f64, stride: usize) {
         _mm256_storeu_pd(dst, _mm256_unpacklo_pd(r0, r1));
         _mm256_storeu_pd(dst.add(stride), _mm256_unpackhi_pd(r0, r1));
     }
+}
+
+/// An estimate of 12 bits and one step of Newton's method, which doubles them.
+///
+/// # Safety
+/// AVX2 and FMA are present.
+#[inline(always)]
+unsafe fn rsqrt_f32(v: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let y = _mm256_rsqrt_ps(v);
+        let rest = _mm256_fnmadd_ps(_mm256_mul_ps(v, y), y, _mm256_set1_ps(3.0));
+        _mm256_mul_ps(_mm256_mul_ps(y, _mm256_set1_ps(0.5)), rest)
+    }
+}
+
+/// Exact but for two roundings: no estimate is worth its steps here.
+///
+/// # Safety
+/// AVX2 and FMA are present.
+#[inline(always)]
+unsafe fn rsqrt_f64(v: __m256d) -> __m256d {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_div_pd(_mm256_set1_pd(1.0), _mm256_sqrt_pd(v)) }
 }

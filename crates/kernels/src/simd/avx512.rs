@@ -4,7 +4,8 @@ use super::Simd;
 use std::arch::x86_64::*;
 
 macro_rules! avx512 {
-    ($name:ident, $t:ty, $v:ty, $m:ty, $lanes:expr, $set1:ident, $loadu:ident, $storeu:ident, $sub:ident, $fmadd:ident,
+    ($name:ident, $t:ty, $v:ty, $m:ty, $lanes:expr, $set1:ident, $loadu:ident, $storeu:ident, $sub:ident,
+     $mul:ident, $rsqrt:ident, $fmadd:ident,
      $fnmadd:ident, $min:ident, $max:ident, $cmp:ident, $blend:ident, $block:expr, $transpose:ident) => {
         /// Token of AVX-512F.
         #[derive(Clone, Copy)]
@@ -40,6 +41,16 @@ macro_rules! avx512 {
             fn sub(self, a: $v, b: $v) -> $v {
                 // SAFETY: the token proves AVX-512F.
                 unsafe { $sub(a, b) }
+            }
+            #[inline(always)]
+            fn mul(self, a: $v, b: $v) -> $v {
+                // SAFETY: the token proves AVX-512F.
+                unsafe { $mul(a, b) }
+            }
+            #[inline(always)]
+            fn rsqrt(self, v: $v) -> $v {
+                // SAFETY: the token proves AVX-512F.
+                unsafe { $rsqrt(v) }
             }
             #[inline(always)]
             fn mul_add(self, a: $v, b: $v, c: $v) -> $v {
@@ -93,6 +104,8 @@ avx512!(
     _mm512_loadu_ps,
     _mm512_storeu_ps,
     _mm512_sub_ps,
+    _mm512_mul_ps,
+    rsqrt_f32,
     _mm512_fmadd_ps,
     _mm512_fnmadd_ps,
     _mm512_min_ps,
@@ -112,6 +125,8 @@ avx512!(
     _mm512_loadu_pd,
     _mm512_storeu_pd,
     _mm512_sub_pd,
+    _mm512_mul_pd,
+    rsqrt_f64,
     _mm512_fmadd_pd,
     _mm512_fnmadd_pd,
     _mm512_min_pd,
@@ -175,4 +190,28 @@ unsafe fn transpose_f64(rows: &[*const f64], dst: *mut f64, stride: usize) {
         _mm512_storeu_pd(dst, _mm512_unpacklo_pd(r0, r1));
         _mm512_storeu_pd(dst.add(stride), _mm512_unpackhi_pd(r0, r1));
     }
+}
+
+/// An estimate of 14 bits and one step of Newton's method, which doubles them.
+///
+/// # Safety
+/// AVX-512F is present.
+#[inline(always)]
+unsafe fn rsqrt_f32(v: __m512) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let y = _mm512_rsqrt14_ps(v);
+        let rest = _mm512_fnmadd_ps(_mm512_mul_ps(v, y), y, _mm512_set1_ps(3.0));
+        _mm512_mul_ps(_mm512_mul_ps(y, _mm512_set1_ps(0.5)), rest)
+    }
+}
+
+/// Exact but for two roundings: no estimate is worth its steps here.
+///
+/// # Safety
+/// AVX-512F is present.
+#[inline(always)]
+unsafe fn rsqrt_f64(v: __m512d) -> __m512d {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_div_pd(_mm512_set1_pd(1.0), _mm512_sqrt_pd(v)) }
 }

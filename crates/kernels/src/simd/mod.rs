@@ -112,6 +112,10 @@ pub trait Simd: Copy {
     unsafe fn store(self, p: *mut Self::Elem, v: Self::V);
     /// `a - b`.
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `1 / sqrt(v)` of positive, normal `v`; within a few units in the last place.
+    fn rsqrt(self, v: Self::V) -> Self::V;
     /// `a * b + c`, rounded once.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `c - a * b`, rounded once.

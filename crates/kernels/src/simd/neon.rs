@@ -7,7 +7,8 @@ use super::Simd;
 use std::arch::aarch64::*;
 
 macro_rules! neon {
-    ($name:ident, $t:ty, $v:ty, $m:ty, $lanes:expr, $dup:ident, $ld:ident, $st:ident, $sub:ident, $fma:ident, $fms:ident,
+    ($name:ident, $t:ty, $v:ty, $m:ty, $lanes:expr, $dup:ident, $ld:ident, $st:ident, $sub:ident,
+     $mul:ident, $rsqrt:ident, $fma:ident, $fms:ident,
      $min:ident, $max:ident, $lt:ident, $bsl:ident, $bits:ident, $transpose:ident) => {
         /// Token of NEON.
         #[derive(Clone, Copy)]
@@ -43,6 +44,16 @@ macro_rules! neon {
             fn sub(self, a: $v, b: $v) -> $v {
                 // SAFETY: the token proves NEON.
                 unsafe { $sub(a, b) }
+            }
+            #[inline(always)]
+            fn mul(self, a: $v, b: $v) -> $v {
+                // SAFETY: the token proves NEON.
+                unsafe { $mul(a, b) }
+            }
+            #[inline(always)]
+            fn rsqrt(self, v: $v) -> $v {
+                // SAFETY: the token proves NEON.
+                unsafe { $rsqrt(v) }
             }
             #[inline(always)]
             fn mul_add(self, a: $v, b: $v, c: $v) -> $v {
@@ -97,6 +108,8 @@ neon!(
     vld1q_f32,
     vst1q_f32,
     vsubq_f32,
+    vmulq_f32,
+    rsqrt_f32,
     vfmaq_f32,
     vfmsq_f32,
     vminq_f32,
@@ -116,6 +129,8 @@ neon!(
     vld1q_f64,
     vst1q_f64,
     vsubq_f64,
+    vmulq_f64,
+    rsqrt_f64,
     vfmaq_f64,
     vfmsq_f64,
     vminq_f64,
@@ -173,4 +188,20 @@ unsafe fn transpose_f64(rows: &[*const f64], dst: *mut f64, stride: usize) {
         vst1q_f64(dst, vzip1q_f64(first, second));
         vst1q_f64(dst.add(stride), vzip2q_f64(first, second));
     }
+}
+
+/// # Safety
+/// NEON is present.
+#[inline(always)]
+unsafe fn rsqrt_f32(v: float32x4_t) -> float32x4_t {
+    // SAFETY: the caller's promise.
+    unsafe { vdivq_f32(vdupq_n_f32(1.0), vsqrtq_f32(v)) }
+}
+
+/// # Safety
+/// NEON is present.
+#[inline(always)]
+unsafe fn rsqrt_f64(v: float64x2_t) -> float64x2_t {
+    // SAFETY: the caller's promise.
+    unsafe { vdivq_f64(vdupq_n_f64(1.0), vsqrtq_f64(v)) }
 }

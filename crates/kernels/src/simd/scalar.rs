@@ -37,6 +37,14 @@ macro_rules! scalar {
             fn sub(self, a: $t, b: $t) -> $t {
                 a - b
             }
+            #[inline(always)]
+            fn mul(self, a: $t, b: $t) -> $t {
+                a * b
+            }
+            #[inline(always)]
+            fn rsqrt(self, v: $t) -> $t {
+                1.0 / v.sqrt()
+            }
             // Two roundings here: without hardware `mul_add` is a slow library call. All error bounds allow for it.
             #[inline(always)]
             fn mul_add(self, a: $t, b: $t, c: $t) -> $t {

@@ -23,11 +23,20 @@ impl<T: Element> Kernel<T> for Operations<'_, T> {
             }
         };
         check(s.sub(va, vb), &|a, b, _| a - b, "sub");
+        check(s.mul(va, vb), &|a, b, _| a * b, "mul");
         check(s.mul_add(va, vb, vc), &|a, b, c| a * b + c, "mul_add");
         check(s.neg_mul_add(va, vb, vc), &|a, b, c| c - a * b, "neg_mul_add");
         check(s.min(va, vb), &|a, b, _| a.min(b), "min");
         check(s.max(va, vb), &|a, b, _| a.max(b), "max");
         check(s.splat(T::from_f64(3.0)), &|_, _, _| 3.0, "splat");
+        let mut roots = vec![T::default(); lanes];
+        let positive = s.mul_add(va, va, s.splat(T::from_f64(0.01)));
+        // SAFETY: `roots` has `lanes` elements.
+        unsafe { s.store(roots.as_mut_ptr(), s.rsqrt(positive)) };
+        for i in 0..lanes {
+            let want = (a[i].to_f64().powi(2) + 0.01).sqrt().recip();
+            assert!((roots[i].to_f64() / want - 1.0).abs() < 8.0 * T::EPSILON, "rsqrt, lane {i} of {lanes}");
+        }
         let m = s.lt(va, vb);
         check(s.select(m, va, vc), &|a, b, c| if a < b { a } else { c }, "select");
         let bits = (0..lanes).filter(|&i| a[i] < b[i]).fold(0, |bits, i| bits | 1 << i);

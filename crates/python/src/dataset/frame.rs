@@ -152,7 +152,8 @@ impl NativeDataSet {
         Self::step(py, || self.0.map_batches(name, Arc::new(function), schema))
     }
 
-    /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread.
+    /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread. `keeps` names what it keeps.
+    #[pyo3(signature = (name, keys, factory, schema, keeps = None))]
     fn process(
         &self,
         py: Python<'_>,
@@ -160,9 +161,11 @@ impl NativeDataSet {
         keys: Vec<String>,
         factory: Py<PyAny>,
         schema: GivenSchema,
+        keeps: Option<GivenSchema>,
     ) -> PyResult<Self> {
         let schema = schema.resolve(py)?;
-        Self::step(py, || self.0.process(name, &keys, keyed_function(factory), schema))
+        let keeps = keeps.map(|keeps| keeps.resolve(py)).transpose()?;
+        Self::step(py, || self.0.process(name, &keys, keyed_function(factory), schema, keeps))
     }
 
     /// Whether its rows have no end.

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Value, json};
 use tidemill_connect::ConnectError;
-use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError, TaskState};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::{Guarantee, Sink};
 use tidemill_dataflow::stream::source::{EventTimes, ToldBy};
@@ -428,7 +428,10 @@ impl Sink for PythonSink {
 
 /// What a checkpoint is: its job, when it was made (milliseconds since 1970), whether the job had come to its end, bytes, and
 /// copies by task.
-type Made = (String, u64, bool, u64, Vec<(String, u32)>);
+type Made = (String, u64, bool, u64, Vec<Kept>);
+
+/// A task, its copies, and what its states consist of, with the version of that, if it is known.
+type Kept = (String, u32, Option<(u32, String)>);
 
 /// A checkpoint in a list: its epoch, what it is, and what is wrong with it.
 type Listed = (u64, Option<Made>, Option<String>);
@@ -449,7 +452,9 @@ pub fn list_checkpoints(
             found.push(match store.manifest(epoch).await {
                 Ok(manifest) => {
                     let damage = store.verify(&manifest).await.err().map(|error| error.to_string());
-                    let tasks = manifest.tasks.iter().map(|(name, task)| (name.clone(), task.copies)).collect();
+                    let state = |task: &TaskState| task.schema.as_ref().map(|state| (state.version, state.described()));
+                    let tasks = manifest.tasks.iter().map(|(name, task)| (name.clone(), task.copies, state(task)));
+                    let tasks = tasks.collect();
                     let size = manifest.state_bytes();
                     (epoch, Some((manifest.job, manifest.at_ms, manifest.finished, size, tasks)), damage)
                 }

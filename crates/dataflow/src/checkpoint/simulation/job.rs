@@ -98,7 +98,7 @@ impl Job {
             .map(|name| {
                 let copies = 1 + random.below(3) as u32;
                 let route = (*name == "count").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
-                Member { name: (*name).to_owned(), copies, route, stays: None }
+                Member { name: (*name).to_owned(), copies, route, stays: None, schema: None }
             })
             .collect();
         let ids: Vec<(u32, u32)> = (0..members.len() as u32)

@@ -76,16 +76,20 @@ impl FirstHalf {
         Ok(())
     }
 
-    /// Sends the panes that `which` names.
-    fn send(&mut self, which: impl Fn(Micros) -> bool, emit: &mut Emit) -> Result<(), TaskError> {
-        let panes: Vec<Micros> = self.panes.keys().copied().filter(|&pane| which(pane)).collect();
-        for pane in panes {
-            let Some(Counted { mut groups, rows }) = self.panes.remove(&pane) else { continue };
+    /// Sends the panes that `which` names. One that is `done` gets no more rows.
+    fn send(&mut self, which: impl Fn(Micros) -> bool, done: bool, emit: &mut Emit) -> Result<(), TaskError> {
+        // Its table is filled again, most likely with as many keys; those of several panes would take memory for nothing.
+        let again = !done && self.panes.len() == 1;
+        for (&pane, Counted { groups, rows }) in self.panes.iter_mut().filter(|(pane, _)| which(**pane)) {
+            if groups.len() == 0 {
+                continue;
+            }
             let states = self.shape.of_pane(pane, &groups.take_states()?)?;
-            let count = states.num_rows();
-            let columns = states.columns().iter().cloned().chain([Arc::new(Int64Array::from(rows)) as ArrayRef]);
+            let (count, rows) = (states.num_rows(), Int64Array::from(std::mem::take(rows)));
+            let columns = states.columns().iter().cloned().chain([Arc::new(rows) as ArrayRef]);
             emit.send(batch(&self.shape.part_schema, columns.collect(), count)?);
         }
+        self.panes.retain(|&pane, _| again || !which(pane));
         Ok(())
     }
 }
@@ -99,7 +103,7 @@ impl Operator for FirstHalf {
         if self.held.is_due(rows) {
             let bytes = self.panes.values().map(Counted::bytes).sum::<usize>();
             if bytes > HELD_BYTES_MAX || !self.held.fits(bytes) {
-                self.send(|_| true, emit)?;
+                self.send(|_| true, false, emit)?;
                 self.held.free();
             }
         }
@@ -109,7 +113,7 @@ impl Operator for FirstHalf {
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
         let time = time.minus(self.shape.behind);
         let shape = Arc::clone(&self.shape);
-        self.send(|pane| shape.spans.pane(pane).1 <= time.0, emit)?;
+        self.send(|pane| shape.spans.pane(pane).1 <= time.0, true, emit)?;
         self.time = time.0;
         Ok(Flow::Done)
     }
@@ -119,17 +123,17 @@ impl Operator for FirstHalf {
     }
 
     fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.send(|_| true, emit)?;
+        self.send(|_| true, false, emit)?;
         Ok(Flow::Done)
     }
 
     fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.send(|_| true, emit)?;
+        self.send(|_| true, false, emit)?;
         Ok(Flow::Done)
     }
 
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.send(|_| true, emit)?;
+        self.send(|_| true, true, emit)?;
         Ok(Flow::Done)
     }
 }

@@ -13,6 +13,7 @@
 //! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
 
 mod first;
+mod handover;
 mod second;
 
 pub(crate) use first::FirstHalf;
@@ -25,9 +26,11 @@ use arrow::array::{Array, ArrayRef, RecordBatch, TimestampMicrosecondArray, UInt
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
+use tidemill_dataflow::checkpoint::StateSchema;
 
 use super::groups::{Aggregation, batch};
 use super::late::{LateCount, LateOutput};
+use super::saved::Layout;
 use super::spans::Spans;
 use super::window::Micros;
 
@@ -86,8 +89,13 @@ impl WindowAggregation {
         }
     }
 
-    fn described(&self) -> String {
-        self.spans.described()
+    /// What the second half keeps.
+    pub(crate) fn state(&self) -> StateSchema {
+        StateSchema::new(self.spans.described(), self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::of_aggregation(&self.of, BEFORE)
     }
 
     /// When the last window that contains the pane takes no more rows.

@@ -5,27 +5,32 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{AsArray, BooleanArray, Int64Array, RecordBatch};
-use arrow::compute::{concat_batches, filter_record_batch, not, take_record_batch};
-use arrow::datatypes::{Int64Type, SchemaRef, TimestampMicrosecondType};
-use bytes::{Buf, Bytes};
+use arrow::array::{AsArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
+use bytes::Bytes;
 use datafusion::error::Result;
-use tidemill_dataflow::checkpoint::{Later, Snapshot, rows};
+use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot};
+use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::{BEFORE, WindowAggregation, by_pane};
+use super::handover::{Acquired, Released};
+use super::{WindowAggregation, by_pane};
 use crate::stream::groups::{Groups, batch};
 use crate::stream::held::{Disk, Held, Holds};
-use crate::stream::kept::{self, Parts, Saved, buckets_of_key};
+use crate::stream::kept::{self, Parts, Saved};
 use crate::stream::late::{LATE_PORT, LateOutput};
-use crate::stream::panes::{Pane, States};
-use crate::stream::saved::{check_schema, fired_by, fired_of, shared};
-use crate::stream::sorted::{self, ALL};
+use crate::stream::panes::Pane;
+use crate::stream::saved::{Reader, fired_by, fired_of, shared};
+use crate::stream::sorted::{self, ALL, CACHED_BYTES, Sorted};
 use crate::stream::steps::Steps;
 use crate::stream::window::{Micros, micros, window_array};
+
+/// States that are turned to bytes at a time.
+const ENCODED_BYTES: usize = 16 << 20;
 
 /// The second half.
 pub(crate) struct SecondHalf {
@@ -33,7 +38,7 @@ pub(crate) struct SecondHalf {
     steps: Steps,
     panes: BTreeMap<Micros, Pane>,
     /// States of panes that were cut off since the last snapshot, and are in none.
-    unsaved: Vec<(Micros, States)>,
+    unsaved: Vec<(Micros, Sorted)>,
     /// The starts of windows that are firing, for the last time or not, and of the first the buckets that it has still to give.
     firing: VecDeque<(Micros, bool)>,
     ranges: Option<VecDeque<Range<u32>>>,
@@ -52,36 +57,6 @@ pub(crate) struct SecondHalf {
     /// Whether there are snapshots.
     saves: bool,
     held: Held,
-}
-
-/// States that another copy has kept.
-struct Acquired {
-    /// Windows that end here or before have fired there.
-    fired: Micros,
-    /// Of these, the starts of those that late rows have changed since.
-    changed: BTreeSet<Micros>,
-    states: RecordBatch,
-}
-
-impl Acquired {
-    /// A part of what is handed over: times, and states behind them.
-    fn encode(fired: Micros, changed: &BTreeSet<Micros>, states: &[u8]) -> Bytes {
-        let times = [fired, changed.len() as Micros].into_iter().chain(changed.iter().copied());
-        let mut part: Vec<u8> = times.flat_map(Micros::to_le_bytes).collect();
-        part.extend_from_slice(states);
-        part.into()
-    }
-
-    fn decode(schema: &SchemaRef, mut part: Bytes) -> Result<Self, TaskError> {
-        let mut time = || {
-            let eight = part.first_chunk().copied().ok_or("what another copy handed over was cut short")?;
-            part.advance(size_of::<Micros>());
-            Ok::<Micros, &str>(Micros::from_le_bytes(eight))
-        };
-        let (fired, count) = (time()?, time()?);
-        let changed = (0..count).map(|_| time()).collect::<Result<_, _>>()?;
-        Ok(Acquired { fired, changed, states: rows::decode(schema, &part)? })
-    }
 }
 
 impl SecondHalf {
@@ -103,31 +78,85 @@ impl SecondHalf {
             held: Held::new(context),
         };
         let Some(restored) = context.restored() else { return Ok(new) };
-        check_schema(restored, &shape.described(), &shape.pane_schema, BEFORE)?;
+        let reader = shape.layout().reader(&shape.pane_schema, restored)?;
         new.fired = fired_of(restored)?;
-        for (&bucket, parts) in &restored.buckets {
-            let fired = fired_by(restored, bucket)?.unwrap_or(new.fired);
-            for part in parts {
-                let states = rows::decode(&shape.pane_schema, part)?;
-                new.saved_rows = new.saved_rows.saturating_add(states.num_rows());
-                if fired == new.fired {
-                    new.take(&states)?;
-                    new.weigh(states.num_rows())?;
-                    continue;
-                }
-                // Of a copy that was behind, by streams that were idle: what has not fired there must fire yet. Then all is
-                // saved anew, else it would count as what has come since.
-                new.acquired.push(Acquired { fired, changed: BTreeSet::new(), states });
-                new.saved_rows = usize::MAX / 2;
-            }
-        }
+        new.restore(restored, &reader)?;
         new.saved.restore(restored);
-        for pane in new.panes.values_mut() {
-            pane.cut(&shape.of, new.held.disk())?;
-        }
-        new.unsaved.clear();
         // Windows that late rows can still change are given again: which had been changed, nobody has saved.
         Ok(new)
+    }
+
+    /// Takes what was saved. A bucket's parts become levels, the first of all buckets one, and so on: nothing is put together.
+    fn restore(&mut self, restored: &Restored, reader: &Reader) -> Result<(), TaskError> {
+        let disk = self.held.disk().clone();
+        let mut levels: Vec<BTreeMap<Micros, Vec<Sorted>>> = Vec::new();
+        let mut buckets = restored.buckets.iter().peekable();
+        while buckets.peek().is_some() {
+            let (mut some, mut bytes) = (Vec::<Vec<RecordBatch>>::new(), 0);
+            while bytes < disk.run_bytes()
+                && let Some((&bucket, parts)) = buckets.next()
+            {
+                let fired = fired_by(restored, bucket)?.unwrap_or(self.fired);
+                for (level, part) in parts.iter().enumerate() {
+                    let states = reader.read(part)?;
+                    bytes += batch_bytes(&states) as usize;
+                    self.saved_rows = self.saved_rows.saturating_add(states.num_rows());
+                    if fired == self.fired {
+                        some.resize(some.len().max(level + 1), Vec::new());
+                        some[level].push(states);
+                        continue;
+                    }
+                    // Of a copy that was behind, by streams that were idle: what has not fired there must fire yet. Then all is
+                    // saved anew, else it would count as what has come since.
+                    self.acquired.push(Acquired { fired, changed: BTreeSet::new(), level, states });
+                    self.saved_rows = usize::MAX / 2;
+                }
+            }
+            levels.resize_with(levels.len().max(some.len()), BTreeMap::new);
+            for (level, states) in levels.iter_mut().zip(some) {
+                for (pane, states) in self.by_pane(&states)? {
+                    level.entry(pane).or_default().push(states);
+                }
+            }
+            let all = || levels.iter().flat_map(BTreeMap::values).flatten();
+            if !self.held.fits(all().map(Sorted::bytes).sum()) {
+                for pieces in levels.iter_mut().flat_map(BTreeMap::values_mut) {
+                    let mapped = std::mem::take(pieces).into_iter().map(|piece| piece.on_disk(&disk));
+                    *pieces = mapped.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+                }
+            }
+        }
+        for (level, panes) in levels.into_iter().enumerate() {
+            panes.into_iter().for_each(|(pane, states)| self.add(pane, level, states));
+        }
+        self.compact()
+    }
+
+    /// States, whose first column says of which pane, by pane.
+    fn by_pane(&self, states: &[RecordBatch]) -> Result<Vec<(Micros, Sorted)>> {
+        let states = concat_batches(&self.shape.pane_schema, states)?;
+        let columns: Vec<usize> = (1..states.num_columns()).collect();
+        let panes = states.column(0).as_primitive::<TimestampMicrosecondType>();
+        let of_pane = |(pane, rows): (Micros, Option<UInt32Array>)| {
+            let states = match rows {
+                None => states.project(&columns)?,
+                Some(rows) => take_record_batch(&states.project(&columns)?, &rows)?,
+            };
+            Ok((pane, Sorted::new(states, &self.shape.of)?))
+        };
+        by_pane(panes, |pane| (pane, pane + 1)).into_iter().map(of_pane).collect()
+    }
+
+    /// Adds states to a level of a pane, unless all its windows are over.
+    fn add(&mut self, pane: Micros, level: usize, states: Vec<Sorted>) {
+        if self.touch(pane) {
+            self.panes.entry(pane).or_default().add_to(level, states);
+        }
+    }
+
+    fn compact(&mut self) -> Result<(), TaskError> {
+        let (of, disk) = (&self.shape.of, self.held.disk());
+        self.panes.values_mut().try_for_each(|pane| pane.compact(of, disk))
     }
 
     /// Adds states, each to its pane. Returns how many rows those are of that come too late, if that is known.
@@ -170,11 +199,11 @@ impl SecondHalf {
         Ok(())
     }
 
-    /// What grows of a pane that is about to change; `None`: all its windows are over.
-    fn open(&mut self, pane: Micros) -> Result<Option<&mut Groups>> {
+    /// A pane is about to change. Whether it may: not when all its windows are over.
+    fn touch(&mut self, pane: Micros) -> bool {
         let shape = &self.shape;
         if shape.over(pane) <= self.fired {
-            return Ok(None);
+            return false;
         }
         if shape.lateness > 0 {
             let late = shape.spans.windows(pane).filter(|&start| shape.spans.end(start) <= self.fired);
@@ -184,7 +213,15 @@ impl SecondHalf {
             let under_way = shape.spans.windows(pane).filter(|&start| shape.spans.end(start) > self.fired);
             self.touched.extend(under_way);
         }
-        self.panes.entry(pane).or_default().open(&shape.of).map(Some)
+        true
+    }
+
+    /// What grows of a pane that is about to change; `None`: all its windows are over.
+    fn open(&mut self, pane: Micros) -> Result<Option<&mut Groups>> {
+        if !self.touch(pane) {
+            return Ok(None);
+        }
+        self.panes.entry(pane).or_default().open(&self.shape.of).map(Some)
     }
 
     /// Adds what other copies have handed over. Their time may have been another, if streams were idle: what has fired there
@@ -198,12 +235,24 @@ impl SecondHalf {
         }
         let own = std::mem::take(&mut self.changed);
         let shape = Arc::clone(&self.shape);
-        for Acquired { fired, changed, states } in acquired {
-            if fired == until && changed.is_empty() {
-                self.take(&states)?;
-                self.weigh(states.num_rows())?;
-                continue;
+        let mut levels: BTreeMap<usize, Vec<RecordBatch>> = BTreeMap::new();
+        let mut others = Vec::new();
+        for one in acquired {
+            if one.fired == until && one.changed.is_empty() {
+                levels.entry(one.level).or_default().push(one.states);
+            } else {
+                others.push(one);
             }
+        }
+        // What is as it is here is put together with it later.
+        for (level, states) in levels {
+            for (pane, states) in self.by_pane(&states)? {
+                self.add(pane, level, vec![states]);
+            }
+            self.weigh(states.iter().map(RecordBatch::num_rows).sum())?;
+        }
+        self.compact()?;
+        for Acquired { fired, changed, states, .. } in others {
             let panes = std::mem::take(&mut self.panes);
             self.fired = fired;
             self.take(&states)?;
@@ -286,22 +335,27 @@ impl SecondHalf {
     /// A window is about to fire. Returns the buckets of keys that are put together at a time.
     fn prepare(&mut self, window: Range<Micros>, alone: bool) -> Result<VecDeque<Range<u32>>, TaskError> {
         let (of, disk) = (Arc::clone(&self.shape.of), self.held.disk().clone());
-        if self.panes.range(window.clone()).any(|(_, pane)| pane.is_on_disk()) {
-            for (&start, pane) in self.panes.range_mut(window.clone()) {
-                let cut = pane.spill(&of, &disk)?.into_iter().filter(|_| self.saves && !alone);
-                self.unsaved.extend(cut.map(|states| (start, States::Disk(states))));
-            }
-            let states = self.panes.range(window).flat_map(|(_, pane)| pane.sorted());
-            return Ok(sorted::ranges(states, disk.run_bytes()).into());
+        let closed = || self.panes.range(window.clone()).flat_map(|(_, pane)| pane.closed());
+        let on_disk = closed().any(Sorted::is_on_disk);
+        if alone && !on_disk && closed().map(Sorted::bytes).sum::<usize>() <= CACHED_BYTES {
+            return Ok([ALL].into());
         }
-        if !alone {
-            for (&start, pane) in self.panes.range_mut(window) {
-                // Other windows want it, too, and so does the next snapshot.
-                let cut = pane.cut(&of, &disk)?.filter(|_| self.saves);
-                self.unsaved.extend(cut.map(|states| (start, States::Memory(states))));
+        for (&start, pane) in self.panes.range_mut(window.clone()) {
+            // Other windows want it, too, and so does the next snapshot.
+            let wanted = self.saves && !alone;
+            if on_disk {
+                let cut = pane.spill(&of, &disk)?.into_iter().filter(|_| wanted);
+                self.unsaved.extend(cut.map(|states| (start, states)));
+            } else {
+                let cut = pane.cut(&of)?.filter(|_| wanted);
+                self.unsaved.extend(cut.map(|states| (start, states)));
+                if !alone {
+                    pane.compact(&of, &disk)?;
+                }
             }
         }
-        Ok([ALL].into())
+        let states = self.panes.range(window).flat_map(|(_, pane)| pane.closed());
+        Ok(sorted::ranges(states, disk.run_bytes().min(CACHED_BYTES)).into())
     }
 }
 
@@ -318,12 +372,11 @@ impl Holds for SecondHalf {
     fn spill(&mut self) -> Result<(), TaskError> {
         let (of, disk) = (Arc::clone(&self.shape.of), self.held.disk().clone());
         for (pane, states) in std::mem::take(&mut self.unsaved) {
-            let states = states.sorted(&of, &disk)?;
-            self.unsaved.extend(states.into_iter().map(|states| (pane, States::Disk(states))));
+            self.unsaved.extend(states.on_disk(&disk)?.into_iter().map(|states| (pane, states)));
         }
         for (&start, pane) in self.panes.iter_mut().filter(|(_, pane)| pane.is_large()) {
             let cut = pane.spill(&of, &disk)?.into_iter().filter(|_| self.saves);
-            self.unsaved.extend(cut.map(|states| (start, States::Disk(states))));
+            self.unsaved.extend(cut.map(|states| (start, states)));
         }
         Ok(())
     }
@@ -383,27 +436,16 @@ impl Operator for SecondHalf {
         let shape = Arc::clone(&self.shape);
         let mut gone = vec![false; BUCKETS as usize];
         lost.iter().for_each(|&bucket| gone[bucket as usize] = true);
-        let mut moved = Vec::new();
-        let disk = self.held.disk().clone();
+        // A snapshot has just been taken: nothing of this is unsaved.
+        let mut moved = Released::new(&shape, lost[0], self.fired, &self.changed);
         for (&pane, held) in &mut self.panes {
-            // A snapshot has just been taken: nothing of this is unsaved.
-            held.cut(&shape.of, &disk)?;
-            held.retain(&shape.of, &disk, |states| {
-                let rows = states.batch();
-                let of = buckets_of_key(rows, 0, shape.of.keys.len())?;
-                let goes = BooleanArray::from_iter(of.into_iter().map(|bucket| Some(gone[bucket as usize])));
-                if goes.true_count() == 0 {
-                    return Ok(None);
-                }
-                let rest = filter_record_batch(rows, &not(&goes)?)?;
-                moved.push((pane, states));
-                Ok(Some(rest))
-            })?;
+            let levels = held.split(&shape.of, |bucket| gone[usize::from(bucket)])?;
+            for (level, states) in (0..).zip(&levels).flat_map(|(level, some)| some.iter().map(move |of| (level, of))) {
+                moved.add(pane, level, states.states())?;
+            }
         }
         self.panes.retain(|_, held| held.rows() > 0);
-        let part = |(bucket, states): (u32, Bytes)| (bucket, Acquired::encode(self.fired, &self.changed, &states));
-        let moved = by_bucket(&shape, moved, &disk, |bucket| gone[bucket as usize])?;
-        Ok(moved.into_iter().map(part).collect())
+        moved.finish()
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
@@ -418,7 +460,8 @@ impl Operator for SecondHalf {
         let disk = self.held.disk().clone();
         let mut states = std::mem::take(&mut self.unsaved);
         for (&pane, held) in &mut self.panes {
-            states.extend(held.cut(&shape.of, &disk)?.map(|states| (pane, States::Memory(states))));
+            states.extend(held.cut(&shape.of)?.map(|states| (pane, states)));
+            held.compact(&shape.of, &disk)?;
         }
         self.saved_rows = states.iter().fold(self.saved_rows, |sum, (_, states)| sum.saturating_add(states.rows()));
         let rows: usize = self.panes.values().map(Pane::rows).sum();
@@ -426,43 +469,36 @@ impl Operator for SecondHalf {
         let whole = whole || self.saved_rows > 2 * rows + 4096;
         if whole {
             self.saved_rows = rows;
-            let all = self.panes.iter().flat_map(|(&pane, held)| held.closed().map(move |states| (pane, states)));
+            let all = self.panes.iter().flat_map(|(&pane, held)| held.closed().map(move |of| (pane, of.clone())));
             states = all.collect();
         }
         let saved = self.saved.clone();
-        let mut snapshot = shared(self.fired, &shape.described(), &shape.pane_schema, BEFORE);
+        let mut snapshot = shared(self.fired);
         if whole || !states.is_empty() {
-            let parts = move || Ok(saved.parts(by_bucket(&shape, states, &disk, |_| true)?, whole));
+            let parts = move || Ok(saved.parts(by_bucket(&shape, &states, &disk)?, whole));
             snapshot.later = Some(Later(Box::new(parts)));
         }
         Ok(snapshot)
     }
 }
 
-/// States of the buckets that are wanted, by bucket, as bytes.
+/// States by bucket, as bytes.
 fn by_bucket(
     shape: &WindowAggregation,
-    states: Vec<(Micros, States)>,
+    states: &[(Micros, Sorted)],
     disk: &Disk,
-    wanted: impl Fn(u32) -> bool,
 ) -> Result<Vec<(u32, Bytes)>, TaskError> {
-    let encode = |states: Vec<(Micros, RecordBatch)>| -> Result<_> {
-        let states = states.iter().map(|(pane, states)| shape.of_pane(*pane, states)).collect::<Result<Vec<_>>>()?;
-        let states = concat_batches(&shape.pane_schema, &states)?;
-        kept::by_bucket(&states, &buckets_of_key(&states, BEFORE, shape.of.keys.len())?, &wanted)
-    };
-    let bytes = states.iter().map(|(_, states)| states.bytes()).sum::<usize>();
-    if bytes <= disk.run_bytes() && states.iter().all(|(_, states)| matches!(states, States::Memory(_))) {
-        return Ok(encode(states.into_iter().map(|(pane, states)| (pane, states.batch().clone())).collect())?);
-    }
-    let mut pieces = Vec::new();
-    for (pane, states) in states {
-        pieces.extend(states.sorted(&shape.of, disk)?.into_iter().map(|states| (pane, states)));
-    }
     let mut parts = Parts::new(disk);
-    for range in sorted::ranges(pieces.iter().map(|(_, states)| states), disk.run_bytes()) {
-        let some = pieces.iter().map(|(pane, states)| (*pane, states.of(&range)));
-        for (bucket, bytes) in encode(some.filter(|(_, states)| states.num_rows() > 0).collect())? {
+    for range in sorted::ranges(states.iter().map(|(_, states)| states), disk.run_bytes().min(ENCODED_BYTES)) {
+        let (mut some, mut of) = (Vec::new(), Vec::new());
+        for (pane, states) in states {
+            let (states, buckets) = states.of(&range);
+            if states.num_rows() > 0 {
+                some.push(shape.of_pane(*pane, &states)?);
+                of.extend(buckets.iter().map(|&bucket| u32::from(bucket)));
+            }
+        }
+        for (bucket, bytes) in kept::by_bucket(&concat_batches(&shape.pane_schema, &some)?, &of, |_| true)? {
             parts.add(bucket, &[&bytes])?;
         }
     }

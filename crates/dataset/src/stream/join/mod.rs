@@ -16,10 +16,13 @@ use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::HashJoinExec;
 
+use tidemill_dataflow::checkpoint::StateSchema;
+
 pub(crate) use task::JoinTask;
 
 use self::bounds::{bounds, told};
 use super::keyed::Keyed;
+use super::saved::Layout;
 use super::times::{TimeOf, Times, Until};
 use crate::error::DataSetError;
 
@@ -53,6 +56,9 @@ pub(crate) struct StreamJoin {
     condition: Option<Condition>,
     output: SchemaRef,
     columns: Vec<(Side, usize)>,
+    /// Of the sides, before they had keys.
+    rows: [SchemaRef; 2],
+    kind: String,
     described: String,
 }
 
@@ -133,7 +139,18 @@ impl StreamJoin {
         };
         let described =
             format!("a {} join of rows ({}) with ({})", join.join_type(), fields(&sides[0]), fields(&sides[1]));
-        let join = StreamJoin { gives, sides, until, null_equal, condition, output: join.schema(), columns, described };
+        let join = StreamJoin {
+            gives,
+            sides,
+            until,
+            null_equal,
+            condition,
+            output: join.schema(),
+            columns,
+            rows: schemas,
+            kind: join.join_type().to_string(),
+            described,
+        };
         Ok((join, Times { places, untimed, lost }))
     }
 
@@ -158,6 +175,17 @@ impl StreamJoin {
     /// Whether it is to be known which rows of a side have found a partner.
     fn flagged(&self, side: Side) -> bool {
         self.gives.waits(side) || self.gives == Gives::With(side)
+    }
+
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
+        let fields = (0..2).flat_map(|side| self.layout(side).fields().collect::<Vec<_>>());
+        StateSchema::new(format!("rows of a {} join", self.kind), fields.collect())
+    }
+
+    /// How rows of a side lie in a table that is saved.
+    fn layout(&self, side: Side) -> Layout {
+        self.sides[side].layout(&self.rows[side], ["left ", "right "][side])
     }
 
     /// What is saved of a side's rows: for flagged ones also whether they have found a partner, and their number.

@@ -20,7 +20,7 @@ use crate::stream::held::{Disk, Held, Holds};
 use crate::stream::kept::{Kept, Saved, Tables, buckets_of, tables_of, together};
 use crate::stream::keyed::known;
 use crate::stream::keys::Keys;
-use crate::stream::saved::{check_schema, fired_of, shared};
+use crate::stream::saved::{Reader, fired_of, shared};
 use crate::stream::window::Micros;
 
 /// Pairs that are looked at together.
@@ -157,10 +157,11 @@ impl JoinTask {
     }
 
     fn restore(&mut self, restored: &Restored) -> Result<(), TaskError> {
-        check_schema(restored, &self.join.described, &Schema::empty(), 0)?;
+        let reader = |side| self.join.layout(side).reader(&self.join.saved_schema(side), restored);
+        let readers = [reader(0)?, reader(1)?];
         self.now = fired_of(restored)?;
         for parts in restored.buckets.values() {
-            self.take(parts)?;
+            self.take(parts, Some(&readers))?;
         }
         for side in 0..2 {
             self.halves[side].saved = self.halves[side].kept.count();
@@ -170,8 +171,8 @@ impl JoinTask {
         Ok(())
     }
 
-    /// Takes the parts of a bucket.
-    fn take(&mut self, parts: &[Bytes]) -> Result<(), TaskError> {
+    /// Takes the parts of a bucket: of a checkpoint, if `readers` of its sides are given, or from another copy.
+    fn take(&mut self, parts: &[Bytes], readers: Option<&[Reader; 2]>) -> Result<(), TaskError> {
         let join = Arc::clone(&self.join);
         let numbers = Arc::new(Schema::new(vec![Field::new("number", DataType::UInt32, false)]));
         let mut rows: [Vec<RecordBatch>; 2] = Default::default();
@@ -180,7 +181,10 @@ impl JoinTask {
             for (kind, bytes) in tables_of(part)? {
                 let side = usize::from(kind % MET);
                 if kind < MET {
-                    rows[side].push(rows::decode(&join.saved_schema(side), &bytes)?);
+                    rows[side].push(match readers {
+                        Some(readers) => readers[side].read(&bytes)?,
+                        None => rows::decode(&join.saved_schema(side), &bytes)?,
+                    });
                 } else {
                     let numbers = rows::decode(&numbers, &bytes)?;
                     met[side].extend(numbers.column(0).as_primitive::<UInt32Type>().values());
@@ -538,11 +542,11 @@ impl Operator for JoinTask {
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
         let mut by_bucket: BTreeMap<u32, Vec<Bytes>> = BTreeMap::new();
         parts.into_iter().for_each(|(bucket, part)| by_bucket.entry(bucket).or_default().push(part));
-        by_bucket.values().try_for_each(|parts| self.take(parts))
+        by_bucket.values().try_for_each(|parts| self.take(parts, None))
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
-        let mut snapshot = shared(self.now, &self.join.described, &Schema::empty(), 0);
+        let mut snapshot = shared(self.now);
         if (self.renumbered || whole) && self.join.forgets() {
             // What is over need not be saved.
             self.clear()?;

@@ -1,0 +1,166 @@
+//! What a task's state consists of: named, and versioned. It is in every checkpoint, so that a changed program goes on where it
+//! can, and is told why where it cannot: a field that may be null can be added, and nothing else may change.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+/// A field of what is kept of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateField {
+    /// Its name, which no other field of the state has.
+    pub name: String,
+    /// What it is, in words that stay the same: an Arrow type, an aggregate of some type.
+    #[serde(rename = "type")]
+    pub of: String,
+    /// Whether it may be null. What was saved before there was such a field has null in its place.
+    pub nullable: bool,
+    /// Whether it is part of the key, by which states are dealt to copies.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub key: bool,
+}
+
+impl StateField {
+    fn described(&self) -> String {
+        let key = if self.key { "key " } else { "" };
+        let null = if self.nullable || self.key { "" } else { " not null" };
+        format!("{key}{}: {}{null}", self.name, self.of)
+    }
+}
+
+/// What a task keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateSchema {
+    /// What its fields are kept of, such as windows of some length: states of another kind are of no use.
+    pub kind: String,
+    /// How often fields have been added since the job began anew, more by one.
+    pub version: u32,
+    /// Its fields, in the order in which they are saved.
+    pub fields: Vec<StateField>,
+}
+
+impl StateSchema {
+    /// The first version.
+    pub fn new(kind: impl Into<String>, fields: Vec<StateField>) -> Self {
+        StateSchema { kind: kind.into(), version: 1, fields }
+    }
+
+    /// Whether states of the other are as these, in the same order.
+    pub fn is_same(&self, then: &StateSchema) -> bool {
+        let pairs = self.fields.iter().zip(&then.fields);
+        self.kind == then.kind
+            && self.fields.len() == then.fields.len()
+            && pairs.into_iter().all(|(now, then)| now.name == then.name && now.of == then.of)
+    }
+
+    /// Its version behind `then`, whose states it can take: one more where fields were added.
+    ///
+    /// # Errors
+    /// In words, what has changed that must not, and the remedy.
+    pub fn behind(&self, then: &StateSchema) -> Result<u32, String> {
+        if self.kind != then.kind {
+            return Err(format!("it held {}, and now holds {}; {REMEDY}", then.kind, self.kind));
+        }
+        let keys = |schema: &StateSchema| -> Vec<StateField> {
+            schema
+                .fields
+                .iter()
+                .filter(|field| field.key)
+                .map(|key| StateField { nullable: true, ..key.clone() })
+                .collect()
+        };
+        if keys(self) != keys(then) {
+            let named = |schema: &StateSchema| {
+                let keys = schema.fields.iter().filter(|field| field.key);
+                keys.map(|key| format!("{}: {}", key.name, key.of)).collect::<Vec<_>>().join(", ")
+            };
+            return Err(format!("its key was ({}), and is now ({}); {REMEDY}", named(then), named(self)));
+        }
+        for old in then.fields.iter().filter(|field| !field.key) {
+            let Some(new) = self.fields.iter().find(|field| field.name == old.name) else {
+                return Err(format!("its field \"{}\" ({}) is gone, or has another name; {REMEDY}", old.name, old.of));
+            };
+            if new.of != old.of {
+                return Err(format!("its field \"{}\" was {}, and is now {}; {REMEDY}", old.name, old.of, new.of));
+            }
+            if old.nullable && !new.nullable {
+                let StateField { name, of, .. } = old;
+                return Err(format!("its field \"{name}\" ({of}) might be null, and may not be any more; {REMEDY}"));
+            }
+        }
+        let known: BTreeSet<&str> = then.fields.iter().map(|field| field.name.as_str()).collect();
+        let mut added = self.fields.iter().filter(|field| !known.contains(field.name.as_str())).peekable();
+        if let Some(field) = added.clone().find(|field| !field.nullable) {
+            return Err(format!(
+                "its field \"{}\" ({}) is new and cannot be null, and what was saved before has no value for it; {REMEDY}",
+                field.name, field.of
+            ));
+        }
+        Ok(then.version + u32::from(added.peek().is_some()))
+    }
+
+    /// Its kind and fields, for people.
+    pub fn described(&self) -> String {
+        let fields: Vec<String> = self.fields.iter().map(StateField::described).collect();
+        format!("{} ({})", self.kind, fields.join(", "))
+    }
+}
+
+const REMEDY: &str =
+    "only fields that may be null can be added to a state: change the program back, or begin anew in another place";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(name: &str, of: &str, nullable: bool, key: bool) -> StateField {
+        StateField { name: name.into(), of: of.into(), nullable, key }
+    }
+
+    fn schema(fields: &[StateField]) -> StateSchema {
+        StateSchema::new("windows of 10 s", fields.to_vec())
+    }
+
+    /// A change that went through would decode states as what they are not; one refused needlessly would cost people their state.
+    #[test]
+    fn only_nullable_fields_are_added() {
+        let (key, sum, n) =
+            (field("user", "Utf8", true, true), field("x", "Int64", true, false), field("n", "Int64", false, false));
+        let old = schema(&[key.clone(), sum.clone(), n.clone()]);
+        let behind = |fields: &[StateField]| schema(fields).behind(&old);
+        assert_eq!(behind(&old.fields), Ok(1));
+        // In another order, and with what was not null now nullable.
+        let free = field("n", "Int64", true, false);
+        assert_eq!(behind(&[key.clone(), free, sum.clone()]), Ok(1));
+        assert!(!schema(&[key.clone(), n.clone(), sum.clone()]).is_same(&old));
+        let more = field("y", "Utf8", true, false);
+        let evolved = schema(&[key.clone(), more.clone(), sum.clone(), n.clone()]);
+        assert_eq!(evolved.behind(&old), Ok(2));
+        let again = StateSchema { version: 2, ..evolved.clone() };
+        assert_eq!(evolved.behind(&again), Ok(2));
+        let refused = [
+            (vec![key.clone(), sum.clone()], "its field \"n\" (Int64) is gone, or has another name"),
+            (vec![key.clone(), field("z", "Int64", true, false), n.clone()], "its field \"x\" (Int64) is gone"),
+            (
+                vec![key.clone(), field("x", "Utf8", true, false), n.clone()],
+                "its field \"x\" was Int64, and is now Utf8",
+            ),
+            (vec![key.clone(), field("x", "Int64", false, false), n.clone()], "\"x\" (Int64) might be null"),
+            (
+                vec![key.clone(), sum.clone(), n.clone(), field("y", "Utf8", false, false)],
+                "\"y\" (Utf8) is new and cannot be null",
+            ),
+            (
+                vec![key.clone(), more.clone(), field("k", "Utf8", true, true), sum.clone(), n.clone()],
+                "its key was (user: Utf8), and is now",
+            ),
+            (vec![field("user", "Int64", true, true), sum.clone(), n.clone()], "and is now (user: Int64)"),
+        ];
+        for (fields, why) in refused {
+            let error = behind(&fields).unwrap_err();
+            assert!(error.contains(why) && error.contains("begin anew"), "{error}");
+        }
+        let other = StateSchema::new("sessions", old.fields.clone());
+        assert!(other.behind(&old).unwrap_err().contains("it held windows of 10 s, and now holds sessions"));
+    }
+}

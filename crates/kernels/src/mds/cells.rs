@@ -1,0 +1,223 @@
+//! The distances, and weights, of one worker's points to all points, as they lie in memory.
+
+use super::{PADDING, split};
+use crate::memory::Aligned;
+use crate::pool::Pool;
+use crate::simd::Element;
+use std::str::FromStr;
+
+/// How a distance is kept; `error` is the largest, in units of the largest distance.
+///
+/// | storage   | bytes | error                                                    |
+/// |-----------|-------|----------------------------------------------------------|
+/// | `F32`     | 4     | 2^-24 of the distance                                    |
+/// | `F16`     | 2     | 2^-11 of the distance, 2^-40 of the unit below 2^-29 of it |
+/// | `Fixed16` | 2     | 1 / 131070 of the unit                                   |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision, scaled so that the unit is 2^15.
+    F16,
+    /// Whole numbers; the unit is 65535.
+    Fixed16,
+}
+
+impl FromStr for Storage {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "float32" => Ok(Storage::F32),
+            "float16" => Ok(Storage::F16),
+            "fixed16" => Ok(Storage::Fixed16),
+            _ => Err(format!("no storage {name:?}: there are \"float32\", \"float16\" and \"fixed16\"")),
+        }
+    }
+}
+
+/// Cells as they lie in memory, rows of `stride`.
+pub(super) enum Cells {
+    F32(Aligned<f32>),
+    F16(Aligned<u16>),
+    Fixed16(Aligned<u16>),
+    /// Distances are those of row vectors to column vectors. Columns lie in panels of `PADDING`: feature 0 of all, feature 1, ...
+    Vectors {
+        rows: Vec<f32>,
+        columns: Aligned<f32>,
+        d: usize,
+    },
+}
+
+/// Distances of some points, the rows, to `n` points, the columns, and a weight for each where they are not alike.
+pub struct Distances {
+    pub(super) cells: Cells,
+    /// `rows x stride`; 0 where a distance is missing.
+    pub(super) weights: Option<Aligned<f32>>,
+    pub(super) rows: usize,
+    pub(super) n: usize,
+    pub(super) stride: usize,
+    /// The column that is the same point as row 0, if rows are among the columns.
+    pub(super) first: Option<usize>,
+}
+
+impl Distances {
+    /// Room for `rows x n` distances, all 0, to be [`Distances::fill`]ed. `first` is the column that is the same point as
+    /// row 0; `None` where rows are not among the columns.
+    ///
+    /// # Panics
+    /// If there are no columns, or rows reach beyond the last column.
+    #[must_use]
+    pub fn new(rows: usize, n: usize, first: Option<usize>, storage: Storage) -> Self {
+        let stride = n.next_multiple_of(PADDING);
+        let cells = match storage {
+            Storage::F32 => Cells::F32(Aligned::zeroed(rows * stride)),
+            Storage::F16 => Cells::F16(Aligned::zeroed(rows * stride)),
+            Storage::Fixed16 => Cells::Fixed16(Aligned::zeroed(rows * stride)),
+        };
+        Self::with(cells, rows, n, first)
+    }
+
+    /// Distances between vectors of `d` features, computed whenever they are needed. Rows are `rows x d`, columns `n x d`.
+    ///
+    /// # Panics
+    /// If a shape does not fit.
+    #[must_use]
+    pub fn of_vectors(rows: &[f32], columns: &[f32], d: usize, first: Option<usize>) -> Self {
+        assert!(d > 0 && rows.len().is_multiple_of(d) && columns.len().is_multiple_of(d), "vectors must be complete");
+        let (count, n) = (rows.len() / d, columns.len() / d);
+        let mut panels = Aligned::zeroed(n.next_multiple_of(PADDING) * d);
+        for (j, vector) in columns.chunks_exact(d).enumerate() {
+            let panel = &mut panels.as_mut_slice()[j / PADDING * PADDING * d..];
+            for (f, &x) in vector.iter().enumerate() {
+                panel[f * PADDING + j % PADDING] = x;
+            }
+        }
+        Self::with(Cells::Vectors { rows: rows.to_vec(), columns: panels, d }, count, n, first)
+    }
+
+    fn with(cells: Cells, rows: usize, n: usize, first: Option<usize>) -> Self {
+        assert!(n > 0, "distances need at least one column");
+        assert!(first.is_none_or(|first| first + rows <= n), "rows reach beyond the last column");
+        Distances { cells, weights: None, rows, n, stride: n.next_multiple_of(PADDING), first }
+    }
+
+    /// Rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns.
+    #[must_use]
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Bytes of cells and weights.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        let cells = match &self.cells {
+            Cells::F32(cells) => size_of_val(cells.as_slice()),
+            Cells::F16(cells) | Cells::Fixed16(cells) => size_of_val(cells.as_slice()),
+            Cells::Vectors { rows, columns, .. } => size_of_val(&rows[..]) + size_of_val(columns.as_slice()),
+        };
+        cells + self.weights.as_ref().map_or(0, |weights| size_of_val(weights.as_slice()))
+    }
+
+    /// Whether each distance has a weight of its own.
+    #[must_use]
+    pub fn is_weighted(&self) -> bool {
+        self.weights.is_some()
+    }
+
+    /// Keeps `block`, whole rows from row `at` on, in units of `unit`: no distance may exceed it. NaN, a missing distance, becomes
+    /// 0, and so does that of a point to itself.
+    ///
+    /// # Panics
+    /// If the block does not consist of rows that there are, or distances come from vectors.
+    pub fn fill<T: Element>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
+        let (n, stride, first) = (self.n, self.stride, self.first);
+        let count = block.len() / n;
+        assert!(block.len() == count * n && at + count <= self.rows, "the block must be rows that there are");
+        let inverse = 1.0 / unit;
+        let seen = move |i: usize, j: usize| {
+            let value = block[i * n + j].to_f64() * inverse;
+            if value.is_nan() || first.is_some_and(|first| first + at + i == j) { 0.0 } else { value }
+        };
+        let range = at * stride..(at + count) * stride;
+        match &mut self.cells {
+            Cells::F32(cells) => {
+                keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| seen(i, j) as f32);
+            }
+            Cells::F16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| to_half(seen(i, j))),
+            Cells::Fixed16(cells) => {
+                // From positive numbers `as` rounds down.
+                keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| (seen(i, j) * 65535.0 + 0.5) as u16);
+            }
+            Cells::Vectors { .. } => panic!("distances come from vectors"),
+        }
+    }
+
+    /// Gives whole rows from row `at` on weights, in units of `unit`. Rows that get none keep 0. The weight of a point and itself is 0.
+    ///
+    /// # Panics
+    /// If the block does not consist of rows that there are.
+    pub fn weigh<T: Element>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
+        let (n, stride, first) = (self.n, self.stride, self.first);
+        let count = block.len() / n;
+        assert!(block.len() == count * n && at + count <= self.rows, "the block must be rows that there are");
+        let weights = self.weights.get_or_insert_with(|| Aligned::zeroed(self.rows * stride));
+        let range = at * stride..(at + count) * stride;
+        let inverse = 1.0 / unit;
+        keep(pool, &mut weights.as_mut_slice()[range], n, stride, |i, j| {
+            let same = first.is_some_and(|first| first + at + i == j);
+            if same { 0.0 } else { (block[i * n + j].to_f64() * inverse) as f32 }
+        });
+    }
+
+    /// For each column the number of the first one that it is connected with: two are if a row has weight on both, directly or over others.
+    ///
+    /// # Panics
+    /// If there are no weights, or rows are not among the columns.
+    #[must_use]
+    pub fn components(&self) -> Vec<u32> {
+        let weights = self.weights.as_ref().expect("components are those of weights").as_slice();
+        let first = self.first.expect("rows are among the columns");
+        let mut parents: Vec<u32> = (0..self.n as u32).collect();
+        fn root(parents: &mut [u32], mut i: u32) -> u32 {
+            while parents[i as usize] != i {
+                parents[i as usize] = parents[parents[i as usize] as usize];
+                i = parents[i as usize];
+            }
+            i
+        }
+        for (i, row) in weights.chunks_exact(self.stride).enumerate() {
+            for (j, _) in row.iter().enumerate().filter(|&(_, &weight)| weight > 0.0) {
+                let (a, b) = (root(&mut parents, (first + i) as u32), root(&mut parents, j as u32));
+                let (least, other) = (a.min(b), a.max(b));
+                parents[other as usize] = least;
+            }
+        }
+        (0..self.n as u32).map(|i| root(&mut parents, i)).collect()
+    }
+}
+
+/// Writes `value(row, column)` to the first `n` of every `stride` cells.
+fn keep<T: Send>(pool: &Pool, cells: &mut [T], n: usize, stride: usize, value: impl Fn(usize, usize) -> T + Sync) {
+    let rows = cells.len() / stride;
+    pool.each(&mut split(cells, rows, stride, pool), |_, (first, part)| {
+        for (i, row) in part.chunks_exact_mut(stride).enumerate() {
+            for (j, cell) in row[..n].iter_mut().enumerate() {
+                *cell = value(*first + i, j);
+            }
+        }
+    });
+}
+
+/// Half precision of a number from 0 to 1, of which 1 is 2^15; to the nearest, ties to even.
+fn to_half(value: f64) -> u16 {
+    // In `f32` with an exponent less by 112, the upper bits are those of half precision, also below its normal range.
+    let bits = ((value * 32768.0) as f32 * 2f32.powi(-112)).to_bits();
+    ((bits + 0xfff + (bits >> 13 & 1)) >> 13) as u16
+}

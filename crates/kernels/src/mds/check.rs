@@ -1,0 +1,234 @@
+//! What is wrong with distances or weights: before they are kept, cell by cell; and then, whether they are the same across the diagonal.
+
+use super::GROUP;
+use super::cells::{Cells, Distances};
+use crate::pool::Pool;
+use crate::simd::{Element, Isa, Kernel, Simd, dispatch};
+use std::ops::Range;
+
+/// Why a cell is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Not a number, where the weight is not 0.
+    Nan,
+    /// Positive infinity.
+    Infinite,
+    /// Below zero.
+    Negative,
+}
+
+/// What [`inspect`] finds in some rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Inspection {
+    /// The largest value.
+    pub max: f64,
+    /// The first cell that is refused: row and column.
+    pub bad: Option<(usize, usize, Trouble)>,
+    /// The largest value of a point and itself, and its row.
+    pub diagonal: Option<(f64, usize)>,
+}
+
+/// Where the diagonal of a block is, and which of its cells may be NaN.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Diagonal<'a, T> {
+    /// The column that is the same point as row 0 of the block.
+    pub first: Option<usize>,
+    /// Weights of the block's cells: where they are 0, NaN is accepted.
+    pub weights: Option<&'a [T]>,
+    /// Weights of the columns, instead; those of the rows begin at `first`.
+    pub columns: Option<&'a [f64]>,
+}
+
+/// Looks at whole rows of `n` cells each.
+///
+/// # Panics
+/// If a shape does not fit.
+#[must_use]
+pub fn inspect<T: Element>(pool: &Pool, block: &[T], n: usize, about: Diagonal<'_, T>) -> Inspection {
+    let rows = block.len() / n;
+    assert!(rows * n == block.len(), "whole rows");
+    assert!(about.weights.is_none_or(|weights| weights.len() == block.len()), "one weight for each cell");
+    assert!(about.columns.is_none_or(|columns| columns.len() == n), "one weight for each column");
+    let mut found = vec![Inspection::default(); pool.threads()];
+    pool.each(&mut found, |worker, found| {
+        for i in worker.share(rows, GROUP) {
+            row(i, &block[i * n..(i + 1) * n], about, found);
+        }
+    });
+    // Threads have their rows in order: the first that found something found the first.
+    let mut all = Inspection::default();
+    for one in found {
+        all.max = all.max.max(one.max);
+        all.bad = all.bad.or(one.bad);
+        if one.diagonal.is_some_and(|(value, _)| all.diagonal.is_none_or(|(most, _)| value > most)) {
+            all.diagonal = one.diagonal;
+        }
+    }
+    all
+}
+
+fn row<T: Element>(i: usize, cells: &[T], about: Diagonal<'_, T>, found: &mut Inspection) {
+    let n = cells.len();
+    let own = about.first.map(|first| first + i).filter(|&own| own < n);
+    // Comparing is false for NaN: it never becomes the largest, but nor is it at least 0.
+    let (mut max, mut good) = (T::default(), true);
+    for &cell in cells {
+        max = if cell > max { cell } else { max };
+        good &= cell >= T::default();
+    }
+    if let Some(own) = own {
+        let value = cells[own].to_f64();
+        if found.diagonal.is_none_or(|(most, _)| value > most) {
+            found.diagonal = Some((value, i));
+        }
+    }
+    if max.to_f64().is_finite() {
+        found.max = found.max.max(max.to_f64());
+        if good {
+            return;
+        }
+    }
+    if found.bad.is_some() {
+        return;
+    }
+    for (j, cell) in cells.iter().enumerate() {
+        let value = cell.to_f64();
+        let excused = |i: usize| about.columns.is_some_and(|columns| columns[i] == 0.0);
+        let trouble = if value.is_nan() {
+            let missing = about.weights.is_some_and(|weights| weights[i * n + j].to_f64() == 0.0);
+            if missing || excused(j) || own.is_some_and(excused) {
+                continue;
+            }
+            Trouble::Nan
+        } else if value < 0.0 {
+            Trouble::Negative
+        } else if value.is_infinite() {
+            Trouble::Infinite
+        } else {
+            continue;
+        };
+        found.bad = Some((i, j, trouble));
+        return;
+    }
+}
+
+/// Distances or weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plane {
+    /// The distances.
+    Distances,
+    /// Their weights.
+    Weights,
+}
+
+/// Compares what is kept with what is kept across the diagonal, perhaps by another worker.
+#[derive(Clone, Copy)]
+pub struct Symmetry<'a> {
+    /// Of this worker.
+    pub distances: &'a Distances,
+    /// What is compared.
+    pub plane: Plane,
+}
+
+impl Symmetry<'_> {
+    /// Cells as they are kept, `rows x columns`, in their units.
+    ///
+    /// # Panics
+    /// If there are no such rows or columns, or no weights.
+    #[must_use]
+    pub fn block(&self, isa: Isa, rows: Range<usize>, columns: Range<usize>) -> Vec<f32> {
+        assert!(rows.end <= self.distances.rows && columns.end <= self.distances.n, "a block of what there is");
+        let mut out = vec![0.0; rows.len() * columns.len()];
+        // A worker without rows has no columns that are its own.
+        if out.is_empty() {
+            return out;
+        }
+        dispatch(isa, Copy { of: *self, rows, columns, out: &mut out });
+        out
+    }
+
+    /// The first cell of `columns`, by rows, that differs by more than `tolerance` from its counterpart in `others`,
+    /// `columns x rows`: row, column and both values.
+    ///
+    /// # Panics
+    /// If a shape does not fit.
+    #[must_use]
+    pub fn first_difference(
+        &self,
+        pool: &Pool,
+        isa: Isa,
+        columns: Range<usize>,
+        others: &[f32],
+        tolerance: f32,
+    ) -> Option<(usize, usize, f32, f32)> {
+        let (rows, width) = (self.distances.rows, columns.len());
+        assert_eq!(others.len(), rows * width, "as many cells across the diagonal");
+        let mut found = vec![None; pool.threads()];
+        pool.each(&mut found, |worker, found| {
+            // Square tiles: one of the two is read across its rows.
+            for first in worker.share(rows, GROUP).step_by(TILE) {
+                let mine = first..worker.share(rows, GROUP).end.min(first + TILE);
+                for at in columns.clone().step_by(TILE) {
+                    let here = at..columns.end.min(at + TILE);
+                    let cells = self.block(isa, mine.clone(), here.clone());
+                    for (i, row) in mine.clone().zip(cells.chunks_exact(here.len())) {
+                        for (j, &cell) in here.clone().zip(row) {
+                            let other = others[(j - columns.start) * rows + i];
+                            let sooner = found.is_none_or(|(least_i, least_j, _, _)| (i, j) < (least_i, least_j));
+                            if (cell - other).abs() > tolerance && sooner {
+                                *found = Some((i, j, cell, other));
+                            }
+                        }
+                    }
+                }
+                if found.is_some() {
+                    return;
+                }
+            }
+        });
+        found.into_iter().flatten().next()
+    }
+}
+
+const TILE: usize = 64;
+
+struct Copy<'a> {
+    of: Symmetry<'a>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    out: &'a mut [f32],
+}
+
+impl Kernel<f32> for Copy<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd<Elem = f32>>(self, s: S) {
+        let Copy { of, rows, columns, out } = self;
+        let (distances, width) = (of.distances, columns.len());
+        if of.plane == Plane::Weights || matches!(distances.cells, Cells::F32(_)) {
+            let cells = match (of.plane, &distances.cells) {
+                (Plane::Distances, Cells::F32(cells)) => cells,
+                _ => distances.weights.as_ref().expect("the distances have no weights"),
+            };
+            for (i, out) in rows.zip(out.chunks_exact_mut(width)) {
+                out.copy_from_slice(&cells.as_slice()[i * distances.stride..][columns.clone()]);
+            }
+            return;
+        }
+        let (tile, mut buffer) = (distances.tile(), distances.buffer());
+        let first = columns.start / super::PADDING * super::PADDING;
+        for begin in rows.clone().step_by(tile.rows) {
+            let end = rows.end.min(begin + tile.rows);
+            for at in (first..columns.end).step_by(tile.columns) {
+                let last = distances.stride.min(at + tile.columns);
+                let (cells, step) = distances.decode(s, begin..end, at..last, &mut buffer);
+                let (from, to) = (at.max(columns.start), last.min(columns.end));
+                for i in begin..end {
+                    let cells = &cells[(i - begin) * step..][from - at..to - at];
+                    out[(i - rows.start) * width..][from - columns.start..to - columns.start].copy_from_slice(cells);
+                }
+            }
+        }
+    }
+}

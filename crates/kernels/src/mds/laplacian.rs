@@ -1,0 +1,137 @@
+//! Rows of the Laplacian of a weighted graph times vectors: `sum of c_ij (p_i - p_j)`, for weights, or what classical scaling needs.
+
+use super::cells::Distances;
+use super::guttman::{STRIP, add, total};
+use super::{Points, split};
+use crate::pool::Pool;
+use crate::simd::{Isa, Kernel, Simd, dispatch};
+use std::str::FromStr;
+
+/// What the coefficient of a pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coefficients {
+    /// The weight.
+    Weights,
+    /// The squared distance.
+    Squares,
+    /// 1 where the weight is 0, of different points.
+    Missing,
+}
+
+impl FromStr for Coefficients {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "weights" => Ok(Coefficients::Weights),
+            "squares" => Ok(Coefficients::Squares),
+            "missing" => Ok(Coefficients::Missing),
+            _ => Err(format!("no coefficients {name:?}: there are \"weights\", \"squares\" and \"missing\"")),
+        }
+    }
+}
+
+/// Writes for each row the `k` sums over the columns of `c_ij (p_i - p_j)`, and then that of `c_ij`: `rows x (k + 1)`. `points` are `n x k`.
+///
+/// # Panics
+/// If a shape does not fit, rows are not among the columns, or there are no weights where they are asked for.
+pub fn laplacian(
+    pool: &Pool,
+    isa: Isa,
+    distances: &Distances,
+    coefficients: Coefficients,
+    points: &[f64],
+    out: &mut [f64],
+) {
+    let k = points.len() / distances.n;
+    assert!(k > 0 && points.len() == distances.n * k, "vectors must be n x k");
+    assert_eq!(out.len(), distances.rows * (k + 1), "k sums and a degree for each row");
+    assert!(coefficients == Coefficients::Squares || distances.is_weighted(), "the distances have no weights");
+    let first = distances.first.expect("rows are among the columns");
+    let vectors = Points::new(points, k, distances.stride);
+    pool.each(&mut split(out, distances.rows, k + 1, pool), |_, (begin, part)| {
+        part.fill(0.0);
+        let rows = &points[(first + *begin) * k..];
+        dispatch(isa, Rows { distances, coefficients, vectors: &vectors, rows, first: *begin, out: part });
+    });
+}
+
+/// One thread's rows.
+struct Rows<'a> {
+    distances: &'a Distances,
+    coefficients: Coefficients,
+    vectors: &'a Points,
+    /// The points of the thread's rows and on.
+    rows: &'a [f64],
+    first: usize,
+    out: &'a mut [f64],
+}
+
+impl Kernel<f32> for Rows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd<Elem = f32>>(self, s: S) {
+        let Rows { distances, coefficients, vectors, rows, first, out } = self;
+        let k = vectors.k;
+        let (tile, mut buffer) = (distances.tile(), distances.buffer());
+        let mut strip = [0.0f32; STRIP];
+        let count = out.len() / (k + 1);
+        for begin in (0..count).step_by(tile.rows) {
+            let end = count.min(begin + tile.rows);
+            for column in (0..distances.stride).step_by(tile.columns) {
+                let last = distances.stride.min(column + tile.columns);
+                let squares = (coefficients == Coefficients::Squares)
+                    .then(|| distances.decode(s, first + begin..first + end, column..last, &mut buffer));
+                for i in begin..end {
+                    let out = &mut out[i * (k + 1)..(i + 1) * (k + 1)];
+                    let point = &rows[i * k..(i + 1) * k];
+                    for at in (column..last).step_by(STRIP) {
+                        let strip = &mut strip[..STRIP.min(last - at)];
+                        match squares {
+                            Some((cells, step)) => {
+                                let cells = &cells[(i - begin) * step + at - column..];
+                                for (out, &cell) in strip.iter_mut().zip(cells) {
+                                    *out = cell * cell;
+                                }
+                            }
+                            None => weights(distances, first + i, at, coefficients == Coefficients::Missing, strip),
+                        }
+                        out[k] += sum(s, strip);
+                        add(s, vectors, point, at, strip, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The sum of a strip, whose length is a multiple of `LANES`.
+#[inline(always)]
+fn sum<S: Simd<Elem = f32>>(s: S, values: &[f32]) -> f64 {
+    let (one, mut sum) = (s.splat(1.0), s.splat(0.0));
+    for vector in values.chunks_exact(S::LANES) {
+        // SAFETY: the chunk has `LANES` elements.
+        sum = s.mul_add(unsafe { s.load(vector.as_ptr()) }, one, sum);
+    }
+    total(s, sum)
+}
+
+/// The weights of row `i` from column `at` on, or 1 where they are 0.
+#[inline(always)]
+fn weights(distances: &Distances, i: usize, at: usize, missing: bool, out: &mut [f32]) {
+    let weights = distances.weights.as_ref().expect("checked by the caller").as_slice();
+    let row = &weights[i * distances.stride + at..];
+    if !missing {
+        out.copy_from_slice(&row[..out.len()]);
+        return;
+    }
+    for (out, &weight) in out.iter_mut().zip(row) {
+        *out = f32::from(u8::from(weight == 0.0));
+    }
+    let filled = distances.n.saturating_sub(at).min(out.len());
+    out[filled..].fill(0.0);
+    if let Some(own) = distances.first.and_then(|first| (first + i).checked_sub(at)).filter(|&own| own < out.len()) {
+        out[own] = 0.0;
+    }
+}

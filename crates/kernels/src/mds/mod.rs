@@ -1,0 +1,83 @@
+//! Multidimensional scaling: what SMACOF asks of the distances from one worker's points to all points.
+//!
+//! | module        | what                                                                                   |
+//! |---------------|----------------------------------------------------------------------------------------|
+//! | [`Distances`] | distances as they are kept: f32, f16, fixed point, or vectors they are computed from     |
+//! | [`inspect`]   | what is wrong with distances or weights, and their largest                             |
+//! | [`guttman`]   | a row of B(Z) times Z, and the row's stress: the pass that a SMACOF iteration is       |
+//! | [`laplacian`] | rows of a weighted graph's Laplacian times vectors: conjugate gradients, classical scaling |
+//! | [`Symmetry`]  | cells that differ from those across the diagonal                                       |
+//!
+//! Distances are seen in units in which none exceeds 1, and so are positions: nothing overflows or cancels in `f32` that did not
+//! in the user's units. Sums run in `f32` within a few thousand cells and in `f64` beyond. A row's sums depend on nothing but the row and
+//! the positions, whichever thread or worker has it: results are the same to the bit for any number of both.
+
+mod cells;
+mod check;
+mod decode;
+mod guttman;
+mod laplacian;
+
+pub use cells::{Distances, Storage};
+pub use check::{Diagonal, Inspection, Plane, Symmetry, Trouble, inspect};
+pub use guttman::{Pass, guttman};
+pub use laplacian::{Coefficients, laplacian};
+
+use crate::memory::Aligned;
+use crate::pool::{Pool, share};
+
+/// Rows are padded to a multiple of the widest vector, with distance and weight 0.
+const PADDING: usize = 16;
+
+/// Rows that the widest loops treat together.
+const GROUP: usize = 4;
+
+/// Points coordinate by coordinate, in `f32`, padded with zeros.
+struct Points {
+    values: Aligned<f32>,
+    stride: usize,
+    k: usize,
+}
+
+impl Points {
+    /// From `n x k`, row after row.
+    fn new(points: &[f64], k: usize, stride: usize) -> Self {
+        let mut values = Aligned::zeroed(k * stride);
+        for (j, point) in points.chunks_exact(k).enumerate() {
+            for (c, &x) in point.iter().enumerate() {
+                values.as_mut_slice()[c * stride + j] = x as f32;
+            }
+        }
+        Points { values, stride, k }
+    }
+
+    /// Coordinate `c` of the points from `at` on.
+    #[inline(always)]
+    fn coordinate(&self, c: usize, at: usize) -> &[f32] {
+        &self.values.as_slice()[c * self.stride + at..(c + 1) * self.stride]
+    }
+}
+
+/// One number for each of `n` columns, padded with zeros.
+fn padded(values: &[f64], stride: usize) -> Aligned<f32> {
+    let mut out = Aligned::zeroed(stride);
+    for (out, &value) in out.as_mut_slice().iter_mut().zip(values) {
+        *out = value as f32;
+    }
+    out
+}
+
+/// Splits `out`, `per` numbers for each of `rows` rows, into each thread's share; with the number of its first row.
+fn split<'a, T>(mut out: &'a mut [T], rows: usize, per: usize, pool: &Pool) -> Vec<(usize, &'a mut [T])> {
+    let mut parts = Vec::new();
+    for thread in 0..pool.threads() {
+        let range = share(rows, GROUP, thread, pool.threads());
+        let (mine, rest) = out.split_at_mut(range.len() * per);
+        out = rest;
+        parts.push((range.start, mine));
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+"""A stock market in space: from a table of prices to moving points in the browser, on all workers of a job.
+
+tidemill run -n 2 examples/market.py                              a generated market
+tidemill run -n 2 examples/market.py prices.csv sectors.csv       yours: date, ticker, price, ... and ticker, sector
+tidemill view market-out                                          shows it, also while it is made
+
+Each window of 250 trading days becomes a frame. Stocks whose prices move together from day to day are near each other; when
+everything falls at once, the market pulls together. `tidemill series` is the same with all options.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import tidemill as tm
+from tidemill.ml import MDS, procrustes
+
+OUT = Path("market-out")
+
+
+def main() -> None:
+    job = tm.init()
+    if len(sys.argv) > 2:
+        prices, sectors = sys.argv[1:3]
+    else:
+        prices, sectors = str(OUT / "prices.csv"), str(OUT / "sectors.csv")
+        if job.rank == 0:
+            tm.series.write_market(OUT)
+        job.comm.Barrier()
+
+    # 1. Data processing. Workers read the file together, send each row to who has its stock, and clean what they have.
+    panel, report = tm.series.clean(prices)
+    groups = tm.series.read_groups(sectors, panel.ids)
+    if job.rank == 0:
+        print(report)
+    writer = tm.viz.FrameWriter(OUT, title="A market", mode="w") if job.rank == 0 else None
+
+    begin = time.perf_counter()
+    windows = tm.series.windows(panel.times, length="250d", shift="10d")
+    before: dict[str, np.ndarray] = {}
+    for window in windows:
+        seen = panel.segment(window)
+        n = len(seen.ids)
+
+        # 2. Parallel learning. Each worker computes its rows of the distances; all embed them together.
+        mine = slice(n * job.rank // job.size, n * (job.rank + 1) // job.size)
+        apart = tm.series.distances(
+            seen.values, rows=mine
+        )  # sqrt(2 (1 - c)) of the correlations c of day-to-day changes
+        # Who was there before starts where it was, who is new in the middle of its sector's others.
+        start = placed(seen.ids, before, groups.groupings["sector"]) if before else None
+        weights = tm.series.weights(seen.caps, n)
+        model = MDS(n_components=3, max_iter=100, tol=1e-5).fit(apart, init=start, weights=weights)
+
+        # 3. Alignment: a map may be turned at will, so it is turned to the one before.
+        points = model.positions_
+        old = np.flatnonzero([ticker in before for ticker in seen.ids])
+        if len(old):
+            fixed = np.array([before[ticker] for ticker in seen.ids[old]])
+            points = procrustes(points[old], fixed, weights=weights[old]).apply(points)
+        before = dict(zip(seen.ids.tolist(), points, strict=True))
+
+        # 4. Visualization. A frame is in the open browser as soon as it is written.
+        if writer is not None:
+            gain = 100 * (seen.values[-1] / seen.values[0] - 1)
+            writer.write_frame(
+                points,
+                ids=seen.ids,
+                time=window.label,
+                labels=[groups.labels.get(ticker, ticker) for ticker in seen.ids.tolist()],
+                groups={"sector": [groups.groupings["sector"].get(ticker) for ticker in seen.ids.tolist()]},
+                values={"change in %": gain},
+                metrics={"stress": model.normalized_stress_},
+            )
+    if job.rank == 0:
+        seconds = time.perf_counter() - begin
+        print(f"{len(windows)} frames in {seconds:.1f} s on {job.size} worker(s); tidemill view {OUT} shows them")
+
+
+def placed(tickers: np.ndarray, before: dict[str, np.ndarray], sectors: dict[str, str]) -> np.ndarray:
+    """Where each stock starts, (n, 3)."""
+    middles = {}
+    for sector in set(sectors.values()):
+        known = [where for ticker, where in before.items() if sectors.get(ticker) == sector]
+        middles[sector] = np.mean(known or list(before.values()), axis=0)
+    everything = np.mean(list(before.values()), axis=0)
+    return np.array([before.get(t, middles.get(sectors.get(t, ""), everything)) for t in tickers.tolist()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,450 @@
+"""``tidemill series``: years of prices as points that move, from a file to the browser.
+
+Rows are cleaned, cut into windows, each window is embedded in space and aligned to the one before, and the frames lie in a folder for
+``tidemill view``. Without a file it shows a generated market.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import webbrowser
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tidemill
+from tidemill import series
+from tidemill._progress import Bar, Phases
+from tidemill.apps._arguments import Parser
+from tidemill.dataset import DataSetError
+from tidemill.series._read import together
+from tidemill.viz import GLYPHS, Server
+from tidemill.viz._format import INDEX
+
+__all__ = ["main"]
+
+_ROLES = ("id", "time", "value", "cap", "volume", "split")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog="tidemill series",
+        description="Show time series, such as a stock market, as points in space that move: near each other is what moves alike.",
+        epilog="LENGTH: 250d (days that have data: trading days), 500r (rows: times of the data), 4w, 6mo, 1y (by the calendar)",
+    )
+    add = parser.add_argument
+    add("file", nargs="*", help="CSV (.gz, .zst, ... too), Parquet, Arrow or JSON lines, a folder or a glob; a row for each id and time. "
+        "Left out: a generated market")  # fmt: skip
+    add("--window", default="250d", metavar="LENGTH", help="how much time a frame sees (default %(default)s)")
+    add("--shift", default="5d", metavar="LENGTH", help="from one frame to the next (default %(default)s)")
+    add("--accumulate", action="store_true", help="all windows begin at the first time")
+    add(
+        "--out",
+        type=Path,
+        default=Path("series-out"),
+        metavar="DIR",
+        help="where frames and summary.json go (default %(default)s)",
+    )
+    add("--overwrite", action="store_true", help="replace frames that are there")
+    add("--title", help="what the page is called (default: the file)")
+
+    columns = parser.add_argument_group("columns", "found by their usual names, or:")
+    for role, what in zip(
+        _ROLES,
+        ("which series", "when", "its value", "what it is worth, for weights (else value x volume)", "traded pieces",
+         "new shares for an old one, in the row of the first day at the new price"),
+        strict=True,
+    ):  # fmt: skip
+        columns.add_argument(f"--{role}", metavar="COLUMN", help=what)
+    columns.add_argument("--delimiter", metavar="C", help="what separates fields of CSV (default: comma, of .tsv tab)")
+    columns.add_argument("--null", metavar="REGEX", help="values of CSV that stand for none, such as 'NA|[.]'")
+
+    cleaning = parser.add_argument_group("cleaning")
+    add = cleaning.add_argument
+    add("--negative", choices=("absolute", "missing", "keep"), default="absolute", help="values below 0 (default %(default)s: "
+        "they stand for the mean of bid and ask)")  # fmt: skip
+    add(
+        "--splits",
+        choices=("column", "detect", "keep"),
+        default="column",
+        help="where splits are told (default %(default)s, if there is one)",
+    )
+    add(
+        "--missing",
+        type=float,
+        default=0.05,
+        metavar="PART",
+        help="most of a window that may be filled in (default %(default)s)",
+    )
+    add("--bad-rows", choices=("raise", "skip"), default="raise", help="rows that cannot be read (default %(default)s)")
+
+    shape = parser.add_argument_group("distances and embedding")
+    add = shape.add_argument
+    add("--distance", choices=("correlation", "euclidean"), default="correlation", help="(default %(default)s)")
+    add("--of", choices=("changes", "differences", "values"), default="changes", help="what is compared: changes of the logarithm "
+        "from time to time, differences, or the values (default %(default)s)")  # fmt: skip
+    add(
+        "--length",
+        choices=("one", "log"),
+        default="one",
+        help="L of the distance: 1, or 10 |log(last / first)| (default %(default)s)",
+    )
+    add("--references", choices=("auto", "yes", "no"), default="auto", help="five series that grow evenly, to compare with "
+        "(default: with --of values or --length log)")  # fmt: skip
+    add("--no-weights", action="store_true", help="all pairs weigh the same")
+    add("--start", choices=("previous", "independent"), default="previous", help="each window from the solution of the one before, all "
+        "workers together; or each for itself, one on every worker (default %(default)s)")  # fmt: skip
+    add(
+        "--align",
+        choices=("previous", "first"),
+        default="previous",
+        help="to which frame frames are turned (default %(default)s)",
+    )
+    add("--annealing", action="store_true", help="deterministic annealing where no solution is started from")
+    add("--max-iter", type=int, default=300, metavar="N", help="most iterations of a window (default %(default)s)")
+    add(
+        "--tol",
+        type=float,
+        default=1e-5,
+        metavar="X",
+        help="stop when the stress falls by less than this part (default %(default)s)",
+    )
+
+    shown = parser.add_argument_group("what is shown")
+    add = shown.add_argument
+    add("--groups", metavar="FILE", help="a table with a row for each id: its sector, ..., and a column 'name'")
+    add("--group-id", metavar="COLUMN", help="its column of ids")
+    add(
+        "--glyph",
+        action="append",
+        default=[],
+        metavar="ID[=SHAPE]",
+        help=f"draw an id large, with its name; {', '.join(GLYPHS)}",
+    )
+    add("--view", action="store_true", help="serve the frames on loopback until Ctrl-C, from the first one on")
+    add("--open", action="store_true", help="--view, and open a tab of the browser")
+    add("--port", type=int, default=0, help="of --view (default: one that is free)")
+
+    follow = parser.add_argument_group("following")
+    add = follow.add_argument
+    add(
+        "--follow",
+        action="store_true",
+        help="wait for more rows, until Ctrl-C: a CSV file that grows, or a folder that files come into",
+    )
+    add(
+        "--settle",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="seconds without a row after which the last time is over (default %(default)s)",
+    )
+
+    made = parser.add_argument_group("the generated market")
+    made.add_argument("--sample-ids", type=int, default=240, metavar="N", help="(default %(default)s)")
+    made.add_argument("--sample-days", type=int, default=1000, metavar="N", help="(default %(default)s)")
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="(default %(default)s)")
+
+    options = parser.parse_args(argv)
+    options.glyphs = {}
+    for text in options.glyph:
+        name, _, glyph = text.partition("=")
+        if (glyph or "star") not in GLYPHS:
+            parser.error(f"--glyph {text}: a shape is one of {', '.join(GLYPHS)}")
+        options.glyphs[name] = glyph or "star"
+    if options.follow and len(options.file) != 1:
+        parser.error("--follow wants one file, folder or glob")
+    if options.max_iter < 1 or not options.tol >= 0:
+        parser.error("--max-iter is at least 1, --tol at least 0")
+    if not 0 <= options.port < 65536:
+        parser.error("--port is from 0 to 65535")
+    options.view = options.view or options.open
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code is 0, or 1 if the input cannot be used, which rank 0 explains."""
+    options = _arguments(argv)
+    rank = tidemill.init().rank
+    try:
+        _Command(options).run()
+    except (series.SeriesError, DataSetError) as error:
+        # Every rank has it: bad input is raised everywhere.
+        if rank == 0:
+            print(f"tidemill series: {error}", file=sys.stderr, flush=True)
+        # The launcher stops the others when one fails, which shall not be before rank 0 has spoken.
+        tidemill.init().comm.Barrier()
+        return 1
+    except KeyboardInterrupt:
+        # How following and looking end.
+        return 0 if options.follow else 130
+    return 0
+
+
+class _Command:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.comm = tidemill.init().comm
+        self.phases = Phases()
+        self.bar = Bar(shown=self.comm.rank == 0)
+        self.embedder = series.Embedder(
+            kind=options.distance,
+            of=options.of,
+            length=options.length,
+            missing_max=options.missing,
+            with_references={"auto": None, "yes": True, "no": False}[options.references],
+            weighted=not options.no_weights,
+            start=options.start,
+            align=options.align,
+            annealing=options.annealing,
+            max_iter=options.max_iter,
+            tol=options.tol,
+            phases=self.phases,
+        )
+        self.folder: series.FrameFolder | None = None
+        self.open_folder: Callable[[], series.FrameFolder]
+        self.server: Server | None = None
+        self.frames: list[series.Frame] = []
+        self.begin = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        if self.comm.rank == 0:
+            self.bar.clear()
+            print(text, flush=True)
+
+    def run(self) -> None:
+        options = self.options
+        # What cannot be done shall be known before years of prices are read.
+        together(self.comm, self._check)
+        files, self.groups = self._sources()
+        try:
+            if options.follow:
+                self._follow(files[0])
+            else:
+                self._batch(files)
+            if self.server is not None:
+                self.say("Ctrl-C ends it")
+                self.server.wait()
+        finally:
+            self.bar.clear()
+            if self.server is not None:
+                self.server.close()
+
+    def _check(self) -> None:
+        if self.comm.rank == 0 and not self.options.overwrite and (self.options.out / INDEX).exists():
+            raise series.SeriesError(f"{self.options.out} has frames already; --overwrite replaces them")
+
+    def _sources(self) -> tuple[list[str], str | None]:
+        """The files, and that of groups; the generated market lies beside its frames."""
+        options = self.options
+        if options.file:
+            return options.file, options.groups
+
+        def made() -> None:
+            if self.comm.rank == 0:
+                series.write_market(options.out, options.sample_ids, options.sample_days, options.seed)
+
+        with self.phases.timed("generate"):
+            together(self.comm, made)
+        return [str(options.out / "prices.csv")], options.groups or str(options.out / "sectors.csv")
+
+    def _batch(self, files: list[str]) -> None:
+        options = self.options
+        self.bar.update(0.0, "reading and cleaning")
+        with self.phases.timed("clean"):
+            panel, report = series.clean(
+                files,
+                self._rules(),
+                **{role: getattr(options, role) for role in _ROLES},
+                delimiter=options.delimiter,
+                null=options.null,
+                on_error=options.bad_rows,
+            )
+        name = self._name()
+        self.say(f"{name}: {report}")
+        windows = series.windows(panel.times, options.window, options.shift, accumulate=options.accumulate)
+        self._begin(panel, name)
+        for number, frame in enumerate(self.embedder.frames(panel, windows), 1):
+            self._take(frame)
+            self.bar.update(
+                number / len(windows), f"{frame.window.label}: stress {frame.stress:.3g}, fit {frame.fit:.3f}"
+            )
+        self.bar.clear()
+        self._summary(report)
+
+    def _follow(self, path: str) -> None:
+        options = self.options
+        follower = series.Follower(
+            path,
+            self._rules(),
+            columns={role: getattr(options, role) for role in _ROLES},
+            settle_s=options.settle,
+            delimiter=options.delimiter or ",",
+            on_error=options.bad_rows,
+        )
+        self.say(f"following {path}; Ctrl-C ends it")
+        done = 0
+        told = False
+        try:
+            while True:
+                if not follower.poll():
+                    continue
+                assert follower.panel is not None
+                panel = follower.panel
+                try:
+                    windows = series.windows(panel.times, options.window, options.shift, accumulate=options.accumulate)
+                except series.SeriesError as error:
+                    if "no window is full" not in str(error):
+                        raise
+                    if not told:
+                        self.say(
+                            f"{len(panel.times)} times so far; the first frame comes when a window ({options.window}) is full"
+                        )
+                    told = True
+                    continue
+                if len(windows) == done:
+                    continue
+                if not done:
+                    self._begin(panel, path)
+                for frame in self.embedder.frames(panel, windows[done:]):
+                    self._take(frame)
+                    self.say(
+                        f"{frame.window.label}: {len(frame.ids)} ids, stress {frame.stress:.3g}, fit {frame.fit:.3f}"
+                    )
+                done = len(windows)
+        except KeyboardInterrupt:
+            if follower.report is not None and self.frames and self.comm.rank == 0:
+                self.say(str(follower.report))
+                self._write_summary(follower.report, 0.0)
+            raise
+
+    def _rules(self) -> series.Rules:
+        return series.Rules(negative=self.options.negative, splits=self.options.splits)
+
+    def _name(self) -> str:
+        return ", ".join(self.options.file) if self.options.file else "a generated market"
+
+    def _begin(self, panel: series.Panel, name: str) -> None:
+        options = self.options
+        groups = None
+        if self.groups is not None:
+            groups = series.read_groups(self.groups, panel.ids, id=options.group_id)
+            for note in groups.notes:
+                self.say(f"  {note}")
+        missing = [one for one in options.glyphs if one not in set(panel.ids.tolist())]
+        if missing and not options.follow:
+            raise series.SeriesError(f"--glyph {missing[0]}: there is no such id")
+        # Frames that are there are replaced when there is one to replace them by.
+        self.open_folder = partial(
+            series.FrameFolder,
+            options.out,
+            groups=groups,
+            glyphs=options.glyphs,
+            title=options.title or Path(name).name,
+            overwrite=options.overwrite,
+        )
+
+    def _take(self, frame: series.Frame) -> None:
+        if self.folder is None:
+            self.folder = self.open_folder()
+        with self.phases.timed("write"):
+            self.folder.write(frame)
+        # Of past frames only the figures are needed.
+        self.frames.append(frame)
+        if self.options.view and self.server is None and self.comm.rank == 0:
+            self.server = Server(self.options.out, port=self.options.port)
+            self.say(f"the frames are at {self.server.url}")
+            if self.options.open:
+                webbrowser.open(self.server.url)
+
+    def _summary(self, report: series.Report) -> None:
+        seconds = time.perf_counter() - self.begin
+        self.phases.seconds["all"] = seconds
+        slowest = self._slowest()
+        if self.comm.rank != 0:
+            return
+        embedding = sum(slowest.get(name, 0.0) for name in ("distances", "embed", "compare", "align", "write"))
+        stress, fit = self._means()
+        frames = len(self.frames)
+        self.say(
+            f"{frames} frames of {self.options.window}, {self.options.shift} apart, of "
+            f"{min(len(frame.ids) for frame in self.frames)} to {max(len(frame.ids) for frame in self.frames)} points: "
+            f"stress {stress:.3g}, alignment fit {fit:.3f}, {self._iterations():.0f} iterations on average"
+        )
+        dropped = sum(frame.dropped for frame in self.frames)
+        filled = sum(frame.filled for frame in self.frames)
+        self.say(f"  {dropped:,} times a series was left out of a window, {filled:,} values were filled in")
+        if self.embedder.left_out:
+            self.say(
+                f"  {len(self.embedder.left_out)} windows have no frame: fewer than 4 series are there for most of them"
+            )
+        self.say(
+            f"{60 * frames / embedding:,.0f} windows a minute on {self.comm.size} worker(s), "
+            f"{100 * self.share:.0f} % of that time in communication"
+        )
+        self.say("seconds: " + ", ".join(f"{name} {value:.3g}" for name, value in slowest.items()))
+        self._write_summary(report, embedding)
+        if self.server is None:
+            self.say(f"tidemill view {self.options.out} shows them")
+
+    def _slowest(self) -> dict[str, float]:
+        """Seconds by phase of the slowest worker in each, and the share of communication of all."""
+        everybody = self.comm.allgather((self.phases.seconds, self.embedder.communication_s))
+        embedding = sum(
+            sum(part.get(n, 0.0) for n in ("distances", "embed", "compare", "align", "write")) for part, _ in everybody
+        )
+        self.share = sum(spent for _, spent in everybody) / embedding if embedding else 0.0
+        return {name: max(part.get(name, 0.0) for part, _ in everybody) for name in self.phases.seconds}
+
+    def _means(self) -> tuple[float, float]:
+        fits = [frame.fit for frame in self.frames if math.isfinite(frame.fit)]
+        return float(np.mean([frame.stress for frame in self.frames])), float(np.mean(fits)) if fits else math.nan
+
+    def _iterations(self) -> float:
+        return float(np.mean([frame.iterations for frame in self.frames]))
+
+    def _write_summary(self, report: series.Report, embedding: float) -> None:
+        stress, fit = self._means()
+        summary: dict[str, Any] = {
+            "files": self.options.file or None,
+            "cleaning": report.to_dict(),
+            "window": self.options.window,
+            "shift": self.options.shift,
+            "frames": len(self.frames),
+            "stress": stress,
+            "alignment_fit": fit if math.isfinite(fit) else None,
+            "iterations": self._iterations(),
+            "workers": self.comm.size,
+            "left_out": [window.label for window in self.embedder.left_out],
+            "seconds": self.phases.seconds,
+            "windows_per_minute": 60 * len(self.frames) / embedding if embedding else None,
+            "communication": self.share if embedding else None,
+            "per_frame": [
+                {
+                    "time": frame.window.label,
+                    "ids": len(frame.ids),
+                    "stress": frame.stress,
+                    "alignment_fit": frame.fit if math.isfinite(frame.fit) else None,
+                    "mean_distance": frame.mean_distance,
+                    "iterations": frame.iterations,
+                    "filled": frame.filled,
+                    "dropped": frame.dropped,
+                }
+                for frame in self.frames
+            ],
+        }
+        path = self.options.out / "summary.json"
+        made = path.with_name(".summary.json")
+        made.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        made.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

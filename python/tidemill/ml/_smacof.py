@@ -1,0 +1,303 @@
+"""SMACOF over all ranks: majorization of the stress, conjugate gradients for its system, annealing, and interpolation of new points.
+
+Positions are those of all points, (n, k) float64 in the problem's unit, and the same on every rank to the bit: each rank computes the rows of its points,
+and one Allgatherv of k + 1 numbers a point tells all. Sums that decide something are formed in the points' order, never by a library that may add
+differently on another processor.
+
+Source: de Leeuw (1977); de Leeuw and Mair (2009); Bae, Qiu and Fox (2010); Ruan and Fox (2013).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tidemill import _tidemill as native
+from tidemill.ml._distances import Array, Problem
+
+__all__ = ["Iteration", "Result", "interpolate", "random_start", "smacof", "temperatures"]
+
+#: Conjugate gradients end when the residual has become this part of what it was, or after so many steps. Starting from the positions that the
+#: system was made from, each step makes the majorizing function less, so that the stress cannot grow wherever they end.
+_RESIDUAL, _STEPS_MAX = 0.03, 100
+
+#: A stress below this part of the weighted sum of squared distances is nothing but rounding of float32.
+_ROUNDING = 1e-13
+
+#: How far points are moved apart when the temperature falls, in the problem's unit: those that coincide have no direction.
+_JITTER = 1e-4
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration did; the same on every rank."""
+
+    number: int
+    #: Weighted stress, in the user's units; of the distances at this temperature.
+    stress: float
+    #: Temperature of annealing, in the user's units; 0 without.
+    temperature: float
+
+
+@dataclass
+class Result:
+    """Where the iterations ended."""
+
+    #: (n, k), in the problem's unit.
+    positions: Array
+    #: Weighted sum over pairs, in the problem's units.
+    stress: float
+    iterations: int = 0
+    #: Of each iteration.
+    stresses: list[float] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+    conjugate_gradients: int = 0
+
+
+def total(values: Array) -> float:
+    """The sum in order, to the bit the same on every rank."""
+    return float(np.add.accumulate(values)[-1]) if len(values) else 0.0
+
+
+def totals(values: Array) -> Array:
+    """Sums of the columns of (n, k) in order, to the bit the same on every rank."""
+    result: Array = np.add.accumulate(values, axis=0)[-1]
+    return result
+
+
+class _Passes:
+    """One reading of all distances, or weights, each."""
+
+    def __init__(self, problem: Problem, k: int) -> None:
+        self.problem = problem
+        self.local = np.empty((problem.counts[problem.comm.rank], k + 1))
+        columns = problem.weights.columns
+        self.columns = columns
+        self.steps = 0
+        if columns is None:
+            self.degrees = self.laplacian(np.zeros((problem.n, k)))[:, k:]
+        else:
+            self.mass = total(columns)
+
+    def _gathered(self) -> Array:
+        # Alone, what is gathered is the buffer itself, which the next pass writes to.
+        rows = self.problem.gather(self.local)
+        return rows.copy() if rows is self.local else rows
+
+    def laplacian(self, points: Array) -> Array:
+        """V times `points`, and the degrees in one more column."""
+        p = self.problem
+        p.cells.laplacian(p.pool, "weights", np.ascontiguousarray(points), self.local)
+        return self._gathered()
+
+    def guttman(self, z: Array, shift: float = 0.0) -> tuple[Array, float]:
+        """B(Z) Z and the stress of `z`, both of distances less `shift`. Of weights of columns, each row of the former less the row's own weight."""
+        p = self.problem
+        p.cells.guttman(p.pool, z[p.own], z, self.columns, shift, self.local)
+        rows = self._gathered()
+        stresses = rows[:, -1] if self.columns is None else self.columns * rows[:, -1]
+        return rows[:, :-1], 0.5 * total(stresses)
+
+    def solve(self, b: Array, z: Array) -> Array:
+        """The X that minimizes the majorizing function: V X = B(Z) Z."""
+        if self.columns is not None:
+            # w_ij = u_i u_j makes V = m diag(u) - u u', m the sum of u. Where u'X = 0, which a translation brings about, V X = m diag(u) X.
+            return b / self.mass
+        return self._conjugate_gradients(b, z)
+
+    def _conjugate_gradients(self, b: Array, z: Array) -> Array:
+        """For all coordinates at once, preconditioned by the degrees (Jacobi)."""
+        x = z.copy()
+        residual = b - self.laplacian(x)[:, :-1]
+        preconditioned = residual / self.degrees
+        direction = preconditioned.copy()
+        size = totals(residual * preconditioned)
+        goal = _RESIDUAL**2 * size
+        for _ in range(_STEPS_MAX):
+            # A coordinate that is solved stays as it is.
+            going = (size > goal) & (size > 0)
+            if not going.any():
+                break
+            product = self.laplacian(direction)[:, :-1]
+            self.steps += 1
+            curvature = totals(direction * product)
+            going &= curvature > 0
+            step = np.divide(size, curvature, out=np.zeros_like(size), where=going)
+            x += step * direction
+            residual -= step * product
+            preconditioned = residual / self.degrees
+            before, size = size, np.where(going, totals(residual * preconditioned), size)
+            goal = np.where(going, goal, size)
+            direction = preconditioned + np.divide(size, before, out=np.zeros_like(size), where=before > 0) * direction
+        centred: Array = x - totals(x) / len(x)
+        return centred
+
+
+def sum_of_squares(problem: Problem) -> float:
+    """The weighted sum over pairs of squared distances: the stress of points that all coincide."""
+    return _Passes(problem, 1).guttman(np.zeros((problem.n, 1)))[1]
+
+
+def temperatures(problem: Problem, k: int, alpha: float, t_min: float | None) -> list[float]:
+    """The falling temperatures of annealing, in the problem's unit, without the 0 at the end.
+
+    They begin below that at which all distances vanish, ``largest / sqrt(2 k)``, fall by the factor `alpha`, and end before `t_min`, by default a
+    hundredth of the first.
+    """
+    first = problem.largest / math.sqrt(2 * k)
+    least = 0.01 * first if t_min is None else t_min / problem.unit
+    found = []
+    t = alpha * first
+    while t > least and t > 0:
+        found.append(t)
+        t *= alpha
+    return found
+
+
+def random_start(problem: Problem, k: int, rng: np.random.Generator, size: float = 0.5) -> Array:
+    """Normal positions, drawn by rank 0; (n, k)."""
+    drawn = rng.standard_normal((problem.n, k)) * size if problem.comm.rank == 0 else None
+    return drawn if problem.comm.size == 1 and drawn is not None else problem.comm.bcast(drawn, root=0)
+
+
+def smacof(
+    problem: Problem,
+    start: Array,
+    *,
+    squares: float,
+    max_iter: int,
+    tol: float,
+    falling: list[float],
+    rng: np.random.Generator,
+    report: Callable[[Iteration], None],
+) -> Result:
+    """Iterate from `start` at each temperature of `falling` and then at 0, until the stress falls by less than `tol` of itself or `max_iter`.
+
+    Parameters
+    ----------
+    start : ndarray of shape (n, k), in the problem's unit
+    squares : float
+        The `sum_of_squares`.
+    max_iter : int
+        Most iterations at each temperature.
+    rng : Generator
+        For the jitter of annealing; that of rank 0 counts.
+    report : callable
+        Told of each iteration, on every rank.
+    """
+    k = start.shape[1]
+    passes = _Passes(problem, k)
+    weights = problem.weights.columns
+    centre = totals(start) / problem.n if weights is None else totals(weights[:, None] * start) / passes.mass
+    z = start - centre
+    scale = problem.unit**2 * problem.weights.unit
+    floor = _ROUNDING * squares
+    result = Result(z, 0.0)
+    for temperature in [*falling, 0.0]:
+        if result.iterations:
+            # Points that coincide would stay together for ever.
+            z = z + random_start(problem, k, rng, _JITTER) if falling else z
+        shift = temperature * math.sqrt(2 * k)
+        b, stress = passes.guttman(z, shift)
+        for _ in range(max_iter):
+            if stress <= floor and result.iterations:
+                break
+            before, moved = stress, passes.solve(b, z)
+            b, after = passes.guttman(moved, shift)
+            if after < before:
+                z, stress = moved, after
+            # Else all that is left is rounding, as majorization never leads upwards: the better positions stay, and the loop ends.
+            result.iterations += 1
+            result.stresses.append(stress * scale)
+            result.temperatures.append(temperature * problem.unit)
+            report(Iteration(result.iterations, stress * scale, temperature * problem.unit))
+            if before - stress <= tol * before:
+                break
+        result.stress = stress
+    result.positions = z
+    result.conjugate_gradients = passes.steps
+    return result
+
+
+# --- new points ------------------------------------------------------------------------------------------------------
+def interpolate(
+    pool: native.KernelPool,
+    cells: native.MdsDistances,
+    positions: Array,
+    distances: Array,
+    weights: Array,
+    *,
+    weighted: bool,
+    max_iter: int,
+    tol: float,
+) -> Array:
+    """Where new points lie best among others that stay: (q, k), in the unit of `positions` (n, k).
+
+    Each new point minimizes its own weighted stress by majorization, from two starts: the position of its nearest neighbour, and where the distances would
+    intersect if they were exact. The better end counts.
+
+    Parameters
+    ----------
+    cells, distances
+        The distances (q, n) of the new points, as the kernels keep them and as numbers.
+    weights : ndarray of shape (n,) or (q, n)
+    weighted : bool
+        Whether `cells` have the weights.
+    """
+    masses = np.broadcast_to(weights, distances.shape).sum(axis=1)
+    nearest = positions[np.where(weights > 0, distances, np.inf).argmin(axis=1)]
+    best: Array | None = None
+    stresses = np.empty(0)
+    columns = None if weighted else np.ascontiguousarray(weights)
+    means = (weights @ positions) / masses[:, None]
+    for start in (nearest, _intersection(positions, distances, weights)):
+        z, ends = _majorize(pool, cells, positions, columns, start, means, masses, max_iter, tol)
+        if best is None:
+            best, stresses = z, ends
+        else:
+            better = ends < stresses
+            best[better] = z[better]
+    assert best is not None, "there are two starts"
+    return best
+
+
+def _majorize(
+    pool: native.KernelPool,
+    cells: native.MdsDistances,
+    positions: Array,
+    columns: Array | None,
+    start: Array,
+    means: Array,
+    masses: Array,
+    max_iter: int,
+    tol: float,
+) -> tuple[Array, Array]:
+    """Each row's positions and stress after iterating until none moves by more than `tol` of its root mean squared error."""
+    z = np.ascontiguousarray(start)
+    out = np.empty((len(z), z.shape[1] + 1))
+    cells.guttman(pool, z, positions, columns, 0.0, out)
+    for _ in range(max_iter):
+        stress = out[:, -1].copy()
+        moved = means + out[:, :-1] / masses[:, None]
+        cells.guttman(pool, moved, positions, columns, 0.0, out)
+        # Rounding must not undo what iterations have won.
+        better = out[:, -1] <= stress
+        z = np.where(better[:, None], moved, z)
+        if not (stress - out[:, -1] > tol * stress).any():
+            return z, np.minimum(stress, out[:, -1])
+    return z, out[:, -1]
+
+
+def _intersection(positions: Array, distances: Array, weights: Array) -> Array:
+    """Where |x - x_j|^2 = delta_j^2 would hold, as equations linear in x and |x|^2, by weighted least squares; (q, k) (Gower, 1968)."""
+    k = positions.shape[1]
+    squares = np.einsum("nk,nk->n", positions, positions)
+    rows = np.concatenate([2 * positions, -np.ones((len(positions), 1))], axis=1)
+    products = np.einsum("na,nb->nab", rows, rows).reshape(len(rows), -1)
+    normal = (weights @ products).reshape(-1, k + 1, k + 1)
+    right = (weights * (squares - distances**2)) @ rows
+    solved: Array = np.einsum("qab,qb->qa", np.linalg.pinv(normal, rcond=1e-9, hermitian=True), right)
+    return solved[:, :k]

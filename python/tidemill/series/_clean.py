@@ -1,0 +1,325 @@
+"""Cleaning: rows of a long table become a panel, and every rule counts what it did.
+
+The rules are those of the source work on daily stock prices (Kamburugamuve and others, "TSmap3D: Browser visualization of
+high dimensional time series data", 2016): a negative price is the mean of bid and ask, a missing one is that of the day before,
+prices are adjusted for splits, of two records of a day the earlier counts.
+
+Workers share the work by series: each reads its part of the rows, sends every row to the worker that has its id, and
+cleans the ids that it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tidemill
+from tidemill.dataset import skipped_rows
+from tidemill.series._panel import Array, Panel
+from tidemill.series._read import (
+    SeriesError,
+    Source,
+    numbers_of,
+    open_source,
+    read_rows,
+    steps_or_dates,
+    together,
+)
+from tidemill.series._splits import Split, adjust, detect, given
+from tidemill.series._windows import label
+
+__all__ = ["Report", "Rules", "clean", "pivot"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How rows are cleaned.
+
+    Parameters
+    ----------
+    negative : {"absolute", "missing", "keep"}, default="absolute"
+        What a value below 0 is: a price that stands for the mean of bid and ask, as in the prices of CRSP, so that its
+        absolute value counts; no value; or a value like others. Unless they are kept, a value of 0 is no value either.
+    splits : {"column", "detect", "keep"}, default="column"
+        Values before a split are divided by its ratio, new shares for an old one: 2 where one share became two. ``"column"``: the
+        ratio is in the column ``split`` in the row of the first day at the new price, if there is such a column; 0, 1 or nothing mean
+        that there is none. ``"detect"``: it is found where a value jumps by a usual ratio, far beyond what the
+        series does on other days; the report lists what was found. ``"keep"``: values stay as they are.
+    """
+
+    negative: Literal["absolute", "missing", "keep"] = "absolute"
+    splits: Literal["column", "detect", "keep"] = "column"
+
+    def __post_init__(self) -> None:
+        if self.negative not in ("absolute", "missing", "keep"):
+            raise SeriesError(f"negative is 'absolute', 'missing' or 'keep', not {self.negative!r}")
+        if self.splits not in ("column", "detect", "keep"):
+            raise SeriesError(f"splits is 'column', 'detect' or 'keep', not {self.splits!r}")
+
+
+#: Each rule, and what it did, in the order in which they are applied.
+RULES = {
+    "unreadable": "rows that cannot be read: left out",
+    "without_key": "rows without id or time: left out",
+    "negative": "negative values: their absolute value, or missing",
+    "missing": "rows without a value: left out",
+    "duplicates": "more rows of an id and a time: the earliest counts",
+    "duplicates_that_differ": "of these, with another value than the earliest",
+    "splits": "splits: values before them divided by the ratio",
+    "gaps": "times without a value between first and last of an id: filled in windows",
+    "late": "rows of times that were over: left out",
+}
+
+
+@dataclass
+class Report:
+    """What cleaning did; the same on every worker.
+
+    Attributes
+    ----------
+    columns : dict of str to str
+        Which column was what.
+    rows, ids, times : int
+    first, last : str
+        Times.
+    counts : dict of str to int
+        For each rule how often it did something.
+    found : list of (id, time, ratio)
+        Splits that were detected.
+    notes : list of str
+    """
+
+    columns: dict[str, str]
+    rows: int = 0
+    ids: int = 0
+    times: int = 0
+    first: str = ""
+    last: str = ""
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
+    found: list[tuple[str, str, float]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        columns = ", ".join(f"{role} {name!r}" for role, name in self.columns.items())
+        lines = [
+            f"{self.rows:,} rows of {self.ids:,} ids at {self.times:,} times, {self.first} to {self.last} ({columns})"
+        ]
+        lines += [f"  {count:>9,}  {RULES[rule]}" for rule, count in self.counts.items() if count]
+        lines += [f"             {name} {time}: {ratio:g} for 1" for name, time, ratio in self.found[:5]]
+        if len(self.found) > 5:
+            lines.append(f"             and {len(self.found) - 5:,} more, in the report")
+        lines += [f"  {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def clean(
+    source: Source,
+    rules: Rules | None = None,
+    *,
+    id: str | None = None,
+    time: str | None = None,
+    value: str | None = None,
+    cap: str | None = None,
+    volume: str | None = None,
+    split: str | None = None,
+    delimiter: str | None = None,
+    null: str | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> tuple[Panel, Report]:
+    """Read a long table, clean it, and make a panel of it. Collective.
+
+    Parameters
+    ----------
+    source : path, iterable of paths, DataSet or Arrow table
+        With a row for each id and time. Files are CSV (``.gz``, ``.bz2``, ``.xz``, ``.zst`` too), Parquet, Arrow IPC or JSON lines by their
+        names; the same on every worker. Of a DataSet with other steps than `filter`, `select` and new columns, rows have no order, and so
+        no earliest.
+    rules : Rules, optional
+    id, time, value, cap, volume, split : str, optional
+        Columns; by default found by their usual names. `cap`: what the series is worth, else value x volume, for
+        weights. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such.
+    delimiter, null, on_error : optional
+        Of CSV, as for `tidemill.read_csv`.
+
+    Returns
+    -------
+    panel : Panel
+    report : Report
+
+    Raises
+    ------
+    SeriesError, tidemill.DataSetError
+        On every worker: what is wrong with the source, and how to name what was not found.
+    """
+    rules = rules or Rules()
+    comm = tidemill.init().comm
+    chosen = {"id": id, "time": time, "value": value, "cap": cap, "volume": volume, "split": split}
+    data, columns = open_source(source, chosen, delimiter=delimiter, null=null, on_error=on_error)
+    rows = read_rows(data, columns)
+    report = Report(columns.named())
+    report.counts["unreadable"] = skipped_rows() if on_error == "skip" else 0
+    total = int(comm.allreduce(len(rows.ids)))
+
+    keyed = rows.has_key
+    kept = np.flatnonzero(keyed)
+    # Ids and times of all workers, numbered alike everywhere.
+    own_ids = set(rows.ids) - {""}
+    ids = sorted(set().union(*comm.allgather(own_ids)))
+    times = np.unique(np.concatenate(comm.allgather(np.unique(rows.times[keyed]))))
+    if not ids or not len(times):
+        raise SeriesError(f"there is no row with id and time among the {total:,} of the source")
+    dated = rows.dated
+    if not dated:
+        dates = steps_or_dates(times)
+        if dates is not None:
+            # Their order is that of the numbers.
+            report.notes.append("times such as 20161230 were taken as dates")
+            dated = True
+    numbering = numbers_of(ids)
+    codes = np.fromiter((numbering.get(name, -1) for name in rows.ids), np.int64, len(rows.ids))[kept]
+    places = np.searchsorted(times, rows.times[kept])
+    numbers = {role: column[kept] for role, column in rows.numbers.items()}
+    stamps: NDArray[Any] = times
+    if dated:
+        stamps = (dates if not rows.dated else times).astype("datetime64[us]")  # type: ignore[union-attr]
+
+    owned = np.searchsorted(np.arange(comm.size), np.arange(len(ids)) * comm.size // len(ids))
+    begin, end = np.searchsorted(owned, [comm.rank, comm.rank + 1]).tolist()
+    codes, places, numbers = _exchange(comm, owned, codes, places, numbers)
+
+    def shaped() -> tuple[Array, Array | None, list[Split], dict[str, int]]:
+        return pivot(codes - begin, places, numbers, end - begin, len(stamps), rules, ids[begin:end], stamps)
+
+    values, caps, splits, counts = together(comm, shaped)
+    if rules.splits == "detect":
+        splits = detect(values)
+    adjust(values, splits)
+    counts["splits"] = len(splits)
+    filled = ~np.isnan(values)
+    lives = filled.any(axis=1)
+    width = filled.shape[1]
+    first, last = filled.argmax(axis=1), width - 1 - filled[:, ::-1].argmax(axis=1)
+    counts["gaps"] = int((last - first + 1 - filled.sum(axis=1))[lives].sum())
+
+    for rule, count in zip(counts, comm.allreduce(np.array(list(counts.values()))).tolist(), strict=True):
+        report.counts[rule] += count
+    report.counts["without_key"] = total - int(comm.allreduce(len(kept)))
+    if rules.splits == "detect":
+        own = [(ids[begin + one.series], label(stamps[one.place]), one.ratio) for one in splits]
+        report.found = [split for part in comm.allgather(own) for split in part]
+    panel = _gathered(comm, stamps, ids, values, caps)
+    report.rows, report.ids, report.times = total, len(panel.ids), len(panel.times)
+    report.first, report.last = label(panel.times[0]), label(panel.times[-1])
+    return panel, report
+
+
+def _exchange(
+    comm: Any,
+    owned: NDArray[np.intp],
+    codes: NDArray[np.int64],
+    places: NDArray[np.intp],
+    numbers: dict[str, Array],
+) -> tuple[NDArray[np.int64], NDArray[np.intp], dict[str, Array]]:
+    """Send each row to the worker that has its id; rows come in the order of the source."""
+    if comm.size == 1:
+        return codes, places, numbers
+    to = owned[codes]
+    order = np.argsort(to, kind="stable")
+    cuts = np.searchsorted(to[order], np.arange(1, comm.size))
+    parts = [np.split(column[order], cuts) for column in (codes, places, *numbers.values())]
+    received = comm.alltoall([tuple(part[rank] for part in parts) for rank in range(comm.size)])
+    # By rank of the sender, which is by place in the source.
+    codes, places, *columns = (np.concatenate(column) for column in zip(*received, strict=True))
+    return codes, places, dict(zip(numbers, columns, strict=True))
+
+
+def pivot(
+    codes: NDArray[np.int64],
+    places: NDArray[np.intp],
+    numbers: dict[str, Array],
+    series: int,
+    width: int,
+    rules: Rules,
+    ids: list[str],
+    times: NDArray[Any],
+) -> tuple[Array, Array | None, list[Split], dict[str, int]]:
+    """Clean rows and put them where they belong.
+
+    Parameters
+    ----------
+    codes, places : ndarray of shape (n,)
+        The series and the time of each row, both numbered from 0.
+    numbers : dict of str to ndarray of shape (n,)
+    series, width : int
+        How many series and times there are.
+    ids, times : the series' names and the times, for messages.
+
+    Returns
+    -------
+    values : ndarray of shape (series, width)
+    caps : ndarray of shape (series, width) or None
+    splits : list of Split
+        Those of the column; values are not adjusted yet.
+    counts : dict of str to int
+    """
+    counts = dict.fromkeys(("negative", "missing", "duplicates", "duplicates_that_differ", "splits", "gaps"), 0)
+    value = np.where(np.isfinite(numbers["value"]), numbers["value"], np.nan)
+    if rules.negative != "keep":
+        below = value < 0
+        counts["negative"] = int(below.sum())
+        value = np.where(below, -value if rules.negative == "absolute" else np.nan, value)
+        value[value == 0] = np.nan
+    splits: list[Split] = []
+    if "split" in numbers and rules.splits == "column":
+        splits = given(codes, places, numbers["split"], ids, times)
+    there = ~np.isnan(value)
+    counts["missing"] = int(len(value) - there.sum())
+    cap = numbers.get("cap")
+    if cap is None and "volume" in numbers:
+        cap = value * np.abs(numbers["volume"])
+    cells = codes[there] * width + places[there]
+    # Where a cell comes first; `unique` gives the first of equal ones.
+    unique, first = np.unique(cells, return_index=True)
+    kept = value[there][first]
+    again = len(cells) - len(unique)
+    if again:
+        counts["duplicates"] = again
+        counts["duplicates_that_differ"] = int((value[there] != kept[np.searchsorted(unique, cells)]).sum())
+    values = np.full(series * width, np.nan)
+    values[unique] = kept
+    caps: Array | None = None
+    if cap is not None:
+        flat = np.full(series * width, np.nan)
+        flat[unique] = cap[there][first]
+        caps = flat.reshape(series, width)
+    return values.reshape(series, width), caps, splits, counts
+
+
+def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, caps: Array | None) -> Panel:
+    """The whole panel on every worker, without series and times that have no value at all."""
+
+    def whole(own: Array) -> Array:
+        if comm.size == 1:
+            return own
+        counts = comm.allgather(own.size)
+        everything = np.empty((len(ids), len(stamps)))
+        comm.Allgatherv(np.ascontiguousarray(own), [everything, counts])
+        return everything
+
+    values = whole(values)
+    caps = None if caps is None else whole(caps)
+    there = ~np.isnan(values)
+    series, times = there.any(axis=1), there.any(axis=0)
+    if not series.any():
+        raise SeriesError("no row has a value that is left after cleaning")
+    if not (series.all() and times.all()):
+        values = values[series][:, times]
+        caps = None if caps is None else caps[series][:, times]
+    return Panel(stamps[times], np.array(ids)[series], values.T, None if caps is None else caps.T)

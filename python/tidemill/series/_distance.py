@@ -1,0 +1,183 @@
+"""Distances between series in a window, how much each weighs, and series to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.series._read import SeriesError
+
+__all__ = ["REFERENCES", "Kind", "Length", "Of", "distances", "lengths", "references", "weights"]
+
+Array = NDArray[np.float64]
+
+#: What is compared: day-to-day changes of the logarithm, differences, or the values themselves.
+Of = Literal["changes", "differences", "values"]
+#: L in the distance: 1, or 10 |log(last / first)|.
+Length = Literal["one", "log"]
+#: ``(values (w, n), rows) -> (len(rows), n)``
+Function = Callable[[Array, slice], Array]
+Kind = Literal["correlation", "euclidean"] | Function
+
+#: Series to compare with, by name: by how much of its value each grows in a year.
+REFERENCES: dict[str, float] = {
+    "constant": 0.0,
+    "+0.1 a year": 0.1,
+    "-0.1 a year": -0.1,
+    "+0.2 a year": 0.2,
+    "-0.2 a year": -0.2,
+}
+
+#: Trading days of a year, for references along days of which only the order is known.
+_DAYS_A_YEAR = 250
+#: Spread below this part of the greatest value is rounding: the series is constant.
+_CONSTANT = 1e-9
+
+
+def distances(
+    values: Array,
+    *,
+    kind: Kind = "correlation",
+    of: Of = "changes",
+    length: Length = "one",
+    rows: slice | None = None,
+) -> Array:
+    """Compute distances between series in a window.
+
+    ``"correlation"``: d_ij = sqrt(L_i^2 + L_j^2 - 2 L_i L_j c_ij), the length of the third side between two of lengths L_i and L_j
+    at an angle of which the Pearson correlation c_ij is the cosine. With L = 1 that is sqrt(2 (1 - c)), from 0 to 2.
+
+    Parameters
+    ----------
+    values : ndarray of shape (w, n)
+        Without gaps.
+    kind : {"correlation", "euclidean"} or callable, default="correlation"
+        ``"euclidean"``: the root of the summed squares of differences. A function gets `values` and `rows`, and returns
+        an array (m, n) of numbers from 0 on: the distances of those series to all. It is symmetric, and 0 on the diagonal.
+    of : {"changes", "differences", "values"}, default="changes"
+        What is compared: log(v_t / v_{t-1}), for which values must be above 0; v_t - v_{t-1}; or v_t. Two series that both rise
+        over a window have values that correlate, whatever else they do; that they move together from day to day is
+        told by their changes, which show the sectors of a market best.
+    length : {"one", "log"}, default="one"
+        L_i = 1, or 10 abs(log(last / first)) with the ratio cut to [0.1, 10]: then a series that ends where it began is at the origin.
+    rows : slice, optional
+        The series whose distances are wanted; default all.
+
+    Returns
+    -------
+    ndarray of shape (m, n)
+        c is 0 between a series that does not change and one that does, and 1 between two that do not.
+
+    Raises
+    ------
+    SeriesError
+        Values that must be above 0 and are not, or what a function returns has another shape.
+    """
+    wanted = rows if rows is not None else slice(0, values.shape[1])
+    if callable(kind):
+        made = np.asarray(kind(values, wanted), dtype=np.float64)
+        shape = (len(range(values.shape[1])[wanted]), values.shape[1])
+        if made.shape != shape:
+            raise SeriesError(f"the function of distances returned an array of shape {made.shape}, not {shape}")
+        if not (made >= 0).all():
+            raise SeriesError("the function of distances returned numbers that are below 0 or not a number")
+        return made
+    compared = _compared(values, of)
+    if kind == "euclidean":
+        squares = (compared**2).sum(axis=0)
+        squared = squares[wanted, None] + squares - 2 * (compared[:, wanted].T @ compared)
+    elif kind == "correlation":
+        unit, constant = _standard(compared)
+        c = np.clip(unit[:, wanted].T @ unit, -1.0, 1.0)
+        c[np.ix_(constant[wanted], constant)] = 1.0
+        side = lengths(values, length)
+        squared = side[wanted, None] ** 2 + side**2 - 2 * side[wanted, None] * side * c
+    else:
+        raise SeriesError(f"kind is 'correlation', 'euclidean' or a function, not {kind!r}")
+    # Nothing is far from itself, but for rounding.
+    own = np.arange(values.shape[1])[wanted]
+    squared[np.arange(len(own)), own] = 0.0
+    apart: Array = np.sqrt(np.maximum(squared, 0.0))
+    return apart
+
+
+def _compared(values: Array, of: Of) -> Array:
+    if of == "values":
+        return values
+    if of == "differences":
+        return np.diff(values, axis=0)
+    if of == "changes":
+        _above_zero(values, 'of="changes"', 'of="differences" compares values of any sign')
+        return np.diff(np.log(values), axis=0)
+    raise SeriesError(f"of is 'changes', 'differences' or 'values', not {of!r}")
+
+
+def _above_zero(values: Array, what: str, remedy: str) -> None:
+    if values.size and not values.min() > 0:
+        raise SeriesError(f"{what} needs values above 0, and there is {values.min():g}; {remedy}")
+
+
+def _standard(values: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Columns of mean 0 and length 1, so that products of them are correlations; 0 where a column is constant, and which are."""
+    centred = values - values.mean(axis=0)
+    norm = np.sqrt((centred**2).sum(axis=0))
+    scale = np.abs(values).max(axis=0) * np.sqrt(len(values)) if len(values) else np.zeros(values.shape[1])
+    constant = norm <= _CONSTANT * scale
+    return np.where(constant, 0.0, centred / np.where(constant, 1.0, norm)), constant
+
+
+def lengths(values: Array, length: Length) -> Array:
+    """L of each series of a window (w, n), as an array (n,); see `distances`."""
+    if length == "one":
+        return np.ones(values.shape[1])
+    if length != "log":
+        raise SeriesError(f"length is 'one' or 'log', not {length!r}")
+    _above_zero(values[[0, -1]], 'length="log"', 'length="one" takes values of any sign')
+    side: Array = 10.0 * np.abs(np.log(np.clip(values[-1] / values[0], 0.1, 10.0)))
+    return side
+
+
+def weights(caps: Array | None, count: int) -> Array:
+    """Weigh series by what they are worth: w_i = max(0.05 max M, M_i)^(1/4); the weight of a pair is w_i w_j.
+
+    Parameters
+    ----------
+    caps : ndarray of shape (n,) or None
+        M: capital, or mean traded value; what is not known counts as 0. None: all weigh 1.
+    count : int
+        n.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        Scaled so that the least is 1, which changes no embedding.
+    """
+    if caps is None:
+        return np.ones(count)
+    worth = np.where(np.isfinite(caps), np.maximum(caps, 0.0), 0.0)
+    if not len(worth) or worth.max() == 0:
+        return np.ones(count)
+    floor = 0.05 * worth.max()
+    weight: Array = np.maximum(worth, floor) ** 0.25
+    scaled: Array = weight / weight.min()
+    return scaled
+
+
+def references(times: NDArray[Any]) -> Array:
+    """Make the series of `REFERENCES` along the times of a window: (w, 5), each beginning at 1.
+
+    One that grows by 0.1 a year is multiplied by 1.1 in a year of the calendar, in even steps from time to time; where times are
+    numbers, 250 of them are a year.
+    """
+    steps = max(1, len(times) - 1)
+    if times.dtype.kind == "M" and len(times) > 1:
+        years = float((times[-1] - times[0]) / np.timedelta64(1, "D")) / 365.25
+    else:
+        years = steps / _DAYS_A_YEAR
+    rates = np.array(list(REFERENCES.values()))
+    # Even steps: a series that waits over weekends would move with whatever else moves on Mondays.
+    grown: Array = (1.0 + rates) ** (years * np.arange(len(times)) / steps)[:, None]
+    return grown

@@ -1,0 +1,351 @@
+"""Windows become frames: distances, an embedding in three dimensions, and its alignment to the frame before.
+
+Either all workers share each window by rows of its distances, each window started from the solution of the one before
+(``start="previous"``), or each worker has windows of its own (``start="independent"``), which needs no messages but to
+collect the frames. Alignment is a matter of microseconds, and done by every worker alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tidemill
+from tidemill._progress import Phases
+from tidemill.ml import MDS, procrustes, using
+from tidemill.series._distance import REFERENCES, Kind, Length, Of, distances, references, weights
+from tidemill.series._panel import Array, Panel, Segment
+from tidemill.series._read import SeriesError, together
+from tidemill.series._windows import Window
+
+__all__ = ["Embedder", "Frame", "embed"]
+
+#: With fewer points three dimensions say nothing.
+IDS_MIN = 4
+#: Cells along a side of a heat map.
+HEAT_SIDE = 40
+#: Placed series that a new one is put between.
+_NEIGHBOURS = 5
+
+
+@dataclass
+class Frame:
+    """One window as points in space; the same on every worker.
+
+    Attributes
+    ----------
+    window : Window
+    ids : ndarray of shape (n,) of str
+        References, if there are any, come last.
+    positions : ndarray of shape (n, 3)
+        Aligned.
+    change : ndarray of shape (n,)
+        Last value / first value - 1; NaN where the first is not above 0.
+    caps : ndarray of shape (n,) or None
+    stress : float
+        The root of the sum of w (d - delta)^2 over that of w d^2, of all pairs: 0 is perfect.
+    fit : float
+        How well the frame lies on the one it is aligned to: 1 - sum w |x - y|^2 / sum w |y - mean y|^2 over the ids in both; NaN if there
+        is none.
+    mean_distance : float
+        Mean of the original distances.
+    iterations : int
+    heat_map : ndarray of shape (40, 40) of int
+        Pairs by projected distance (rows) and original distance (columns), each from 0 to `heat_max`.
+    heat_max : float
+    filled, dropped : int
+        As in `Segment`.
+    """
+
+    window: Window
+    ids: NDArray[np.str_]
+    positions: Array
+    change: Array
+    caps: Array | None
+    stress: float
+    fit: float
+    mean_distance: float
+    iterations: int
+    heat_map: NDArray[np.int64]
+    heat_max: float
+    filled: int
+    dropped: int
+
+
+@dataclass
+class _Base:
+    """What frames are started from and aligned to."""
+
+    ids: NDArray[np.str_]
+    positions: Array
+
+
+@dataclass
+class Embedder:
+    """Makes frames of windows, each from where the one before was left; for panels that grow, else `embed` is enough.
+
+    Parameters
+    ----------
+    kind, of, length : optional
+        As for `distances`.
+    missing_max : float, default=0.05
+        As for `Panel.segment`.
+    with_references : bool, optional
+        Whether the five series of `REFERENCES` are points too. Default: where they say something, which is not with
+        ``of="changes"`` (or differences) and ``length="one"``: a series that grows evenly has no changes to correlate.
+    weighted : bool, default=True
+        Whether pairs weigh as `weights` says, if the panel has `caps`.
+    start : {"previous", "independent"}, default="previous"
+        From the solution of the window before, new ids between the nearest ones; or each from classical scaling of its own.
+    align : {"previous", "first"}, default="previous"
+        To which frame a frame is turned, by rotation, reflection and shift: the one before, or the first one.
+    annealing : bool, default=False
+        Deterministic annealing in windows that are not started from one before.
+    max_iter, tol : optional
+        As for `tidemill.ml.MDS`.
+    random_state : int, default=0
+    """
+
+    kind: Kind = "correlation"
+    of: Of = "changes"
+    length: Length = "one"
+    missing_max: float = 0.05
+    with_references: bool | None = None
+    weighted: bool = True
+    start: Literal["previous", "independent"] = "previous"
+    align: Literal["previous", "first"] = "previous"
+    annealing: bool = False
+    max_iter: int = 300
+    tol: float = 1e-6
+    random_state: int = 0
+    #: Seconds of this worker by phase, and those of them that it spent in calls of the communicator.
+    phases: Phases = field(default_factory=Phases, repr=False)
+    communication_s: float = field(default=0.0, repr=False)
+    #: Windows of which no frame was made, as fewer than four ids were there for most of it.
+    left_out: list[Window] = field(default_factory=list, repr=False)
+    _base: _Base | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.start not in ("previous", "independent"):
+            raise SeriesError(f"start is 'previous' or 'independent', not {self.start!r}")
+        if self.align not in ("previous", "first"):
+            raise SeriesError(f"align is 'previous' or 'first', not {self.align!r}")
+        if self.with_references is None:
+            self.with_references = self.kind == "correlation" and (self.of == "values" or self.length == "log")
+
+    def frames(self, panel: Panel, windows: Iterable[Window]) -> Iterator[Frame]:
+        """Make a frame of each window, in their order. Collective, to its end.
+
+        Raises
+        ------
+        SeriesError
+            On every worker: distances that cannot be computed, or no window has four ids.
+        """
+        comm = tidemill.init().comm
+        wanted = list(windows)
+        made = 0
+        previous: _Base | None = self._base
+        step = 1 if self.start == "previous" else comm.size
+        for begin in range(0, len(wanted), step):
+            if self.start == "previous":
+                drafts = [self._shared(comm, panel, wanted[begin], previous)]
+            else:
+                own = wanted[begin + comm.rank : begin + comm.rank + 1]
+                draft = together(comm, partial(self._alone, panel, own))
+                drafts = self._timed(comm).allgather(draft)[: len(wanted) - begin]
+            for window, draft in zip(wanted[begin : begin + step], drafts, strict=True):
+                if draft is None:
+                    self.left_out.append(window)
+                    continue
+                with self.phases.timed("align"):
+                    self._turn(draft)
+                previous = _Base(draft.ids, draft.positions)
+                if self.align == "previous" or self._base is None:
+                    self._base = previous
+                made += 1
+                yield draft
+        if wanted and not made and self._base is None:
+            raise SeriesError(
+                f"no window has {IDS_MIN} ids of which at most {100 * self.missing_max:g} % of the values are missing; "
+                "choose a shorter window, or allow more (--missing)"
+            )
+
+    def _timed(self, comm: Any) -> Any:
+        return comm if comm.size == 1 else _Timed(comm, self)
+
+    def _shared(self, comm: Any, panel: Panel, window: Window, previous: _Base | None) -> Frame | None:
+        """A frame by all workers together."""
+        return self._frame(self._timed(comm), panel, window, previous)
+
+    def _alone(self, panel: Panel, own: list[Window]) -> Frame | None:
+        """A frame by this worker of its window, if there is one left for it."""
+        return self._frame(None, panel, own[0], None) if own else None
+
+    def _frame(self, comm: Any, panel: Panel, window: Window, previous: _Base | None) -> Frame | None:
+        """Cut, measure and embed a window, by the workers of `comm`; None: by this one."""
+        with self.phases.timed("distances"):
+            segment = panel.segment(window, self.missing_max)
+            if len(segment.ids) < IDS_MIN:
+                return None
+            ids, values, caps = self._points(panel, segment)
+            count = len(ids)
+            rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
+            own = slice(count * rank // size, count * (rank + 1) // size)
+
+            def measure() -> Array:
+                return distances(values, kind=self.kind, of=self.of, length=self.length, rows=own)
+
+            apart = measure() if comm is None else together(comm, measure)
+        weight = weights(caps if self.weighted else None, count)
+        with self.phases.timed("embed"):
+            init = _placed(comm, ids, own, apart, previous)
+            model = MDS(
+                3,
+                metric="precomputed",
+                max_iter=self.max_iter,
+                tol=self.tol,
+                annealing=self.annealing and init is None,
+                random_state=self.random_state,
+            )
+            with using(comm):
+                model.fit(apart, init=init, weights=weight)
+        with self.phases.timed("compare"):
+            heat, heat_max, mean = self._compare(comm, apart, model.positions_, own)
+        first, last = values[0], values[-1]
+        return Frame(
+            window=window,
+            ids=ids,
+            positions=np.asarray(model.positions_, dtype=np.float64),
+            change=np.where(first > 0, last / np.where(first > 0, first, 1.0) - 1.0, np.nan),
+            caps=caps,
+            stress=float(model.normalized_stress_),
+            fit=float("nan"),
+            mean_distance=mean,
+            iterations=int(model.n_iter_),
+            heat_map=heat,
+            heat_max=heat_max,
+            filled=segment.filled,
+            dropped=segment.dropped,
+        )
+
+    def _points(self, panel: Panel, segment: Segment) -> tuple[NDArray[np.str_], Array, Array | None]:
+        """Ids, values and caps of a window, references behind the others."""
+        if not self.with_references:
+            return segment.ids, segment.values, segment.caps
+        times = panel.times[segment.window.begin : segment.window.end]
+        ids = np.concatenate([segment.ids, np.array(list(REFERENCES))])
+        values = np.concatenate([segment.values, references(times)], axis=1)
+        # A reference is worth nothing, and so weighs least.
+        caps = None if segment.caps is None else np.concatenate([segment.caps, np.zeros(len(REFERENCES))])
+        return ids, values, caps
+
+    def _compare(self, comm: Any, apart: Array, positions: Array, own: slice) -> tuple[NDArray[np.int64], float, float]:
+        """Heat map, its range, and the mean distance, of all workers."""
+        shown = np.sqrt(((positions[own, None] - positions[None]) ** 2).sum(axis=2))
+        pairs = np.arange(own.start, own.stop)[:, None] != np.arange(len(positions))
+        true, shown = apart[pairs], shown[pairs]
+        top = 2.0
+        if self.kind != "correlation" or self.length != "one":
+            top = float(max(true.max(initial=0.0), shown.max(initial=0.0)))
+            top = top if comm is None or comm.size == 1 else max(comm.allgather(top))
+        bins = np.linspace(0.0, top or 1.0, HEAT_SIDE + 1)
+        heat = np.histogram2d(np.minimum(shown, bins[-1]), true, bins=(bins, bins))[0]
+        sums = np.concatenate([heat.ravel(), [true.sum(), len(true)]])
+        if comm is not None and comm.size > 1:
+            total = np.empty_like(sums)
+            comm.Allreduce(sums, total)
+            sums = total
+        heat = sums[:-2].reshape(heat.shape).astype(np.int64)
+        return heat, float(bins[-1]), float(sums[-2] / max(1.0, sums[-1]))
+
+    def _turn(self, frame: Frame) -> None:
+        """Turn a frame to the one it is aligned to."""
+        if self._base is None:
+            frame.positions = frame.positions - frame.positions.mean(axis=0)
+            return
+        known = {name: place for place, name in enumerate(self._base.ids.tolist())}
+        here = [(place, known[name]) for place, name in enumerate(frame.ids.tolist()) if name in known]
+        if len(here) < IDS_MIN:
+            frame.positions = frame.positions - frame.positions.mean(axis=0)
+            return
+        moving, fixed = (np.array(places) for places in zip(*here, strict=True))
+        weight = weights(frame.caps if self.weighted else None, len(frame.ids))[moving]
+        found = procrustes(frame.positions[moving], self._base.positions[fixed], weights=weight)
+        frame.positions = found.apply(frame.positions)
+        frame.fit = float(found.fit)
+
+
+def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[Frame]:
+    """Make a frame of each window of a panel, in their order. Collective, to its end.
+
+    Parameters
+    ----------
+    panel : Panel
+    windows : iterable of Window
+    **options
+        As for `Embedder`.
+
+    Yields
+    ------
+    Frame
+        The same on every worker.
+    """
+    yield from Embedder(**options).frames(panel, windows)
+
+
+def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous: _Base | None) -> Array | None:
+    """Where an embedding starts: (n, 3), ids of the frame before where they were, new ones among their nearest; None without one."""
+    if previous is None:
+        return None
+    known = {name: place for place, name in enumerate(previous.ids.tolist())}
+    places = np.array([known.get(name, -1) for name in ids.tolist()])
+    there = places >= 0
+    if there.sum() < IDS_MIN:
+        return None
+    init = np.zeros((len(ids), 3))
+    init[there] = previous.positions[places[there]]
+    if there.all():
+        return init
+    # Each worker places the new ones among its rows, as it has their distances.
+    found: dict[int, Array] = {}
+    old = np.flatnonzero(there)
+    for row in range(own.start, own.stop):
+        if not there[row]:
+            far = apart[row - own.start, old]
+            nearest = np.argsort(far, kind="stable")[:_NEIGHBOURS]
+            share = 1.0 / (far[nearest] + 1e-9)
+            found[row] = (share[:, None] * init[old[nearest]]).sum(axis=0) / share.sum()
+    everywhere = [found] if comm is None or comm.size == 1 else comm.allgather(found)
+    for part in everywhere:
+        for row, where in part.items():
+            init[row] = where
+    return init
+
+
+class _Timed:
+    """A communicator that adds up what its calls take, waiting for other workers included."""
+
+    def __init__(self, comm: Any, owner: Embedder) -> None:
+        self._comm, self._owner = comm, owner
+        self.rank, self.size = comm.rank, comm.size
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        if not callable(found):
+            return found
+        owner = self._owner
+
+        def call(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return found(*args, **options)
+            finally:
+                owner.communication_s += time.perf_counter() - begin
+
+        return call

@@ -1,0 +1,220 @@
+"""Frames into a folder for the viewer: groups by sector and by change, glyphs, figures; written by worker 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tidemill
+from tidemill.dataset import DataSet
+from tidemill.series._distance import REFERENCES
+from tidemill.series._embed import Frame
+from tidemill.series._read import KNOWN, SeriesError, Source, open_texts, together
+from tidemill.viz import FrameError, FrameWriter
+
+__all__ = ["CHANGE_BINS", "FrameFolder", "Groups", "change_bins", "read_groups"]
+
+#: Edges of the bins of relative change in value, in percent.
+_EDGES = (-50, -20, -10, 0, 10, 20, 50)
+#: Their names, from the greatest fall to the greatest rise.
+CHANGE_BINS = (
+    f"below {_EDGES[0]} %",
+    *(f"{low} to {high} %" for low, high in pairwise(_EDGES)),
+    f"over {_EDGES[-1]} %",
+)
+#: Columns of a table of groups that have names of series rather than groups of them.
+_LABELS = ("label", "name", "company", "security", "description", "title")
+#: What references are called in every grouping.
+_REFERENCE = "reference"
+_REFERENCE_GLYPHS = dict(zip(REFERENCES, ("circle", "triangle", "diamond", "triangle", "diamond"), strict=True))
+
+
+@dataclass
+class Groups:
+    """Which series belong together, and what they are called; made by `read_groups`.
+
+    Attributes
+    ----------
+    groupings : dict of str to dict of str to str
+        For each grouping the category of each id.
+    labels : dict of str to str
+        Longer names by id.
+    notes : list of str
+        What an analyst should know, such as ids without a group.
+    """
+
+    groupings: dict[str, dict[str, str]] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def change_bins(change: NDArray[np.float64]) -> NDArray[np.str_]:
+    """The bin of each relative change (0.1 is 10 %); "" for NaN."""
+    names = np.array([*CHANGE_BINS, ""])
+    place = np.searchsorted(np.array(_EDGES) / 100, change, side="right")
+    found: NDArray[np.str_] = names[np.where(np.isnan(change), len(CHANGE_BINS), place)]
+    return found
+
+
+def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None) -> Groups:
+    """Read a table with a row for each id and its groups in further columns, such as sectors. Collective.
+
+    Parameters
+    ----------
+    source : path, DataSet or Arrow table
+        A column of ids, which is called like one (``id``, ``ticker``, ``symbol``, ...) or the first; one called ``name``, ``label`` or
+        ``company`` has longer names; each other one is a grouping. Values are texts; nothing is no category.
+    ids : iterable of str
+        Of the panel.
+    id : str, optional
+        The column of ids.
+
+    Raises
+    ------
+    SeriesError
+        On every worker: no such column, an id with two different rows, no id of the panel is in the table, or there is
+        nothing in it but ids.
+    """
+    data = source if isinstance(source, DataSet) else open_texts(source)
+    names = data.columns
+    if id is not None and id not in names:
+        raise SeriesError(f"no column {id!r} of ids in the groups; there are: {', '.join(names)}")
+    lower = {name.lower(): name for name in reversed(names)}
+    # A column called "name" has ids only if nothing else has.
+    usual = [word for word in KNOWN["id"] if word != "name"]
+    key = id or next((lower[word] for word in usual if word in lower), names[0])
+    told = next((lower[word] for word in _LABELS if word in lower and lower[word] != key), None)
+    columns = data.select(**{name: tidemill.col(name).cast("str") for name in names}).to_dict()
+    groupings = [name for name in names if name not in (key, told)]
+    if not groupings and told is None:
+        raise SeriesError(f"the groups have only the column {key!r}; the others would be groupings, such as sector")
+    groups = Groups({name: {} for name in groupings})
+    first: dict[str, int] = {}
+    for row, name in enumerate(text.strip() if text else "" for text in columns[key]):
+        if not name:
+            continue
+        before = first.setdefault(name, row)
+        if any(columns[column][before] != columns[column][row] for column in groupings):
+            raise SeriesError(f"the groups have {name!r} twice, with different groups; an id has one row")
+        for column in groupings:
+            if columns[column][row]:
+                groups.groupings[column][name] = columns[column][row].strip()
+        if told is not None and columns[told][row]:
+            groups.labels[name] = columns[told][row].strip()
+    panel = set(ids)
+    unknown, without = sorted(set(first) - panel), sorted(panel - set(first))
+    if len(unknown) == len(first):
+        raise SeriesError(
+            f"no id of the groups' column {key!r} is among the series: {_some(sorted(first))} against {_some(sorted(panel))}; "
+            "name the column of ids (--group-id)"
+        )
+    if unknown:
+        groups.notes.append(f"{len(unknown):,} ids of the groups have no series: {_some(unknown)}")
+    if without:
+        groups.notes.append(f"{len(without):,} series have no group: {_some(without)}")
+    return groups
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+class FrameFolder:
+    """A folder of frames that ``tidemill view`` shows; every worker makes one, worker 0 writes.
+
+    Parameters
+    ----------
+    folder : path
+    groups : Groups, optional
+    glyphs : mapping of id to str, optional
+        As for `tidemill.viz.FrameWriter`; references have their own.
+    title : str, default=""
+    overwrite : bool, default=False
+        Replace frames that are there; else they are an error.
+
+    Raises
+    ------
+    SeriesError
+        On every worker: there are frames, or the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        *,
+        groups: Groups | None = None,
+        glyphs: Mapping[str, str] | None = None,
+        title: str = "",
+        overwrite: bool = False,
+    ) -> None:
+        self.folder = Path(folder)
+        self._groups = groups or Groups()
+        self._comm = tidemill.init().comm
+
+        def begin() -> FrameWriter | None:
+            if self._comm.rank != 0:
+                return None
+            try:
+                return FrameWriter(
+                    self.folder,
+                    title=title,
+                    glyphs={**_REFERENCE_GLYPHS, **(glyphs or {})},
+                    # The page begins with the first grouping; those that were asked for go before the bins.
+                    categories={**dict.fromkeys(self._groups.groupings, ()), "change": CHANGE_BINS},
+                    mode="w" if overwrite else "x",
+                )
+            except FrameError as error:
+                if overwrite:
+                    raise
+                raise SeriesError(
+                    f"{self.folder} has frames already; --overwrite (overwrite=True) replaces them"
+                ) from error
+
+        self._writer = together(self._comm, begin)
+
+    def write(self, frame: Frame) -> None:
+        """Write a frame behind the others. Collective.
+
+        Raises
+        ------
+        SeriesError
+            On every worker: it cannot be written.
+        """
+
+        def written() -> None:
+            if self._writer is None:
+                return
+            ids = frame.ids.tolist()
+            groups: dict[str, Any] = {
+                name: [_REFERENCE if one in REFERENCES else of.get(one) for one in ids]
+                for name, of in self._groups.groupings.items()
+            }
+            groups["change"] = change_bins(frame.change)
+            values = {"change in %": 100 * frame.change}
+            if frame.caps is not None:
+                values["capital"] = frame.caps
+            self._writer.write_frame(
+                frame.positions,
+                ids=frame.ids,
+                time=frame.window.label,
+                labels=[self._groups.labels.get(one, one) for one in ids],
+                groups=groups,
+                values=values,
+                metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
+                heat_map=frame.heat_map,
+            )
+
+        together(self._comm, written)
+
+    def write_all(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+        """Write frames as they come, and hand them on."""
+        for frame in frames:
+            self.write(frame)
+            yield frame

@@ -1,0 +1,125 @@
+"""A panel: values of many series at common times, the same on every worker; and what of it a window sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.series._read import SeriesError
+from tidemill.series._windows import Window, label
+
+__all__ = ["Panel", "Segment", "fill"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Panel:
+    """Values of many series at common times; the same on every worker.
+
+    Memory is 8 bytes for each time and series on every worker, twice that with `caps`: to read, clean and pivot is what workers
+    share; windows overlap so much that sending them anew would cost more than it saves.
+
+    Attributes
+    ----------
+    times : ndarray of shape (T,)
+        Increasing; ``datetime64[us]``, or int64 where times are whole numbers.
+    ids : ndarray of shape (n,) of str
+        Sorted.
+    values : ndarray of shape (T, n)
+        NaN where a series has no value.
+    caps : ndarray of shape (T, n) or None
+        What weights come from: the column of capital, else value x volume; NaN where it is not known. None: there is neither.
+    """
+
+    times: NDArray[Any]
+    ids: NDArray[np.str_]
+    values: Array
+    caps: Array | None = None
+
+    def __post_init__(self) -> None:
+        shape = (len(self.times), len(self.ids))
+        if self.values.shape != shape or (self.caps is not None and self.caps.shape != shape):
+            raise SeriesError(f"values and caps of {shape[0]} times and {shape[1]} ids have shape {shape}")
+        if len(self.times) > 1 and not (self.times[1:] > self.times[:-1]).all():
+            raise SeriesError("the times of a panel increase")
+
+    def __repr__(self) -> str:
+        if not len(self.times):
+            return f"Panel of {len(self.ids)} series without times"
+        return f"Panel of {len(self.ids)} series at {len(self.times)} times, {label(self.times[0])} to {label(self.times[-1])}"
+
+    def segment(self, window: Window, missing_max: float = 0.05) -> Segment:
+        """Cut out what a window sees: the series that are there for most of it, without gaps.
+
+        A gap is filled with the value before it; at the window's beginning, where none is before, with the first that there is.
+        Only values of the window itself are used, so that a window says the same wherever the panel begins.
+
+        Parameters
+        ----------
+        window : Window
+        missing_max : float, default=0.05
+            Series of which a larger part of the window's times has no value are left out of it.
+        """
+        if not 0 <= missing_max < 1:
+            raise SeriesError(f"missing_max is a part of a window's times, from 0 to below 1, not {missing_max}")
+        part = self.values[window.begin : window.end].T
+        missing = np.isnan(part).sum(axis=1)
+        seen = missing < part.shape[1]
+        kept = np.flatnonzero(seen & (missing <= missing_max * part.shape[1]))
+        caps = None
+        if self.caps is not None and len(kept):
+            shown = self.caps[window.begin : window.end].T[kept]
+            known = np.isfinite(shown)
+            # The mean of those days on which it is known; weights have a floor for who has none.
+            caps = np.where(known, shown, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+        return Segment(
+            window=window,
+            ids=self.ids[kept],
+            index=kept,
+            values=fill(part[kept]).T,
+            caps=caps,
+            filled=int(missing[kept].sum()),
+            dropped=int(seen.sum() - len(kept)),
+        )
+
+
+@dataclass
+class Segment:
+    """What a window sees of a panel; made by `Panel.segment`.
+
+    Attributes
+    ----------
+    window : Window
+    ids : ndarray of shape (n,) of str
+    index : ndarray of shape (n,)
+        Their places among the panel's ids.
+    values : ndarray of shape (w, n)
+        Without gaps.
+    caps : ndarray of shape (n,) or None
+        Means over the window.
+    filled, dropped : int
+        Values that were filled in; series that were left out though they have some value in the window.
+    """
+
+    window: Window
+    ids: NDArray[np.str_]
+    index: NDArray[np.intp]
+    values: Array
+    caps: Array | None
+    filled: int
+    dropped: int
+
+
+def fill(rows: Array) -> Array:
+    """Fill gaps in rows (n, w), each with at least one value: with the value before, at the beginning with the first one."""
+    if not np.isnan(rows).any():
+        return rows
+    there = ~np.isnan(rows)
+    # For each place the last one that has a value; before the first of them, the first.
+    last = np.maximum.accumulate(np.where(there, np.arange(rows.shape[1]), -1), axis=1)
+    last = np.where(last < 0, there.argmax(axis=1)[:, None], last)
+    return np.take_along_axis(rows, last, axis=1)

@@ -1,0 +1,315 @@
+"""Rows of a long table (id, time, value, further columns) from files, DataSets and Arrow tables.
+
+Each worker gets the rows that it has read, in the order of the source: those of worker 0 come first. So "the earliest" of
+two rows means the one that stands first in the files, however many workers read them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.dataset import (
+    BadRowsWarning,
+    DataSet,
+    coalesce,
+    col,
+    from_arrow,
+    lit,
+    read_csv,
+    read_ipc,
+    read_json,
+    read_parquet,
+)
+from tidemill.dataset._workers import collect_scanned
+
+__all__ = [
+    "Columns",
+    "Rows",
+    "SeriesError",
+    "Source",
+    "find_columns",
+    "numbers_of",
+    "open_source",
+    "open_texts",
+    "read_rows",
+    "steps_or_dates",
+    "together",
+]
+
+T = TypeVar("T")
+
+#: A file, a folder, a glob, several of them, a DataSet, or a table of any library with the Arrow PyCapsule interface.
+Source = Any
+
+#: Names that columns are looked for by, without regard to case, spaces and underscores; the first one found counts.
+KNOWN: dict[str, tuple[str, ...]] = {
+    "id": ("id", "ticker", "symbol", "permno", "series", "name", "key"),
+    "time": ("time", "date", "datetime", "timestamp", "day"),
+    "value": ("value", "adjclose", "adjustedclose", "close", "price", "prc"),
+    "cap": ("cap", "marketcap", "mktcap", "capitalization", "weight"),
+    "volume": ("volume", "vol"),
+    "split": ("split", "splitratio", "splitfactor", "stocksplits", "splits"),
+}
+_NEEDED = ("id", "time", "value")
+
+#: Stands for a time that is not there; no time is that early.
+_NO_TIME = -(2**62)
+
+
+class SeriesError(ValueError):
+    """Series that cannot be read, cleaned or shown as asked for; the message names what is wrong and the remedy."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column is what; None: there is none."""
+
+    id: str
+    time: str
+    value: str
+    cap: str | None = None
+    volume: str | None = None
+    split: str | None = None
+
+    def named(self) -> dict[str, str]:
+        """The columns that there are, by their role."""
+        return {role: name for role, name in vars(self).items() if name is not None}
+
+
+@dataclass
+class Rows:
+    """Rows of one worker, in the order of the source."""
+
+    #: Ids as texts; "" where there is none.
+    ids: list[str]
+    #: (n,) int64: microseconds since 1970 of dates, else the numbers that were given; `_NO_TIME` where there is none.
+    times: NDArray[np.int64]
+    #: Whether times are dates.
+    dated: bool
+    #: (n,) float64 by role, without id and time; NaN where there is none.
+    numbers: dict[str, NDArray[np.float64]]
+
+    @property
+    def has_key(self) -> NDArray[np.bool_]:
+        """Whether a row has both id and time, (n,)."""
+        named = np.fromiter((bool(name) for name in self.ids), bool, len(self.ids))
+        keyed: NDArray[np.bool_] = named & (self.times != _NO_TIME)
+        return keyed
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace(" ", "").replace("-", "")
+
+
+def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Columns:
+    """Find out which column is what: by the names chosen by role, else by names that are usual.
+
+    Raises
+    ------
+    SeriesError
+        A chosen column is not there, or no column of ids, times or values can be told by its name.
+    """
+    there = ", ".join(names)
+    found: dict[str, str] = {}
+    for role, usual in KNOWN.items():
+        name = chosen.get(role)
+        if name is not None:
+            if name not in names:
+                raise SeriesError(f"no column {name!r} for the {role}s; there are: {there}")
+            found[role] = name
+            continue
+        by_plain = {_plain(other): other for other in reversed(names)}
+        hit = next((by_plain[word] for word in usual if word in by_plain), None)
+        if hit is None and role in _NEEDED:
+            raise SeriesError(
+                f"no column is called like a {role} ({', '.join(usual)}); name it: {role}=..., --{role} COLUMN; there are: {there}"
+            )
+        if hit is not None and hit not in found.values():
+            found[role] = hit
+    if len(set(found.values())) < len(found):
+        raise SeriesError(f"a column can be only one thing, not: {found}")
+    return Columns(**found)
+
+
+def open_source(
+    source: Source,
+    chosen: Mapping[str, str | None],
+    *,
+    delimiter: str | None = None,
+    null: str | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> tuple[DataSet, Columns]:
+    """Open what series come from, and find its columns. The same on every worker.
+
+    Raises
+    ------
+    DataSetError
+        There is no such file, or it cannot be read.
+    SeriesError
+        See `find_columns`.
+    """
+    if isinstance(source, DataSet):
+        return source, find_columns(source.columns, chosen)
+    if hasattr(source, "__arrow_c_stream__"):
+        data = from_arrow(source)
+        return data, find_columns(data.columns, chosen)
+    paths = [os.fspath(path) for path in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    if not paths:
+        raise SeriesError("no file was given")
+    kind = _kind(paths[0])
+    if kind == "parquet":
+        data = read_parquet(paths)
+    elif kind == "ipc":
+        data = read_ipc(paths)
+    elif kind == "json":
+        data = read_json(paths, on_error=on_error)
+    else:
+        if delimiter is None:
+            delimiter = "\t" if kind == "tsv" else ","
+        # Types are not found out from the first rows: an id may look like a number for a thousand of them, and a volume like a
+        # whole one. Only the times may be one thing or another.
+        names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
+        columns = find_columns(names, chosen)
+        numbers = set(columns.named().values()) - {columns.id, columns.time}
+        schema = {name: "float64" if name in numbers else "str" for name in names}
+        texts = read_csv(paths, schema=schema, delimiter=delimiter, null=null, on_error="skip")
+        schema[columns.time] = _time_type(texts, columns.time)
+        data = read_csv(paths, schema=schema, delimiter=delimiter, null=null, on_error=on_error)
+    return data, find_columns(data.columns, chosen)
+
+
+def _kind(path: str) -> str:
+    """The format of a file, or of the first file of a folder, by its name."""
+    place = Path(path)
+    if "://" not in path and place.is_dir():
+        inside = sorted(
+            child for child in place.rglob("*") if child.is_file() and not child.name.startswith((".", "_"))
+        )
+        if not inside:
+            raise SeriesError(f"{path}: no files in this folder")
+        place = inside[0]
+    suffixes = [word.lower() for word in place.suffixes]
+    while suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
+        suffixes.pop()
+    last = suffixes[-1] if suffixes else ""
+    if last in (".parquet", ".pq"):
+        return "parquet"
+    if last in (".arrow", ".ipc", ".feather", ".arrows"):
+        return "ipc"
+    if last in (".json", ".jsonl", ".ndjson"):
+        return "json"
+    return "tsv" if last in (".tsv", ".tab") else "csv"
+
+
+def _time_type(texts: DataSet, name: str) -> str:
+    """The type of times of a CSV, by what the first ones look like. Collective."""
+    with warnings.catch_warnings():
+        # Whoever reads the rows in earnest says what is wrong with them.
+        warnings.simplefilter("ignore", BadRowsWarning)
+        first = texts.select(col(name)).filter(col(name).is_not_null()).limit(20).to_dict()[name]
+    if all(re.fullmatch(r"-?\d+", text.strip()) for text in first):
+        return "int64"
+    return "timestamp[us]" if all(re.match(r"\d{4}-\d\d-\d\d", text.strip()) for text in first) else "str"
+
+
+def read_rows(data: DataSet, columns: Columns) -> Rows:
+    """Read this worker's share of the rows. Collective.
+
+    Raises
+    ------
+    SeriesError
+        On every worker: times are neither dates nor whole numbers.
+    DataSetError
+        On every worker: rows that cannot be read; file, line and reason of the first.
+    """
+    kind = data.schema[columns.time]
+    if kind.startswith(("Date", "Timestamp")):
+        time, dated = col(columns.time).cast("timestamp[us]").cast("int64"), True
+    elif kind.startswith(("Int", "UInt")):
+        time, dated = col(columns.time).cast("int64"), False
+    else:
+        first = data.select(col(columns.time)).limit(1).to_dict()[columns.time]
+        raise SeriesError(
+            f"times in column {columns.time!r} are {kind}, such as {first[0] if first else 'none at all'!r}; dates as 2016-12-30, "
+            "times as 2016-12-30T17:00:00 or whole numbers are read; of a DataSet, .str.to_date(...) makes dates of texts"
+        )
+    parts: dict[str, Any] = {
+        "id": coalesce(col(columns.id).cast("str"), lit("")),
+        "time": coalesce(time, lit(_NO_TIME)),
+    }
+    for role, name in columns.named().items():
+        if role not in ("id", "time"):
+            parts[role] = coalesce(col(name).cast("float64"), lit(float("nan")))
+    arrays = collect_scanned(data.select(**parts)._native).to_numpy()
+    ids = [text.strip() for text in arrays["id"].tolist()]
+    numbers = {role: arrays[role] for role in parts if role not in ("id", "time")}
+    return Rows(ids, arrays["time"], dated, numbers)
+
+
+def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Take whole numbers such as 20161230 as dates, if every one is one: microseconds since 1970, else None."""
+    if not len(times) or times.min() < 1900_01_01 or times.max() > 2199_12_31:
+        return None
+    year, month, day = times // 10000, times // 100 % 100, times % 100
+    if month.min() < 1 or month.max() > 12 or day.min() < 1:
+        return None
+    months = (year - 1970) * 12 + month - 1
+    dates = months.astype("datetime64[M]").astype("datetime64[D]") + (day - 1)
+    # A day that its month does not have would be one of the next.
+    if (dates.astype("datetime64[M]").astype(np.int64) != months).any():
+        return None
+    micros: NDArray[np.int64] = dates.astype("datetime64[us]").astype(np.int64)
+    return micros
+
+
+def numbers_of(names: Iterable[str]) -> dict[str, int]:
+    """Number names in their order."""
+    return {name: number for number, name in enumerate(names)}
+
+
+def together(comm: Any, work: Callable[[], T]) -> T:
+    """Do what may fail on one worker only; then all raise, so that nobody waits for one that has left.
+
+    Raises
+    ------
+    SeriesError
+        On every worker, if `work` raised `ValueError` or `OSError` on one: the message of the first.
+    """
+    result: Any = None
+    message = None
+    try:
+        result = work()
+    except (ValueError, OSError) as error:
+        message = str(error)
+    messages = [message] if comm.size == 1 else comm.allgather(message)
+    for told in messages:
+        if told is not None:
+            raise SeriesError(told)
+    made: T = result
+    return made
+
+
+def open_texts(source: Source) -> DataSet:
+    """Open a table of which all columns of a CSV are texts."""
+    if hasattr(source, "__arrow_c_stream__"):
+        return from_arrow(source)
+    path = os.fspath(source)
+    kind = _kind(path)
+    if kind == "parquet":
+        return read_parquet(path)
+    if kind == "ipc":
+        return read_ipc(path)
+    if kind == "json":
+        return read_json(path)
+    delimiter = "\t" if kind == "tsv" else ","
+    names = read_csv(path, delimiter=delimiter).columns
+    return read_csv(path, schema=dict.fromkeys(names, "str"), delimiter=delimiter)

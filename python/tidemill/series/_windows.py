@@ -1,0 +1,179 @@
+"""Windows of time over a panel: how long, how far apart, sliding or accumulating."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.series._read import SeriesError
+
+__all__ = ["Window", "label", "windows"]
+
+_DAY = np.timedelta64(1, "D")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows ``begin`` to ``end`` (exclusive) of a panel, called after its last time.
+
+    Attributes
+    ----------
+    number : int
+        Which window it is, counted from the first that fits.
+    begin, end : int
+    label : str
+        The last time in it.
+    """
+
+    number: int
+    begin: int
+    end: int
+    label: str
+
+
+@dataclass(frozen=True)
+class _Span:
+    count: int
+    unit: str
+
+    @classmethod
+    def of(cls, text: str | int, what: str) -> _Span:
+        """Read one as people write it."""
+        found = re.fullmatch(r"\s*(\d+)\s*(d|r|w|mo|y)?\s*", str(text))
+        if not found or int(found[1]) < 1:
+            raise SeriesError(
+                f"{what}={text!r}: lengths are such as 250d (days that have data), 500r (rows: times of the panel), 4w, 6mo or 1y"
+            )
+        return cls(int(found[1]), found[2] or "d")
+
+    @property
+    def months(self) -> int:
+        """How many, of years and months; else 0."""
+        return self.count * {"mo": 1, "y": 12}.get(self.unit, 0)
+
+    @property
+    def weeks(self) -> int:
+        """How many, of weeks; else 0."""
+        return self.count if self.unit == "w" else 0
+
+    @property
+    def by_calendar(self) -> bool:
+        """Whether it is weeks, months or years."""
+        return self.unit in ("w", "mo", "y")
+
+
+def label(time: Any) -> str:
+    """A time as people write it: without hours if it is midnight."""
+    if not isinstance(time, np.datetime64):
+        return str(time)
+    return str(np.datetime_as_string(time, unit="D" if time == time.astype("datetime64[D]") else "s"))
+
+
+def windows(
+    times: Sequence[Any] | NDArray[Any], length: str | int, shift: str | int, *, accumulate: bool = False
+) -> list[Window]:
+    """Lay windows over times, from the first time on, as many as are full.
+
+    Parameters
+    ----------
+    times : array-like of shape (T,)
+        Increasing: ``datetime64``, or whole numbers, which have no days.
+    length, shift : str or int
+        ``"250d"`` or 250: days that have data, which are trading days, each with all of its times; ``"500r"``: rows, the times
+        themselves; ``"4w"``, ``"6mo"``, ``"1y"``: by the calendar. Both count alike: a calendar length has a calendar shift.
+    accumulate : bool, default=False
+        All windows begin at the first time, and each is longer than the one before by `shift`; else they slide.
+
+    Returns
+    -------
+    list of Window
+        The n-th is where it is however many times follow, so that windows of a growing panel only become more.
+
+    Raises
+    ------
+    SeriesError
+        A length that is none, or no window is full.
+
+    >>> days = np.arange("2024-01-01", "2024-01-11", dtype="datetime64[D]")
+    >>> [(window.begin, window.end, window.label) for window in windows(days, "4d", "3d")]
+    [(0, 4, '2024-01-04'), (3, 7, '2024-01-07'), (6, 10, '2024-01-10')]
+    """
+    stamps = np.asarray(times)
+    dated = stamps.dtype.kind == "M"
+    span, step = _Span.of(length, "length"), _Span.of(shift, "shift")
+    if span.by_calendar != step.by_calendar:
+        raise SeriesError(f"length={length!r} and shift={shift!r}: both count days or rows, or both go by the calendar")
+    if not dated and (span.by_calendar or "d" in (span.unit, step.unit)):
+        # A plain number means days; of times that are numbers, it means times.
+        if span.by_calendar or (isinstance(length, str) and length.strip().endswith("d")):
+            raise SeriesError(f"length={length!r}: times are whole numbers, so windows are in rows, such as 250r")
+        span, step = _Span(span.count, "r"), _Span(step.count, "r")
+    edges = _by_calendar(stamps, span, step) if span.by_calendar else _by_count(stamps, span, step)
+    if not edges:
+        raise SeriesError(
+            f"no window is full: it is {length} long, and there are {_extent(stamps)}; choose a shorter length"
+        )
+    return [
+        Window(number, 0 if accumulate else begin, end, label(stamps[end - 1]))
+        for number, (begin, end) in enumerate(edges)
+    ]
+
+
+def _extent(stamps: NDArray[Any]) -> str:
+    if not len(stamps):
+        return "no times"
+    if stamps.dtype.kind != "M":
+        return f"{len(stamps)} times"
+    days = len(np.unique(stamps.astype("datetime64[D]")))
+    return f"{days} days with data, {label(stamps[0])} to {label(stamps[-1])} ({len(stamps)} rows)"
+
+
+def _by_count(stamps: NDArray[Any], span: _Span, step: _Span) -> list[tuple[int, int]]:
+    """Edges in rows. Where days are counted, each counted thing is a day, with all rows of it."""
+    if "d" in (span.unit, step.unit):
+        if span.unit != step.unit:
+            raise SeriesError("length and shift both count days (d), or both rows (r)")
+        days = stamps.astype("datetime64[D]")
+        starts = np.flatnonzero(np.concatenate([[True], days[1:] != days[:-1]])) if len(days) else np.empty(0, int)
+    else:
+        starts = np.arange(len(stamps))
+    bounds = [*starts.tolist(), len(stamps)]
+    first = range(0, len(starts) - span.count + 1, step.count)
+    return [(bounds[begin], bounds[begin + span.count]) for begin in first]
+
+
+def _by_calendar(stamps: NDArray[Any], span: _Span, step: _Span) -> list[tuple[int, int]]:
+    """Edges in rows of windows that last so many weeks, months or years. The last may lack the day that would begin the next."""
+    if not len(stamps):
+        return []
+    days = stamps.astype("datetime64[D]")
+    beyond = days[-1] + _DAY
+    edges: list[tuple[int, int]] = []
+    number = 0
+    while True:
+        months, weeks = number * step.months, number * step.weeks
+        begin = _later(days[0], months, weeks)
+        # From the first day, not from the beginning: a month behind 29 February may be 31 March.
+        end = _later(days[0], months + span.months, weeks + span.weeks)
+        if end > beyond:
+            return edges
+        rows = np.searchsorted(days, [begin, end])
+        # A window in which nothing happened has no last time to be called after.
+        if rows[1] > rows[0]:
+            edges.append((int(rows[0]), int(rows[1])))
+        number += 1
+
+
+def _later(day: np.datetime64, months: int, weeks: int) -> np.datetime64:
+    month = day.astype("datetime64[M]")
+    place = int((day - month.astype("datetime64[D]")).astype(int))
+    first = (month + np.timedelta64(months, "M")).astype("datetime64[D]")
+    after = (month + np.timedelta64(months + 1, "M")).astype("datetime64[D]")
+    # The 31st of a month that has fewer days is its last day.
+    later: np.datetime64 = first + min(place, int((after - first).astype(int)) - 1) * _DAY + 7 * weeks * _DAY
+    return later

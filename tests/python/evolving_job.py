@@ -1,0 +1,140 @@
+"""A job whose program changes between its lives: the same query, with fields added to what it keeps.
+
+Run as ``evolving_job.py FOLDER QUERY VERSION [stop]``: version 1 is the query as it began, 2 has fields more that may be null, and others
+change what must not change. Results go to FOLDER/results, pids to FOLDER/pids; with ``stop`` the job stops with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import stream_job
+import tidemill as tm
+
+ROWS, KEYS, ROWS_PER_S = 20_000, 50, 3000
+KEY, ROW, X = tm.col("key"), tm.col("row"), tm.col("x")
+
+
+def table() -> pa.Table:
+    """A thousand rows a second of event time; `x` may be null, and `y` may not."""
+    fields = [("ts", pa.timestamp("us")), ("key", pa.int64()), ("row", pa.int64()), ("x", pa.int64())]
+    schema = pa.schema([*fields, pa.field("y", pa.int64(), nullable=False)])
+    rows = list(range(ROWS))
+    columns = [[row * 1000 for row in rows], [row % KEYS for row in rows], rows, [3 * row for row in rows], rows]
+    return pa.table(columns, schema=schema)
+
+
+def aggregates(version: str) -> dict[str, tm.Expr]:
+    """Of version 2 `low` and `middle` are of the rows since."""
+    old = {"n": tm.count(), "sum": ROW.sum()}
+    return {
+        "1": old,
+        "2": {"low": ROW.min(), **old, "middle": ROW.mean()},
+        "counted": {**old, "more": X.count()},
+        "other type": {**old, "sum": ROW.cast("float64").sum()},
+        "other function": {**old, "sum": ROW.max()},
+        "gone": {"n": tm.count()},
+    }[version]
+
+
+def windows(rows: tm.DataSet, version: str) -> tm.DataSet:
+    """One window that is under way all the time."""
+    keys: list[Any] = ["key", (X % 2).alias("odd")] if version == "other key" else ["key"]
+    made = aggregates("1" if version == "other key" else version)
+    return rows.group_by(*keys, tm.window(tm.tumbling("1h"), on="ts")).agg(**made)
+
+
+def sessions(rows: tm.DataSet, version: str) -> tm.DataSet:
+    """As `windows`: no key is silent for so long."""
+    return rows.group_by("key", tm.window(tm.stream.session("1m"), on="ts")).agg(**aggregates(version))
+
+
+def counting(rows: tm.DataSet, version: str) -> tm.DataSet:
+    """As `windows`: one for all rows of a key."""
+    return rows.group_by("key", tm.window(tm.stream.counting(ROWS // KEYS))).agg(**aggregates(version))
+
+
+def pairs(rows: tm.DataSet, version: str) -> tm.DataSet:
+    """Each row, with one a second later, and what is kept of it until then."""
+    more = {"1": [], "2": [X], "not null": ["y"]}[version]
+    then = rows.select(partner=ROW, again="ts")
+    first = rows.select("row", "ts", *more, partner=ROW + 1000)
+    where = (tm.col("again") >= tm.col("ts")) & (tm.col("again") <= tm.col("ts") + timedelta(seconds=1))
+    return first.join(then, on="partner", how="left", where=where).drop("ts", "again")
+
+
+def groups(rows: tm.DataSet, version: str) -> tm.DataSet:
+    """Each row with its place among those of its time; all wait until that has passed."""
+    placed = rows.with_columns(place=tm.row_number().over("ts", order_by="row"))
+    return placed.select("row", "place", *([X] if version == "2" else []))
+
+
+def function(rows: tm.DataSet, version: str) -> tm.DataSet:
+    """What `windows` gives, by a function with a state that has fields."""
+    state = {
+        "1": {"n": "int64", "sum": "int64"},
+        "2": {"low": "int64", "n": "int64", "sum": "int64"},
+        "other type": {"n": "int64", "sum": "float64"},
+        "gone": {"n": "int64"},
+        "without names": None,
+    }[version]
+    far = timedelta(days=1)
+
+    def count(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
+        kept = context.state
+        if context.timers:
+            context.state = None
+            return {**key, **kept, "low": kept.get("low")}
+        if kept is None:
+            context.set_timer(rows[0]["ts"] + far)
+            kept = dict.fromkeys(state or {})
+        kept["n"] = (kept["n"] or 0) + len(rows)
+        if "sum" in kept:
+            kept["sum"] = (kept["sum"] or 0) + sum(row["row"] for row in rows)
+        if version == "2" and kept["low"] is None:
+            kept["low"] = min(row["row"] for row in rows)
+        context.state = kept
+        return None
+
+    schema = {"key": "int64", "n": "int64", "sum": "int64", "low": "int64"}
+    return rows.key_by("key").process(count, schema, state=state)
+
+
+QUERIES: dict[str, Callable[[tm.DataSet, str], tm.DataSet]] = {
+    "windows": windows,
+    "sessions": sessions,
+    "counting": counting,
+    "pairs": pairs,
+    "groups": groups,
+    "function": function,
+}
+
+
+def main() -> None:
+    folder, query, version = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    rank = tm.init().rank
+    (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
+    rows = tm.stream.from_table(table(), time="ts", out_of_order="5s", rows_per_batch=100, rows_per_s=ROWS_PER_S)
+    asked = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > 8
+
+    QUERIES[query](rows, version).write_stream(
+        stream_job.Files(folder / "results"),
+        name="evolving",
+        checkpoint=folder / "checkpoints",
+        every="100ms",
+        stop=stop if "stop" in sys.argv else None,
+    )
+
+
+if __name__ == "__main__":
+    main()

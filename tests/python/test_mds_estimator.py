@@ -1,0 +1,432 @@
+"""`MDS` on one worker: known shapes recovered, scikit-learn's results and conventions, and refusals that name the cell."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tidemill.ml import MDS, NotFittedError, procrustes
+
+#: How far from exact positions each storage may leave points, in parts of the largest distance.
+STORAGES = {"float32": 2e-6, "float16": 3e-4, "fixed16": 3e-5}
+
+
+def distances(points: NDArray[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = np.sqrt(((points[:, None] - points) ** 2).sum(axis=2))
+    return found
+
+
+def cube() -> NDArray[Any]:
+    return np.array(np.meshgrid([0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]), dtype=float).reshape(3, -1).T
+
+
+def sphere(n: int = 200) -> NDArray[Any]:
+    points = np.random.default_rng(1).standard_normal((n, 3))
+    return points / np.linalg.norm(points, axis=1)[:, None]
+
+
+def off(model: MDS, points: NDArray[Any]) -> float:
+    """The largest distance of a point from where it should be, after the best rigid motion."""
+    found = procrustes(model.embedding_, points)
+    return float(np.linalg.norm(found.apply(model.embedding_) - points, axis=1).max() / distances(points).max())
+
+
+def stress_of(positions: NDArray[Any], delta: NDArray[Any], weights: NDArray[Any] | None = None) -> float:
+    """By the definition."""
+    errors = (distances(positions) - np.nan_to_num(delta)) ** 2
+    return float((errors if weights is None else weights * errors).sum() / 2)
+
+
+# --- recovery --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("points", [cube(), sphere()], ids=["cube", "sphere"])
+@pytest.mark.parametrize("init", ["classical", "random"])
+def test_known_shapes_are_recovered(storage: str, points: NDArray[Any], init: str) -> None:
+    for size in (1e-12, 1.0, 1e20):
+        model = MDS(storage=storage, init=init, random_state=0, n_init=4, max_iter=1000, tol=1e-9).fit(
+            distances(points) * size
+        )
+        assert off(model, points * size) < STORAGES[storage]
+        assert model.normalized_stress_ < STORAGES[storage]
+
+
+def test_neighbours_on_a_swiss_roll_unroll_it() -> None:
+    """Distances along the surface, through neighbours, are those of a plane; a straight line through the roll is not among them."""
+    csgraph = pytest.importorskip("scipy.sparse.csgraph", reason="SciPy is not installed")
+    rng = np.random.default_rng(0)
+    turn = np.sqrt(rng.uniform((1.5 * np.pi) ** 2, (4.5 * np.pi) ** 2, 600))
+    height = rng.uniform(0, 21, 600)
+    roll = np.stack([turn * np.cos(turn), height, turn * np.sin(turn)], axis=1)
+    length = 0.5 * (turn * np.sqrt(1 + turn**2) + np.arcsinh(turn))
+    flat = np.stack([length, height], axis=1)
+    near = distances(roll)
+    near[near > np.partition(near, 11, axis=1)[:, 11:12]] = 0
+    paths = csgraph.shortest_path(np.maximum(near, near.T), directed=False)
+    model = MDS(n_components=2).fit(paths)
+    # Neighbours in space are neighbours in the plane.
+    closest = np.argsort(distances(flat), axis=1)[:, 1:6]
+    found = np.argsort(distances(model.embedding_), axis=1)[:, 1:16]
+    kept = np.mean([len(set(a) & set(b)) / 5 for a, b in zip(closest, found, strict=True)])
+    assert kept > 0.9
+    assert procrustes(model.embedding_, flat).fit > 0.98
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7])
+def test_any_number_of_dimensions(k: int) -> None:
+    points = np.random.default_rng(k).standard_normal((70, k))
+    model = MDS(n_components=k).fit(distances(points))
+    assert model.embedding_.shape == (70, k)
+    assert off(model, points) < 3e-6
+
+
+@pytest.mark.parametrize("d", [1, 3, 50, 700])
+def test_vectors_stand_for_their_distances(d: int) -> None:
+    vectors = np.random.default_rng(d).standard_normal((150, d)) + 1e4
+    direct = MDS(metric="euclidean", max_iter=30, tol=0).fit(vectors)
+    kept = MDS(max_iter=30, tol=0).fit(distances(vectors))
+    assert direct.stress_ == pytest.approx(kept.stress_, rel=1e-4, abs=1e-8)
+    assert direct.normalized_stress_ == pytest.approx(kept.normalized_stress_, abs=1e-6)
+
+
+# --- the algorithm ---------------------------------------------------------------------------------------------------
+def test_same_as_scikit_learns_smacof() -> None:
+    """From the same start, after as many iterations, to the digits of float32."""
+    manifold = pytest.importorskip("sklearn.manifold", reason="scikit-learn is not installed")
+    vectors = np.random.default_rng(0).standard_normal((300, 10))
+    delta, start = distances(vectors), vectors[:, :3]
+    for iterations in (1, 2, 20):
+        ours = MDS(max_iter=iterations, tol=0).fit(delta, init=start)
+        theirs, _ = manifold.smacof(
+            delta, n_components=3, init=start, n_init=1, max_iter=iterations, eps=0, normalized_stress=False
+        )
+        assert ours.n_iter_ == iterations
+        assert ours.stress_ == pytest.approx(stress_of(ours.embedding_, delta), rel=1e-6)
+        assert ours.stress_ == pytest.approx(stress_of(theirs, delta), rel=1e-6)
+        assert procrustes(ours.embedding_, theirs).residual < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["none", "vector", "matrix"])
+def test_stress_never_grows_and_ends_where_its_gradient_vanishes(kind: str) -> None:
+    """A wrong row of B(Z) Z, a wrong weight or a loose solution of the system shows as a stress that grows, or ends too early."""
+    rng = np.random.default_rng(3)
+    delta = distances(rng.standard_normal((90, 8)))
+    u = rng.uniform(0.1, 1, 90)
+    weights = {"none": None, "vector": u, "matrix": np.triu(rng.uniform(size=(90, 90)) ** 3, 1)}[kind]
+    if kind == "matrix" and weights is not None:
+        weights = weights + weights.T
+    w = {"none": np.ones((90, 90)), "vector": np.outer(u, u), "matrix": weights}[kind]
+    assert w is not None
+    model = MDS(init="random", random_state=0, max_iter=3000, tol=1e-9).fit(delta, weights=weights)
+    assert (np.diff(model.history_) <= 0).all()
+    assert len(model.history_) == model.n_iter_ > 20
+    assert model.history_[-1] == pytest.approx(model.stress_)
+    assert model.stress_ == pytest.approx(stress_of(model.embedding_, delta, w), rel=1e-5)
+    everything = (w * delta**2).sum() / 2
+    assert model.normalized_stress_ == pytest.approx(np.sqrt(model.stress_ / everything), rel=1e-5)
+    x, d = model.embedding_, distances(model.embedding_)
+    np.fill_diagonal(d, 1)
+    ways = x[:, None] - x
+    gradient = 2 * np.einsum("ij,ijk->ik", w * (1 - delta / d), ways)
+    pull = 2 * np.einsum("ij,ijk->ik", w, np.abs(ways)).max()
+    assert np.abs(gradient).max() < 2e-3 * pull
+
+
+def test_a_vector_of_weights_is_the_matrix_of_its_products() -> None:
+    """The closed form of the one and conjugate gradients of the other solve the same system."""
+    rng = np.random.default_rng(4)
+    delta, u, start = distances(rng.standard_normal((80, 6))), rng.uniform(0, 3, 80), rng.standard_normal((80, 3))
+    u[5] = 0.01
+    vector = MDS(max_iter=400, tol=0).fit(delta, weights=u, init=start)
+    full = MDS(max_iter=400, tol=0).fit(delta, weights=np.outer(u, u), init=start)
+    assert vector.cg_iterations_ == 0 < full.cg_iterations_
+    assert full.stress_ == pytest.approx(vector.stress_, rel=1e-3)
+    ones = MDS(max_iter=50, tol=0).fit(delta, weights=np.full(80, 7.0), init=start)
+    plain = MDS(max_iter=50, tol=0).fit(delta, init=start)
+    assert ones.stress_ == pytest.approx(49 * plain.stress_)
+    np.testing.assert_allclose(ones.embedding_, plain.embedding_, atol=1e-6)
+
+
+@pytest.mark.parametrize("annealing", [False, True])
+def test_missing_distances(annealing: bool) -> None:
+    """What has no weight must not be looked at, not even where it is NaN, and the rest must be enough."""
+    rng = np.random.default_rng(5)
+    points = sphere(150)
+    delta = distances(points)
+    weights = (rng.uniform(size=delta.shape) < (0.5 if annealing else 0.2)).astype(float)
+    weights = 1 - np.maximum(weights, weights.T)
+    delta[weights == 0] = np.nan
+    np.fill_diagonal(delta, 0)
+    model = MDS(annealing=annealing, max_iter=2000, tol=1e-10, random_state=0).fit(delta, weights=weights)
+    assert off(model, points) < 1e-4
+    assert model.normalized_stress_ < 1e-5
+
+
+def test_a_point_without_weight_follows_the_others() -> None:
+    points = sphere(60)
+    delta, u = distances(points), np.ones(60)
+    u[7] = 0
+    hidden = delta.copy()
+    hidden[7] = hidden[:, 7] = np.nan
+    model = MDS(tol=1e-12).fit(hidden, weights=u)
+    others = np.arange(60) != 7
+    found = procrustes(model.embedding_[others], points[others])
+    assert found.residual < 1e-5
+    # With its distances known, it is where they say, though it pulls nobody.
+    model = MDS(tol=0, max_iter=300, init="random", random_state=1).fit(delta, weights=u)
+    found = procrustes(model.embedding_[others], points[others])
+    np.testing.assert_allclose(found.apply(model.embedding_[7]), points[7], atol=1e-3)
+
+
+def test_annealing_leaves_local_optima() -> None:
+    """From a start that SMACOF alone cannot leave: two points of a line on the wrong sides of each other."""
+    line = np.arange(6.0)[:, None]
+    swapped = line[[0, 4, 2, 3, 1, 5]]
+    stuck = MDS(n_components=1).fit(distances(line), init=swapped)
+    free = MDS(n_components=1, annealing=True, random_state=0).fit(distances(line), init=swapped)
+    assert stuck.normalized_stress_ > 0.1
+    assert (np.diff(free.temperatures_) <= 0).all() and free.temperatures_[-1] == 0
+    assert free.temperatures_[0] == pytest.approx(0.95 * 5 / np.sqrt(2))
+    cold = MDS(n_components=1, annealing=True, t_min=1.0, random_state=0).fit(distances(line), init=swapped)
+    assert set(cold.temperatures_[cold.temperatures_ < 1.0]) == {0.0}
+
+
+def test_random_starts_compete() -> None:
+    delta = distances(np.random.default_rng(6).standard_normal((40, 6)))
+    alone = [MDS(2, init="random", random_state=seed).fit(delta).stress_ for seed in range(3)]
+    best = MDS(2, init="random", random_state=0, n_init=8).fit(delta)
+    assert best.stress_ <= alone[0]
+    again = MDS(2, init="random", random_state=0, n_init=8).fit(delta)
+    assert (again.embedding_ == best.embedding_).all()
+    assert len(set(alone)) == 3
+
+
+def test_distances_that_no_space_has() -> None:
+    """A triangle that breaks the inequality, and distances whose Gram matrix has large negative eigenvalues."""
+    model = MDS(2).fit([[0.0, 1.0, 9.0], [1.0, 0.0, 1.0], [9.0, 1.0, 0.0]])
+    assert model.stress_ == pytest.approx(49 / 3, rel=1e-3)
+    rng = np.random.default_rng(0)
+    wild = np.triu(rng.uniform(size=(60, 60)), 1)
+    found = MDS(3, max_iter=2000).fit(wild + wild.T)
+    assert np.isfinite(found.embedding_).all()
+    assert found.stress_ < stress_of(np.zeros((60, 3)), wild + wild.T)
+
+
+def test_very_few_points() -> None:
+    assert MDS().fit([[0.0]]).embedding_.shape == (1, 3)
+    two = MDS().fit([[0.0, 5.0], [5.0, 0.0]])
+    assert np.linalg.norm(two.embedding_[0] - two.embedding_[1]) == pytest.approx(5)
+    assert (MDS().fit(np.zeros((4, 4))).embedding_ == 0).all()
+    assert MDS(metric="euclidean").fit(np.ones((4, 2))).stress_ < 1e-20
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(threads: int) -> None:
+    delta = distances(np.random.default_rng(0).standard_normal((201, 5)))
+    model = MDS(n_threads=threads, max_iter=20).fit(delta)
+    assert (model.embedding_ == MDS(n_threads=1, max_iter=20).fit(delta).embedding_).all()
+
+
+def test_instruction_sets_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidemill import _tidemill as native
+
+    delta = distances(np.random.default_rng(0).standard_normal((150, 5)))
+    for storage in STORAGES:
+        stresses = []
+        for name in native.kernel_instruction_sets():
+            monkeypatch.setenv("TIDEMILL_SIMD", name)
+            stresses.append(MDS(storage=storage, max_iter=30, tol=0).fit(delta).stress_)
+        np.testing.assert_allclose(stresses, stresses[0], rtol=1e-6)
+
+
+# --- new points ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("metric", ["precomputed", "euclidean"])
+def test_new_points_are_placed_among_the_others(metric: str) -> None:
+    points = np.random.default_rng(2).standard_normal((130, 3)) * 50 + 7
+    old, new = points[:100], points[100:]
+    between = np.linalg.norm(new[:, None] - old, axis=2)
+    model = MDS(metric=metric, tol=1e-10).fit(old if metric == "euclidean" else distances(old))
+    placed = model.transform(new if metric == "euclidean" else between)
+    motion = procrustes(model.embedding_, old)
+    np.testing.assert_allclose(motion.apply(placed), new, atol=5e-3)
+    np.testing.assert_allclose(
+        model.transform(old if metric == "euclidean" else distances(old)), model.embedding_, atol=5e-3
+    )
+
+
+def test_new_points_with_weights_and_missing_distances() -> None:
+    rng = np.random.default_rng(2)
+    points = rng.standard_normal((130, 3))
+    old, new = points[:100], points[100:]
+    between = np.linalg.norm(new[:, None] - old, axis=2)
+    model = MDS(tol=1e-10).fit(distances(old))
+    motion = procrustes(model.embedding_, old)
+    weights = (rng.uniform(size=between.shape) < 0.3).astype(float)
+    wrong = np.where(weights > 0, between, np.nan)
+    np.testing.assert_allclose(motion.apply(model.transform(wrong, weights=weights)), new, atol=1e-3)
+    columns = (np.arange(100) < 50).astype(float)
+    wrong = np.where(columns > 0, between, 1e6)
+    np.testing.assert_allclose(motion.apply(model.transform(wrong, weights=columns)), new, atol=1e-3)
+    with pytest.raises(ValueError, match="new point 4 are zero"):
+        model.transform(between, weights=np.where(np.arange(30)[:, None] == 4, 0.0, weights))
+    with pytest.raises(ValueError, match="distance of point 3 to point 7 is NaN"):
+        bad = between.copy()
+        bad[3, 7] = np.nan
+        model.transform(bad)
+
+
+def test_a_new_point_ends_at_least_as_well_as_any_start() -> None:
+    """Its stress has local optima: far from exact, interpolation must still find a good one."""
+    rng = np.random.default_rng(8)
+    vectors = rng.standard_normal((120, 9))
+    delta = distances(vectors)
+    model = MDS(2).fit(delta[:100, :100])
+    placed = model.transform(delta[100:, :100])
+
+    def stress(x: NDArray[Any], i: int) -> float:
+        return float(((np.linalg.norm(x - model.embedding_, axis=1) - delta[100 + i, :100]) ** 2).sum())
+
+    optimize = pytest.importorskip("scipy.optimize", reason="SciPy is not installed")
+    gaps = []
+    for i in range(20):
+        others = [optimize.minimize(stress, start, args=(i,)).fun for start in model.embedding_[::10]]
+        gaps.append(stress(placed[i], i) / min(others))
+    assert np.median(gaps) < 1.001 and max(gaps) < 1.2
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.nan, "distance of point 31 to point 7 is NaN"),
+        (np.inf, "distance of point 31 to point 7 is infinite"),
+        (-1.0, "distance of point 31 to point 7 is negative"),
+        (0.25, "distance of point 7 to point 31 is .*, but that of point 31 to point 7 is 0.25"),
+    ],
+)
+def test_bad_distances_are_refused_with_the_cell(dtype: Any, value: float, message: str) -> None:
+    delta = distances(sphere(80)).astype(dtype)
+    delta[31, 7] = value
+    for storage in STORAGES:
+        with pytest.raises(ValueError, match=message):
+            MDS(storage=storage).fit(delta)
+
+
+def test_similarities_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"point \d+ to itself is 1, not 0: X must hold distances, not similarities"):
+        MDS().fit(np.corrcoef(np.random.default_rng(0).uniform(size=(9, 4))) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones(9), "one number for each of the 10 points"),
+        (-np.ones(10), "weight of point 0 is -1"),
+        (np.full(10, np.nan), "weight of point 0 is nan"),
+        (np.zeros(10), "All weights are zero"),
+        (np.zeros((10, 10)), "All weights are zero"),
+        (np.ones((10, 9)), "shape of this rank's distances"),
+        (np.where(np.arange(100).reshape(10, 10) == 23, -1.0, 1.0), "weight of points 2 and 3 is negative"),
+        (np.where(np.arange(100).reshape(10, 10) == 23, 0.5, 1.0), "weight of point 2 to point 3 is 0.5"),
+        (np.kron(np.eye(2), np.ones((5, 5))), "2 groups of points .* 5 point.s.: 0, 1, 2, 3, 4"),
+        (1.0 - np.eye(10)[3] - np.eye(10)[:, 3:4], "negative"),
+    ],
+)
+def test_bad_weights_are_refused(weights: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MDS().fit(distances(sphere(10)), weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n_components": 0}, "n_components"),
+        ({"n_init": 0}, "n_init"),
+        ({"max_iter": 0.5}, "max_iter"),
+        ({"tol": -1.0}, "tol"),
+        ({"tol": float("nan")}, "tol"),
+        ({"alpha": 1.0}, "alpha"),
+        ({"t_min": 0.0}, "t_min"),
+        ({"annealing": "yes"}, "annealing"),
+        ({"metric": "cosine"}, "metric"),
+        ({"init": "best"}, "init"),
+        ({"init": np.zeros((10, 3))}, r"fit\(init=...\)"),
+        ({"storage": "float8"}, "storage"),
+        ({"n_threads": 0}, "n_threads"),
+        ({"random_state": "today"}, "seed"),
+    ],
+)
+def test_bad_parameters_are_named(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MDS(**parameters).fit(distances(sphere(10)))
+
+
+def test_bad_starts_and_shapes_are_named() -> None:
+    delta = distances(sphere(10))
+    with pytest.raises(ValueError, match="init must be the positions of all points"):
+        MDS().fit(delta, init=np.zeros((9, 3)))
+    with pytest.raises(ValueError, match="initial position of point 2 is not finite"):
+        MDS().fit(delta, init=np.where(np.arange(10)[:, None] == 2, np.nan, np.ones((10, 3))))
+    with pytest.raises(ValueError, match="square matrix"):
+        MDS().fit(delta[:, :8])
+    with pytest.raises(ValueError, match="expecting 10 features"):
+        MDS().fit(delta).transform(delta[:, :8])
+
+
+# --- conventions -----------------------------------------------------------------------------------------------------
+def test_input_is_left_alone_whatever_its_layout(tmp_path: Path) -> None:
+    delta = distances(sphere(50))
+    expected = MDS(max_iter=5).fit(delta).embedding_
+    np.save(tmp_path / "delta.npy", delta)
+
+    class Sliced:
+        """Rows that come only when they are asked for, as from a file."""
+
+        shape, dtype = delta.shape, delta.dtype
+
+        def __getitem__(self, rows: slice) -> NDArray[Any]:
+            return delta[rows]
+
+    mapped = np.load(tmp_path / "delta.npy", mmap_mode="r")
+    for layout in (np.asfortranarray(delta), delta[::-1][::-1], delta.tolist(), mapped, Sliced()):
+        assert (MDS(max_iter=5).fit(layout).embedding_ == expected).all()
+    whole = np.round(delta * 100)
+    for dtype in (np.int32, np.uint8, np.float16):
+        narrow = MDS(max_iter=5).fit(whole.astype(dtype))
+        np.testing.assert_allclose(narrow.embedding_, MDS(max_iter=5).fit(whole).embedding_, atol=1e-9)
+
+
+def test_use_before_fit() -> None:
+    with pytest.raises(NotFittedError, match="not fitted"):
+        MDS().transform([[1.0]])
+
+
+def test_parameters_representation_and_pickle() -> None:
+    model = MDS(2, annealing=True, random_state=1)
+    assert repr(model) == "MDS(n_components=2, annealing=True, random_state=1)"
+    delta = distances(sphere(20))
+    model.fit(delta)
+    again = pickle.loads(pickle.dumps(model))
+    assert (again.transform(delta) == model.transform(delta)).all()
+    assert list(again.get_feature_names_out()) == ["mds0", "mds1"]
+    assert (MDS().fit_transform(delta) == MDS().fit(delta).embedding_).all()
+
+
+def test_verbose_prints_each_iteration(capsys: pytest.CaptureFixture[str]) -> None:
+    model = MDS(verbose=1, init="random", random_state=0, max_iter=7).fit(distances(sphere(30)))
+    assert len(capsys.readouterr().out.splitlines()) == model.n_iter_ == 7
+
+
+@pytest.mark.parametrize("metric", ["precomputed", "euclidean"])
+def test_scikit_learn_conventions(metric: str) -> None:
+    checks = pytest.importorskip("sklearn.utils.estimator_checks", reason="scikit-learn is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = checks.check_estimator(MDS(metric=metric), on_fail=None)
+    failed = [(one["check_name"], one["exception"]) for one in results if one["status"] == "failed"]
+    assert not failed

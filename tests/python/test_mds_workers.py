@@ -1,0 +1,189 @@
+"""`MDS` over several workers: the same result to the bit for any number of them, and an error on one is an error on all."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import tidemill
+from numpy.typing import NDArray
+from tidemill.ml import MDS
+
+Outcome = dict[str, Any]
+
+
+def vectors(n: int) -> NDArray[Any]:
+    return np.random.default_rng(n).standard_normal((n, 6))
+
+
+def distances(points: NDArray[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = np.sqrt(((points[:, None] - points) ** 2).sum(axis=2))
+    return found
+
+
+def symmetric_weights(n: int) -> NDArray[Any]:
+    upper = np.triu(np.random.default_rng(n).uniform(size=(n, n)), 1)
+    upper[upper < 0.4] = 0
+    return upper + upper.T
+
+
+def fit_part(
+    x: NDArray[Any], cuts: list[int] | None, parameters: dict[str, Any], weights: NDArray[Any] | None, how: str
+) -> Outcome:
+    """On a worker: fit the rows between this rank's cuts (equal parts without) and tell what came out."""
+    comm = tidemill.init().comm
+    cuts = cuts or [len(x) * rank // comm.size for rank in range(comm.size + 1)]
+    part = slice(cuts[comm.rank], cuts[comm.rank + 1])
+    mine = weights if weights is None or how == "all" else weights[part]
+    model = MDS(**parameters, n_threads=1).fit(x[part], weights=mine)
+    return {
+        "embedding": model.embedding_,
+        "positions": model.positions_,
+        "stress": model.stress_,
+        "n_iter": model.n_iter_,
+        "history": model.history_,
+        "new": model.transform(x[:3]),
+    }
+
+
+def compare(outcomes: list[Outcome], alone: MDS) -> None:
+    for one in outcomes:
+        assert (one["positions"] == alone.positions_).all()
+        assert one["stress"] == alone.stress_
+        assert one["n_iter"] == alone.n_iter_
+        assert (one["history"] == alone.history_).all()
+        assert (one["new"] == outcomes[0]["new"]).all()
+    embedding = np.concatenate([one["embedding"] for one in outcomes])
+    assert (embedding == alone.embedding_).all()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("kind", "parameters"),
+    [
+        ("plain", {}),
+        ("plain", {"storage": "fixed16", "n_components": 2}),
+        ("plain", {"init": "random", "random_state": 7, "n_init": 2}),
+        ("plain", {"annealing": True, "alpha": 0.8, "random_state": 3}),
+        ("vectors", {"metric": "euclidean", "n_components": 5}),
+        ("vector", {}),
+        ("matrix", {}),
+    ],
+)
+def test_workers_change_nothing(workers: int, kind: str, parameters: dict[str, Any]) -> None:
+    """Rows that are summed in another order, or a sum that depends on who has what, would show in the last bit."""
+    n, parameters = 101, {**parameters, "max_iter": 12, "tol": 0.0}
+    x = vectors(n) if kind == "vectors" else distances(vectors(n))
+    u = np.random.default_rng(0).uniform(0.1, 1, n)
+    weights = {"vector": u, "matrix": symmetric_weights(n)}.get(kind)
+    alone = MDS(**parameters).fit(x, weights=weights)
+    compare(tidemill.run(fit_part, x, None, parameters, weights, "part", workers=workers), alone)
+    if kind == "vector":
+        compare(tidemill.run(fit_part, x, None, parameters, weights, "all", workers=workers), alone)
+
+
+def test_uneven_and_empty_parts() -> None:
+    x = distances(vectors(60))
+    for weights in (None, symmetric_weights(60)):
+        alone = MDS(max_iter=8).fit(x, weights=weights)
+        for cuts in ([0, 0, 59, 60], [0, 60, 60, 60], [0, 2, 2, 60]):
+            compare(tidemill.run(fit_part, x, cuts, {"max_iter": 8}, weights, "part", workers=3), alone)
+
+
+def test_more_workers_than_points() -> None:
+    x = distances(vectors(3))
+    compare(tidemill.run(fit_part, x, None, {}, None, "part", workers=4), MDS().fit(x))
+
+
+def fail_on(rank: int, bad: str) -> tuple[str, str]:
+    """On a worker: fit with something wrong on one rank; the type and text of the error."""
+    comm = tidemill.init().comm
+    x: Any = distances(vectors(40))
+    own = slice(40 * comm.rank // comm.size, 40 * (comm.rank + 1) // comm.size)
+    first = own.start
+    weights: Any = None
+    init: Any = None
+    parameters: dict[str, Any] = {"n_threads": 1}
+    if bad == "groups":
+        weights = np.kron(np.eye(2), np.ones((20, 20)))[own]
+    if comm.rank == rank:
+        match bad:
+            case "nan":
+                x[first + 2, 1] = np.nan
+            case "negative":
+                x[first + 2, 1] = -1
+            case "asymmetric":
+                # Its counterpart is held by another worker.
+                x[first + 2, (first + 20) % 40] += 0.5
+            case "weight":
+                weights = -np.ones(own.stop - own.start)
+            case "weights":
+                weights = np.ones((own.stop - own.start, 40))
+            case "parameter":
+                parameters["tol"] = -1
+            case "differs":
+                parameters["max_iter"] = 5
+            case "simd":
+                os.environ["TIDEMILL_SIMD"] = "mmx"
+            case "type":
+                x = "distances"
+            case "init":
+                init = np.zeros((40, 3))
+            case "columns":
+                x = x[:, :39]
+            case "rows":
+                x = x[:39]
+    try:
+        MDS(**parameters).fit(x if isinstance(x, str) else x[own], weights=weights, init=init)
+    except Exception as error:
+        # Nobody is left in the middle of a collective: the next one works.
+        assert comm.allgather(comm.rank) == list(range(comm.size))
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize(
+    ("bad", "messages"),
+    [
+        ("nan", {0: "point 2 to point 1 is NaN", 2: "point 28 to point 1 is NaN"}),
+        ("negative", {0: "point 2 to point 1 is negative", 2: "point 28 to point 1 is negative"}),
+        ("asymmetric", {0: ("point 2", "point 20"), 2: ("point 28", "point 6")}),
+        ("weight", {0: "weight of point 0 is -1", 2: "weight of point 26 is -1"}),
+        ("weights", {0: "disagree on what weights are", 2: "disagree on what weights are"}),
+        ("parameter", {0: "tol", 2: "tol"}),
+        ("differs", {0: "disagree on the parameter 'max_iter': [5, 300, 300]", 2: "[300, 300, 5]"}),
+        ("simd", {0: "TIDEMILL_SIMD=mmx", 2: "TIDEMILL_SIMD=mmx"}),
+        ("type", {0: "Expected 2D array", 2: "Expected 2D array"}),
+        ("init", {0: "init was given on some ranks", 2: "init was given on some ranks"}),
+        ("columns", {0: "disagree on the number of columns", 2: "disagree on the number of columns"}),
+        ("rows", {2: "39 rows together, and 40 columns"}),
+        ("groups", {0: "2 groups of points", 2: "2 groups of points"}),
+    ],
+)
+def test_an_error_on_one_rank_is_raised_on_all(bad: str, messages: dict[int, Any]) -> None:
+    """A rank that leaves alone would let the others wait for ever."""
+    for rank, expected in messages.items():
+        outcomes = tidemill.run(fail_on, rank, bad, workers=3)
+        assert all(kind in ("ValueError", "TypeError") for kind, _ in outcomes), outcomes
+        for part in (expected,) if isinstance(expected, str) else expected:
+            assert all(part in text for _, text in outcomes), outcomes
+
+
+def part_alone() -> float:
+    """On a worker: each half of the ranks places points of its own."""
+    from tidemill.ml import using
+
+    comm = tidemill.init().comm
+    half = comm.Split(comm.rank % 2, comm.rank)
+    x = distances(vectors(20)) * (1 + comm.rank % 2)
+    with using(half):
+        model = MDS(n_threads=1).fit(x[20 * half.rank // half.size : 20 * (half.rank + 1) // half.size])
+    return model.stress_
+
+
+def test_a_part_of_the_job_can_fit_by_itself() -> None:
+    even, odd, *rest = tidemill.run(part_alone, workers=4)
+    assert odd == pytest.approx(4 * even)
+    assert rest == [even, odd]

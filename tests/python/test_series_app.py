@@ -1,0 +1,201 @@
+"""``tidemill series``: the command in a fresh folder, what it prints and writes, bad input, the real prices."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import launched
+import numpy as np
+import pytest
+from tidemill import series
+from tidemill.viz import FrameReader
+
+ROOT = Path(__file__).parents[2]
+STOCKS = Path(os.environ.get("TIDEMILL_DATA", ROOT / "../shared/data")) / "stocks"
+PRICES, SECTORS = STOCKS / "sp500_daily_2004_2016.csv.zst", STOCKS / "sp500_sectors_2018.csv"
+
+SMALL = ("--sample-ids", "30", "--sample-days", "120", "--window", "60d", "--shift", "20d")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_arguments_there_is_a_market(workers: int, tmp_path: Path) -> None:
+    """What `make demo` runs, smaller, in a folder that has nothing."""
+    done = subprocess.run(
+        launched.command("series", "-n", str(workers), "--no-prefix", *SMALL),
+        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=launched.PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    printed = done.stdout.decode()
+    assert re.search(r"a generated market: 3,\d{3} rows of 30 ids at 120 times, 2005-01-03 to 2005-06-17", printed)
+    assert "negative values: their absolute value" in printed
+    assert re.search(
+        r"4 frames of 60d, 20d apart, of \d+ to \d+ points: stress 0\.\d+, alignment fit 0\.\d+, ", printed
+    )
+    assert re.search(rf"[\d,]+ windows a minute on {workers} worker\(s\), \d+ % of that time in communication", printed)
+    assert re.search(r"seconds: generate [\d.e-]+, clean .*distances .*embed .*align .*write .*all ", printed)
+    assert "tidemill view series-out shows them" in printed
+    reader = FrameReader(tmp_path / "series-out")
+    assert len(reader) == 4
+    assert len(reader.categories["sector"]) > 5
+    summary = json.loads((tmp_path / "series-out" / "summary.json").read_text())
+    assert (summary["frames"], summary["workers"], len(summary["per_frame"])) == (4, workers, 4)
+    assert summary["cleaning"]["counts"]["negative"] > 0
+    assert summary["per_frame"][0]["alignment_fit"] is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["series-out"]
+
+
+def test_the_market_is_the_same_for_a_seed(tmp_path: Path) -> None:
+    first, sectors = series.write_market(tmp_path / "a", 30, 60)
+    other, _ = series.write_market(tmp_path / "b", 30, 60)
+    third, _ = series.write_market(tmp_path / "c", 30, 60, seed=1)
+    assert first.read_bytes() == other.read_bytes() != third.read_bytes()
+    assert len(sectors.read_text().splitlines()) == 31
+    with pytest.raises(ValueError, match="at least 10 stocks and 30 days"):
+        series.write_market(tmp_path / "d", 9, 60)
+
+
+def test_the_crash_pulls_the_market_together(tmp_path: Path) -> None:
+    """The generated market has what it is there to show: sectors, splits, gaps, and a crash."""
+    prices, sectors = series.write_market(tmp_path, 120, 600)
+    panel, report = series.clean(prices)
+    for rule in ("negative", "duplicates", "duplicates_that_differ", "splits", "gaps"):
+        assert report.counts[rule] > 0, rule
+    # All of the jumps are accounted for by the column.
+    assert np.nanmax(np.abs(np.diff(np.log(panel.values), axis=0))) < 0.6
+    groups = series.read_groups(sectors, panel.ids)
+    windows = series.windows(panel.times, "60d", "60d")
+    mean = []
+    for window in windows:
+        segment = panel.segment(window)
+        apart = series.distances(segment.values)
+        of = np.array([groups.groupings["sector"][name] for name in segment.ids.tolist()])
+        same = (of[:, None] == of) & ~np.eye(len(of), dtype=bool)
+        assert apart[same].mean() < apart[of[:, None] != of].mean() - 0.1
+        mean.append(apart.mean())
+    crash = next(number for number, window in enumerate(windows) if window.begin <= 365 < window.end)
+    assert int(np.argmin(mean)) == crash
+
+
+def refused(*arguments: str | Path, workers: int = 2) -> str:
+    done = launched.run("series", "-n", str(workers), "--no-prefix", *arguments)
+    assert done.returncode == 1, done.stdout
+    return done.stderr.decode()
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    return series.write_market(tmp_path / "data", 12, 60)[0]
+
+
+def test_bad_input(prices: Path, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "out")
+    short = ("--window", "20d", "--shift", "5d")
+    assert "nothing.csv" in refused(tmp_path / "nothing.csv", *out)
+    assert "no column 'px' for the values; there are: date, ticker, price, volume, split" in refused(
+        prices, "--value", "px", *out
+    )
+    assert "no window is full: it is 250d long, and there are 60 days with data, 2005-01-03 to 2005-03-25" in refused(
+        prices, *out
+    )
+    assert "length='5 days'" in refused(prices, "--window", "5 days", *out)
+    assert "--glyph XXXXX: there is no such id" in refused(prices, "--glyph", "XXXXX", *short, *out)
+    groups = tmp_path / "groups.csv"
+    groups.write_text("ticker,sector\nnobody,Oil\n")
+    assert "no id of the groups' column 'ticker' is among the series: nobody against" in refused(
+        prices, "--groups", groups, *short, *out
+    )
+    few = tmp_path / "few.csv"
+    few.write_text(
+        "date,id,value\n" + "".join(f"2024-01-{day:02},{name},{day}\n" for day in range(1, 11) for name in "abc")
+    )
+    assert "no window has 4 ids" in refused(few, "--window", "5d", *out)
+    # Nothing that failed has left frames behind.
+    assert not (tmp_path / "out" / "index.jsonl").exists()
+
+
+def test_frames_are_replaced_only_if_asked_for(prices: Path, tmp_path: Path) -> None:
+    command = ("series", prices, "--window", "20d", "--shift", "10d", "--out", tmp_path / "out")
+    assert launched.run(*command).returncode == 0
+    assert "has frames already; --overwrite replaces them" in refused(*command[1:])
+    again = launched.run(*command, "--overwrite", "--start", "independent", "--accumulate")
+    assert again.returncode == 0, again.stderr
+    assert len(FrameReader(tmp_path / "out")) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--glyph", "A=heart"), "a shape is one of circle, square"),
+        (("--follow",), "--follow wants one file"),
+        (("--max-iter", "0"), "--max-iter is at least 1"),
+        (("--port", "70000"), "--port is from 0 to 65535"),
+    ],
+)
+def test_command_lines_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
+    done = launched.run("series", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+
+
+def test_view_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    running = launched.start("series", "-n", "2", "--no-prefix", *SMALL, "--view", "--out", tmp_path / "out")
+    assert running.stdout is not None
+    lines = []
+    while "Ctrl-C ends it" not in (line := running.stdout.readline().decode()):
+        assert line, "it ended by itself"
+        lines.append(line)
+    assert any(re.search(r"the frames are at http://127\.0\.0\.1:\d+/\?token=", line) for line in lines)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert errors == b""
+    assert running.returncode in (0, 130)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_example(workers: int, prices: Path, tmp_path: Path) -> None:
+    """With prices of one's own; it writes beside where it is started."""
+    program = ROOT / "examples" / "market.py"
+    assert len(program.read_text().splitlines()) < 150
+    more, _ = series.write_market(tmp_path / "years", 14, 290)
+    command = [str(program), str(more), str(tmp_path / "years" / "sectors.csv")]
+    done = subprocess.run(
+        [sys.executable, *command] if workers == 1 else launched.command("run", "-n", "2", *command),
+        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=launched.PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert re.search(
+        rf"5 frames in [\d.]+ s on {workers} worker\(s\); tidemill view market-out shows them", done.stdout.decode()
+    )
+    assert len(FrameReader(tmp_path / "market-out")) == 5
+
+
+@pytest.mark.skipif(not PRICES.exists(), reason=f"{PRICES} is not there")
+def test_real_prices(tmp_path: Path) -> None:
+    """505 stocks, a frame for each year: sectors are together, and 2008 pulls the market together."""
+    done = launched.run(
+        "series", "-n", "2", "--no-prefix", PRICES, "--groups", SECTORS, "--shift", "250d", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.decode()
+    assert "1,539,811 rows of 505 ids at 3,273 times, 2004-01-02 to 2016-12-30" in printed
+    assert "1 ids of the groups have no series: CBRE" in printed
+    reader = FrameReader(tmp_path / "out")
+    assert len(reader) == 13
+    for shown in reader:
+        sector = np.array(reader.codes["Sector"])[shown.rows]
+        apart = np.sqrt(((shown.positions[:, None] - shown.positions[None]) ** 2).sum(axis=2))
+        np.fill_diagonal(apart, np.inf)
+        nearest = np.argsort(apart, axis=1)[:, :5]
+        share = (sector[nearest] == sector[:, None]).mean()
+        chance = ((np.bincount(sector[sector < 100]) / len(sector)) ** 2).sum()
+        assert share > 2 * chance, (shown.time, share, chance)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    mean = {frame["time"][:4]: frame["mean_distance"] for frame in summary["per_frame"]}
+    assert mean["2008"] < 0.9 * mean["2005"]
+    assert all(frame["stress"] < 0.35 for frame in summary["per_frame"])

@@ -1,0 +1,294 @@
+"""Cleaning: every rule against cases made by hand, on one to four workers, from every kind of source, and bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import launched
+import numpy as np
+import pytest
+import tidemill as tm
+from tidemill import series
+from tidemill.series._read import find_columns, steps_or_dates
+from tidemill.series._splits import Split, detect
+
+#: Each rule has its rows; what a table must become is below it.
+ROWS = """\
+date,ticker,close,volume,split
+2024-01-02,BB,10,100,
+2024-01-02,AA,-5.5,10,
+2024-01-02,AA,7,10,
+2024-01-02,CC,40,1,
+2024-01-03,BB,,100,
+2024-01-03,AA,0,10,
+2024-01-03,CC,42,1,0
+2024-01-04,BB,5,200,2
+2024-01-04,BB,5,200,2
+2024-01-04,AA,6,10,
+2024-01-04,,6,10,
+2024-01-04,CC,10.5,4,4
+2024-01-05,CC,2.5,4,4
+2024-01-05,BB,NaN,200,
+"""
+VALUES = {
+    "AA": [5.5, None, 6.0, None],
+    "BB": [5.0, None, 5.0, None],
+    "CC": [40 / 16, 42 / 16, 10.5 / 4, 2.5],
+}
+COUNTS = {
+    "unreadable": 0,
+    "without_key": 1,
+    "negative": 1,
+    "missing": 3,
+    "duplicates": 2,
+    "duplicates_that_differ": 1,
+    "splits": 3,
+    "gaps": 2,
+    "late": 0,
+}
+
+
+def table(panel: series.Panel) -> dict[str, list[float | None]]:
+    return {
+        name: [None if np.isnan(value) else value for value in column.tolist()]
+        for name, column in zip(panel.ids.tolist(), panel.values.T, strict=True)
+    }
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    path = tmp_path / "prices.csv"
+    path.write_text(ROWS)
+    return path
+
+
+def test_every_rule(prices: Path) -> None:
+    panel, report = series.clean(prices)
+    assert table(panel) == VALUES
+    assert report.counts == COUNTS
+    assert panel.times.astype("datetime64[D]").astype(str).tolist() == [
+        "2024-01-02",
+        "2024-01-03",
+        "2024-01-04",
+        "2024-01-05",
+    ]
+    assert (report.rows, report.ids, report.times, report.first, report.last) == (14, 3, 4, "2024-01-02", "2024-01-05")
+    # Of the values as they were traded: a split changes neither what was paid nor how much.
+    assert panel.caps is not None
+    assert panel.caps[:, 1].tolist()[::2] == [1000, 1000]
+    assert panel.caps[:, 2].tolist() == [40, 42, 42, 10]
+    assert json.loads(json.dumps(report.to_dict()))["counts"] == COUNTS
+    assert "        2  more rows of an id and a time: the earliest counts\n" in str(report)
+
+
+def test_rules_that_were_chosen(prices: Path) -> None:
+    kept, report = series.clean(prices, series.Rules(negative="keep", splits="keep"))
+    assert table(kept)["AA"] == [-5.5, 0.0, 6.0, None]
+    assert table(kept)["CC"] == [40, 42, 10.5, 2.5]
+    assert report.counts["negative"] == report.counts["splits"] == 0
+    missing, report = series.clean(prices, series.Rules(negative="missing"))
+    # The earliest of two is the earliest that has a value.
+    assert table(missing)["AA"] == [7.0, None, 6.0, None]
+    assert (report.counts["negative"], report.counts["missing"]) == (1, 4)
+    for wrong in ({"negative": "drop"}, {"splits": "guess"}):
+        with pytest.raises(series.SeriesError, match="not '"):
+            series.Rules(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 7])
+def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path, tmp_path: Path) -> None:
+    """More workers than ids too; each has all of it, and "earliest" is by place in the file, whoever read which row."""
+    program = tmp_path / "app.py"
+    program.write_text(
+        "import json, sys\nimport numpy as np\nimport tidemill as tm\nfrom tidemill import series\n"
+        "panel, report = series.clean(sys.argv[1])\n"
+        "print(json.dumps([np.nan_to_num(panel.values, nan=-1).tolist(), np.nan_to_num(panel.caps, nan=-1).tolist(), "
+        "panel.ids.tolist(), panel.times.astype(int).tolist(), report.to_dict()]))\n"
+    )
+    run = launched.run("run", "-n", str(workers), "--no-prefix", program, prices)
+    assert run.returncode == 0, run.stderr
+    panel, report = series.clean(prices)
+    assert panel.caps is not None
+    expected = [
+        np.nan_to_num(panel.values, nan=-1).tolist(),
+        np.nan_to_num(panel.caps, nan=-1).tolist(),
+        panel.ids.tolist(),
+        panel.times.astype(int).tolist(),
+        report.to_dict(),
+    ]
+    lines = run.stdout.decode().splitlines()
+    assert len(lines) == workers
+    assert all(json.loads(line) == expected for line in lines)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_earliest_is_the_first_in_the_file(workers: int, tmp_path: Path) -> None:
+    """In a file long enough to be read in pieces by several workers and threads: the k-th value of a cell is k."""
+    path = tmp_path / "long.csv"
+    rng = np.random.default_rng(0)
+    seen: dict[tuple[int, int], int] = {}
+    with path.open("w") as file:
+        file.write("id,time,value\n")
+        for name, time in zip(
+            rng.integers(50, size=300_000).tolist(), rng.integers(400, size=300_000).tolist(), strict=True
+        ):
+            nth = seen[name, time] = seen.get((name, time), 0) + 1
+            file.write(f"s{name:02},{time},{nth}\n")
+    program = tmp_path / "app.py"
+    program.write_text(
+        "import sys\nimport numpy as np\nfrom tidemill import series\n"
+        "panel, report = series.clean(sys.argv[1])\n"
+        "print(np.nanmax(panel.values), panel.values.shape, report.counts['duplicates'], report.counts['duplicates_that_differ'])\n"
+    )
+    run = launched.run("run", "-n", str(workers), "--no-prefix", program, path, env={"TIDEMILL_THREADS": "3"})
+    assert run.returncode == 0, run.stderr
+    again = 300_000 - len(seen)
+    assert run.stdout.decode().splitlines() == [f"1.0 (400, 50) {again} {again}"] * workers
+
+
+def test_all_sources_say_the_same(prices: Path, tmp_path: Path) -> None:
+    """CSV, compressed, in two files, with tabs, Parquet, Arrow, a DataSet, numbers for dates, times of day."""
+    expected, report = series.clean(prices)
+    pa = pytest.importorskip("pyarrow")
+    packed = tmp_path / "prices.csv.gz"
+    packed.write_bytes(gzip.compress(ROWS.encode()))
+    tabs = tmp_path / "prices.tsv"
+    tabs.write_text(ROWS.replace(",", "\t"))
+    head, *lines = ROWS.splitlines(keepends=True)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "a.csv").write_text("".join([head, *lines[:5]]))
+    (folder / "b.csv").write_text("".join([head, *lines[5:]]))
+    crsp = tmp_path / "crsp.csv"
+    crsp.write_text(ROWS.replace("2024-01-0", "2024010"))
+    data = tm.read_csv(prices)
+    data.write_parquet(tmp_path / "out")
+    arrow = pa.table(data.collect())
+    for source in (packed, tabs, folder, [folder / "a.csv", folder / "b.csv"], crsp, tmp_path / "out", data, arrow):
+        panel, told = series.clean(source)
+        assert table(panel) == table(expected), source
+        assert panel.times.tolist() == expected.times.tolist(), source
+        assert told.counts == report.counts, source
+    assert series.clean(crsp)[1].notes == ["times such as 20161230 were taken as dates"]
+    hours = tmp_path / "hours.csv"
+    hours.write_text("time,id,value\n2024-01-02T09:30:00,a,1\n2024-01-02T10:30:00,a,2\n")
+    assert series.clean(hours)[1].last == "2024-01-02T10:30:00"
+    steps = tmp_path / "steps.csv"
+    steps.write_text("time,id,value\n3,a,1\n4,a,2\n")
+    assert series.clean(steps)[0].times.tolist() == [3, 4]
+
+
+def test_ids_may_look_like_numbers_for_long(tmp_path: Path) -> None:
+    """Types are found out from the first thousand rows; an id or volume further down must not break that."""
+    path = tmp_path / "permno.csv"
+    lines = [f"{10000 + row},2024-01-02,1.5,100\n" for row in range(1500)]
+    path.write_text("permno,date,prc,vol\n" + "".join(lines) + "TEXT,2024-01-02,1,1e6\n")
+    panel, _ = series.clean(path)
+    assert (panel.ids[0], panel.ids[-1], len(panel.ids)) == ("10000", "TEXT", 1501)
+
+
+def test_columns_are_found_by_usual_names_and_by_choice() -> None:
+    found = find_columns(["Date", "Symbol", "Close", "Adj Close", "Volume", "Stock Splits"], {})
+    assert (found.time, found.id, found.value, found.volume, found.split) == (
+        "Date", "Symbol", "Adj Close", "Volume", "Stock Splits",
+    )  # fmt: skip
+    assert find_columns(["Date", "Symbol", "Close", "Adj Close"], {"value": "Close"}).value == "Close"
+    with pytest.raises(
+        series.SeriesError, match=r"no column is called like a id .*--id COLUMN; there are: date, x, price"
+    ):
+        find_columns(["date", "x", "price"], {})
+    with pytest.raises(series.SeriesError, match="no column 'px' for the values; there are: date, id, price"):
+        find_columns(["date", "id", "price"], {"value": "px"})
+    with pytest.raises(series.SeriesError, match="only one thing"):
+        find_columns(["date", "id", "price"], {"value": "id"})
+
+
+def test_numbers_that_are_dates() -> None:
+    def taken(*numbers: int) -> Any:
+        micros = steps_or_dates(np.array(numbers))
+        return None if micros is None else micros.astype("datetime64[us]").astype("datetime64[D]").astype(str).tolist()
+
+    assert taken(20040102, 20161230) == ["2004-01-02", "2016-12-30"]
+    assert taken(20230228, 20240229) == ["2023-02-28", "2024-02-29"]
+    for others in ((1, 2), (20230229,), (20231301,), (20230100,), (99999999,)):
+        assert taken(*others) is None
+
+
+def test_splits_are_found_by_their_jumps() -> None:
+    """Found: 2 for 1, 3 for 1, 1 for 10; not found: a fall by half in days that are like it, a fall by a third that is no ratio."""
+    rng = np.random.default_rng(1)
+    calm = np.exp(3 + np.cumsum(rng.normal(scale=0.01, size=(5, 200)), axis=1))
+    calm[0, 100:] /= 2
+    calm[1, 50:] /= 3
+    calm[1, 150:] *= 10
+    wild = np.exp(np.cumsum(rng.normal(scale=0.25, size=200)))
+    calm[2] = wild
+    calm[3, 100:] *= np.exp(-0.55)
+    calm[4, 20] = np.nan
+    found = detect(calm)
+    assert found == [Split(0, 100, 2.0), Split(1, 50, 3.0), Split(1, 150, 0.1)]
+    assert detect(calm, begin=120) == [Split(1, 150, 0.1)]
+
+
+def test_detected_splits_are_adjusted_and_listed(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    days = np.busday_offset("2024-01-01", np.arange(60), roll="forward").astype(str).tolist()
+    rng = np.random.default_rng(0)
+    price = 100 * np.exp(np.cumsum(rng.normal(scale=0.01, size=60)))
+    traded = np.where(np.arange(60) < 30, price, price / 2)
+    path.write_text("date,id,price\n" + "".join(f"{day},a,{cost}\n" for day, cost in zip(days, traded, strict=True)))
+    panel, report = series.clean(path, series.Rules(splits="detect"))
+    np.testing.assert_allclose(panel.values[:, 0], price / 2)
+    assert report.found == [("a", days[30], 2.0)]
+    assert f"a {days[30]}: 2 for 1" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("day,ticker,worth\n2024-01-02,a,1\n", {}, "no column is called like a value"),
+        ("date,ticker,price\n", {}, "no row with id and time among the 0"),
+        ("date,ticker,price\n,a,1\n2024-01-02,,1\n", {}, "no row with id and time among the 2"),
+        ("date,ticker,price\n2024-01-02,a,\n", {}, "no row has a value that is left after cleaning"),
+        ("date,ticker,price\n02/01/2024,a,1\n", {}, "times in column 'date' are"),
+        ("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a,cheap\n", {}, "line 3: 'cheap' is not of type Float64"),
+        ("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a\n", {}, "line 3: "),
+        ("date,ticker,price,split\n2024-01-02,a,1,-2\n", {}, "the split of a at 2024-01-02 is -2: it is how many"),
+        ("date,ticker,price\n2024-01-02,a,1\n", {"value": "close"}, "no column 'close' for the values"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_bad_input_is_an_error_on_every_worker(
+    text: str, options: dict[str, str], message: str, workers: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    program = tmp_path / "app.py"
+    program.write_text(
+        "import json, sys\nimport tidemill as tm\nfrom tidemill import series\n"
+        "try:\n    series.clean(sys.argv[1], **json.loads(sys.argv[2]))\n"
+        "except (series.SeriesError, tm.DataSetError) as error:\n    print(str(error).replace('\\n', ' '))\n"
+    )
+    run = launched.run("run", "-n", str(workers), "--no-prefix", program, path, json.dumps(options))
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.decode().splitlines()
+    assert len(lines) == workers
+    assert all(message in line for line in lines), lines
+
+
+@pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
+def test_rows_that_cannot_be_read_may_be_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a,cheap\n2024-01-04,a\n2024-01-05,a,2\n")
+    panel, report = series.clean(path, on_error="skip")
+    assert (len(panel.times), report.counts["unreadable"]) == (2, 2)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(tm.DataSetError, match=r"nothing\.csv"):
+        series.clean(tmp_path / "nothing.csv")
+    with pytest.raises(series.SeriesError, match="no files in this folder"):
+        series.clean(tmp_path)

@@ -1,0 +1,258 @@
+"""Frames: equal on any number of workers, ids that come and go, alignment, groups, and what lies in the folder."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import launched
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tidemill import series
+from tidemill.series._embed import _Base, _placed
+from tidemill.viz import FrameReader
+
+NAN = float("nan")
+
+
+def market(ids: int = 24, days: int = 80, sectors: int = 3, seed: int = 0) -> series.Panel:
+    """Series of which those of a sector move alike; the first two come late, the third goes early."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(scale=0.02, size=(days, sectors))
+    own = rng.normal(scale=0.008, size=(days, ids))
+    values = np.exp(3 + np.cumsum(common[:, np.arange(ids) % sectors] + own, axis=0))
+    values[: days // 2, :2] = NAN
+    values[days // 2 :, 2] = NAN
+    times = np.busday_offset("2024-01-01", np.arange(days), roll="forward").astype("datetime64[us]")
+    names = np.array([f"s{number:02}" for number in range(ids)])
+    return series.Panel(times, names, values, np.broadcast_to(rng.gamma(1, 10, ids), (days, ids)).copy())
+
+
+def spread(positions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distances of all pairs."""
+    found: NDArray[np.float64] = np.sqrt(((positions[:, None] - positions[None]) ** 2).sum(axis=2))
+    return found
+
+
+def test_who_moves_alike_is_near() -> None:
+    panel = market()
+    frames = list(series.embed(panel, series.windows(panel.times, "40d", "5d")))
+    assert [frame.window.label for frame in frames[:2]] == ["2024-02-23", "2024-03-01"]
+    for frame in frames:
+        sector = np.array([int(name[1:]) % 3 for name in frame.ids])
+        apart = spread(frame.positions)
+        same = (sector[:, None] == sector) & ~np.eye(len(sector), dtype=bool)
+        assert apart[same].mean() < 0.5 * apart[sector[:, None] != sector].mean()
+        assert 0 < frame.stress < 0.4
+        assert frame.heat_map.sum() == len(frame.ids) * (len(frame.ids) - 1)
+        # Most pairs are as far apart as they shall be: the heat map's diagonal.
+        rows, columns = np.indices(frame.heat_map.shape)
+        near = frame.heat_map[np.abs(rows - columns) <= 8].sum()
+        assert near > 0.8 * frame.heat_map.sum()
+    assert np.isnan(frames[0].fit)
+    assert all(frame.fit > 0.8 for frame in frames[1:])
+
+
+def test_ids_come_and_go() -> None:
+    """A window has the ids that are there for 95 % of it; a new one is placed near those that it moves with."""
+    panel = market()
+    frames = list(series.embed(panel, series.windows(panel.times, "20d", "10d")))
+    there = [set(frame.ids.tolist()) for frame in frames]
+    assert "s02" in there[0]
+    assert "s02" not in there[-1]
+    assert not {"s00", "s01"} & there[0]
+    assert {"s00", "s01"} <= there[-1]
+    assert [len(frame.ids) + frame.dropped for frame in frames] == [22, 22, 22, 24, 23, 23, 23]
+
+
+def test_new_ids_are_placed_among_their_nearest() -> None:
+    previous = _Base(np.array(["a", "b", "c", "d"]), np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [9, 9, 9]]))
+    ids = np.array(["a", "b", "c", "d", "new"])
+    apart = np.full((5, 5), 1e6)
+    apart[4] = [1e-3, 1e3, 1e3, 1e3, 0]
+    init = _placed(None, ids, slice(0, 5), apart, previous)
+    assert init is not None
+    assert init[:4].tolist() == previous.positions.tolist()
+    assert init[4] == pytest.approx([0, 0, 0], abs=1e-4)
+    # With fewer than four that were there nothing can be held on to.
+    assert _placed(None, np.array(["a", "b", "c", "x"]), slice(0, 4), np.ones((4, 4)), previous) is None
+
+
+PROGRAM = """
+import json, sys
+import numpy as np
+from tidemill import series
+from test_series_embed import market
+panel = market(*json.loads(sys.argv[1]))
+options = json.loads(sys.argv[2])
+frames = list(series.embed(panel, series.windows(panel.times, "40d", "5d"), **options))
+print(json.dumps([[f.window.label, f.ids.tolist(), f.positions.tolist(), f.stress, f.mean_distance, f.heat_map.tolist()] for f in frames]))
+"""
+
+
+def run(tmp_path: Path, workers: int, shape: tuple[int, ...], **options: Any) -> list[Any]:
+    program = tmp_path / "app.py"
+    program.write_text(PROGRAM)
+    done = launched.run(
+        "run", "-n", str(workers), "--no-prefix", program, json.dumps(shape), json.dumps(options),
+        env={"PYTHONPATH": str(Path(__file__).parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.decode().splitlines()
+    assert len(lines) == workers
+    # Every worker has the same frames, to the last bit.
+    assert len(set(lines)) == 1
+    frames: list[Any] = json.loads(lines[0])
+    return frames
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"start": "independent"}, {"of": "values", "length": "log", "align": "first"}], ids=str
+)
+def test_any_number_of_workers_makes_the_same_frames(options: dict[str, str], tmp_path: Path) -> None:
+    """Sums in another order may round otherwise; more than that would be a row computed wrong or twice."""
+    expected = run(tmp_path, 1, (), **options)
+    assert len(expected) == 9
+    for workers in (2, 3, 4):
+        for frame, one in zip(run(tmp_path, workers, (), **options), expected, strict=True):
+            assert frame[:2] == one[:2]
+            size = np.abs(one[2]).max()
+            np.testing.assert_allclose(frame[2], one[2], atol=2e-3 * size)
+            assert frame[3:5] == pytest.approx(one[3:5], rel=1e-4)
+            assert np.abs(np.array(frame[5]) - one[5]).sum() <= 0.05 * np.sum(one[5])
+
+
+def test_more_workers_than_ids(tmp_path: Path) -> None:
+    """Workers without a row of their own take part, and get all of it."""
+    shape = (6, 80, 1)
+    for options in ({}, {"start": "independent"}):
+        for frame, one in zip(run(tmp_path, 7, shape, **options), run(tmp_path, 1, shape, **options), strict=True):
+            np.testing.assert_allclose(frame[2], one[2], atol=2e-3 * np.abs(one[2]).max())
+
+
+def test_frames_are_aligned() -> None:
+    """Independent windows come out turned anyhow; aligned, points move only as far as distances changed."""
+    panel = market(ids=40)
+    windows = series.windows(panel.times, "60d", "1d")
+    previous = list(series.embed(panel, windows, start="independent"))
+    for one, other in pairwise(previous):
+        both, here, there = np.intersect1d(one.ids, other.ids, return_indices=True)
+        assert len(both) >= 37
+        moved = np.sqrt(((one.positions[here] - other.positions[there]) ** 2).sum(axis=1))
+        assert np.median(moved) < 0.25 * np.median(spread(one.positions))
+    first = list(series.embed(panel, windows, start="independent", align="first"))
+    np.testing.assert_allclose(first[0].positions, previous[0].positions)
+    np.testing.assert_allclose(first[1].positions, previous[1].positions)
+    assert not np.allclose(first[2].positions, previous[2].positions)
+
+
+def test_references_are_points_where_they_say_something() -> None:
+    panel = market()
+    windows = series.windows(panel.times, "40d", "40d")
+    names = set(series.REFERENCES)
+    assert not names & set(next(series.embed(panel, windows)).ids.tolist())
+    shown = next(series.embed(panel, windows, length="log"))
+    assert shown.ids[-5:].tolist() == list(series.REFERENCES)
+    # The constant one has no length: whoever ends where it began is near it. All others are as far as their own length.
+    apart = spread(shown.positions)
+    length = series._distance.lengths(panel.segment(windows[0]).values, "log")
+    place = shown.ids.tolist().index("constant")
+    assert np.corrcoef(apart[place, : len(length)], length)[0, 1] > 0.9
+    assert names <= set(next(series.embed(panel, windows, with_references=True)).ids.tolist())
+    assert not names & set(next(series.embed(panel, windows, of="values", with_references=False)).ids.tolist())
+
+
+def test_windows_with_too_few_ids_are_left_out_and_told() -> None:
+    panel = market(ids=6, sectors=1)
+    windows = series.windows(panel.times, "38d", "1d")
+    embedder = series.Embedder()
+    frames = list(embedder.frames(panel, windows))
+    # Around the middle one has gone, and two have not been there for long enough.
+    assert len(embedder.left_out) > 0
+    assert len(frames) + len(embedder.left_out) == len(windows)
+    few = series.Panel(panel.times, panel.ids[3:6], panel.values[:, 3:6])
+    with pytest.raises(series.SeriesError, match="no window has 4 ids"):
+        list(series.embed(few, windows))
+    for wrong in ({"start": "anew"}, {"align": "last"}):
+        with pytest.raises(series.SeriesError, match="not '"):
+            series.Embedder(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start", ["previous", "independent"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_cannot_be_measured_is_an_error_on_every_worker(start: str, workers: int, tmp_path: Path) -> None:
+    """A value of 0 in a late window, which only one worker may come to see."""
+    program = tmp_path / "app.py"
+    program.write_text(
+        "import sys\nfrom tidemill import series\nfrom test_series_embed import market\n"
+        "panel = market()\npanel.values[-3, 9] = 0\n"
+        "try:\n    print(len(list(series.embed(panel, series.windows(panel.times, '40d', '5d'), start=sys.argv[1]))))\n"
+        "except series.SeriesError as error:\n    print(error)\n"
+    )
+    done = launched.run(
+        "run", "-n", str(workers), "--no-prefix", program, start, env={"PYTHONPATH": str(Path(__file__).parent)}
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.decode().splitlines()
+    assert len(lines) == workers
+    assert all('of="changes" needs values above 0, and there is 0' in line for line in lines)
+
+
+def groups_of(path: Path, text: str, ids: list[str], **options: str) -> series.Groups:
+    path.write_text(text)
+    return series.read_groups(path, ids, **options)
+
+
+def test_groups(tmp_path: Path) -> None:
+    path = tmp_path / "groups.csv"
+    text = "Symbol,Name,Sector,Size\nA,Alpha,Oil,1\nB,Beta,,2\nX,Gone,Oil,1\n"
+    groups = groups_of(path, text, ["A", "B", "C"])
+    assert groups.groupings == {"Sector": {"A": "Oil", "X": "Oil"}, "Size": {"A": "1", "B": "2", "X": "1"}}
+    assert groups.labels["A"] == "Alpha"
+    assert groups.notes == ["1 ids of the groups have no series: X", "1 series have no group: C"]
+    assert groups_of(path, "thing,sector\nA,Oil\n", ["A"]).groupings == {"sector": {"A": "Oil"}}
+    assert groups_of(path, "sector,thing\nOil,A\n", ["A"], id="thing").groupings == {"sector": {"A": "Oil"}}
+    for wrong, options, message in (
+        ("Symbol,Sector\nQ,Oil\n", {}, "no id of the groups' column 'Symbol' is among the series: Q against A, B"),
+        ("Symbol,Sector\nA,Oil\nA,Gas\n", {}, "'A' twice, with different groups"),
+        ("Symbol\nA\n", {}, "only the column 'Symbol'"),
+        (
+            "Symbol,Sector\nA,Oil\n",
+            {"id": "Ticker"},
+            "no column 'Ticker' of ids in the groups; there are: Symbol, Sector",
+        ),
+    ):
+        with pytest.raises(series.SeriesError) as caught:
+            groups_of(path, wrong, ["A", "B"], **options)
+        assert message in str(caught.value)
+
+
+def test_the_folder_has_what_the_page_shows(tmp_path: Path) -> None:
+    panel = market()
+    groups = series.Groups(
+        {"sector": {f"s{number:02}": f"sector {number % 3}" for number in range(20)}}, {"s05": "Five Inc."}
+    )
+    folder = series.FrameFolder(tmp_path / "map", groups=groups, glyphs={"s05": "star"}, title="A test")
+    options: dict[str, Any] = {"of": "values"}
+    frames = list(folder.write_all(series.embed(panel, series.windows(panel.times, "40d", "10d"), **options)))
+    reader = FrameReader(tmp_path / "map")
+    assert len(reader) == len(frames) == 5
+    assert list(reader.categories) == ["sector", "change"]
+    assert reader.categories["sector"] == ["reference", "sector 0", "sector 1", "sector 2"]
+    assert reader.categories["change"] == list(series._frames.CHANGE_BINS)
+    for number, frame in enumerate(frames):
+        shown = reader[number]
+        assert shown.time == frame.window.label
+        order = np.argsort(frame.ids)
+        names = np.array(reader.ids)[shown.rows]
+        np.testing.assert_allclose(shown.positions[np.argsort(names)], frame.positions[order], atol=1e-3)
+    header = json.loads((tmp_path / "map" / "index.jsonl").read_text().splitlines()[0])
+    assert header["glyphs"]["s05"] == "star"
+    assert set(series.REFERENCES) < set(header["glyphs"])
+    with pytest.raises(series.SeriesError, match=r"has frames already; --overwrite \(overwrite=True\) replaces them"):
+        series.FrameFolder(tmp_path / "map")
+    series.FrameFolder(tmp_path / "map", overwrite=True)
+    assert len(FrameReader(tmp_path / "map")) == 0

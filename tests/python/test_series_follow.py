@@ -1,0 +1,293 @@
+"""Panels that grow: a file that rows are appended to while it is followed, a folder that files come into, real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import launched
+import numpy as np
+import pytest
+from tidemill import series
+from tidemill.viz import FrameError, FrameReader
+
+HEAD = "date,ticker,price,volume,split\n"
+
+
+def day(number: int) -> str:
+    return str(np.busday_offset("2024-01-01", number, roll="forward"))
+
+
+def rows(numbers: range, ids: int = 8, seed: int = 0) -> list[str]:
+    """The rows of some days, the same however they are asked for."""
+    rng = np.random.default_rng(seed)
+    price = 50 * np.exp(np.cumsum(rng.normal(scale=0.02, size=(200, ids)), axis=0))
+    return [f"{day(n)},s{one},{price[n, one]:.4f},{100 + n},\n" for n in numbers for one in range(ids)]
+
+
+def until(follower: series.Follower, done: Callable[[], bool]) -> None:
+    """Poll until something has come; a test that waits for nothing would be over at once."""
+
+    def look() -> bool:
+        follower.poll()
+        return done()
+
+    launched.wait_until(look, "rows to be taken")
+
+
+def of(follower: series.Follower) -> series.Panel:
+    assert follower.panel is not None
+    return follower.panel
+
+
+def counts(follower: series.Follower) -> dict[str, int]:
+    assert follower.report is not None
+    return {rule: count for rule, count in follower.report.counts.items() if count}
+
+
+def test_a_day_is_over_when_the_next_one_comes(tmp_path: Path) -> None:
+    """With no settling in sight, the last day must wait, and half a line must not be taken for a price."""
+    path = tmp_path / "prices.csv"
+    follower = series.Follower(path, settle_s=3600, every_s=0.001)
+    assert not follower.poll()
+    with path.open("w") as file:
+        file.write(HEAD)
+        file.writelines(rows(range(3)))
+        file.flush()
+        until(follower, lambda: follower.panel is not None)
+        assert len(of(follower).times) == 2
+        (first, *others) = rows(range(3, 4))
+        file.write(first[:14])
+        file.flush()
+        assert not follower.poll()
+        file.write(first[14:])
+        file.flush()
+        until(follower, lambda: len(of(follower).times) == 3)
+        file.writelines(others)
+        file.writelines(rows(range(4, 5)))
+        file.flush()
+        until(follower, lambda: len(of(follower).times) == 4)
+    expected, _ = series.clean(path)
+    assert of(follower).values.tolist() == expected.values[:4].tolist()
+    assert of(follower).ids.tolist() == expected.ids.tolist()
+    assert of(follower).times.tolist() == expected.times[:4].tolist()
+
+
+def test_a_quiet_file_has_had_its_day(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text(HEAD + "".join(rows(range(5))))
+    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 5)
+    expected, report = series.clean(path)
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+    assert follower.report is not None
+    assert (follower.report.rows, follower.report.ids, follower.report.times) == (report.rows, report.ids, report.times)
+    assert (follower.report.first, follower.report.last) == (report.first, report.last)
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 40])
+@pytest.mark.parametrize("splits", ["column", "detect"])
+def test_the_panel_is_that_of_the_whole_file(pieces: int, splits: str, tmp_path: Path) -> None:
+    """Rules must do with rows that come bit by bit what they do with all at once: ids that come late, splits, all of it."""
+    lines = rows(range(60))
+    lines = [line for line in lines if not (line.startswith(tuple(map(day, range(30)))) and ",s3," in line)]
+    lines.insert(200, lines[199])
+    fields = lines[250].split(",")
+    lines[250] = ",".join([*fields[:2], f"-{fields[2]}", *fields[3:]])
+    lines[300] = ",".join([*lines[300].split(",")[:2], "", "", "\n"])
+    if splits == "column":
+        lines[333] = lines[333].rstrip("\n") + "2\n"
+    else:
+        name = lines[333].split(",")[1]
+        for place in range(333, len(lines)):
+            fields = lines[place].split(",")
+            if fields[1] == name:
+                lines[place] = ",".join([*fields[:2], f"{float(fields[2]) / 3:.4f}", *fields[3:]])
+    path = tmp_path / "prices.csv"
+    path.write_text(HEAD)
+    rules = series.Rules(splits=splits)  # type: ignore[arg-type]
+    follower = series.Follower(path, rules, settle_s=0.0, every_s=0.001)
+    # At ends of days, as a day that has settled takes no more rows.
+    ends = sorted({0, *(len(lines) * piece // pieces for piece in range(1, pieces + 1)), len(lines)})
+    at = 0
+    for end in ends[1:]:
+        while end < len(lines) and lines[end][:10] == lines[end - 1][:10]:
+            end += 1
+        if end <= at:
+            continue
+        with path.open("a") as file:
+            file.writelines(lines[at:end])
+        at = end
+        last = max(line[:10] for line in lines[:end])
+        until(follower, lambda last=last: follower.report is not None and follower.report.last == last)  # type: ignore[misc]
+    expected, report = series.clean(path, rules)
+    np.testing.assert_allclose(of(follower).values, expected.values)
+    assert of(follower).caps is not None
+    assert expected.caps is not None
+    np.testing.assert_allclose(of(follower).caps, expected.caps)  # type: ignore[arg-type]
+    assert of(follower).ids.tolist() == expected.ids.tolist()
+    assert follower.report is not None
+    assert follower.report.counts == report.counts
+    assert follower.report.found == report.found
+    assert report.counts["splits"] == 1
+
+
+def test_rows_that_come_too_late_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text(HEAD + "".join(rows(range(5))))
+    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 5)
+    before = of(follower).values.copy()
+    with path.open("a") as file:
+        file.write(f"{day(2)},s0,1,1,\n{day(4)},new,1,1,\n" + "".join(rows(range(5, 6))))
+    until(follower, lambda: len(of(follower).times) == 6)
+    assert counts(follower) == {"late": 2}
+    np.testing.assert_array_equal(of(follower).values[:5], before)
+
+
+def test_files_that_come_into_a_folder(tmp_path: Path) -> None:
+    """In the order of their names; hidden ones are not finished."""
+    folder = tmp_path / "days"
+    folder.mkdir()
+    follower = series.Follower(folder, settle_s=0.0, every_s=0.001)
+    assert not follower.poll()
+    for number in range(3):
+        made = folder / f".{number}.csv"
+        made.write_text(HEAD + "".join(rows(range(number, number + 1))))
+        assert not follower.poll()
+        made.rename(folder / f"{number}.csv")
+        until(follower, lambda count=number + 1: follower.panel is not None and len(of(follower).times) == count)  # type: ignore[misc]
+    expected, _ = series.clean(folder)
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2024-01-03,s0,cheap,1,\n", "line 2: 'cheap' is no number, and the column of values has numbers"),
+        ("2024-01-03,s0,1\n", "line 2: 5 values expected, 3 found"),
+        ("2024-01-03,,1,1,\n", "line 2: there is no id"),
+        ("soon,s0,1,1,\n", "line 2: 'soon' is no time such as 2016-12-30"),
+    ],
+)
+def test_bad_rows_name_file_and_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text(HEAD + text)
+    follower = series.Follower(path, every_s=0.001)
+    with pytest.raises(series.SeriesError) as caught:
+        follower.poll()
+    assert str(caught.value).startswith(f"{path}, {message}")
+    path.write_text(HEAD + text + "".join(rows(range(2))))
+    lenient = series.Follower(path, settle_s=0.0, every_s=0.001, on_error="skip")
+    until(lenient, lambda: lenient.panel is not None)
+    assert counts(lenient) == {"unreadable": 1}
+
+
+def test_what_cannot_be_followed(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(series.SeriesError, match=r"prices.csv: no column is called like a id"):
+        series.Follower(path).poll()
+    path.write_text(HEAD + "".join(rows(range(3))))
+    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None)
+    path.write_text(HEAD)
+    with pytest.raises(series.SeriesError, match="has become shorter while it was followed"):
+        follower.poll()
+    packed = tmp_path / "prices.csv.gz"
+    packed.write_bytes(b"")
+    with pytest.raises(series.SeriesError, match="only plain text can be followed"):
+        series.Follower(packed).poll()
+    folder = tmp_path / "days"
+    folder.mkdir()
+    (folder / "a.csv").write_text(HEAD)
+    (folder / "b.csv").write_text("date,id,close\n")
+    with pytest.raises(series.SeriesError, match=r"b.csv has other columns than the files before"):
+        series.Follower(folder).poll()
+    with pytest.raises(series.SeriesError, match="settle_s"):
+        series.Follower(path, settle_s=-1)
+
+
+def frames_in(folder: Path) -> int:
+    try:
+        return len(FrameReader(folder))
+    except FrameError:
+        return 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_command_follows_a_file_into_an_open_page(workers: int, tmp_path: Path) -> None:
+    """A new day becomes a frame, and a question for news that was asked before is answered with it."""
+    path, out = tmp_path / "prices.csv", tmp_path / "out"
+    path.write_text(HEAD + "".join(rows(range(24))))
+    running = launched.start(
+        "series", "-n", str(workers), "--no-prefix", path, "--follow", "--settle", "0.2", "--view",
+        "--window", "20d", "--shift", "2d", "--out", out,
+    )  # fmt: skip
+    try:
+        assert running.stdout is not None
+        url = ""
+        while "http" not in url:
+            line = running.stdout.readline().decode()
+            assert line, running.stderr and running.stderr.read()
+            url = line.split()[-1]
+        launched.wait_until(lambda: frames_in(out) == 3, "the frames of what there was")
+        origin, _, token = url.partition("?token=")
+        size = (out / "index.jsonl").stat().st_size
+        with path.open("a") as file:
+            file.writelines(rows(range(24, 26)))
+        asked = urllib.request.Request(
+            f"{origin}api/index?from={size}&wait=30", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(asked, timeout=launched.PATIENCE_S) as answer:
+            news = answer.read().decode()
+        assert json.loads(news.splitlines()[-1])["time"] == day(25)
+        # A day that changes no window is no frame.
+        with path.open("a") as file:
+            file.writelines(rows(range(26, 28)))
+        launched.wait_until(lambda: frames_in(out) == 5, "the next frame")
+    finally:
+        running.send_signal(signal.SIGINT)
+        printed, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert (running.returncode, errors) == (0, b""), printed
+    assert FrameReader(out)[-1].time == day(27)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["frames"], summary["workers"]) == (5, workers)
+    # What has been followed is what a batch over the whole file makes.
+    batch = tmp_path / "batch"
+    done = launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", batch)
+    assert done.returncode == 0, done.stderr
+    for one, other in zip(FrameReader(out), FrameReader(batch), strict=True):
+        assert one.time == other.time
+        size_of = np.abs(other.positions).max()
+        np.testing.assert_allclose(one.positions, other.positions, atol=5e-3 * size_of)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_row_ends_following_with_its_line(workers: int, tmp_path: Path) -> None:
+    path, out = tmp_path / "prices.csv", tmp_path / "out"
+    path.write_text(HEAD + "".join(rows(range(24))))
+    running = launched.start(
+        "series",
+        "-n",
+        str(workers),
+        path,
+        "--follow",
+        "--settle",
+        "0.2",
+        "--window",
+        "20d",
+        "--shift",
+        "2d",
+        "--out",
+        out,
+    )
+    launched.wait_until(lambda: frames_in(out) == 3, "the frames of what there was")
+    with path.open("a") as file:
+        file.write("2024-03-01,s0,cheap,1,\n")
+    _, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert running.returncode == 1
+    assert f"tidemill series: {path}, line {24 * 8 + 2}: 'cheap' is no number" in errors.decode()

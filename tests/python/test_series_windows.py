@@ -1,0 +1,236 @@
+"""Windows, what they see of a panel, distances, weights and references, against cases made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tidemill import series
+from tidemill.series._frames import CHANGE_BINS, change_bins
+from tidemill.series._panel import fill
+
+NAN = float("nan")
+
+
+def days(first: str, count: int) -> NDArray[np.datetime64]:
+    """Business days, which are not days of the calendar."""
+    return np.busday_offset(first, np.arange(count), roll="forward").astype("datetime64[us]")
+
+
+def edges(*arguments: object, **options: bool) -> list[tuple[int, int]]:
+    return [(window.begin, window.end) for window in series.windows(*arguments, **options)]  # type: ignore[arg-type]
+
+
+def test_windows_count_days_that_have_data() -> None:
+    """Holidays and weekends must not make windows shorter."""
+    times = days("2024-01-01", 10)
+    assert edges(times, "4d", "3d") == [(0, 4), (3, 7), (6, 10)]
+    assert edges(times, 4, 3) == edges(times, "4d", "3d")
+    assert edges(times, "10d", "1d") == [(0, 10)]
+    assert edges(times, "4d", "3d", accumulate=True) == [(0, 4), (0, 7), (0, 10)]
+    assert [window.label for window in series.windows(times, "4d", "3d")] == ["2024-01-04", "2024-01-09", "2024-01-12"]
+    # Gaps between windows are what is asked for.
+    assert edges(times, "2d", "4d") == [(0, 2), (4, 6), (8, 10)]
+
+
+def test_a_day_has_all_of_its_times() -> None:
+    """With several times a day, 2d is two days and not two rows."""
+    times = (days("2024-01-01", 4)[:, None] + np.array([9, 12, 15]) * np.timedelta64(1, "h")).ravel()
+    assert edges(times, "2d", "1d") == [(0, 6), (3, 9), (6, 12)]
+    assert edges(times, "2r", "5r") == [(0, 2), (5, 7), (10, 12)]
+    assert series.windows(times, "2d", "1d")[0].label == "2024-01-02T15:00:00"
+
+
+def test_windows_by_the_calendar() -> None:
+    times = np.arange("2024-01-31", "2024-05-01", dtype="datetime64[D]").astype("datetime64[us]")
+    # The 31st of February is its last day: windows are from 31 January, 29 February, 31 March.
+    assert edges(times, "1mo", "1mo") == [(0, 29), (29, 60), (60, 90)]
+    assert edges(times, "2w", "4w") == [(0, 14), (28, 42), (56, 70)]
+    assert edges(days("2023-01-02", 261), "1y", "1y") == [(0, 261)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_of_a_growing_panel_only_become_more(seed: int) -> None:
+    """A frame that has been written must stay that of its window, however many days follow."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.choice(np.arange("2020-01-01", "2022-01-01", dtype="datetime64[D]"), 200, replace=False))
+    length, shift = rng.choice(["7d", "20d", "3w", "1mo"]), rng.choice(["1d", "5d"])
+    if length[-1] in "wo":
+        shift = rng.choice(["1w", "2mo"])
+    known: list[series.Window] = []
+    for end in range(60, 201, 20):
+        now = series.windows(times[:end], length, shift)
+        assert now[: len(known)] == known
+        known = now
+
+
+@pytest.mark.parametrize(
+    ("length", "shift", "message"),
+    [
+        ("11d", "1d", "no window is full: it is 11d long, and there are 10 days with data, 2024-01-01 to 2024-01-12"),
+        ("5x", "1d", "length='5x': lengths are such as 250d"),
+        ("5d", "0d", "shift='0d': lengths are such as"),
+        ("1y", "5d", "both count days or rows, or both go by the calendar"),
+        ("5r", "5d", "both count days (d), or both rows (r)"),
+    ],
+)
+def test_lengths_that_make_no_sense(length: str, shift: str, message: str) -> None:
+    with pytest.raises(series.SeriesError) as caught:
+        series.windows(days("2024-01-01", 10), length, shift)
+    assert message in str(caught.value)
+
+
+def test_times_that_are_numbers_have_no_days() -> None:
+    assert edges(np.arange(5), "3r", 1) == edges(np.arange(5), 3, 1) == [(0, 3), (1, 4), (2, 5)]
+    for length, shift in (("3d", "1d"), ("1w", "1w")):
+        with pytest.raises(series.SeriesError, match="whole numbers, so windows are in rows"):
+            series.windows(np.arange(5), length, shift)
+
+
+def test_gaps_are_filled_with_the_value_before() -> None:
+    rows = np.array([[1, NAN, NAN, 4], [NAN, NAN, 3, NAN], [5, 6, 7, 8]], dtype=float)
+    assert fill(rows).tolist() == [[1, 1, 1, 4], [3, 3, 3, 3], [5, 6, 7, 8]]
+
+
+def test_a_series_that_lacks_more_than_a_part_is_left_out() -> None:
+    """The limit itself is allowed; one more is not; one that is not there at all is not counted as dropped."""
+    values = np.ones((20, 4))
+    values[3, 1] = values[3:5, 2] = NAN
+    values[:, 3] = NAN
+    panel = series.Panel(days("2024-01-01", 20), np.array(["full", "one", "two", "never"]), values)
+    window = series.windows(panel.times, "20d", "1d")[0]
+    segment = panel.segment(window)
+    assert (segment.ids.tolist(), segment.filled, segment.dropped) == (["full", "one"], 1, 1)
+    assert panel.segment(window, missing_max=0.1).ids.tolist() == ["full", "one", "two"]
+    assert panel.segment(window, missing_max=0).ids.tolist() == ["full"]
+    with pytest.raises(series.SeriesError, match="missing_max is a part"):
+        panel.segment(window, missing_max=1)
+
+
+def test_a_window_sees_only_itself() -> None:
+    """A value from before the window must not fill its first gap: the series may have been away for years."""
+    values = np.array([[7.0], [NAN], [3.0], [4.0]])
+    panel = series.Panel(days("2024-01-01", 4), np.array(["a"]), values)
+    segment = panel.segment(series.windows(panel.times, "3d", "1d")[1], missing_max=0.5)
+    assert segment.values.ravel().tolist() == [3, 3, 4]
+
+
+def test_caps_are_means_of_the_days_on_which_they_are_known() -> None:
+    caps = np.array([[1.0, NAN], [3.0, NAN], [NAN, NAN]])
+    panel = series.Panel(days("2024-01-01", 3), np.array(["a", "b"]), np.ones((3, 2)), caps)
+    found = panel.segment(series.windows(panel.times, "3d", "1d")[0]).caps
+    assert found is not None
+    assert found.tolist() == [2, 0]
+
+
+def slow_distances(values: NDArray[np.float64], of: str, length: str) -> NDArray[np.float64]:
+    """The formula of the documentation, pair by pair, in NumPy's own correlation."""
+    compared = {"changes": np.diff(np.log(values), axis=0), "differences": np.diff(values, axis=0), "values": values}[
+        of
+    ]
+    c = np.corrcoef(compared.T)
+    side = np.ones(values.shape[1])
+    if length == "log":
+        side = np.array([10 * abs(np.log(min(max(v[-1] / v[0], 0.1), 10))) for v in values.T])
+    count = values.shape[1]
+    return np.array(
+        [
+            [
+                0 if i == j else np.sqrt(max(0, side[i] ** 2 + side[j] ** 2 - 2 * side[i] * side[j] * c[i, j]))
+                for j in range(count)
+            ]
+            for i in range(count)
+        ]
+    )
+
+
+@pytest.mark.parametrize("of", ["changes", "differences", "values"])
+@pytest.mark.parametrize("length", ["one", "log"])
+@pytest.mark.parametrize("seed", range(5))
+def test_distances_are_those_of_the_formula(of: str, length: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = np.exp(rng.normal(scale=0.3, size=(rng.integers(5, 60), rng.integers(2, 20))).cumsum(axis=0))
+    expected = slow_distances(values, of, length)
+    found = series.distances(values, of=of, length=length)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found, expected, atol=1e-6 * expected.max())
+    # A worker's rows are those of the whole, to the last bit or nearly.
+    count = values.shape[1]
+    for size in (1, 2, 3, count + 2):
+        parts = [
+            series.distances(values, of=of, length=length, rows=slice(count * r // size, count * (r + 1) // size))  # type: ignore[arg-type]
+            for r in range(size)
+        ]
+        np.testing.assert_allclose(np.concatenate(parts), found, atol=1e-7 * expected.max())
+
+
+def test_distances_of_series_that_do_not_change() -> None:
+    """Constant series have no correlation: 0 with one that moves, 1 with each other, and nothing is NaN."""
+    time = np.arange(1.0, 9.0)
+    values = np.column_stack([np.full(8, 5.0), np.full(8, 7.0), np.exp(time / 7), 2 + np.sin(time)])
+    for of in ("changes", "values"):
+        apart = series.distances(values, of=of)  # type: ignore[arg-type]
+        assert apart[0, 1] == 0
+        assert apart[0, 3] == pytest.approx(np.sqrt(2))
+    # A series that grows evenly has changes that do not change.
+    assert series.distances(values, of="changes")[2, 0] == 0
+    assert series.distances(values, of="values")[2, 0] == pytest.approx(np.sqrt(2))
+
+
+def test_lengths_are_cut_at_ten_times() -> None:
+    values = np.array([[1.0, 1, 1, 1, 1], [1.1, 2, 100, 0.001, 1]])
+    assert series._distance.lengths(values, "log") == pytest.approx(
+        10 * np.log([1.1, 2, 10, 10, 1])
+    )  # falling counts as rising does
+
+
+def test_euclidean_distances_and_functions() -> None:
+    values = np.array([[0.0, 3.0, 0.0], [0.0, 4.0, -1.0]])
+    assert series.distances(values, kind="euclidean", of="values")[0].tolist() == pytest.approx([0, 5, 1])
+
+    def manhattan(values: NDArray[np.float64], rows: slice) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = np.abs(values[:, rows, None] - values[:, None]).sum(axis=0)
+        return found
+
+    assert series.distances(values, kind=manhattan, rows=slice(1, 3)).tolist() == [[7, 0, 8], [1, 8, 0]]
+    for wrong, message in (
+        (lambda values, rows: np.zeros((1, 3)), r"of shape \(1, 3\), not \(3, 3\)"),
+        (lambda values, rows: np.full((3, 3), -1.0), "below 0"),
+        (lambda values, rows: np.full((3, 3), NAN), "not a number"),
+    ):
+        with pytest.raises(series.SeriesError, match=message):
+            series.distances(values, kind=wrong)
+
+
+def test_values_that_have_no_logarithm_are_refused() -> None:
+    values = np.array([[1.0, 2.0], [0.0, 3.0]])
+    with pytest.raises(series.SeriesError, match='of="changes" needs values above 0, and there is 0; of="differences"'):
+        series.distances(values)
+    with pytest.raises(series.SeriesError, match='length="log" needs values above 0'):
+        series.distances(values, of="values", length="log")
+    with pytest.raises(series.SeriesError, match="kind is"):
+        series.distances(values + 1, kind="cosine")  # type: ignore[arg-type]
+
+
+def test_weights() -> None:
+    """max(0.05 max M, M) to the power of a quarter, scaled so that the least is 1."""
+    assert series.weights(np.array([1600.0, 80.0, 0.0, NAN]), 4) == pytest.approx([(1600 / 80) ** 0.25, 1, 1, 1])
+    assert series.weights(np.array([16.0, 1.0]), 2) == pytest.approx([2, 1])
+    assert series.weights(None, 3).tolist() == [1, 1, 1]
+    assert series.weights(np.zeros(2), 2).tolist() == [1, 1]
+
+
+def test_references_grow_as_their_names_say() -> None:
+    times = np.array(["2023-01-02", "2023-07-03", "2024-01-02"], dtype="datetime64[us]")
+    assert list(series.REFERENCES) == ["constant", "+0.1 a year", "-0.1 a year", "+0.2 a year", "-0.2 a year"]
+    grown = series.references(times)
+    assert grown[0].tolist() == [1] * 5
+    assert grown[-1] == pytest.approx([1, 1.1, 0.9, 1.2, 0.8], abs=1e-3)
+    assert series.references(np.arange(251))[-1] == pytest.approx([1, 1.1, 0.9, 1.2, 0.8])
+    # Even steps, also over weekends: no series seems to move with a reference because it moves on Mondays.
+    assert series.distances(series.references(days("2024-01-01", 30)), of="changes") == pytest.approx(np.zeros((5, 5)))
+
+
+def test_bins_of_change() -> None:
+    found = change_bins(np.array([-0.6, -0.5, -0.05, 0.0, 0.3, 0.5, NAN]))
+    assert found.tolist() == ["below -50 %", "-50 to -20 %", "-10 to 0 %", "0 to 10 %", "20 to 50 %", "over 50 %", ""]
+    assert set(found.tolist()) - {""} <= set(CHANGE_BINS)

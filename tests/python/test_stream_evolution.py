@@ -1,0 +1,148 @@
+"""Programs that change between the lives of a job: states of before go on with nulls for what is new, or the job does not begin."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import evolving_job
+import launched
+import pytest
+import tidemill as tm
+from tidemill.stream._state import StateFields
+
+JOB = Path(evolving_job.__file__)
+ROWS, KEYS = evolving_job.ROWS, evolving_job.KEYS
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("results", "pids"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def newest(folder: Path) -> int:
+    """The newest checkpoint; 0 before the first."""
+    return max((int(file.name) for file in (folder / "checkpoints" / "epochs").glob("[0-9]*")), default=0)
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in (folder / "results").glob("[!.]*") for line in file.read_text().splitlines()]
+
+
+def kept(folder: Path) -> dict[str, str]:
+    """What ``tidemill checkpoints --state`` tells of the newest, by task."""
+    listed = launched.run("checkpoints", "-n", "1", folder / "checkpoints", "--state").stdout.decode().splitlines()
+    lines = [line.removeprefix("[0]").strip() for line in listed]
+    ends = [at for at, line in enumerate(lines) if re.match(r"\d+ ", line)] + [len(lines)]
+    return dict(line.split(", ", 1) for line in lines[ends[0] + 1 : ends[1]])
+
+
+@pytest.mark.parametrize("query", evolving_job.QUERIES)
+def test_fields_that_are_added(folder: Path, query: str) -> None:
+    """The job is killed, goes on with a program that keeps more, and is killed again: of every row and key there is one exact result,
+    with nulls, or what has come since, in place of what had not been kept."""
+    before = launched.start("run", "-n", "2", JOB, folder, query, "1")
+    launched.wait_until(lambda: before.poll() is not None or newest(folder) >= 8, "some checkpoints")
+    assert before.poll() is None, before.communicate()
+    os.kill(launched.pids_in(folder / "pids", 2)[0], signal.SIGKILL)
+    before.communicate(timeout=launched.PATIENCE_S)
+    for file in (folder / "pids").iterdir():
+        file.unlink()
+    first = {task: state for task, state in kept(folder).items() if "version 1" in state}
+
+    goes_on, then = newest(folder), launched.start("run", "-n", "2", "--restarts", "3", JOB, folder, query, "2")
+    # The first of the new program has all states anew, and those behind it build on that.
+    launched.wait_until(
+        lambda: then.poll() is not None or newest(folder) >= goes_on + 5, "checkpoints of the new program"
+    )
+    assert then.poll() is None, then.communicate()
+    second = kept(folder)
+    changed = {task for task, state in first.items() if second[task] != state}
+    assert changed
+    assert all("version 2" in second[task] for task in changed), (first, second)
+    os.kill(launched.pids_in(folder / "pids", 2)[1], signal.SIGKILL)
+    _, err = then.communicate(timeout=launched.PATIENCE_S)
+    assert then.returncode == 0, err.decode()
+    assert b"starting the job again" in err
+
+    rows = results(folder)
+    if query in ("pairs", "groups"):
+        assert sorted(row["row"] for row in rows) == list(range(ROWS))
+        assert {row.get("x") for row in rows} > {None, 3 * (ROWS - 1)}
+        assert all(row.get("x") in (None, 3 * row["row"]) for row in rows)
+        # What came out before the change has no such column; what was kept then has a null in it.
+        assert any("x" in row and row["x"] is None for row in rows)
+        if query == "pairs":
+            partners = {row["row"]: row["row"] + 1000 for row in rows}
+            assert {row["row"]: row["partner"] for row in rows} == partners
+        return
+    assert sorted(row["key"] for row in rows) == list(range(KEYS))
+    for row in rows:
+        of_key = range(row["key"], ROWS, KEYS)
+        assert (row["n"], row["sum"]) == (len(of_key), sum(of_key))
+        # Of the rows since.
+        assert row["low"] in of_key
+        assert "middle" not in row or row["middle"] > sum(of_key) / len(of_key)
+    assert all(row["low"] > row["key"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("query", "version", "said"),
+    [
+        ("windows", "counted", r'"window \d" that .*"count\(x\)" \(count of Int64\) is new and cannot be null'),
+        ("windows", "other type", r'"sum\(row\)" was sum of Int64, and is now sum of Float64'),
+        ("windows", "other function", r'"sum\(row\)" \(sum of Int64\) is gone, or has another name'),
+        ("windows", "gone", r'"sum\(row\)" \(sum of Int64\) is gone, or has another name'),
+        ("windows", "other key", r"its key was \(key: Int64\), and is now \(key: Int64, odd: Int64\)"),
+        ("pairs", "not null", r'"join \d" that .*"left y" \(Int64\) is new and cannot be null'),
+        ("function", "other type", r'"process \d" that .*"sum" was Int64, and is now Float64'),
+        ("function", "gone", r'"sum" \(Int64\) is gone'),
+        ("function", "without names", "held states of a function, and now holds states of a function, without names"),
+    ],
+)
+def test_other_changes_are_refused(folder: Path, query: str, version: str, said: str) -> None:
+    """What would be read as something else is an error of every worker before the job begins, which names task, field, types and remedy;
+    the program as it was goes on from there all the same."""
+    stopped = launched.run("run", "-n", "1", JOB, folder, query, "1", "stop")
+    assert stopped.returncode == 0, stopped.stderr.decode()
+    at = newest(folder)
+    other = launched.run("run", "-n", "2", JOB, folder, query, version)
+    assert other.returncode != 0
+    messages = re.findall(r"DataSetError: (.*)", other.stderr.decode())
+    assert messages, other.stderr.decode()
+    for message in messages:
+        assert re.search(said, message), message
+        assert "change the program back, or begin anew in another place" in message
+    assert newest(folder) == at
+    assert launched.run("run", "-n", "2", JOB, folder, query, "1").returncode == 0
+
+
+def test_states_with_fields() -> None:
+    """What a function keeps has the fields that it said, or it is an error that names key, field and type."""
+    fields = StateFields(
+        [("n", "Int64"), ("name", "Utf8"), ("ok", "Boolean"), ("mean", "Float64"), ("all", "List(Int64)")]
+    )
+    right: list[Any] = [None, {}, {"n": 1}, {"n": None, "name": "x", "ok": True, "mean": 2, "all": [1]}]
+    assert [fields.wrong(state) for state in right] == [None] * 4
+    assert fields.filled({"n": 1}) == {"n": 1, "name": None, "ok": None, "mean": None, "all": None}
+    assert "is no dict" in str(fields.wrong([1]))
+    assert "has 'm', which state= does not name" in str(fields.wrong({"m": 1}))
+    for name, value in {"n": "x", "name": 1, "ok": 1, "mean": True, "all": 3}.items():
+        assert f"has {value!r} as {name!r}, which is to be" in str(fields.wrong({name: value}))
+
+    rows = tm.from_dict({"k": [1], "s": [1]}).select("k", at=tm.col("s").cast("timestamp[s]")).collect()
+    keyed = tm.stream.from_table(rows, time="at").key_by("k")
+
+    def wrong(key: Any, rows: Any, context: tm.stream.KeyContext) -> None:
+        context.state = {"n": 1.5}
+
+    with pytest.raises(tm.DataSetError, match=r"the state of the key \{'k': 1\} has 1.5 as 'n', which is to be Int64"):
+        keyed.process(wrong, {"k": "int64"}, state={"n": "int64"}).write_stream(print)
+    with pytest.raises(tm.DataSetError, match="state= has at least one field"):
+        keyed.process(wrong, {"k": "int64"}, state={})
