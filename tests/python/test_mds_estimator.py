@@ -195,6 +195,15 @@ def test_annealing_leaves_local_optima() -> None:
     assert set(cold.temperatures_[cold.temperatures_ < 1.0]) == {0.0}
 
 
+def test_annealing_begins_at_the_largest_distance_of_vectors() -> None:
+    """A mere bound would begin at temperatures where nothing is left of any distance."""
+    vectors = np.random.default_rng(0).standard_normal((40, 5))
+    direct = MDS(metric="euclidean", annealing=True, alpha=0.5, random_state=0).fit(vectors)
+    kept = MDS(annealing=True, alpha=0.5, random_state=0).fit(distances(vectors))
+    assert direct.temperatures_[0] == pytest.approx(kept.temperatures_[0], rel=1e-5)
+    assert direct.stress_ == pytest.approx(kept.stress_, rel=0.05)
+
+
 def test_random_starts_compete() -> None:
     delta = distances(np.random.default_rng(6).standard_normal((40, 6)))
     alone = [MDS(2, init="random", random_state=seed).fit(delta).stress_ for seed in range(3)]

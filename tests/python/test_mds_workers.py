@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tidemill
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tidemill.ml import MDS
+from tidemill.ml._distances import _join
 
 Outcome = dict[str, Any]
 
@@ -95,6 +98,35 @@ def test_uneven_and_empty_parts() -> None:
 def test_more_workers_than_points() -> None:
     x = distances(vectors(3))
     compare(tidemill.run(fit_part, x, None, {}, None, "part", workers=4), MDS().fit(x))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(0, 60), st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_groups_of_two_ranks_are_joined(seed: int, n: int, edges: int, others: int) -> None:
+    """Groups that only both ranks together connect, in any order, must become one."""
+    csgraph = pytest.importorskip("scipy.sparse.csgraph", reason="SciPy is not installed")
+    rng = np.random.default_rng(seed)
+
+    def parts(pairs: NDArray[Any]) -> NDArray[np.uint32]:
+        graph = np.zeros((n, n))
+        graph[pairs[:, 0], pairs[:, 1]] = 1
+        labels = csgraph.connected_components(graph, directed=False)[1]
+        _, first = np.unique(labels, return_index=True)
+        result: NDArray[np.uint32] = first[labels].astype(np.uint32)
+        return result
+
+    a, b = rng.integers(n, size=(edges, 2)), rng.integers(n, size=(others, 2))
+    joined = _join(parts(a), parts(b))
+    assert (joined == parts(np.concatenate([a, b]))).all()
+
+
+def test_a_chain_over_all_ranks_holds_points_together() -> None:
+    order = np.random.default_rng(0).permutation(40)
+    weights = np.zeros((40, 40))
+    weights[order[:-1], order[1:]] = weights[order[1:], order[:-1]] = 1
+    x = distances(vectors(40))
+    alone = MDS(max_iter=3).fit(x, weights=weights)
+    compare(tidemill.run(fit_part, x, None, {"max_iter": 3}, weights, "part", workers=3), alone)
 
 
 def fail_on(rank: int, bad: str) -> tuple[str, str]:

@@ -91,6 +91,14 @@ class Problem:
     #: The largest distance, or for vectors a bound of it, in units of `unit`.
     largest: float
 
+    def find_largest(self) -> None:
+        """Find the largest distance, where only a bound is known; collective."""
+        mine, n = self.counts[self.comm.rank], self.n
+        step = max(1, _BLOCK_BYTES // (4 * n))
+        blocks = (self.cells.block(False, (at, min(at + step, mine)), (0, n)) for at in range(0, mine, step))
+        largest = max((float(block.max()) for block in blocks), default=0.0)
+        self.largest = max(together(self.comm, lambda: largest))
+
     @property
     def n(self) -> int:
         """Points."""

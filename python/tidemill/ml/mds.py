@@ -223,6 +223,8 @@ class MDS(Estimator):
         start = self._given(comm, init, problem.n)
         everything = sum_of_squares(problem)
         rng = np.random.default_rng(self._seed)
+        if self.annealing and self.metric == "euclidean":
+            problem.find_largest()
         falling = temperatures(problem, self.n_components, self.alpha, self.t_min) if self.annealing else []
         starts = self.n_init if start is None and self.init == "random" else 1
         best: Result | None = None

@@ -23,7 +23,8 @@ impl Distances {
     pub(super) fn tile(&self) -> Tile {
         match self.cells {
             Cells::Vectors { .. } => Tile { rows: 64, columns: 512 },
-            _ => Tile { rows: super::GROUP, columns: 2048 },
+            Cells::F32(_) => Tile { rows: super::GROUP, columns: 2048 },
+            _ => Tile { rows: super::GROUP, columns: 1024 },
         }
     }
 
