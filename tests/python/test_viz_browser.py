@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from browsed import TOKEN, Page
 from PIL import Image
-from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, export_html
+from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, _write, export_html
 from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
@@ -301,3 +301,47 @@ def test_what_cannot_be_exported_is_explained(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(FrameError, match="can be exported"):
         export_html(tmp_path / "map", tmp_path / "map.html")
     assert [path.name for path in tmp_path.iterdir()] == ["map"]
+
+
+def test_samples_are_shown_while_very_many_points_move(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Playing must not fetch whole frames, and say that it shows a sample; at rest all points must be there and right."""
+    monkeypatch.setattr(_write, "SAMPLE_FROM", 10_000)
+    monkeypatch.setattr(_write, "_SAMPLE_POINTS", 2_000)
+    rng = np.random.default_rng(0)
+    with FrameWriter(tmp_path / "many") as writer:
+        for _ in range(12):
+            writer.write_frame(rng.normal(size=(40_000, 3)), groups={"kind": rng.integers(3, size=40_000)})
+    with Server(tmp_path / "many") as server:
+        page = Page(browser, server.url, wait=False)
+        asked: list[str] = []
+        page.tab.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+        page.settled()
+        page.get(
+            "window.said = []; new MutationObserver(() => said.push(document.querySelector('#status').textContent))"
+            ".observe(document.querySelector('#status'), { childList: true });"
+            "tidemill.set({ ...tidemill.playback, playing: true, framesPerS: 8 });"
+        )
+        page.until("() => tidemill.playback.position === 11 && !tidemill.playback.playing")
+        page.settled()
+        said = page.get("said.filter((text) => text.startsWith('40,000 points, 1 in '))")
+        assert any(text.endswith("drawn while it moves") for text in said), page.get("said")
+        page.until("() => document.querySelector('#status').textContent === '40,000 points'")
+        wholes = {name for name in asked if name.startswith("frame-")}
+        assert "frame-000011.safetensors" in wholes and len(wholes) <= 3, asked
+        assert {f"sample-{n:06}.safetensors" for n in range(1, 12)} <= set(asked)
+        # Between two frames at rest both are whole; a point of no sample is where it is.
+        page.tab.locator("#scrub").fill("4.5")
+        page.settled()
+        reader = FrameReader(tmp_path / "many")
+        middle = (reader[4].positions[35] + reader[5].positions[35]) / 2
+        found = page.get("tidemill.spotOf(35)")
+        wanted = page.tab.evaluate(
+            "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
+            " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
+            " return [(dot(0) / dot(3) + 1) / 2 * s.width, (1 - dot(1) / dot(3)) / 2 * s.height] }",
+            middle.tolist(),
+        )
+        assert abs(found["x"] - wanted[0]) < 0.1 and abs(found["y"] - wanted[1]) < 0.1
+        page.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tidemill.viz import FrameError, FrameReader, FrameWriter
+from tidemill.viz import FrameError, FrameReader, FrameWriter, _write
 from tidemill.viz._demo import write_market
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -141,3 +141,37 @@ def test_damaged_folders_are_explained(tmp_path: Path) -> None:
     index.write_text(json.dumps({"format": "tidemill-frames", "version": 99}) + "\n")
     with pytest.raises(FrameError, match="another release"):
         FrameReader(tmp_path)
+
+
+def test_frames_of_very_many_points_have_an_even_sample_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample must have the very points that the page takes it to have: those whose row, divided by 61, leaves little."""
+    monkeypatch.setattr(_write, "SAMPLE_FROM", 2000)
+    monkeypatch.setattr(_write, "_SAMPLE_POINTS", 500)
+    rng = np.random.default_rng(0)
+    with FrameWriter(tmp_path) as writer:
+        for count in (1900, 3000, 6000, 5000):
+            writer.write_frame(
+                rng.normal(size=(count, 3)),
+                ids=rng.permutation(6000)[:count],
+                groups={"kind": rng.integers(4, size=count)},
+                values={"weight": rng.normal(size=count)},
+            )
+    lines = [line for line in map(json.loads, (tmp_path / "index.jsonl").open()) if line.get("kind") == "frame"]
+    assert ["sample" in line for line in lines] == [False, True, True, True]
+    for line in lines[1:]:
+        sample = line["sample"]
+        assert sample["of"] == 61 and abs(sample["count"] - line["count"] * sample["strata"] / 61) < 20
+        whole = safetensors.load_file(tmp_path / line["file"])
+        part = safetensors.load_file(tmp_path / sample["file"])
+        rows = np.arange(line["points"])
+        if "present" in whole:
+            known = rows[rows % 61 < sample["strata"]]
+            rows = np.flatnonzero(np.unpackbits(whole["present"], count=line["points"], bitorder="little"))
+            here = np.unpackbits(part["present"], count=len(known), bitorder="little").astype(bool)
+            assert known[here].tolist() == rows[rows % 61 < sample["strata"]].tolist()
+        taken = rows % 61 < sample["strata"]
+        for name in whole:
+            if name != "present":
+                np.testing.assert_array_equal(part[name], whole[name][taken])

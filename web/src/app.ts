@@ -6,20 +6,17 @@ import { after, type Detail, nextPart, startDetail } from './detail';
 import { Edges } from './edges';
 import { categoryKey, type Edits } from './edits';
 import { decodeView, type View } from './link';
-import { FrameCache, type Source } from './loader';
+import type { FrameCache, Source } from './loader';
 import { drawOverlay, type Mark } from './overlay';
 import { css, RAMPS, SCHEMES } from './palettes';
 import { codeOf, inside, nearest, positionOf, project } from './pick';
-import { advance, grown, type Playback, seek, wanted } from './playback';
+import { advance, grown, type Playback, seek } from './playback';
 import { type Box, PointScene } from './scene';
+import { Shown } from './shown';
 import { ABSENT, type Colouring, lookUp, Slots } from './slots';
 import { Trails } from './trails';
 import { type Line, MISSING, parseLine, type Selection, STEPS, type Tensors } from './wire';
 
-/** Seconds of play that are fetched ahead, and least and most frames. */
-const AHEAD_S = 2;
-const AHEAD_MIN = 4;
-const AHEAD_MAX = 64;
 /** Most trajectories that are drawn. */
 export const CHOSEN_MAX = 50;
 
@@ -40,10 +37,8 @@ export class App {
   readonly times = { fillMs: 0, turnMs: 0, pickMs: 0, pictureMs: 0 };
 
   private slots = new Slots(0);
-  private cache: FrameCache;
+  readonly shown: Shown;
   private detail: Detail = startDetail();
-  /** The frames that lie in the graphics card as A and B. */
-  private loaded: [number, number] = [-1, -1];
   readonly trails = new Trails();
   readonly edges: Edges;
   private end = 0;
@@ -65,7 +60,7 @@ export class App {
   ) {
     this.scene = new PointScene(points, () => this.redraw());
     this.edges = new Edges(() => this.redraw(), notice);
-    this.cache = new FrameCache(client, this.dataset.frames, () => this.redraw(), notice);
+    this.shown = new Shown(this.dataset, this.scene, client, () => this.redraw(), notice);
   }
 
   /** Loads what there is, then waits for more as long as the page is open. */
@@ -126,7 +121,7 @@ export class App {
       if (pointsBefore === 0) this.size = Math.max(1, Math.min(8, Math.round(16 * (2000 / points) ** 0.3) / 2));
       this.slots = new Slots(points);
       this.scene.allocate(points);
-      this.loaded = [-1, -1];
+      this.shown.forget();
       if (this.dataset.selections.length > 0) this.dataset.takeSelections(this.dataset.selections);
     }
     if (frames.length !== framesBefore) this.setWorld();
@@ -148,9 +143,17 @@ export class App {
     this.world = box;
     this.scene.setWorld(box);
     for (const which of [0, 1] as const) {
-      const frame = this.dataset.frames[this.loaded[which]];
+      const frame = this.dataset.frames[this.shown.loaded[which]];
       if (frame !== undefined) this.scene.setBox(which, frame);
     }
+  }
+
+  get loaded(): readonly [number, number] {
+    return this.shown.loaded;
+  }
+
+  get cache(): FrameCache {
+    return this.shown.cache;
   }
 
   get frames(): number {
@@ -175,7 +178,7 @@ export class App {
 
   /** Colours by the grouping or value of that name; what there is not leaves all points alike. */
   colourBy(name: string): void {
-    if (this.colours.by(name)) this.loaded = [-1, -1];
+    if (this.colours.by(name)) this.shown.forget();
     this.paint();
   }
 
@@ -280,7 +283,7 @@ export class App {
   /** The row of the point under a place of the canvas. */
   pick(x: number, y: number, radius: number): number | undefined {
     const begin = performance.now();
-    const slot = nearest(this.scene.between(), this.scene.screen(), this.slots.points, x, y, radius);
+    const slot = nearest(this.scene.between(), this.scene.screen(), this.shown.available(), x, y, radius);
     this.times.pickMs = performance.now() - begin;
     return slot === undefined ? undefined : this.slots.rowOf(slot);
   }
@@ -293,7 +296,7 @@ export class App {
 
   /** The rows of the shown points within the lasso. */
   caught(): number[] {
-    const slots = inside(this.scene.between(), this.scene.screen(), this.slots.points, this.lasso);
+    const slots = inside(this.scene.between(), this.scene.screen(), this.shown.available(), this.lasso);
     return slots.map((slot) => this.slots.rowOf(slot)).sort((a, b) => a - b);
   }
 
@@ -309,14 +312,19 @@ export class App {
     return saved.ok;
   }
 
+  /** Whether what lies in the graphics card tells of a point: in a sample few are. */
+  private isHere(row: number): boolean {
+    return row < this.slots.points && this.slots.slotOf(row) < this.shown.available();
+  }
+
   spotOf(row: number): { x: number; y: number; depth: number } | undefined {
     const at = new Float64Array(3);
-    if (row >= this.slots.points || !positionOf(this.scene.between(), this.slots.slotOf(row), at)) return undefined;
+    if (!this.isHere(row) || !positionOf(this.scene.between(), this.slots.slotOf(row), at)) return undefined;
     return project(this.scene.screen(), at);
   }
 
   colourOf(row: number): string {
-    if (row >= this.slots.points) return css(GREY);
+    if (!this.isHere(row)) return css(GREY);
     const code = codeOf(this.scene.between(), this.slots.slotOf(row));
     if (code === ABSENT) return css(GREY);
     const { colours } = this.scene;
@@ -327,6 +335,7 @@ export class App {
     const facts: [string, string][] = [];
     const frame = Math.round(this.playback.position);
     const line = this.dataset.frames[frame];
+    // Of a sample's points nobody knows where in it they are.
     const tensors = this.cache.get(frame);
     const at = line === undefined || tensors === undefined ? undefined : lookUp(line, tensors, row);
     for (const [name, { names, codes }] of this.dataset.groupings) {
@@ -343,8 +352,9 @@ export class App {
     return { id, label: this.colours.edits.labels.get(id) ?? this.dataset.label(row), facts };
   }
 
-  /** Points in the frame that is shown, for each code of a colour. */
-  counts(): Map<number, number> {
+  /** Points in the frame that is shown, for each code of a colour; undefined while only a sample of them is there. */
+  counts(): Map<number, number> | undefined {
+    if (this.shown.available() < this.slots.points) return undefined;
     const array = this.scene.array(0);
     const counts = new Uint32Array(65_536);
     for (let i = 3; i < array.length; i += 4) counts[array[i]]++;
@@ -357,11 +367,11 @@ export class App {
 
   /** How many of the points are drawn now. */
   drawn(): { drawn: number; of: number } {
-    return { drawn: Math.min(this.detail.drawn, this.slots.points), of: this.slots.points };
+    return { drawn: Math.min(this.detail.drawn, this.shown.available()), of: this.slots.points };
   }
 
   heatMap() {
-    return this.cache.get(Math.round(this.playback.position))?.get('heat_map');
+    return this.shown.get(Math.round(this.playback.position))?.get('heat_map');
   }
 
   // ---- a view as a link
@@ -395,6 +405,17 @@ export class App {
 
   // ---- the loop
 
+  /** Brings what is shown into the graphics card; returns how long that took. */
+  private load(): number {
+    if (this.frames === 0) return 0;
+    const begin = performance.now();
+    if (this.shown.load(this.playback, this.slots, this.colouring)) {
+      this.moving = true;
+      this.times.fillMs = this.shown.fillMs;
+    }
+    return performance.now() - begin;
+  }
+
   /** What was drawn is no longer true: draws anew. */
   redraw(): void {
     this.moving = true;
@@ -413,62 +434,29 @@ export class App {
     const tookMs = this.last === undefined ? undefined : now - this.last;
     const playing = this.playback.playing;
     if (playing) {
-      const ready = this.cache.ready(Math.floor(this.playback.position));
+      const ready = this.shown.ready(Math.floor(this.playback.position));
       this.playback = advance(this.playback, (tookMs ?? 16) / 1000, this.frames, ready);
     }
-    const filled = this.load();
+    const fillMs = this.load();
     // Damping: goes on for a while after the pointer was let go; it calls `redraw`.
     this.scene.controls.update();
-    if (this.edges.follow(this.dataset.frames[this.loaded[0]], this.client)) this.moving = true;
-    const part = nextPart(this.detail, this.slots.points, this.moving || playing);
+    if (this.edges.follow(this.dataset.frames[this.shown.loaded[0]], this.client)) this.moving = true;
+    const points = this.shown.available();
+    const part = nextPart(this.detail, points, this.moving || playing);
     const wasMoving = this.moving || playing;
     this.moving = false;
     if (part !== undefined && this.frames > 0) {
-      if (part.clear) this.scene.setLines(this.edges.places(this.scene.between(), this.slots));
+      if (part.clear) this.scene.setLines(this.edges.places(this.scene.between(), this.slots, points));
       this.scene.draw(part);
-      this.detail = after(this.detail, part, this.slots.points, wasMoving ? tookMs : undefined);
+      this.detail = after(this.detail, part, points, wasMoving ? tookMs : undefined);
     }
     if (wasMoving) this.drawOver();
-    this.times.turnMs = performance.now() - begin - filled;
+    this.times.turnMs = performance.now() - begin - fillMs;
     if (tookMs !== undefined && wasMoving) this.times.pictureMs = tookMs;
     this.changed('time');
-    const more = this.playback.playing || this.detail.drawn < this.slots.points;
+    const more = this.playback.playing || this.detail.drawn < points;
     if (more) this.schedule();
     this.last = more || this.scheduled ? now : undefined;
-  }
-
-  /** Brings the two frames that are shown into the graphics card, as far as they have come; returns how long that took. */
-  private load(): number {
-    if (this.frames === 0) return 0;
-    const position = Math.min(this.playback.position, this.frames - 1);
-    const first = Math.floor(position);
-    const second = Math.min(first + 1, this.frames - 1);
-    const ahead = Math.min(AHEAD_MAX, Math.max(AHEAD_MIN, Math.ceil(AHEAD_S * this.playback.framesPerS)));
-    this.cache.want(wanted(position, this.frames, ahead));
-    const begin = performance.now();
-    if (this.loaded[0] !== first && this.loaded[1] === first) {
-      this.scene.swap();
-      this.loaded = [this.loaded[1], this.loaded[0]];
-    }
-    this.fill(0, first);
-    this.fill(1, second);
-    // Until both have come, the one that is there is shown.
-    const t = position - first;
-    if (this.loaded[0] === first) this.scene.setBetween(this.loaded[1] === second ? t : 0);
-    return performance.now() - begin;
-  }
-
-  private fill(which: 0 | 1, frame: number): void {
-    const tensors = this.cache.get(frame);
-    if (this.loaded[which] === frame || tensors === undefined) return;
-    const begin = performance.now();
-    const line = this.dataset.frames[frame];
-    const filled = this.slots.fill(this.scene.array(which), this.dataset, line, tensors, this.colouring);
-    if (!filled.ok) this.notice(filled.reason);
-    this.scene.upload(which, line);
-    this.loaded[which] = frame;
-    this.moving = true;
-    this.times.fillMs = performance.now() - begin;
   }
 
   drawOver(): void {

@@ -45,7 +45,7 @@ export class Edges {
   }
 
   /** Begin and end of each edge whose points are both shown, three numbers each. */
-  places(between: Between, slots: Slots): Float32Array {
+  places(between: Between, slots: Slots, available = slots.points): Float32Array {
     if (!this.shown) return this.buffer.subarray(0, 0);
     if (this.buffer.length < this.pairs.length * 3) this.buffer = new Float32Array(this.pairs.length * 3);
     const at = new Float64Array(3);
@@ -55,7 +55,7 @@ export class Edges {
       for (const row of [this.pairs[i], this.pairs[i + 1]]) {
         if (row >= slots.points) break;
         const slot = slots.slotOf(row);
-        if (!positionOf(between, slot, at) || between.shown[codeOf(between, slot)] === 0) break;
+        if (slot >= available || !positionOf(between, slot, at) || between.shown[codeOf(between, slot)] === 0) break;
         this.buffer.set(at, end);
         end += 3;
       }

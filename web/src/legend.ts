@@ -97,9 +97,13 @@ export class Legend {
     this.list.replaceChildren(...items);
   }
 
-  /** How many points of each category there are in the frame that is shown. */
-  count(counts: ReadonlyMap<number, number>): void {
+  /** How many points of each category there are in the frame that is shown; undefined where that is not known yet. */
+  count(counts: ReadonlyMap<number, number> | undefined): void {
     for (const [code, element] of this.counts) {
+      if (counts === undefined) {
+        element.textContent = '';
+        continue;
+      }
       const count = counts.get(code) ?? 0;
       element.textContent = count.toLocaleString('en');
       // Points of no category are the exception; without any, their line is clutter.

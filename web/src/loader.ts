@@ -1,6 +1,6 @@
 // Talks to the server: lines of the index as they come, frames ahead of play.
 
-import type { FrameLine, Parsed, Selection, Tensors } from './wire';
+import type { Parsed, Selection, Tensors } from './wire';
 import { bad, parseSelections, parseTensors } from './wire';
 
 /** How long a question for news is left open. */
@@ -91,7 +91,7 @@ export class FrameCache {
 
   constructor(
     private readonly client: Source,
-    private readonly frames: readonly FrameLine[],
+    private readonly fileOf: (frame: number) => string,
     private readonly came: (frame: number) => void,
     private readonly wrong: (reason: string) => void,
   ) {}
@@ -100,11 +100,9 @@ export class FrameCache {
     return this.kept.get(frame)?.tensors;
   }
 
-  /** The last frame of those in a row from `first` on that have come; `first` itself if it has not. */
-  ready(first: number): number {
-    let frame = first;
-    while (this.kept.has(frame + 1) || this.failed.has(frame + 1)) frame++;
-    return frame;
+  /** Whether a frame has come, or never will. */
+  has(frame: number): boolean {
+    return this.kept.has(frame) || this.failed.has(frame);
   }
 
   /** Fetches these, in this order, and nothing else. */
@@ -125,7 +123,7 @@ export class FrameCache {
   private async fetch(frame: number, shown: number): Promise<void> {
     const stop = new AbortController();
     this.underWay.set(frame, stop);
-    const got = await this.client.tensors(this.frames[frame].file, stop.signal);
+    const got = await this.client.tensors(this.fileOf(frame), stop.signal);
     this.underWay.delete(frame);
     if (got.ok) {
       let bytes = 0;

@@ -26,6 +26,7 @@ function frameLine(count: number, points: number, more: Partial<FrameLine> = {})
     values: new Map(),
     metrics: new Map(),
     edges: undefined,
+    sample: undefined,
     ...more,
   };
 }
@@ -57,6 +58,49 @@ describe('slots', () => {
   dataset.take({ kind: 'categories', grouping: 'kind', names: ['a', 'b'] });
   dataset.take({ kind: 'points', count: 3, file: undefined }, new Map([['group.kind', u16(1, 0, MISSING)]]));
   const slots = new Slots(3);
+
+  it('fills a sample as it would fill the whole frame, as far as it goes', () => {
+    const points = 1000;
+    const many = new Dataset();
+    many.take({ kind: 'points', count: points, file: undefined }, new Map());
+    const all = new Slots(points);
+    // Every seventh point is not there.
+    const rows = Array.from({ length: points }, (_, row) => row).filter((row) => row % 7 !== 0);
+    const bitsOf = (of: number[], has: (row: number) => boolean) => {
+      const bits = new Uint8Array(Math.ceil(of.length / 8));
+      of.forEach((row, i) => {
+        if (has(row)) bits[i >> 3] |= 1 << (i & 7);
+      });
+      return { shape: [bits.length], data: bits };
+    };
+    const every = Array.from({ length: points }, (_, row) => row);
+    const tensorsOf = (known: number[]) => {
+      const here = known.filter((row) => row % 7 !== 0);
+      return new Map<string, Tensor>([
+        ['position', u16(...here.flatMap((row) => [row, row + 1, row + 2]))],
+        ['present', bitsOf(known, (row) => row % 7 !== 0)],
+        ['value.v', u16(...here.map((row) => row * 3))],
+      ]);
+    };
+    const line = frameLine(rows.length, points, { values: new Map([['v', [0, 1]]]) });
+    const colouring = { kind: 'value', name: 'v', low: 0, high: 1 } as const;
+    const whole = new Uint16Array(points * 4);
+    expect(all.fill(whole, many, line, tensorsOf(every), colouring).ok).toBe(true);
+    for (const strata of [1, 2, 17, 61]) {
+      const known = every.filter((row) => row % 61 < strata);
+      const part = new Uint16Array(points * 4);
+      const count = known.filter((row) => row % 7 !== 0).length;
+      expect(all.fill(part, many, line, tensorsOf(known), colouring, count, strata).ok).toBe(true);
+      const end = all.slotsOf(strata) * 4;
+      expect(known.length * 4).toBe(end);
+      // Of what is not there the position does not matter.
+      for (let i = 0; i < end; i += 4) {
+        expect(part[i + 3]).toBe(whole[i + 3]);
+        if (whole[i + 3] !== ABSENT) expect(part.subarray(i, i + 3)).toEqual(whole.subarray(i, i + 3));
+      }
+      expect(part.subarray(end).every((number) => number === 0)).toBe(true);
+    }
+  });
 
   it('leaves out points that are not in the frame', () => {
     const target = new Uint16Array(12);

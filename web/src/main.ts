@@ -151,6 +151,21 @@ function showCounts(): void {
     .forEach((swatch, place) => {
       swatch.style.background = app.colourOf(app.chosen[place]);
     });
+  status.textContent = countText(counts);
+  const map = app.heatMap();
+  byId('heat').hidden = map === undefined;
+  if (map !== undefined && !byId('heat-map').hidden)
+    drawHeatMap(byId('heat-map').querySelector('canvas') as HTMLCanvasElement, map);
+}
+
+/** How many points there are, how many of them are not hidden, and what of them is drawn: what is left out for speed is said. */
+function countText(counts: ReadonlyMap<number, number> | undefined): string {
+  const { drawn, of } = app.drawn();
+  const part = `1 in ${(of / Math.max(1, drawn)).toFixed(1)} drawn`;
+  if (counts === undefined) {
+    const here = app.dataset.frames[Math.round(app.playback.position)]?.count ?? 0;
+    return `${number(here)} points, ${part} ${app.playback.playing ? 'while it moves' : 'until all have come'}`;
+  }
   let here = 0;
   let shown = 0;
   for (const [code, count] of counts) {
@@ -158,14 +173,7 @@ function showCounts(): void {
     if (app.scene.colours[code * 4 + 3] > 0) shown += count;
   }
   const words = shown === here ? `${number(here)} points` : `${number(shown)} of ${number(here)} points`;
-  const { drawn, of } = app.drawn();
-  // What is left out for speed is said.
-  const part = drawn < of ? `, 1 in ${(of / Math.max(1, drawn)).toFixed(1)} drawn while it moves` : '';
-  status.textContent = `${words}${part}`;
-  const map = app.heatMap();
-  byId('heat').hidden = map === undefined;
-  if (map !== undefined && !byId('heat-map').hidden)
-    drawHeatMap(byId('heat-map').querySelector('canvas') as HTMLCanvasElement, map);
+  return drawn < of ? `${words}, ${part} while it moves` : words;
 }
 
 function number(count: number): string {

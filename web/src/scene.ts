@@ -155,8 +155,12 @@ export class PointScene {
     return this.arrays[which];
   }
 
-  upload(which: 0 | 1, box: Box): void {
-    this.attribute(which).needsUpdate = true;
+  /** Sends the first slots to the graphics card. */
+  upload(which: 0 | 1, box: Box, slots: number): void {
+    const attribute = this.attribute(which);
+    attribute.clearUpdateRanges();
+    attribute.addUpdateRange(0, slots * 4);
+    attribute.needsUpdate = true;
     this.setBox(which, box);
   }
 

@@ -8,7 +8,7 @@
 import { type Dataset, presentBits } from './dataset';
 import { bad, type FrameLine, MISSING, type Parsed, STEPS, type Tensors, tensor16 } from './wire';
 
-const STRATA = 61;
+export const STRATA = 61;
 
 /** Codes that are no colour: of a point that has no category or value, and of one that is not in the frame. */
 export const NO_COLOUR = 65_534;
@@ -40,32 +40,55 @@ export class Slots {
     return (slot - this.begins[stratum]) * STRATA + stratum;
   }
 
-  /** Fills `target` (four numbers a slot) with a frame, coloured so. */
-  fill(target: Uint16Array, dataset: Dataset, line: FrameLine, tensors: Tensors, colouring: Colouring): Parsed<void> {
-    const position = tensor16(tensors, 'position', line.count * 3);
+  /** How many slots the first heaps take. */
+  slotsOf(strata: number): number {
+    return this.begins[strata];
+  }
+
+  /**
+   * Fills `target` (four numbers a slot) with a frame, coloured so, or with a sample of it: `count` points, which are
+   * those of the first `strata` heaps.
+   */
+  fill(
+    target: Uint16Array,
+    dataset: Dataset,
+    line: FrameLine,
+    tensors: Tensors,
+    colouring: Colouring,
+    count = line.count,
+    strata = STRATA,
+  ): Parsed<void> {
+    const position = tensor16(tensors, 'position', count * 3);
     if (!position.ok) return bad(`${line.file}: ${position.reason}`);
-    const codes = codesOf(dataset, line, tensors, colouring);
+    const codes = codesOf(dataset, line, tensors, colouring, count);
     if (!codes.ok) return bad(`${line.file}: ${codes.reason}`);
-    const bits = presentBits(line, tensors);
+    const bits = tensors.get('present')?.data;
     if (bits === undefined && line.count !== line.points) return bad(`${line.file} does not say which points it has`);
     const from = position.value;
     const { array, byRow, base, scale } = codes.value;
-    const next = this.begins.slice(0, STRATA);
+    const next = this.begins.slice(0, strata);
+    // `at` counts points that are there, `seen` rows that could be.
     let at = 0;
+    let seen = 0;
     for (let row = 0, stratum = 0; row < this.points; row++) {
       const slot = next[stratum]++ * 4;
-      if (++stratum === STRATA) stratum = 0;
-      if (row >= line.points || (bits !== undefined && (bits[row >> 3] & (1 << (row & 7))) === 0)) {
+      const here = row;
+      if (++stratum === strata) {
+        stratum = 0;
+        row += STRATA - strata;
+      }
+      const bit = seen++;
+      if (here >= line.points || (bits !== undefined && (bits[bit >> 3] & (1 << (bit & 7))) === 0)) {
         target[slot + 3] = ABSENT;
         continue;
       }
       target[slot] = from[at * 3];
       target[slot + 1] = from[at * 3 + 1];
       target[slot + 2] = from[at * 3 + 2];
-      const code = array === undefined ? MISSING : array[byRow ? row : at];
+      const code = array === undefined ? MISSING : array[byRow ? here : at];
       target[slot + 3] = code === MISSING ? NO_COLOUR : base + code * scale;
       at++;
-      if (at > line.count) return bad(`${line.file} has more points than it says`);
+      if (at > count) return bad(`${line.file} has more points than it says`);
     }
     return { ok: true, value: undefined };
   }
@@ -74,7 +97,13 @@ export class Slots {
 /** Numbers from which `base + number * scale` is the code of a colour, by row or in the order of the frame. */
 type Codes = { array: Uint16Array | undefined; byRow: boolean; base: number; scale: number };
 
-function codesOf(dataset: Dataset, line: FrameLine, tensors: Tensors, colouring: Colouring): Parsed<Codes> {
+function codesOf(
+  dataset: Dataset,
+  line: FrameLine,
+  tensors: Tensors,
+  colouring: Colouring,
+  count: number,
+): Parsed<Codes> {
   if (colouring.kind === 'plain') return { ok: true, value: { array: undefined, byRow: true, base: 0, scale: 1 } };
   if (colouring.kind === 'grouping') {
     const own = `group.${colouring.name}`;
@@ -82,12 +111,12 @@ function codesOf(dataset: Dataset, line: FrameLine, tensors: Tensors, colouring:
       const array = dataset.groupings.get(colouring.name)?.codes;
       return { ok: true, value: { array, byRow: true, base: 0, scale: 1 } };
     }
-    const array = tensor16(tensors, own, line.count);
+    const array = tensor16(tensors, own, count);
     return array.ok ? { ok: true, value: { array: array.value, byRow: false, base: 0, scale: 1 } } : array;
   }
   const range = line.values.get(colouring.name);
   if (range === undefined) return { ok: true, value: { array: undefined, byRow: false, base: 0, scale: 1 } };
-  const array = tensor16(tensors, `value.${colouring.name}`, line.count);
+  const array = tensor16(tensors, `value.${colouring.name}`, count);
   if (!array.ok) return array;
   // Each frame has its own range; colours mean the same in all of them.
   const width = colouring.high - colouring.low || 1;

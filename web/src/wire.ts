@@ -27,7 +27,11 @@ export type FrameLine = {
   metrics: ReadonlyMap<string, number>;
   /** The file with the lines between points, if there are any. */
   edges: string | undefined;
+  /** An even sample of the frame, for while things move, if it has very many points. */
+  sample: Sample | undefined;
 };
+/** The points in the first `strata` of `of` heaps that rows are dealt out to. */
+export type Sample = { file: string; count: number; strata: number; of: number };
 /** A line of a kind that a later release has added. */
 export type OtherLine = { kind: 'other' };
 export type Line = Header | PointsLine | CategoriesLine | FrameLine | OtherLine;
@@ -40,7 +44,7 @@ export type Tensors = ReadonlyMap<string, Tensor>;
 export const STEPS = 65_534;
 export const MISSING = 65_535;
 
-const FILE = /^(frame|points|edges)-\d{6,}\.safetensors$/;
+const FILE = /^(frame|points|edges|sample)-\d{6,}\.safetensors$/;
 
 /** Parses one line of `index.jsonl`; `first` says that it is the one that tells the format. */
 export function parseLine(text: string, first: boolean): Parsed<Line> {
@@ -100,7 +104,29 @@ function parseFrame(told: Record<string, unknown>, file: string | undefined): Pa
   const { edges } = told;
   if (edges !== undefined && !(typeof edges === 'string' && FILE.test(edges)))
     return bad(`the index names a file ${String(edges)}`);
-  return { ok: true, value: { kind: 'frame', file, time, count, points, low, high, values, metrics, edges } };
+  return {
+    ok: true,
+    value: {
+      kind: 'frame',
+      file,
+      time,
+      count,
+      points,
+      low,
+      high,
+      values,
+      metrics,
+      edges,
+      sample: parseSample(told.sample),
+    },
+  };
+}
+
+/** What is no sample that this page understands is none: the frame itself is there. */
+function parseSample(told: unknown): Sample | undefined {
+  if (!isRecord(told) || typeof told.file !== 'string' || !FILE.test(told.file)) return undefined;
+  const { file, count, strata, of } = told;
+  return isCount(count) && isCount(strata) && isCount(of) && strata <= of ? { file, count, strata, of } : undefined;
 }
 
 const KINDS = { U8: Uint8Array, U16: Uint16Array, U32: Uint32Array, F32: Float32Array } as const;

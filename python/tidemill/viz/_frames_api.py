@@ -14,7 +14,7 @@ from tidemill.viz._read import FrameReader
 __all__ = ["answer"]
 
 #: The only files of the folder that leave it.
-_FILES = re.compile(r"(frame|points|edges)-\d{6,}\.safetensors")
+_FILES = re.compile(r"(frame|points|edges|sample)-\d{6,}\.safetensors")
 
 #: Longest that a question for news is left open, and how often the index is looked at meanwhile.
 _WAIT_S_MAX = 30.0

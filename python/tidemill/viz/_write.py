@@ -26,8 +26,14 @@ GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
 #: Longest side of a heat map.
 HEAT_SIDE_MAX = 1024
 
+#: Frames of more points than this have a sample beside them, of about so many points, which the page shows while things move.
+SAMPLE_FROM = 1_000_000
+_SAMPLE_POINTS = 200_000
+#: Rows are dealt out to so many heaps (the page has them in memory one behind the other); a sample is the first few heaps.
+_STRATA = 61
+
 #: The files of a folder of frames.
-OURS = re.compile(r"(frame|points|edges)-\d{6,}\.safetensors|index\.jsonl|selections\.json")
+OURS = re.compile(r"(frame|points|edges|sample)-\d{6,}\.safetensors|index\.jsonl|selections\.json")
 
 
 class FrameWriter:
@@ -226,6 +232,7 @@ class FrameWriter:
             _format.write_tensors(self.folder / self._last_edges[0], {"edges": lines})
         file = f"frame-{self._frames:06}.safetensors"
         _format.write_tensors(self.folder / file, tensors)
+        sample = self._sample(tensors, rows) if count > SAMPLE_FROM else None
         line: dict[str, Any] = {
             "kind": "frame",
             "file": file,
@@ -235,6 +242,8 @@ class FrameWriter:
             "low": low.tolist(),
             "high": high.tolist(),
         }
+        if sample is not None:
+            line["sample"] = sample
         if ranges:
             line["values"] = ranges
         if lines is not None:
@@ -273,6 +282,19 @@ class FrameWriter:
             raise FrameError(f"{place}: the id {again!r} is there twice")
         self._last_ids, self._last_rows = given.copy(), rows
         return rows, list(added)
+
+    def _sample(self, tensors: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Write an even sample of a frame; returns what the index says of it."""
+        strata = min(_STRATA, max(1, round(_STRATA * _SAMPLE_POINTS / self._known)))
+        taken = rows % _STRATA < strata
+        part = {name: tensor if name in ("heat_map", "present") else tensor[taken] for name, tensor in tensors.items()}
+        if "present" in part:
+            here = np.zeros(self._known, bool)
+            here[rows] = True
+            part["present"] = np.packbits(here[np.arange(self._known) % _STRATA < strata], bitorder="little")
+        file = f"sample-{self._frames:06}.safetensors"
+        _format.write_tensors(self.folder / file, part)
+        return {"file": file, "count": int(taken.sum()), "strata": strata, "of": _STRATA}
 
     def _edges(self, place: str, edges: Any, rows: NDArray[np.int64], names: list[str] | None) -> NDArray[np.uint32]:
         """Return edges as pairs of rows."""

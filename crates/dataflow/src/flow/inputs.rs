@@ -2,12 +2,16 @@
 
 use std::future::poll_fn;
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use super::input::{Input, Item};
 use crate::error::DataflowError;
 use crate::rebalance::Handover;
 use crate::run::block_on;
 use crate::stream::Confluence;
+
+/// A copy that always finds something to do lets others have its thread after so long: they may have a barrier to send on.
+const TURN: Duration = Duration::from_millis(1);
 
 /// All input ports of a copy, in the order of the task's declaration.
 pub struct Inputs {
@@ -20,13 +24,15 @@ pub struct Inputs {
     marks: Confluence,
     /// For operators that can hand over what they keep.
     handover: Option<Handover>,
+    /// Since when the copy has not waited.
+    busy_since: Option<Instant>,
 }
 
 impl Inputs {
     pub(crate) fn new(inputs: Vec<Input>, handover: Option<Handover>) -> Self {
         let mut marks = Confluence::default();
         (0..inputs.len()).for_each(|port| marks.add(port, false));
-        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover }
+        Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover, busy_since: None }
     }
 
     /// Where what moves between the copies of the task comes and goes.
@@ -73,6 +79,10 @@ impl Inputs {
         &mut self,
         wanted: impl Fn(usize) -> bool,
     ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
+        if self.busy_since.get_or_insert_with(Instant::now).elapsed() >= TURN {
+            tokio::task::yield_now().await;
+            self.busy_since = Some(Instant::now());
+        }
         poll_fn(|context| {
             let count = self.ports.len();
             'look: loop {
@@ -100,7 +110,11 @@ impl Inputs {
                         Poll::Pending => waiting = true,
                     }
                 }
-                return if waiting { Poll::Pending } else { Poll::Ready(Ok(None)) };
+                if waiting {
+                    self.busy_since = None;
+                    return Poll::Pending;
+                }
+                return Poll::Ready(Ok(None));
             }
         })
         .await

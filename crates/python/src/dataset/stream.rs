@@ -386,9 +386,12 @@ struct PythonSink {
 }
 
 impl PythonSink {
+    /// Most sinks wait for a disk or a server: meanwhile another thread does what there is to do.
     fn call<T>(&self, work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T>) -> Result<T, TaskError> {
         let Some(_call) = Call::begin() else { return Err("the program is ending".into()) };
-        Python::attach(|py| work(py, &self.sink).map_err(|error| told(py, &error).into()))
+        tokio::task::block_in_place(|| {
+            Python::attach(|py| work(py, &self.sink).map_err(|error| told(py, &error).into()))
+        })
     }
 }
 
