@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -155,6 +156,43 @@ def test_view_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     _, errors = running.communicate(timeout=launched.PATIENCE_S)
     assert errors == b""
     assert running.returncode in (0, 130)
+
+
+@pytest.mark.skipif(
+    not (ROOT / ".venv/bin/tidemill").exists(), reason="`make setup` makes .venv, which the demo is run from"
+)
+def test_the_demo_does_not_wait_in_a_script(tmp_path: Path) -> None:
+    """Without a terminal it ends when the frames are there; at one, and with VIEW=1, it serves them until Ctrl-C."""
+    prices, sectors = series.write_market(tmp_path / "data", 12, 270)
+    demo = [str(ROOT / "tools" / "demo")]
+    env = {**os.environ, "DATA": str(prices), "MARKET_GROUPS": str(sectors)}
+    env.pop("VIEW", None)
+    done = subprocess.run(
+        demo,
+        cwd=tmp_path,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=launched.PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "tidemill view out/demo shows them" in done.stdout.decode()
+    assert len(FrameReader(tmp_path / "out" / "demo")) == 5
+    # A terminal, as a reader has one.
+    ours, theirs = pty.openpty()
+    running = subprocess.Popen(
+        demo, cwd=tmp_path, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    printed = b""
+    while b"Ctrl-C ends it" not in printed:
+        printed += os.read(ours, 1 << 16)
+    assert b"http://127.0.0.1:" in printed
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=launched.PATIENCE_S) in (0, 130)
+    os.close(ours)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -88,19 +88,33 @@ def distances(
     compared = _compared(values, of)
     if kind == "euclidean":
         squares = (compared**2).sum(axis=0)
-        squared = squares[wanted, None] + squares - 2 * (compared[:, wanted].T @ compared)
+        squared = compared[:, wanted].T @ compared
+        squared *= -2.0
+        squared += squares[wanted, None]
+        squared += squares
     elif kind == "correlation":
+        if length not in ("one", "log"):
+            raise SeriesError(f"length is 'one' or 'log', not {length!r}")
         unit, constant = _standard(compared)
-        c = np.clip(unit[:, wanted].T @ unit, -1.0, 1.0)
-        c[np.ix_(constant[wanted], constant)] = 1.0
-        side = lengths(values, length)
-        squared = side[wanted, None] ** 2 + side**2 - 2 * side[wanted, None] * side * c
+        squared = unit[:, wanted].T @ unit
+        if constant.any():
+            squared[np.ix_(constant[wanted], constant)] = 1.0
+        # In place: the matrix is the largest thing there is.
+        if length == "one":
+            squared *= -2.0
+            squared += 2.0
+        else:
+            side = lengths(values, length)
+            squared *= -2.0 * side[wanted, None]
+            squared *= side
+            squared += side[wanted, None] ** 2
+            squared += side**2
     else:
         raise SeriesError(f"kind is 'correlation', 'euclidean' or a function, not {kind!r}")
     # Nothing is far from itself, but for rounding.
     own = np.arange(values.shape[1])[wanted]
     squared[np.arange(len(own)), own] = 0.0
-    apart: Array = np.sqrt(np.maximum(squared, 0.0))
+    apart: Array = np.sqrt(np.maximum(squared, 0.0, out=squared), out=squared)
     return apart
 
 

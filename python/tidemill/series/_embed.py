@@ -247,22 +247,28 @@ class Embedder:
 
     def _compare(self, comm: Any, apart: Array, positions: Array, own: slice) -> tuple[NDArray[np.int64], float, float]:
         """Heat map, its range, and the mean distance, of all workers."""
-        shown = np.sqrt(((positions[own, None] - positions[None]) ** 2).sum(axis=2))
-        pairs = np.arange(own.start, own.stop)[:, None] != np.arange(len(positions))
-        true, shown = apart[pairs], shown[pairs]
+        squares = (positions**2).sum(axis=1)
+        shown = squares[own, None] + squares - 2 * (positions[own] @ positions.T)
+        np.sqrt(np.maximum(shown, 0.0, out=shown), out=shown)
         top = 2.0
         if self.kind != "correlation" or self.length != "one":
-            top = float(max(true.max(initial=0.0), shown.max(initial=0.0)))
+            top = float(max(apart.max(initial=0.0), shown.max(initial=0.0)))
             top = top if comm is None or comm.size == 1 else max(comm.allgather(top))
-        bins = np.linspace(0.0, top or 1.0, HEAT_SIDE + 1)
-        heat = np.histogram2d(np.minimum(shown, bins[-1]), true, bins=(bins, bins))[0]
-        sums = np.concatenate([heat.ravel(), [true.sum(), len(true)]])
+        top = top or 1.0
+        # Cells are counted by number, which is many times faster than NumPy's histogram of any edges.
+        cells = np.minimum((shown * (HEAT_SIDE / top)).astype(np.int32), HEAT_SIDE - 1) * HEAT_SIDE
+        cells += np.minimum((apart * (HEAT_SIDE / top)).astype(np.int32), HEAT_SIDE - 1)
+        # No point makes a pair with itself.
+        cells[np.arange(len(cells)), np.arange(own.start, own.stop)] = HEAT_SIDE**2
+        counts = np.bincount(cells.ravel(), minlength=HEAT_SIDE**2 + 1)[:-1]
+        sums = np.concatenate([counts, [apart.sum()]])
         if comm is not None and comm.size > 1:
             total = np.empty_like(sums)
             comm.Allreduce(sums, total)
             sums = total
-        heat = sums[:-2].reshape(heat.shape).astype(np.int64)
-        return heat, float(bins[-1]), float(sums[-2] / max(1.0, sums[-1]))
+        count = len(positions)
+        heat = sums[:-1].reshape(HEAT_SIDE, HEAT_SIDE).astype(np.int64)
+        return heat, top, float(sums[-1] / max(1, count * (count - 1)))
 
     def _turn(self, frame: Frame) -> None:
         """Turn a frame to the one it is aligned to."""
