@@ -314,10 +314,7 @@ def test_samples_are_shown_while_very_many_points_move(
         for _ in range(12):
             writer.write_frame(rng.normal(size=(40_000, 3)), groups={"kind": rng.integers(3, size=40_000)})
     with Server(tmp_path / "many") as server:
-        page = Page(browser, server.url, wait=False)
-        asked: list[str] = []
-        page.tab.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
-        page.settled()
+        page = Page(browser, server.url)
         page.get(
             "window.said = []; new MutationObserver(() => said.push(document.querySelector('#status').textContent))"
             ".observe(document.querySelector('#status'), { childList: true });"
@@ -328,9 +325,10 @@ def test_samples_are_shown_while_very_many_points_move(
         said = page.get("said.filter((text) => text.startsWith('40,000 points, 1 in '))")
         assert any(text.endswith("drawn while it moves") for text in said), page.get("said")
         page.until("() => document.querySelector('#status').textContent === '40,000 points'")
-        wholes = {name for name in asked if name.startswith("frame-")}
-        assert "frame-000011.safetensors" in wholes and len(wholes) <= 3, asked
-        assert {f"sample-{n:06}.safetensors" for n in range(1, 12)} <= set(asked)
+        here = "[...Array(12).keys()].filter((frame) => tidemill.{}.has(frame))"
+        wholes = page.get(here.format("cache"))
+        assert 11 in wholes and len(wholes) <= 3, wholes
+        assert page.get(here.format("shown.samples")) == list(range(12))
         # Between two frames at rest both are whole; a point of no sample is where it is.
         page.tab.locator("#scrub").fill("4.5")
         page.settled()
