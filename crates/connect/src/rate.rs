@@ -244,6 +244,10 @@ impl Source for Rate {
         }
     }
 
+    fn split_name(&self, split: u32) -> String {
+        format!("split {}", self.splits.get(split as usize).map_or(split, |of| of.split))
+    }
+
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         let saved = |split: &Split| (split.split.to_string(), Bytes::copy_from_slice(&split.next.to_le_bytes()));
         Ok(self.splits.iter().map(saved).collect())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -96,11 +97,12 @@ def _lines(job: list[Status], before: list[Status]) -> list[str]:
             row[2] += edge["queue_bytes"]
             if edge["time"] is not None and (row[4] is None or edge["time"] < row[4]):
                 row[4], row[5] = edge["time"], edge["held_by"]
+    splits = {(of["task"], of["copy"]): of["held_by"] for status in job for of in status.get("sources", [])}
     latest = max((row[4] for row in rows.values() if row[4] is not None), default=None)
     table = [_HEADING]
     for edge, (rate, remote, queued, blocked, at, held_by) in rows.items():
         behind = "" if at is None or latest is None else _short((latest - at) / 1e6)
-        held = "" if held_by is None or latest == at else f"copy {held_by}"
+        held = "" if held_by is None or latest == at else _held(edge, held_by, splits)
         cells = (
             f"{rate:,.0f}",
             _bytes(remote),
@@ -118,7 +120,30 @@ def _lines(job: list[Status], before: list[Status]) -> list[str]:
             for at, (cell, width) in enumerate(zip(row_cells, widths, strict=True))
         ]
         lines.append("  ".join(["", *cells_]).rstrip())
+    lines += _held_back([source for status in job for source in status.get("sources", [])])
     return [*lines, ""]
+
+
+def _held_back(sources: list[dict[str, Any]]) -> list[str]:
+    """Of each source the split that is furthest behind, if others are ahead of it."""
+    lines = []
+    for task in dict.fromkeys(source["task"] for source in sources):
+        copies = [source for source in sources if source["task"] == task and source["held_by"] is not None]
+        ahead = max((copy["ahead"] for copy in copies if copy["ahead"] is not None), default=None)
+        if ahead is None:
+            continue
+        slowest = min(copies, key=lambda copy: -math.inf if copy["time"] is None else float(copy["time"]))
+        behind = None if slowest["time"] is None else ahead - slowest["time"]
+        if behind != 0:
+            how = "has not told any" if behind is None else f"{_short(behind / 1e6)} behind"
+            lines.append(f"  time of {task}: held back by {slowest['held_by']} (copy {slowest['copy']}), {how}")
+    return lines
+
+
+def _held(edge: str, copy: int, splits: dict[tuple[str, int], str | None]) -> str:
+    """Who holds time back: of a source on this machine also which split."""
+    split = next((split for (task, of), split in splits.items() if of == copy and edge.startswith(f"{task}.")), None)
+    return f"copy {copy}" if split is None else f"copy {copy}: {split}"
 
 
 def _time(us: int | None) -> str:

@@ -215,6 +215,10 @@ impl Source for Files {
         }
     }
 
+    fn split_name(&self, split: u32) -> String {
+        self.files.get(split as usize).cloned().unwrap_or_else(|| "no file".into())
+    }
+
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         let saved = |(shelf, offsets): (&u32, &BTreeMap<String, u64>)| {
             Ok((shelf.to_string(), Bytes::from(serde_json::to_vec(offsets)?)))

@@ -177,8 +177,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             };
             let (offsets, initial) = (restored.offsets.clone(), restored.initial);
             let feed = Feed::start(copy, QUEUE, move |feeder| reader.run(restored.offsets, feeder))?;
-            let (schema, numbers) = (SchemaRef::clone(&made), BTreeMap::new());
-            Ok(Box::new(Kafka { feed, schema, numbers, offsets, initial }))
+            let (schema, numbers, topic) = (SchemaRef::clone(&made), BTreeMap::new(), options.topic.clone());
+            Ok(Box::new(Kafka { topic, feed, schema, numbers, offsets, initial }))
         }),
     })
 }
@@ -258,6 +258,7 @@ enum Event {
 
 /// The source of one copy.
 struct Kafka {
+    topic: String,
     feed: Feed<Event>,
     schema: SchemaRef,
     /// Splits, by partition.
@@ -306,6 +307,11 @@ impl Source for Kafka {
                 Some(Event::Nothing) => Next::CaughtUp { split: 0 },
             }));
         }
+    }
+
+    fn split_name(&self, split: u32) -> String {
+        let of = self.numbers.iter().find(|(_, number)| **number == split);
+        of.map_or_else(|| self.topic.clone(), |(partition, _)| format!("{}[{partition}]", self.topic))
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {

@@ -210,6 +210,10 @@ impl Source for RabbitMq {
         self.pending.entry(epoch).or_default().add(owed);
     }
 
+    fn split_name(&self, _split: u32) -> String {
+        self.options.queue.clone()
+    }
+
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         Ok(match self.options.id {
             Some(_) => vec![(SPLIT.into(), serde_json::to_vec(&self.known.ids()?)?.into())],

@@ -259,6 +259,10 @@ impl Source for Redis {
         }
     }
 
+    fn split_name(&self, split: u32) -> String {
+        self.streams.get(split as usize).map_or_else(|| "no stream".into(), |stream| stream.name.clone())
+    }
+
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         let saved = |stream: &Stream| (stream.name.clone(), stream.last.clone().unwrap_or_default().into());
         Ok(self.streams.iter().map(saved).collect())

@@ -15,7 +15,7 @@ use crate::memory::Governor;
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::Tree;
 use crate::route_map::RouteMap;
-use crate::stream::Mark;
+use crate::stream::{EventTime, Mark};
 use crate::wire::{Kind, Received};
 
 /// What a stream may have on its way or queued, whatever the settings.
@@ -38,7 +38,8 @@ pub(crate) struct Edge {
     pub mover: Mover,
     /// The map that a partition by key begins with, if not with its own.
     pub route: Option<Arc<RouteMap>>,
-    /// The name of the task that it leads to.
+    /// The names of the tasks that it comes from and leads to.
+    pub source_task: String,
     pub target_task: String,
     pub handover: bool,
     /// The worker of each source copy and of each target copy.
@@ -73,7 +74,7 @@ impl Edge {
     /// `inlets` are those of the target port's copies on this worker.
     pub(crate) fn new(
         id: u32,
-        (edge, target_task): (&FlowEdge, &str),
+        (edge, source_task, target_task): (&FlowEdge, &str, &str),
         workers: (Vec<u32>, Vec<u32>),
         inlets: &[Option<Arc<Inlet>>],
         links: &Arc<Links>,
@@ -98,6 +99,7 @@ impl Edge {
             governor: limits.governor,
             mover: edge.mover.clone(),
             route: edge.route.clone(),
+            source_task: source_task.to_owned(),
             target_task: target_task.to_owned(),
             handover: edge.handover,
             source_workers,
@@ -231,6 +233,11 @@ impl Edge {
             }
         }
         report
+    }
+
+    /// The time of the stream that is furthest ahead, at this worker's copies.
+    pub(crate) fn ahead(&self) -> Option<EventTime> {
+        self.inlets.iter().flatten().filter_map(|(inlet, _)| inlet.ahead()).max()
     }
 
     /// A frame of this edge has come from worker `from`. The engine is locked.
@@ -378,7 +385,7 @@ mod tests {
         let limits = EdgeLimits { governor, queue_bytes: 1 << 20, batch_bytes: 1 << 10 };
         let inlet = Arc::new(Inlet::default());
         let inlets = [Some(Arc::clone(&inlet))];
-        let edge = Arc::new(Edge::new(0, (&flow_edge, "b"), (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
+        let edge = Arc::new(Edge::new(0, (&flow_edge, "a", "b"), (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
         let mut input = Input::new(inlet, 0, true, Arc::new(Cancel::default()).token());
         input.add_edge(&edge);
         (edge, input)

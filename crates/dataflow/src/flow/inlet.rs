@@ -61,6 +61,8 @@ struct State {
     /// The time that has been taken from here, and the stream that holds it back.
     time: Option<EventTime>,
     slowest: Option<u32>,
+    /// The time of the stream that is furthest ahead.
+    ahead: Option<EventTime>,
 }
 
 impl State {
@@ -212,10 +214,16 @@ impl Inlet {
     }
 
     /// The time of all streams together is told to the copy, or another stream holds it back.
-    pub(crate) fn note_time(&self, time: Option<EventTime>, slowest: Option<u32>) {
+    pub(crate) fn note_time(&self, time: Option<EventTime>, slowest: Option<u32>, ahead: Option<EventTime>) {
         let mut state = self.0.lock();
         state.time = time.or(state.time);
         state.slowest = slowest;
+        state.ahead = ahead;
+    }
+
+    /// The time of the stream that is furthest ahead.
+    pub(crate) fn ahead(&self) -> Option<EventTime> {
+        self.0.lock().ahead
     }
 
     /// Bytes that are queued, the copy's time, and the stream that holds it back.

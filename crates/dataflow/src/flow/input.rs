@@ -17,7 +17,7 @@ use crate::checkpoint::{CopyStates, Replay};
 use crate::error::{DataflowError, TaskError};
 use crate::link::Guard;
 use crate::run::{CancelToken, block_on};
-use crate::stream::{Confluence, Control, Gate, Hurry, Mark, Recording, Seen};
+use crate::stream::{Confluence, Control, EventTime, Gate, Hurry, Mark, Recording, Seen};
 
 /// What a stream of batches consists of.
 #[derive(Clone, Debug)]
@@ -220,7 +220,9 @@ impl Input {
             self.record(context)?;
             if let Some(mark) = self.marks.as_mut().and_then(Confluence::next) {
                 match &mark {
-                    Mark::Watermark(time) => self.inlet.note_time(Some(*time), self.held_back_by()),
+                    Mark::Watermark(time) => {
+                        self.inlet.note_time(Some(*time), self.held_back_by(), self.ahead_of_others())
+                    }
                     Mark::Barrier(barrier) => self.overtaking.iter().for_each(|of| of.hurry.pass(barrier.epoch)),
                     Mark::Idle => {}
                 }
@@ -313,7 +315,7 @@ impl Input {
             }
             Gate::Release => self.inlet.release(),
         }
-        self.inlet.note_time(None, self.held_back_by());
+        self.inlet.note_time(None, self.held_back_by(), self.ahead_of_others());
         Ok(())
     }
 
@@ -321,6 +323,10 @@ impl Input {
         if self.marks.as_mut().is_some_and(|marks| marks.over(stream as usize) == Gate::Release) {
             self.inlet.release();
         }
+    }
+
+    fn ahead_of_others(&self) -> Option<EventTime> {
+        self.marks.as_ref().map(Confluence::ahead).filter(|&ahead| ahead > EventTime::MIN)
     }
 
     fn held_back_by(&self) -> Option<u32> {

@@ -6,6 +6,7 @@ use tidemill_collective::Communicator;
 
 use crate::checkpoint::{CopyStates, Restored};
 use crate::memory::{Governor, Reservation};
+use crate::stream::Sources;
 
 /// Given to every copy of a task. Clones are the same.
 #[derive(Clone)]
@@ -20,6 +21,7 @@ pub(crate) struct Inner {
     pub comm: Option<Communicator>,
     pub governor: Governor,
     pub states: Option<Arc<CopyStates>>,
+    pub sources: Arc<Sources>,
 }
 
 impl TaskContext {
@@ -72,6 +74,11 @@ impl TaskContext {
     /// Its part in checkpoints, if the job makes any.
     pub(crate) fn states(&self) -> Option<&CopyStates> {
         self.0.states.as_deref()
+    }
+
+    /// Where the time of this worker's sources stands.
+    pub(crate) fn sources(&self) -> &Arc<Sources> {
+        &self.0.sources
     }
 
     /// Whether it had ended when the checkpoint was made.

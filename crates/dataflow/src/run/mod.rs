@@ -41,6 +41,7 @@ use crate::memory::{Governor, MemorySettings};
 use crate::metrics::RunReport;
 use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
 use crate::rebalance::Handover;
+use crate::stream::Stalls;
 
 /// How a worker runs graphs.
 #[derive(Clone, Debug)]
@@ -359,8 +360,9 @@ impl Run {
                 let workers = |task: usize| flow.tasks[task].workers.clone();
                 let ends = (workers(edge.source.task), workers(edge.target.task));
                 let inlets = &queues[edge.target.task][edge.target.port];
-                let target = flow.tasks[edge.target.task].name.as_str();
-                Arc::new(Edge::new(id as u32, (edge, target), ends, inlets, &links, &runner.hosts, limits.clone()))
+                let name = |task: usize| flow.tasks[task].name.as_str();
+                let named = (edge, name(edge.source.task), name(edge.target.task));
+                Arc::new(Edge::new(id as u32, named, ends, inlets, &links, &runner.hosts, limits.clone()))
             })
             .collect();
         state.set_edges(edges.clone());
@@ -466,6 +468,7 @@ impl Run {
             comm,
             governor: self.governor.clone(),
             states: states.clone(),
+            sources: Arc::clone(&self.state.progress.sources),
         }));
         let running = Copy {
             task: task.name.clone(),
@@ -529,6 +532,7 @@ impl Run {
     fn wait(&self, look: Look<'_>, until: impl Fn() -> bool) -> Result<(), DataflowError> {
         let (state, links) = (&self.state, &self.links);
         let mut told = 0;
+        let mut stalls = Stalls::new(self.endpoint.stall_warning());
         loop {
             // A wait of its own for each slice: a run that takes long is no stall.
             let waited = self.endpoint.wait_slice(&mut Wait::default(), &Who(links), |engine| {
@@ -551,6 +555,9 @@ impl Run {
                         state.fail(Fault { rank, task: "(run)".into(), copy: 0, message });
                     }
                     told = state.send_progress(told);
+                    for stall in state.progress.stalls(&mut stalls) {
+                        eprintln!("tidemill: {stall}");
+                    }
                 }
                 Err(error) => {
                     state.fail_net(error.clone());

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidemill_net::NetError;
@@ -16,7 +17,7 @@ use crate::link::{Inbox, Links};
 use crate::metrics::EdgeReport;
 use crate::rebalance::{Rebalance, Rebalancing};
 use crate::route_map::RouteMap;
-use crate::stream::Control;
+use crate::stream::{Control, SourceReport, Sources, Stalls};
 use crate::wire::{Frame, Header, Kind, Received};
 
 /// See the module.
@@ -36,12 +37,13 @@ pub struct Progress {
     /// By worker, as last heard of.
     elsewhere: Vec<AtomicU64>,
     checkpoints: Option<Arc<Hub>>,
+    pub(crate) sources: Arc<Sources>,
 }
 
 impl Progress {
     fn new(workers: u32, checkpoints: Option<Arc<Hub>>) -> Self {
         let elsewhere = (0..workers).map(|_| AtomicU64::new(0)).collect();
-        Progress { edges: OnceLock::new(), here: AtomicU64::new(0), elsewhere, checkpoints }
+        Progress { edges: OnceLock::new(), here: AtomicU64::new(0), elsewhere, checkpoints, sources: Arc::default() }
     }
 
     /// Asks for a barrier that carries `control`. Only worker 0 of a run that makes checkpoints is heard.
@@ -81,6 +83,19 @@ impl Progress {
     pub fn edges(&self) -> Vec<EdgeReport> {
         let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
         edges.iter().filter(|edge| !edge.handover).map(|edge| edge.report()).collect()
+    }
+
+    /// Where the time of this worker's sources stands, and which split holds it back.
+    pub fn sources(&self) -> Vec<SourceReport> {
+        self.sources.reports()
+    }
+
+    /// What is to be said of sources whose time stands.
+    pub(crate) fn stalls(&self, stalls: &mut Stalls) -> Vec<String> {
+        let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
+        stalls.look(Instant::now(), &self.sources(), |task| {
+            edges.iter().filter(|edge| edge.source_task == task).filter_map(|edge| edge.ahead()).max()
+        })
     }
 
     /// The last checkpoint that is durable; 0 before the first. `None` if the run makes none.

@@ -115,6 +115,18 @@ impl Clock {
         self.latest
     }
 
+    /// The split that holds time back, the time, and that of the split that is furthest ahead.
+    pub(crate) fn stands(&self) -> (Option<u32>, (EventTime, EventTime)) {
+        match &self.told_by {
+            Told::Rows { .. } => {
+                let slowest = self.watermarks.slowest().map(|split| split as u32);
+                (slowest, (self.watermarks.time(), self.watermarks.ahead()))
+            }
+            // The machine's clock goes on by itself.
+            Told::Arrival(_) => (None, (self.latest, self.latest)),
+        }
+    }
+
     /// What copies share in checkpoints.
     pub(crate) fn shared(&self) -> Option<(String, Bytes)> {
         let Told::Arrival(arrival) = &self.told_by else { return None };

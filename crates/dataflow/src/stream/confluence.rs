@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::align::{Alignment, Arrival};
-use super::mark::{Barrier, Mark};
+use super::mark::{Barrier, EventTime, Mark};
 use super::watermarks::Watermarks;
 
 /// Which streams are read further, after a mark.
@@ -80,6 +80,11 @@ impl Confluence {
     /// Whether the stream has brought a barrier that others have not.
     pub(crate) fn holds(&self, stream: usize) -> bool {
         self.align.holds(stream)
+    }
+
+    /// The time of the stream that is furthest ahead.
+    pub(crate) fn ahead(&self) -> EventTime {
+        self.time.ahead()
     }
 
     /// The stream that holds the time of all back.

@@ -8,6 +8,7 @@
 //! | `confluence` | both, in the order in which a reader of several streams sees them          |
 //! | `overtake`   | barriers that do not wait for the rows before them                         |
 //! | `clock`      | the time of a source                                                       |
+//! | `standing`   | where sources' time stands, which split holds it back, and when to warn    |
 //! | [`source`]   | what streams come from: splits, their event times, where they stand        |
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
 
@@ -18,10 +19,13 @@ mod mark;
 mod overtake;
 pub mod sink;
 pub mod source;
+mod standing;
 mod watermarks;
 
 pub(crate) use confluence::{Confluence, Gate};
 pub use mark::{Barrier, Control, EventTime, Mark};
 pub(crate) use overtake::{Hurry, Recording, Seen};
+pub use standing::SourceReport;
+pub(crate) use standing::{Sources, Stalls};
 #[cfg(test)]
 pub(crate) use watermarks::Watermarks;

@@ -63,6 +63,11 @@ pub trait Source: Send {
     /// Fails the task.
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError>;
 
+    /// What people call a split, such as a file or a partition of a topic.
+    fn split_name(&self, split: u32) -> String {
+        format!("split {split}")
+    }
+
     /// What every copy is to know when the job goes on, by name ([`Restored::shared`](crate::checkpoint::Restored::shared)):
     /// such as the splits that there are, so that one that comes later is taken by one copy, however splits were dealt.
     ///
@@ -104,6 +109,10 @@ impl Source for Box<dyn Source> {
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         self.as_mut().snapshot()
+    }
+
+    fn split_name(&self, split: u32) -> String {
+        self.as_ref().split_name(split)
     }
 
     fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
@@ -235,6 +244,7 @@ pub(crate) async fn drive<S: Source>(
 ) -> Result<(), TaskError> {
     let mut output = outputs.into_only();
     let mut clock = times.map(|times| Clock::new(times, output.schema(), context.restored())).transpose()?;
+    let mut place = context.sources().place(context.task(), context.copy());
     let states = context.states();
     // Without checkpoints there are no barriers, and all is durable at the end.
     let durable_now = watch::Sender::new(0);
@@ -308,6 +318,8 @@ pub(crate) async fn drive<S: Source>(
         if let Some(clock) = &mut clock {
             let now = Instant::now();
             clock.look(now);
+            let (slowest, times) = clock.stands();
+            place.tell(slowest, times, |split| source.split_name(split));
             if let Some(mark) = clock.tell(now, waiting) {
                 output.mark(&mark).await?;
             }

@@ -54,6 +54,11 @@ impl Watermarks {
         active.min_by_key(|(_, (time, _))| *time).map(|(stream, _)| stream)
     }
 
+    /// The time of the stream that is furthest ahead.
+    pub(crate) fn ahead(&self) -> EventTime {
+        self.streams.iter().map(|(time, _)| *time).max().unwrap_or(EventTime::MIN)
+    }
+
     fn news(&mut self) -> Option<Mark> {
         let active = self.streams.iter().filter(|(_, state)| *state == State::Active).map(|(time, _)| *time).min();
         let now = match active {

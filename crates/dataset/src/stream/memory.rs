@@ -116,6 +116,10 @@ impl Source for TableStream {
         Poll::Ready(Ok(Next::End))
     }
 
+    fn split_name(&self, split: u32) -> String {
+        format!("share {}", self.splits.get(split as usize).map_or(split as usize, |(share, _)| *share))
+    }
+
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         let split =
             |(split, next): &(usize, usize)| (split.to_string(), Bytes::copy_from_slice(&(*next as u64).to_le_bytes()));

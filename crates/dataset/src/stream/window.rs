@@ -181,8 +181,12 @@ const WINDOW: &str = "window";
 const EARLY_WINDOW: &str = "early_window";
 /// That of windows of so many rows: its value is the number of its first row, and of the first behind it.
 const COUNT_WINDOW: &str = "count_window";
-/// Those of SQL, named as in its tradition: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`.
-const IN_SQL: [&str; 3] = ["tumble", "hop", "session"];
+/// Those of SQL, named as in its tradition where it has one: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`,
+/// `calendar(time, length, zone)`, `counting(size, slide)`; and around any of time `late(window, length)` and `early(window, length)`.
+const IN_SQL: [&str; 7] = ["tumble", "hop", "session", "calendar", COUNTING, LATE, EARLY];
+const COUNTING: &str = "counting";
+const LATE: &str = "late";
+const EARLY: &str = "early";
 
 /// The functions that SQL knows.
 pub(crate) fn sql_functions() -> impl Iterator<Item = ScalarUDF> {
@@ -201,6 +205,39 @@ fn interval(value: &ScalarValue) -> Result<Micros> {
     }
 }
 
+/// A calendar's length that SQL writes.
+fn calendar(length: &ScalarValue, zone: &str) -> Result<Calendar> {
+    let wrong =
+        || DataFusionError::Plan(format!("a calendar's length is a text such as '1 month' or '2 weeks', not {length}"));
+    let (count, unit) = length.try_as_str().flatten().and_then(|text| text.trim().split_once(' ')).ok_or_else(wrong)?;
+    let unit = match unit.trim().to_lowercase().trim_end_matches('s') {
+        "day" => "d",
+        "week" => "w",
+        "month" => "mo",
+        "year" => "y",
+        _ => return Err(wrong()),
+    };
+    Ok(Calendar::new(count.parse().map_err(|_| wrong())?, unit, zone)?)
+}
+
+/// A number of rows that SQL writes.
+fn number(value: &ScalarValue) -> Result<i64> {
+    let cast = value.cast_to(&DataType::Int64).ok();
+    match cast {
+        Some(ScalarValue::Int64(Some(number))) if value.data_type().is_integer() => Ok(number),
+        _ => Err(DataFusionError::Plan(format!("counting takes whole numbers of rows, not {value}"))),
+    }
+}
+
+/// Windows with what a function around their call says.
+fn with(name: &str, windows: Windows, length: &ScalarValue) -> Result<Windows> {
+    if matches!(windows.kind, WindowKind::Count { .. }) {
+        return Err(DataFusionError::Plan(format!("{name} takes windows of time: windows of rows look at none")));
+    }
+    let length = interval(length)?;
+    Ok(if name == LATE { windows.late(length)? } else { windows.early(length)? })
+}
+
 /// The windows that a function's arguments behind the time describe.
 fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
     let made = match (name, arguments) {
@@ -210,15 +247,24 @@ fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
         ("tumble", [size]) => Windows::tumbling(interval(size)?),
         ("hop", [slide, size]) => Windows::sliding(interval(size)?, interval(slide)?),
         ("session", [gap]) => Windows::session(interval(gap)?),
+        ("calendar", [length]) => Ok(Windows::calendar(calendar(length, "UTC")?)),
+        ("calendar", [length, ScalarValue::Utf8(Some(zone))]) => Ok(Windows::calendar(calendar(length, zone)?)),
+        ("calendar", _) => {
+            return Err(DataFusionError::Plan(
+                "calendar takes a time, a length such as '1 month', and a time zone".into(),
+            ));
+        }
+        (COUNTING, [size]) => Windows::count(number(size)?, number(size)?),
+        (COUNTING, [size, slide]) => Windows::count(number(size)?, number(slide)?),
+        (COUNTING, _) => {
+            return Err(DataFusionError::Plan(
+                "counting takes how many rows a window has, and how many later the next begins".into(),
+            ));
+        }
         ("hop", _) => return Err(DataFusionError::Plan("hop takes a time, a slide and a size".into())),
         (name, _) => return Err(DataFusionError::Plan(format!("{name} takes a time and one length of time"))),
     };
     Ok(made?)
-}
-
-/// How many constants follow the time in a window's call.
-fn lengths(name: &str) -> usize {
-    if name == "hop" { 2 } else { 1 }
 }
 
 /// Whether a key is a window.
@@ -234,7 +280,9 @@ fn is_window(key: &Expr) -> bool {
 pub(crate) fn is_time_window(key: &Expr) -> bool {
     match key {
         Expr::Alias(alias) => is_time_window(&alias.expr),
-        Expr::ScalarFunction(call) => is_name(call.func.name()) && call.func.name() != COUNT_WINDOW,
+        Expr::ScalarFunction(call) => {
+            is_name(call.func.name()) && call.func.name() != COUNT_WINDOW && call.func.name() != COUNTING
+        }
         _ => false,
     }
 }
@@ -247,7 +295,8 @@ fn is_name(name: &str) -> bool {
 pub(crate) fn window_parts(key: &Expr) -> &'static [&'static str] {
     match key {
         Expr::Alias(alias) => window_parts(&alias.expr),
-        Expr::ScalarFunction(call) if call.func.name() == EARLY_WINDOW => &["start", "end", "final"],
+        Expr::ScalarFunction(call) if matches!(call.func.name(), EARLY_WINDOW | EARLY) => &["start", "end", "final"],
+        Expr::ScalarFunction(call) if call.func.name() == LATE => call.args.first().map_or(&[], window_parts),
         key if is_window(key) => &["start", "end"],
         _ => &[],
     }
@@ -316,8 +365,21 @@ impl ScalarUDFImpl for WindowFunction {
     }
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
-        if self.name == COUNT_WINDOW {
+        if let COUNT_WINDOW | COUNTING = self.name {
             return Ok(DataType::Struct(count_fields()));
+        }
+        if let LATE | EARLY = self.name {
+            let early = window_fields(true);
+            return match arguments.first() {
+                Some(DataType::Struct(fields)) if *fields == early => Ok(DataType::Struct(early)),
+                Some(DataType::Struct(fields)) if *fields == window_fields(false) => {
+                    Ok(DataType::Struct(window_fields(self.name == EARLY)))
+                }
+                _ => Err(DataFusionError::Plan(format!(
+                    "{0} takes a window of time and a length of time, as in {0}(tumble(time, '1 hour'), '1 minute')",
+                    self.name
+                ))),
+            };
         }
         match arguments.first() {
             Some(DataType::Timestamp(..) | DataType::Date32 | DataType::Date64) => {
@@ -335,7 +397,21 @@ impl ScalarUDFImpl for WindowFunction {
             ColumnarValue::Scalar(value) => Ok(value.clone()),
             ColumnarValue::Array(_) => Err(DataFusionError::Plan("a window's length is a constant".into())),
         };
-        let lengths = args.args[1..].iter().map(constant).collect::<Result<Vec<_>>>()?;
+        if let LATE | EARLY = self.name {
+            // Over a table nothing is late, and every result the last.
+            let windows = args.args[0].to_array(args.number_rows)?;
+            let windows = windows.as_struct();
+            return Ok(ColumnarValue::Array(match self.name == EARLY && windows.num_columns() == 2 {
+                true => {
+                    let last = Arc::new(BooleanArray::from(vec![true; args.number_rows])) as ArrayRef;
+                    let columns = windows.columns().iter().cloned().chain([last]).collect();
+                    Arc::new(StructArray::new(window_fields(true), columns, windows.nulls().cloned()))
+                }
+                false => Arc::new(windows.clone()),
+            }));
+        }
+        let from = usize::from(self.name != COUNTING);
+        let lengths = args.args[from..].iter().map(constant).collect::<Result<Vec<_>>>()?;
         let spans = match windows_of(self.name, &lengths.iter().collect::<Vec<_>>())?.kind {
             WindowKind::Sliding { size, slide } if size == slide => Spans::Sliding { size, slide },
             WindowKind::Calendar(calendar) => Spans::calendar(calendar)?,
@@ -375,12 +451,34 @@ impl WindowFunction {
         }
         let constant = |argument: &Arc<dyn PhysicalExpr>| {
             let any: &dyn Any = argument.as_ref();
-            let value = any.downcast_ref::<Literal>().map(|literal| literal.value().clone());
-            value.ok_or_else(|| DataFusionError::Plan("a window's length is a constant".into()))
+            any.downcast_ref::<Literal>().map(|literal| literal.value().clone())
         };
-        let (how, late) = call.args()[1..].split_at(lengths(name).min(call.args().len() - 1));
-        let lengths = how.iter().map(constant).collect::<Result<Vec<_>>>()?;
+        let [time, rest @ ..] = call.args() else {
+            return Err(DataFusionError::Plan(format!("{name} is given nothing")));
+        };
+        if name == COUNTING {
+            let numbers: Vec<_> = call.args().iter().map_while(constant).collect();
+            let windows = windows_of(name, &numbers.iter().collect::<Vec<_>>())?;
+            return Ok(Some(WindowCall { windows, time: Arc::clone(time), late: Vec::new() }));
+        }
+        // Behind the constants are columns of late rows.
+        let lengths: Vec<_> = rest.iter().map_while(constant).collect();
+        let late = rest[lengths.len()..].to_vec();
+        if lengths.is_empty() {
+            return Err(DataFusionError::Plan("a window's length is a constant".into()));
+        }
+        if let LATE | EARLY = name {
+            let Some(inner) = Self::of_call(time)? else {
+                return Err(DataFusionError::Plan(format!(
+                    "{name} takes the call of a window, such as tumble(time, '1 hour')"
+                )));
+            };
+            let [length] = lengths.as_slice() else {
+                return Err(DataFusionError::Plan(format!("{name} takes a window and one length of time")));
+            };
+            return Ok(Some(WindowCall { windows: with(name, inner.windows, length)?, late, ..inner }));
+        }
         let windows = windows_of(name, &lengths.iter().collect::<Vec<_>>())?;
-        Ok(Some(WindowCall { windows, time: Arc::clone(&call.args()[0]), late: late.to_vec() }))
+        Ok(Some(WindowCall { windows, time: Arc::clone(time), late }))
     }
 }

@@ -266,6 +266,11 @@ impl Endpoint {
         self.0.background.want(&self.0);
     }
 
+    /// How long a wait is no reason to say so; zero: it never is said.
+    pub fn stall_warning(&self) -> Duration {
+        self.0.settings.stall_warning
+    }
+
     /// Wakes this worker's own sleeping calls, so that they look at their `step` again. Costs a fence when none sleeps.
     #[inline]
     pub fn rouse(&self) {

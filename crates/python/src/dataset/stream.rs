@@ -322,6 +322,7 @@ impl Status {
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
         status["durable"] = json!(run.durable());
         status["edges"] = json!(edges);
+        status["sources"] = json!(run.sources());
         status["late"] = json!(late.counts());
         status["spilled_bytes"] = json!(spilled_bytes);
         let new = self.file.with_extension("new");

@@ -1,0 +1,186 @@
+//! Where the time of this worker's sources stands, and which split holds it back; and when that is worth a warning: others have gone
+//! on, and one split has not, for so long by the machine's clock and by theirs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::mark::EventTime;
+
+/// The time of one copy of a source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceReport {
+    /// The source's task.
+    pub task: String,
+    /// The copy.
+    pub copy: u32,
+    /// Every row of it with an earlier event time has been read; `None`: nothing is known yet.
+    pub time: Option<EventTime>,
+    /// The time of its split that is furthest ahead.
+    pub ahead: Option<EventTime>,
+    /// The split that is furthest behind, as people know it; `None`: no split holds anything back.
+    pub held_by: Option<String>,
+}
+
+/// The sources of this worker.
+#[derive(Default)]
+pub(crate) struct Sources(Mutex<BTreeMap<(String, u32), SourceReport>>);
+
+/// One copy's place among them, which it leaves when it is over.
+pub(crate) struct Place {
+    all: Arc<Sources>,
+    task: String,
+    copy: u32,
+    told: Option<(Option<u32>, EventTime, EventTime)>,
+}
+
+impl Sources {
+    pub(crate) fn place(self: &Arc<Self>, task: &str, copy: u32) -> Place {
+        Place { all: Arc::clone(self), task: task.to_owned(), copy, told: None }
+    }
+
+    /// What those say that are not over.
+    pub(crate) fn reports(&self) -> Vec<SourceReport> {
+        self.0.lock().values().cloned().collect()
+    }
+}
+
+impl Place {
+    /// The slowest split, the copy's time, and that of the split that is furthest ahead. `name` is asked for the split's name when
+    /// it is another than before.
+    pub(crate) fn tell(
+        &mut self,
+        slowest: Option<u32>,
+        (time, ahead): (EventTime, EventTime),
+        name: impl Fn(u32) -> String,
+    ) {
+        if self.told == Some((slowest, time, ahead)) {
+            return;
+        }
+        let same = self.told.is_some_and(|(split, ..)| split == slowest);
+        self.told = Some((slowest, time, ahead));
+        let known = |time: EventTime| Some(time).filter(|&time| time > EventTime::MIN);
+        let mut all = self.all.0.lock();
+        let report = all.entry((self.task.clone(), self.copy)).or_insert_with(|| SourceReport {
+            task: self.task.clone(),
+            copy: self.copy,
+            time: None,
+            ahead: None,
+            held_by: None,
+        });
+        (report.time, report.ahead) = (known(time), known(ahead));
+        if !same {
+            report.held_by = slowest.map(name);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.0.lock().remove(&(std::mem::take(&mut self.task), self.copy));
+    }
+}
+
+/// Looks for sources whose time stands.
+pub(crate) struct Stalls {
+    /// How long that is no reason to worry; zero: never is.
+    patience: Duration,
+    /// By task and copy: its time, since when it is that, and whether that was said.
+    seen: BTreeMap<(String, u32), (Option<EventTime>, Instant, bool)>,
+}
+
+impl Stalls {
+    pub(crate) fn new(patience: Duration) -> Self {
+        Stalls { patience, seen: BTreeMap::new() }
+    }
+
+    /// What is to be said now. `elsewhere` tells how far other copies of a task are.
+    pub(crate) fn look(
+        &mut self,
+        now: Instant,
+        sources: &[SourceReport],
+        elsewhere: impl Fn(&str) -> Option<EventTime>,
+    ) -> Vec<String> {
+        let mut said = Vec::new();
+        self.seen.retain(|(task, copy), _| sources.iter().any(|of| &of.task == task && of.copy == *copy));
+        for source in sources.iter().filter(|_| !self.patience.is_zero()) {
+            let seen = self.seen.entry((source.task.clone(), source.copy)).or_insert((source.time, now, false));
+            if seen.0 != source.time {
+                *seen = (source.time, now, false);
+            }
+            let Some(split) = &source.held_by else { continue };
+            let ahead = source.ahead.max(elsewhere(&source.task));
+            let Some(ahead) = ahead.filter(|&ahead| Some(ahead) > source.time) else { continue };
+            let behind = source.time.map(|time| Duration::from_micros(ahead.0.saturating_sub(time.0).unsigned_abs()));
+            let stood = now.saturating_duration_since(seen.1);
+            if seen.2 || stood < self.patience || behind.is_some_and(|behind| behind < self.patience) {
+                continue;
+            }
+            seen.2 = true;
+            let stands = match (source.time, behind) {
+                (Some(time), Some(behind)) => {
+                    format!(
+                        "has stood at {time} for {:.0} s, {:.0} s behind",
+                        stood.as_secs_f64(),
+                        behind.as_secs_f64()
+                    )
+                }
+                _ => format!("has not begun for {:.0} s, while others are at {ahead}:", stood.as_secs_f64()),
+            };
+            said.push(format!(
+                "{}, copy {}: the stream's time {stands}: {split} holds it back, and with it all windows; its rows are not read, or tell \
+                 no later time (one that has no more rows holds nothing back after idle_after)",
+                source.task, source.copy
+            ));
+        }
+        said
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A warning that named another split, came while time goes on, or came again each time would be of no use.
+    #[test]
+    fn a_split_that_holds_time_back_is_named_once() {
+        let (sources, begun) = (Arc::new(Sources::default()), Instant::now());
+        let mut place = sources.place("source kafka 1", 0);
+        let mut stalls = Stalls::new(Duration::from_secs(10));
+        let us = |seconds: i64| EventTime(seconds * 1_000_000);
+        let mut look = |at_s: u64, elsewhere: Option<EventTime>| {
+            stalls.look(begun + Duration::from_secs(at_s), &sources.reports(), |_| elsewhere)
+        };
+        let name = |split: u32| format!("clicks[{split}]");
+        place.tell(Some(1), (us(5), us(7)), name);
+        assert!(look(0, None).is_empty());
+        // Nothing goes on, for nobody: there may be no rows.
+        assert!(look(50, None).is_empty());
+        place.tell(Some(1), (us(5), us(30)), name);
+        let said = look(60, None);
+        assert_eq!(said.len(), 1);
+        assert!(
+            said[0]
+                .starts_with("source kafka 1, copy 0: the stream's time has stood at 5.000000 s for 60 s, 25 s behind"),
+            "{said:?}"
+        );
+        assert!(said[0].contains("clicks[1] holds it back"), "{said:?}");
+        assert!(look(70, None).is_empty());
+        place.tell(Some(0), (us(6), us(31)), name);
+        assert!(look(71, None).is_empty() && look(80, None).is_empty());
+        assert!(look(81, None)[0].contains("clicks[0] holds it back"));
+        // By itself it is not behind, but another copy is ahead.
+        place.tell(Some(0), (us(40), us(40)), name);
+        assert!(look(90, Some(us(90))).is_empty());
+        assert!(look(101, Some(us(90)))[0].contains("50 s behind"));
+        place.tell(None, (us(41), us(41)), name);
+        assert!(look(102, Some(us(200))).is_empty() && look(200, Some(us(400))).is_empty());
+        let mut never = Stalls::new(Duration::ZERO);
+        assert!(never.look(begun + Duration::from_secs(500), &sources.reports(), |_| Some(us(900))).is_empty());
+        drop(place);
+        assert!(sources.reports().is_empty());
+    }
+}

@@ -1,0 +1,126 @@
+"""Windows of streams in SQL: every kind, with early results and late rows, as the windows of ``group_by``."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import datetime
+from typing import Any
+
+import pytest
+import tidemill as tm
+
+Row = dict[str, Any]
+
+
+def table(rows: int = 300) -> tm.Table:
+    """A row every five hours, from two users in turn."""
+    made = tm.from_dict({"n": list(range(rows)), "user": [["ann", "bob"][n % 2] for n in range(rows)]})
+    return made.select("n", "user", at=(tm.col("n") * 18_000).cast("timestamp[s]")).collect()
+
+
+def stream(**options: Any) -> tm.DataSet:
+    return tm.stream.from_table(table(), time="at", **options)
+
+
+def written(data: tm.DataSet, **options: Any) -> list[Row]:
+    seen: list[Row] = []
+    data.write_stream(lambda rows: seen.extend(rows.to_pylist()), **options)
+    return sorted(seen, key=lambda row: (row["user"], row["window_start"]))
+
+
+def sql(window: str, more: str = "", **options: Any) -> list[Row]:
+    query = f"""
+        select user, w['start'] as window_start, w['end'] as window_end, n{more}
+        from (select user, {window} as w, count(*) as n from rows group by user, w)
+    """
+    return written(tm.sql(query, rows=stream(**options)))
+
+
+def grouped(window: tm.Expr) -> list[Row]:
+    return written(stream().group_by("user", window).agg(n=tm.count()))
+
+
+@pytest.mark.parametrize(
+    ("call", "window"),
+    [
+        ("counting(10)", tm.window(tm.stream.counting(10))),
+        ("counting(10, 5)", tm.window(tm.stream.counting(10, 5))),
+        ("calendar(at, '1 month', 'Europe/Berlin')", tm.window(tm.stream.calendar("1mo", tz="Europe/Berlin"), on="at")),
+        ("calendar(at, '2 weeks')", tm.window(tm.stream.calendar("2w"), on="at")),
+        ("late(calendar(at, '1 day'), '3 hours')", tm.window(tm.stream.calendar("1d"), on="at", late="3h")),
+        ("late(hop(at, '1 day', '3 days'), '1 hour')", tm.window(tm.sliding("3d", "1d"), on="at", late="1h")),
+    ],
+)
+def test_windows_in_sql(call: str, window: tm.Expr) -> None:
+    """What SQL calls a window gives what the window gives as a key of group_by."""
+    assert sql(call) == grouped(window) != []
+
+
+def test_calendars_in_sql_over_tables() -> None:
+    """A query over windows of time can be checked against the table it came from."""
+    query = """
+        select user, w['start'] as window_start, n
+        from (select user, late(calendar(at, '1 year'), '1 hour') as w, count(*) as n from rows group by user, w)
+    """
+    of_table = sorted(tm.sql(query, rows=tm.from_arrow(table())).to_pylist(), key=str)
+    assert of_table == sorted(written(tm.sql(query, rows=stream())), key=str)
+    assert [row["n"] for row in of_table] == [150, 150]
+    early = "select early(tumble(at, '1 hour'), '1 second') as w from rows limit 1"
+    assert tm.sql(early, rows=tm.from_arrow(table())).to_pylist()[0]["w"]["final"] is True
+
+
+def test_early_results_in_sql() -> None:
+    """What a window has so far comes with final = false, and the last result as without."""
+    more = ", w['final'] as window_final"
+    options: dict[str, Any] = {"rows_per_batch": 1, "rows_per_s": 300}
+    for call in (
+        "early(tumble(at, '365 days'), '20 milliseconds')",
+        "early(late(tumble(at, '365 days'), '1 hour'), '20 milliseconds')",
+    ):
+        rows = sql(call, more, **options)
+        last = [row for row in rows if row["window_final"]]
+        assert [(row["user"], row["n"]) for row in last] == [("ann", 150), ("bob", 150)]
+        assert len(rows) > len(last) + 2
+
+
+def test_late_rows_in_sql() -> None:
+    """Rows that come later than a window takes them go to late_to, with all their columns."""
+    seconds = [*range(4), *range(12, 28), 5, 28]
+    rows = tm.from_dict({"n": list(range(len(seconds))), "user": ["ann"] * len(seconds), "s": seconds})
+    rows = rows.select("n", "user", at=tm.col("s").cast("timestamp[s]")).collect()
+    query = "select user, w['start'] as window_start, n from (select user, {} as w, count(*) as n from rows group by user, w)"
+    for call, counts, left in (
+        ("tumble(at, '10 seconds')", [4, 8, 9], [20]),
+        ("late(tumble(at, '10 seconds'), '1 hour')", [4, 5, 8, 9], []),
+    ):
+        late: list[Row] = []
+        source = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=40)
+        made = written(
+            tm.sql(query.format(call), rows=source), late_to=lambda table, late=late: late.extend(table.to_pylist())
+        )
+        assert [row["n"] for row in late] == left, call
+        assert all(set(row) == {"n", "user", "at"} and isinstance(row["at"], datetime) for row in late)
+        assert [row["n"] for row in made] == counts, call
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("counting(0)", "a window's size and slide must be more than zero"),
+        ("counting('ten')", "counting takes whole numbers of rows, not ten"),
+        ("counting(2, 5)", "would leave rows out"),
+        ("calendar(at, 'one month')", "a calendar's length is a text such as '1 month' or '2 weeks'"),
+        ("calendar(at, '1 hour')", "a calendar's length is a text such as"),
+        ("calendar(at, '1 month', 'Mars/Olympus')", 'no time zone "Mars/Olympus"'),
+        ("late(at, '1 hour')", "late takes a window of time and a length of time"),
+        ("early(counting(5), '1 second')", "early takes a window of time and a length of time"),
+        ("early(tumble(at, '1 hour'), '1 microsecond')", "every millisecond or less often"),
+        ("late(tumble(at, '1 hour'))", "late takes a window and one length of time|a window's length is a constant"),
+        ("early(session(at, '1 hour'), '1 second')", "early results of session windows"),
+        ("tumble(at, n)", "a window's length is a constant"),
+    ],
+)
+def test_windows_that_make_no_sense(call: str, said: str) -> None:
+    """The error names the function, what it takes, and what it was given."""
+    with warnings.catch_warnings(), pytest.raises(tm.DataSetError, match=said):
+        sql(call)

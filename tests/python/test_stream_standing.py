@@ -1,0 +1,117 @@
+"""What holds a stream's time back is named: by ``tidemill top``, and in a warning when it does so for long."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import launched
+import pytest
+
+APP = """
+import sys
+from pathlib import Path
+import tidemill as tm
+
+rows = tm.stream.from_files("rows", {"at": "timestamp[s]", "n": "int64"}, time="at", idle_after=sys.argv[1])
+counts = rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
+stop = Path("stop")
+counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint="checkpoints", every="200ms", stop=stop.exists)
+"""
+
+
+def append(file: Path, seconds: range) -> None:
+    with file.open("a") as out:
+        out.writelines(json.dumps({"at": f"1970-01-01T00:{s // 60:02}:{s % 60:02}", "n": 1}) + "\n" for s in seconds)
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for file in (folder / "counts").glob("[!.]*") for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_split_that_stands(tmp_path: Path, workers: int) -> None:
+    """Of four files one stops: no window fires, top and a warning name the file, and when it goes on, so do the windows."""
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "app.py").write_text(APP)
+    files = [tmp_path / "rows" / f"{name}.json" for name in ("first", "second", "third", "stands")]
+    for file in files:
+        append(file, range(5))
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "TIDEMILL_STALL_WARNING": "1"}
+    err = tmp_path / "err"
+    with err.open("wb") as to:
+        job = launched.start("run", "-n", str(workers), "app.py", "1h", env=env, cwd=tmp_path, stderr=to)
+
+    def told() -> list[dict[str, Any]]:
+        assert job.poll() is None, err.read_text()
+        sources: list[dict[str, Any]] = [
+            source
+            for worker in json.loads(launched.run("top", "--json", env=env).stdout or b"[]")
+            for source in worker["sources"]
+        ]
+        return sources
+
+    # Each time a little further, as those who write in files do.
+    second = 5
+
+    def go_on() -> bool:
+        nonlocal second
+        for file in files[:3]:
+            append(file, range(second, second + 5))
+        second = min(second + 5, 3000)
+        time.sleep(0.1)
+        return b"holds it back" in err.read_bytes()
+
+    try:
+        launched.wait_until(go_on, "a warning")
+        warning = next(line for line in err.read_text().splitlines() if "holds it back" in line)
+        assert "stands.json holds it back" in warning and "has stood at 4.000000 s for" in warning, warning
+        assert {source["held_by"].rpartition("/")[2] for source in told() if source["time"] == 4_000_000} == {
+            "stands.json"
+        }
+        shown = launched.run("top", "--once", "--every", "0.2", env=env).stdout.decode()
+        line = next((line for line in shown.splitlines() if "held back by" in line and "time of" in line), shown)
+        assert re.search(r"time of source files rows 1: held back by \S*stands.json \(copy \d+\), \d.* behind", line), (
+            shown
+        )
+        assert results(tmp_path) == []
+        append(files[3], range(5, second))
+        launched.wait_until(lambda: len(results(tmp_path)) >= second // 10 - 1, "the windows")
+        assert {row["n"] for row in results(tmp_path)} == {40}
+    finally:
+        (tmp_path / "stop").touch()
+        job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.read_text()
+    warnings = [line for line in err.read_text().splitlines() if "holds it back" in line]
+    assert len([line for line in warnings if "stood at 4.0" in line]) == 1
+
+
+def test_an_idle_split_holds_nothing_back(tmp_path: Path) -> None:
+    """A file that nothing comes to for longer than idle_after is none that a warning names."""
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "app.py").write_text(APP)
+    files = [tmp_path / "rows" / f"{name}.json" for name in ("goes", "stands")]
+    for file in files:
+        append(file, range(5))
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "TIDEMILL_STALL_WARNING": "1"}
+    job = launched.start("run", "-n", "1", "app.py", "100ms", env=env, cwd=tmp_path)
+    second = 5
+
+    def go_on() -> bool:
+        nonlocal second
+        append(files[0], range(second, second + 5))
+        second += 5
+        time.sleep(0.1)
+        return len(results(tmp_path)) >= 20
+
+    try:
+        launched.wait_until(go_on, "twenty windows")
+    finally:
+        (tmp_path / "stop").touch()
+        _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    assert b"holds it back" not in err
