@@ -19,7 +19,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import comm, dataset, exchange, kmeans, machine, mds, nexmark, report, startup, state, windows, yahoo
+from harness import (
+    comm,
+    dataset,
+    exchange,
+    kmeans,
+    machine,
+    mds,
+    nexmark,
+    report,
+    series,
+    startup,
+    state,
+    windows,
+    yahoo,
+)
 from harness.systems import BENCH, SYSTEMS
 
 COMM_PLANS = {
@@ -66,7 +80,19 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.set_defaults(setting="full")
     parser.add_argument(
         "--only",
-        choices=("comm", "kmeans", "mds", "dataset", "startup", "exchange", "windows", "nexmark", "yahoo", "state"),
+        choices=(
+            "comm",
+            "kmeans",
+            "mds",
+            "series",
+            "dataset",
+            "startup",
+            "exchange",
+            "windows",
+            "nexmark",
+            "yahoo",
+            "state",
+        ),
         help="one of the benchmarks",
     )
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
@@ -124,6 +150,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["kmeans"] = kmeans.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "mds"):
         results["mds"] = mds.measure(options.setting, options.systems, options.cases, options.rounds, say)
+    if options.only in (None, "series"):
+        results["series"] = series.measure(options.setting, options.cases, options.rounds, say)
     if options.only in (None, "dataset"):
         results["dataset"] = dataset.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "startup"):
@@ -193,6 +221,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     kmeans_cases = [case["fit_s"] for case in results.get("kmeans", {}).get("cases", [])]
     scalings = [case["fit_s"] for case in results.get("mds", {}).get("cases", [])]
     scalings += [case for part in ("annealing", "large") for case in results.get("mds", {}).get(part, [])]
+    scalings += [case["all_s"] for case in results.get("series", {}).get("cases", [])]
     dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]

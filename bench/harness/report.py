@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine as machines
-from . import report_mds, report_streams
+from . import report_mds, report_streams, series
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
 
@@ -351,6 +351,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(kmeans_section(results["kmeans"]))
     if "mds" in results:
         parts.append(report_mds.section(results["mds"]))
+    if "series" in results:
+        parts.append(series.section(results["series"]))
     if "dataset" in results:
         parts.append(dataset_section(results["dataset"]))
     if "startup" in results:

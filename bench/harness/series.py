@@ -3,26 +3,22 @@
 There is no peer that does all of it; what is compared is one worker with two, each worker with one thread, and both ways to share the
 work: all workers in each window (`previous`), or each worker with windows of its own (`independent`). `tidemill series` itself is
 run, and its `summary.json` read. The prices are those of the S&P 500 where they are, else generated.
-
-    .venv/bin/python -m harness.series [--tiny] [--rounds 3]        in bench/
-
-prints a table, and with --out FILE.json writes what was measured.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import machine
 from .systems import BENCH
+from .tables import table
 
 DATA = Path(os.environ.get("TIDEMILL_DATA", BENCH.parent / "../shared/data")) / "stocks"
 PRICES, SECTORS = DATA / "sp500_daily_2004_2016.csv.zst", DATA / "sp500_sectors_2018.csv"
@@ -30,6 +26,9 @@ TIMEOUT_S = 1800
 PHASES = ("clean", "distances", "embed", "compare", "align", "write")
 #: Window and shift of each setting.
 SETTINGS = {"full": ("250d", "5d"), "quick": ("250d", "25d"), "tiny": ("60d", "60d")}
+ROUNDS = {"full": 3, "quick": 3, "tiny": 1}
+#: Ways to share the work, and of each one worker and two.
+CASES = [(start, workers) for start in ("previous", "independent") for workers in (1, 2)]
 
 
 def run(setting: str, workers: int, start: str, folder: Path) -> dict[str, Any]:
@@ -50,23 +49,23 @@ def run(setting: str, workers: int, start: str, folder: Path) -> dict[str, Any]:
     return summary
 
 
-def measure(setting: str, rounds: int) -> dict[str, Any]:
-    """Every case in turn, the median of the rounds."""
-    cases = [(workers, start) for start in ("previous", "independent") for workers in (1, 2)]
-    found: dict[tuple[int, str], list[dict[str, Any]]] = {case: [] for case in cases}
+def measure(setting: str, only: Sequence[str] | None, rounds: int | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Every case in turn, in each round from another one on."""
+    cases = [case for case in CASES if not only or any(part in case[0] for part in only)]
+    rounds = rounds or ROUNDS[setting]
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {case: [] for case in cases}
     for turn in range(rounds):
         for place in range(len(cases)):
-            workers, start = cases[(place + turn) % len(cases)]
+            start, workers = cases[(place + turn) % len(cases)]
+            say(f"series, {start}, {workers} worker(s), round {turn + 1} of {rounds}")
             with tempfile.TemporaryDirectory() as folder:
-                found[workers, start].append(run(setting, workers, start, Path(folder) / "out"))
+                found[start, workers].append(run(setting, workers, start, Path(folder) / "out"))
     window, shift = SETTINGS[setting]
     return {
-        "setting": setting,
         "prices": PRICES.name if setting != "tiny" and PRICES.exists() else "generated",
         "window": window,
         "shift": shift,
         "rounds": rounds,
-        "machine": machine.describe(),
         "cases": [
             {
                 "workers": workers,
@@ -80,64 +79,43 @@ def measure(setting: str, rounds: int) -> dict[str, Any]:
                 "all_s": [one["seconds"]["all"] for one in runs],
                 "phases_s": {name: [one["seconds"].get(name, 0.0) for one in runs] for name in PHASES},
             }
-            for (workers, start), runs in found.items()
+            for (start, workers), runs in found.items()
         ],
     }
 
 
-def table(results: dict[str, Any]) -> str:
-    """What was measured, as Markdown."""
-    heads = [
-        "workers",
-        "start",
-        "frames",
-        "stress",
-        "fit",
-        "iterations",
-        "windows/min",
-        "speed-up",
-        "communication",
-        *PHASES,
-        "all s",
-    ]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+def section(results: dict[str, Any]) -> str:
+    """What was measured, as people read it."""
+    heads = ["start, workers", "frames", "stress", "fit", "iterations", "windows/min", "speed-up", "communication"]
+    rows = []
     alone: dict[str, float] = {}
     for case in results["cases"]:
         rate = statistics.median(case["windows_per_minute"])
         base = alone.setdefault(case["start"], rate)
         fit = case["alignment_fit"]
-        cells = [
-            str(case["workers"]),
-            case["start"],
-            str(case["frames"]),
-            f"{case['stress']:.4f}",
-            "-" if fit is None else f"{fit:.3f}",
-            f"{case['iterations']:.0f}",
-            f"{rate:,.0f}",
-            f"{rate / base:.2f}",
-            f"{100 * statistics.median(case['communication']):.0f} %",
-            *(f"{statistics.median(case['phases_s'][name]):.2f}" for name in PHASES),
-            f"{statistics.median(case['all_s']):.1f}",
+        rows.append(
+            [
+                f"{case['start']}, {case['workers']}",
+                str(case["frames"]),
+                f"{case['stress']:.4f}",
+                "-" if fit is None else f"{fit:.3f}",
+                f"{case['iterations']:.0f}",
+                f"{rate:,.0f}",
+                f"{rate / base:.2f}",
+                f"{100 * statistics.median(case['communication']):.0f} %",
+                *(f"{statistics.median(case['phases_s'][name]):.2f}" for name in PHASES),
+                f"{statistics.median(case['all_s']):.1f}",
+            ]
+        )
+    return "\n".join(
+        [
+            "## Series in space",
+            "",
+            f"`tidemill series` on {results['prices']}: windows of {results['window']}, {results['shift']} apart; median of {results['rounds']}",
+            "round(s); one thread a worker. *Previous*: all workers in each window, which starts from the one before; *independent*:",
+            "each worker has windows of its own. Seconds of each phase, and of all.",
+            "",
+            table([*heads, *PHASES, "all"], rows),
+            "",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    load = results["machine"]["load_at_start"]
-    lines += ["", f"{results['prices']}, windows of {results['window']}, {results['shift']} apart; median of {results['rounds']} rounds; "
-              f"one thread a worker; load average at the start {load:.1f}."]  # fmt: skip
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", dest="setting", action="store_const", const="quick", default="full")
-    parser.add_argument("--tiny", dest="setting", action="store_const", const="tiny")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    results = measure(options.setting, options.rounds)
-    if options.out is not None:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
-
-
-if __name__ == "__main__":
-    main()
+    )
