@@ -85,9 +85,12 @@ PROGRAM = """
 import json, sys
 import numpy as np
 from tidemill import series
+from tidemill.series import _embed
 from test_series_embed import market
 panel = market(*json.loads(sys.argv[1]))
 options = json.loads(sys.argv[2])
+_embed.CHAIN = 2
+_embed.ALONE_IDS_MAX = options.pop("alone_ids_max", 2000)
 frames = list(series.embed(panel, series.windows(panel.times, "40d", "5d"), **options))
 print(json.dumps([[f.window.label, f.ids.tolist(), f.positions.tolist(), f.stress, f.mean_distance, f.heat_map.tolist()] for f in frames]))
 """
@@ -110,10 +113,14 @@ def run(tmp_path: Path, workers: int, shape: tuple[int, ...], **options: Any) ->
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"start": "independent"}, {"of": "values", "length": "log", "align": "first"}], ids=str
+    "options",
+    [{}, {"alone_ids_max": 0}, {"start": "independent"}, {"of": "values", "length": "log", "align": "first"}],
+    ids=str,
 )
-def test_any_number_of_workers_makes_the_same_frames(options: dict[str, str], tmp_path: Path) -> None:
-    """Sums in another order may round otherwise; more than that would be a row computed wrong or twice."""
+def test_any_number_of_workers_makes_the_same_frames(options: dict[str, Any], tmp_path: Path) -> None:
+    """Sums in another order may round otherwise; more than that would be a row computed wrong or twice, or a window in the wrong
+    chain.
+    """
     expected = run(tmp_path, 1, (), **options)
     assert len(expected) == 9
     for workers in (2, 3, 4):
@@ -128,7 +135,7 @@ def test_any_number_of_workers_makes_the_same_frames(options: dict[str, str], tm
 def test_more_workers_than_ids(tmp_path: Path) -> None:
     """Workers without a row of their own take part, and get all of it."""
     shape = (6, 80, 1)
-    for options in ({}, {"start": "independent"}):
+    for options in ({}, {"alone_ids_max": 0}, {"start": "independent"}):
         for frame, one in zip(run(tmp_path, 7, shape, **options), run(tmp_path, 1, shape, **options), strict=True):
             np.testing.assert_allclose(frame[2], one[2], atol=2e-3 * np.abs(one[2]).max())
 

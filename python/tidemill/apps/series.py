@@ -99,8 +99,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--references", choices=("auto", "yes", "no"), default="auto", help="five series that grow evenly, to compare with "
         "(default: with --of values or --length log)")  # fmt: skip
     add("--no-weights", action="store_true", help="all pairs weigh the same")
-    add("--start", choices=("previous", "independent"), default="previous", help="each window from the solution of the one before, all "
-        "workers together; or each for itself, one on every worker (default %(default)s)")  # fmt: skip
+    add("--start", choices=("previous", "independent"), default="previous", help="each window from the solution of one before, "
+        "or each for itself (default %(default)s)")  # fmt: skip
     add(
         "--align",
         choices=("previous", "first"),

@@ -1,8 +1,11 @@
 """Windows become frames: distances, an embedding in three dimensions, and its alignment to the frame before.
 
-Either all workers share each window by rows of its distances, each window started from the solution of the one before
-(``start="previous"``), or each worker has windows of its own (``start="independent"``), which needs no messages but to
-collect the frames. Alignment is a matter of microseconds, and done by every worker alike.
+With ``start="previous"`` each window starts from a solution before. Of few series an embedding takes less than for workers to meet in each
+of its iterations, so windows form *chains*, dealt to the workers. The first window of a chain starts from the first of the chain
+before, and every worker makes these, as they are few; the others start from the one before, moved a little towards the first of
+the chain behind, so that one chain ends where the next begins. Of many series all workers share each window by rows of its distances. With
+``start="independent"`` each worker has windows of its own. However windows are shared, the frames are the same.
+Alignment is a matter of microseconds, and done by every worker alike.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ __all__ = ["Embedder", "Frame", "embed"]
 IDS_MIN = 4
 #: Cells along a side of a heat map.
 HEAT_SIDE = 40
+#: Windows of a chain. Of the work one part in so many is done by all workers.
+CHAIN = 20
+#: With more series all workers share each window.
+ALONE_IDS_MAX = 2000
 #: Placed series that a new one is put between.
 _NEIGHBOURS = 5
 
@@ -80,7 +87,7 @@ class Frame:
 
 @dataclass
 class _Base:
-    """What frames are started from and aligned to."""
+    """What a frame is started from or aligned to."""
 
     ids: NDArray[np.str_]
     positions: Array
@@ -129,7 +136,9 @@ class Embedder:
     communication_s: float = field(default=0.0, repr=False)
     #: Windows of which no frame was made, as fewer than four ids were there for most of it.
     left_out: list[Window] = field(default_factory=list, repr=False)
+    #: What frames are aligned to, and the last one.
     _base: _Base | None = field(default=None, init=False, repr=False)
+    _last: _Base | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.start not in ("previous", "independent"):
@@ -150,26 +159,17 @@ class Embedder:
         comm = tidemill.init().comm
         wanted = list(windows)
         made = 0
-        previous: _Base | None = self._base
-        step = 1 if self.start == "previous" else comm.size
-        for begin in range(0, len(wanted), step):
-            if self.start == "previous":
-                drafts = [self._shared(comm, panel, wanted[begin], previous)]
-            else:
-                own = wanted[begin + comm.rank : begin + comm.rank + 1]
-                draft = together(comm, partial(self._alone, panel, own))
-                drafts = self._timed(comm).allgather(draft)[: len(wanted) - begin]
-            for window, draft in zip(wanted[begin : begin + step], drafts, strict=True):
-                if draft is None:
-                    self.left_out.append(window)
-                    continue
-                with self.phases.timed("align"):
-                    self._turn(draft)
-                previous = _Base(draft.ids, draft.positions)
-                if self.align == "previous" or self._base is None:
-                    self._base = previous
-                made += 1
-                yield draft
+        for window, draft in zip(wanted, self._drafts(comm, panel, wanted), strict=True):
+            if draft is None:
+                self.left_out.append(window)
+                continue
+            with self.phases.timed("align"):
+                self._turn(draft)
+            self._last = _Base(draft.ids, draft.positions)
+            if self.align == "previous" or self._base is None:
+                self._base = self._last
+            made += 1
+            yield draft
         if wanted and not made and self._base is None:
             raise SeriesError(
                 f"no window has {IDS_MIN} ids of which at most {100 * self.missing_max:g} % of the values are missing; "
@@ -179,13 +179,41 @@ class Embedder:
     def _timed(self, comm: Any) -> Any:
         return comm if comm.size == 1 else _Timed(comm, self)
 
-    def _shared(self, comm: Any, panel: Panel, window: Window, previous: _Base | None) -> Frame | None:
-        """A frame by all workers together."""
-        return self._frame(self._timed(comm), panel, window, previous)
+    def _drafts(self, comm: Any, panel: Panel, wanted: list[Window]) -> Iterator[Frame | None]:
+        """What becomes of each window, not aligned."""
+        if self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX:
+            for window in wanted:
+                yield self._frame(self._timed(comm), panel, window, self._last)
+            return
+        length = CHAIN if self.start == "previous" else 1
+        chains = [wanted[begin : begin + length] for begin in range(0, len(wanted), length)]
+        heads: list[Frame | None] = []
+        for begin in range(0, len(chains), comm.size):
+            # The chain behind those of this round: they lead to where it begins.
+            some = chains[begin : begin + comm.size + 1]
+            heads, own = together(comm, partial(self._chain, panel, some, comm.rank, heads[comm.size :]))
+            for drafts in self._timed(comm).allgather(own)[: len(chains) - begin]:
+                yield from drafts
 
-    def _alone(self, panel: Panel, own: list[Window]) -> Frame | None:
-        """A frame by this worker of its window, if there is one left for it."""
-        return self._frame(None, panel, own[0], None) if own else None
+    def _chain(
+        self, panel: Panel, chains: list[list[Window]], own: int, heads: list[Frame | None]
+    ) -> tuple[list[Frame | None], list[Frame | None]]:
+        """The first frames of some chains, of which these are known, and all frames of the own one; by this worker."""
+        mine = chains[own] if own < len(chains) else []
+        if self.start == "independent":
+            return [], [self._frame(None, panel, window, None) for window in mine]
+        heads = list(heads)
+        for chain in chains[len(heads) :]:
+            heads.append(self._frame(None, panel, chain[0], _last(heads, self._last)))
+        if not mine:
+            return heads, []
+        drafts = [heads[own]]
+        for place, window in enumerate(mine[1:], 1):
+            previous = _last(drafts, self._last)
+            if previous is not None and own + 1 < len(heads):
+                previous = _towards(previous, heads[own + 1], 1 / (len(mine) - place + 1))
+            drafts.append(self._frame(None, panel, window, previous))
+        return heads, drafts
 
     def _frame(self, comm: Any, panel: Panel, window: Window, previous: _Base | None) -> Frame | None:
         """Cut, measure and embed a window, by the workers of `comm`; None: by this one."""
@@ -275,12 +303,10 @@ class Embedder:
         if self._base is None:
             frame.positions = frame.positions - frame.positions.mean(axis=0)
             return
-        known = {name: place for place, name in enumerate(self._base.ids.tolist())}
-        here = [(place, known[name]) for place, name in enumerate(frame.ids.tolist()) if name in known]
-        if len(here) < IDS_MIN:
+        moving, fixed = _common(frame.ids, self._base.ids)
+        if len(moving) < IDS_MIN:
             frame.positions = frame.positions - frame.positions.mean(axis=0)
             return
-        moving, fixed = (np.array(places) for places in zip(*here, strict=True))
         weight = weights(frame.caps if self.weighted else None, len(frame.ids))[moving]
         found = procrustes(frame.positions[moving], self._base.positions[fixed], weights=weight)
         frame.positions = found.apply(frame.positions)
@@ -303,6 +329,33 @@ def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[F
         The same on every worker.
     """
     yield from Embedder(**options).frames(panel, windows)
+
+
+def _last(drafts: list[Frame | None], before: _Base | None) -> _Base | None:
+    """The last of some frames, or what was before them."""
+    found = next((draft for draft in reversed(drafts) if draft is not None), None)
+    return before if found is None else _Base(found.ids, found.positions)
+
+
+def _towards(base: _Base, goal: Frame | None, share: float) -> _Base:
+    """A share of the way to a frame, which is turned to lie on the base."""
+    if goal is None:
+        return base
+    here, there = _common(base.ids, goal.ids)
+    if len(here) < IDS_MIN:
+        return base
+    turned = procrustes(goal.positions[there], base.positions[here]).apply(goal.positions[there])
+    positions = base.positions.copy()
+    positions[here] += share * (turned - positions[here])
+    return _Base(base.ids, positions)
+
+
+def _common(ids: NDArray[np.str_], others: NDArray[np.str_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where those are that are in both, in each."""
+    known = {name: place for place, name in enumerate(others.tolist())}
+    both = [(place, known[name]) for place, name in enumerate(ids.tolist()) if name in known]
+    places = np.array(both, dtype=np.int64).reshape(-1, 2)
+    return places[:, 0], places[:, 1]
 
 
 def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous: _Base | None) -> Array | None:
