@@ -8,6 +8,7 @@ the others first: their blocked and later calls raise `PeerFailed` with its trac
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -219,7 +220,9 @@ def _is_consequence(error: BaseException | None) -> bool:
 
 def _at_exit(process: int) -> None:
     if os.getpid() == process and not _left:
-        leave()
+        # The program is over: Ctrl-C only ends the waiting for others.
+        with contextlib.suppress(KeyboardInterrupt):
+            leave()
 
 
 def _locate() -> str | None:
