@@ -124,6 +124,13 @@ impl Sorted {
     }
 }
 
+/// Puts pieces on disk that are not there.
+pub(crate) fn put_on_disk(pieces: &mut Vec<Sorted>, disk: &Disk) -> Result<(), TaskError> {
+    let mapped = std::mem::take(pieces).into_iter().map(|piece| piece.on_disk(disk));
+    *pieces = mapped.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    Ok(())
+}
+
 /// Ranges that are all buckets together, each of one bucket or with no more than `bytes` of these states.
 pub(crate) fn ranges<'a>(states: impl IntoIterator<Item = &'a Sorted>, bytes: usize) -> Vec<Range<u32>> {
     let mut of = vec![0_usize; BUCKETS as usize];
@@ -205,10 +212,7 @@ impl Levels {
 
     /// Puts everything on disk.
     pub(crate) fn spill(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
-        for level in &mut self.0 {
-            let pieces = std::mem::take(level).into_iter().map(|piece| piece.on_disk(disk));
-            *level = pieces.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-        }
+        self.0.iter_mut().try_for_each(|level| put_on_disk(level, disk))?;
         self.compact(of, disk)
     }
 }

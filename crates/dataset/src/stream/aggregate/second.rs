@@ -120,10 +120,8 @@ impl SecondHalf {
             }
             let all = || levels.iter().flat_map(BTreeMap::values).flatten();
             if !self.held.fits(all().map(Sorted::bytes).sum()) {
-                for pieces in levels.iter_mut().flat_map(BTreeMap::values_mut) {
-                    let mapped = std::mem::take(pieces).into_iter().map(|piece| piece.on_disk(&disk));
-                    *pieces = mapped.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-                }
+                let mut pieces = levels.iter_mut().flat_map(BTreeMap::values_mut);
+                pieces.try_for_each(|pieces| sorted::put_on_disk(pieces, &disk))?;
             }
         }
         for (level, panes) in levels.into_iter().enumerate() {
