@@ -227,8 +227,8 @@ def test_what_is_wrong_is_said(browser: Any, url: str, folder: Path) -> None:
     context = browser.new_context()
     tab = context.new_page()
     tab.goto(plain)
-    tab.wait_for_selector("#notice:not([hidden])")
-    assert "token is missing or wrong" in tab.inner_text("#notice")
+    tab.wait_for_selector("#blank:not([hidden])")
+    assert "token is missing or wrong" in tab.inner_text("#blank") and tab.inner_text("#status") == ""
     damaged = folder / "frame-000000.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
     tab.goto(url)

@@ -199,8 +199,8 @@ def test_a_shared_link_only_shows(browser: Any, url: str, library: Library, plot
     context = browser.new_context()
     tab = context.new_page()
     tab.goto(link)
-    tab.wait_for_selector("#notice:not([hidden])")
-    assert "withdrawn" in tab.inner_text("#notice")
+    tab.wait_for_selector("#blank:not([hidden])")
+    assert "withdrawn" in tab.inner_text("#blank")
     context.close()
 
 

@@ -1,8 +1,10 @@
 // What is shown, and the loop that draws it. The page's controls change it through methods and hear of changes.
 
+import { axisLabels } from './axes';
 import { type Category, Colours, GREY } from './colours';
 import { boxOf, Dataset } from './dataset';
 import { after, type Detail, nextPart, startDetail } from './detail';
+import { calm } from './dom';
 import { Edges } from './edges';
 import { categoryKey, type Edits } from './edits';
 import { decodeView, type View } from './link';
@@ -11,17 +13,18 @@ import { drawOverlay, type Mark } from './overlay';
 import { css, RAMPS, SCHEMES } from './palettes';
 import { codeOf, inside, nearest, positionOf, project } from './pick';
 import { advance, grown, type Playback, seek } from './playback';
-import { type Box, PointScene } from './scene';
+import { type Box, type Margins, PointScene } from './scene';
 import { Shown } from './shown';
 import { ABSENT, type Colouring, lookUp, Slots } from './slots';
+import { shortNumber } from './texts';
 import { Trails } from './trails';
-import { type Line, MISSING, parseLine, type Selection, STEPS, type Tensors } from './wire';
+import { type Line, MISSING, type Parsed, parseLine, type Selection, STEPS, type Tensors } from './wire';
 
 /** Most trajectories that are drawn. */
 export const CHOSEN_MAX = 50;
 
 export type Details = { id: string; label: string; facts: (readonly [string, string])[] };
-export type Theme = { ink: string; paper: string };
+export type Theme = { ink: string; soft: string; paper: string };
 
 export class App {
   readonly dataset = new Dataset();
@@ -46,7 +49,7 @@ export class App {
   private last: number | undefined;
   private scheduled = false;
   private world: Box | undefined;
-  private theme: Theme = { ink: '#000', paper: '#fff' };
+  private theme: Theme = { ink: '#000', soft: '#555', paper: '#fff' };
 
   constructor(
     private readonly client: Source,
@@ -56,7 +59,7 @@ export class App {
     private readonly overlay: HTMLCanvasElement,
     /** `data`: what there is has changed; `time`: only what is shown of it. */
     private readonly changed: (what: 'data' | 'time') => void,
-    private readonly notice: (text: string) => void,
+    private readonly notice: (text: string, wrong?: boolean) => void,
   ) {
     this.scene = new PointScene(points, () => this.redraw());
     this.edges = new Edges(() => this.redraw(), notice);
@@ -64,44 +67,42 @@ export class App {
   }
 
   /** Loads what there is, then waits for more as long as the page is open. */
-  async start(): Promise<boolean> {
-    if (!(await this.more(false))) return false;
+  async start(): Promise<Parsed<void>> {
+    const begun = await this.more(false);
+    if (!begun.ok) return begun;
     const saved = this.inLibrary ? undefined : await this.client.selections();
     if (saved?.ok) this.dataset.takeSelections(saved.value);
     else if (saved !== undefined) this.notice(saved.reason);
     this.colourBy(this.firstColouring());
     void this.follow();
-    return true;
+    return begun;
   }
 
   private async follow(): Promise<void> {
+    let lost = false;
     while (true) {
+      const got = await this.more(true);
+      // Said once, and not as long as it lasts.
+      if (!got.ok && !lost) this.notice(got.reason);
+      if (got.ok && lost) this.notice('The server answers again.', false);
+      lost = !got.ok;
       // A server that is gone may come back; asking more often would not help.
-      if (!(await this.more(true))) await new Promise((wake) => setTimeout(wake, 3000));
+      if (lost) await new Promise((wake) => setTimeout(wake, 3000));
     }
   }
 
   /** Takes the lines of the index that are new. */
-  private async more(wait: boolean): Promise<boolean> {
+  private async more(wait: boolean): Promise<Parsed<void>> {
     const got = await this.client.index(this.end, wait);
-    if (!got.ok) {
-      this.notice(got.reason);
-      return false;
-    }
+    if (!got.ok) return got;
     // All that is needed first: what is drawn meanwhile must not find points that have no place in memory yet.
     const news: (readonly [Line, Tensors | undefined])[] = [];
     for (const [number, text] of got.value.lines.entries()) {
       const line = parseLine(text, this.end === 0 && number === 0);
-      if (!line.ok) {
-        this.notice(line.reason);
-        return false;
-      }
+      if (!line.ok) return line;
       const file = line.value.kind === 'points' ? line.value.file : undefined;
       const tensors = file === undefined ? undefined : await this.client.tensors(file);
-      if (tensors !== undefined && !tensors.ok) {
-        this.notice(tensors.reason);
-        return false;
-      }
+      if (tensors !== undefined && !tensors.ok) return tensors;
       news.push([line.value, tensors?.value]);
     }
     this.end = got.value.end;
@@ -111,7 +112,7 @@ export class App {
       if (!taken.ok) this.notice(taken.reason);
     }
     if (got.value.lines.length > 0) this.grow(points, frames);
-    return true;
+    return { ok: true, value: undefined };
   }
 
   private grow(pointsBefore: number, framesBefore: number): void {
@@ -125,7 +126,7 @@ export class App {
       if (this.dataset.selections.length > 0) this.dataset.takeSelections(this.dataset.selections);
     }
     if (frames.length !== framesBefore) this.setWorld();
-    this.playback = grown(this.playback, framesBefore, frames.length);
+    this.playback = grown(this.playback, framesBefore, frames.length, calm());
     if (this.colouring.kind !== 'plain') this.colourBy(this.colouring.name);
     if (this.chosen.length > 0) void this.loadTrails();
     this.changed('data');
@@ -140,8 +141,10 @@ export class App {
       box.low.every((x, i) => x >= (this.world as Box).low[i]) &&
       box.high.every((x, i) => x <= (this.world as Box).high[i]);
     if (fits) return;
+    const first = this.world === undefined;
     this.world = box;
     this.scene.setWorld(box);
+    if (first) this.scene.resetCamera();
     for (const which of [0, 1] as const) {
       const frame = this.dataset.frames[this.shown.loaded[which]];
       if (frame !== undefined) this.scene.setBox(which, frame);
@@ -252,8 +255,8 @@ export class App {
     this.setLook(this.size, this.opacity);
   }
 
-  resize(width: number, height: number): void {
-    this.scene.resize(width, height);
+  resize(width: number, height: number, margins: Margins): void {
+    this.scene.resize(width, height, margins);
     const ratio = Math.min(window.devicePixelRatio, 2);
     this.overlay.width = width * ratio;
     this.overlay.height = height * ratio;
@@ -472,13 +475,16 @@ export class App {
       marks: this.chosen.flatMap(mark),
       trails: this.trails.seen(this.chosen, this.scene, this.playback.position, (row) => this.colourOf(row)),
       hover: this.hover === undefined || this.chosen.includes(this.hover) ? undefined : mark(this.hover)[0],
+      axes: this.axisLabels(),
       lasso: this.lasso,
       times: this.dataset.frames.map((frame) => frame.time),
       ...this.theme,
     });
   }
-}
 
-export function shortNumber(value: number): string {
-  return Number(value.toPrecision(4)).toLocaleString('en', { maximumSignificantDigits: 4 });
+  private axisLabels() {
+    const { header } = this.dataset;
+    if (header === undefined || this.world === undefined) return [];
+    return axisLabels(this.scene.screen(), this.scene.half, this.world.low, this.world.high, header.axes);
+  }
 }

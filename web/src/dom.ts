@@ -49,6 +49,11 @@ export function setIcon(button: HTMLElement, name: string): void {
   button.setAttribute('aria-label', button.title);
 }
 
+/** Whether its reader wants as little motion as may be. */
+export function calm(): boolean {
+  return matchMedia('(prefers-reduced-motion: reduce)').matches;
+}
+
 /** Offers data as a file to save. */
 export function download(blob: Blob, name: string): void {
   const link = make('a');

@@ -1,12 +1,15 @@
 // The page's decisions, without a browser: where points lie, what the clock does, what is picked, what links say.
 
+import { PerspectiveCamera, Vector3 } from 'three';
 import { describe, expect, it } from 'vitest';
+import { axisLabels } from './axes';
 import { Dataset } from './dataset';
 import { after, nextPart, startDetail } from './detail';
 import { decodeView, encodeView } from './link';
 import { categoryColour, RAMPS, ramp, SCHEMES } from './palettes';
 import { type Between, inside, isInside, nearest } from './pick';
 import { advance, faster, grown, type Playback, seek, toggle, wanted } from './playback';
+import { distanceOf } from './scene';
 import { ABSENT, CODES, lookUp, NO_COLOUR, Slots } from './slots';
 import { type FrameLine, MISSING, STEPS, type Tensor } from './wire';
 
@@ -186,8 +189,13 @@ describe('the clock', () => {
     expect(toggle({ ...start, playing: false }, 1).playing).toBe(false);
     expect(seek(start, 99, 10).position).toBe(9);
     expect(seek(start, -1, 0).position).toBe(0);
-    expect(grown({ ...start, playing: false, position: 9 }, 10, 11).playing).toBe(true);
-    expect(grown({ ...start, playing: false, position: 5 }, 10, 11).playing).toBe(false);
+    expect(grown({ ...start, playing: false, position: 9 }, 10, 11, false).playing).toBe(true);
+    expect(grown({ ...start, playing: false, position: 5 }, 10, 11, false).playing).toBe(false);
+    // Who wants no motion is there at once.
+    expect(grown({ ...start, playing: false, position: 9 }, 10, 11, true)).toMatchObject({
+      playing: false,
+      position: 10,
+    });
     expect(faster({ ...start, framesPerS: 30 }, 1).framesPerS).toBe(30);
     expect(faster(start, -1).framesPerS).toBe(2);
     expect(wanted(2.5, 5, 4)).toEqual([2, 3, 4]);
@@ -284,4 +292,49 @@ it('gives as many colours as there are categories, each one valid', () => {
     expect(new Set(colours.map(String)).size).toBe(40);
   }
   for (const stops of RAMPS.values()) for (const part of [-1, 0, 0.5, 1, 2]) expect(ramp(stops, part)).toHaveLength(3);
+});
+
+describe('the camera', () => {
+  const direction = new Vector3(2, 1.3, 2.9).normalize();
+  const looking = (half: number[], right: number, up: number) => {
+    const camera = new PerspectiveCamera((Math.atan(up) * 360) / Math.PI, right / up, 0.01, 100);
+    const far = distanceOf(half, direction, right, up);
+    camera.position.copy(direction).multiplyScalar(far);
+    camera.lookAt(0, 0, 0);
+    camera.updateMatrixWorld();
+    return camera;
+  };
+
+  it('sees all of the box, and is no farther away than that takes', () => {
+    for (const half of [
+      [1, 1, 1],
+      [1, 0.1, 0.4],
+      [0.2, 1, 0],
+    ])
+      for (const [right, up] of [
+        [0.4, 0.4],
+        [0.2, 0.45],
+        [0.7, 0.3],
+      ]) {
+        const camera = looking(half, right, up);
+        const seen: number[] = [];
+        for (const u of [-1, 1])
+          for (const v of [-1, 1])
+            for (const w of [-1, 1]) {
+              const at = new Vector3(u * half[0], v * half[1], w * half[2]).project(camera);
+              seen.push(Math.abs(at.x), Math.abs(at.y));
+            }
+        expect(Math.max(...seen)).toBeLessThan(1.0001);
+        if (camera.position.length() > 2.001) expect(Math.max(...seen)).toBeGreaterThan(0.999);
+      }
+  });
+
+  it('has names and ends of axes beside the box, and none of an axis that has no length', () => {
+    const camera = looking([1, 0, 0.5], 0.6, 0.4);
+    const matrix = camera.projectionMatrix.clone().multiply(camera.matrixWorldInverse).elements;
+    const screen = { matrix, width: 1200, height: 800 };
+    const labels = axisLabels(screen, [1, 0, 0.5], [-3, 0, 0], [12_345.678, 0, 7], ['east', 'up', 'north']);
+    expect(labels.map(({ text }) => text)).toEqual(['east', '-3', '12,350', 'north', '0', '7']);
+    for (const { spot } of labels) expect(Math.hypot(spot.x - 600, spot.y - 400)).toBeGreaterThan(50);
+  });
 });

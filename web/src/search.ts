@@ -12,15 +12,22 @@ export function searchBox(app: App): void {
   let at = 0;
   const show = () => {
     found.hidden = rows.length === 0;
+    query.setAttribute('aria-expanded', String(rows.length > 0));
+    if (rows.length > 0) query.setAttribute('aria-activedescendant', `found-${at}`);
+    else query.removeAttribute('aria-activedescendant');
     found.replaceChildren(
-      ...rows.map((row, place) =>
-        make(
-          'li',
+      ...rows.map((row, place) => {
+        const item = make(
+          'div',
           { class: place === at ? 'at' : '', onclick: () => take(row) },
           make('span', { text: app.dataset.id(row) }),
           make('small', { text: app.dataset.label(row) }),
-        ),
-      ),
+        );
+        item.id = `found-${place}`;
+        item.role = 'option';
+        item.ariaSelected = String(place === at);
+        return item;
+      }),
     );
   };
   const close = () => {

@@ -3,8 +3,9 @@
 import '../base.css';
 import './library.css';
 import { byId, make, setIcon } from '../dom';
+import { count } from '../texts';
 import { LibraryClient } from './client';
-import { count, day, size } from './texts';
+import { day, size } from './texts';
 import { UploadDialog } from './upload';
 import type { Plot, Summary } from './wire';
 
