@@ -77,7 +77,7 @@ class Page:
 
     def spot(self, name: str) -> tuple[float, float]:
         """Where the point with this id is on the screen."""
-        found = self.get(f"tidemill.spotOf(tidemill.dataset.rowOf({json.dumps(name)}))")
+        found = self.get(f"tidemill.rowsOf([{json.dumps(name)}]).then(([row]) => tidemill.spotOf(row))")
         return found["x"], found["y"]
 
     def colours(self) -> int:

@@ -104,7 +104,7 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     name = reader.ids[int(reader[0].rows[40])]
     page.tab.keyboard.type(name.lower())
     page.tab.keyboard.press("Enter")
-    assert page.get("tidemill.chosen.map(row => tidemill.dataset.id(row))") == [name]
+    page.until(f"() => tidemill.view().chosen.join() === {json.dumps(name)}")
     page.until("() => tidemill.trails.places && tidemill.trails.places.length === 36")
     trail = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(
@@ -113,13 +113,13 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     page.tab.mouse.move(*page.spot(name))
     page.tab.wait_for_selector("#tip:not([hidden])")
     shown = page.tab.inner_text("#tip")
-    front = page.get("tidemill.dataset.id(tidemill.hover)")
+    front = page.get("tidemill.id(tidemill.hover)")
     row = list(reader[0].rows).index(reader.ids.index(front))
     assert front in shown and str(reader[0].groups["sector"][row]) in shown and "capital" in shown
     page.picture("hover")
     page.tab.keyboard.press("Escape")
     page.tab.mouse.click(*page.spot(name))
-    assert page.get("tidemill.chosen.map(row => tidemill.dataset.id(row))") == [front]
+    page.until(f"() => tidemill.view().chosen.join() === {json.dumps(front)}")
 
 
 def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
@@ -213,7 +213,7 @@ def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390, tool
     page.picture("phone")
     chosen = len(page.get("tidemill.chosen"))
-    page.tab.touchscreen.tap(*page.spot(page.get("tidemill.dataset.id(50)")))
+    page.tab.touchscreen.tap(*page.spot(page.get("tidemill.known.load([50]).then(() => tidemill.id(50))")))
     assert len(page.get("tidemill.chosen")) != chosen
     page.tab.tap("#legend-toggle")
     page.tab.wait_for_selector("#legend:not([hidden])")

@@ -117,7 +117,7 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     page.tab.press("#category-name", "Enter")
     page.tab.click("button[title='Show or hide Utilities']")
     page.tab.keyboard.press("Escape")
-    row = page.get("tidemill.dataset.rowOf('FI095') ?? 30")
+    row = page.get("tidemill.rowsOf(['FI095']).then(([row]) => row ?? 30)")
     page.get(f"tidemill.choose([{row}])")
     page.tab.click("#chosen button:not(.follow)")
     page.tab.fill("#point-name", "the odd one")
@@ -133,7 +133,7 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     page.tab.wait_for_selector("#versions [aria-current=true]:has-text('My version')")
     page.picture("library-version")
     kept = {change["set"]: change["value"] for change in library.changes(plot, 1)}
-    point = page.get(f"tidemill.dataset.id({row})")
+    point = page.get(f"tidemill.known.load([{row}]).then(() => tidemill.id({row}))")
     assert kept.pop("view").startswith("frame=3")
     assert kept == {
         "colour": "#ff00ff", "name": "Oil <b>&</b> gas", "hidden": True, "label": "the odd one", "glyph": "star", "group": [0, 3],

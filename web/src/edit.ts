@@ -26,8 +26,9 @@ export function editCategory(app: App, category: Category): void {
 }
 
 /** Changes how a chosen point is called and drawn. */
-export function editPoint(app: App, row: number): void {
-  const id = app.dataset.id(row);
+export async function editPoint(app: App, row: number): Promise<void> {
+  if (!(await app.known.load([row]))) return;
+  const id = app.id(row);
   const dialog = byId<HTMLDialogElement>('edit-point');
   const [name, glyph] = [byId<HTMLInputElement>('point-name'), byId<HTMLSelectElement>('point-glyph')];
   name.value = app.colours.edits.labels.get(id) ?? '';

@@ -137,7 +137,7 @@ function chip(row: number): HTMLElement {
     make('span', { class: 'name', text: name }),
   );
   if (about?.writable !== true) return make('li', {}, follow);
-  const edit = make('button', { title: `Edit ${name}`, onclick: () => editPoint(app, row) });
+  const edit = make('button', { title: `Edit ${name}`, onclick: () => void editPoint(app, row) });
   setIcon(edit, 'edit');
   return make('li', {}, follow, edit);
 }
@@ -256,6 +256,7 @@ function fileName(): string {
   return `${document.title} ${time}`.trim().replace(/[^\p{L}\p{N}.-]+/gu, '-');
 }
 async function copyLink(): Promise<void> {
+  await app.known.load(app.chosen);
   history.replaceState(null, '', `#${encodeView(app.view())}`);
   try {
     await navigator.clipboard.writeText(location.href);
@@ -403,8 +404,7 @@ async function begin(): Promise<void> {
   // A file cannot start a worker; nor has it anywhere to keep groups.
   byId('gif').hidden = byId('lasso').hidden = embedded;
   if (about === undefined) {
-    const marked = [...app.marked.keys()].map((id) => app.dataset.rowOf(id)).filter((row) => row !== undefined);
-    app.choose(marked);
+    await app.chooseMarked();
   } else {
     byId('about-toggle').hidden = false;
     if (!(await about.start(wanted === null ? undefined : Number(wanted)))) return;
@@ -414,11 +414,10 @@ async function begin(): Promise<void> {
     if (about.writable) legend.edit = (category) => editCategory(app, category);
   }
   // What a link says goes before what a version does.
-  app.setView(view);
+  await app.setView(view);
   showData();
+  // For tests and for those who measure: docs/viewer.md does not promise it.
+  Object.assign(window, { tidemill: app });
 }
 void begin();
-addEventListener('hashchange', () => app.setView(decodeView(location.hash)));
-
-// For tests and for those who measure: docs/viewer.md does not promise it.
-Object.assign(window, { tidemill: app });
+addEventListener('hashchange', () => void app.setView(decodeView(location.hash)));

@@ -58,7 +58,7 @@ export class Pointer {
       clearTimeout(this.hovering);
       const { pickMs } = this.app.times;
       if (pickMs > 100) return;
-      this.hovering = window.setTimeout(() => this.showTip(x, y, MOUSE_PX), pickMs > 12 ? 120 : 8);
+      this.hovering = window.setTimeout(() => void this.showTip(x, y, MOUSE_PX), pickMs > 12 ? 120 : 8);
     }
   }
 
@@ -73,7 +73,7 @@ export class Pointer {
       const radius = event.pointerType === 'mouse' ? MOUSE_PX : FINGER_PX;
       const row = this.app.pick(x, y, radius);
       if (row !== undefined) this.app.toggleChosen(row);
-      this.showTip(x, y, radius);
+      void this.showTip(x, y, radius);
     }
   }
 
@@ -82,12 +82,19 @@ export class Pointer {
     this.app.setHover(undefined);
   }
 
-  private showTip(x: number, y: number, radius: number): void {
+  private async showTip(x: number, y: number, radius: number): Promise<void> {
     const { app, tip } = this;
     const row = app.pick(x, y, radius);
     app.setHover(row);
-    tip.hidden = row === undefined;
-    if (row === undefined) return;
+    if (row === undefined) {
+      tip.hidden = true;
+      return;
+    }
+    await app.known.load([row]);
+    // The pointer may have gone on meanwhile.
+    if (app.hover !== row) return;
+    app.drawOver();
+    tip.hidden = false;
     const { id, label, facts } = app.details(row);
     const list = make(
       'dl',
