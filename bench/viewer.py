@@ -51,9 +51,9 @@ PLAYED = """(seconds) => new Promise((done) => {
 })"""
 
 
-#: What the page has fetched, but its own files; MB.
-FETCHED = """() => performance.getEntriesByType('resource').filter(({ name }) => name.includes('/api/'))
-  .reduce((sum, { encodedBodySize }) => sum + encodedBodySize, 0) / 1e6"""
+#: Waits for a condition; what the page has fetched by then, but its own files, in MB.
+FETCHED = """() => window.tidemill && (%s) && performance.getEntriesByType('resource')
+  .filter(({ name }) => name.includes('/api/')).reduce((sum, { encodedBodySize }) => sum + encodedBodySize, 0) / 1e6"""
 
 
 def told(times: list[float]) -> str:
@@ -99,12 +99,11 @@ def main() -> None:
                 page.set_default_timeout(300_000)
                 begin = time.perf_counter()
                 page.goto(server.url)
-                page.wait_for_function(
-                    "() => window.tidemill && tidemill.drawn().drawn > 0 && tidemill.loaded[0] === 0"
-                )
-                load_s, load_mb = time.perf_counter() - begin, page.evaluate(FETCHED)
-                page.wait_for_function("() => tidemill.drawn().drawn === tidemill.drawn().of")
-                all_s, all_mb = time.perf_counter() - begin, page.evaluate(FETCHED)
+                fetched = lambda condition: page.wait_for_function(FETCHED % condition).json_value()  # noqa: B023, E731
+                load_mb = fetched("tidemill.drawn().drawn > 0 && tidemill.loaded[0] === 0")
+                load_s = time.perf_counter() - begin
+                all_mb = fetched("tidemill.drawn().drawn === tidemill.drawn().of")
+                all_s = time.perf_counter() - begin
                 begin = time.perf_counter()
                 page.fill("#query", f"P{points - 1}")
                 page.wait_for_selector("#found > *")

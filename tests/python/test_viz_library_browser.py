@@ -243,3 +243,23 @@ def test_edges_are_drawn_between_points_that_are_shown(
     page.tab.click("#edges")
     assert page.get(lines) == 0 and page.tab.get_attribute("#edges", "aria-pressed") == "false"
     page.close()
+
+
+@browsed.AXE_NEEDED
+def test_everybody_can_use_the_library(browser: Any, url: str, plot: str) -> None:
+    """Controls without a name, texts without contrast: in the list, in its dialogs, and beside a plot."""
+    page = Page(browser, url, wait=False)
+    page.tab.wait_for_selector("#plots .title")
+    assert page.accessible() == []
+    page.tab.click("#upload")
+    assert page.accessible() == []
+    page.tab.click("#cancel")
+    page.tab.click("#plots .head button")
+    assert page.accessible() == []
+    page.tab.keyboard.press("Escape")
+    page.tab.click("#plots .title")
+    page.settled()
+    page.tab.click("#about-toggle")
+    page.tab.click("#chosen button:not(.follow) >> nth=0")
+    assert page.accessible() == []
+    page.close()

@@ -77,7 +77,8 @@ export class Embedded implements Source {
   }
 
   async saveSelections(): Promise<Parsed<unknown>> {
-    return bad('This page is a file, which keeps no groups.');
+    // They are there as long as the page is open; its reader can save them as a file.
+    return { ok: true, value: undefined };
   }
 }
 

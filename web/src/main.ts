@@ -3,7 +3,8 @@
 import './base.css';
 import './style.css';
 import { App } from './app';
-import { byId, download, make, setIcon } from './dom';
+import { MINE } from './dataset';
+import { byId, download, make, notice, setIcon, startTheme } from './dom';
 import { editCategory, editPoint } from './edit';
 import { Embedded, isEmbedded } from './embedded';
 import { Recorder, savePicture } from './export';
@@ -18,6 +19,7 @@ import { faster, SPEEDS, seek, toggle } from './playback';
 import { Pointer } from './pointer';
 import { searchBox } from './search';
 import { count } from './texts';
+import { parseSelections } from './wire';
 
 const points = byId<HTMLCanvasElement>('points');
 const overlay = byId<HTMLCanvasElement>('overlay');
@@ -42,7 +44,6 @@ const buttons = [
 ];
 for (const name of buttons) setIcon(byId(name), name);
 
-let noticed: ReturnType<typeof setTimeout> | undefined;
 if (document.createElement('canvas').getContext('webgl2') === null) {
   blank('This browser has no WebGL 2, which draws the points. Is it switched off, or the browser very old?', false);
   throw new Error('no WebGL 2');
@@ -71,15 +72,6 @@ const gif = new GifRecorder([points, overlay]);
 searchBox(app);
 
 // ---- what is shown
-
-function notice(text: string, wrong = true): void {
-  const box = byId('notice');
-  box.textContent = text;
-  box.classList.toggle('wrong', wrong);
-  box.hidden = false;
-  clearTimeout(noticed);
-  noticed = setTimeout(() => (box.hidden = true), wrong ? 8000 : 2500);
-}
 
 /** Says in the middle of the page why nothing is there. */
 function blank(text: string, again: boolean): void {
@@ -245,12 +237,11 @@ function layOut(): void {
 function togglePanel(name: 'legend' | 'about'): void {
   setPanel(byId(name).hidden ? name : undefined);
 }
-function setTheme(dark: boolean): void {
-  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
+const toggleTheme = startTheme(() => {
   const style = getComputedStyle(document.documentElement);
   const [ink, soft, paper] = ['--ink', '--soft', '--paper'].map((name) => style.getPropertyValue(name).trim());
   app.setTheme({ ink, soft, paper });
-}
+});
 function fileName(): string {
   const time = app.dataset.frames[Math.round(app.playback.position)]?.time ?? '';
   return `${document.title} ${time}`.trim().replace(/[^\p{L}\p{N}.-]+/gu, '-');
@@ -277,7 +268,6 @@ function record(): void {
   byId('record').setAttribute('aria-pressed', String(recorder.recording));
 }
 function recordGif(): void {
-  if (embedded) return;
   if (gif.recording) gif.stop();
   else {
     const name = fileName();
@@ -309,10 +299,26 @@ const actions: Record<string, () => void> = {
     showData();
   },
   link: () => void copyLink(),
-  theme: () => setTheme(document.documentElement.dataset.theme !== 'dark'),
+  theme: toggleTheme,
   help: () => byId<HTMLDialogElement>('keys').showModal(),
 };
 for (const [name, action] of Object.entries(actions)) byId(name).onclick = action;
+
+// ---- groups of a page that is a file, which has nowhere else to keep them
+
+byId('save-groups').onclick = () => {
+  const text = JSON.stringify(app.dataset.selections.map(({ name, rows }) => ({ name, rows })));
+  download(new Blob([text], { type: 'application/json' }), 'selections.json');
+};
+const groups = byId<HTMLInputElement>('load-groups');
+groups.onchange = async () => {
+  const file = groups.files?.[0];
+  if (file === undefined) return;
+  groups.value = '';
+  const read = parseSelections(await file.text());
+  if (!read.ok) notice(`${file.name}: ${read.reason}`);
+  else if (await app.saveSelections(read.value)) app.colourBy(MINE);
+};
 
 // ---- keys
 
@@ -348,6 +354,12 @@ const KEYS: readonly { keys: readonly string[]; shown: string; does: string; act
   },
   { keys: ['l'], shown: 'L', does: 'legend', action: actions['legend-toggle'] },
   { keys: ['g'], shown: 'G', does: 'lasso', action: actions.lasso },
+  {
+    keys: ['Enter'],
+    shown: 'G, Enter',
+    does: 'make a group of the chosen points',
+    action: () => (pointer.lassoing ? pointer.groupChosen() : undefined),
+  },
   { keys: ['h'], shown: 'H', does: 'heat map', action: actions.heat },
   { keys: ['p'], shown: 'P', does: 'save a picture', action: actions.picture },
   { keys: ['i'], shown: 'I', does: 'record an animated GIF', action: actions.gif },
@@ -375,7 +387,7 @@ addEventListener('keydown', (event) => {
   )
     return;
   if (at.matches('input[type="range"]') && event.key.startsWith('Arrow')) return;
-  if (at.matches('button') && event.key === ' ') return;
+  if (at.matches('button, a') && (event.key === ' ' || event.key === 'Enter')) return;
   const found = KEYS.find(({ keys }) => keys.includes(event.key.length === 1 ? event.key.toLowerCase() : event.key));
   if (found === undefined) return;
   event.preventDefault();
@@ -388,7 +400,6 @@ app.scene.controls.addEventListener('start', () => {
   looked = true;
 });
 new ResizeObserver(layOut).observe(stage);
-setTheme(matchMedia('(prefers-color-scheme: dark)').matches);
 setPanel(innerWidth > 640 ? 'legend' : undefined);
 app.scene.resetCamera();
 async function begin(): Promise<void> {
@@ -401,8 +412,7 @@ async function begin(): Promise<void> {
   const view = decodeView(location.hash);
   looked = view.camera !== undefined;
   const wanted = new URLSearchParams(location.search).get('version');
-  // A file cannot start a worker; nor has it anywhere to keep groups.
-  byId('gif').hidden = byId('lasso').hidden = embedded;
+  byId('groups-file').hidden = !embedded;
   if (about === undefined) {
     await app.chooseMarked();
   } else {
@@ -411,7 +421,7 @@ async function begin(): Promise<void> {
     const back = byId<HTMLAnchorElement>('back');
     back.hidden = !about.writable;
     back.href = `/?${new URLSearchParams({ token })}`;
-    if (about.writable) legend.edit = (category) => editCategory(app, category);
+    if (about.writable) legend.edit = (category) => void editCategory(app, category);
   }
   // What a link says goes before what a version does.
   await app.setView(view);

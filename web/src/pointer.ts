@@ -2,8 +2,12 @@
 
 import type { App } from './app';
 import { MINE } from './dataset';
+import { ask } from './dialog';
 import { byId, make } from './dom';
+import { count } from './texts';
 
+/** Longest name of a group, in letters. */
+const NAME_MAX = 80;
 /** How far from a point a mouse and a finger may be. */
 const MOUSE_PX = 9;
 const FINGER_PX = 22;
@@ -38,6 +42,13 @@ export class Pointer {
     byId('lasso').setAttribute('aria-pressed', String(on));
     this.app.lasso = [];
     this.app.drawOver();
+    // Keys mean the points now, not the button that was pressed last.
+    if (on) this.points.focus({ preventScroll: true });
+  }
+
+  /** Makes a group of the chosen points: the lasso of who has no pointer. */
+  groupChosen(): void {
+    void this.nameGroup([...this.app.chosen].sort((a, b) => a - b));
   }
 
   private pressed(event: PointerEvent): void {
@@ -67,7 +78,7 @@ export class Pointer {
     const still = this.down !== undefined && Math.hypot(x - this.down.x, y - this.down.y) < 5;
     this.down = undefined;
     if (this.lassoing) {
-      if (this.app.lasso.length >= 6) this.nameGroup();
+      if (this.app.lasso.length >= 6) void this.nameGroup(this.app.caught());
       else this.setLasso(false);
     } else if (still) {
       const radius = event.pointerType === 'mouse' ? MOUSE_PX : FINGER_PX;
@@ -111,26 +122,23 @@ export class Pointer {
     tip.style.top = `${y + 16 + height > innerHeight - 90 ? y - height - 14 : y + 16}px`;
   }
 
-  private nameGroup(): void {
+  private async nameGroup(rows: readonly number[]): Promise<void> {
     const { app } = this;
-    const rows = app.caught();
-    const dialog = byId<HTMLDialogElement>('name-group');
-    const name = byId<HTMLInputElement>('group-name');
     if (rows.length === 0) {
       this.setLasso(false);
-      this.notice('no point is in the lasso', false);
+      this.notice('No point is in the lasso, or chosen.', false);
       return;
     }
-    byId('name-count').textContent = rows.length === 1 ? '1 point' : `${rows.length.toLocaleString('en')} points`;
-    name.value = '';
-    dialog.returnValue = '';
-    dialog.onclose = async () => {
-      this.setLasso(false);
-      const given = name.value.trim();
-      if (dialog.returnValue !== 'save' || given === '') return;
-      const others = app.dataset.selections.filter((selection) => selection.name !== given);
-      if (await app.saveSelections([...others, { name: given, rows }])) app.colourBy(MINE);
-    };
-    dialog.showModal();
+    const answer = await ask(
+      'name-group',
+      count(rows.length, 'point'),
+      [{ id: 'group-name', label: 'Name of the group', value: '', most: NAME_MAX, required: true }],
+      [{ name: 'save', title: 'Save', look: 'primary', checks: true }],
+    );
+    this.setLasso(false);
+    const name = answer?.value('group-name').trim() ?? '';
+    if (name === '') return;
+    const others = app.dataset.selections.filter((selection) => selection.name !== name);
+    if (await app.saveSelections([...others, { name, rows }])) app.colourBy(MINE);
   }
 }

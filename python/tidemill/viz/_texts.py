@@ -78,10 +78,10 @@ class Texts:
         folded = wanted.lower()
         for begin, offsets, data in self._pieces():
             if folded.isascii():
-                rows = _beginning(offsets, data, folded.encode(), _FOLDED)
+                rows = _beginning(offsets, data, folded.encode(), _FOLDED).tolist()
             else:
                 rows = [row for row, text in _decoded(offsets, data) if text.lower().startswith(folded)]
-            found += [begin + int(row) for row in rows[: most - len(found)]]
+            found += [begin + row for row in rows[: most - len(found)]]
             if len(found) >= most:
                 break
         return found
