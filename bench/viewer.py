@@ -31,8 +31,8 @@ TIMED = """([what, repeats]) => {
   const t = window.tidemill, line = t.dataset.frames[0], tensors = t.cache.get(0), target = new Uint16Array(t.slots.points * 4);
   const things = {
     fill: () => t.slots.fill(target, t.dataset, line, tensors, t.colouring),
-    pick: () => t.pick(400, 300, 9),
-    count: () => t.counts(),
+    pick: () => t.seen.pick(400, 300, 9),
+    count: () => t.seen.counts(),
   };
   return Array.from({ length: repeats }, () => { const begin = performance.now(); things[what](); return performance.now() - begin });
 }"""

@@ -80,7 +80,7 @@ class Page:
 
     def spot(self, name: str) -> tuple[float, float]:
         """Where the point with this id is on the screen."""
-        found = self.get(f"tidemill.rowsOf([{json.dumps(name)}]).then(([row]) => tidemill.spotOf(row))")
+        found = self.get(f"tidemill.rowsOf([{json.dumps(name)}]).then(([row]) => tidemill.seen.spotOf(row))")
         return found["x"], found["y"]
 
     def colours(self) -> int:

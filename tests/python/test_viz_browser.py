@@ -82,7 +82,7 @@ def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
     # Halfway between two frames is halfway between two places.
     row = int(np.intersect1d(reader[4].rows, reader[5].rows)[0])
     here, there = (frame.positions[list(frame.rows).index(row)] for frame in (reader[4], reader[5]))
-    middle = page.get(f"tidemill.spotOf({row})")
+    middle = page.get(f"tidemill.seen.spotOf({row})")
     wanted = page.tab.evaluate(
         "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
         " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
@@ -442,7 +442,7 @@ def test_samples_are_shown_while_very_many_points_move(
         page.settled()
         reader = FrameReader(tmp_path / "many")
         middle = (reader[4].positions[35] + reader[5].positions[35]) / 2
-        found = page.get("tidemill.spotOf(35)")
+        found = page.get("tidemill.seen.spotOf(35)")
         wanted = page.tab.evaluate(
             "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
             " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"

@@ -1,7 +1,7 @@
 // What is shown, and the loop that draws it. The page's controls change it through methods and hear of changes.
 
 import { axisLabels } from './axes';
-import { type Category, Colours, GREY } from './colours';
+import { type Category, Colours } from './colours';
 import { boxOf, Dataset } from './dataset';
 import { after, type Detail, nextPart, startDetail } from './detail';
 import { calm } from './dom';
@@ -13,12 +13,12 @@ import { Known } from './known';
 import { decodeView, type View } from './link';
 import type { FrameCache, Source } from './loader';
 import { drawOverlay, type Mark } from './overlay';
-import { css, RAMPS, SCHEMES } from './palettes';
-import { codeOf, inside, nearest, positionOf, project } from './pick';
+import { RAMPS, SCHEMES } from './palettes';
 import { advance, grown, type Playback, seek } from './playback';
 import { type Box, type Margins, PointScene } from './scene';
+import { Seen } from './seen';
 import { Shown } from './shown';
-import { ABSENT, type Colouring, Slots } from './slots';
+import { type Colouring, Slots } from './slots';
 import { Trails } from './trails';
 import type { Parsed, Selection } from './wire';
 
@@ -39,9 +39,10 @@ export class App {
   size = 8;
   opacity = 1;
   /** How long our own work on a picture took: filling a frame, and all of a turn of the loop but the fill. */
-  readonly times = { fillMs: 0, turnMs: 0, pickMs: 0, pictureMs: 0 };
+  readonly times = { fillMs: 0, turnMs: 0, pictureMs: 0 };
 
   private slots = new Slots(0);
+  readonly seen: Seen;
   readonly shown: Shown;
   private detail: Detail = startDetail();
   readonly trails = new Trails();
@@ -69,6 +70,7 @@ export class App {
     this.feed = new Feed(client, this.dataset, (points, frames) => this.grow(points, frames), notice);
     this.edges = new Edges(() => this.redraw(), notice);
     this.shown = new Shown(this.dataset, this.scene, client, () => this.redraw(), notice);
+    this.seen = new Seen(this.scene, this.shown, () => this.slots);
   }
 
   /** Loads what there is, then waits for more as long as the page is open. */
@@ -276,24 +278,10 @@ export class App {
     else if (loaded.value) this.redraw();
   }
 
-  /** The row of the point under a place of the canvas. */
-  pick(x: number, y: number, radius: number): number | undefined {
-    const begin = performance.now();
-    const slot = nearest(this.scene.between(), this.scene.screen(), this.shown.available(), x, y, radius);
-    this.times.pickMs = performance.now() - begin;
-    return slot === undefined ? undefined : this.slots.rowOf(slot);
-  }
-
   setHover(row: number | undefined): void {
     if (row === this.hover) return;
     this.hover = row;
     this.drawOver();
-  }
-
-  /** The rows of the shown points within the lasso. */
-  caught(): number[] {
-    const slots = inside(this.scene.between(), this.scene.screen(), this.shown.available(), this.lasso);
-    return slots.map((slot) => this.slots.rowOf(slot)).sort((a, b) => a - b);
   }
 
   async saveSelections(selections: readonly Selection[]): Promise<boolean> {
@@ -308,25 +296,6 @@ export class App {
     return saved.ok;
   }
 
-  /** Whether what lies in the graphics card tells of a point: in a sample few are. */
-  private isHere(row: number): boolean {
-    return row < this.slots.points && this.slots.slotOf(row) < this.shown.available();
-  }
-
-  spotOf(row: number): { x: number; y: number; depth: number } | undefined {
-    const at = new Float64Array(3);
-    if (!this.isHere(row) || !positionOf(this.scene.between(), this.slots.slotOf(row), at)) return undefined;
-    return project(this.scene.screen(), at);
-  }
-
-  colourOf(row: number): string {
-    if (!this.isHere(row)) return css(GREY);
-    const code = codeOf(this.scene.between(), this.slots.slotOf(row));
-    if (code === ABSENT) return css(GREY);
-    const { colours } = this.scene;
-    return css([colours[code * 4], colours[code * 4 + 1], colours[code * 4 + 2]]);
-  }
-
   /** What is known of a point: all, once `known` has been asked for it. */
   details(row: number): Details {
     const { edits } = this.colours;
@@ -338,19 +307,6 @@ export class App {
       label: edits.labels.get(id) ?? point?.label ?? '',
       facts: factsOf(this.dataset, edits, row, point, this.dataset.frames[frame], this.cache.get(frame)),
     };
-  }
-
-  /** Points in the frame that is shown, for each code of a colour; undefined while only a sample of them is there. */
-  counts(): Map<number, number> | undefined {
-    if (this.shown.available() < this.slots.points) return undefined;
-    const array = this.scene.array(0);
-    const counts = new Uint32Array(65_536);
-    for (let i = 3; i < array.length; i += 4) counts[array[i]]++;
-    const found = new Map<number, number>();
-    counts.forEach((count, code) => {
-      if (count > 0 && code !== ABSENT) found.set(code, count);
-    });
-    return found;
   }
 
   /** How many of the points are drawn now. */
@@ -446,16 +402,16 @@ export class App {
 
   drawOver(): void {
     const mark = (row: number): Mark[] => {
-      const spot = this.spotOf(row);
+      const spot = this.seen.spotOf(row);
       const id = this.known.get(row)?.id ?? '';
       const label = this.colours.edits.labels.get(id) ?? id;
       return spot === undefined
         ? []
-        : [{ spot, label, glyph: this.marked.get(id) ?? 'circle', colour: this.colourOf(row) }];
+        : [{ spot, label, glyph: this.marked.get(id) ?? 'circle', colour: this.seen.colourOf(row) }];
     };
     drawOverlay(this.overlay, {
       marks: this.chosen.flatMap(mark),
-      trails: this.trails.seen(this.chosen, this.scene, this.playback.position, (row) => this.colourOf(row)),
+      trails: this.trails.seen(this.chosen, this.scene, this.playback.position, (row) => this.seen.colourOf(row)),
       hover: this.hover === undefined || this.chosen.includes(this.hover) ? undefined : mark(this.hover)[0],
       axes: this.axisLabels(),
       lasso: this.lasso,

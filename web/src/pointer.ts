@@ -67,7 +67,7 @@ export class Pointer {
     } else if (this.down === undefined && event.pointerType === 'mouse') {
       // Where there are very many points only when the pointer rests; where that would stop the page, only a click asks.
       clearTimeout(this.hovering);
-      const { pickMs } = this.app.times;
+      const { pickMs } = this.app.seen;
       if (pickMs > 100) return;
       this.hovering = window.setTimeout(() => void this.showTip(x, y, MOUSE_PX), pickMs > 12 ? 120 : 8);
     }
@@ -78,11 +78,11 @@ export class Pointer {
     const still = this.down !== undefined && Math.hypot(x - this.down.x, y - this.down.y) < 5;
     this.down = undefined;
     if (this.lassoing) {
-      if (this.app.lasso.length >= 6) void this.nameGroup(this.app.caught());
+      if (this.app.lasso.length >= 6) void this.nameGroup(this.app.seen.caught(this.app.lasso));
       else this.setLasso(false);
     } else if (still) {
       const radius = event.pointerType === 'mouse' ? MOUSE_PX : FINGER_PX;
-      const row = this.app.pick(x, y, radius);
+      const row = this.app.seen.pick(x, y, radius);
       if (row !== undefined) this.app.toggleChosen(row);
       void this.showTip(x, y, radius);
     }
@@ -95,7 +95,7 @@ export class Pointer {
 
   private async showTip(x: number, y: number, radius: number): Promise<void> {
     const { app, tip } = this;
-    const row = app.pick(x, y, radius);
+    const row = app.seen.pick(x, y, radius);
     app.setHover(row);
     if (row === undefined) {
       tip.hidden = true;

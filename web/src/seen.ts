@@ -1,0 +1,67 @@
+// Which points are where on the screen, by what lies in the graphics card.
+
+import { GREY } from './colours';
+import { css } from './palettes';
+import { codeOf, inside, nearest, positionOf, project, type Spot } from './pick';
+import type { PointScene } from './scene';
+import type { Shown } from './shown';
+import { ABSENT, type Slots } from './slots';
+
+export class Seen {
+  /** How long the last search for the point under the pointer took. */
+  pickMs = 0;
+
+  constructor(
+    private readonly scene: PointScene,
+    private readonly shown: Shown,
+    private readonly slots: () => Slots,
+  ) {}
+
+  /** The row of the point under a place of the canvas. */
+  pick(x: number, y: number, radius: number): number | undefined {
+    const begin = performance.now();
+    const slot = nearest(this.scene.between(), this.scene.screen(), this.shown.available(), x, y, radius);
+    this.pickMs = performance.now() - begin;
+    return slot === undefined ? undefined : this.slots().rowOf(slot);
+  }
+
+  /** The rows of the shown points within the lasso. */
+  caught(lasso: readonly number[]): number[] {
+    const slots = inside(this.scene.between(), this.scene.screen(), this.shown.available(), lasso);
+    return slots.map((slot) => this.slots().rowOf(slot)).sort((a, b) => a - b);
+  }
+
+  /** Whether what lies in the graphics card tells of a point: in a sample few are. */
+  private isHere(row: number): boolean {
+    return row < this.slots().points && this.slots().slotOf(row) < this.shown.available();
+  }
+
+  /** Where a point is, if it is there. */
+  spotOf(row: number): Spot | undefined {
+    const at = new Float64Array(3);
+    if (!this.isHere(row) || !positionOf(this.scene.between(), this.slots().slotOf(row), at)) return undefined;
+    return project(this.scene.screen(), at);
+  }
+
+  /** As CSS; grey if it is not there. */
+  colourOf(row: number): string {
+    if (!this.isHere(row)) return css(GREY);
+    const code = codeOf(this.scene.between(), this.slots().slotOf(row));
+    if (code === ABSENT) return css(GREY);
+    const { colours } = this.scene;
+    return css([colours[code * 4], colours[code * 4 + 1], colours[code * 4 + 2]]);
+  }
+
+  /** Points in the frame that is shown, for each code of a colour; undefined while only a sample of them is there. */
+  counts(): Map<number, number> | undefined {
+    if (this.shown.available() < this.slots().points) return undefined;
+    const array = this.scene.array(0);
+    const counts = new Uint32Array(65_536);
+    for (let i = 3; i < array.length; i += 4) counts[array[i]]++;
+    const found = new Map<number, number>();
+    counts.forEach((count, code) => {
+      if (count > 0 && code !== ABSENT) found.set(code, count);
+    });
+    return found;
+  }
+}
