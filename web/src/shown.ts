@@ -77,7 +77,9 @@ export class Shown {
     const first = Math.floor(position);
     const second = Math.min(first + 1, frames - 1);
     const rests = this.rests(position, playback.playing);
-    const ahead = Math.min(AHEAD_MAX, Math.max(AHEAD_MIN, Math.ceil(AHEAD_S * playback.framesPerS)));
+    // Who waits for a frame shall not wait for those behind it too.
+    const waits = !playback.playing && this.loaded[0] !== first;
+    const ahead = waits ? 0 : Math.min(AHEAD_MAX, Math.max(AHEAD_MIN, Math.ceil(AHEAD_S * playback.framesPerS)));
     const next = wanted(position, frames, ahead);
     this.samples.want(next.filter((frame) => this.isSampled(frame)));
     const whole = rests ? [first, ...(position > first ? [second] : [])] : [];
@@ -92,6 +94,8 @@ export class Shown {
     const t = position - first;
     this.between = t > 0 && this.loaded[1] === second;
     if (this.loaded[0] === first) this.scene.setBetween(this.between ? t : 0);
+    // Now it is the turn of those behind it.
+    if (waits && this.loaded[0] === first) this.came();
     return changed.includes(true);
   }
 
