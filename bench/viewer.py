@@ -3,6 +3,9 @@
     .venv/bin/python bench/viewer.py                  10,000, 100,000 and 1,000,000 points
     .venv/bin/python bench/viewer.py 10000000         so many
 
+Points have ids, as stocks or cells have. Bytes are what the page has fetched of frames and points when the first of them are to be seen, and
+when all are.
+
 Chromium draws without a graphics card here (SwiftShader), on the same cores: pictures per second say little of a machine that has
 one. What is ours are `fill` (a frame into the buffer for the card, once a frame), `turn` (the rest of a picture's script: clock,
 camera, draw calls and what lies over the points) and `pick` (the point under the pointer). Median, and in brackets the least, of repeats.
@@ -48,6 +51,11 @@ PLAYED = """(seconds) => new Promise((done) => {
 })"""
 
 
+#: Waits for a condition; what the page has fetched by then, but its own files, in MB.
+FETCHED = """() => window.tidemill && (%s) && performance.getEntriesByType('resource')
+  .filter(({ name }) => name.includes('/api/')).reduce((sum, { encodedBodySize }) => sum + encodedBodySize, 0) / 1e6"""
+
+
 def told(times: list[float]) -> str:
     """Median and least."""
     return f"{np.median(times):.1f} ({min(times):.1f})"
@@ -60,9 +68,9 @@ def main() -> None:
     if chromium is None:
         sys.exit("no Chromium; `make setup-browser` installs it")
     print(
-        "| points | write ms/frame | bytes/point/frame | to first picture s | fill ms | turn ms | pick ms | pictures/s | drawn while moving | heap MB |"
+        "| points | write ms/frame | bytes/point/frame | to first picture s, MB | to all points s, MB | find ms | fill ms | turn ms | pick ms | pictures/s | drawn while moving | heap MB |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     with sync_playwright() as playwright:
         for points in sizes:
             folder = Path(tempfile.mkdtemp(prefix="viewer-"))
@@ -70,10 +78,11 @@ def main() -> None:
             kind = rng.integers(9, size=points)
             where = rng.normal(size=(9, 3))[kind] * 3 + rng.normal(size=(points, 3)) * 0.5
             step = rng.normal(size=(points, 3)) * 0.05
+            ids = np.char.add("p", np.arange(points).astype(str))
             begin = time.perf_counter()
             with FrameWriter(folder, mode="w") as writer:
                 for frame in range(FRAMES):
-                    writer.write_frame(where + frame * step, groups={"kind": kind})
+                    writer.write_frame(where + frame * step, ids=ids, groups={"kind": kind})
             write_ms = 1000 * (time.perf_counter() - begin) / FRAMES
             bytes_all = sum(path.stat().st_size for path in folder.glob("frame-*"))
             browser = playwright.chromium.launch(
@@ -90,11 +99,16 @@ def main() -> None:
                 page.set_default_timeout(300_000)
                 begin = time.perf_counter()
                 page.goto(server.url)
-                page.wait_for_function(
-                    "() => window.tidemill && tidemill.drawn().drawn > 0 && tidemill.loaded[0] === 0"
-                )
+                fetched = lambda condition: page.wait_for_function(FETCHED % condition).json_value()  # noqa: B023, E731
+                load_mb = fetched("tidemill.drawn().drawn > 0 && tidemill.loaded[0] === 0")
                 load_s = time.perf_counter() - begin
-                page.wait_for_function("() => tidemill.drawn().drawn === tidemill.drawn().of")
+                all_mb = fetched("tidemill.drawn().drawn === tidemill.drawn().of")
+                all_s = time.perf_counter() - begin
+                begin = time.perf_counter()
+                page.fill("#query", f"P{points - 1}")
+                page.wait_for_selector("#found > *")
+                find_ms = 1000 * (time.perf_counter() - begin)
+                page.fill("#query", "")
                 fill = page.evaluate(TIMED, ["fill", REPEATS])
                 pick = page.evaluate(TIMED, ["pick", REPEATS])
                 played = page.evaluate(PLAYED, 10)
@@ -103,7 +117,8 @@ def main() -> None:
                 drawn = min(points, played["drawn"])
                 rate = 1000 / np.median(played["pictures"])
                 print(
-                    f"| {points:,} | {write_ms:.0f} | {bytes_all / FRAMES / points:.2f} | {load_s:.1f} | {told(fill)} | "
+                    f"| {points:,} | {write_ms:.0f} | {bytes_all / FRAMES / points:.2f} | {load_s:.1f}, {load_mb:.2f} | "
+                    f"{all_s:.1f}, {all_mb:.1f} | {find_ms:.0f} | {told(fill)} | "
                     f"{told(played['turns'])} | {told(pick)} | {rate:.0f} | {drawn:,} | {heap:.0f} |",
                     flush=True,
                 )

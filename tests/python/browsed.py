@@ -23,6 +23,7 @@ sync_api = pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PICTURES = Path(__file__).parents[2] / "out" / "viewer"
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TOKEN = "a-token-for-these-tests"
 
 NEEDED = [
@@ -31,6 +32,8 @@ NEEDED = [
         not (_http.STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
     ),
 ]
+
+AXE_NEEDED = pytest.mark.skipif(not AXE.exists(), reason="no axe-core; `make setup` installs it into web/node_modules")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ class Page:
 
     def spot(self, name: str) -> tuple[float, float]:
         """Where the point with this id is on the screen."""
-        found = self.get(f"tidemill.spotOf(tidemill.dataset.rowOf({json.dumps(name)}))")
+        found = self.get(f"tidemill.rowsOf([{json.dumps(name)}]).then(([row]) => tidemill.spotOf(row))")
         return found["x"], found["y"]
 
     def colours(self) -> int:
@@ -89,6 +92,16 @@ class Page:
     def picture(self, name: str) -> None:
         PICTURES.mkdir(parents=True, exist_ok=True)
         self.tab.screenshot(path=PICTURES / f"{name}.png")
+
+    def accessible(self) -> list[str]:
+        """What axe-core finds wrong with the page as it is now, by the rules of WCAG 2.2 AA and good practice."""
+        self.get(AXE.read_text())
+        rules = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
+        wrong: list[str] = self.get(
+            f"axe.run({{ runOnly: {rules} }}).then(found => found.violations.flatMap("
+            "rule => rule.nodes.map(node => `${rule.id}: ${node.html} ${node.failureSummary}`)))"
+        )
+        return wrong
 
     def close(self) -> None:
         self.tab.context.close()

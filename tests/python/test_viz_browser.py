@@ -104,7 +104,7 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     name = reader.ids[int(reader[0].rows[40])]
     page.tab.keyboard.type(name.lower())
     page.tab.keyboard.press("Enter")
-    assert page.get("tidemill.chosen.map(row => tidemill.dataset.id(row))") == [name]
+    page.until(f"() => tidemill.view().chosen.join() === {json.dumps(name)}")
     page.until("() => tidemill.trails.places && tidemill.trails.places.length === 36")
     trail = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(
@@ -113,13 +113,13 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     page.tab.mouse.move(*page.spot(name))
     page.tab.wait_for_selector("#tip:not([hidden])")
     shown = page.tab.inner_text("#tip")
-    front = page.get("tidemill.dataset.id(tidemill.hover)")
+    front = page.get("tidemill.id(tidemill.hover)")
     row = list(reader[0].rows).index(reader.ids.index(front))
     assert front in shown and str(reader[0].groups["sector"][row]) in shown and "capital" in shown
     page.picture("hover")
     page.tab.keyboard.press("Escape")
     page.tab.mouse.click(*page.spot(name))
-    assert page.get("tidemill.chosen.map(row => tidemill.dataset.id(row))") == [front]
+    page.until(f"() => tidemill.view().chosen.join() === {json.dumps(front)}")
 
 
 def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
@@ -204,6 +204,65 @@ def test_a_link_brings_the_view_back(browser: Any, page: Page, url: str) -> None
     other.close()
 
 
+@browsed.AXE_NEEDED
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everybody_can_use_it(browser: Any, folder: Path, theme: str) -> None:
+    """Controls without a name, texts without contrast, lists that a screen reader cannot read; keys that reach nothing."""
+    with Server(folder) as server:
+        page = Page(browser, server.url, color_scheme=theme, reduced_motion="reduce")
+        assert page.get("tidemill.scene.controls.enableDamping") is False
+        page.tab.click("#heat")
+        page.tab.keyboard.press("/")
+        page.tab.keyboard.type("te0")
+        page.tab.wait_for_selector("#found [role=option][aria-selected=true]")
+        page.tab.keyboard.press("ArrowDown")
+        assert page.tab.get_attribute("#query", "aria-activedescendant") == "found-1"
+        assert page.accessible() == []
+        page.tab.keyboard.press("Enter")
+        page.until("() => tidemill.chosen.length === 3")
+        page.tab.keyboard.press("?")
+        assert page.accessible() == []
+        page.tab.keyboard.press("Escape")
+        # From the first control on, Tab comes to all that can be seen.
+        page.tab.locator("#query").focus()
+        reached = set()
+        for _ in range(40):
+            page.tab.keyboard.press("Tab")
+            reached.add(page.get("document.activeElement.id"))
+        assert reached >= {
+            "legend-toggle",
+            "lasso",
+            "help",
+            "colour",
+            "scheme",
+            "size",
+            "play",
+            "scrub",
+            "speed",
+            "loop",
+        }
+        page.close()
+
+
+def test_what_is_not_there_is_said(browser: Any, tmp_path: Path) -> None:
+    """A folder without frames, and one with a single point, are no empty pages; a frame that comes is shown at once."""
+    with FrameWriter(tmp_path / "map") as writer, Server(tmp_path / "map") as server:
+        page = Page(browser, server.url, wait=False)
+        page.tab.wait_for_selector("#blank:has-text('There is no frame yet')")
+        writer.write_frame([[1, 2, 3]], ids=["x" * 300])
+        page.settled()
+        assert page.tab.is_hidden("#blank") and not page.tab.is_visible("#timeline")
+        page.until("() => document.querySelector('#status').textContent === '1 point'")
+        assert page.colours() > 20
+        page.tab.mouse.click(*page.spot("x" * 300))
+        page.tab.wait_for_selector("#chosen .name")
+        page.tab.locator("#query").fill("nobody")
+        page.tab.wait_for_selector("#found .nothing")
+        assert page.get("document.documentElement.scrollWidth") <= 1100
+        page.picture("one-point")
+        page.close()
+
+
 def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
     """Nothing may lie outside of a narrow screen; a tap chooses a point."""
     page = Page(browser, url, 390, 844, has_touch=True, is_mobile=True, device_scale_factor=2)
@@ -213,7 +272,7 @@ def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390, tool
     page.picture("phone")
     chosen = len(page.get("tidemill.chosen"))
-    page.tab.touchscreen.tap(*page.spot(page.get("tidemill.dataset.id(50)")))
+    page.tab.touchscreen.tap(*page.spot(page.get("tidemill.known.load([50]).then(() => tidemill.id(50))")))
     assert len(page.get("tidemill.chosen")) != chosen
     page.tab.tap("#legend-toggle")
     page.tab.wait_for_selector("#legend:not([hidden])")
@@ -227,8 +286,8 @@ def test_what_is_wrong_is_said(browser: Any, url: str, folder: Path) -> None:
     context = browser.new_context()
     tab = context.new_page()
     tab.goto(plain)
-    tab.wait_for_selector("#notice:not([hidden])")
-    assert "token is missing or wrong" in tab.inner_text("#notice")
+    tab.wait_for_selector("#blank:not([hidden])")
+    assert "token is missing or wrong" in tab.inner_text("#blank") and tab.inner_text("#status") == ""
     damaged = folder / "frame-000000.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
     tab.goto(url)
@@ -283,13 +342,62 @@ def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_
     page.until("() => tidemill.playback.position === 11 && !tidemill.playback.playing")
     page.settled()
     page.picture("exported")
-    assert page.colours() > 1000 and not page.tab.is_visible("#gif") and not page.tab.is_visible("#lasso")
+    assert page.colours() > 1000
     with page.tab.expect_download() as download:
         page.tab.click("#picture")
     download.value.save_as(tmp_path / "picture.png")
     assert Image.open(tmp_path / "picture.png").size == (1100, 720)
     assert [url for url in asked if not url.startswith("blob:")] == []
     page.close()
+
+
+def test_a_page_that_is_a_file_makes_gifs_and_groups(browser: Any, folder: Path, tmp_path: Path) -> None:
+    """Without a server there is no script to load for a GIF's worker, and no folder for groups: a file takes them, and gives them back."""
+    export_html(folder, tmp_path / "market.html")
+    page = Page(browser, (tmp_path / "market.html").as_uri())
+    page.tab.click("#gif")
+    page.tab.click("#play")
+    page.until("() => tidemill.playback.position > 1")
+    with page.tab.expect_download() as download:
+        page.tab.click("#gif")
+    download.value.save_as(tmp_path / "market.gif")
+    with Image.open(tmp_path / "market.gif") as gif:
+        assert getattr(gif, "n_frames", 1) > 1
+    # A group of the chosen points, with keys alone.
+    page.get("tidemill.choose([3, 1])")
+    page.tab.keyboard.press("g")
+    page.tab.keyboard.press("Enter")
+    page.tab.keyboard.type("mine")
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_selector("#categories button[title='Show or hide mine']")
+    with page.tab.expect_download() as download:
+        page.tab.click("#save-groups")
+    download.value.save_as(tmp_path / "selections.json")
+    assert json.loads((tmp_path / "selections.json").read_text()) == [{"name": "mine", "rows": [1, 3]}]
+    page.close()
+    page = Page(browser, (tmp_path / "market.html").as_uri())
+    page.tab.set_input_files("#load-groups", {"name": "bad.json", "mimeType": "application/json", "buffer": b"[1]"})
+    page.tab.wait_for_selector("#notice:has-text('bad.json: a saved group lacks a name or rows')")
+    page.tab.set_input_files("#load-groups", tmp_path / "selections.json")
+    page.tab.wait_for_selector("#categories button[title='Show or hide mine']")
+    assert page.get("tidemill.dataset.selections") == [{"name": "mine", "rows": [1, 3]}]
+    page.close()
+
+
+def test_names_are_not_loaded_before_they_are_needed(browser: Any, folder: Path) -> None:
+    """Of very many points names are more than all else: a page must fetch of the points' file only what it colours by."""
+    with Server(folder) as server:
+        page = Page(browser, server.url)
+        asked: list[str] = []
+        page.tab.on("request", lambda request: asked.append(urllib.parse.unquote_plus(request.url)))
+        page.tab.reload()
+        page.settled()
+        of_points = [url for url in asked if "/points-" in url]
+        assert of_points and all('tensors=["group.sector"]' in url for url in of_points), of_points
+        page.tab.select_option("#colour", "change")
+        page.settled()
+        assert page.colours() > 1000
+        page.close()
 
 
 def test_what_cannot_be_exported_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

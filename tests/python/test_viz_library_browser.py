@@ -117,7 +117,7 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     page.tab.press("#category-name", "Enter")
     page.tab.click("button[title='Show or hide Utilities']")
     page.tab.keyboard.press("Escape")
-    row = page.get("tidemill.dataset.rowOf('FI095') ?? 30")
+    row = page.get("tidemill.rowsOf(['FI095']).then(([row]) => row ?? 30)")
     page.get(f"tidemill.choose([{row}])")
     page.tab.click("#chosen button:not(.follow)")
     page.tab.fill("#point-name", "the odd one")
@@ -133,7 +133,7 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     page.tab.wait_for_selector("#versions [aria-current=true]:has-text('My version')")
     page.picture("library-version")
     kept = {change["set"]: change["value"] for change in library.changes(plot, 1)}
-    point = page.get(f"tidemill.dataset.id({row})")
+    point = page.get(f"tidemill.known.load([{row}]).then(() => tidemill.id({row}))")
     assert kept.pop("view").startswith("frame=3")
     assert kept == {
         "colour": "#ff00ff", "name": "Oil <b>&</b> gas", "hidden": True, "label": "the odd one", "glyph": "star", "group": [0, 3],
@@ -199,8 +199,8 @@ def test_a_shared_link_only_shows(browser: Any, url: str, library: Library, plot
     context = browser.new_context()
     tab = context.new_page()
     tab.goto(link)
-    tab.wait_for_selector("#notice:not([hidden])")
-    assert "withdrawn" in tab.inner_text("#notice")
+    tab.wait_for_selector("#blank:not([hidden])")
+    assert "withdrawn" in tab.inner_text("#blank")
     context.close()
 
 
@@ -242,4 +242,24 @@ def test_edges_are_drawn_between_points_that_are_shown(
     assert page.get(lines) == 1
     page.tab.click("#edges")
     assert page.get(lines) == 0 and page.tab.get_attribute("#edges", "aria-pressed") == "false"
+    page.close()
+
+
+@browsed.AXE_NEEDED
+def test_everybody_can_use_the_library(browser: Any, url: str, plot: str) -> None:
+    """Controls without a name, texts without contrast: in the list, in its dialogs, and beside a plot."""
+    page = Page(browser, url, wait=False)
+    page.tab.wait_for_selector("#plots .title")
+    assert page.accessible() == []
+    page.tab.click("#upload")
+    assert page.accessible() == []
+    page.tab.click("#cancel")
+    page.tab.click("#plots .head button")
+    assert page.accessible() == []
+    page.tab.keyboard.press("Escape")
+    page.tab.click("#plots .title")
+    page.settled()
+    page.tab.click("#about-toggle")
+    page.tab.click("#chosen button:not(.follow) >> nth=0")
+    assert page.accessible() == []
     page.close()

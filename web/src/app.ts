@@ -1,27 +1,32 @@
 // What is shown, and the loop that draws it. The page's controls change it through methods and hear of changes.
 
+import { axisLabels } from './axes';
 import { type Category, Colours, GREY } from './colours';
 import { boxOf, Dataset } from './dataset';
 import { after, type Detail, nextPart, startDetail } from './detail';
+import { calm } from './dom';
 import { Edges } from './edges';
-import { categoryKey, type Edits } from './edits';
+import type { Edits } from './edits';
+import { type Fact, factsOf } from './facts';
+import { Feed } from './feed';
+import { Known } from './known';
 import { decodeView, type View } from './link';
 import type { FrameCache, Source } from './loader';
 import { drawOverlay, type Mark } from './overlay';
 import { css, RAMPS, SCHEMES } from './palettes';
 import { codeOf, inside, nearest, positionOf, project } from './pick';
 import { advance, grown, type Playback, seek } from './playback';
-import { type Box, PointScene } from './scene';
+import { type Box, type Margins, PointScene } from './scene';
 import { Shown } from './shown';
-import { ABSENT, type Colouring, lookUp, Slots } from './slots';
+import { ABSENT, type Colouring, Slots } from './slots';
 import { Trails } from './trails';
-import { type Line, MISSING, parseLine, type Selection, STEPS, type Tensors } from './wire';
+import type { Parsed, Selection } from './wire';
 
 /** Most trajectories that are drawn. */
 export const CHOSEN_MAX = 50;
 
-export type Details = { id: string; label: string; facts: (readonly [string, string])[] };
-export type Theme = { ink: string; paper: string };
+export type Details = { id: string; label: string; facts: readonly Fact[] };
+export type Theme = { ink: string; soft: string; paper: string };
 
 export class App {
   readonly dataset = new Dataset();
@@ -41,12 +46,13 @@ export class App {
   private detail: Detail = startDetail();
   readonly trails = new Trails();
   readonly edges: Edges;
-  private end = 0;
+  readonly known: Known;
+  private readonly feed: Feed;
   private moving = true;
   private last: number | undefined;
   private scheduled = false;
   private world: Box | undefined;
-  private theme: Theme = { ink: '#000', paper: '#fff' };
+  private theme: Theme = { ink: '#000', soft: '#555', paper: '#fff' };
 
   constructor(
     private readonly client: Source,
@@ -56,62 +62,25 @@ export class App {
     private readonly overlay: HTMLCanvasElement,
     /** `data`: what there is has changed; `time`: only what is shown of it. */
     private readonly changed: (what: 'data' | 'time') => void,
-    private readonly notice: (text: string) => void,
+    private readonly notice: (text: string, wrong?: boolean) => void,
   ) {
     this.scene = new PointScene(points, () => this.redraw());
+    this.known = new Known(client, notice);
+    this.feed = new Feed(client, this.dataset, (points, frames) => this.grow(points, frames), notice);
     this.edges = new Edges(() => this.redraw(), notice);
     this.shown = new Shown(this.dataset, this.scene, client, () => this.redraw(), notice);
   }
 
   /** Loads what there is, then waits for more as long as the page is open. */
-  async start(): Promise<boolean> {
-    if (!(await this.more(false))) return false;
+  async start(): Promise<Parsed<void>> {
+    const begun = await this.feed.start();
+    if (!begun.ok) return begun;
     const saved = this.inLibrary ? undefined : await this.client.selections();
     if (saved?.ok) this.dataset.takeSelections(saved.value);
     else if (saved !== undefined) this.notice(saved.reason);
     this.colourBy(this.firstColouring());
-    void this.follow();
-    return true;
-  }
-
-  private async follow(): Promise<void> {
-    while (true) {
-      // A server that is gone may come back; asking more often would not help.
-      if (!(await this.more(true))) await new Promise((wake) => setTimeout(wake, 3000));
-    }
-  }
-
-  /** Takes the lines of the index that are new. */
-  private async more(wait: boolean): Promise<boolean> {
-    const got = await this.client.index(this.end, wait);
-    if (!got.ok) {
-      this.notice(got.reason);
-      return false;
-    }
-    // All that is needed first: what is drawn meanwhile must not find points that have no place in memory yet.
-    const news: (readonly [Line, Tensors | undefined])[] = [];
-    for (const [number, text] of got.value.lines.entries()) {
-      const line = parseLine(text, this.end === 0 && number === 0);
-      if (!line.ok) {
-        this.notice(line.reason);
-        return false;
-      }
-      const file = line.value.kind === 'points' ? line.value.file : undefined;
-      const tensors = file === undefined ? undefined : await this.client.tensors(file);
-      if (tensors !== undefined && !tensors.ok) {
-        this.notice(tensors.reason);
-        return false;
-      }
-      news.push([line.value, tensors?.value]);
-    }
-    this.end = got.value.end;
-    const [points, frames] = [this.dataset.points, this.dataset.frames.length];
-    for (const [line, tensors] of news) {
-      const taken = this.dataset.take(line, tensors);
-      if (!taken.ok) this.notice(taken.reason);
-    }
-    if (got.value.lines.length > 0) this.grow(points, frames);
-    return true;
+    void this.feed.follow();
+    return begun;
   }
 
   private grow(pointsBefore: number, framesBefore: number): void {
@@ -125,7 +94,7 @@ export class App {
       if (this.dataset.selections.length > 0) this.dataset.takeSelections(this.dataset.selections);
     }
     if (frames.length !== framesBefore) this.setWorld();
-    this.playback = grown(this.playback, framesBefore, frames.length);
+    this.playback = grown(this.playback, framesBefore, frames.length, calm());
     if (this.colouring.kind !== 'plain') this.colourBy(this.colouring.name);
     if (this.chosen.length > 0) void this.loadTrails();
     this.changed('data');
@@ -140,8 +109,10 @@ export class App {
       box.low.every((x, i) => x >= (this.world as Box).low[i]) &&
       box.high.every((x, i) => x <= (this.world as Box).high[i]);
     if (fits) return;
+    const first = this.world === undefined;
     this.world = box;
     this.scene.setWorld(box);
+    if (first) this.scene.resetCamera();
     for (const which of [0, 1] as const) {
       const frame = this.dataset.frames[this.shown.loaded[which]];
       if (frame !== undefined) this.scene.setBox(which, frame);
@@ -210,13 +181,17 @@ export class App {
   }
 
   /** Shows what a version changes: colours, names, groups, and the view if it has one. */
-  setEdits(edits: Edits): void {
+  async setEdits(edits: Edits): Promise<void> {
     this.colours.setEdits(edits);
     if (this.inLibrary) this.dataset.takeSelections([...edits.groups].map(([name, rows]) => ({ name, rows })));
     this.colourBy(this.colouring.kind === 'plain' ? this.firstColouring() : this.colouring.name);
-    const marked = [...this.marked.keys()].map((id) => this.dataset.rowOf(id)).filter((row) => row !== undefined);
-    this.choose(marked);
-    if (edits.view !== undefined) this.setView(decodeView(edits.view));
+    await this.chooseMarked();
+    if (edits.view !== undefined) await this.setView(decodeView(edits.view));
+  }
+
+  /** Chooses the points that are drawn large. */
+  async chooseMarked(): Promise<void> {
+    this.choose(await this.known.rowsOf([...this.marked.keys()]));
   }
 
   /** Changes something: tells the edits of now, to be changed, and shows them. */
@@ -252,8 +227,8 @@ export class App {
     this.setLook(this.size, this.opacity);
   }
 
-  resize(width: number, height: number): void {
-    this.scene.resize(width, height);
+  resize(width: number, height: number, margins: Margins): void {
+    this.scene.resize(width, height, margins);
     const ratio = Math.min(window.devicePixelRatio, 2);
     this.overlay.width = width * ratio;
     this.overlay.height = height * ratio;
@@ -265,9 +240,30 @@ export class App {
   choose(rows: readonly number[]): void {
     this.chosen = [...new Set(rows)].slice(0, CHOSEN_MAX);
     this.trails.clear();
-    if (this.chosen.length > 0) void this.loadTrails();
+    if (this.chosen.length > 0) {
+      void this.loadTrails();
+      void this.learn(this.chosen);
+    }
     this.redraw();
     this.changed('data');
+  }
+
+  /** Asks what these points are called, and shows it; points whose names are known are shown with them at once. */
+  private async learn(rows: readonly number[]): Promise<void> {
+    if (rows.every((row) => this.known.get(row) !== undefined)) return;
+    if (await this.known.load(rows)) {
+      this.redraw();
+      this.changed('data');
+    }
+  }
+
+  /** The name of a point; its row until the server has said it. */
+  id(row: number): string {
+    return this.known.get(row)?.id ?? String(row);
+  }
+
+  rowsOf(ids: readonly string[]): Promise<number[]> {
+    return this.known.rowsOf(ids);
   }
 
   toggleChosen(row: number): void {
@@ -331,25 +327,17 @@ export class App {
     return css([colours[code * 4], colours[code * 4 + 1], colours[code * 4 + 2]]);
   }
 
+  /** What is known of a point: all, once `known` has been asked for it. */
   details(row: number): Details {
-    const facts: [string, string][] = [];
+    const { edits } = this.colours;
     const frame = Math.round(this.playback.position);
-    const line = this.dataset.frames[frame];
-    // Of a sample's points nobody knows where in it they are.
-    const tensors = this.cache.get(frame);
-    const at = line === undefined || tensors === undefined ? undefined : lookUp(line, tensors, row);
-    for (const [name, { names, codes }] of this.dataset.groupings) {
-      const own = tensors?.get(`group.${name}`)?.data;
-      const code = own !== undefined && at !== undefined ? own[at] : codes[row];
-      const category = names[code] ?? '?';
-      if (code !== MISSING) facts.push([name, this.colours.edits.names.get(categoryKey(name, category)) ?? category]);
-    }
-    for (const [name, [low, high]] of line?.values ?? []) {
-      const step = at === undefined ? MISSING : (tensors?.get(`value.${name}`)?.data[at] ?? MISSING);
-      if (step !== MISSING) facts.push([name, shortNumber(low + (step * (high - low)) / STEPS)]);
-    }
-    const id = this.dataset.id(row);
-    return { id, label: this.colours.edits.labels.get(id) ?? this.dataset.label(row), facts };
+    const point = this.known.get(row);
+    const id = this.id(row);
+    return {
+      id,
+      label: edits.labels.get(id) ?? point?.label ?? '',
+      facts: factsOf(this.dataset, edits, row, point, this.dataset.frames[frame], this.cache.get(frame)),
+    };
   }
 
   /** Points in the frame that is shown, for each code of a colour; undefined while only a sample of them is there. */
@@ -382,25 +370,22 @@ export class App {
       colour: this.colouring.kind === 'plain' ? '' : this.colouring.name,
       scheme: this.scheme,
       hidden: [...this.colours.hiddenNames()],
-      chosen: this.chosen.map((row) => this.dataset.id(row)),
+      chosen: this.chosen.map((row) => this.id(row)),
       camera: this.scene.cameraState(),
       size: this.size,
       opacity: this.opacity,
     };
   }
 
-  setView(view: Partial<View>): void {
+  async setView(view: Partial<View>): Promise<void> {
     if (view.colour !== undefined) this.colourBy(view.colour);
     if (view.scheme !== undefined) this.setScheme(view.scheme);
     if (view.hidden !== undefined) for (const name of view.hidden) this.colours.hiddenNames().add(name);
     if (view.camera !== undefined) this.scene.setCamera(view.camera);
     this.setLook(view.size ?? this.size, view.opacity ?? this.opacity);
-    if (view.chosen !== undefined) {
-      const rows = view.chosen.map((id) => this.dataset.rowOf(id)).filter((row) => row !== undefined);
-      this.choose(rows);
-    }
     if (view.frame !== undefined) this.seek(view.frame);
     this.paint();
+    if (view.chosen !== undefined) this.choose(await this.known.rowsOf(view.chosen));
   }
 
   // ---- the loop
@@ -462,7 +447,7 @@ export class App {
   drawOver(): void {
     const mark = (row: number): Mark[] => {
       const spot = this.spotOf(row);
-      const id = this.dataset.id(row);
+      const id = this.known.get(row)?.id ?? '';
       const label = this.colours.edits.labels.get(id) ?? id;
       return spot === undefined
         ? []
@@ -472,13 +457,16 @@ export class App {
       marks: this.chosen.flatMap(mark),
       trails: this.trails.seen(this.chosen, this.scene, this.playback.position, (row) => this.colourOf(row)),
       hover: this.hover === undefined || this.chosen.includes(this.hover) ? undefined : mark(this.hover)[0],
+      axes: this.axisLabels(),
       lasso: this.lasso,
       times: this.dataset.frames.map((frame) => frame.time),
       ...this.theme,
     });
   }
-}
 
-export function shortNumber(value: number): string {
-  return Number(value.toPrecision(4)).toLocaleString('en', { maximumSignificantDigits: 4 });
+  private axisLabels() {
+    const { header } = this.dataset;
+    if (header === undefined || this.world === undefined) return [];
+    return axisLabels(this.scene.screen(), this.scene.half, this.world.low, this.world.high, header.axes);
+  }
 }

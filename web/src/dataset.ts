@@ -1,4 +1,4 @@
-// What the lines of the index add up to: points, groupings and frames. Knows neither network nor page.
+// What the lines of the index add up to: how many points, groupings and frames. Knows neither network nor page, and no point by name.
 
 import {
   bad,
@@ -9,45 +9,15 @@ import {
   type Parsed,
   type Selection,
   type Tensors,
-  tensor16,
 } from './wire';
 
 export type Grouping = {
   names: string[];
-  /** The category of each point in its first frame. */
-  codes: Uint16Array;
+  /** The category of each point in its first frame; undefined until somebody has asked for it (`Categories`). */
+  codes: Uint16Array | undefined;
 };
-
-/** Texts one after the other, decoded when they are asked for: a million of them as strings would take long. */
-export class Texts {
-  private readonly decoder = new TextDecoder();
-  private readonly parts: { from: number; offsets: Uint32Array; bytes: Uint8Array }[] = [];
-
-  get empty(): boolean {
-    return this.parts.length === 0;
-  }
-
-  /** Adds the texts of points from row `from` on. */
-  add(name: string, from: number, count: number, tensors: Tensors): Parsed<void> {
-    const offsets = tensors.get(`${name}.offsets`)?.data;
-    const bytes = tensors.get(`${name}.bytes`)?.data;
-    if (offsets === undefined && bytes === undefined) return { ok: true, value: undefined };
-    if (!(offsets instanceof Uint32Array) || !(bytes instanceof Uint8Array) || offsets.length !== count + 1)
-      return bad(`the texts ${name} make no sense`);
-    this.parts.push({ from, offsets, bytes });
-    return { ok: true, value: undefined };
-  }
-
-  at(row: number): string | undefined {
-    for (let i = this.parts.length - 1; i >= 0; i--) {
-      const { from, offsets, bytes } = this.parts[i];
-      const at = row - from;
-      if (at >= 0)
-        return at + 1 < offsets.length ? this.decoder.decode(bytes.subarray(offsets[at], offsets[at + 1])) : undefined;
-    }
-    return undefined;
-  }
-}
+/** Points that came together, and the file that tells of them. */
+export type Batch = { from: number; count: number; file: string | undefined };
 
 /** What the groups that readers make are called as a grouping. */
 export const MINE = 'my groups';
@@ -57,13 +27,10 @@ export class Dataset {
   points = 0;
   readonly frames: FrameLine[] = [];
   readonly groupings = new Map<string, Grouping>();
-  readonly ids = new Texts();
-  readonly labels = new Texts();
+  readonly batches: Batch[] = [];
   selections: readonly Selection[] = [];
-  private names: string[] = [];
 
-  /** Takes a line; `tensors` are those of the file that a line of points names. */
-  take(line: Line, tensors?: Tensors): Parsed<void> {
+  take(line: Line): Parsed<void> {
     switch (line.kind) {
       case 'header':
         this.header = line;
@@ -73,53 +40,19 @@ export class Dataset {
         this.frames.push(line);
         break;
       case 'categories': {
-        const grouping = this.groupings.get(line.grouping) ?? {
-          names: [],
-          codes: new Uint16Array(this.points).fill(MISSING),
-        };
+        const grouping = this.groupings.get(line.grouping) ?? { names: [], codes: undefined };
         grouping.names.push(...line.names);
         this.groupings.set(line.grouping, grouping);
         break;
       }
       case 'points':
-        return this.addPoints(line.count, tensors ?? new Map());
+        this.batches.push({ from: this.points, count: line.count, file: line.file });
+        this.points += line.count;
+        break;
       case 'other':
         break;
     }
     return { ok: true, value: undefined };
-  }
-
-  /** The name of a point: its number where it has no other. */
-  id(row: number): string {
-    return this.ids.at(row) ?? String(row);
-  }
-
-  label(row: number): string {
-    return this.labels.at(row) ?? '';
-  }
-
-  /** Rows whose id or label has the text, ids that begin with it first. */
-  search(text: string, most: number): number[] {
-    if (this.ids.empty && this.labels.empty) {
-      const row = /^\d{1,10}$/.test(text.trim()) ? Number(text) : Number.NaN;
-      return row < this.points ? [row] : [];
-    }
-    for (let row = this.names.length; row < this.points; row++)
-      this.names.push(`${this.id(row)}\n${this.label(row)}`.toLowerCase());
-    const wanted = text.trim().toLowerCase();
-    if (wanted === '') return [];
-    const first: number[] = [];
-    const later: number[] = [];
-    for (let row = 0; row < this.points && first.length < most; row++) {
-      const found = this.names[row].indexOf(wanted);
-      if (found === 0) first.push(row);
-      else if (found > 0 && later.length < most) later.push(row);
-    }
-    return [...first, ...later].slice(0, most);
-  }
-
-  rowOf(id: string): number | undefined {
-    return this.search(id, 1000).find((row) => this.id(row) === id);
   }
 
   /** Takes the groups that readers have made as a grouping; in several, a point is in the last one. */
@@ -134,28 +67,6 @@ export class Dataset {
       for (const row of rows) if (row < this.points) codes[row] = code;
     });
     this.groupings.set(MINE, { names: selections.map(({ name }) => name), codes });
-  }
-
-  private addPoints(count: number, tensors: Tensors): Parsed<void> {
-    for (const [name, texts] of [
-      ['id', this.ids],
-      ['label', this.labels],
-    ] as const) {
-      const added = texts.add(name, this.points, count, tensors);
-      if (!added.ok) return added;
-    }
-    for (const [name, grouping] of this.groupings) {
-      const codes = new Uint16Array(this.points + count).fill(MISSING);
-      codes.set(grouping.codes);
-      if (tensors.has(`group.${name}`)) {
-        const first = tensor16(tensors, `group.${name}`, count);
-        if (!first.ok) return first;
-        codes.set(first.value, this.points);
-      }
-      grouping.codes = codes;
-    }
-    this.points += count;
-    return { ok: true, value: undefined };
   }
 }
 

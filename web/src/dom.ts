@@ -49,6 +49,34 @@ export function setIcon(button: HTMLElement, name: string): void {
   button.setAttribute('aria-label', button.title);
 }
 
+let noticed: ReturnType<typeof setTimeout> | undefined;
+
+/** Says something for a while, longer if something is wrong. */
+export function notice(text: string, wrong = true): void {
+  const box = byId('notice');
+  box.textContent = text;
+  box.classList.toggle('wrong', wrong);
+  box.hidden = false;
+  clearTimeout(noticed);
+  noticed = setTimeout(() => (box.hidden = true), wrong ? 8000 : 2500);
+}
+
+/** Makes the page light or dark as its reader's system is; returns what changes that. */
+export function startTheme(changed: () => void): () => void {
+  const root = document.documentElement;
+  const set = (dark: boolean) => {
+    root.dataset.theme = dark ? 'dark' : 'light';
+    changed();
+  };
+  set(matchMedia('(prefers-color-scheme: dark)').matches);
+  return () => set(root.dataset.theme !== 'dark');
+}
+
+/** Whether its reader wants as little motion as may be. */
+export function calm(): boolean {
+  return matchMedia('(prefers-reduced-motion: reduce)').matches;
+}
+
 /** Offers data as a file to save. */
 export function download(blob: Blob, name: string): void {
   const link = make('a');

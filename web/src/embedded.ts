@@ -1,17 +1,20 @@
 // Frames that lie in the page itself: a file that `tidemill view --export` has written, which opens without a server.
 
 import type { Source } from './loader';
+import { Names } from './names';
 import { lookUp } from './slots';
 import {
   bad,
   type FrameLine,
   type Parsed,
+  type Point,
   parseLine,
   parseSelections,
   parseTensors,
   type Selection,
   STEPS,
   type Tensors,
+  type Which,
 } from './wire';
 
 /** The elements of the page with files in them, in base64, and by their names. */
@@ -25,6 +28,7 @@ export function isEmbedded(): boolean {
 
 export class Embedded implements Source {
   private readonly frames: FrameLine[] = [];
+  private readonly names = new Names();
 
   async index(_from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>> {
     // Nothing comes any more.
@@ -38,6 +42,11 @@ export class Embedded implements Source {
     for (const [number, text] of lines.entries()) {
       const line = parseLine(text, number === 0);
       if (line.ok && line.value.kind === 'frame') this.frames.push(line.value);
+      if (!line.ok || line.value.kind !== 'points') continue;
+      const { count, file } = line.value;
+      const tensors: Parsed<Tensors> = file === undefined ? { ok: true, value: new Map() } : await this.tensors(file);
+      const added = tensors.ok ? this.names.add(count, tensors.value) : tensors;
+      if (!added.ok) return added;
     }
     return { ok: true, value: { lines, end: bytes.length } };
   }
@@ -46,6 +55,10 @@ export class Embedded implements Source {
     const bytes = read(file);
     const parsed = bytes === undefined ? bad('it is not in the page') : parseTensors(bytes.buffer);
     return parsed.ok ? parsed : bad(`${file}: ${parsed.reason}`);
+  }
+
+  async points(which: Which): Promise<Parsed<Point[]>> {
+    return { ok: true, value: this.names.get(which) };
   }
 
   async trajectories(rows: readonly number[]): Promise<Parsed<Float32Array>> {
@@ -64,7 +77,8 @@ export class Embedded implements Source {
   }
 
   async saveSelections(): Promise<Parsed<unknown>> {
-    return bad('This page is a file, which keeps no groups.');
+    // They are there as long as the page is open; its reader can save them as a file.
+    return { ok: true, value: undefined };
   }
 }
 

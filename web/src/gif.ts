@@ -1,6 +1,8 @@
 // Records what is seen as an animated GIF; colours are counted and packed in a worker, so that the page stays live.
 
 import { combined } from './export';
+// Within the script: a page that is a file can load no other.
+import GifWorker from './gif-worker?worker&inline';
 
 /** Pictures per second, longest side in pixels, and longest time. */
 const RATE = 10;
@@ -23,7 +25,7 @@ export class GifRecorder {
 
   /** Records until `stop`, or for as long as may be; then hands over the file. */
   start(done: (file: Blob) => void, wrong: (reason: string) => void): void {
-    const worker = new Worker(new URL('./gif-worker.ts', import.meta.url), { type: 'module' });
+    const worker = new GifWorker();
     worker.onmessage = ({ data }: MessageEvent<ArrayBuffer>) => {
       worker.terminate();
       done(new Blob([data], { type: 'image/gif' }));

@@ -1,20 +1,23 @@
 // The legend: what colours mean, and what is shown.
 
-import { type App, shortNumber } from './app';
+import type { App } from './app';
 import type { Category } from './colours';
 import { MINE } from './dataset';
 import { byId, make } from './dom';
 import { RAMPS, SCHEMES } from './palettes';
 import { gradient } from './panels';
 import { NO_COLOUR } from './slots';
+import { shortNumber } from './texts';
 
-/** More categories than this are not listed. */
+/** More categories than this are not listed at once, and from so many on there is a field to find one in. */
 const LISTED_MAX = 200;
+const FIELD_FROM = 25;
 
 export class Legend {
   private readonly colour = byId<HTMLSelectElement>('colour');
   private readonly scheme = byId<HTMLSelectElement>('scheme');
   private readonly list = byId('categories');
+  private readonly query = byId<HTMLInputElement>('category-query');
   private readonly counts = new Map<number, HTMLElement>();
   private shown = '';
 
@@ -24,6 +27,7 @@ export class Legend {
   constructor(private readonly app: App) {
     this.colour.onchange = () => app.colourBy(this.colour.value);
     this.scheme.onchange = () => app.setScheme(this.scheme.value);
+    this.query.oninput = () => this.fillList();
     const [size, opacity] = [byId<HTMLInputElement>('size'), byId<HTMLInputElement>('opacity')];
     size.oninput = () => app.setLook(Number(size.value), app.opacity);
     opacity.oninput = () => app.setLook(app.size, Number(opacity.value));
@@ -46,6 +50,7 @@ export class Legend {
     this.scheme.replaceChildren(
       ...[...schemes.keys()].map((name) => new Option(name, name, false, name === app.scheme)),
     );
+    byId('scheme-row').hidden = app.colouring.kind === 'plain';
     byId('ramp').hidden = app.colouring.kind !== 'value';
     if (app.colouring.kind === 'value') {
       byId('ramp-bar').style.background = gradient(RAMPS.get(app.scheme) ?? []);
@@ -57,17 +62,21 @@ export class Legend {
 
   private fillList(): void {
     const { app } = this;
-    const categories = app.categories();
+    const all = app.categories();
+    this.query.hidden = all.length < FIELD_FROM;
+    const wanted = this.query.hidden ? '' : this.query.value.trim().toLowerCase();
+    const categories = all.filter(({ title }) => title.toLowerCase().includes(wanted));
     this.counts.clear();
     const items = categories.slice(0, LISTED_MAX).map((category) => {
       const { name, title, colour, shown, code } = category;
-      const count = make('span', { class: 'small', title: 'points in this frame' });
+      const count = make('span', { class: 'count', title: 'points in this frame' });
       this.counts.set(code, count);
       const show = make(
         'button',
         { class: 'show', title: `Show or hide ${title}`, onclick: () => app.show(name, !shown) },
         make('span', { class: 'swatch', style: shown ? `background: ${colour}` : '' }),
         make('span', { text: title }),
+        count,
       );
       show.setAttribute('aria-pressed', String(shown));
       const only = make('button', {
@@ -76,7 +85,7 @@ export class Legend {
         title: `Show only ${title}, or all`,
         onclick: () => app.isolate(name),
       });
-      const item = make('li', { class: shown ? '' : 'off' }, show, count, only);
+      const item = make('li', { class: shown ? '' : 'off' }, show, only);
       const { edit } = this;
       if (edit !== undefined && code < NO_COLOUR)
         item.append(
@@ -93,7 +102,8 @@ export class Legend {
         );
       return item;
     });
-    if (categories.length > LISTED_MAX) items.push(make('li', { text: `and ${categories.length - LISTED_MAX} more` }));
+    if (categories.length > LISTED_MAX)
+      items.push(make('li', { class: 'rest', text: `and ${categories.length - LISTED_MAX} more: find them above` }));
     this.list.replaceChildren(...items);
   }
 
@@ -107,7 +117,7 @@ export class Legend {
       const count = counts.get(code) ?? 0;
       element.textContent = count.toLocaleString('en');
       // Points of no category are the exception; without any, their line is clutter.
-      if (code >= 65_534) (element.parentElement as HTMLElement).hidden = count === 0;
+      if (code >= 65_534) (element.closest('li') as HTMLElement).hidden = count === 0;
     }
   }
 

@@ -1,7 +1,7 @@
 // Talks to the server: lines of the index as they come, frames ahead of play.
 
-import type { Parsed, Selection, Tensors } from './wire';
-import { bad, parseSelections, parseTensors } from './wire';
+import type { Parsed, Point, Selection, Tensors, Which } from './wire';
+import { bad, parsePoints, parseSelections, parseTensors } from './wire';
 
 /** How long a question for news is left open. */
 const WAIT_S = 25;
@@ -9,7 +9,9 @@ const WAIT_S = 25;
 /** Where frames come from. */
 export interface Source {
   index(from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>>;
-  tensors(file: string, stop?: AbortSignal): Promise<Parsed<Tensors>>;
+  /** The tensors of a file, or those of `only` that it has. */
+  tensors(file: string, how?: { stop?: AbortSignal; only?: readonly string[] }): Promise<Parsed<Tensors>>;
+  points(which: Which): Promise<Parsed<Point[]>>;
   trajectories(rows: readonly number[]): Promise<Parsed<Float32Array>>;
   selections(): Promise<Parsed<Selection[]>>;
   saveSelections(selections: readonly Selection[]): Promise<Parsed<unknown>>;
@@ -33,11 +35,21 @@ export class Client implements Source {
     };
   }
 
-  async tensors(file: string, stop?: AbortSignal): Promise<Parsed<Tensors>> {
-    const got = await this.ask(`files/${file}`, stop === undefined ? {} : { signal: stop });
+  async tensors(file: string, { stop, only }: { stop?: AbortSignal; only?: readonly string[] } = {}) {
+    const some = only === undefined ? '' : `?${new URLSearchParams({ tensors: JSON.stringify(only) })}`;
+    const got = await this.ask(`files/${file}${some}`, stop === undefined ? {} : { signal: stop });
     if (!got.ok) return got;
     const parsed = parseTensors(got.value);
     return parsed.ok ? parsed : bad(`${file}: ${parsed.reason}`);
+  }
+
+  async points(which: Which): Promise<Parsed<Point[]>> {
+    const query = new URLSearchParams();
+    if ('rows' in which) query.set('rows', which.rows.join(','));
+    else if ('ids' in which) query.set('ids', JSON.stringify(which.ids));
+    else for (const [name, value] of Object.entries(which)) query.set(name, String(value));
+    const got = await this.ask(`points?${query}`);
+    return got.ok ? parsePoints(new TextDecoder().decode(got.value)) : got;
   }
 
   /** Where points are in all frames: three numbers for each frame and point, NaN where one is not there. */
@@ -123,7 +135,7 @@ export class FrameCache {
   private async fetch(frame: number, shown: number): Promise<void> {
     const stop = new AbortController();
     this.underWay.set(frame, stop);
-    const got = await this.client.tensors(this.fileOf(frame), stop.signal);
+    const got = await this.client.tensors(this.fileOf(frame), { stop: stop.signal });
     this.underWay.delete(frame);
     if (got.ok) {
       let bytes = 0;

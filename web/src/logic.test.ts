@@ -1,14 +1,20 @@
 // The page's decisions, without a browser: where points lie, what the clock does, what is picked, what links say.
 
+import { PerspectiveCamera, Vector3 } from 'three';
 import { describe, expect, it } from 'vitest';
+import { axisLabels } from './axes';
 import { Dataset } from './dataset';
 import { after, nextPart, startDetail } from './detail';
+import { Known } from './known';
 import { decodeView, encodeView } from './link';
+import type { Source } from './loader';
+import { Names } from './names';
 import { categoryColour, RAMPS, ramp, SCHEMES } from './palettes';
 import { type Between, inside, isInside, nearest } from './pick';
 import { advance, faster, grown, type Playback, seek, toggle, wanted } from './playback';
+import { distanceOf } from './scene';
 import { ABSENT, CODES, lookUp, NO_COLOUR, Slots } from './slots';
-import { type FrameLine, MISSING, STEPS, type Tensor } from './wire';
+import { type FrameLine, MISSING, STEPS, type Tensor, type Which } from './wire';
 
 const u16 = (...numbers: number[]): Tensor => ({ shape: [numbers.length], data: new Uint16Array(numbers) });
 const u8 = (...numbers: number[]): Tensor => ({ shape: [numbers.length], data: new Uint8Array(numbers) });
@@ -56,13 +62,14 @@ describe('slots', () => {
 
   const dataset = new Dataset();
   dataset.take({ kind: 'categories', grouping: 'kind', names: ['a', 'b'] });
-  dataset.take({ kind: 'points', count: 3, file: undefined }, new Map([['group.kind', u16(1, 0, MISSING)]]));
+  dataset.take({ kind: 'points', count: 3, file: undefined });
+  dataset.groupings.set('kind', { names: ['a', 'b'], codes: new Uint16Array([1, 0, MISSING]) });
   const slots = new Slots(3);
 
   it('fills a sample as it would fill the whole frame, as far as it goes', () => {
     const points = 1000;
     const many = new Dataset();
-    many.take({ kind: 'points', count: points, file: undefined }, new Map());
+    many.take({ kind: 'points', count: points, file: undefined });
     const all = new Slots(points);
     // Every seventh point is not there.
     const rows = Array.from({ length: points }, (_, row) => row).filter((row) => row % 7 !== 0);
@@ -145,7 +152,7 @@ describe('slots', () => {
 
 describe('names', () => {
   it('are found by id and label over several batches of points', () => {
-    const dataset = new Dataset();
+    const known = new Names();
     const texts = (name: string, ...all: string[]) => {
       const bytes = all.map((text) => new TextEncoder().encode(text));
       const offsets = [0];
@@ -155,16 +162,42 @@ describe('names', () => {
         [`${name}.bytes`, u8(...bytes.flatMap((text) => [...text]))],
       ] as [string, Tensor][];
     };
-    dataset.take(
-      { kind: 'points', count: 2, file: '' },
-      new Map([...texts('id', 'AAPL', 'MSFT'), ...texts('label', 'Apple', 'Microsoft')]),
+    const found = (text: string) => known.get({ text, most: 5 }).map(({ row }) => row);
+    known.add(
+      2,
+      new Map([
+        ...texts('id', 'AAPL', 'MSFT'),
+        ...texts('label', 'Apple', 'Microsoft'),
+        ['group.kind', u16(MISSING, 7)] as [string, Tensor],
+      ]),
     );
-    expect(dataset.search('micro', 5)).toEqual([1]);
-    dataset.take({ kind: 'points', count: 1, file: '' }, new Map(texts('id', 'ÄAP')));
-    expect([0, 1, 2].map((row) => dataset.id(row))).toEqual(['AAPL', 'MSFT', 'ÄAP']);
-    expect(dataset.search('ap', 5)).toEqual([0, 2]);
-    expect(dataset.rowOf('MSFT')).toBe(1);
-    expect(dataset.search('zz', 5)).toEqual([]);
+    expect(found('micro')).toEqual([1]);
+    known.add(1, new Map(texts('id', 'ÄAP')));
+    expect(known.get({ rows: [2, 1, 9] })).toEqual([
+      { row: 2, id: 'ÄAP', label: '', codes: new Map() },
+      { row: 1, id: 'MSFT', label: 'Microsoft', codes: new Map([['kind', 7]]) },
+    ]);
+    expect([found('ap'), found('zz'), found(' ')]).toEqual([[0, 2], [], []]);
+    expect(known.get({ ids: ['MSFT', 'msft', 'AAPL'] }).map(({ row }) => row)).toEqual([1, 0]);
+  });
+
+  it('are asked of the server once, and ids in questions of a bearable length', async () => {
+    const asked: Which[] = [];
+    const source = {
+      points: async (which: Which) => {
+        asked.push(which);
+        const rows = 'rows' in which ? which.rows : 'ids' in which ? which.ids.map(Number) : [];
+        return { ok: true, value: rows.map((row) => ({ row, id: String(row), label: '', codes: new Map() })) };
+      },
+    } as unknown as Source;
+    const known = new Known(source, (reason) => expect.fail(reason));
+    await known.load([1, 2]);
+    await known.load([2, 3]);
+    expect(asked).toEqual([{ rows: [1, 2] }, { rows: [3] }]);
+    const ids = Array.from({ length: 900 }, (_, i) => String(1_000_000 + i));
+    expect(await known.rowsOf(ids)).toEqual(ids.map(Number));
+    for (const which of asked.slice(2)) expect('ids' in which && which.ids.length <= 200).toBe(true);
+    expect(await known.rowsOf(['9'.repeat(9000), '7'])).toHaveLength(2);
   });
 });
 
@@ -186,8 +219,13 @@ describe('the clock', () => {
     expect(toggle({ ...start, playing: false }, 1).playing).toBe(false);
     expect(seek(start, 99, 10).position).toBe(9);
     expect(seek(start, -1, 0).position).toBe(0);
-    expect(grown({ ...start, playing: false, position: 9 }, 10, 11).playing).toBe(true);
-    expect(grown({ ...start, playing: false, position: 5 }, 10, 11).playing).toBe(false);
+    expect(grown({ ...start, playing: false, position: 9 }, 10, 11, false).playing).toBe(true);
+    expect(grown({ ...start, playing: false, position: 5 }, 10, 11, false).playing).toBe(false);
+    // Who wants no motion is there at once.
+    expect(grown({ ...start, playing: false, position: 9 }, 10, 11, true)).toMatchObject({
+      playing: false,
+      position: 10,
+    });
     expect(faster({ ...start, framesPerS: 30 }, 1).framesPerS).toBe(30);
     expect(faster(start, -1).framesPerS).toBe(2);
     expect(wanted(2.5, 5, 4)).toEqual([2, 3, 4]);
@@ -284,4 +322,49 @@ it('gives as many colours as there are categories, each one valid', () => {
     expect(new Set(colours.map(String)).size).toBe(40);
   }
   for (const stops of RAMPS.values()) for (const part of [-1, 0, 0.5, 1, 2]) expect(ramp(stops, part)).toHaveLength(3);
+});
+
+describe('the camera', () => {
+  const direction = new Vector3(2, 1.3, 2.9).normalize();
+  const looking = (half: number[], right: number, up: number) => {
+    const camera = new PerspectiveCamera((Math.atan(up) * 360) / Math.PI, right / up, 0.01, 100);
+    const far = distanceOf(half, direction, right, up);
+    camera.position.copy(direction).multiplyScalar(far);
+    camera.lookAt(0, 0, 0);
+    camera.updateMatrixWorld();
+    return camera;
+  };
+
+  it('sees all of the box, and is no farther away than that takes', () => {
+    for (const half of [
+      [1, 1, 1],
+      [1, 0.1, 0.4],
+      [0.2, 1, 0],
+    ])
+      for (const [right, up] of [
+        [0.4, 0.4],
+        [0.2, 0.45],
+        [0.7, 0.3],
+      ]) {
+        const camera = looking(half, right, up);
+        const seen: number[] = [];
+        for (const u of [-1, 1])
+          for (const v of [-1, 1])
+            for (const w of [-1, 1]) {
+              const at = new Vector3(u * half[0], v * half[1], w * half[2]).project(camera);
+              seen.push(Math.abs(at.x), Math.abs(at.y));
+            }
+        expect(Math.max(...seen)).toBeLessThan(1.0001);
+        if (camera.position.length() > 2.001) expect(Math.max(...seen)).toBeGreaterThan(0.999);
+      }
+  });
+
+  it('has names and ends of axes beside the box, and none of an axis that has no length', () => {
+    const camera = looking([1, 0, 0.5], 0.6, 0.4);
+    const matrix = camera.projectionMatrix.clone().multiply(camera.matrixWorldInverse).elements;
+    const screen = { matrix, width: 1200, height: 800 };
+    const labels = axisLabels(screen, [1, 0, 0.5], [-3, 0, 0], [12_345.678, 0, 7], ['east', 'up', 'north']);
+    expect(labels.map(({ text }) => text)).toEqual(['east', '-3', '12,350', 'north', '0', '7']);
+    for (const { spot } of labels) expect(Math.hypot(spot.x - 600, spot.y - 400)).toBeGreaterThan(50);
+  });
 });

@@ -3,7 +3,8 @@
 import './base.css';
 import './style.css';
 import { App } from './app';
-import { byId, download, make, setIcon } from './dom';
+import { MINE } from './dataset';
+import { byId, download, make, notice, setIcon, startTheme } from './dom';
 import { editCategory, editPoint } from './edit';
 import { Embedded, isEmbedded } from './embedded';
 import { Recorder, savePicture } from './export';
@@ -17,6 +18,8 @@ import { drawHeatMap, metricHue, metricNames, metricPath } from './panels';
 import { faster, SPEEDS, seek, toggle } from './playback';
 import { Pointer } from './pointer';
 import { searchBox } from './search';
+import { count } from './texts';
+import { parseSelections } from './wire';
 
 const points = byId<HTMLCanvasElement>('points');
 const overlay = byId<HTMLCanvasElement>('overlay');
@@ -41,15 +44,16 @@ const buttons = [
 ];
 for (const name of buttons) setIcon(byId(name), name);
 
-let noticed: ReturnType<typeof setTimeout> | undefined;
 if (document.createElement('canvas').getContext('webgl2') === null) {
-  notice('This browser has no WebGL 2, which draws the points. Is it switched off, or the browser very old?');
+  blank('This browser has no WebGL 2, which draws the points. Is it switched off, or the browser very old?', false);
   throw new Error('no WebGL 2');
 }
 const token = new URLSearchParams(location.search).get('token') ?? '';
 // A plot of a library has a page of its own; a folder of frames is all there is.
 const plot = /^\/plots\/([0-9a-f]{16})$/.exec(location.pathname)?.[1];
 let ready = false;
+/** Whether somebody has chosen from where to look. */
+let looked = false;
 const embedded = isEmbedded();
 const app = new App(
   embedded ? new Embedded() : new Client(plot === undefined ? '/api/' : `/api/plots/${plot}/frames/`, token),
@@ -69,28 +73,41 @@ searchBox(app);
 
 // ---- what is shown
 
-function notice(text: string, wrong = true): void {
-  const box = byId('notice');
-  box.textContent = text;
-  box.classList.toggle('wrong', wrong);
-  box.hidden = false;
-  clearTimeout(noticed);
-  noticed = setTimeout(() => (box.hidden = true), wrong ? 8000 : 2500);
+/** Says in the middle of the page why nothing is there. */
+function blank(text: string, again: boolean): void {
+  byId('blank-text').textContent = text;
+  byId('blank-again').hidden = !again;
+  byId('blank').hidden = text === '';
+  status.textContent = '';
 }
+byId('blank-again').onclick = () => location.reload();
 
 function showData(): void {
   const { dataset } = app;
   const title = about?.title || dataset.header?.title || 'Tidemill';
-  byId('title').textContent = title;
+  byId('title').textContent = byId('title').title = title;
+  blank(app.frames > 0 ? '' : 'There is no frame yet. As soon as one is written, it appears here.', false);
   document.title = title;
   scrub.max = String(Math.max(0, app.frames - 1));
-  byId('timeline').hidden = app.frames < 2;
+  if (byId('timeline').hidden !== app.frames < 2) {
+    byId('timeline').hidden = app.frames < 2;
+    layOut();
+    if (!looked) app.scene.resetCamera();
+  }
   const names = metricNames(dataset.frames);
   byId('plot').innerHTML = names
     .map((name, i) => `<path d="${metricPath(dataset.frames, name)}" style="stroke: ${metricHue(i)}"/>`)
     .join('');
   byId('metrics').replaceChildren(
-    ...names.map((name, i) => make('li', {}, make('i', { style: `background: ${metricHue(i)}` }), name, make('b'))),
+    ...names.map((name, i) =>
+      make(
+        'li',
+        { title: name },
+        make('i', { style: `background: ${metricHue(i)}` }),
+        make('span', { text: name }),
+        make('b'),
+      ),
+    ),
   );
   byId('chosen').replaceChildren(...app.chosen.map(chip));
   byId('edges').hidden = dataset.frames.every((frame) => frame.edges === undefined);
@@ -105,9 +122,14 @@ function chip(row: number): HTMLElement {
   const name = app.colours.edits.labels.get(id) ?? id;
   const swatch = make('span', { class: 'swatch', style: '' });
   const title = `${label || id}: no longer follow it`;
-  const follow = make('button', { class: 'follow', title, onclick: () => app.toggleChosen(row) }, swatch, name);
+  const follow = make(
+    'button',
+    { class: 'follow', title, onclick: () => app.toggleChosen(row) },
+    swatch,
+    make('span', { class: 'name', text: name }),
+  );
   if (about?.writable !== true) return make('li', {}, follow);
-  const edit = make('button', { title: `Edit ${name}`, onclick: () => editPoint(app, row) });
+  const edit = make('button', { title: `Edit ${name}`, onclick: () => void editPoint(app, row) });
   setIcon(edit, 'edit');
   return make('li', {}, follow, edit);
 }
@@ -118,7 +140,7 @@ function showTime(): void {
   const { playback, dataset } = app;
   const frame = dataset.frames[Math.round(playback.position)];
   scrub.value = String(playback.position);
-  byId('time').textContent = frame?.time ?? '';
+  byId('time').textContent = byId('time').title = frame?.time ?? '';
   scrub.setAttribute('aria-valuetext', frame?.time ?? '');
   const play = byId('play');
   if (play.dataset.icon !== String(playback.playing)) {
@@ -151,7 +173,7 @@ function showCounts(): void {
     .forEach((swatch, place) => {
       swatch.style.background = app.colourOf(app.chosen[place]);
     });
-  status.textContent = countText(counts);
+  if (app.frames > 0) status.textContent = countText(counts);
   const map = app.heatMap();
   byId('heat').hidden = map === undefined;
   if (map !== undefined && !byId('heat-map').hidden)
@@ -164,20 +186,16 @@ function countText(counts: ReadonlyMap<number, number> | undefined): string {
   const part = `1 in ${(of / Math.max(1, drawn)).toFixed(1)} drawn`;
   if (counts === undefined) {
     const here = app.dataset.frames[Math.round(app.playback.position)]?.count ?? 0;
-    return `${number(here)} points, ${part} ${app.playback.playing ? 'while it moves' : 'until all have come'}`;
+    return `${count(here, 'point')}, ${part} ${app.playback.playing ? 'while it moves' : 'until all have come'}`;
   }
   let here = 0;
   let shown = 0;
-  for (const [code, count] of counts) {
-    here += count;
-    if (app.scene.colours[code * 4 + 3] > 0) shown += count;
+  for (const [code, points] of counts) {
+    here += points;
+    if (app.scene.colours[code * 4 + 3] > 0) shown += points;
   }
-  const words = shown === here ? `${number(here)} points` : `${number(shown)} of ${number(here)} points`;
+  const words = shown === here ? count(here, 'point') : `${shown.toLocaleString('en')} of ${count(here, 'point')}`;
   return drawn < of ? `${words}, ${part} while it moves` : words;
-}
-
-function number(count: number): string {
-  return count.toLocaleString('en');
 }
 
 // ---- time
@@ -201,20 +219,35 @@ function setPanel(name: 'legend' | 'about' | undefined): void {
     byId(panel).hidden = panel !== name;
     byId(`${panel}-toggle`).setAttribute('aria-pressed', String(panel === name));
   }
+  layOut();
+}
+/** The canvas is the whole page; the points keep to the part of it that panels leave free. */
+function layOut(): void {
+  const narrow = innerWidth <= 640;
+  const side = [byId('legend'), byId('about')].find((panel) => !panel.hidden);
+  const timeline = byId('timeline').hidden ? 0 : byId('timeline').offsetHeight;
+  const header = document.querySelector('header') as HTMLElement;
+  app.resize(stage.clientWidth, stage.clientHeight, {
+    top: narrow ? header.offsetTop + header.offsetHeight : 24,
+    right: narrow || side === undefined ? 24 : side.offsetWidth + 24,
+    bottom: timeline + 36,
+    left: narrow || innerWidth < 1000 ? 24 : header.offsetLeft + 60,
+  });
 }
 function togglePanel(name: 'legend' | 'about'): void {
   setPanel(byId(name).hidden ? name : undefined);
 }
-function setTheme(dark: boolean): void {
-  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
+const toggleTheme = startTheme(() => {
   const style = getComputedStyle(document.documentElement);
-  app.setTheme({ ink: style.getPropertyValue('--ink').trim(), paper: style.getPropertyValue('--paper').trim() });
-}
+  const [ink, soft, paper] = ['--ink', '--soft', '--paper'].map((name) => style.getPropertyValue(name).trim());
+  app.setTheme({ ink, soft, paper });
+});
 function fileName(): string {
   const time = app.dataset.frames[Math.round(app.playback.position)]?.time ?? '';
   return `${document.title} ${time}`.trim().replace(/[^\p{L}\p{N}.-]+/gu, '-');
 }
 async function copyLink(): Promise<void> {
+  await app.known.load(app.chosen);
   history.replaceState(null, '', `#${encodeView(app.view())}`);
   try {
     await navigator.clipboard.writeText(location.href);
@@ -235,7 +268,6 @@ function record(): void {
   byId('record').setAttribute('aria-pressed', String(recorder.recording));
 }
 function recordGif(): void {
-  if (embedded) return;
   if (gif.recording) gif.stop();
   else {
     const name = fileName();
@@ -267,10 +299,26 @@ const actions: Record<string, () => void> = {
     showData();
   },
   link: () => void copyLink(),
-  theme: () => setTheme(document.documentElement.dataset.theme !== 'dark'),
+  theme: toggleTheme,
   help: () => byId<HTMLDialogElement>('keys').showModal(),
 };
 for (const [name, action] of Object.entries(actions)) byId(name).onclick = action;
+
+// ---- groups of a page that is a file, which has nowhere else to keep them
+
+byId('save-groups').onclick = () => {
+  const text = JSON.stringify(app.dataset.selections.map(({ name, rows }) => ({ name, rows })));
+  download(new Blob([text], { type: 'application/json' }), 'selections.json');
+};
+const groups = byId<HTMLInputElement>('load-groups');
+groups.onchange = async () => {
+  const file = groups.files?.[0];
+  if (file === undefined) return;
+  groups.value = '';
+  const read = parseSelections(await file.text());
+  if (!read.ok) notice(`${file.name}: ${read.reason}`);
+  else if (await app.saveSelections(read.value)) app.colourBy(MINE);
+};
 
 // ---- keys
 
@@ -306,6 +354,12 @@ const KEYS: readonly { keys: readonly string[]; shown: string; does: string; act
   },
   { keys: ['l'], shown: 'L', does: 'legend', action: actions['legend-toggle'] },
   { keys: ['g'], shown: 'G', does: 'lasso', action: actions.lasso },
+  {
+    keys: ['Enter'],
+    shown: 'G, Enter',
+    does: 'make a group of the chosen points',
+    action: () => (pointer.lassoing ? pointer.groupChosen() : undefined),
+  },
   { keys: ['h'], shown: 'H', does: 'heat map', action: actions.heat },
   { keys: ['p'], shown: 'P', does: 'save a picture', action: actions.picture },
   { keys: ['i'], shown: 'I', does: 'record an animated GIF', action: actions.gif },
@@ -333,7 +387,7 @@ addEventListener('keydown', (event) => {
   )
     return;
   if (at.matches('input[type="range"]') && event.key.startsWith('Arrow')) return;
-  if (at.matches('button') && event.key === ' ') return;
+  if (at.matches('button, a') && (event.key === ' ' || event.key === 'Enter')) return;
   const found = KEYS.find(({ keys }) => keys.includes(event.key.length === 1 ? event.key.toLowerCase() : event.key));
   if (found === undefined) return;
   event.preventDefault();
@@ -342,35 +396,38 @@ addEventListener('keydown', (event) => {
 
 // ---- begin
 
-new ResizeObserver(() => app.resize(stage.clientWidth, stage.clientHeight)).observe(stage);
-setTheme(matchMedia('(prefers-color-scheme: dark)').matches);
+app.scene.controls.addEventListener('start', () => {
+  looked = true;
+});
+new ResizeObserver(layOut).observe(stage);
 setPanel(innerWidth > 640 ? 'legend' : undefined);
-app.resize(stage.clientWidth, stage.clientHeight);
 app.scene.resetCamera();
 async function begin(): Promise<void> {
-  if (!(await app.start())) return;
+  const started = await app.start();
+  if (!started.ok) {
+    blank(started.reason, true);
+    return;
+  }
   ready = true;
   const view = decodeView(location.hash);
+  looked = view.camera !== undefined;
   const wanted = new URLSearchParams(location.search).get('version');
-  // A file cannot start a worker; nor has it anywhere to keep groups.
-  byId('gif').hidden = byId('lasso').hidden = embedded;
+  byId('groups-file').hidden = !embedded;
   if (about === undefined) {
-    const marked = [...app.marked.keys()].map((id) => app.dataset.rowOf(id)).filter((row) => row !== undefined);
-    app.choose(marked);
+    await app.chooseMarked();
   } else {
     byId('about-toggle').hidden = false;
     if (!(await about.start(wanted === null ? undefined : Number(wanted)))) return;
     const back = byId<HTMLAnchorElement>('back');
     back.hidden = !about.writable;
     back.href = `/?${new URLSearchParams({ token })}`;
-    if (about.writable) legend.edit = (category) => editCategory(app, category);
+    if (about.writable) legend.edit = (category) => void editCategory(app, category);
   }
   // What a link says goes before what a version does.
-  app.setView(view);
+  await app.setView(view);
   showData();
+  // For tests and for those who measure: docs/viewer.md does not promise it.
+  Object.assign(window, { tidemill: app });
 }
 void begin();
-addEventListener('hashchange', () => app.setView(decodeView(location.hash)));
-
-// For tests and for those who measure: docs/viewer.md does not promise it.
-Object.assign(window, { tidemill: app });
+addEventListener('hashchange', () => void app.setView(decodeView(location.hash)));

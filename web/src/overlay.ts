@@ -1,6 +1,8 @@
-// What is drawn over the points: chosen ones with glyph and label, their trajectories, the lasso.
+// What is drawn over the points: chosen ones with glyph and label, their trajectories, the axes, the lasso.
 
+import type { AxisLabel } from './axes';
 import type { Spot } from './pick';
+import { cut } from './texts';
 
 export type Mark = { spot: Spot; label: string; glyph: string; colour: string };
 /** A way through all frames: where it can be seen, undefined in frames without the point. */
@@ -10,16 +12,49 @@ export type Drawing = {
   marks: readonly Mark[];
   trails: readonly Trail[];
   hover: Mark | undefined;
+  axes: readonly AxisLabel[];
   lasso: readonly number[];
   /** What the frames are called, for the marks of time along a trail. */
   times: readonly string[];
   ink: string;
+  soft: string;
   paper: string;
 };
 
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+const LINE_PX = 15;
 /** So many marks of time along a trail. */
 const TIMES = 6;
+/** Longest texts, in letters. */
+const LABEL_MAX = 28;
+const TIME_MAX = 20;
+
+/** Room on the screen: two texts in one place cannot be read, so who comes first has it. */
+class Room {
+  private readonly taken: { left: number; top: number; right: number; bottom: number }[] = [];
+
+  constructor(
+    private readonly width: number,
+    private readonly height: number,
+  ) {}
+
+  /** Takes the place of a glyph, whatever is there. */
+  hold({ x, y }: Spot): void {
+    this.taken.push({ left: x - 9, top: y - 9, right: x + 9, bottom: y + 9 });
+  }
+
+  /** Takes a place whose left middle is at `x` and `y`; false if it is taken, or not on the screen. */
+  take(x: number, y: number, width: number): boolean {
+    const box = { left: x - 3, top: y - LINE_PX / 2, right: x + width + 3, bottom: y + LINE_PX / 2 };
+    if (box.left < 0 || box.right > this.width || box.top < 0 || box.bottom > this.height) return false;
+    const free = this.taken.every(
+      (other) =>
+        box.right <= other.left || box.left >= other.right || box.bottom <= other.top || box.top >= other.bottom,
+    );
+    if (free) this.taken.push(box);
+    return free;
+  }
+}
 
 export function drawOverlay(canvas: HTMLCanvasElement, drawing: Drawing): void {
   const to = canvas.getContext('2d');
@@ -29,32 +64,65 @@ export function drawOverlay(canvas: HTMLCanvasElement, drawing: Drawing): void {
   to.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
   to.font = FONT;
   to.textBaseline = 'middle';
+  const room = new Room(canvas.clientWidth, canvas.clientHeight);
+  // Names of points matter most, those of the point under the pointer first; then times, then axes.
+  const { hover } = drawing;
+  const marks = [...(hover === undefined ? [] : [hover]), ...drawing.marks];
+  for (const { spot } of marks) room.hold(spot);
+  const names = marks.map((mark) => placed(to, room, mark));
   for (const trail of drawing.trails) drawTrail(to, trail, drawing);
-  for (const mark of drawing.marks) drawMark(to, mark, drawing);
-  if (drawing.hover !== undefined) drawMark(to, drawing.hover, drawing);
-  if (drawing.lasso.length >= 4) {
-    to.beginPath();
-    for (let i = 0; i < drawing.lasso.length; i += 2) to.lineTo(drawing.lasso[i], drawing.lasso[i + 1]);
-    to.closePath();
-    to.globalAlpha = 0.12;
-    to.fillStyle = drawing.ink;
-    to.fill();
-    to.globalAlpha = 1;
-    to.setLineDash([4, 4]);
-    to.strokeStyle = drawing.ink;
-    to.lineWidth = 1.5;
-    to.stroke();
-    to.setLineDash([]);
+  for (const trail of drawing.trails) drawTimes(to, trail, drawing, room);
+  for (const { text, spot } of drawing.axes) {
+    const width = to.measureText(text).width;
+    if (room.take(spot.x - width / 2, spot.y, width))
+      write(to, text, spot.x - width / 2, spot.y, drawing.soft, drawing.paper);
   }
+  // What was put first lies on top.
+  for (let i = marks.length - 1; i >= 0; i--) drawMark(to, marks[i], drawing);
+  for (const name of names) if (name !== undefined) write(to, name.text, name.x, name.y, drawing.ink, drawing.paper);
+  drawLasso(to, drawing);
 }
 
-function drawTrail(to: CanvasRenderingContext2D, trail: Trail, { times, ink, paper }: Drawing): void {
-  const { spots, colour, now } = trail;
+function drawLasso(to: CanvasRenderingContext2D, { lasso, ink }: Drawing): void {
+  if (lasso.length < 4) return;
+  to.beginPath();
+  for (let i = 0; i < lasso.length; i += 2) to.lineTo(lasso[i], lasso[i + 1]);
+  to.closePath();
+  to.globalAlpha = 0.12;
+  to.fillStyle = ink;
+  to.fill();
+  to.globalAlpha = 1;
+  to.setLineDash([4, 4]);
+  to.strokeStyle = ink;
+  to.lineWidth = 1.5;
+  to.stroke();
+  to.setLineDash([]);
+}
+
+/** Where the name of a point has room: right of it, else left, below, above; undefined if nowhere. */
+function placed(
+  to: CanvasRenderingContext2D,
+  room: Room,
+  { spot, label }: Mark,
+): { text: string; x: number; y: number } | undefined {
+  const text = cut(label, LABEL_MAX);
+  const width = to.measureText(text).width;
+  for (const [x, y] of [
+    [spot.x + 13, spot.y],
+    [spot.x - 13 - width, spot.y],
+    [spot.x - width / 2, spot.y + 19],
+    [spot.x - width / 2, spot.y - 19],
+  ])
+    if (room.take(x, y, width)) return { text, x, y };
+  return undefined;
+}
+
+function drawTrail(to: CanvasRenderingContext2D, { spots, colour, now }: Trail, { paper }: Drawing): void {
   to.lineJoin = 'round';
   // The past is strong, the future faint.
   for (const [begin, end, alpha] of [
-    [Math.floor(now), spots.length, 0.3],
-    [0, Math.floor(now) + 1, 0.9],
+    [Math.floor(now), spots.length, 0.35],
+    [0, Math.floor(now) + 1, 0.95],
   ]) {
     to.beginPath();
     let down = false;
@@ -66,49 +134,51 @@ function drawTrail(to: CanvasRenderingContext2D, trail: Trail, { times, ink, pap
       down = spot !== undefined;
     }
     to.globalAlpha = alpha;
-    to.strokeStyle = colour;
-    to.lineWidth = 2;
-    to.stroke();
-  }
-  const every = Math.max(1, Math.ceil(spots.length / TIMES));
-  let last: Spot | undefined;
-  for (let i = 0; i < spots.length; i += every) {
-    const spot = spots[i];
-    if (spot === undefined) continue;
-    to.globalAlpha = 1;
-    to.fillStyle = colour;
-    to.beginPath();
-    to.arc(spot.x, spot.y, 3, 0, 2 * Math.PI);
-    to.fill();
-    // Marks that lie on each other, or on the point's own name, cannot be read.
-    const here = spots[Math.round(now)];
-    if (here !== undefined && Math.hypot(here.x - spot.x, here.y - spot.y) < 40) continue;
-    if (last !== undefined && Math.hypot(last.x - spot.x, last.y - spot.y) < 40) continue;
-    last = spot;
-    to.globalAlpha = 0.85;
-    text(to, times[i] ?? '', spot.x + 6, spot.y + 8, ink, paper);
+    // A rim of the page's colour keeps it apart from points of the same colour.
+    for (const [style, width] of [
+      [paper, 4],
+      [colour, 2],
+    ] as const) {
+      to.strokeStyle = style;
+      to.lineWidth = width;
+      to.stroke();
+    }
   }
   to.globalAlpha = 1;
 }
 
-function drawMark(to: CanvasRenderingContext2D, mark: Mark, { ink, paper }: Drawing): void {
-  const { x, y } = mark.spot;
-  outline(to, mark.glyph, x, y, 8);
+function drawTimes(to: CanvasRenderingContext2D, trail: Trail, { times, soft, paper }: Drawing, room: Room): void {
+  const { spots, colour } = trail;
+  const every = Math.max(1, Math.ceil(spots.length / TIMES));
+  for (let i = 0; i < spots.length; i += every) {
+    const spot = spots[i];
+    if (spot === undefined) continue;
+    to.fillStyle = colour;
+    to.beginPath();
+    to.arc(spot.x, spot.y, 3, 0, 2 * Math.PI);
+    to.fill();
+    const text = cut(times[i] ?? '', TIME_MAX);
+    if (room.take(spot.x + 6, spot.y + 8, to.measureText(text).width))
+      write(to, text, spot.x + 6, spot.y + 8, soft, paper);
+  }
+}
+
+function drawMark(to: CanvasRenderingContext2D, mark: Mark, { ink }: Drawing): void {
+  outline(to, mark.glyph, mark.spot.x, mark.spot.y, 8);
   to.fillStyle = mark.colour;
   to.fill();
   to.lineWidth = 2;
   to.strokeStyle = ink;
   to.stroke();
-  text(to, mark.label, x + 13, y, ink, paper);
 }
 
-function text(to: CanvasRenderingContext2D, label: string, x: number, y: number, ink: string, paper: string): void {
+function write(to: CanvasRenderingContext2D, text: string, x: number, y: number, ink: string, paper: string): void {
   to.lineWidth = 3;
   to.lineJoin = 'round';
   to.strokeStyle = paper;
-  to.strokeText(label, x, y);
+  to.strokeText(text, x, y);
   to.fillStyle = ink;
-  to.fillText(label, x, y);
+  to.fillText(text, x, y);
 }
 
 function outline(to: CanvasRenderingContext2D, glyph: string, x: number, y: number, r: number): void {

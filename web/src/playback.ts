@@ -37,10 +37,11 @@ export function seek(playback: Playback, position: number, frames: number): Play
   return { ...playback, position: Math.min(Math.max(0, position), Math.max(0, frames - 1)) };
 }
 
-/** More frames have come: who was looking at the last one is taken to the new one. */
-export function grown(playback: Playback, before: number, frames: number): Playback {
+/** More frames have come: who was looking at the last one is taken to the new one, at once if motion is not wanted. */
+export function grown(playback: Playback, before: number, frames: number, calm: boolean): Playback {
   const atEnd = before > 0 && playback.position >= before - 1;
-  return atEnd && frames > before ? { ...playback, playing: true } : playback;
+  if (!atEnd || frames <= before) return playback;
+  return calm ? { ...playback, position: frames - 1 } : { ...playback, playing: true };
 }
 
 export function faster(playback: Playback, steps: number): Playback {

@@ -2,8 +2,12 @@
 
 import type { App } from './app';
 import { MINE } from './dataset';
+import { ask } from './dialog';
 import { byId, make } from './dom';
+import { count } from './texts';
 
+/** Longest name of a group, in letters. */
+const NAME_MAX = 80;
 /** How far from a point a mouse and a finger may be. */
 const MOUSE_PX = 9;
 const FINGER_PX = 22;
@@ -38,6 +42,13 @@ export class Pointer {
     byId('lasso').setAttribute('aria-pressed', String(on));
     this.app.lasso = [];
     this.app.drawOver();
+    // Keys mean the points now, not the button that was pressed last.
+    if (on) this.points.focus({ preventScroll: true });
+  }
+
+  /** Makes a group of the chosen points: the lasso of who has no pointer. */
+  groupChosen(): void {
+    void this.nameGroup([...this.app.chosen].sort((a, b) => a - b));
   }
 
   private pressed(event: PointerEvent): void {
@@ -58,7 +69,7 @@ export class Pointer {
       clearTimeout(this.hovering);
       const { pickMs } = this.app.times;
       if (pickMs > 100) return;
-      this.hovering = window.setTimeout(() => this.showTip(x, y, MOUSE_PX), pickMs > 12 ? 120 : 8);
+      this.hovering = window.setTimeout(() => void this.showTip(x, y, MOUSE_PX), pickMs > 12 ? 120 : 8);
     }
   }
 
@@ -67,13 +78,13 @@ export class Pointer {
     const still = this.down !== undefined && Math.hypot(x - this.down.x, y - this.down.y) < 5;
     this.down = undefined;
     if (this.lassoing) {
-      if (this.app.lasso.length >= 6) this.nameGroup();
+      if (this.app.lasso.length >= 6) void this.nameGroup(this.app.caught());
       else this.setLasso(false);
     } else if (still) {
       const radius = event.pointerType === 'mouse' ? MOUSE_PX : FINGER_PX;
       const row = this.app.pick(x, y, radius);
       if (row !== undefined) this.app.toggleChosen(row);
-      this.showTip(x, y, radius);
+      void this.showTip(x, y, radius);
     }
   }
 
@@ -82,12 +93,19 @@ export class Pointer {
     this.app.setHover(undefined);
   }
 
-  private showTip(x: number, y: number, radius: number): void {
+  private async showTip(x: number, y: number, radius: number): Promise<void> {
     const { app, tip } = this;
     const row = app.pick(x, y, radius);
     app.setHover(row);
-    tip.hidden = row === undefined;
-    if (row === undefined) return;
+    if (row === undefined) {
+      tip.hidden = true;
+      return;
+    }
+    await app.known.load([row]);
+    // The pointer may have gone on meanwhile.
+    if (app.hover !== row) return;
+    app.drawOver();
+    tip.hidden = false;
     const { id, label, facts } = app.details(row);
     const list = make(
       'dl',
@@ -104,26 +122,23 @@ export class Pointer {
     tip.style.top = `${y + 16 + height > innerHeight - 90 ? y - height - 14 : y + 16}px`;
   }
 
-  private nameGroup(): void {
+  private async nameGroup(rows: readonly number[]): Promise<void> {
     const { app } = this;
-    const rows = app.caught();
-    const dialog = byId<HTMLDialogElement>('name-group');
-    const name = byId<HTMLInputElement>('group-name');
     if (rows.length === 0) {
       this.setLasso(false);
-      this.notice('no point is in the lasso', false);
+      this.notice('No point is in the lasso, or chosen.', false);
       return;
     }
-    byId('name-count').textContent = rows.length === 1 ? '1 point' : `${rows.length.toLocaleString('en')} points`;
-    name.value = '';
-    dialog.returnValue = '';
-    dialog.onclose = async () => {
-      this.setLasso(false);
-      const given = name.value.trim();
-      if (dialog.returnValue !== 'save' || given === '') return;
-      const others = app.dataset.selections.filter((selection) => selection.name !== given);
-      if (await app.saveSelections([...others, { name: given, rows }])) app.colourBy(MINE);
-    };
-    dialog.showModal();
+    const answer = await ask(
+      'name-group',
+      count(rows.length, 'point'),
+      [{ id: 'group-name', label: 'Name of the group', value: '', most: NAME_MAX, required: true }],
+      [{ name: 'save', title: 'Save', look: 'primary', checks: true }],
+    );
+    this.setLasso(false);
+    const name = answer?.value('group-name').trim() ?? '';
+    if (name === '') return;
+    const others = app.dataset.selections.filter((selection) => selection.name !== name);
+    if (await app.saveSelections([...others, { name, rows }])) app.colourBy(MINE);
   }
 }

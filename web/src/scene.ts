@@ -22,6 +22,7 @@ import {
 } from 'three';
 import { OrbitControls } from 'three/addons/controls/OrbitControls.js';
 import type { Part } from './detail';
+import { calm } from './dom';
 import type { Between, Screen } from './pick';
 import { ABSENT } from './slots';
 import { STEPS } from './wire';
@@ -66,6 +67,11 @@ void main() {
 }`;
 
 export type Box = { low: readonly number[]; high: readonly number[] };
+/** What panels cover at the edges of the canvas, in pixels. */
+export type Margins = { top: number; right: number; bottom: number; left: number };
+
+/** From where the box is looked at when nothing else was chosen. */
+const DIRECTION = new Vector3(1.95, 1.3, 2.85).normalize();
 
 export class PointScene {
   private readonly renderer: WebGLRenderer;
@@ -87,6 +93,9 @@ export class PointScene {
   /** Frames to the world: the longest side of the box that holds all frames is 2 long, and its middle at 0. */
   private centre = [0, 0, 0];
   private scale = 1;
+  /** Half sides of the box that holds all frames, in the world. */
+  half: readonly number[] = [1, 1, 1];
+  private margins: Margins = { top: 0, right: 0, bottom: 0, left: 0 };
   private pointSize = 5;
   width = 1;
   height = 1;
@@ -129,7 +138,7 @@ export class PointScene {
     this.lines.frustumCulled = false;
     this.scene.add(this.frame, this.lines, this.cloud);
     this.controls = new OrbitControls(this.camera, canvas);
-    this.controls.enableDamping = true;
+    this.controls.enableDamping = !calm();
     this.controls.dampingFactor = 0.12;
     this.controls.minDistance = 0.05;
     this.controls.maxDistance = 30;
@@ -189,6 +198,7 @@ export class PointScene {
     this.centre = sides.map((side, i) => box.low[i] + side / 2);
     this.scale = 2 / (Math.max(...sides) || 1);
     const h = sides.map((side) => (side * this.scale) / 2);
+    this.half = h;
     const corners: number[] = [];
     for (let axis = 0; axis < 3; axis++)
       for (const u of [-1, 1])
@@ -271,23 +281,33 @@ export class PointScene {
     return { matrix: matrix.elements, width: this.width, height: this.height };
   }
 
-  resize(width: number, height: number): void {
+  resize(width: number, height: number, margins = this.margins): void {
     this.width = width;
     this.height = height;
+    this.margins = margins;
     const ratio = Math.min(window.devicePixelRatio, 2);
     this.renderer.setPixelRatio(ratio);
     this.renderer.setSize(width, height, false);
     this.camera.aspect = width / Math.max(1, height);
-    // The middle is that of the space above the slider of time.
-    this.camera.setViewOffset(width, height, 0, Math.min(36, height / 20), width, height);
+    // The middle is that of what the panels leave free.
+    const { top, right, bottom, left } = margins;
+    this.camera.setViewOffset(width, height, (right - left) / 2, (bottom - top) / 2, width, height);
     this.material.uniforms.size.value = this.pointSize * ratio * 3;
   }
 
+  /** Looks at the whole box, as near as it fits between the panels. */
   resetCamera(): void {
-    // On a narrow screen farther away, so that all is seen.
-    const far = 1 / Math.min(1, this.camera.aspect);
-    this.camera.position.set(1.95 * far, 1.3 * far, 2.85 * far);
+    const { top, right, bottom, left } = this.margins;
+    const part = (free: number, side: number) => Math.max(0.3, free / Math.max(1, side));
+    const tan = Math.tan((this.camera.fov * Math.PI) / 360);
+    const far = distanceOf(
+      this.half,
+      DIRECTION,
+      tan * this.camera.aspect * part(this.width - left - right, this.width),
+      tan * part(this.height - top - bottom, this.height),
+    );
     this.controls.target.set(0, 0, 0);
+    this.camera.position.copy(DIRECTION).multiplyScalar(far);
     this.controls.update();
   }
 
@@ -329,4 +349,23 @@ export class PointScene {
   private attribute(which: 0 | 1): BufferAttribute {
     return this.geometry.getAttribute(which === 0 ? 'a16' : 'b16') as BufferAttribute;
   }
+}
+
+/**
+ * How far away, in a direction, a camera sees all corners of a box around 0; `right` and `up` are the tangents of the
+ * angles that it sees to each side.
+ */
+export function distanceOf(half: readonly number[], direction: Vector3, right: number, up: number): number {
+  const across = new Vector3(0, 1, 0).cross(direction).normalize();
+  const above = direction.clone().cross(across);
+  // A single point too is looked at from somewhere.
+  let far = 2;
+  for (const u of [-1, 1])
+    for (const v of [-1, 1])
+      for (const w of [-1, 1]) {
+        const corner = new Vector3(u * half[0], v * half[1], w * half[2]);
+        const near = corner.dot(direction);
+        far = Math.max(far, near + Math.abs(corner.dot(across)) / right, near + Math.abs(corner.dot(above)) / up);
+      }
+  return far;
 }

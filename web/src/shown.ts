@@ -3,6 +3,7 @@
 // Frames of very many points have a sample beside them. While time moves, samples are shown, which are a small part to fetch and to
 // fill in; once it rests, the frame itself is fetched. The page says which of them it is.
 
+import { Categories } from './categories';
 import type { Dataset } from './dataset';
 import { FrameCache, type Source } from './loader';
 import { type Playback, wanted } from './playback';
@@ -20,6 +21,7 @@ const REST_MS = 250;
 export class Shown {
   readonly cache: FrameCache;
   readonly samples: FrameCache;
+  readonly categories: Categories;
   /** The frames that lie in the card as A and B, and how many slots of each are filled. */
   loaded: [number, number] = [-1, -1];
   fillMs = 0;
@@ -37,6 +39,7 @@ export class Shown {
     private readonly wrong: (reason: string) => void,
   ) {
     const { frames } = dataset;
+    this.categories = new Categories(dataset, source, came, wrong);
     this.cache = new FrameCache(source, (frame) => frames[frame].file, came, wrong);
     this.samples = new FrameCache(source, (frame) => frames[frame].sample?.file ?? frames[frame].file, came, wrong);
   }
@@ -112,10 +115,14 @@ export class Shown {
     const sampled = this.isSampled(frame);
     const whole = this.cache.get(frame);
     const sample = sampled ? this.samples.get(frame) : undefined;
-    const useWhole = whole !== undefined && (sample === undefined || rests);
+    // In one colour until the categories come, and then in others, it would flicker: until then a sample, which has its own.
+    const coloured = (tensors: Tensors) =>
+      colouring.kind !== 'grouping' || tensors.has(`group.${colouring.name}`) || this.categories.ready(colouring.name);
+    const useWhole = whole !== undefined && (sample === undefined || rests) && coloured(whole);
     const tensors = useWhole ? whole : sample;
     const has = this.loaded[which] === frame ? this.filled[which] : -1;
     if (tensors === undefined || has === slots.points || (has >= 0 && !useWhole)) return false;
+    if (!useWhole && !coloured(tensors)) return false;
     const begin = performance.now();
     const strata = useWhole ? STRATA : (line.sample?.strata ?? STRATA);
     const count = useWhole ? line.count : (line.sample?.count ?? 0);

@@ -85,7 +85,8 @@ export class Slots {
       target[slot] = from[at * 3];
       target[slot + 1] = from[at * 3 + 1];
       target[slot + 2] = from[at * 3 + 2];
-      const code = array === undefined ? MISSING : array[byRow ? here : at];
+      // Of points that have come since categories were asked for, nothing is known yet.
+      const code = array?.[byRow ? here : at] ?? MISSING;
       target[slot + 3] = code === MISSING ? NO_COLOUR : base + code * scale;
       at++;
       if (at > count) return bad(`${line.file} has more points than it says`);

@@ -200,6 +200,35 @@ export function parseSelections(text: string): Parsed<Selection[]> {
   return { ok: true, value: selections };
 }
 
+/** A point: what it is called, and its categories in its first frame, by grouping. */
+export type Point = { row: number; id: string; label: string; codes: ReadonlyMap<string, number> };
+/** Which points are asked for: by row, by id, or those that a text is found in, best first. */
+export type Which = { rows: readonly number[] } | { ids: readonly string[] } | { text: string; most: number };
+
+export function parsePoints(text: string): Parsed<Point[]> {
+  let told: unknown;
+  try {
+    told = JSON.parse(text);
+  } catch {
+    return bad('what the server says of points is no JSON');
+  }
+  if (!Array.isArray(told)) return bad('what the server says of points is no list');
+  const points: Point[] = [];
+  for (const point of told) {
+    const codes = isRecord(point) && isRecord(point.codes) ? Object.entries(point.codes) : undefined;
+    if (
+      !isRecord(point) ||
+      !isCount(point.row) ||
+      typeof point.id !== 'string' ||
+      typeof point.label !== 'string' ||
+      !codes?.every(([, code]) => isCount(code))
+    )
+      return bad('the server says of a point what makes no sense');
+    points.push({ row: point.row, id: point.id, label: point.label, codes: new Map(codes as [string, number][]) });
+  }
+  return { ok: true, value: points };
+}
+
 export function bad(reason: string): { ok: false; reason: string } {
   return { ok: false, reason };
 }

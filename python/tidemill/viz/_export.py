@@ -23,8 +23,8 @@ BYTES_MAX = 256 << 20
 def export_html(folder: str | PathLike[str], path: str | PathLike[str]) -> None:
     """Write the frames of a folder and the page that shows them into one HTML file.
 
-    All frames, groups that readers made, and trajectories are in it; of the page's tools those for the lasso and for GIFs are not,
-    as a file can keep no groups and start no worker.
+    All frames, groups that readers made, and trajectories are in it, and all of the page's tools. A file can keep no groups: those
+    that are made in it can be saved as a file of their own, and loaded again.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def export_html(folder: str | PathLike[str], path: str | PathLike[str]) -> None:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src blob: data:; media-src blob:; "
-        "base-uri 'none'; form-action 'none'"
+        "worker-src blob:; base-uri 'none'; form-action 'none'"
     )
     text = re.sub(r'\s*<link rel="(?:stylesheet|icon|modulepreload)"[^>]*>', "", text).replace(found[0], "")
     style = "\n".join((page.parent / name).read_text() for name in styles)

@@ -43,8 +43,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     # Notebooks show the page in a frame; they too are on this host.
     "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' blob: data:; media-src blob:; style-src 'self' 'unsafe-inline'; base-uri 'none'; "
-        "object-src 'none'; form-action 'none'; "
+        "default-src 'self'; img-src 'self' blob: data:; media-src blob:; worker-src 'self' blob:; style-src 'self' 'unsafe-inline'; "
+        "base-uri 'none'; object-src 'none'; form-action 'none'; "
         "frame-ancestors 'self' http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
     ),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from tidemill.viz import _format
 from tidemill.viz._format import MISSING, FrameError
+from tidemill.viz._texts import Texts
 
 __all__ = ["Frame", "FrameReader"]
 
@@ -65,8 +67,9 @@ class FrameReader:
         self.categories: dict[str, list[str]] = {}
         #: The category of each point in its first frame, for each grouping.
         self.codes: dict[str, NDArray[np.uint16]] = {}
-        self._names: list[str] | None = None
-        self._labels: list[str] = []
+        self._ids = Texts()
+        self._labels = Texts()
+        self._decoded: list[str] | None = None
         self._lines: list[dict[str, Any]] = []
         self._end = 0
         lines, self._end = _format.read_index(self.folder)
@@ -86,22 +89,53 @@ class FrameReader:
     @property
     def named(self) -> bool:
         """Whether points have ids of their own."""
-        return self._names is not None
+        return not self._ids.empty
 
     @property
     def ids(self) -> list[str]:
         """The name of each point; its number if it has none."""
-        return self._names if self._names is not None else [str(row) for row in range(self.points)]
+        if self._decoded is None or len(self._decoded) < self.points:
+            self._decoded = self._ids.all() if self.named else [str(row) for row in range(self.points)]
+        return self._decoded
 
     @property
     def labels(self) -> list[str]:
         """The longer name of each point; its id if it has none."""
-        return [label or name for label, name in zip(self._labels, self.ids, strict=True)]
+        return [label or name for label, name in zip(self._labels.all(), self.ids, strict=True)]
 
     @property
     def own_labels(self) -> list[str]:
         """The longer name of each point; ``""`` if it has none."""
-        return self._labels
+        return self._labels.all()
+
+    def id(self, row: int) -> str:
+        """Return the name of one point, without reading the others."""
+        return self._ids[row] if self.named else str(row)
+
+    def own_label(self, row: int) -> str:
+        """Return the longer name of one point; ``""`` if it has none."""
+        return self._labels[row]
+
+    def find(self, text: str, most: int) -> list[int]:
+        """Return rows of points whose id or label has the text, those whose id begins with it first; at most `most`."""
+        text = text.strip()
+        if text == "":
+            return []
+        if not self.named:
+            row = int(text) if re.fullmatch(r"[0-9]{1,10}", text) else self.points
+            numbered = [row] if row < self.points else []
+            return (numbered + [row for row in self._labels.having(text, most) if row not in numbered])[:most]
+        first = self._ids.beginning(text, most)
+        # As many more as there are among the first: these are found again.
+        later = sorted({*self._ids.having(text, most + len(first)), *self._labels.having(text, most + len(first))})
+        return (first + [row for row in later if row not in first])[:most]
+
+    def rows_of(self, ids: Sequence[str]) -> list[int]:
+        """Return the rows of points by their ids, in the order of the ids; those that there are not are left out."""
+        if not self.named:
+            return [int(one) for one in ids if re.fullmatch(r"0|[1-9][0-9]{0,9}", one) and int(one) < self.points]
+        found = self._ids.rows_of(ids)
+        return [found[one] for one in ids if one in found]
 
     @property
     def times(self) -> list[str]:
@@ -181,10 +215,8 @@ class FrameReader:
             self.codes.setdefault(line["grouping"], np.full(self.points, MISSING, np.uint16))
         elif line["kind"] == "points":
             tensors = _format.read_tensors(self.folder / line["file"]) if "file" in line else {}
-            if "id.bytes" in tensors:
-                self._names = (self._names or []) + _format.unpack_texts("id", tensors)
-            has_labels = "label.bytes" in tensors
-            self._labels += _format.unpack_texts("label", tensors) if has_labels else [""] * line["count"]
+            self._ids.add("id", line["count"], tensors)
+            self._labels.add("label", line["count"], tensors)
             for name in self.codes:
                 first = tensors.get(f"group.{name}", np.full(line["count"], MISSING, np.uint16))
                 self.codes[name] = np.concatenate([self.codes[name], first])

@@ -292,6 +292,9 @@ class FrameWriter:
             here = np.zeros(self._known, bool)
             here[rows] = True
             part["present"] = np.packbits(here[np.arange(self._known) % _STRATA < strata], bitorder="little")
+        # Those of all points are far more than the sample: a page that shows samples needs none of them.
+        for name, codes in self._codes.items():
+            part.setdefault(f"group.{name}", codes[rows[taken]])
         file = f"sample-{self._frames:06}.safetensors"
         _format.write_tensors(self.folder / file, part)
         return {"file": file, "count": int(taken.sum()), "strata": strata, "of": _STRATA}

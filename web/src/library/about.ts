@@ -66,7 +66,7 @@ export class AboutPanel {
     }
     this.version = version;
     this.base = fold(got.value);
-    this.app.setEdits(fold(got.value));
+    await this.app.setEdits(fold(got.value));
     this.show();
     return true;
   }

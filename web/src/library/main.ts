@@ -2,9 +2,11 @@
 
 import '../base.css';
 import './library.css';
-import { byId, make, setIcon } from '../dom';
+import { ask } from '../dialog';
+import { byId, make, notice, setIcon, startTheme } from '../dom';
+import { count } from '../texts';
 import { LibraryClient } from './client';
-import { count, day, size } from './texts';
+import { day, size } from './texts';
 import { UploadDialog } from './upload';
 import type { Plot, Summary } from './wire';
 
@@ -17,16 +19,6 @@ const query = byId<HTMLInputElement>('query');
 let plots: Plot[] = [];
 /** Answers of searches that are no longer wanted are left aside. */
 let asked = 0;
-
-let noticed: ReturnType<typeof setTimeout> | undefined;
-function notice(text: string, wrong = true): void {
-  const box = byId('notice');
-  box.textContent = text;
-  box.classList.toggle('wrong', wrong);
-  box.hidden = false;
-  clearTimeout(noticed);
-  noticed = setTimeout(() => (box.hidden = true), wrong ? 8000 : 2500);
-}
 
 // ---- the list
 
@@ -49,7 +41,7 @@ async function search(more = false): Promise<void> {
 function card(plot: Plot): HTMLElement {
   const open = make('a', { class: 'title', text: plot.title });
   open.href = `/plots/${plot.id}?${new URLSearchParams({ token })}`;
-  const edit = make('button', { title: `Describe or remove ${plot.title}`, onclick: () => describe(plot) });
+  const edit = make('button', { title: `Describe or remove ${plot.title}`, onclick: () => void describe(plot) });
   setIcon(edit, 'edit');
   const facts = [
     count(plot.points, 'point'),
@@ -117,40 +109,45 @@ byId('more').onclick = () => void search(true);
 
 // ---- describing and removing
 
-function describe(plot: Plot): void {
-  const dialog = byId<HTMLDialogElement>('edit-dialog');
-  const field = (name: string) => byId<HTMLInputElement>(`edit-${name}`);
-  field('title').value = plot.title;
-  field('description').value = plot.description;
-  field('tags').value = plot.tags.join(', ');
-  field('collection').value = plot.collection;
-  dialog.returnValue = '';
-  dialog.onclose = async () => {
-    if (dialog.returnValue === 'remove') remove(plot);
-    if (dialog.returnValue !== 'save') return;
-    const saved = await client.update(plot.id, {
-      title: field('title').value,
-      description: field('description').value,
-      tags: field('tags').value.split(','),
-      collection: field('collection').value,
-    });
-    if (!saved.ok) notice(saved.reason);
-    else await refresh();
-  };
-  dialog.showModal();
+async function describe(plot: Plot): Promise<void> {
+  const answer = await ask(
+    'edit-dialog',
+    'Describe the plot',
+    [
+      { id: 'edit-title', label: 'Title', value: plot.title, most: 200, required: true },
+      { id: 'edit-description', label: 'Description', value: plot.description, kind: 'lines', most: 20_000 },
+      { id: 'edit-tags', label: 'Tags', value: plot.tags.join(', '), placeholder: 'divided by commas' },
+      { id: 'edit-collection', label: 'Collection', value: plot.collection, most: 60, list: 'collection-names' },
+    ],
+    [
+      { name: 'save', title: 'Change', look: 'primary', checks: true },
+      { name: 'remove', title: 'Remove the plot…', look: 'danger' },
+    ],
+  );
+  if (answer?.choice === 'remove') await remove(plot);
+  if (answer?.choice !== 'save') return;
+  const saved = await client.update(plot.id, {
+    title: answer.value('edit-title'),
+    description: answer.value('edit-description'),
+    tags: answer.value('edit-tags').split(','),
+    collection: answer.value('edit-collection'),
+  });
+  if (!saved.ok) notice(saved.reason);
+  else await refresh();
 }
 
-function remove(plot: Plot): void {
-  const dialog = byId<HTMLDialogElement>('remove-dialog');
-  byId('remove-title').textContent = plot.title;
-  dialog.returnValue = '';
-  dialog.onclose = async () => {
-    if (dialog.returnValue !== 'remove') return;
-    const removed = await client.remove(plot.id);
-    if (!removed.ok) notice(removed.reason);
-    else await refresh();
-  };
-  dialog.showModal();
+async function remove(plot: Plot): Promise<void> {
+  const answer = await ask(
+    'remove-dialog',
+    `Remove ${plot.title}?`,
+    [],
+    [{ name: 'remove', title: 'Remove', look: 'danger' }],
+    'Its versions, comments and links go with it, for everybody.',
+  );
+  if (answer === undefined) return;
+  const removed = await client.remove(plot.id);
+  if (!removed.ok) notice(removed.reason);
+  else await refresh();
 }
 
 // ---- begin
@@ -162,9 +159,5 @@ const upload = new UploadDialog(client, (plot) => {
 });
 byId('upload').onclick = () => upload.open();
 setIcon(byId('theme'), 'theme');
-const root = document.documentElement;
-root.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
-byId('theme').onclick = () => {
-  root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
-};
+byId('theme').onclick = startTheme(() => {});
 void refresh();

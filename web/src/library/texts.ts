@@ -26,10 +26,6 @@ export function day(iso: string): string {
     : at.toLocaleDateString('en', { day: 'numeric', month: 'short', year: 'numeric' });
 }
 
-export function count(number: number, what: string): string {
-  return `${number.toLocaleString('en')} ${what}${number === 1 ? '' : 's'}`;
-}
-
 export function size(bytes: number): string {
   if (bytes < 1024) return `${bytes} B`;
   const at = Math.min(3, Math.floor(Math.log2(bytes) / 10));

@@ -2,8 +2,9 @@
 
 import { zipSync } from 'fflate';
 import { byId } from '../dom';
+import { count } from '../texts';
 import type { LibraryClient } from './client';
-import { count, size } from './texts';
+import { size } from './texts';
 import type { Plot, Summary } from './wire';
 
 export class UploadDialog {

@@ -6,6 +6,7 @@ Points lie in folders of frames; all else is in a SQLite database beside them. `
 from __future__ import annotations
 
 from tidemill.viz.library._cloud import Limits, UploadError
-from tidemill.viz.library._library import Comment, Library, Plot, Share, Version
+from tidemill.viz.library._library import Library
+from tidemill.viz.library._records import Comment, Plot, Share, Version
 
 __all__ = ["Comment", "Library", "Limits", "Plot", "Share", "UploadError", "Version"]

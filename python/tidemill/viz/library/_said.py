@@ -1,0 +1,185 @@
+"""What people say about a plot: comments, versions as logs of changes over the original, links that only show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tidemill.viz.library import _changes
+from tidemill.viz.library._records import (
+    TAG_MAX,
+    TEXT_MAX,
+    TITLE_MAX,
+    Comment,
+    Share,
+    Version,
+    deleted,
+    has_version,
+    line,
+    number_of,
+    touched,
+    utc_now,
+)
+from tidemill.viz.library._schema import connected
+
+__all__ = ["Said"]
+
+
+class Said:
+    """The part of a library that keeps what is said about its plots; each call happens whole or not at all."""
+
+    #: The database.
+    _path: Path
+
+    # ---- comments
+
+    def comments(self, id: str) -> list[Comment]:
+        """Return what was said about a plot, in order."""
+        with connected(self._path) as db:
+            rows = db.execute(
+                "SELECT number, author, text, created FROM comment WHERE plot = ? ORDER BY number", (number_of(db, id),)
+            )
+            return [Comment(**row) for row in map(dict, rows)]
+
+    def comment(self, id: str, text: str, *, author: str = "") -> Comment:
+        """Say something about a plot."""
+        text, author = line("a comment", text, TEXT_MAX, lines=True), line("an author", author, TAG_MAX)
+        if not text:
+            raise ValueError("a comment has a text")
+        now = utc_now()
+        with connected(self._path, write=True) as db:
+            number = number_of(db, id)
+            added = db.execute(
+                "INSERT INTO comment (plot, author, text, created) VALUES (?, ?, ?, ?)", (number, author, text, now)
+            ).lastrowid
+            touched(db, number)
+        assert added is not None
+        return Comment(added, author, text, now)
+
+    def remove_comment(self, id: str, number: int) -> None:
+        """Take a comment back."""
+        with connected(self._path, write=True) as db:
+            plot = number_of(db, id)
+            deleted(db.execute("DELETE FROM comment WHERE plot = ? AND number = ?", (plot, number)), "comment", number)
+            touched(db, plot)
+
+    # ---- versions
+
+    def versions(self, id: str) -> list[Version]:
+        """Return the versions of a plot; the first is the original."""
+        with connected(self._path) as db:
+            rows = db.execute(
+                "SELECT number, parent, name, note, author, created FROM version WHERE plot = ? ORDER BY number",
+                (number_of(db, id),),
+            )
+            return [Version(**row) for row in map(dict, rows)]
+
+    def changes(self, id: str, version: int = 0) -> list[dict[str, Any]]:
+        """Return all that a version changes about the data: what is left of the logs from the original to it.
+
+        The shape of changes is in ``docs/library.md``.
+        """
+        with connected(self._path) as db:
+            plot = number_of(db, id)
+            logs: list[list[dict[str, Any]]] = []
+            at: int | None = version
+            while at is not None:
+                row = db.execute(
+                    "SELECT parent, changes FROM version WHERE plot = ? AND number = ?", (plot, at)
+                ).fetchone()
+                if row is None:
+                    raise KeyError(f"there is no version {version} of the plot")
+                logs.append(json.loads(row["changes"]))
+                # A parent is always older, so that this ends.
+                at = row["parent"]
+            return _changes.folded(reversed(logs))
+
+    def save_version(
+        self,
+        id: str,
+        name: str,
+        changes: Sequence[Mapping[str, Any]],
+        *,
+        parent: int = 0,
+        note: str = "",
+        author: str = "",
+    ) -> Version:
+        """Keep changes as a version that is built on another.
+
+        Raises
+        ------
+        ValueError
+            A change makes no sense, or there is no name.
+        """
+        kept = _changes.checked(changes)
+        name, author = line("a name", name, TITLE_MAX), line("an author", author, TAG_MAX)
+        note = line("a note", note, TEXT_MAX, lines=True)
+        if not name:
+            raise ValueError("a version has a name")
+        now = utc_now()
+        with connected(self._path, write=True) as db:
+            plot = number_of(db, id)
+            has_version(db, plot, parent)
+            (number,) = db.execute("SELECT max(number) + 1 FROM version WHERE plot = ?", (plot,)).fetchone()
+            db.execute(
+                "INSERT INTO version VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (plot, number, parent, name, note, author, now, json.dumps(kept, ensure_ascii=False)),
+            )
+            touched(db, plot)
+        return Version(number, parent, name, note, author, now)
+
+    # ---- shares
+
+    def shares(self, id: str) -> list[Share]:
+        """Return the links to a plot that were given away and not withdrawn, without their tokens."""
+        with connected(self._path) as db:
+            rows = db.execute(
+                "SELECT number, version, name, created FROM share WHERE plot = ? ORDER BY number", (number_of(db, id),)
+            )
+            return [Share(**row) for row in map(dict, rows)]
+
+    def share(self, id: str, *, version: int | None = None, name: str = "") -> Share:
+        """Make a token that shows a plot and can do nothing else, until it is withdrawn.
+
+        Parameters
+        ----------
+        id : str
+        version : int, optional
+            Show only this one; default: all.
+        name : str, optional
+            Whom it is for, to tell it from others.
+        """
+        name, token, now = line("a name", name, TITLE_MAX), secrets.token_urlsafe(24), utc_now()
+        with connected(self._path, write=True) as db:
+            plot = number_of(db, id)
+            if version is not None:
+                has_version(db, plot, version)
+            number = db.execute(
+                "INSERT INTO share (plot, version, name, hash, created) VALUES (?, ?, ?, ?, ?)",
+                (plot, version, name, _hash(token), now),
+            ).lastrowid
+        assert number is not None
+        return Share(number, version, name, now, token)
+
+    def withdraw(self, id: str, number: int) -> None:
+        """Take a share back: its link shows nothing any more."""
+        with connected(self._path, write=True) as db:
+            plot = number_of(db, id)
+            deleted(db.execute("DELETE FROM share WHERE plot = ? AND number = ?", (plot, number)), "share", number)
+
+    def shared(self, token: str) -> tuple[str, int | None] | None:
+        """Return the plot, and the only version if there is but one, that a share's token shows."""
+        with connected(self._path) as db:
+            row = db.execute(
+                "SELECT id, version FROM share JOIN plot ON plot.number = share.plot WHERE hash = ?", (_hash(token),)
+            ).fetchone()
+        return None if row is None else (row["id"], row["version"])
+
+
+def _hash(token: str) -> str:
+    # The token is random and long: there is nothing to guess, so that no slow hash is needed.
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
