@@ -22,7 +22,6 @@ from tidemill.series._panel import Array, Panel
 from tidemill.series._read import (
     SeriesError,
     Source,
-    numbers_of,
     open_source,
     read_rows,
     steps_or_dates,
@@ -165,14 +164,19 @@ def clean(
     rows = read_rows(data, columns)
     report = Report(columns.named())
     report.counts["unreadable"] = skipped_rows() if on_error == "skip" else 0
-    total = int(comm.allreduce(len(rows.ids)))
+    total = int(comm.allreduce(len(rows.codes)))
 
-    keyed = rows.has_key
-    kept = np.flatnonzero(keyed)
-    # Ids and times of all workers, numbered alike everywhere.
-    own_ids = set(rows.ids) - {""}
-    ids = sorted(set().union(*comm.allgather(own_ids)))
-    times = np.unique(np.concatenate(comm.allgather(np.unique(rows.times[keyed]))))
+    keyed = (rows.codes >= 0) & (rows.places >= 0)
+    coded, placed, numbers = rows.codes, rows.places, rows.numbers
+    if not keyed.all():
+        coded, placed = coded[keyed], placed[keyed]
+        numbers = {role: column[keyed] for role, column in numbers.items()}
+    # Ids and times of all workers that have a row, numbered alike everywhere.
+    own_ids = [rows.ids[code] for code in np.flatnonzero(np.bincount(coded, minlength=len(rows.ids)))]
+    own_times = rows.times[np.flatnonzero(np.bincount(placed, minlength=len(rows.times)))]
+    everyone = comm.allgather((own_ids, own_times))
+    ids = sorted({name for names, _ in everyone for name in names})
+    times = np.unique(np.concatenate([stamps for _, stamps in everyone]))
     if not ids or not len(times):
         raise SeriesError(f"there is no row with id and time among the {total:,} of the source")
     dated = rows.dated
@@ -182,10 +186,9 @@ def clean(
             # Their order is that of the numbers.
             report.notes.append("times such as 20161230 were taken as dates")
             dated = True
-    numbering = numbers_of(ids)
-    codes = np.fromiter((numbering.get(name, -1) for name in rows.ids), np.int64, len(rows.ids))[kept]
-    places = np.searchsorted(times, rows.times[kept])
-    numbers = {role: column[kept] for role, column in rows.numbers.items()}
+    numbering = {name: number for number, name in enumerate(ids)}
+    codes = np.array([numbering.get(name, -1) for name in rows.ids], dtype=np.int64)[coded]
+    places = np.searchsorted(times, rows.times)[placed]
     stamps: NDArray[Any] = times
     if dated:
         stamps = (dates if not rows.dated else times).astype("datetime64[us]")  # type: ignore[union-attr]
@@ -210,7 +213,7 @@ def clean(
 
     for rule, count in zip(counts, comm.allreduce(np.array(list(counts.values()))).tolist(), strict=True):
         report.counts[rule] += count
-    report.counts["without_key"] = total - int(comm.allreduce(len(kept)))
+    report.counts["without_key"] = total - int(comm.allreduce(int(keyed.sum())))
     if rules.splits == "detect":
         own = [(ids[begin + one.series], label(stamps[one.place]), one.ratio) for one in splits]
         report.found = [split for part in comm.allgather(own) for split in part]
@@ -230,7 +233,8 @@ def _exchange(
     """Send each row to the worker that has its id; rows come in the order of the source."""
     if comm.size == 1:
         return codes, places, numbers
-    to = owned[codes]
+    # Few and small numbers, which are sorted in one pass.
+    to = owned.astype(np.uint16)[codes]
     order = np.argsort(to, kind="stable")
     cuts = np.searchsorted(to[order], np.arange(1, comm.size))
     parts = [np.split(column[order], cuts) for column in (codes, places, *numbers.values())]
@@ -285,19 +289,22 @@ def pivot(
     if cap is None and "volume" in numbers:
         cap = value * np.abs(numbers["volume"])
     cells = codes[there] * width + places[there]
-    # Where a cell comes first; `unique` gives the first of equal ones.
-    unique, first = np.unique(cells, return_index=True)
-    kept = value[there][first]
-    again = len(cells) - len(unique)
+    value = value[there]
+    # Where a cell comes first: of numbers that are put in one place the last one stays, so the last rows go first.
+    first = np.full(series * width, -1)
+    first[cells[::-1]] = np.arange(len(cells) - 1, -1, -1)
+    filled = np.flatnonzero(first >= 0)
+    first = first[filled]
+    again = len(cells) - len(first)
+    values = np.full(series * width, np.nan)
+    values[filled] = value[first]
     if again:
         counts["duplicates"] = again
-        counts["duplicates_that_differ"] = int((value[there] != kept[np.searchsorted(unique, cells)]).sum())
-    values = np.full(series * width, np.nan)
-    values[unique] = kept
+        counts["duplicates_that_differ"] = int((value != values[cells]).sum())
     caps: Array | None = None
     if cap is not None:
         flat = np.full(series * width, np.nan)
-        flat[unique] = cap[there][first]
+        flat[filled] = cap[there][first]
         caps = flat.reshape(series, width)
     return values.reshape(series, width), caps, splits, counts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill._tidemill import NativeTable
 from tidemill.dataset import (
     BadRowsWarning,
     DataSet,
@@ -37,7 +38,6 @@ __all__ = [
     "SeriesError",
     "Source",
     "find_columns",
-    "numbers_of",
     "open_source",
     "open_texts",
     "read_rows",
@@ -60,9 +60,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "split": ("split", "splitratio", "splitfactor", "stocksplits", "splits"),
 }
 _NEEDED = ("id", "time", "value")
-
-#: Stands for a time that is not there; no time is that early.
-_NO_TIME = -(2**62)
 
 
 class SeriesError(ValueError):
@@ -89,21 +86,16 @@ class Columns:
 class Rows:
     """Rows of one worker, in the order of the source."""
 
-    #: Ids as texts; "" where there is none.
+    #: The ids that there are, and the times: microseconds since 1970 of dates, else the numbers that were given.
     ids: list[str]
-    #: (n,) int64: microseconds since 1970 of dates, else the numbers that were given; `_NO_TIME` where there is none.
     times: NDArray[np.int64]
+    #: Which of them each row has, (n,) int32; -1: none.
+    codes: NDArray[np.int32]
+    places: NDArray[np.int32]
     #: Whether times are dates.
     dated: bool
     #: (n,) float64 by role, without id and time; NaN where there is none.
     numbers: dict[str, NDArray[np.float64]]
-
-    @property
-    def has_key(self) -> NDArray[np.bool_]:
-        """Whether a row has both id and time, (n,)."""
-        named = np.fromiter((bool(name) for name in self.ids), bool, len(self.ids))
-        keyed: NDArray[np.bool_] = named & (self.times != _NO_TIME)
-        return keyed
 
 
 def _plain(name: str) -> str:
@@ -242,17 +234,26 @@ def read_rows(data: DataSet, columns: Columns) -> Rows:
             f"times in column {columns.time!r} are {kind}, such as {first[0] if first else 'none at all'!r}; dates as 2016-12-30, "
             "times as 2016-12-30T17:00:00 or whole numbers are read; of a DataSet, .str.to_date(...) makes dates of texts"
         )
-    parts: dict[str, Any] = {
-        "id": coalesce(col(columns.id).cast("str"), lit("")),
-        "time": coalesce(time, lit(_NO_TIME)),
-    }
+    parts: dict[str, Any] = {"id": col(columns.id).cast("str"), "time": time}
     for role, name in columns.named().items():
         if role not in ("id", "time"):
             parts[role] = coalesce(col(name).cast("float64"), lit(float("nan")))
-    arrays = collect_scanned(data.select(**parts)._native).to_numpy()
-    ids = [text.strip() for text in arrays["id"].tolist()]
-    numbers = {role: arrays[role] for role in parts if role not in ("id", "time")}
-    return Rows(ids, arrays["time"], dated, numbers)
+    table = collect_scanned(data.select(**parts)._native)._native
+    codes, names = _coded(table, "id")
+    places, times = _coded(table, "time")
+    ids = [text.strip() for text in names]
+    # Without a name is without an id.
+    unnamed = [code for code, name in enumerate(ids) if not name]
+    if unnamed:
+        codes = np.where(np.isin(codes, unnamed), -1, codes)
+    numbers = {role: np.frombuffer(data or b"") for role, _, data in table.to_bytes() if role not in ("id", "time")}
+    return Rows(ids, np.array(times, dtype=np.int64), codes, places, dated, numbers)
+
+
+def _coded(table: NativeTable, column: str) -> tuple[NDArray[np.int32], list[Any]]:
+    """A column as numbers of its distinct values, and these: no Python object for each row."""
+    codes, distinct = table.codes(column)
+    return np.frombuffer(codes, dtype=np.int32), [value for value in distinct.column(column) if value is not None]
 
 
 def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -269,11 +270,6 @@ def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return None
     micros: NDArray[np.int64] = dates.astype("datetime64[us]").astype(np.int64)
     return micros
-
-
-def numbers_of(names: Iterable[str]) -> dict[str, int]:
-    """Number names in their order."""
-    return {name: number for number, name in enumerate(names)}
 
 
 def together(comm: Any, work: Callable[[], T]) -> T:
