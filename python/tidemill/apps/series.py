@@ -112,7 +112,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--tol",
         type=float,
-        default=1e-5,
+        default=2e-5,
         metavar="X",
         help="stop when the stress falls by less than this part (default %(default)s)",
     )
@@ -271,13 +271,14 @@ class _Command:
         self.say(f"{name}: {report}")
         windows = series.windows(panel.times, options.window, options.shift, accumulate=options.accumulate)
         self._begin(panel, name)
+        begin = time.perf_counter()
         for number, frame in enumerate(self.embedder.frames(panel, windows), 1):
             self._take(frame)
             self.bar.update(
                 number / len(windows), f"{frame.window.label}: stress {frame.stress:.3g}, fit {frame.fit:.3f}"
             )
         self.bar.clear()
-        self._summary(report)
+        self._summary(report, time.perf_counter() - begin)
 
     def _follow(self, path: str) -> None:
         options = self.options
@@ -364,13 +365,13 @@ class _Command:
             if self.options.open:
                 webbrowser.open(self.server.url)
 
-    def _summary(self, report: series.Report) -> None:
+    def _summary(self, report: series.Report, embedding: float) -> None:
+        """Print and write what was done, the frames in `embedding` seconds."""
         seconds = time.perf_counter() - self.begin
         self.phases.seconds["all"] = seconds
-        slowest = self._slowest()
+        slowest = self._slowest(embedding)
         if self.comm.rank != 0:
             return
-        embedding = sum(slowest.get(name, 0.0) for name in ("distances", "embed", "compare", "align", "write"))
         stress, fit = self._means()
         frames = len(self.frames)
         self.say(
@@ -394,13 +395,10 @@ class _Command:
         if self.server is None:
             self.say(f"tidemill view {self.options.out} shows them")
 
-    def _slowest(self) -> dict[str, float]:
+    def _slowest(self, embedding: float) -> dict[str, float]:
         """Seconds by phase of the slowest worker in each, and the share of communication of all."""
         everybody = self.comm.allgather((self.phases.seconds, self.embedder.communication_s))
-        embedding = sum(
-            sum(part.get(n, 0.0) for n in ("distances", "embed", "compare", "align", "write")) for part, _ in everybody
-        )
-        self.share = sum(spent for _, spent in everybody) / embedding if embedding else 0.0
+        self.share = sum(spent for _, spent in everybody) / (self.comm.size * embedding)
         return {name: max(part.get(name, 0.0) for part, _ in everybody) for name in self.phases.seconds}
 
     def _means(self) -> tuple[float, float]:

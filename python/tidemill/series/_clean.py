@@ -138,8 +138,9 @@ def clean(
     ----------
     source : path, iterable of paths, DataSet or Arrow table
         With a row for each id and time. Files are CSV (``.gz``, ``.bz2``, ``.xz``, ``.zst`` too), Parquet, Arrow IPC or JSON lines by their
-        names; the same on every worker. Of a DataSet with other steps than `filter`, `select` and new columns, rows have no order, and so
-        no earliest.
+        names; the same on every worker. The earliest of two rows is the first in the file, of several files in that whose path sorts first. Rows
+        of a DataSet have the order of its source or of its last `sort`; with other steps than `filter`, `select` and new columns behind that
+        they have none, and of different values the least counts.
     rules : Rules, optional
     id, time, value, cap, volume, split : str, optional
         Columns; by default found by their usual names. `cap`: what the series is worth, else value x volume, for
@@ -171,6 +172,7 @@ def clean(
     if not keyed.all():
         coded, placed = coded[keyed], placed[keyed]
         numbers = {role: column[keyed] for role, column in numbers.items()}
+    order = None if rows.order is None else rows.order[keyed]
     # Ids and times of all workers that have a row, numbered alike everywhere.
     own_ids = [rows.ids[code] for code in np.flatnonzero(np.bincount(coded, minlength=len(rows.ids)))]
     own_times = rows.times[np.flatnonzero(np.bincount(placed, minlength=len(rows.times)))]
@@ -195,7 +197,7 @@ def clean(
 
     owned = np.searchsorted(np.arange(comm.size), np.arange(len(ids)) * comm.size // len(ids))
     begin, end = np.searchsorted(owned, [comm.rank, comm.rank + 1]).tolist()
-    codes, places, numbers = _exchange(comm, owned, codes, places, numbers)
+    codes, places, numbers = _exchange(comm, owned, codes, places, order, numbers)
 
     def shaped() -> tuple[Array, Array | None, list[Split], dict[str, int]]:
         return pivot(codes - begin, places, numbers, end - begin, len(stamps), rules, ids[begin:end], stamps)
@@ -217,6 +219,10 @@ def clean(
     if rules.splits == "detect":
         own = [(ids[begin + one.series], label(stamps[one.place]), one.ratio) for one in splits]
         report.found = [split for part in comm.allgather(own) for split in part]
+    if order is None and report.counts["duplicates_that_differ"]:
+        report.notes.append(
+            "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
+        )
     panel = _gathered(comm, stamps, ids, values, caps)
     report.rows, report.ids, report.times = total, len(panel.ids), len(panel.times)
     report.first, report.last = label(panel.times[0]), label(panel.times[-1])
@@ -228,20 +234,28 @@ def _exchange(
     owned: NDArray[np.intp],
     codes: NDArray[np.int64],
     places: NDArray[np.intp],
+    order: NDArray[np.int64] | None,
     numbers: dict[str, Array],
 ) -> tuple[NDArray[np.int64], NDArray[np.intp], dict[str, Array]]:
-    """Send each row to the worker that has its id; rows come in the order of the source."""
-    if comm.size == 1:
-        return codes, places, numbers
-    # Few and small numbers, which are sorted in one pass.
-    to = owned.astype(np.uint16)[codes]
-    order = np.argsort(to, kind="stable")
-    cuts = np.searchsorted(to[order], np.arange(1, comm.size))
-    parts = [np.split(column[order], cuts) for column in (codes, places, *numbers.values())]
-    received = comm.alltoall([tuple(part[rank] for part in parts) for rank in range(comm.size)])
-    # By rank of the sender, which is by place in the source.
-    codes, places, *columns = (np.concatenate(column) for column in zip(*received, strict=True))
-    return codes, places, dict(zip(numbers, columns, strict=True))
+    """Send each row to the worker that has its id; rows come in their order, or if they have none, in that of their values."""
+    columns: list[NDArray[Any]] = [codes, places, *([] if order is None else [order]), *numbers.values()]
+    if comm.size > 1:
+        # Few and small numbers, which are sorted in one pass.
+        to = owned.astype(np.uint16)[codes]
+        by_owner = np.argsort(to, kind="stable")
+        cuts = np.searchsorted(to[by_owner], np.arange(1, comm.size))
+        parts = [np.split(column[by_owner], cuts) for column in columns]
+        received = comm.alltoall([tuple(part[rank] for part in parts) for rank in range(comm.size)])
+        columns = [np.concatenate(column) for column in zip(*received, strict=True)]
+    codes, places, *rest = columns
+    if order is not None:
+        order = rest.pop(0)
+        sort = None if (order[1:] > order[:-1]).all() else np.argsort(order)
+    else:
+        sort = np.lexsort(rest[::-1])
+    if sort is not None:
+        codes, places, rest = codes[sort], places[sort], [column[sort] for column in rest]
+    return codes, places, dict(zip(numbers, rest, strict=True))
 
 
 def pivot(

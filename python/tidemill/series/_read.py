@@ -1,7 +1,7 @@
 """Rows of a long table (id, time, value, further columns) from files, DataSets and Arrow tables.
 
-Each worker gets the rows that it has read, in the order of the source: those of worker 0 come first. So "the earliest" of
-two rows means the one that stands first in the files, however many workers read them.
+Each worker gets the rows that it has read, and with each where it stands in the source. So "the earliest" of two rows means the one that stands
+first in the files, however many workers and threads read them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidemill.dataset import (
     read_json,
     read_parquet,
 )
-from tidemill.dataset._workers import collect_scanned
+from tidemill.dataset._workers import collect_in_order
 
 __all__ = [
     "Columns",
@@ -62,6 +62,10 @@ KNOWN: dict[str, tuple[str, ...]] = {
 _NEEDED = ("id", "time", "value")
 
 
+#: Rows of a partition, at most.
+_PARTITION = 1 << 40
+
+
 class SeriesError(ValueError):
     """Series that cannot be read, cleaned or shown as asked for; the message names what is wrong and the remedy."""
 
@@ -84,7 +88,7 @@ class Columns:
 
 @dataclass
 class Rows:
-    """Rows of one worker, in the order of the source."""
+    """Rows of one worker."""
 
     #: The ids that there are, and the times: microseconds since 1970 of dates, else the numbers that were given.
     ids: list[str]
@@ -92,6 +96,8 @@ class Rows:
     #: Which of them each row has, (n,) int32; -1: none.
     codes: NDArray[np.int32]
     places: NDArray[np.int32]
+    #: (n,) int64, the larger the further behind in the source, compared with rows of other workers too; None: rows have no order.
+    order: NDArray[np.int64] | None
     #: Whether times are dates.
     dated: bool
     #: (n,) float64 by role, without id and time; NaN where there is none.
@@ -238,7 +244,7 @@ def read_rows(data: DataSet, columns: Columns) -> Rows:
     for role, name in columns.named().items():
         if role not in ("id", "time"):
             parts[role] = coalesce(col(name).cast("float64"), lit(float("nan")))
-    table = collect_scanned(data.select(**parts)._native)._native
+    table, counts = collect_in_order(data.select(**parts)._native)
     codes, names = _coded(table, "id")
     places, times = _coded(table, "time")
     ids = [text.strip() for text in names]
@@ -247,7 +253,10 @@ def read_rows(data: DataSet, columns: Columns) -> Rows:
     if unnamed:
         codes = np.where(np.isin(codes, unnamed), -1, codes)
     numbers = {role: np.frombuffer(data or b"") for role, _, data in table.to_bytes() if role not in ("id", "time")}
-    return Rows(ids, np.array(times, dtype=np.int64), codes, places, dated, numbers)
+    order = None
+    if data._native.is_in_order:
+        order = np.concatenate([np.arange(count) + number * _PARTITION for number, count in enumerate([*counts, 0])])
+    return Rows(ids, np.array(times, dtype=np.int64), codes, places, order, dated, numbers)
 
 
 def _coded(table: NativeTable, column: str) -> tuple[NDArray[np.int32], list[Any]]:
