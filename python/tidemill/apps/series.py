@@ -12,8 +12,9 @@ import math
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tidemill.viz._format import INDEX
 
 __all__ = ["main"]
 
+_PHASES = ("generate", "clean", "distances", "embed", "compare", "align", "write", "all")
 _ROLES = ("id", "time", "value", "cap", "volume", "split")
 
 
@@ -272,8 +274,7 @@ class _Command:
         windows = series.windows(panel.times, options.window, options.shift, accumulate=options.accumulate)
         self._begin(panel, name)
         begin = time.perf_counter()
-        for number, frame in enumerate(self.embedder.frames(panel, windows), 1):
-            self._take(frame)
+        for number, frame in enumerate(self._written(self.embedder.frames(panel, windows)), 1):
             self.bar.update(
                 number / len(windows), f"{frame.window.label}: stress {frame.stress:.3g}, fit {frame.fit:.3f}"
             )
@@ -314,8 +315,7 @@ class _Command:
                     continue
                 if not done:
                     self._begin(panel, path)
-                for frame in self.embedder.frames(panel, windows[done:]):
-                    self._take(frame)
+                for frame in self._written(self.embedder.frames(panel, windows[done:])):
                     self.say(
                         f"{frame.window.label}: {len(frame.ids)} ids, stress {frame.stress:.3g}, fit {frame.fit:.3f}"
                     )
@@ -323,14 +323,14 @@ class _Command:
         except KeyboardInterrupt:
             if follower.report is not None and self.frames and self.comm.rank == 0:
                 self.say(str(follower.report))
-                self._write_summary(follower.report, 0.0)
+                self._write_summary(follower.report, 0.0, self.phases.seconds)
             raise
 
     def _rules(self) -> series.Rules:
         return series.Rules(negative=self.options.negative, splits=self.options.splits)
 
     def _name(self) -> str:
-        return ", ".join(self.options.file) if self.options.file else "a generated market"
+        return ", ".join(self.options.file) if self.options.file else "A generated market"
 
     def _begin(self, panel: series.Panel, name: str) -> None:
         options = self.options
@@ -352,18 +352,24 @@ class _Command:
             overwrite=options.overwrite,
         )
 
-    def _take(self, frame: series.Frame) -> None:
+    def _written(self, frames: Iterator[series.Frame]) -> Iterator[series.Frame]:
+        """Write frames as they come; the folder is opened, and served, with the first."""
         if self.folder is None:
+            first = next(frames, None)
+            if first is None:
+                return
             self.folder = self.open_folder()
-        with self.phases.timed("write"):
-            self.folder.write(frame)
-        # Of past frames only the figures are needed.
-        self.frames.append(frame)
-        if self.options.view and self.server is None and self.comm.rank == 0:
-            self.server = Server(self.options.out, port=self.options.port)
-            self.say(f"the frames are at {self.server.url}")
-            if self.options.open:
-                webbrowser.open(self.server.url)
+            self.folder.phases = self.phases
+            frames = chain([first], frames)
+        for frame in self.folder.write_all(frames):
+            # Of past frames only the figures are needed.
+            self.frames.append(frame)
+            if self.options.view and self.server is None and self.comm.rank == 0:
+                self.server = Server(self.options.out, port=self.options.port)
+                self.say(f"the frames are at {self.server.url}")
+                if self.options.open:
+                    webbrowser.open(self.server.url)
+            yield frame
 
     def _summary(self, report: series.Report, embedding: float) -> None:
         """Print and write what was done, the frames in `embedding` seconds."""
@@ -391,7 +397,7 @@ class _Command:
             f"{100 * self.share:.0f} % of that time in communication"
         )
         self.say("seconds: " + ", ".join(f"{name} {value:.3g}" for name, value in slowest.items()))
-        self._write_summary(report, embedding)
+        self._write_summary(report, embedding, slowest)
         if self.server is None:
             self.say(f"tidemill view {self.options.out} shows them")
 
@@ -399,7 +405,9 @@ class _Command:
         """Seconds by phase of the slowest worker in each, and the share of communication of all."""
         everybody = self.comm.allgather((self.phases.seconds, self.embedder.communication_s))
         self.share = sum(spent for _, spent in everybody) / (self.comm.size * embedding)
-        return {name: max(part.get(name, 0.0) for part, _ in everybody) for name in self.phases.seconds}
+        # Of few windows worker 0 may have made none.
+        names = [name for name in _PHASES if any(name in part for part, _ in everybody)]
+        return {name: max(part.get(name, 0.0) for part, _ in everybody) for name in names}
 
     def _means(self) -> tuple[float, float]:
         fits = [frame.fit for frame in self.frames if math.isfinite(frame.fit)]
@@ -408,7 +416,7 @@ class _Command:
     def _iterations(self) -> float:
         return float(np.mean([frame.iterations for frame in self.frames]))
 
-    def _write_summary(self, report: series.Report, embedding: float) -> None:
+    def _write_summary(self, report: series.Report, embedding: float, seconds: dict[str, float]) -> None:
         stress, fit = self._means()
         summary: dict[str, Any] = {
             "files": self.options.file or None,
@@ -421,7 +429,7 @@ class _Command:
             "iterations": self._iterations(),
             "workers": self.comm.size,
             "left_out": [window.label for window in self.embedder.left_out],
-            "seconds": self.phases.seconds,
+            "seconds": seconds,
             "windows_per_minute": 60 * len(self.frames) / embedding if embedding else None,
             "communication": self.share if embedding else None,
             "per_frame": [

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import tidemill
 from tidemill._progress import Phases
 from tidemill.ml import MDS, procrustes, using
+from tidemill.ml._job import active
 from tidemill.series._distance import REFERENCES, Kind, Length, Of, distances, references, weights
 from tidemill.series._panel import Array, Panel, Segment
 from tidemill.series._read import SeriesError, together
@@ -170,8 +171,10 @@ class Embedder:
             for window in wanted:
                 yield make(self._frame(timed, panel, window), self._past)
             return
-        for begin in range(0, len(wanted), ROUND * comm.size):
-            some = wanted[begin : begin + ROUND * comm.size]
+        # Worker 0 has one window less, as it writes the frames of the round before.
+        length = max(1, ROUND * comm.size - 1)
+        for begin in range(0, len(wanted), length):
+            some = wanted[begin : begin + length]
             relay = Relay(timed, len(some), self._past)
             own, message = relay.run(lambda number, some=some: self._frame(None, panel, some[number]))  # type: ignore[misc]
             self.communication_s += relay.waited_s
@@ -179,8 +182,9 @@ class Embedder:
             for _, told in everyone:
                 if told is not None:
                     raise SeriesError(told)
+            frames = [iter(made) for made, _ in everyone]
             for number in range(len(some)):
-                yield everyone[number % comm.size][0][number // comm.size]
+                yield next(frames[relay.owner(number)])
 
     def _frame(self, comm: Any, panel: Panel, window: Window) -> Making[Frame | None]:
         """Cut, measure, embed and turn a window, by the workers of `comm`; None: by this one."""
@@ -201,20 +205,22 @@ class Embedder:
 
             apart = measure() if comm is None else together(comm, measure)
         weight = weights(caps if self.weighted else None, count)
+        model = MDS(
+            3,
+            metric="precomputed",
+            max_iter=self.max_iter,
+            tol=self.tol,
+            acceleration=_ACCELERATION,
+            random_state=self.random_state,
+        )
+        # All that does not need the frame before is done before it is asked for.
+        with self.phases.timed("embed"), using(comm):
+            prepared = model._prepare(active(), apart, weight)
         past = yield None
         with self.phases.timed("embed"):
             init = None if self.start == "independent" else _placed(comm, ids, own, apart, past.last)
-            model = MDS(
-                3,
-                metric="precomputed",
-                max_iter=self.max_iter,
-                tol=self.tol,
-                annealing=self.annealing and init is None,
-                acceleration=_ACCELERATION,
-                random_state=self.random_state,
-            )
-            with using(comm):
-                model.fit(apart, init=init, weights=weight)
+            model.annealing = self.annealing and init is None
+            model._place(prepared, init)
         with self.phases.timed("align"):
             base = past.first if self.align == "first" else past.last
             positions, fit = _turned(ids, np.asarray(model.positions_, dtype=np.float64), base, weight)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tidemill
+from tidemill._progress import Phases
 from tidemill.dataset import DataSet
 from tidemill.series._distance import REFERENCES
 from tidemill.series._embed import Frame
@@ -31,6 +32,8 @@ CHANGE_BINS = (
 )
 #: Columns of a table of groups that have names of series rather than groups of them.
 _LABELS = ("label", "name", "company", "security", "description", "title")
+#: Frames between two times that workers meet to hear whether all were written.
+_MEET = 16
 #: What references are called in every grouping.
 _REFERENCE = "reference"
 _REFERENCE_GLYPHS = dict(zip(REFERENCES, ("circle", "triangle", "diamond", "triangle", "diamond"), strict=True))
@@ -156,6 +159,10 @@ class FrameFolder:
     ) -> None:
         self.folder = Path(folder)
         self._groups = groups or Groups()
+        #: Why a frame could not be written, on worker 0, until all are told.
+        self._failure: ValueError | OSError | None = None
+        #: Seconds of this worker.
+        self.phases = Phases()
         self._comm = tidemill.init().comm
 
         def begin() -> FrameWriter | None:
@@ -187,34 +194,64 @@ class FrameFolder:
         SeriesError
             On every worker: it cannot be written.
         """
-
-        def written() -> None:
-            if self._writer is None:
-                return
-            ids = frame.ids.tolist()
-            groups: dict[str, Any] = {
-                name: [_REFERENCE if one in REFERENCES else of.get(one) for one in ids]
-                for name, of in self._groups.groupings.items()
-            }
-            groups["change"] = change_bins(frame.change)
-            values = {"change in %": 100 * frame.change}
-            if frame.caps is not None:
-                values["capital"] = frame.caps
-            self._writer.write_frame(
-                frame.positions,
-                ids=frame.ids,
-                time=frame.window.label,
-                labels=[self._groups.labels.get(one, one) for one in ids],
-                groups=groups,
-                values=values,
-                metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
-                heat_map=frame.heat_map,
-            )
-
-        together(self._comm, written)
+        self._put(frame)
+        self._meet()
 
     def write_all(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Write frames as they come, and hand them on."""
-        for frame in frames:
-            self.write(frame)
+        """Write frames as they come, and hand them on. Collective, to its end.
+
+        While worker 0 writes, the others go on to make frames.
+
+        Raises
+        ------
+        SeriesError
+            On every worker: one cannot be written; some frames later, or at the end.
+        """
+        for number, frame in enumerate(frames, 1):
+            self._put(frame)
+            if number % _MEET == 0:
+                self._meet()
             yield frame
+        self._meet()
+
+    def _meet(self) -> None:
+        """Hear whether all could be written."""
+
+        def told() -> None:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+
+        with self.phases.timed("write"):
+            together(self._comm, told)
+
+    def _put(self, frame: Frame) -> None:
+        """Write a frame, on worker 0."""
+        if self._writer is None or self._failure is not None:
+            return
+        with self.phases.timed("write"):
+            try:
+                self._write(self._writer, frame)
+            except (ValueError, OSError) as error:
+                self._failure = error
+
+    def _write(self, writer: FrameWriter, frame: Frame) -> None:
+        ids = frame.ids.tolist()
+        groups: dict[str, Any] = {
+            name: [_REFERENCE if one in REFERENCES else of.get(one) for one in ids]
+            for name, of in self._groups.groupings.items()
+        }
+        groups["change"] = change_bins(frame.change)
+        values = {"change in %": 100 * frame.change}
+        if frame.caps is not None:
+            values["capital"] = frame.caps
+        writer.write_frame(
+            frame.positions,
+            ids=frame.ids,
+            time=frame.window.label,
+            labels=[self._groups.labels.get(one, one) for one in ids],
+            groups=groups,
+            values=values,
+            metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
+            heat_map=frame.heat_map,
+        )

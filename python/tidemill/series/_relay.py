@@ -68,7 +68,7 @@ def _end(making: Making[T]) -> T:
 
 
 class Relay:
-    """A round: `count` windows, of which worker r has r, r + size, ... Every worker makes one.
+    """A round: `count` windows, dealt in turn, worker 1 first. Every worker makes one.
 
     Parameters
     ----------
@@ -88,9 +88,13 @@ class Relay:
         #: How long this worker has had nothing to do but to wait for what comes.
         self.waited_s = 0.0
 
+    def owner(self, number: int) -> int:
+        """Whose window it is."""
+        return (number + 1) % int(self._comm.size)
+
     def run(self, begin: Callable[[int], Making[T]]) -> tuple[list[T], str | None]:
         """Make this worker's windows; returns what was made of them, in order, and why one failed, if one did."""
-        left = deque(range(self._comm.rank, self._count, self._comm.size))
+        left = deque(number for number in range(self._count) if self.owner(number) == self._comm.rank)
         begun: deque[tuple[int, Making[T]]] = deque()
         passed: deque[Making[T]] = deque()
         made: list[T] = []
@@ -129,7 +133,7 @@ class Relay:
         if self._held == number or not number or self._comm.size == 1:
             return True
         if self._coming is None:
-            self._coming = self._comm.irecv(source=(number - 1) % self._comm.size, tag=_TAG)
+            self._coming = self._comm.irecv(source=self.owner(number - 1), tag=_TAG)
         come, past = self._coming.test()
         if come:
             self._keep(number, past)
@@ -154,4 +158,4 @@ class Relay:
             self._past = past
         elif number + 1 < self._count:
             # Whoever gets it may be busy with a window of its own: nobody waits for that.
-            self._sent.append(self._comm.isend(past, dest=(number + 1) % self._comm.size, tag=_TAG))
+            self._sent.append(self._comm.isend(past, dest=self.owner(number + 1), tag=_TAG))
