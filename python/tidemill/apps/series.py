@@ -25,6 +25,7 @@ from tidemill import series
 from tidemill._progress import Bar, Phases
 from tidemill.apps._arguments import Parser
 from tidemill.dataset import DataSetError
+from tidemill.series._journal import Journal, Standing
 from tidemill.series._read import together
 from tidemill.viz import GLYPHS, Server
 from tidemill.viz._format import INDEX
@@ -32,6 +33,21 @@ from tidemill.viz._format import INDEX
 __all__ = ["main"]
 
 _PHASES = ("generate", "clean", "distances", "embed", "compare", "align", "write", "all")
+#: Options that no frame depends on.
+_NOT_OF_FRAMES = (
+    "out",
+    "overwrite",
+    "view",
+    "open",
+    "port",
+    "settle",
+    "sample_ids",
+    "sample_days",
+    "seed",
+    "glyph",
+    "glyphs",
+    "title",
+)
 _ROLES = ("id", "time", "value", "cap", "volume", "split")
 
 
@@ -213,7 +229,12 @@ class _Command:
         self.folder: series.FrameFolder | None = None
         self.open_folder: Callable[[], series.FrameFolder]
         self.server: Server | None = None
-        self.frames: list[series.Frame] = []
+        made_of = {name: value for name, value in vars(options).items() if name not in _NOT_OF_FRAMES}
+        self.journal = Journal(options.out, json.loads(json.dumps(made_of, default=str)))
+        #: Where following was when the command ended last.
+        self.standing: Standing | None = None
+        #: Figures of each frame.
+        self.frames: list[dict[str, Any]] = []
         self.begin = time.perf_counter()
 
     def say(self, text: str) -> None:
@@ -240,8 +261,11 @@ class _Command:
                 self.server.close()
 
     def _check(self) -> None:
-        if self.comm.rank == 0 and not self.options.overwrite and (self.options.out / INDEX).exists():
-            raise series.SeriesError(f"{self.options.out} has frames already; --overwrite replaces them")
+        options = self.options
+        if self.comm.rank == 0 and not options.overwrite and (options.out / INDEX).exists():
+            self.standing = self.journal.read() if options.follow else None
+            if self.standing is None:
+                raise series.SeriesError(f"{options.out} has frames already; --overwrite replaces them")
 
     def _sources(self) -> tuple[list[str], str | None]:
         """The files, and that of groups; the generated market lies beside its frames."""
@@ -292,8 +316,9 @@ class _Command:
             on_error=options.bad_rows,
         )
         self.say(f"following {path}; Ctrl-C ends it")
+        self.standing = self.standing if self.comm.size == 1 else self.comm.bcast(self.standing)
         done = 0
-        told = False
+        begun = told = False
         try:
             while True:
                 if not follower.poll():
@@ -313,9 +338,20 @@ class _Command:
                     continue
                 if len(windows) == done:
                     continue
-                if not done:
-                    self._begin(panel, path)
-                for frame in self._written(self.embedder.frames(panel, windows[done:])):
+                if not begun:
+                    if self.standing is not None:
+                        if len(windows) <= self.standing.lines[-1]["window"]:
+                            # Not all of what frames were made of has been read yet.
+                            continue
+                        done = self._go_on(self.standing, follower, windows)
+                    self._begin(panel, path, append=done > 0)
+                    if not done and self.comm.rank == 0:
+                        self.journal.begin()
+                    begun = True
+                    if done:
+                        self._serve()
+                frames = self._noted(self.embedder.frames(panel, windows[done:]), follower)
+                for frame in self._written(frames):
                     self.say(
                         f"{frame.window.label}: {len(frame.ids)} ids, stress {frame.stress:.3g}, fit {frame.fit:.3f}"
                     )
@@ -332,7 +368,7 @@ class _Command:
     def _name(self) -> str:
         return ", ".join(self.options.file) if self.options.file else "A generated market"
 
-    def _begin(self, panel: series.Panel, name: str) -> None:
+    def _begin(self, panel: series.Panel, name: str, append: bool = False) -> None:
         options = self.options
         groups = None
         if self.groups is not None:
@@ -349,11 +385,12 @@ class _Command:
             groups=groups,
             glyphs=options.glyphs,
             title=options.title or Path(name).name,
-            overwrite=options.overwrite,
+            overwrite=options.overwrite and not append,
+            append=append,
         )
 
     def _written(self, frames: Iterator[series.Frame]) -> Iterator[series.Frame]:
-        """Write frames as they come; the folder is opened, and served, with the first."""
+        """Write frames as they come; the folder is opened with the first, and then served."""
         if self.folder is None:
             first = next(frames, None)
             if first is None:
@@ -363,13 +400,48 @@ class _Command:
             frames = chain([first], frames)
         for frame in self.folder.write_all(frames):
             # Of past frames only the figures are needed.
-            self.frames.append(frame)
-            if self.options.view and self.server is None and self.comm.rank == 0:
-                self.server = Server(self.options.out, port=self.options.port)
-                self.say(f"the frames are at {self.server.url}")
-                if self.options.open:
-                    webbrowser.open(self.server.url)
+            self.frames.append(_figures(frame))
+            self._serve()
             yield frame
+
+    def _serve(self) -> None:
+        if self.options.view and self.server is None and self.comm.rank == 0:
+            self.server = Server(self.options.out, port=self.options.port)
+            self.say(f"the frames are at {self.server.url}")
+            if self.options.open:
+                webbrowser.open(self.server.url)
+
+    def _noted(self, frames: Iterator[series.Frame], follower: series.Follower) -> Iterator[series.Frame]:
+        """Tell the journal of each frame before it is written."""
+        panel = follower.panel
+        assert panel is not None
+        for frame in frames:
+
+            def note(frame: series.Frame = frame) -> None:
+                if self.comm.rank == 0:
+                    fingerprint = follower.fingerprint(panel.times[frame.window.end - 1])
+                    line = {"window": frame.window.number, "fingerprint": fingerprint, **_figures(frame)}
+                    self.journal.note(line, self.embedder.past)
+
+            together(self.comm, note)
+            yield frame
+
+    def _go_on(self, standing: Standing, follower: series.Follower, windows: list[series.Window]) -> int:
+        """Take up what was there when following ended; returns how many windows are done with, 0 if all are to be made anew."""
+        panel = follower.panel
+        assert panel is not None
+        for line in standing.lines:
+            end = windows[line["window"]].end
+            if follower.fingerprint(panel.times[end - 1]) != line["fingerprint"]:
+                self.say(f"rows up to {line['time']} are not those that the frames were made of: all are made anew")
+                self.options.overwrite = True
+                return 0
+        self.embedder.past = standing.past
+        self.frames = [
+            {name: line[name] for name in line if name not in ("window", "fingerprint")} for line in standing.lines
+        ]
+        self.say(f"{len(self.frames)} frames are there, up to {standing.lines[-1]['time']}")
+        return int(standing.lines[-1]["window"]) + 1
 
     def _summary(self, report: series.Report, embedding: float) -> None:
         """Print and write what was done, the frames in `embedding` seconds."""
@@ -382,11 +454,11 @@ class _Command:
         frames = len(self.frames)
         self.say(
             f"{frames} frames of {self.options.window}, {self.options.shift} apart, of "
-            f"{min(len(frame.ids) for frame in self.frames)} to {max(len(frame.ids) for frame in self.frames)} points: "
+            f"{min(frame['ids'] for frame in self.frames)} to {max(frame['ids'] for frame in self.frames)} points: "
             f"stress {stress:.3g}, alignment fit {fit:.3f}, {self._iterations():.0f} iterations on average"
         )
-        dropped = sum(frame.dropped for frame in self.frames)
-        filled = sum(frame.filled for frame in self.frames)
+        dropped = sum(frame["dropped"] for frame in self.frames)
+        filled = sum(frame["filled"] for frame in self.frames)
         self.say(f"  {dropped:,} times a series was left out of a window, {filled:,} values were filled in")
         if self.embedder.left_out:
             self.say(
@@ -410,11 +482,11 @@ class _Command:
         return {name: max(part.get(name, 0.0) for part, _ in everybody) for name in names}
 
     def _means(self) -> tuple[float, float]:
-        fits = [frame.fit for frame in self.frames if math.isfinite(frame.fit)]
-        return float(np.mean([frame.stress for frame in self.frames])), float(np.mean(fits)) if fits else math.nan
+        fits = [frame["alignment_fit"] for frame in self.frames if frame["alignment_fit"] is not None]
+        return float(np.mean([frame["stress"] for frame in self.frames])), float(np.mean(fits)) if fits else math.nan
 
     def _iterations(self) -> float:
-        return float(np.mean([frame.iterations for frame in self.frames]))
+        return float(np.mean([frame["iterations"] for frame in self.frames]))
 
     def _write_summary(self, report: series.Report, embedding: float, seconds: dict[str, float]) -> None:
         stress, fit = self._means()
@@ -432,24 +504,26 @@ class _Command:
             "seconds": seconds,
             "windows_per_minute": 60 * len(self.frames) / embedding if embedding else None,
             "communication": self.share if embedding else None,
-            "per_frame": [
-                {
-                    "time": frame.window.label,
-                    "ids": len(frame.ids),
-                    "stress": frame.stress,
-                    "alignment_fit": frame.fit if math.isfinite(frame.fit) else None,
-                    "mean_distance": frame.mean_distance,
-                    "iterations": frame.iterations,
-                    "filled": frame.filled,
-                    "dropped": frame.dropped,
-                }
-                for frame in self.frames
-            ],
+            "per_frame": self.frames,
         }
         path = self.options.out / "summary.json"
         made = path.with_name(".summary.json")
         made.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         made.replace(path)
+
+
+def _figures(frame: series.Frame) -> dict[str, Any]:
+    """What the summary says of a frame."""
+    return {
+        "time": frame.window.label,
+        "ids": len(frame.ids),
+        "stress": frame.stress,
+        "alignment_fit": frame.fit if math.isfinite(frame.fit) else None,
+        "mean_distance": frame.mean_distance,
+        "iterations": frame.iterations,
+        "filled": frame.filled,
+        "dropped": frame.dropped,
+    }
 
 
 if __name__ == "__main__":

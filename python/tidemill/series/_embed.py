@@ -130,7 +130,8 @@ class Embedder:
     communication_s: float = field(default=0.0, repr=False)
     #: Windows of which no frame was made, as fewer than four ids were there for most of it.
     left_out: list[Window] = field(default_factory=list, repr=False)
-    _past: Past = field(default_factory=Past, init=False, repr=False)
+    #: What the next window starts from and is aligned to: the frames before.
+    past: Past = field(default_factory=Past, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.start not in ("previous", "independent"):
@@ -155,10 +156,10 @@ class Embedder:
             if frame is None:
                 self.left_out.append(window)
                 continue
-            self._past = self._past.behind(Base(frame.ids, frame.positions))
+            self.past = self.past.behind(Base(frame.ids, frame.positions))
             made += 1
             yield frame
-        if wanted and not made and self._past.last is None:
+        if wanted and not made and self.past.last is None:
             raise SeriesError(
                 f"no window has {IDS_MIN} ids of which at most {100 * self.missing_max:g} % of the values are missing; "
                 "choose a shorter window, or allow more (--missing)"
@@ -169,13 +170,13 @@ class Embedder:
         timed = comm if comm.size == 1 else _Timed(comm, self)
         if self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX:
             for window in wanted:
-                yield make(self._frame(timed, panel, window), self._past)
+                yield make(self._frame(timed, panel, window), self.past)
             return
         # Worker 0 has one window less, as it writes the frames of the round before.
         length = max(1, ROUND * comm.size - 1)
         for begin in range(0, len(wanted), length):
             some = wanted[begin : begin + length]
-            relay = Relay(timed, len(some), self._past)
+            relay = Relay(timed, len(some), self.past)
             own, message = relay.run(lambda number, some=some: self._frame(None, panel, some[number]))  # type: ignore[misc]
             self.communication_s += relay.waited_s
             everyone = timed.allgather((own, message))

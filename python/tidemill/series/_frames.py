@@ -141,6 +141,8 @@ class FrameFolder:
     title : str, default=""
     overwrite : bool, default=False
         Replace frames that are there; else they are an error.
+    append : bool, default=False
+        Go on behind frames that are there.
 
     Raises
     ------
@@ -156,6 +158,7 @@ class FrameFolder:
         glyphs: Mapping[str, str] | None = None,
         title: str = "",
         overwrite: bool = False,
+        append: bool = False,
     ) -> None:
         self.folder = Path(folder)
         self._groups = groups or Groups()
@@ -175,10 +178,10 @@ class FrameFolder:
                     glyphs={**_REFERENCE_GLYPHS, **(glyphs or {})},
                     # The page begins with the first grouping; those that were asked for go before the bins.
                     categories={**dict.fromkeys(self._groups.groupings, ()), "change": CHANGE_BINS},
-                    mode="w" if overwrite else "x",
+                    mode="a" if append else "w" if overwrite else "x",
                 )
             except FrameError as error:
-                if overwrite:
+                if overwrite or append:
                     raise
                 raise SeriesError(
                     f"{self.folder} has frames already; --overwrite (overwrite=True) replaces them"
