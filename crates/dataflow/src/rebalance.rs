@@ -211,7 +211,7 @@ impl Handover {
                     moved.bytes += block.iter().map(|(_, part)| part.len() as u64).sum::<u64>();
                     output.send_to(target, rows(&block)?).await?;
                 }
-                output.mark_to(target, &Mark::Barrier(barrier.clone()));
+                output.mark_to(target, &Mark::Barrier(barrier.clone()))?;
             }
             Ok::<(), TaskError>(())
         };
