@@ -1,7 +1,7 @@
 """The benchmark of the main job: years of prices become frames, from the file to the folder, by one worker and by two.
 
 There is no peer that does all of it; what is compared is one worker with two, each worker with one thread, and both ways to share the
-work: chains of windows (`previous`), or windows that do not depend on each other (`independent`). `tidemill series` itself is
+work: windows that start from the one before (`previous`), or that do not depend on each other (`independent`). `tidemill series` itself is
 run, and its `summary.json` read. The prices are those of the S&P 500 where they are, else generated.
 """
 
@@ -112,8 +112,8 @@ def section(results: dict[str, Any]) -> str:
             "## Series in space",
             "",
             f"`tidemill series` on {results['prices']}: windows of {results['window']}, {results['shift']} apart; median of {results['rounds']}",
-            "round(s); one thread a worker. *Previous*: chains of windows, each started from the one before, are dealt to the workers;",
-            "*independent*: windows are. Seconds of each phase, and of all.",
+            "round(s); one thread a worker. *Previous*: each window starts from the frame before; *independent*: from classical scaling.",
+            "Seconds of each phase, and of all; windows a minute of what follows cleaning.",
             "",
             table([*heads, *PHASES, "all"], rows),
             "",

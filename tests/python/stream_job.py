@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import tidemill as tm
 
@@ -132,10 +133,29 @@ def hundreds(rows: tm.DataSet) -> tm.DataSet:
     return functools.reduce(tm.DataSet.union, windows)
 
 
+def quarters(times: pa.Array) -> tuple[Any, Any]:
+    """The four windows of `sliding`, for `custom`."""
+    at = times.cast(pa.int64()).to_numpy()
+    starts = (at - at % 250_000)[:, None] - np.arange(4) * 250_000
+
+    def lists(values: Any) -> Any:
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.timestamp("us")), 4)
+
+    return lists(starts), lists(starts + 1_000_000)
+
+
+def custom(rows: tm.DataSet) -> tm.DataSet:
+    """As `sliding`, by windows of a function."""
+    if not rows._native.is_stream():
+        return sliding(rows)
+    return rows.group_by("key", tm.window(tm.stream.custom(quarters), on="ts")).agg(n=tm.count())
+
+
 QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": windows,
     "sliding": sliding,
     "early": early,
+    "custom": custom,
     "hundreds": hundreds,
     "pairs": pairs,
     "best": best,

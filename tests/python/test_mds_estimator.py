@@ -110,8 +110,9 @@ def test_same_as_scikit_learns_smacof() -> None:
         assert procrustes(ours.embedding_, theirs).residual < 1e-4
 
 
+@pytest.mark.parametrize("acceleration", [0, 1, 5])
 @pytest.mark.parametrize("kind", ["none", "vector", "matrix"])
-def test_stress_never_grows_and_ends_where_its_gradient_vanishes(kind: str) -> None:
+def test_stress_never_grows_and_ends_where_its_gradient_vanishes(kind: str, acceleration: int) -> None:
     """A wrong row of B(Z) Z, a wrong weight or a loose solution of the system shows as a stress that grows, or ends too early."""
     rng = np.random.default_rng(3)
     delta = distances(rng.standard_normal((90, 8)))
@@ -121,7 +122,8 @@ def test_stress_never_grows_and_ends_where_its_gradient_vanishes(kind: str) -> N
         weights = weights + weights.T
     w = {"none": np.ones((90, 90)), "vector": np.outer(u, u), "matrix": weights}[kind]
     assert w is not None
-    model = MDS(init="random", random_state=0, max_iter=3000, tol=1e-9).fit(delta, weights=weights)
+    model = MDS(init="random", random_state=0, max_iter=3000, tol=1e-9, acceleration=acceleration)
+    model.fit(delta, weights=weights)
     assert (np.diff(model.history_) <= 0).all()
     assert len(model.history_) == model.n_iter_ > 20
     assert model.history_[-1] == pytest.approx(model.stress_)
@@ -134,6 +136,16 @@ def test_stress_never_grows_and_ends_where_its_gradient_vanishes(kind: str) -> N
     gradient = 2 * np.einsum("ij,ijk->ik", w * (1 - delta / d), ways)
     pull = 2 * np.einsum("ij,ijk->ik", w, np.abs(ways)).max()
     assert np.abs(gradient).max() < 2e-3 * pull
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_acceleration_saves_iterations(seed: int) -> None:
+    """From the same start: an extrapolation that goes astray every time would be plain SMACOF, or worse."""
+    rng = np.random.default_rng(seed)
+    delta = distances(rng.standard_normal((150, 20)))
+    start = rng.standard_normal((150, 3))
+    plain, fast = (MDS(max_iter=200, tol=0.0, acceleration=depth).fit(delta, init=start) for depth in (0, 5))
+    assert fast.history_[130] < plain.history_[-1]
 
 
 def test_a_vector_of_weights_is_the_matrix_of_its_products() -> None:
@@ -354,6 +366,7 @@ def test_bad_weights_are_refused(weights: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
+        ({"acceleration": -1}, "'acceleration' parameter of MDS must be an int in the range"),
         ({"n_components": 0}, "n_components"),
         ({"n_init": 0}, "n_init"),
         ({"max_iter": 0.5}, "max_iter"),

@@ -73,6 +73,8 @@ def compare(outcomes: list[Outcome], alone: MDS) -> None:
         ("vectors", {"metric": "euclidean", "n_components": 5}),
         ("vector", {}),
         ("matrix", {}),
+        ("vector", {"acceleration": 5}),
+        ("matrix", {"acceleration": 2, "annealing": True, "alpha": 0.8, "random_state": 3}),
     ],
 )
 def test_workers_change_nothing(workers: int, kind: str, parameters: dict[str, Any]) -> None:

@@ -124,29 +124,72 @@ def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path, 
     assert all(json.loads(line) == expected for line in lines)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_earliest_is_the_first_in_the_file(workers: int, tmp_path: Path) -> None:
-    """In a file long enough to be read in pieces by several workers and threads: the k-th value of a cell is k."""
-    path = tmp_path / "long.csv"
+EARLIEST = """
+import sys
+import numpy as np
+import tidemill as tm
+from tidemill import series
+for source in sys.argv[1:]:
+    panel, report = series.clean(source)
+    print(np.nanmin(panel.values), np.nanmax(panel.values), panel.values.shape, report.counts["duplicates"], report.counts["duplicates_that_differ"], len(report.notes))
+"""
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (1, 3), (3, 1), (2, 3)])
+def test_the_earliest_is_the_first_in_the_files(workers: int, threads: int, tmp_path: Path) -> None:
+    """In files long enough to be read in pieces by several workers and threads, whole, compressed and several: the k-th value of a cell is k.
+
+    Batches of a compressed file that are dealt to threads, or pieces of which each worker has some from here and there, would give others.
+    """
     rng = np.random.default_rng(0)
     seen: dict[tuple[int, int], int] = {}
-    with path.open("w") as file:
-        file.write("id,time,value\n")
-        for name, time in zip(
-            rng.integers(50, size=300_000).tolist(), rng.integers(400, size=300_000).tolist(), strict=True
-        ):
-            nth = seen[name, time] = seen.get((name, time), 0) + 1
-            file.write(f"s{name:02},{time},{nth}\n")
+    rows = []
+    for name, time in zip(
+        rng.integers(50, size=100_000).tolist(), rng.integers(400, size=100_000).tolist(), strict=True
+    ):
+        nth = seen[name, time] = seen.get((name, time), 0) + 1
+        # Long rows make long files, which are cut into more pieces.
+        rows.append(f"s{name:02},{time},{nth},{'x' * 200}\n")
+    head = "id,time,value,remark\n"
+    whole, packed, several = tmp_path / "whole.csv", tmp_path / "packed.csv.gz", tmp_path / "several"
+    whole.write_text(head + "".join(rows))
+    packed.write_bytes(gzip.compress(whole.read_bytes(), compresslevel=1))
+    several.mkdir()
+    for number in range(7):
+        part = rows[len(rows) * number // 7 : len(rows) * (number + 1) // 7]
+        (several / f"{number}.csv").write_text(head + "".join(part))
+    program = tmp_path / "app.py"
+    program.write_text(EARLIEST)
+    run = launched.run(
+        "run", "-n", str(workers), "--threads", str(threads), "--no-prefix", program, whole, packed, several
+    )
+    assert run.returncode == 0, run.stderr
+    again = 100_000 - len(seen)
+    lines = run.stdout.decode().splitlines()
+    assert lines == [f"1.0 1.0 (400, 50) {again} {again} 0"] * (3 * workers)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_rows_of_a_dataset_have_the_order_of_its_sort(workers: int, tmp_path: Path) -> None:
+    """The earliest is the first of the sort; without one, behind a step that mixes rows, the least value counts wherever rows come to lie."""
+    path = tmp_path / "rows.csv"
+    rows = [f"s{row % 10},{row % 40},{1 + row // 40},{-row}\n" for row in range(20_000)]
+    path.write_text("id,time,value,received\n" + "".join(rows))
     program = tmp_path / "app.py"
     program.write_text(
-        "import sys\nimport numpy as np\nfrom tidemill import series\n"
-        "panel, report = series.clean(sys.argv[1])\n"
-        "print(np.nanmax(panel.values), panel.values.shape, report.counts['duplicates'], report.counts['duplicates_that_differ'])\n"
+        "import sys\nimport numpy as np\nimport tidemill as tm\nfrom tidemill import series\n"
+        "data = tm.read_csv(sys.argv[1])\n"
+        "mixed = data.group_by('id', 'time', 'value').agg(received=tm.col('received').max())\n"
+        "for one in (data, data.sort('received'), mixed.sort('received'), mixed):\n"
+        "    panel, report = series.clean(one)\n"
+        "    print(np.nanmin(panel.values), np.nanmax(panel.values), *report.notes)\n"
     )
-    run = launched.run("run", "-n", str(workers), "--no-prefix", program, path, env={"TIDEMILL_THREADS": "3"})
+    run = launched.run("run", "-n", str(workers), "--threads", "2", "--no-prefix", program, path)
     assert run.returncode == 0, run.stderr
-    again = 300_000 - len(seen)
-    assert run.stdout.decode().splitlines() == [f"1.0 (400, 50) {again} {again}"] * workers
+    lines = run.stdout.decode().splitlines()
+    note = "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
+    expected = ["1.0 1.0", "500.0 500.0", "500.0 500.0", f"1.0 1.0 {note}"]
+    assert sorted(lines) == sorted(expected * workers)
 
 
 def test_all_sources_say_the_same(prices: Path, tmp_path: Path) -> None:

@@ -291,3 +291,104 @@ def test_a_bad_row_ends_following_with_its_line(workers: int, tmp_path: Path) ->
     _, errors = running.communicate(timeout=launched.PATIENCE_S)
     assert running.returncode == 1
     assert f"tidemill series: {path}, line {24 * 8 + 2}: 'cheap' is no number" in errors.decode()
+
+
+def followed(path: Path, out: Path, workers: int, frames: int, how: int = signal.SIGINT, **more: str) -> str:
+    """Follow until so many frames are there, then end it; returns what was printed."""
+    options = {"window": "20d", "shift": "2d", **more}
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    running = launched.start(
+        "series", "-n", str(workers), "--no-prefix", path, "--follow", "--settle", "0.2", "--out", out, *words
+    )
+    try:
+        launched.wait_until(lambda: frames_in(out) == frames or running.poll() is not None, f"{frames} frames")
+    finally:
+        running.send_signal(how)
+        printed, errors = running.communicate(timeout=launched.PATIENCE_S)
+    if how == signal.SIGINT:
+        assert (running.returncode, errors) == (0, b""), errors
+    return printed.decode() + errors.decode()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_following_goes_on_where_it_was(workers: int, how: int, tmp_path: Path) -> None:
+    """Ended, or its launcher killed, and started again with more rows: frames that are there stay as they are, to the bit, and those that
+    follow are the ones that it would have made without a stop.
+    """
+    path, out, whole = tmp_path / "prices.csv", tmp_path / "out", tmp_path / "whole"
+    path.write_text(HEAD + "".join(rows(range(30))))
+    followed(path, out, workers, 6, how)
+    files = sorted(out.glob("frame-*"))
+    before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+    assert len(before) == 6
+    with path.open("a") as file:
+        file.writelines(rows(range(30, 36)))
+    printed = followed(path, out, workers, 9)
+    assert f"6 frames are there, up to {day(29)}" in printed
+    assert {name: ((out / name).read_bytes(), (out / name).stat().st_mtime_ns) for name in before} == before
+    done = launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", whole)
+    assert done.returncode == 0, done.stderr
+    for file in sorted(whole.glob("frame-*")):
+        assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+    summary = json.loads((out / "summary.json").read_text())
+    expected = json.loads((whole / "summary.json").read_text())
+    assert summary["per_frame"] == expected["per_frame"]
+
+
+@pytest.mark.parametrize("frames", [1, 5, 11])
+def test_a_kill_while_frames_are_written_loses_none(frames: int, tmp_path: Path) -> None:
+    """At any moment between what the journal says of a frame and the frame itself, the next start finds a state that fits."""
+    path, out, whole = tmp_path / "prices.csv", tmp_path / "out", tmp_path / "whole"
+    path.write_text(HEAD + "".join(rows(range(150))))
+    running = launched.start(
+        "series", "-n", "2", path, "--follow", "--settle", "0.2", "--out", out, "--window", "20d", "--shift", "1d"
+    )
+    launched.wait_until(lambda: frames_in(out) >= frames, "the first frames")
+    running.send_signal(signal.SIGKILL)
+    running.communicate(timeout=launched.PATIENCE_S)
+    there = frames_in(out)
+    assert f"{there} frames are there" in followed(path, out, 2, 131, shift="1d") or there == 131
+    done = launched.run("series", path, "--window", "20d", "--shift", "1d", "--out", whole)
+    assert done.returncode == 0, done.stderr
+    assert len(FrameReader(out)) == 131
+    for file in whole.glob("frame-*"):
+        assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_rows_that_have_changed_make_all_anew(tmp_path: Path) -> None:
+    """And a row that comes anywhere else in the file, but has changed nothing, does not."""
+    path, out = tmp_path / "prices.csv", tmp_path / "out"
+    lines = rows(range(30))
+    path.write_text(HEAD + "".join(lines))
+    followed(path, out, 1, 6)
+    # Rows of a day in another order are the same rows.
+    lines[8:16] = lines[15:7:-1]
+    path.write_text(HEAD + "".join([*lines, *rows(range(30, 32))]))
+    assert "6 frames are there" in followed(path, out, 1, 7)
+    fields = lines[100].split(",")
+    lines[100] = ",".join([*fields[:2], f"{float(fields[2]) * 1.01:.4f}", *fields[3:]])
+    path.write_text(HEAD + "".join([*lines, *rows(range(30, 34))]))
+    assert "are not those that the frames were made of: all are made anew" in followed(path, out, 1, 8)
+    again = tmp_path / "again"
+    assert launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", again).returncode == 0
+    assert len(FrameReader(out)) == len(FrameReader(again)) == 8
+    for file in again.glob("frame-*"):
+        assert (out / file.name).read_bytes() == file.read_bytes()
+
+
+def test_following_with_other_options_is_refused(tmp_path: Path) -> None:
+    path, out = tmp_path / "prices.csv", tmp_path / "out"
+    path.write_text(HEAD + "".join(rows(range(30))))
+    followed(path, out, 1, 6)
+    done = launched.run("series", path, "--follow", "--window", "10d", "--shift", "2d", "--out", out)
+    assert done.returncode == 1
+    assert b"has frames made with window='20d', not '10d'; --overwrite makes them anew" in done.stderr
+    # Frames that nothing is known of are none to go on behind.
+    (out / "following.npz").write_bytes(b"")
+    done = launched.run("series", path, "--follow", "--window", "20d", "--shift", "2d", "--out", out)
+    assert done.returncode == 1
+    assert b"--overwrite makes them anew" in done.stderr
+    (out / "following.jsonl").unlink()
+    done = launched.run("series", path, "--follow", "--window", "20d", "--shift", "2d", "--out", out)
+    assert b"has frames already; --overwrite replaces them" in done.stderr

@@ -18,7 +18,7 @@ use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, Part, Snapshot};
 use tidemill_dataflow::exchange::{Direct, Partition};
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::rebalance::Rebalancing;
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
@@ -87,10 +87,10 @@ impl Operator for Heavy {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let parts =
             |bucket: &u32| self.0.remove(bucket).into_iter().flatten().map(|part| (*bucket, part)).collect::<Vec<_>>();
-        Ok(buckets.iter().flat_map(parts).collect())
+        Ok(buckets.iter().flat_map(parts).collect::<Vec<_>>().into())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

@@ -29,6 +29,30 @@ impl Emit {
     }
 }
 
+/// Parts of buckets on their way to another copy: of which bucket each is, and what it is.
+pub struct Released(Box<dyn Iterator<Item = Result<(u32, Bytes), TaskError>> + Send>);
+
+impl Released {
+    /// Parts that are made when they are asked for.
+    pub fn new(parts: impl Iterator<Item = Result<(u32, Bytes), TaskError>> + Send + 'static) -> Self {
+        Released(Box::new(parts))
+    }
+}
+
+impl From<Vec<(u32, Bytes)>> for Released {
+    fn from(parts: Vec<(u32, Bytes)>) -> Self {
+        Released::new(parts.into_iter().map(Ok))
+    }
+}
+
+impl Iterator for Released {
+    type Item = Result<(u32, Bytes), TaskError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next()
+    }
+}
+
 /// Whether an operator has more to emit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
@@ -109,13 +133,13 @@ pub trait Operator: Send {
     }
 
     /// Lets go of these buckets, which another copy owns from now on, and returns what that one's `acquire` needs: of each any
-    /// number of parts, in order. A snapshot was taken just before.
+    /// number of parts, in order. They may be made as they are sent, while the other one takes the first ones. A snapshot was taken just before.
     ///
     /// # Errors
     /// Fails the task.
-    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let _ = buckets;
-        Ok(Vec::new())
+        Ok(Vec::new().into())
     }
 
     /// Takes over parts of buckets that another copy has released. Rows of their keys come when all parts have. The next

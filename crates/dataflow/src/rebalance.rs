@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use crate::checkpoint::{Buckets, Part};
 use crate::error::TaskError;
 use crate::flow::{Assign, Assignment, Input, Item, Output, Partitioner, Seat};
-use crate::operator::Operator;
+use crate::operator::{Operator, Released};
 use crate::route_map::RouteMap;
 use crate::stream::{Barrier, Mark};
 
@@ -206,11 +206,12 @@ impl Handover {
         let send = async {
             for (&target, buckets) in &moves.lost {
                 let parts = operator.lock().release(buckets)?;
-                for block in blocks(&parts) {
+                for block in blocks(parts) {
+                    let block = block?;
                     moved.bytes += block.iter().map(|(_, part)| part.len() as u64).sum::<u64>();
-                    output.send_to(target, rows(block)?).await?;
+                    output.send_to(target, rows(&block)?).await?;
                 }
-                output.mark_to(target, &Mark::Barrier(barrier.clone()));
+                output.mark_to(target, &Mark::Barrier(barrier.clone()))?;
             }
             Ok::<(), TaskError>(())
         };
@@ -238,16 +239,20 @@ impl Handover {
 }
 
 /// Parts in order, so many together that they are worth a block.
-fn blocks(mut parts: &[(u32, Bytes)]) -> impl Iterator<Item = &[(u32, Bytes)]> {
+fn blocks(mut parts: Released) -> impl Iterator<Item = Result<Vec<(u32, Bytes)>, TaskError>> {
     std::iter::from_fn(move || {
-        let mut bytes = 0;
-        let end = parts.iter().position(|(_, part)| {
-            bytes += part.len();
-            bytes >= BLOCK_BYTES
-        });
-        let (block, rest) = parts.split_at(end.map_or(parts.len(), |end| end + 1));
-        parts = rest;
-        (!block.is_empty()).then_some(block)
+        let (mut block, mut bytes) = (Vec::new(), 0);
+        while bytes < BLOCK_BYTES {
+            match parts.next() {
+                Some(Ok(part)) => {
+                    bytes += part.1.len();
+                    block.push(part);
+                }
+                Some(Err(error)) => return Some(Err(error)),
+                None => break,
+            }
+        }
+        (!block.is_empty()).then_some(Ok(block))
     })
 }
 
@@ -356,7 +361,8 @@ mod tests {
     fn parts_arrive_as_they_were() {
         let sizes = [0, 10, BLOCK_BYTES, 3, BLOCK_BYTES / 2, BLOCK_BYTES / 2, 1];
         let sent: Vec<(u32, Bytes)> = (0..).zip(sizes.map(|size| Bytes::from(vec![size as u8; size]))).collect();
-        let blocks: Vec<RecordBatch> = blocks(&sent).map(|block| rows(block).unwrap()).collect();
+        let blocks: Vec<RecordBatch> =
+            blocks(sent.clone().into()).map(|block| rows(&block.unwrap()).unwrap()).collect();
         assert_eq!(blocks.iter().map(RecordBatch::num_rows).collect::<Vec<_>>(), [3, 3, 1]);
         assert_eq!(blocks.iter().flat_map(parts).collect::<Vec<_>>(), sent);
         assert_eq!(parts(&blocks[0].slice(1, 2)), sent[1..3]);

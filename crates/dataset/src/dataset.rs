@@ -14,7 +14,7 @@ use datafusion::datasource::MemTable;
 use datafusion::functions::core::expr_ext::FieldAccessor;
 use datafusion::logical_expr::expr::Sort;
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
-use datafusion::logical_expr::{Expr, LogicalPlanBuilder, Partitioning};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Partitioning};
 use datafusion::prelude::{SQLOptions, SessionContext};
 
 use crate::engine::Engine;
@@ -105,6 +105,22 @@ impl DataSet {
     /// Whether rows that cannot be read are left out of it.
     pub fn is_lenient(&self) -> bool {
         Sources::of(&self.frame).is_lenient
+    }
+
+    /// Whether its rows have an order that does not depend on who makes them: that of a source, with rows left out and columns
+    /// made anew, or that of a sort.
+    pub fn is_in_order(&self) -> bool {
+        let mut plan = self.frame.logical_plan();
+        loop {
+            plan = match plan {
+                LogicalPlan::Projection(step) => &step.input,
+                LogicalPlan::Filter(step) => &step.input,
+                LogicalPlan::SubqueryAlias(step) => &step.input,
+                LogicalPlan::Limit(step) => &step.input,
+                LogicalPlan::TableScan(_) | LogicalPlan::Sort(_) | LogicalPlan::Values(_) => return true,
+                _ => return false,
+            }
+        }
     }
 
     /// The DataFusion frame.

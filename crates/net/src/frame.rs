@@ -107,6 +107,8 @@ pub struct Accept {
     pub len: u64,
     /// Address in the receiver's address space; 0 when pieces shall be sent as frames.
     pub addr: u64,
-    /// The receiver's token, for `Piece` frames.
+    /// The receiver's token, for `Piece` frames; the generation of a shared transfer where `addr` is not 0.
     pub token: u64,
+    /// Where in the message those bytes begin: what comes before them the receiver has copied alone.
+    pub offset: u64,
 }

@@ -12,8 +12,9 @@ import math
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,29 @@ from tidemill import series
 from tidemill._progress import Bar, Phases
 from tidemill.apps._arguments import Parser
 from tidemill.dataset import DataSetError
+from tidemill.series._journal import Journal, Standing
 from tidemill.series._read import together
 from tidemill.viz import GLYPHS, Server
 from tidemill.viz._format import INDEX
 
 __all__ = ["main"]
 
+_PHASES = ("generate", "clean", "distances", "embed", "compare", "align", "write", "all")
+#: Options that no frame depends on.
+_NOT_OF_FRAMES = (
+    "out",
+    "overwrite",
+    "view",
+    "open",
+    "port",
+    "settle",
+    "sample_ids",
+    "sample_days",
+    "seed",
+    "glyph",
+    "glyphs",
+    "title",
+)
 _ROLES = ("id", "time", "value", "cap", "volume", "split")
 
 
@@ -112,7 +130,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--tol",
         type=float,
-        default=1e-5,
+        default=2e-5,
         metavar="X",
         help="stop when the stress falls by less than this part (default %(default)s)",
     )
@@ -211,7 +229,12 @@ class _Command:
         self.folder: series.FrameFolder | None = None
         self.open_folder: Callable[[], series.FrameFolder]
         self.server: Server | None = None
-        self.frames: list[series.Frame] = []
+        made_of = {name: value for name, value in vars(options).items() if name not in _NOT_OF_FRAMES}
+        self.journal = Journal(options.out, json.loads(json.dumps(made_of, default=str)))
+        #: Where following was when the command ended last.
+        self.standing: Standing | None = None
+        #: Figures of each frame.
+        self.frames: list[dict[str, Any]] = []
         self.begin = time.perf_counter()
 
     def say(self, text: str) -> None:
@@ -238,8 +261,11 @@ class _Command:
                 self.server.close()
 
     def _check(self) -> None:
-        if self.comm.rank == 0 and not self.options.overwrite and (self.options.out / INDEX).exists():
-            raise series.SeriesError(f"{self.options.out} has frames already; --overwrite replaces them")
+        options = self.options
+        if self.comm.rank == 0 and not options.overwrite and (options.out / INDEX).exists():
+            self.standing = self.journal.read() if options.follow else None
+            if self.standing is None:
+                raise series.SeriesError(f"{options.out} has frames already; --overwrite replaces them")
 
     def _sources(self) -> tuple[list[str], str | None]:
         """The files, and that of groups; the generated market lies beside its frames."""
@@ -271,13 +297,13 @@ class _Command:
         self.say(f"{name}: {report}")
         windows = series.windows(panel.times, options.window, options.shift, accumulate=options.accumulate)
         self._begin(panel, name)
-        for number, frame in enumerate(self.embedder.frames(panel, windows), 1):
-            self._take(frame)
+        begin = time.perf_counter()
+        for number, frame in enumerate(self._written(self.embedder.frames(panel, windows)), 1):
             self.bar.update(
                 number / len(windows), f"{frame.window.label}: stress {frame.stress:.3g}, fit {frame.fit:.3f}"
             )
         self.bar.clear()
-        self._summary(report)
+        self._summary(report, time.perf_counter() - begin)
 
     def _follow(self, path: str) -> None:
         options = self.options
@@ -290,8 +316,9 @@ class _Command:
             on_error=options.bad_rows,
         )
         self.say(f"following {path}; Ctrl-C ends it")
+        self.standing = self.standing if self.comm.size == 1 else self.comm.bcast(self.standing)
         done = 0
-        told = False
+        begun = told = False
         try:
             while True:
                 if not follower.poll():
@@ -311,10 +338,20 @@ class _Command:
                     continue
                 if len(windows) == done:
                     continue
-                if not done:
-                    self._begin(panel, path)
-                for frame in self.embedder.frames(panel, windows[done:]):
-                    self._take(frame)
+                if not begun:
+                    if self.standing is not None:
+                        if len(windows) <= self.standing.lines[-1]["window"]:
+                            # Not all of what frames were made of has been read yet.
+                            continue
+                        done = self._go_on(self.standing, follower, windows)
+                    self._begin(panel, path, append=done > 0)
+                    if not done and self.comm.rank == 0:
+                        self.journal.begin()
+                    begun = True
+                    if done:
+                        self._serve()
+                frames = self._noted(self.embedder.frames(panel, windows[done:]), follower)
+                for frame in self._written(frames):
                     self.say(
                         f"{frame.window.label}: {len(frame.ids)} ids, stress {frame.stress:.3g}, fit {frame.fit:.3f}"
                     )
@@ -322,16 +359,16 @@ class _Command:
         except KeyboardInterrupt:
             if follower.report is not None and self.frames and self.comm.rank == 0:
                 self.say(str(follower.report))
-                self._write_summary(follower.report, 0.0)
+                self._write_summary(follower.report, 0.0, self.phases.seconds)
             raise
 
     def _rules(self) -> series.Rules:
         return series.Rules(negative=self.options.negative, splits=self.options.splits)
 
     def _name(self) -> str:
-        return ", ".join(self.options.file) if self.options.file else "a generated market"
+        return ", ".join(self.options.file) if self.options.file else "A generated market"
 
-    def _begin(self, panel: series.Panel, name: str) -> None:
+    def _begin(self, panel: series.Panel, name: str, append: bool = False) -> None:
         options = self.options
         groups = None
         if self.groups is not None:
@@ -348,38 +385,80 @@ class _Command:
             groups=groups,
             glyphs=options.glyphs,
             title=options.title or Path(name).name,
-            overwrite=options.overwrite,
+            overwrite=options.overwrite and not append,
+            append=append,
         )
 
-    def _take(self, frame: series.Frame) -> None:
+    def _written(self, frames: Iterator[series.Frame]) -> Iterator[series.Frame]:
+        """Write frames as they come; the folder is opened with the first, and then served."""
         if self.folder is None:
+            first = next(frames, None)
+            if first is None:
+                return
             self.folder = self.open_folder()
-        with self.phases.timed("write"):
-            self.folder.write(frame)
-        # Of past frames only the figures are needed.
-        self.frames.append(frame)
+            self.folder.phases = self.phases
+            frames = chain([first], frames)
+        for frame in self.folder.write_all(frames):
+            # Of past frames only the figures are needed.
+            self.frames.append(_figures(frame))
+            self._serve()
+            yield frame
+
+    def _serve(self) -> None:
         if self.options.view and self.server is None and self.comm.rank == 0:
             self.server = Server(self.options.out, port=self.options.port)
             self.say(f"the frames are at {self.server.url}")
             if self.options.open:
                 webbrowser.open(self.server.url)
 
-    def _summary(self, report: series.Report) -> None:
+    def _noted(self, frames: Iterator[series.Frame], follower: series.Follower) -> Iterator[series.Frame]:
+        """Tell the journal of each frame before it is written."""
+        panel = follower.panel
+        assert panel is not None
+        for frame in frames:
+
+            def note(frame: series.Frame = frame) -> None:
+                if self.comm.rank == 0:
+                    fingerprint = follower.fingerprint(panel.times[frame.window.end - 1])
+                    line = {"window": frame.window.number, "fingerprint": fingerprint, **_figures(frame)}
+                    self.journal.note(line, self.embedder.past)
+
+            together(self.comm, note)
+            yield frame
+
+    def _go_on(self, standing: Standing, follower: series.Follower, windows: list[series.Window]) -> int:
+        """Take up what was there when following ended; returns how many windows are done with, 0 if all are to be made anew."""
+        panel = follower.panel
+        assert panel is not None
+        for line in standing.lines:
+            end = windows[line["window"]].end
+            if follower.fingerprint(panel.times[end - 1]) != line["fingerprint"]:
+                self.say(f"rows up to {line['time']} are not those that the frames were made of: all are made anew")
+                self.options.overwrite = True
+                return 0
+        self.embedder.past = standing.past
+        self.frames = [
+            {name: line[name] for name in line if name not in ("window", "fingerprint")} for line in standing.lines
+        ]
+        self.say(f"{len(self.frames)} frames are there, up to {standing.lines[-1]['time']}")
+        return int(standing.lines[-1]["window"]) + 1
+
+    def _summary(self, report: series.Report, embedding: float) -> None:
+        """Print and write what was done, the frames in `embedding` seconds."""
         seconds = time.perf_counter() - self.begin
         self.phases.seconds["all"] = seconds
-        slowest = self._slowest()
+        slowest = self._slowest(embedding)
         if self.comm.rank != 0:
             return
-        embedding = sum(slowest.get(name, 0.0) for name in ("distances", "embed", "compare", "align", "write"))
         stress, fit = self._means()
         frames = len(self.frames)
         self.say(
             f"{frames} frames of {self.options.window}, {self.options.shift} apart, of "
-            f"{min(len(frame.ids) for frame in self.frames)} to {max(len(frame.ids) for frame in self.frames)} points: "
+            f"{min(frame['ids'] for frame in self.frames)} to {max(frame['ids'] for frame in self.frames)} points: "
             f"stress {stress:.3g}, alignment fit {fit:.3f}, {self._iterations():.0f} iterations on average"
         )
-        dropped = sum(frame.dropped for frame in self.frames)
-        filled = sum(frame.filled for frame in self.frames)
+        dropped = sum(frame["dropped"] for frame in self.frames)
+        filled = sum(frame["filled"] for frame in self.frames)
         self.say(f"  {dropped:,} times a series was left out of a window, {filled:,} values were filled in")
         if self.embedder.left_out:
             self.say(
@@ -390,27 +469,26 @@ class _Command:
             f"{100 * self.share:.0f} % of that time in communication"
         )
         self.say("seconds: " + ", ".join(f"{name} {value:.3g}" for name, value in slowest.items()))
-        self._write_summary(report, embedding)
+        self._write_summary(report, embedding, slowest)
         if self.server is None:
             self.say(f"tidemill view {self.options.out} shows them")
 
-    def _slowest(self) -> dict[str, float]:
+    def _slowest(self, embedding: float) -> dict[str, float]:
         """Seconds by phase of the slowest worker in each, and the share of communication of all."""
         everybody = self.comm.allgather((self.phases.seconds, self.embedder.communication_s))
-        embedding = sum(
-            sum(part.get(n, 0.0) for n in ("distances", "embed", "compare", "align", "write")) for part, _ in everybody
-        )
-        self.share = sum(spent for _, spent in everybody) / embedding if embedding else 0.0
-        return {name: max(part.get(name, 0.0) for part, _ in everybody) for name in self.phases.seconds}
+        self.share = sum(spent for _, spent in everybody) / (self.comm.size * embedding)
+        # Of few windows worker 0 may have made none.
+        names = [name for name in _PHASES if any(name in part for part, _ in everybody)]
+        return {name: max(part.get(name, 0.0) for part, _ in everybody) for name in names}
 
     def _means(self) -> tuple[float, float]:
-        fits = [frame.fit for frame in self.frames if math.isfinite(frame.fit)]
-        return float(np.mean([frame.stress for frame in self.frames])), float(np.mean(fits)) if fits else math.nan
+        fits = [frame["alignment_fit"] for frame in self.frames if frame["alignment_fit"] is not None]
+        return float(np.mean([frame["stress"] for frame in self.frames])), float(np.mean(fits)) if fits else math.nan
 
     def _iterations(self) -> float:
-        return float(np.mean([frame.iterations for frame in self.frames]))
+        return float(np.mean([frame["iterations"] for frame in self.frames]))
 
-    def _write_summary(self, report: series.Report, embedding: float) -> None:
+    def _write_summary(self, report: series.Report, embedding: float, seconds: dict[str, float]) -> None:
         stress, fit = self._means()
         summary: dict[str, Any] = {
             "files": self.options.file or None,
@@ -423,27 +501,29 @@ class _Command:
             "iterations": self._iterations(),
             "workers": self.comm.size,
             "left_out": [window.label for window in self.embedder.left_out],
-            "seconds": self.phases.seconds,
+            "seconds": seconds,
             "windows_per_minute": 60 * len(self.frames) / embedding if embedding else None,
             "communication": self.share if embedding else None,
-            "per_frame": [
-                {
-                    "time": frame.window.label,
-                    "ids": len(frame.ids),
-                    "stress": frame.stress,
-                    "alignment_fit": frame.fit if math.isfinite(frame.fit) else None,
-                    "mean_distance": frame.mean_distance,
-                    "iterations": frame.iterations,
-                    "filled": frame.filled,
-                    "dropped": frame.dropped,
-                }
-                for frame in self.frames
-            ],
+            "per_frame": self.frames,
         }
         path = self.options.out / "summary.json"
         made = path.with_name(".summary.json")
         made.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         made.replace(path)
+
+
+def _figures(frame: series.Frame) -> dict[str, Any]:
+    """What the summary says of a frame."""
+    return {
+        "time": frame.window.label,
+        "ids": len(frame.ids),
+        "stress": frame.stress,
+        "alignment_fit": frame.fit if math.isfinite(frame.fit) else None,
+        "mean_distance": frame.mean_distance,
+        "iterations": frame.iterations,
+        "filled": frame.filled,
+        "dropped": frame.dropped,
+    }
 
 
 if __name__ == "__main__":

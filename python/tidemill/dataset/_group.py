@@ -29,7 +29,14 @@ class GroupBy:
         >>> data.group_by("k").agg(tm.col("x").sum(), share=tm.col("x").max() / tm.count()).sort("k").to_pylist()
         [{'k': 'a', 'x': 4, 'share': 1.5}, {'k': 'b', 'x': 2, 'share': 2.0}]
         """
-        return self._data._step(self._data._native.aggregate(columns(self._keys, {}), columns(aggregates, named)))
+        wanted = columns(aggregates, named)
+        if any(type(key) is not Expr and isinstance(key, Expr) for key in self._keys):
+            from tidemill.stream import _custom
+
+            at = _custom.custom_key(self._keys)
+            if at is not None:
+                return _custom.aggregated(self._data, self._keys, wanted, at)
+        return self._data._step(self._data._native.aggregate(columns(self._keys, {}), wanted))
 
     def count(self) -> DataSet:
         """How many rows each group has, as ``count``."""

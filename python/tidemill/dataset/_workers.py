@@ -15,8 +15,8 @@ from tidemill.dataset._table import Table
 
 __all__ = [
     "collect",
+    "collect_in_order",
     "collect_local",
-    "collect_scanned",
     "comm",
     "reading",
     "report_bad_records",
@@ -61,16 +61,16 @@ def collect_local(data: NativeDataSet) -> Table:
     return Table(table)
 
 
-def collect_scanned(data: NativeDataSet) -> Table:
-    """Run a query of nothing but a scan, filters and projections; every worker gets the rows that it has read. Collective.
+def collect_in_order(data: NativeDataSet) -> tuple[NativeTable, list[int]]:
+    """Run a query; every worker gets the rows that it has made, and how many of them are in each partition. Collective.
 
-    Read by worker 0, then 1, ..., the rows have the order of the source: pieces of files, and their partitions, follow each other. A
-    plan for one worker alone would deal rows to its threads; that for several, which is taken here always, leaves them where they are.
+    If ``data.is_in_order``, partitions follow each other in the order of the source: files in the order of their paths, and places in
+    them. Which worker has which partition says nothing; with several threads each has some from here and there.
     """
     with reading() as watch:
-        table = data.collect_on(engine(), init().comm, "each", watch)
+        table, counts = data.collect_in_order(engine(), init().comm, watch)
     report_bad_rows(data)
-    return Table(table)
+    return table, counts
 
 
 def _run(data: NativeDataSet, to: int | str) -> NativeTable:

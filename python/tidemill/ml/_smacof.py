@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tidemill import _tidemill as native
+from tidemill.ml._anderson import Anderson
 from tidemill.ml._distances import Array, Problem
 
 __all__ = ["Iteration", "Result", "interpolate", "random_start", "smacof", "temperatures"]
@@ -171,6 +172,7 @@ def smacof(
     max_iter: int,
     tol: float,
     falling: list[float],
+    acceleration: int,
     rng: np.random.Generator,
     report: Callable[[Iteration], None],
 ) -> Result:
@@ -183,6 +185,8 @@ def smacof(
         The `sum_of_squares`.
     max_iter : int
         Most iterations at each temperature.
+    acceleration : int
+        Iterations that the acceleration looks back on; 0 for none.
     rng : Generator
         For the jitter of annealing; that of rank 0 counts.
     report : callable
@@ -196,17 +200,28 @@ def smacof(
     scale = problem.unit**2 * problem.weights.unit
     floor = _ROUNDING * squares
     result = Result(z, 0.0)
+    anderson = Anderson(acceleration) if acceleration else None
     for temperature in [*falling, 0.0]:
         if result.iterations:
             # Points that coincide would stay together for ever.
             z = z + random_start(problem, k, rng, _JITTER) if falling else z
         shift = temperature * math.sqrt(2 * k)
         b, stress = passes.guttman(z, shift)
+        if anderson is not None:
+            anderson.forget()
         for _ in range(max_iter):
             if stress <= floor and result.iterations:
                 break
-            before, moved = stress, passes.solve(b, z)
-            b, after = passes.guttman(moved, shift)
+            before, image = stress, passes.solve(b, z)
+            moved = None if anderson is None else anderson.extrapolate(z, image)
+            if moved is not None:
+                b, after = passes.guttman(moved, shift)
+            if moved is None or not after < before:
+                # Majorization's own step, which is never upwards.
+                if moved is not None and anderson is not None:
+                    anderson.forget()
+                moved = image
+                b, after = passes.guttman(moved, shift)
             if after < before:
                 z, stress = moved, after
             # Else all that is left is rounding, as majorization never leads upwards: the better positions stay, and the loop ends.

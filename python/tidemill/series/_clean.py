@@ -22,7 +22,6 @@ from tidemill.series._panel import Array, Panel
 from tidemill.series._read import (
     SeriesError,
     Source,
-    numbers_of,
     open_source,
     read_rows,
     steps_or_dates,
@@ -139,8 +138,9 @@ def clean(
     ----------
     source : path, iterable of paths, DataSet or Arrow table
         With a row for each id and time. Files are CSV (``.gz``, ``.bz2``, ``.xz``, ``.zst`` too), Parquet, Arrow IPC or JSON lines by their
-        names; the same on every worker. Of a DataSet with other steps than `filter`, `select` and new columns, rows have no order, and so
-        no earliest.
+        names; the same on every worker. The earliest of two rows is the first in the file, of several files in that whose path sorts first. Rows
+        of a DataSet have the order of its source or of its last `sort`; with other steps than `filter`, `select` and new columns behind that
+        they have none, and of different values the least counts.
     rules : Rules, optional
     id, time, value, cap, volume, split : str, optional
         Columns; by default found by their usual names. `cap`: what the series is worth, else value x volume, for
@@ -165,14 +165,20 @@ def clean(
     rows = read_rows(data, columns)
     report = Report(columns.named())
     report.counts["unreadable"] = skipped_rows() if on_error == "skip" else 0
-    total = int(comm.allreduce(len(rows.ids)))
+    total = int(comm.allreduce(len(rows.codes)))
 
-    keyed = rows.has_key
-    kept = np.flatnonzero(keyed)
-    # Ids and times of all workers, numbered alike everywhere.
-    own_ids = set(rows.ids) - {""}
-    ids = sorted(set().union(*comm.allgather(own_ids)))
-    times = np.unique(np.concatenate(comm.allgather(np.unique(rows.times[keyed]))))
+    keyed = (rows.codes >= 0) & (rows.places >= 0)
+    coded, placed, numbers = rows.codes, rows.places, rows.numbers
+    if not keyed.all():
+        coded, placed = coded[keyed], placed[keyed]
+        numbers = {role: column[keyed] for role, column in numbers.items()}
+    order = None if rows.order is None else rows.order[keyed]
+    # Ids and times of all workers that have a row, numbered alike everywhere.
+    own_ids = [rows.ids[code] for code in np.flatnonzero(np.bincount(coded, minlength=len(rows.ids)))]
+    own_times = rows.times[np.flatnonzero(np.bincount(placed, minlength=len(rows.times)))]
+    everyone = comm.allgather((own_ids, own_times))
+    ids = sorted({name for names, _ in everyone for name in names})
+    times = np.unique(np.concatenate([stamps for _, stamps in everyone]))
     if not ids or not len(times):
         raise SeriesError(f"there is no row with id and time among the {total:,} of the source")
     dated = rows.dated
@@ -182,17 +188,16 @@ def clean(
             # Their order is that of the numbers.
             report.notes.append("times such as 20161230 were taken as dates")
             dated = True
-    numbering = numbers_of(ids)
-    codes = np.fromiter((numbering.get(name, -1) for name in rows.ids), np.int64, len(rows.ids))[kept]
-    places = np.searchsorted(times, rows.times[kept])
-    numbers = {role: column[kept] for role, column in rows.numbers.items()}
+    numbering = {name: number for number, name in enumerate(ids)}
+    codes = np.array([numbering.get(name, -1) for name in rows.ids], dtype=np.int64)[coded]
+    places = np.searchsorted(times, rows.times)[placed]
     stamps: NDArray[Any] = times
     if dated:
         stamps = (dates if not rows.dated else times).astype("datetime64[us]")  # type: ignore[union-attr]
 
     owned = np.searchsorted(np.arange(comm.size), np.arange(len(ids)) * comm.size // len(ids))
     begin, end = np.searchsorted(owned, [comm.rank, comm.rank + 1]).tolist()
-    codes, places, numbers = _exchange(comm, owned, codes, places, numbers)
+    codes, places, numbers = _exchange(comm, owned, codes, places, order, numbers)
 
     def shaped() -> tuple[Array, Array | None, list[Split], dict[str, int]]:
         return pivot(codes - begin, places, numbers, end - begin, len(stamps), rules, ids[begin:end], stamps)
@@ -210,10 +215,14 @@ def clean(
 
     for rule, count in zip(counts, comm.allreduce(np.array(list(counts.values()))).tolist(), strict=True):
         report.counts[rule] += count
-    report.counts["without_key"] = total - int(comm.allreduce(len(kept)))
+    report.counts["without_key"] = total - int(comm.allreduce(int(keyed.sum())))
     if rules.splits == "detect":
         own = [(ids[begin + one.series], label(stamps[one.place]), one.ratio) for one in splits]
         report.found = [split for part in comm.allgather(own) for split in part]
+    if order is None and report.counts["duplicates_that_differ"]:
+        report.notes.append(
+            "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
+        )
     panel = _gathered(comm, stamps, ids, values, caps)
     report.rows, report.ids, report.times = total, len(panel.ids), len(panel.times)
     report.first, report.last = label(panel.times[0]), label(panel.times[-1])
@@ -225,19 +234,28 @@ def _exchange(
     owned: NDArray[np.intp],
     codes: NDArray[np.int64],
     places: NDArray[np.intp],
+    order: NDArray[np.int64] | None,
     numbers: dict[str, Array],
 ) -> tuple[NDArray[np.int64], NDArray[np.intp], dict[str, Array]]:
-    """Send each row to the worker that has its id; rows come in the order of the source."""
-    if comm.size == 1:
-        return codes, places, numbers
-    to = owned[codes]
-    order = np.argsort(to, kind="stable")
-    cuts = np.searchsorted(to[order], np.arange(1, comm.size))
-    parts = [np.split(column[order], cuts) for column in (codes, places, *numbers.values())]
-    received = comm.alltoall([tuple(part[rank] for part in parts) for rank in range(comm.size)])
-    # By rank of the sender, which is by place in the source.
-    codes, places, *columns = (np.concatenate(column) for column in zip(*received, strict=True))
-    return codes, places, dict(zip(numbers, columns, strict=True))
+    """Send each row to the worker that has its id; rows come in their order, or if they have none, in that of their values."""
+    columns: list[NDArray[Any]] = [codes, places, *([] if order is None else [order]), *numbers.values()]
+    if comm.size > 1:
+        # Few and small numbers, which are sorted in one pass.
+        to = owned.astype(np.uint16)[codes]
+        by_owner = np.argsort(to, kind="stable")
+        cuts = np.searchsorted(to[by_owner], np.arange(1, comm.size))
+        parts = [np.split(column[by_owner], cuts) for column in columns]
+        received = comm.alltoall([tuple(part[rank] for part in parts) for rank in range(comm.size)])
+        columns = [np.concatenate(column) for column in zip(*received, strict=True)]
+    codes, places, *rest = columns
+    if order is not None:
+        order = rest.pop(0)
+        sort = None if (order[1:] > order[:-1]).all() else np.argsort(order)
+    else:
+        sort = np.lexsort(rest[::-1])
+    if sort is not None:
+        codes, places, rest = codes[sort], places[sort], [column[sort] for column in rest]
+    return codes, places, dict(zip(numbers, rest, strict=True))
 
 
 def pivot(
@@ -285,19 +303,22 @@ def pivot(
     if cap is None and "volume" in numbers:
         cap = value * np.abs(numbers["volume"])
     cells = codes[there] * width + places[there]
-    # Where a cell comes first; `unique` gives the first of equal ones.
-    unique, first = np.unique(cells, return_index=True)
-    kept = value[there][first]
-    again = len(cells) - len(unique)
+    value = value[there]
+    # Where a cell comes first: of numbers that are put in one place the last one stays, so the last rows go first.
+    first = np.full(series * width, -1)
+    first[cells[::-1]] = np.arange(len(cells) - 1, -1, -1)
+    filled = np.flatnonzero(first >= 0)
+    first = first[filled]
+    again = len(cells) - len(first)
+    values = np.full(series * width, np.nan)
+    values[filled] = value[first]
     if again:
         counts["duplicates"] = again
-        counts["duplicates_that_differ"] = int((value[there] != kept[np.searchsorted(unique, cells)]).sum())
-    values = np.full(series * width, np.nan)
-    values[unique] = kept
+        counts["duplicates_that_differ"] = int((value != values[cells]).sum())
     caps: Array | None = None
     if cap is not None:
         flat = np.full(series * width, np.nan)
-        flat[unique] = cap[there][first]
+        flat[filled] = cap[there][first]
         caps = flat.reshape(series, width)
     return values.reshape(series, width), caps, splits, counts
 

@@ -1,11 +1,10 @@
 """Windows become frames: distances, an embedding in three dimensions, and its alignment to the frame before.
 
-With ``start="previous"`` each window starts from a solution before. Of few series an embedding takes less than for workers to meet in each
-of its iterations, so windows form *chains*, dealt to the workers. The first window of a chain starts from the first of the chain
-before, and every worker makes these, as they are few; the others start from the one before, moved a little towards the first of
-the chain behind, so that one chain ends where the next begins. Of many series all workers share each window by rows of its distances. With
-``start="independent"`` each worker has windows of its own. However windows are shared, the frames are the same.
-Alignment is a matter of microseconds, and done by every worker alike.
+Windows are dealt to the workers one by one. To measure, to embed and to compare each by itself is what workers share; but with
+``start="previous"`` an embedding starts from the frame before, and every frame is turned to lie on it, so that frame is handed on from
+worker to worker (`_relay`). While it comes, a worker measures its next window, and when it has handed on its own, it compares: the embeddings
+are one after the other, as if one worker made them all, and take so small a part of the time that a few workers need not wait. Of many series all
+workers share each window by rows of its distances. However windows are shared, the frames are the same.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,9 +20,11 @@ from numpy.typing import NDArray
 import tidemill
 from tidemill._progress import Phases
 from tidemill.ml import MDS, procrustes, using
+from tidemill.ml._job import active
 from tidemill.series._distance import REFERENCES, Kind, Length, Of, distances, references, weights
 from tidemill.series._panel import Array, Panel, Segment
 from tidemill.series._read import SeriesError, together
+from tidemill.series._relay import Base, Making, Past, Relay, make
 from tidemill.series._windows import Window
 
 __all__ = ["Embedder", "Frame", "embed"]
@@ -33,12 +33,14 @@ __all__ = ["Embedder", "Frame", "embed"]
 IDS_MIN = 4
 #: Cells along a side of a heat map.
 HEAT_SIDE = 40
-#: Windows of a chain. Of the work one part in so many is done by all workers.
-CHAIN = 20
+#: Windows that each worker makes before all tell each other their frames.
+ROUND = 8
 #: With more series all workers share each window.
 ALONE_IDS_MAX = 2000
 #: Placed series that a new one is put between.
 _NEIGHBOURS = 5
+#: Iterations that the embedding looks back on.
+_ACCELERATION = 5
 
 
 @dataclass
@@ -86,14 +88,6 @@ class Frame:
 
 
 @dataclass
-class _Base:
-    """What a frame is started from or aligned to."""
-
-    ids: NDArray[np.str_]
-    positions: Array
-
-
-@dataclass
 class Embedder:
     """Makes frames of windows, each from where the one before was left; for panels that grow, else `embed` is enough.
 
@@ -136,9 +130,8 @@ class Embedder:
     communication_s: float = field(default=0.0, repr=False)
     #: Windows of which no frame was made, as fewer than four ids were there for most of it.
     left_out: list[Window] = field(default_factory=list, repr=False)
-    #: What frames are aligned to, and the last one.
-    _base: _Base | None = field(default=None, init=False, repr=False)
-    _last: _Base | None = field(default=None, init=False, repr=False)
+    #: What the next window starts from and is aligned to: the frames before.
+    past: Past = field(default_factory=Past, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.start not in ("previous", "independent"):
@@ -159,68 +152,50 @@ class Embedder:
         comm = tidemill.init().comm
         wanted = list(windows)
         made = 0
-        for window, draft in zip(wanted, self._drafts(comm, panel, wanted), strict=True):
-            if draft is None:
+        for window, frame in zip(wanted, self._made(comm, panel, wanted), strict=True):
+            if frame is None:
                 self.left_out.append(window)
                 continue
-            with self.phases.timed("align"):
-                self._turn(draft)
-            self._last = _Base(draft.ids, draft.positions)
-            if self.align == "previous" or self._base is None:
-                self._base = self._last
+            self.past = self.past.behind(Base(frame.ids, frame.positions))
             made += 1
-            yield draft
-        if wanted and not made and self._base is None:
+            yield frame
+        if wanted and not made and self.past.last is None:
             raise SeriesError(
                 f"no window has {IDS_MIN} ids of which at most {100 * self.missing_max:g} % of the values are missing; "
                 "choose a shorter window, or allow more (--missing)"
             )
 
-    def _timed(self, comm: Any) -> Any:
-        return comm if comm.size == 1 else _Timed(comm, self)
-
-    def _drafts(self, comm: Any, panel: Panel, wanted: list[Window]) -> Iterator[Frame | None]:
-        """What becomes of each window, not aligned."""
+    def _made(self, comm: Any, panel: Panel, wanted: list[Window]) -> Iterator[Frame | None]:
+        """What becomes of each window."""
+        timed = comm if comm.size == 1 else _Timed(comm, self)
         if self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX:
             for window in wanted:
-                yield self._frame(self._timed(comm), panel, window, self._last)
+                yield make(self._frame(timed, panel, window), self.past)
             return
-        length = CHAIN if self.start == "previous" else 1
-        chains = [wanted[begin : begin + length] for begin in range(0, len(wanted), length)]
-        heads: list[Frame | None] = []
-        for begin in range(0, len(chains), comm.size):
-            # The chain behind those of this round: they lead to where it begins.
-            some = chains[begin : begin + comm.size + 1]
-            heads, own = together(comm, partial(self._chain, panel, some, comm.rank, heads[comm.size :]))
-            for drafts in self._timed(comm).allgather(own)[: len(chains) - begin]:
-                yield from drafts
+        # Worker 0 has one window less, as it writes the frames of the round before.
+        length = max(1, ROUND * comm.size - 1)
+        for begin in range(0, len(wanted), length):
+            some = wanted[begin : begin + length]
+            relay = Relay(timed, len(some), self.past)
+            own, message = relay.run(lambda number, some=some: self._frame(None, panel, some[number]))  # type: ignore[misc]
+            self.communication_s += relay.waited_s
+            everyone = timed.allgather((own, message))
+            for _, told in everyone:
+                if told is not None:
+                    raise SeriesError(told)
+            frames = [iter(made) for made, _ in everyone]
+            for number in range(len(some)):
+                yield next(frames[relay.owner(number)])
 
-    def _chain(
-        self, panel: Panel, chains: list[list[Window]], own: int, heads: list[Frame | None]
-    ) -> tuple[list[Frame | None], list[Frame | None]]:
-        """The first frames of some chains, of which these are known, and all frames of the own one; by this worker."""
-        mine = chains[own] if own < len(chains) else []
-        if self.start == "independent":
-            return [], [self._frame(None, panel, window, None) for window in mine]
-        heads = list(heads)
-        for chain in chains[len(heads) :]:
-            heads.append(self._frame(None, panel, chain[0], _last(heads, self._last)))
-        if not mine:
-            return heads, []
-        drafts = [heads[own]]
-        for place, window in enumerate(mine[1:], 1):
-            previous = _last(drafts, self._last)
-            if previous is not None and own + 1 < len(heads):
-                previous = _towards(previous, heads[own + 1], 1 / (len(mine) - place + 1))
-            drafts.append(self._frame(None, panel, window, previous))
-        return heads, drafts
-
-    def _frame(self, comm: Any, panel: Panel, window: Window, previous: _Base | None) -> Frame | None:
-        """Cut, measure and embed a window, by the workers of `comm`; None: by this one."""
+    def _frame(self, comm: Any, panel: Panel, window: Window) -> Making[Frame | None]:
+        """Cut, measure, embed and turn a window, by the workers of `comm`; None: by this one."""
         with self.phases.timed("distances"):
             segment = panel.segment(window, self.missing_max)
-            if len(segment.ids) < IDS_MIN:
-                return None
+        if len(segment.ids) < IDS_MIN:
+            past = yield None
+            yield past
+            return None
+        with self.phases.timed("distances"):
             ids, values, caps = self._points(panel, segment)
             count = len(ids)
             rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
@@ -231,29 +206,38 @@ class Embedder:
 
             apart = measure() if comm is None else together(comm, measure)
         weight = weights(caps if self.weighted else None, count)
+        model = MDS(
+            3,
+            metric="precomputed",
+            max_iter=self.max_iter,
+            tol=self.tol,
+            acceleration=_ACCELERATION,
+            random_state=self.random_state,
+        )
+        # All that does not need the frame before is done before it is asked for.
+        with self.phases.timed("embed"), using(comm):
+            prepared = model._prepare(active(), apart, weight)
+        past = yield None
         with self.phases.timed("embed"):
-            init = _placed(comm, ids, own, apart, previous)
-            model = MDS(
-                3,
-                metric="precomputed",
-                max_iter=self.max_iter,
-                tol=self.tol,
-                annealing=self.annealing and init is None,
-                random_state=self.random_state,
-            )
-            with using(comm):
-                model.fit(apart, init=init, weights=weight)
+            init = None if self.start == "independent" else _placed(comm, ids, own, apart, past.last)
+            model.annealing = self.annealing and init is None
+            model._place(prepared, init)
+        with self.phases.timed("align"):
+            base = past.first if self.align == "first" else past.last
+            positions, fit = _turned(ids, np.asarray(model.positions_, dtype=np.float64), base, weight)
+        # Whoever makes the next window may begin.
+        yield past.behind(Base(ids, positions))
         with self.phases.timed("compare"):
             heat, heat_max, mean = self._compare(comm, apart, model.positions_, own)
         first, last = values[0], values[-1]
         return Frame(
             window=window,
             ids=ids,
-            positions=np.asarray(model.positions_, dtype=np.float64),
+            positions=positions,
             change=np.where(first > 0, last / np.where(first > 0, first, 1.0) - 1.0, np.nan),
             caps=caps,
             stress=float(model.normalized_stress_),
-            fit=float("nan"),
+            fit=fit,
             mean_distance=mean,
             iterations=int(model.n_iter_),
             heat_map=heat,
@@ -298,20 +282,6 @@ class Embedder:
         heat = sums[:-1].reshape(HEAT_SIDE, HEAT_SIDE).astype(np.int64)
         return heat, top, float(sums[-1] / max(1, count * (count - 1)))
 
-    def _turn(self, frame: Frame) -> None:
-        """Turn a frame to the one it is aligned to."""
-        if self._base is None:
-            frame.positions = frame.positions - frame.positions.mean(axis=0)
-            return
-        moving, fixed = _common(frame.ids, self._base.ids)
-        if len(moving) < IDS_MIN:
-            frame.positions = frame.positions - frame.positions.mean(axis=0)
-            return
-        weight = weights(frame.caps if self.weighted else None, len(frame.ids))[moving]
-        found = procrustes(frame.positions[moving], self._base.positions[fixed], weights=weight)
-        frame.positions = found.apply(frame.positions)
-        frame.fit = float(found.fit)
-
 
 def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[Frame]:
     """Make a frame of each window of a panel, in their order. Collective, to its end.
@@ -331,34 +301,27 @@ def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[F
     yield from Embedder(**options).frames(panel, windows)
 
 
-def _last(drafts: list[Frame | None], before: _Base | None) -> _Base | None:
-    """The last of some frames, or what was before them."""
-    found = next((draft for draft in reversed(drafts) if draft is not None), None)
-    return before if found is None else _Base(found.ids, found.positions)
-
-
-def _towards(base: _Base, goal: Frame | None, share: float) -> _Base:
-    """A share of the way to a frame, which is turned to lie on the base."""
-    if goal is None:
-        return base
-    here, there = _common(base.ids, goal.ids)
-    if len(here) < IDS_MIN:
-        return base
-    turned = procrustes(goal.positions[there], base.positions[here]).apply(goal.positions[there])
-    positions = base.positions.copy()
-    positions[here] += share * (turned - positions[here])
-    return _Base(base.ids, positions)
+def _turned(ids: NDArray[np.str_], positions: Array, base: Base | None, weight: Array) -> tuple[Array, float]:
+    """Positions turned to lie on what they are aligned to, and how well they do; NaN if there is nothing."""
+    if base is not None:
+        moving, fixed = _common(ids, base.ids)
+        if len(moving) >= IDS_MIN:
+            found = procrustes(positions[moving], base.positions[fixed], weights=weight[moving])
+            return found.apply(positions), float(found.fit)
+    return positions - positions.mean(axis=0), float("nan")
 
 
 def _common(ids: NDArray[np.str_], others: NDArray[np.str_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where those are that are in both, in each."""
+    if np.array_equal(ids, others):
+        return np.arange(len(ids)), np.arange(len(ids))
     known = {name: place for place, name in enumerate(others.tolist())}
     both = [(place, known[name]) for place, name in enumerate(ids.tolist()) if name in known]
     places = np.array(both, dtype=np.int64).reshape(-1, 2)
     return places[:, 0], places[:, 1]
 
 
-def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous: _Base | None) -> Array | None:
+def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous: Base | None) -> Array | None:
     """Where an embedding starts: (n, 3), ids of the frame before where they were, new ones among their nearest; None without one."""
     if previous is None:
         return None

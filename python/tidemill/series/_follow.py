@@ -15,6 +15,8 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +97,12 @@ class Follower:
         self._tail = _Tail(os.fspath(path), dict(columns or {}), settle_s, delimiter, on_error)
         self.panel: Panel | None = None
         self.report: Report | None = None
+        self._digest = b""
+        self._digests: dict[int, str] = {}
+
+    def fingerprint(self, time: Any) -> str:
+        """Tell what rows were taken up to a time of the panel: texts that are alike for the same rows, however they came."""
+        return self._digests[int(np.asarray(time).astype(np.int64))]
 
     def poll(self) -> bool:
         """Wait for a moment, then take what has come. Returns whether the panel has grown.
@@ -134,6 +142,7 @@ class Follower:
             counts["late"] += int(late.sum())
             rows.codes, rows.times = rows.codes[~late], rows.times[~late]
             rows.numbers = {role: column[~late] for role, column in rows.numbers.items()}
+        self._take_digests(rows)
         before: list[str] = [] if old is None else old.ids.tolist()
         ids = sorted({*before, *(rows.ids[code] for code in np.unique(rows.codes).tolist())})
         numbering = {name: number for number, name in enumerate(ids)}
@@ -179,6 +188,18 @@ class Follower:
                 None if worth is None else worth[kept][:, shown].T,
             )
             self._count()
+
+    def _take_digests(self, rows: _Rows) -> None:
+        """Chain what the rows of each new time are to what was before, by id and, of one id, as they came."""
+        names = np.array(rows.ids)[rows.codes]
+        order = np.lexsort((names, rows.times))
+        names, times = names[order], rows.times[order]
+        numbers = np.column_stack(list(rows.numbers.values()))[order]
+        starts = np.flatnonzero(np.concatenate([[True], times[1:] != times[:-1]])) if len(times) else np.empty(0, int)
+        for begin, end in pairwise([*starts.tolist(), len(times)]):
+            told = "\n".join([str(times[begin]), *names[begin:end].tolist()]).encode()
+            self._digest = blake2b(self._digest + told + b"\n" + numbers[begin:end].tobytes(), digest_size=16).digest()
+            self._digests[int(times[begin])] = self._digest.hex()
 
     def _count(self) -> None:
         assert self.panel is not None and self.report is not None

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tidemill
+from tidemill._progress import Phases
 from tidemill.dataset import DataSet
 from tidemill.series._distance import REFERENCES
 from tidemill.series._embed import Frame
@@ -31,6 +32,8 @@ CHANGE_BINS = (
 )
 #: Columns of a table of groups that have names of series rather than groups of them.
 _LABELS = ("label", "name", "company", "security", "description", "title")
+#: Frames between two times that workers meet to hear whether all were written.
+_MEET = 16
 #: What references are called in every grouping.
 _REFERENCE = "reference"
 _REFERENCE_GLYPHS = dict(zip(REFERENCES, ("circle", "triangle", "diamond", "triangle", "diamond"), strict=True))
@@ -138,6 +141,8 @@ class FrameFolder:
     title : str, default=""
     overwrite : bool, default=False
         Replace frames that are there; else they are an error.
+    append : bool, default=False
+        Go on behind frames that are there.
 
     Raises
     ------
@@ -153,9 +158,14 @@ class FrameFolder:
         glyphs: Mapping[str, str] | None = None,
         title: str = "",
         overwrite: bool = False,
+        append: bool = False,
     ) -> None:
         self.folder = Path(folder)
         self._groups = groups or Groups()
+        #: Why a frame could not be written, on worker 0, until all are told.
+        self._failure: ValueError | OSError | None = None
+        #: Seconds of this worker.
+        self.phases = Phases()
         self._comm = tidemill.init().comm
 
         def begin() -> FrameWriter | None:
@@ -168,10 +178,10 @@ class FrameFolder:
                     glyphs={**_REFERENCE_GLYPHS, **(glyphs or {})},
                     # The page begins with the first grouping; those that were asked for go before the bins.
                     categories={**dict.fromkeys(self._groups.groupings, ()), "change": CHANGE_BINS},
-                    mode="w" if overwrite else "x",
+                    mode="a" if append else "w" if overwrite else "x",
                 )
             except FrameError as error:
-                if overwrite:
+                if overwrite or append:
                     raise
                 raise SeriesError(
                     f"{self.folder} has frames already; --overwrite (overwrite=True) replaces them"
@@ -187,34 +197,64 @@ class FrameFolder:
         SeriesError
             On every worker: it cannot be written.
         """
-
-        def written() -> None:
-            if self._writer is None:
-                return
-            ids = frame.ids.tolist()
-            groups: dict[str, Any] = {
-                name: [_REFERENCE if one in REFERENCES else of.get(one) for one in ids]
-                for name, of in self._groups.groupings.items()
-            }
-            groups["change"] = change_bins(frame.change)
-            values = {"change in %": 100 * frame.change}
-            if frame.caps is not None:
-                values["capital"] = frame.caps
-            self._writer.write_frame(
-                frame.positions,
-                ids=frame.ids,
-                time=frame.window.label,
-                labels=[self._groups.labels.get(one, one) for one in ids],
-                groups=groups,
-                values=values,
-                metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
-                heat_map=frame.heat_map,
-            )
-
-        together(self._comm, written)
+        self._put(frame)
+        self._meet()
 
     def write_all(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Write frames as they come, and hand them on."""
-        for frame in frames:
-            self.write(frame)
+        """Write frames as they come, and hand them on. Collective, to its end.
+
+        While worker 0 writes, the others go on to make frames.
+
+        Raises
+        ------
+        SeriesError
+            On every worker: one cannot be written; some frames later, or at the end.
+        """
+        for number, frame in enumerate(frames, 1):
+            self._put(frame)
+            if number % _MEET == 0:
+                self._meet()
             yield frame
+        self._meet()
+
+    def _meet(self) -> None:
+        """Hear whether all could be written."""
+
+        def told() -> None:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+
+        with self.phases.timed("write"):
+            together(self._comm, told)
+
+    def _put(self, frame: Frame) -> None:
+        """Write a frame, on worker 0."""
+        if self._writer is None or self._failure is not None:
+            return
+        with self.phases.timed("write"):
+            try:
+                self._write(self._writer, frame)
+            except (ValueError, OSError) as error:
+                self._failure = error
+
+    def _write(self, writer: FrameWriter, frame: Frame) -> None:
+        ids = frame.ids.tolist()
+        groups: dict[str, Any] = {
+            name: [_REFERENCE if one in REFERENCES else of.get(one) for one in ids]
+            for name, of in self._groups.groupings.items()
+        }
+        groups["change"] = change_bins(frame.change)
+        values = {"change in %": 100 * frame.change}
+        if frame.caps is not None:
+            values["capital"] = frame.caps
+        writer.write_frame(
+            frame.positions,
+            ids=frame.ids,
+            time=frame.window.label,
+            labels=[self._groups.labels.get(one, one) for one in ids],
+            groups=groups,
+            values=values,
+            metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
+            heat_map=frame.heat_map,
+        )

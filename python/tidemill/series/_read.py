@@ -1,7 +1,7 @@
 """Rows of a long table (id, time, value, further columns) from files, DataSets and Arrow tables.
 
-Each worker gets the rows that it has read, in the order of the source: those of worker 0 come first. So "the earliest" of
-two rows means the one that stands first in the files, however many workers read them.
+Each worker gets the rows that it has read, and with each where it stands in the source. So "the earliest" of two rows means the one that stands
+first in the files, however many workers and threads read them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill._tidemill import NativeTable
 from tidemill.dataset import (
     BadRowsWarning,
     DataSet,
@@ -29,7 +30,7 @@ from tidemill.dataset import (
     read_json,
     read_parquet,
 )
-from tidemill.dataset._workers import collect_scanned
+from tidemill.dataset._workers import collect_in_order
 
 __all__ = [
     "Columns",
@@ -37,7 +38,6 @@ __all__ = [
     "SeriesError",
     "Source",
     "find_columns",
-    "numbers_of",
     "open_source",
     "open_texts",
     "read_rows",
@@ -61,8 +61,9 @@ KNOWN: dict[str, tuple[str, ...]] = {
 }
 _NEEDED = ("id", "time", "value")
 
-#: Stands for a time that is not there; no time is that early.
-_NO_TIME = -(2**62)
+
+#: Rows of a partition, at most.
+_PARTITION = 1 << 40
 
 
 class SeriesError(ValueError):
@@ -87,23 +88,20 @@ class Columns:
 
 @dataclass
 class Rows:
-    """Rows of one worker, in the order of the source."""
+    """Rows of one worker."""
 
-    #: Ids as texts; "" where there is none.
+    #: The ids that there are, and the times: microseconds since 1970 of dates, else the numbers that were given.
     ids: list[str]
-    #: (n,) int64: microseconds since 1970 of dates, else the numbers that were given; `_NO_TIME` where there is none.
     times: NDArray[np.int64]
+    #: Which of them each row has, (n,) int32; -1: none.
+    codes: NDArray[np.int32]
+    places: NDArray[np.int32]
+    #: (n,) int64, the larger the further behind in the source, compared with rows of other workers too; None: rows have no order.
+    order: NDArray[np.int64] | None
     #: Whether times are dates.
     dated: bool
     #: (n,) float64 by role, without id and time; NaN where there is none.
     numbers: dict[str, NDArray[np.float64]]
-
-    @property
-    def has_key(self) -> NDArray[np.bool_]:
-        """Whether a row has both id and time, (n,)."""
-        named = np.fromiter((bool(name) for name in self.ids), bool, len(self.ids))
-        keyed: NDArray[np.bool_] = named & (self.times != _NO_TIME)
-        return keyed
 
 
 def _plain(name: str) -> str:
@@ -242,17 +240,29 @@ def read_rows(data: DataSet, columns: Columns) -> Rows:
             f"times in column {columns.time!r} are {kind}, such as {first[0] if first else 'none at all'!r}; dates as 2016-12-30, "
             "times as 2016-12-30T17:00:00 or whole numbers are read; of a DataSet, .str.to_date(...) makes dates of texts"
         )
-    parts: dict[str, Any] = {
-        "id": coalesce(col(columns.id).cast("str"), lit("")),
-        "time": coalesce(time, lit(_NO_TIME)),
-    }
+    parts: dict[str, Any] = {"id": col(columns.id).cast("str"), "time": time}
     for role, name in columns.named().items():
         if role not in ("id", "time"):
             parts[role] = coalesce(col(name).cast("float64"), lit(float("nan")))
-    arrays = collect_scanned(data.select(**parts)._native).to_numpy()
-    ids = [text.strip() for text in arrays["id"].tolist()]
-    numbers = {role: arrays[role] for role in parts if role not in ("id", "time")}
-    return Rows(ids, arrays["time"], dated, numbers)
+    table, counts = collect_in_order(data.select(**parts)._native)
+    codes, names = _coded(table, "id")
+    places, times = _coded(table, "time")
+    ids = [text.strip() for text in names]
+    # Without a name is without an id.
+    unnamed = [code for code, name in enumerate(ids) if not name]
+    if unnamed:
+        codes = np.where(np.isin(codes, unnamed), -1, codes)
+    numbers = {role: np.frombuffer(data or b"") for role, _, data in table.to_bytes() if role not in ("id", "time")}
+    order = None
+    if data._native.is_in_order:
+        order = np.concatenate([np.arange(count) + number * _PARTITION for number, count in enumerate([*counts, 0])])
+    return Rows(ids, np.array(times, dtype=np.int64), codes, places, order, dated, numbers)
+
+
+def _coded(table: NativeTable, column: str) -> tuple[NDArray[np.int32], list[Any]]:
+    """A column as numbers of its distinct values, and these: no Python object for each row."""
+    codes, distinct = table.codes(column)
+    return np.frombuffer(codes, dtype=np.int32), [value for value in distinct.column(column) if value is not None]
 
 
 def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -269,11 +279,6 @@ def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return None
     micros: NDArray[np.int64] = dates.astype("datetime64[us]").astype(np.int64)
     return micros
-
-
-def numbers_of(names: Iterable[str]) -> dict[str, int]:
-    """Number names in their order."""
-    return {name: number for number, name in enumerate(names)}
 
 
 def together(comm: Any, work: Callable[[], T]) -> T:

@@ -19,7 +19,7 @@ from tidemill.stream._redis import from_redis, redis_hashes, to_redis
 from tidemill.stream._running import Move, Running
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
-from tidemill.stream._windows import Windows, calendar, counting, session, sliding, tumbling, window
+from tidemill.stream._windows import Windows, calendar, counting, custom, session, sliding, tumbling, window
 
 __all__ = [
     "Connector",
@@ -35,6 +35,7 @@ __all__ = [
     "arrival",
     "calendar",
     "counting",
+    "custom",
     "from_files",
     "from_kafka",
     "from_rabbitmq",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tidemill._tidemill import window_of
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, col, lit
+from tidemill.stream._custom import Assign, CustomWindow
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Windows", "calendar", "counting", "session", "sliding", "tumbling", "window"]
+__all__ = ["Windows", "calendar", "counting", "custom", "session", "sliding", "tumbling", "window"]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows there are; made by `tumbling`, `sliding`, `calendar`, `session` and `counting`."""
+    """Which windows there are; made by `tumbling`, `sliding`, `calendar`, `session`, `counting` and `custom`."""
 
     kind: str
     #: In microseconds, in rows, or in units of a calendar.
@@ -23,6 +25,9 @@ class Windows:
     slide: int
     #: Of a calendar.
     zone: str = ""
+    #: Of custom windows: the function, and the columns that it is given.
+    assign: Assign | None = None
+    columns: tuple[str, ...] = ()
 
 
 def tumbling(size: Duration) -> Windows:
@@ -74,13 +79,35 @@ def counting(size: int, slide: int | None = None) -> Windows:
     return Windows("count", size, size if slide is None else slide)
 
 
+def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
+    """Windows that a function gives: of batches of rows, by their times and columns.
+
+    Parameters
+    ----------
+    assign : callable
+        It is called as ``assign(times, *columns)`` with arrays of pyarrow: the times of some rows, a ``timestamp[us]`` without nulls,
+        and the same rows' columns. It returns two arrays, of starts and of ends, with a timestamp for each row: a row is in the window from
+        its start, inclusive, to its end, exclusive. For rows in several windows these are arrays of lists; with null a row is in no
+        window. The same rows must be put into the same windows whenever they come: after a failure they come again. Several threads
+        call it. Needs pyarrow.
+    columns : str or iterable of str, optional
+        What else it is given.
+
+    Each window gives its result when time has passed its end, with `late=` and `early=` as those of one length do. What is kept for
+    windows is by key and start, so two windows of a key may be kept by two workers.
+    """
+    if not callable(assign):
+        raise TypeError(f"custom takes a function, not {assign!r}")
+    return Windows("custom", 0, 0, assign=assign, columns=(columns,) if isinstance(columns, str) else tuple(columns))
+
+
 def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, early: Duration | None = None) -> Expr:
     """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
 
     Parameters
     ----------
     windows : Windows
-        `tumbling`, `sliding`, `calendar`, `session` or `counting`.
+        `tumbling`, `sliding`, `calendar`, `session`, `counting` or `custom`.
     on : str or Expr
         Each row's time: a timestamp or a date. None for `counting`, whose windows go by the order in which rows come.
     late : str, number of seconds or timedelta, default=0
@@ -110,4 +137,6 @@ def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, 
         raise TypeError("on is the column, or an expression, with each row's event time")
     lateness = micros(late, "late")
     every = None if early is None else micros(early, "early")
+    if windows.assign is not None:
+        return CustomWindow(windows.assign, windows.columns, time, lateness, every)
     return Expr(window_of(time._native, windows.kind, windows.size, windows.slide, lateness, every, windows.zone))

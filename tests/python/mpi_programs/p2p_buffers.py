@@ -58,6 +58,19 @@ def check_many_small_messages_keep_their_order(comm):
             assert got[0] == i
 
 
+def check_many_large_messages_under_way(comm):
+    """Each is copied whole, whoever copies which part of it, and however many wait behind it."""
+    right, left = ring(comm)
+    for lengths in ([150_000] * 20, [1_000_003, 9_000, 70_001, 3, 20_000, 400_000]):
+        sent = [np.arange(n, dtype="i4") * 31 + tag + 7 * comm.rank for tag, n in enumerate(lengths)]
+        got = [np.full(n + 1, -1, "i4") for n in lengths]
+        requests = [comm.Irecv(buffer, left, tag) for tag, buffer in enumerate(got)]
+        requests += [comm.Isend(data, right, tag) for tag, data in enumerate(sent)]
+        MPI.Request.Waitall(requests)
+        for tag, n in enumerate(lengths):
+            assert np.array_equal(got[tag][:n], np.arange(n, dtype="i4") * 31 + tag + 7 * left) and got[tag][n] == -1
+
+
 def check_tags_select_messages(comm):
     """A receive takes the oldest message of its tag, whatever arrived before it with other tags."""
     right, left = ring(comm)

@@ -32,15 +32,29 @@ fn with(encoder: &mut Encoder, batch: &RecordBatch, mut bytes: Vec<u8>) -> Resul
     Ok(bytes.into())
 }
 
-/// What [`encode`] made of rows with this schema.
+/// What [`encode`] made of rows with this schema, in memory of their own.
 ///
 /// # Errors
 /// When the bytes make no sense.
 pub fn decode(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowError> {
-    let rows = bytes.get(..8).ok_or_else(|| ArrowError::IpcError("rows cut short".into()))?;
-    let rows = u64::from_le_bytes(rows.try_into().expect("eight bytes"));
+    let (rows, body) = parts(bytes)?;
     // Copied once, to memory that is aligned for every type.
-    Decoder::new(schema)?.decode(Buffer::from_slice_ref(&bytes[8..]), rows as usize)
+    Decoder::new(schema)?.decode(Buffer::from_slice_ref(&body), rows)
+}
+
+/// What [`encode_plain`] made of rows with this schema, where it lies: only columns that do not lie as their type wants it are
+/// copied.
+///
+/// # Errors
+/// When the bytes make no sense.
+pub fn decode_in_place(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowError> {
+    let (rows, body) = parts(bytes)?;
+    Decoder::new(schema)?.decode(Buffer::from(body), rows)
+}
+
+fn parts(bytes: &Bytes) -> Result<(usize, Bytes), ArrowError> {
+    let rows = bytes.first_chunk().ok_or_else(|| ArrowError::IpcError("rows cut short".into()))?;
+    Ok((u64::from_le_bytes(*rows) as usize, bytes.slice(rows.len()..)))
 }
 
 #[cfg(test)]
@@ -50,7 +64,7 @@ mod tests {
     use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
     use bytes::Bytes;
 
-    use super::{decode, encode};
+    use super::{decode, decode_in_place, encode, encode_plain};
 
     /// State that came back otherwise than it was saved would be found only by its wrong results.
     #[test]
@@ -63,6 +77,10 @@ mod tests {
             let bytes = encode(&batch).unwrap();
             assert_eq!(decode(&batch.schema(), &bytes).unwrap(), batch);
             assert!(decode(&batch.schema(), &Bytes::new()).is_err());
+            for before in [0, 1, 8, 9] {
+                let plain = encode_plain(&batch, vec![1; before]).unwrap();
+                assert_eq!(decode_in_place(&batch.schema(), &plain.slice(before..)).unwrap(), batch);
+            }
         }
     }
 }

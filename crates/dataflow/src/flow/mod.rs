@@ -8,10 +8,13 @@ mod edge;
 mod inlet;
 mod input;
 mod inputs;
+mod lane;
 mod lower;
 mod output;
+mod pack;
 mod scatter;
 mod stream_end;
+mod turn;
 
 use std::sync::Arc;
 
@@ -28,6 +31,7 @@ pub(crate) use output::Outlet;
 pub use output::{Output, Outputs};
 pub(crate) use scatter::Scatter;
 pub use scatter::{Assign, Assignment, Partitioner, Seat};
+pub(crate) use turn::Turn;
 
 use crate::checkpoint::StateSchema;
 use crate::graph::{Executor, TaskFactory};

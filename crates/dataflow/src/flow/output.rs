@@ -1,4 +1,4 @@
-//! A copy's output ports: batches go in, credit is waited for, and every edge's mover sends them on.
+//! A copy's output ports: batches go in, and every edge's mover sends them on.
 
 use std::sync::Arc;
 
@@ -6,48 +6,21 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
 
+use super::Mover;
 use super::edge::Edge;
-use super::inlet::{Inlet, Packet};
+use super::lane::{Lane, Way};
 use super::scatter::{Assign, Assignment, Scatter, Seat};
-use super::{Mover, batch_bytes};
 use crate::error::TaskError;
 use crate::graph::check::fits;
-use crate::link::{Account, Guard, Links, Valve};
+use crate::link::Links;
 use crate::metrics;
 use crate::run::{CancelToken, block_on};
 use crate::stream::{Hurry, Mark};
-use crate::wire::{Encoder, Frame, Header, Kind};
-
-/// A block is not much larger than this: batches that are, are cut.
-const BLOCK_BYTES_MAX: u64 = 4 << 20;
-
-/// What all streams of one copy's end of an edge share: whose they are, and what carries them.
-struct Way {
-    edge: Arc<Edge>,
-    source: u32,
-    links: Arc<Links>,
-    /// Barriers that are not to wait for credit with what lies before them.
-    hurry: Option<Hurry>,
-}
-
-/// The sending end of the stream to one target copy.
-struct Lane {
-    target: u32,
-    place: Place,
-    account: Arc<Account>,
-    blocks: u64,
-    rows: u64,
-}
-
-enum Place {
-    Here { inlet: Arc<Inlet>, stream: u32, valve: Arc<Valve> },
-    There { worker: u32, encoder: Option<Box<Encoder>> },
-}
 
 enum Route {
     Nowhere,
-    One(Lane),
-    Broadcast(Box<Broadcast>),
+    /// To one copy, or to all of them.
+    One(Arc<Lane>),
     Partition(Box<Partition>),
 }
 
@@ -57,47 +30,23 @@ struct Partition {
     /// The targets of the rows of one batch; kept for its memory.
     targets: Vec<u32>,
     scatter: Scatter,
-    lanes: Vec<Lane>,
-}
-
-/// One stream for all workers, and one for each copy of this one.
-struct Broadcast {
-    lanes: Vec<Lane>,
-    encoder: Option<Box<Encoder>>,
-    blocks: u64,
-    rows: u64,
+    lanes: Vec<Arc<Lane>>,
 }
 
 /// One copy's end of one edge.
 pub(crate) struct Outlet {
-    way: Way,
+    way: Arc<Way>,
     route: Route,
     ended: bool,
 }
 
 impl Outlet {
     pub(crate) fn new(edge: &Arc<Edge>, source: u32, links: &Arc<Links>, hurry: Option<Hurry>) -> Self {
-        let lane = |target: u32| {
-            let (place, account) = match edge.inlet(source, target) {
-                Some((inlet, stream)) => {
-                    let valve = Valve::new(&edge.governor, edge.window_bytes);
-                    (Place::Here { inlet, stream, valve }, Account::new(edge.window_bytes))
-                }
-                None => {
-                    let worker = edge.target_workers[target as usize];
-                    (Place::There { worker, encoder: None }, Arc::clone(edge.account(source, target)))
-                }
-            };
-            Lane { target, place, account, blocks: 0, rows: 0 }
-        };
+        let way = Arc::new(Way { edge: Arc::clone(edge), source, links: Arc::clone(links), hurry });
+        let lane = |target: u32| Lane::to_copy(&way, target);
         let route = match &edge.mover {
             Mover::Map(map) => map[source as usize].map_or(Route::Nowhere, |target| Route::One(lane(target))),
-            Mover::Broadcast(_) => Route::Broadcast(Box::new(Broadcast {
-                lanes: edge.neighbours(source).map(lane).collect(),
-                encoder: None,
-                blocks: 0,
-                rows: 0,
-            })),
+            Mover::Broadcast(_) => Route::One(Lane::to_all(&way)),
             Mover::Partition(partitioner) => Route::Partition(Box::new(Partition {
                 assign: partitioner.start(&Seat {
                     source,
@@ -110,7 +59,6 @@ impl Outlet {
                 lanes: (0..edge.targets()).map(lane).collect(),
             })),
         };
-        let way = Way { edge: Arc::clone(edge), source, links: Arc::clone(links), hurry };
         Outlet { way, route, ended: false }
     }
 
@@ -119,30 +67,33 @@ impl Outlet {
         self.ended
     }
 
+    fn lanes(&self) -> &[Arc<Lane>] {
+        match &self.route {
+            Route::Nowhere => &[],
+            Route::One(lane) => std::slice::from_ref(lane),
+            Route::Partition(partition) => &partition.lanes,
+        }
+    }
+
     /// Whether any copy that it leads to still takes something. Of a broadcast, and of an edge that leads nowhere, nobody asks.
     fn is_wanted(&self) -> bool {
-        match &self.route {
-            Route::Nowhere | Route::Broadcast(_) => true,
-            Route::One(lane) => !lane.is_stopped(),
-            Route::Partition(partition) => !partition.lanes.iter().all(Lane::is_stopped),
-        }
+        self.lanes().is_empty() || !self.lanes().iter().all(|lane| lane.is_stopped())
     }
 
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         metrics::add(&self.way.edge.metrics.rows_sent, batch.num_rows() as u64);
         match &mut self.route {
             Route::Nowhere => Ok(()),
-            Route::One(lane) => lane.send(batch, &self.way).await,
-            Route::Broadcast(broadcast) => broadcast.send(batch, &self.way).await,
-            Route::Partition(partition) => partition.send(batch, &self.way).await,
+            Route::One(lane) => lane.send(batch).await,
+            Route::Partition(partition) => partition.send(batch).await,
         }
     }
 
     async fn flush(&mut self) -> Result<(), TaskError> {
-        match &mut self.route {
-            Route::Partition(partition) => partition.flush(&self.way).await,
-            _ => Ok(()),
+        if let Route::Partition(partition) = &mut self.route {
+            partition.flush().await?;
         }
+        self.lanes().iter().try_for_each(|lane| lane.flush())
     }
 
     /// Sends what is collected, and `mark` behind it.
@@ -152,31 +103,19 @@ impl Outlet {
         if let (Mark::Barrier(barrier), Some(hurry)) = (mark, &way.hurry) {
             hurry.pass(barrier.epoch);
         }
-        match &mut self.route {
-            Route::Nowhere => {}
-            Route::One(lane) => lane.mark(mark, way),
-            Route::Broadcast(broadcast) => {
-                for &child in way.edge.children(way.source) {
-                    way.links.send(child, mark.frame(way.header(Kind::Idle, u32::MAX, broadcast.blocks, 0)));
-                }
-                broadcast.lanes.iter().for_each(|lane| lane.mark(mark, way));
-            }
-            Route::Partition(partition) => {
-                partition.lanes.iter().for_each(|lane| lane.mark(mark, way));
-                if let Mark::Barrier(barrier) = mark
-                    && let Some(map) = barrier.route_of(&way.edge.target_task)
-                {
-                    partition.assign.reroute(&Arc::new(map.clone()));
-                }
-            }
+        self.lanes().iter().try_for_each(|lane| lane.mark(mark))?;
+        if let (Route::Partition(partition), Mark::Barrier(barrier)) = (&mut self.route, mark)
+            && let Some(map) = barrier.route_of(&self.way.edge.target_task)
+        {
+            partition.assign.reroute(&Arc::new(map.clone()));
         }
         Ok(())
     }
 
     /// The stream to one copy, past the partitioner.
-    fn lane(&mut self, target: u32) -> (&mut Lane, &Way) {
-        match &mut self.route {
-            Route::Partition(partition) => (&mut partition.lanes[target as usize], &self.way),
+    fn lane(&self, target: u32) -> &Arc<Lane> {
+        match &self.route {
+            Route::Partition(partition) => &partition.lanes[target as usize],
             _ => unreachable!("only of edges that partition"),
         }
     }
@@ -187,160 +126,28 @@ impl Outlet {
             return Ok(());
         }
         self.flush().await?;
-        let way = &self.way;
-        match &self.route {
-            Route::Nowhere => {}
-            Route::One(lane) => lane.end(way),
-            Route::Broadcast(broadcast) => {
-                let header = way.header(Kind::End, u32::MAX, broadcast.blocks, broadcast.rows);
-                let children = way.edge.children(way.source).iter();
-                children.for_each(|&child| way.links.send(child, Frame::bare(&header)));
-                broadcast.lanes.iter().for_each(|lane| lane.end(way));
-            }
-            Route::Partition(partition) => partition.lanes.iter().for_each(|lane| lane.end(way)),
-        }
+        self.lanes().iter().for_each(|lane| lane.end());
         Ok(())
-    }
-}
-
-impl Way {
-    /// `target` is `u32::MAX` for the one stream to all workers.
-    fn header(&self, kind: Kind, target: u32, seq: u64, rows: u64) -> Header {
-        Header { edge: self.edge.id, source: self.source, target, seq, rows, ..Header::new(kind, self.links.run) }
-    }
-
-    /// The frame of block `seq` of a stream, whose encoder is made with its first.
-    fn block(
-        &self,
-        encoder: &mut Option<Box<Encoder>>,
-        target: u32,
-        seq: u64,
-        piece: &RecordBatch,
-    ) -> Result<Frame, TaskError> {
-        let encoder = match encoder {
-            Some(encoder) => encoder,
-            None => encoder.insert(Box::new(Encoder::new(&self.edge.schema)?)),
-        };
-        let parts = encoder.encode(piece)?;
-        Ok(Frame::new(&self.header(Kind::Batch, target, seq, piece.num_rows() as u64), &parts))
-    }
-}
-
-/// The batch, in pieces that are not too large for a block.
-fn pieces(batch: RecordBatch) -> impl Iterator<Item = RecordBatch> {
-    let pieces = batch_bytes(&batch).div_ceil(BLOCK_BYTES_MAX).max(1) as usize;
-    let rows = batch.num_rows();
-    let step = rows.div_ceil(pieces).max(1);
-    (0..rows).step_by(step).map(move |from| batch.slice(from, step.min(rows - from)))
-}
-
-impl Lane {
-    /// Whether the receiver has let go of its end.
-    fn is_stopped(&self) -> bool {
-        match &self.place {
-            Place::Here { inlet, stream, .. } => inlet.is_closed(*stream),
-            Place::There { .. } => self.account.is_stopped(),
-        }
-    }
-
-    async fn send(&mut self, batch: RecordBatch, way: &Way) -> Result<(), TaskError> {
-        if self.is_stopped() {
-            return Ok(());
-        }
-        let metrics = &way.edge.metrics;
-        let waited = match &mut self.place {
-            Place::Here { inlet, stream, valve } => {
-                let bytes = batch_bytes(&batch) + 64;
-                let waited = self.account.acquire(bytes, way.hurry.as_ref()).await;
-                self.blocks += 1;
-                self.rows += batch.num_rows() as u64;
-                metrics::add(&metrics.local_blocks, 1);
-                metrics::add(&metrics.local_bytes, bytes);
-                inlet.push(*stream, Packet::Batch(batch, Arc::new(Guard::local(&self.account, valve, bytes))));
-                waited
-            }
-            Place::There { worker, encoder } => {
-                let mut waited = 0;
-                for piece in pieces(batch) {
-                    let frame = way.block(encoder, self.target, self.blocks, &piece)?;
-                    waited += self.account.acquire(frame.len(), way.hurry.as_ref()).await;
-                    self.blocks += 1;
-                    self.rows += piece.num_rows() as u64;
-                    metrics::add(&metrics.remote_blocks, 1);
-                    metrics::add(&metrics.remote_bytes, frame.len());
-                    way.links.send(*worker, frame);
-                }
-                waited
-            }
-        };
-        metrics::add(&metrics.blocked_ns, waited);
-        Ok(())
-    }
-
-    fn mark(&self, mark: &Mark, way: &Way) {
-        match &self.place {
-            Place::Here { inlet, stream, .. } => {
-                inlet.push(*stream, Packet::Mark { mark: mark.clone(), blocks: self.blocks });
-            }
-            Place::There { worker, .. } => {
-                way.links.send(*worker, mark.frame(way.header(Kind::Idle, self.target, self.blocks, 0)));
-            }
-        }
-    }
-
-    fn end(&self, way: &Way) {
-        let (blocks, rows) = (self.blocks, self.rows);
-        match &self.place {
-            Place::Here { inlet, stream, .. } => inlet.push(*stream, Packet::End { blocks, rows }),
-            Place::There { worker, .. } => {
-                way.links.send(*worker, Frame::bare(&way.header(Kind::End, self.target, blocks, rows)));
-            }
-        }
     }
 }
 
 impl Partition {
-    async fn send(&mut self, batch: RecordBatch, way: &Way) -> Result<(), TaskError> {
+    async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         self.targets.clear();
         match self.assign.assign(&batch, &mut self.targets)? {
             Assignment::Whole(target) => {
-                let lane = self.lanes.get_mut(target as usize);
+                let lane = self.lanes.get(target as usize);
                 let lane = lane.ok_or_else(|| format!("the partitioner named copy {target}, which there is not"))?;
-                lane.send(batch, way).await
+                lane.send(batch).await
             }
-            Assignment::ByRow if self.scatter.collect(batch, &self.targets)? => self.flush(way).await,
+            Assignment::ByRow if self.scatter.collect(batch, &self.targets)? => self.flush().await,
             Assignment::ByRow => Ok(()),
         }
     }
 
-    async fn flush(&mut self, way: &Way) -> Result<(), TaskError> {
+    async fn flush(&mut self) -> Result<(), TaskError> {
         for (target, batch) in self.scatter.drain()? {
-            self.lanes[target as usize].send(batch, way).await?;
-        }
-        Ok(())
-    }
-}
-
-impl Broadcast {
-    async fn send(&mut self, batch: RecordBatch, way: &Way) -> Result<(), TaskError> {
-        let edge = &way.edge;
-        let children = edge.children(way.source);
-        if !children.is_empty() {
-            for piece in pieces(batch.clone()) {
-                let frame = way.block(&mut self.encoder, u32::MAX, self.blocks, &piece)?.into_buffer();
-                for &child in children {
-                    let waited = edge.account(way.source, child).acquire(frame.len() as u64, None).await;
-                    metrics::add(&edge.metrics.blocked_ns, waited);
-                    metrics::add(&edge.metrics.remote_blocks, 1);
-                    metrics::add(&edge.metrics.remote_bytes, frame.len() as u64);
-                    way.links.send_shared(child, frame.clone());
-                }
-                self.blocks += 1;
-                self.rows += piece.num_rows() as u64;
-            }
-        }
-        for lane in &mut self.lanes {
-            lane.send(batch.clone(), way).await?;
+            self.lanes[target as usize].send(batch).await?;
         }
         Ok(())
     }
@@ -378,6 +185,10 @@ impl Output {
 
     /// Sends a batch on all edges that begin here. Waits while a receiver has more than it can take.
     ///
+    /// Rows keep their order; where a batch ends means nothing. Of small batches that a copy sends before it waits for anything
+    /// (an input, credit, a timer), the first leaves at once, the others together, and arrive as one, when it waits, ends or
+    /// [flushes](Output::flush). Who blocks its thread uses [`Output::send_blocking`], which keeps nothing back.
+    ///
     /// # Errors
     /// When the batch is not of the declared schema, or the exchange refuses it; `Cancelled`.
     pub async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
@@ -412,7 +223,7 @@ impl Output {
         block_on(cancel.guard(self.send(batch)))?
     }
 
-    /// Sends what exchanges have collected to make larger batches of. For streams; a task's end does it anyway.
+    /// Sends what is collected to make larger batches of. For streams; a task's end does it anyway.
     ///
     /// # Errors
     /// As [`Output::send`].
@@ -448,15 +259,17 @@ impl Output {
     /// # Errors
     /// As [`Output::send`].
     pub(crate) async fn send_to(&mut self, target: u32, batch: RecordBatch) -> Result<(), TaskError> {
-        let (lane, way) = self.outlets[0].lane(target);
-        metrics::add(&way.edge.metrics.rows_sent, batch.num_rows() as u64);
-        lane.send(batch, way).await
+        let outlet = &self.outlets[0];
+        metrics::add(&outlet.way.edge.metrics.rows_sent, batch.num_rows() as u64);
+        outlet.lane(target).send(batch).await
     }
 
     /// Sends a mark to one copy, as [`Output::send_to`] does.
-    pub(crate) fn mark_to(&mut self, target: u32, mark: &Mark) {
-        let (lane, way) = self.outlets[0].lane(target);
-        lane.mark(mark, way);
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub(crate) fn mark_to(&mut self, target: u32, mark: &Mark) -> Result<(), TaskError> {
+        self.outlets[0].lane(target).mark(mark)
     }
 
     /// Ends the port before the task's end. Nothing can be sent afterwards.

@@ -73,8 +73,13 @@ impl Account {
     }
 
     pub(crate) fn release(&self, bytes: u64) {
+        self.settle(bytes, 0);
+    }
+
+    /// What was estimated to cost `taken` bytes, and has taken them, costs `cost`.
+    pub(crate) fn settle(&self, taken: u64, cost: u64) {
         let mut state = self.state.lock();
-        state.available += bytes as i64;
+        state.available += taken as i64 - cost as i64;
         let waker = if state.available > 0 { state.waiting.take() } else { None };
         drop(state);
         if let Some(waker) = waker {

@@ -10,6 +10,7 @@ use std::thread::Thread;
 use parking_lot::Mutex;
 
 use crate::error::DataflowError;
+use crate::flow::Turn;
 
 /// The flag of a run.
 #[derive(Default)]
@@ -44,7 +45,7 @@ impl Cancel {
 }
 
 impl CancelToken {
-    /// Runs `future` until it is done or the run is given up; then it is dropped.
+    /// Runs `future` until it is done or the run is given up; then it is dropped. Each time it is polled is a turn.
     pub(crate) async fn guard<F: Future>(&self, future: F) -> Result<F::Output, DataflowError> {
         let mut future = pin!(future);
         poll_fn(|context| {
@@ -58,6 +59,7 @@ impl CancelToken {
             if self.cancel.is_raised() {
                 return Poll::Ready(Err(DataflowError::Cancelled));
             }
+            let _turn = Turn::begin();
             future.as_mut().poll(context).map(Ok)
         })
         .await

@@ -133,11 +133,7 @@ impl Frame {
         Self::new(header, &[])
     }
 
-    /// Its length on the wire, which is what it costs in credit.
-    pub(crate) fn len(&self) -> u64 {
-        self.0.len() as u64
-    }
-
+    /// Its bytes; their number is what it costs in credit.
     pub(crate) fn into_buffer(self) -> Buffer {
         Buffer::from(self.0)
     }

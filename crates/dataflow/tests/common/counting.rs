@@ -17,7 +17,7 @@ use tidemill_collective::run_ranks;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, Part, Snapshot};
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
 use tidemill_dataflow::stream::EventTime;
@@ -223,7 +223,7 @@ impl Operator for Count {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let mut parts = Vec::new();
         for &bucket in buckets {
             // A part for each key: a bucket may have any number.
@@ -233,7 +233,7 @@ impl Operator for Count {
             self.counts.retain(|_, known| known.bucket != bucket);
             self.changed.remove(&bucket);
         }
-        Ok(parts)
+        Ok(parts.into())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

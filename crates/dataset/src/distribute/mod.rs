@@ -123,7 +123,29 @@ impl Workers {
     /// # Errors
     /// The same on every worker: what went wrong first.
     pub fn collect(&self, engine: &Engine, set: &DataSet, to: To, watch: Watch<'_>) -> Result<Vec<RecordBatch>> {
-        let (plan, mut action) = self.begin(engine, set, watch)?;
+        Ok(self.collect_partitions(engine, set, to, watch, false)?.into_iter().flatten().collect())
+    }
+
+    /// Runs a query; each worker gets the rows that it has made, by the number of their partition. Collective, as [`Workers::collect`].
+    ///
+    /// Partitions follow each other in the order of the source, if [`DataSet::is_in_order`]: first the files, in the order of
+    /// their paths, then the places in them.
+    ///
+    /// # Errors
+    /// The same on every worker: what went wrong first.
+    pub fn collect_in_order(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<Vec<Vec<RecordBatch>>> {
+        self.collect_partitions(engine, set, To::Each, watch, true)
+    }
+
+    fn collect_partitions(
+        &self,
+        engine: &Engine,
+        set: &DataSet,
+        to: To,
+        watch: Watch<'_>,
+        in_order: bool,
+    ) -> Result<Vec<Vec<RecordBatch>>> {
+        let (plan, mut action) = self.begin(engine, set, watch, in_order)?;
         let plan = self.resolve(plan, &mut action)?;
         let stages = Stages::of(&plan)?.counted(&action.reading)?;
         Ok(self.run(&stages, to, &mut action)?.0)
@@ -135,9 +157,10 @@ impl Workers {
         engine: &Engine,
         set: &DataSet,
         watch: Watch<'a>,
+        in_order: bool,
     ) -> Result<(Arc<dyn ExecutionPlan>, Action<'a>)> {
         let sources = Arc::new(Sources::of(set.frame()));
-        let Prepared { plan, state } = self.prepare(engine, set, &sources)?;
+        let Prepared { plan, state } = self.prepare(engine, set, &sources, in_order)?;
         let reading = Reading::default();
         reading.expect(&plan);
         Ok((plan, Action { context: state.task_ctx(), sources, reading, watch }))
@@ -149,7 +172,7 @@ impl Workers {
     /// As for [`Workers::collect`], as far as planning goes.
     pub fn explain(&self, engine: &Engine, set: &DataSet) -> Result<String> {
         let sources = Arc::new(Sources::of(set.frame()));
-        let plan = self.prepare(engine, set, &sources)?.plan;
+        let plan = self.prepare(engine, set, &sources, false)?.plan;
         let mut text = String::new();
         // As in `resolve`: what is asked first is told first.
         let plan = plan.transform_up(|node| {
@@ -164,12 +187,12 @@ impl Workers {
         Ok(text + &Stages::of(&plan)?.describe())
     }
 
-    fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources) -> Result<Prepared> {
+    fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources, in_order: bool) -> Result<Prepared> {
         let now = self.tell_sizes(set)?;
         let (frame, partitions) = (set.frame().clone(), self.partitions);
         let memory_bytes = usize::try_from(engine.governor().settings().budget_bytes).ok().filter(|&bytes| bytes > 0);
         let planned = engine.run(async move {
-            let prepared = prepare(frame, partitions, memory_bytes, now).await;
+            let prepared = prepare(frame, partitions, memory_bytes, now, in_order).await;
             // Errors name their files outside, where the sources are.
             Ok(prepared)
         });
@@ -237,7 +260,7 @@ impl Workers {
                 let asked_for = Stages::of(&link.plan).and_then(|stages| stages.counted(&action.reading));
                 let asked_for = asked_for.map_err(DataFusionError::from)?;
                 let value = match self.run(&asked_for, To::All, action) {
-                    Ok((batches, _)) => only_value(&batches, &link.plan.schema())?,
+                    Ok((parts, _)) => only_value(&parts.concat(), &link.plan.schema())?,
                     Err(error) => {
                         fault = Some(error);
                         return Err(DataFusionError::Internal("a subquery failed".into()));
@@ -253,7 +276,8 @@ impl Workers {
         }
     }
 
-    fn run(&self, stages: &Stages, to: To, action: &mut Action<'_>) -> Result<(Vec<RecordBatch>, RunReport)> {
+    /// The rows of each partition that are to come to this worker, and how it went.
+    fn run(&self, stages: &Stages, to: To, action: &mut Action<'_>) -> Result<(Vec<Vec<RecordBatch>>, RunReport)> {
         let mut graph = Graph::new("query");
         let tasks: Vec<_> = (0..stages.stages.len()).map(|id| graph.add(stage_task(stages, id, action))).collect();
         for (number, cut) in stages.cuts.iter().enumerate() {
@@ -286,7 +310,7 @@ impl Workers {
         drop(graph);
         let report = ran.map_err(failed)?;
         let kept = std::mem::take(&mut *kept.lock().expect("nothing panics with it locked"));
-        Ok((kept.into_iter().flatten().collect(), report))
+        Ok((kept, report))
     }
 }
 

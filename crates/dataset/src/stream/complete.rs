@@ -10,7 +10,7 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
@@ -182,10 +182,10 @@ impl Operator for CompleteTask {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         self.state.clear(self.now)?;
         self.over = 0;
-        self.state.release(buckets)
+        Ok(self.state.release(buckets)?.into())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

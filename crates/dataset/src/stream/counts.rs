@@ -18,7 +18,7 @@ use datafusion::logical_expr::EmitTo;
 use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
 use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::groups::{Aggregation, accumulators, batch};
@@ -377,10 +377,10 @@ impl Operator for CountTask {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let released = self.state.release(buckets)?;
         self.index_anew()?;
-        Ok(released)
+        Ok(released.into())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

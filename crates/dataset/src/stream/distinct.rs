@@ -10,7 +10,7 @@ use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
@@ -153,10 +153,10 @@ impl Operator for DistinctTask {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let released = self.state.release(buckets)?;
         self.clear()?;
-        Ok(released)
+        Ok(released.into())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

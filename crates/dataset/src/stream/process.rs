@@ -27,7 +27,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
 };
 use tidemill_dataflow::checkpoint::{Buckets, Snapshot, StateSchema};
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
 
@@ -392,8 +392,8 @@ impl Operator for ProcessTask {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
-        Ok(self.function.release(buckets)?)
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+        Ok(self.function.release(buckets)?.into())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

@@ -26,7 +26,7 @@ use datafusion::physical_plan::aggregates::group_values::new_group_values;
 use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use tidemill_dataflow::checkpoint::{Later, Part, Snapshot, StateSchema, rows};
 use tidemill_dataflow::flow::batch_bytes;
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
@@ -426,9 +426,9 @@ impl Operator for SecondHalf {
         true
     }
 
-    fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, lost: &[u32]) -> Result<Released, TaskError> {
         self.merge()?;
-        let Some(all) = self.parts.pop() else { return Ok(Vec::new()) };
+        let Some(all) = self.parts.pop() else { return Ok(Vec::new().into()) };
         let lost: BTreeSet<u32> = lost.iter().copied().collect();
         let keys = self.shape.of.keys.len();
         let of = buckets_of_key(&all, BEFORE, keys)?;
@@ -437,7 +437,7 @@ impl Operator for SecondHalf {
         if rest.num_rows() > 0 {
             self.parts.push(rest);
         }
-        Ok(by_bucket(&all, keys, |bucket| lost.contains(&bucket))?)
+        Ok(by_bucket(&all, keys, |bucket| lost.contains(&bucket))?.into())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

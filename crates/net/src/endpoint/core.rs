@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::engine::Contradiction;
 use super::matching::{Body, Context, Pattern, Unexpected};
 use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
-use super::transfer::{Help, Pull, Stream};
+use super::transfer::{Help, Pulls, Stream};
 use crate::local::LocalClaim;
 use crate::{Accept, Header, Kind, NetError, Offer, Rank, Sink, TransportError};
 
@@ -32,6 +32,7 @@ pub(super) struct Link {
     pub(super) transport: Option<usize>,
     pub(super) queue: VecDeque<Out>,
     pub(super) streams: VecDeque<Stream>,
+    pub(super) pulls: Pulls,
     /// A queued frame that is partly sent must be continued before anything else.
     pub(super) streaming: bool,
     pub(super) credit: u64,
@@ -57,7 +58,8 @@ pub(super) struct Core {
     pub(super) links: Vec<Link>,
     /// Links with queued frames.
     pub(super) busy: Vec<Rank>,
-    pub(super) pulls: VecDeque<Pull>,
+    /// Links with messages to copy out of their peer's memory.
+    pub(super) pulling: Vec<Rank>,
     pub(super) helps: Vec<Help>,
     pub(super) pool: Vec<Vec<u8>>,
     pub(super) contradictions: Vec<Contradiction>,
@@ -241,7 +243,8 @@ impl Core {
         link.streaming = false;
         self.busy.retain(|busy| *busy != rank);
         self.settle_pulls(|from| from == rank);
-        self.pulls.retain(|pull| pull.from != rank);
+        self.links[rank.index()].pulls = Pulls::default();
+        self.pulling.retain(|from| *from != rank);
         self.helps.retain(|help| help.dest != rank);
         for context in &mut self.contexts {
             let _ = context.drain_posted(rank);
@@ -278,7 +281,9 @@ impl Core {
         }
         self.busy.clear();
         self.settle_pulls(|_| true);
-        self.pulls.clear();
+        for from in std::mem::take(&mut self.pulling) {
+            self.links[from.index()].pulls = Pulls::default();
+        }
         self.helps.clear();
         for index in self.ops.indices() {
             self.ops.complete(index, Err(error.clone()));

@@ -16,6 +16,7 @@ use super::core::{CREDIT_BYTES, Core, Landing, Link, MESSAGE_COST_BYTES, copy_me
 use super::faults::Faults;
 use super::matching::{Body, Context, Pattern, Unexpected};
 use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
+use super::transfer::Pulls;
 use crate::{Header, Kind, NetError, Offer, Push, Rank, Transport, TransportError};
 
 /// Envelope of a message: everything a receive matches on, and the collective's fingerprint.
@@ -129,6 +130,7 @@ impl Engine {
                     transport,
                     queue: VecDeque::new(),
                     streams: VecDeque::new(),
+                    pulls: Pulls::default(),
                     streaming: false,
                     credit: CREDIT_BYTES,
                     owed: 0,
@@ -149,7 +151,7 @@ impl Engine {
             contexts: Vec::new(),
             links,
             busy: Vec::new(),
-            pulls: VecDeque::new(),
+            pulling: Vec::new(),
             helps: Vec::new(),
             pool: Vec::new(),
             contradictions: Vec::new(),
@@ -456,7 +458,7 @@ impl Engine {
         if !self.core.busy.is_empty() {
             moved |= self.drain_links();
         }
-        if !self.core.pulls.is_empty() {
+        if !self.core.pulling.is_empty() {
             moved |= self.step_pulls();
         }
         if !self.core.helps.is_empty() {

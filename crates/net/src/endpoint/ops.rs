@@ -247,14 +247,20 @@ pub(super) struct Out {
     pub completes: Option<OpIndex>,
 }
 
+const INLINE_BYTES_MAX: usize = size_of::<crate::Accept>();
+
 pub(super) enum Payload {
     Region(Region),
-    Inline { bytes: [u8; 24], len: u8 },
+    /// Of a control frame: the longest is an [`Accept`](crate::Accept).
+    Inline {
+        bytes: [u8; INLINE_BYTES_MAX],
+        len: u8,
+    },
 }
 
 impl Payload {
     pub(super) fn inline(bytes: &[u8]) -> Self {
-        let mut inline = [0; 24];
+        let mut inline = [0; INLINE_BYTES_MAX];
         inline[..bytes.len()].copy_from_slice(bytes);
         Payload::Inline { bytes: inline, len: bytes.len() as u8 }
     }

@@ -1,6 +1,7 @@
 //! Messages too large to send unasked: copied out of their sender's memory, by both sides at once if they are long, or
 //! sent in pieces where memory cannot be read.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::core::{Core, Link};
@@ -11,6 +12,10 @@ use crate::{Accept, Header, Kind, Offer, Push, Rank, Transport, TransportError};
 
 /// Bytes copied out of a peer's memory before other work gets its turn.
 const PULL_CHUNK_BYTES: usize = 128 << 10;
+/// The same beside a message whose last chunk the sender is copying: not long, so that both soon share the next one.
+const FILLING_CHUNK_BYTES: usize = 32 << 10;
+/// Bytes of one message copied before another one of the same peer gets its turn.
+const PULL_TURN_BYTES: usize = 4 << 20;
 /// Messages from this size on are copied by both sides at once.
 const SHARED_PULL_BYTES_MIN: usize = 64 << 10;
 /// A peer in the middle of a chunk finishes it in microseconds, unless it is stopped or dead.
@@ -26,16 +31,39 @@ pub(super) struct Stream {
     pub(super) sent: usize,
 }
 
-/// An offered message being copied out of its sender's memory.
-pub(super) struct Pull {
-    pub(super) op: OpIndex,
-    pub(super) from: Rank,
-    pub(super) token: u32,
-    pub(super) addr: u64,
-    pub(super) len: usize,
-    pub(super) done: usize,
-    /// The peer copies too, from the end, in chunks of [`shared_chunk_bytes`].
-    pub(super) shared: Option<Transfer>,
+/// Offered messages of one peer, which are copied out of its memory: the first, until its turn is over.
+#[derive(Default)]
+pub(super) struct Pulls {
+    waiting: VecDeque<Pull>,
+    /// Bytes of the first that were copied in this turn.
+    turn_bytes: usize,
+}
+
+struct Pull {
+    op: OpIndex,
+    token: u32,
+    addr: u64,
+    len: usize,
+    done: usize,
+    shared: Option<SharedPull>,
+}
+
+/// The peer copies too, from the end of the message on, in chunks of [`shared_chunk_bytes`].
+#[derive(Clone, Copy)]
+struct SharedPull {
+    transfer: Transfer,
+    /// Where in the message the part that is shared begins.
+    start: usize,
+}
+
+/// What became of a pull's turn.
+enum Pulled {
+    Bytes(usize),
+    /// All is taken, and the sender has not finished its last chunk.
+    Waits,
+    Over,
+    /// The peer is gone, as has been noted.
+    Failed,
 }
 
 /// A message of ours that its receiver and we copy together.
@@ -81,70 +109,118 @@ impl Engine {
         moved
     }
 
-    /// Copies a chunk of each offered message that waits in a peer's memory.
+    /// Copies a chunk of an offered message of each peer that has some.
     pub(super) fn step_pulls(&mut self) -> bool {
         let mut moved = false;
-        for _ in 0..self.core.pulls.len() {
-            let Some(mut pull) = self.core.pulls.pop_front() else { break };
-            let Some(Op::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
-                unreachable!("a pull's receive is pending until the pull is over")
-            };
-            let link = &self.core.links[pull.from.index()];
-            let (start, n) = match pull.shared {
-                None => (pull.done, (pull.len - pull.done).min(PULL_CHUNK_BYTES)),
-                Some(transfer) => {
-                    let (claim, _) = link.claims.as_ref().expect("shared copying has a claim");
-                    let chunk = shared_chunk_bytes(pull.len);
-                    match claim.take_front(transfer) {
-                        Some(index) => {
-                            let start = index as usize * chunk;
-                            (start, (pull.len - start).min(chunk))
-                        }
-                        // All taken: wait for the sender's last chunk.
-                        None if !claim.is_complete(transfer) => {
-                            self.core.pulls.push_back(pull);
-                            continue;
-                        }
-                        None => {
-                            self.core.links[pull.from.index()].claimed = false;
-                            self.core.finish_pull(&pull);
-                            moved = true;
-                            continue;
-                        }
-                    }
-                }
-            };
-            moved = true;
-            let addr = pull.addr + start as u64;
-            // SAFETY: `post_recv`'s caller keeps the region valid while the op is pending; `accept` cut `len` to it.
-            let into = unsafe { std::slice::from_raw_parts_mut(region.ptr.add(start), n) };
-            let result = match link.transport {
-                Some(transport) => self.transports[transport].read_peer(pull.from, addr, into),
-                None => {
-                    // SAFETY: a message to oneself: the send op keeps the source alive until `Done`; MPI forbids the
-                    // two buffers to overlap, but `copy` would be right even then.
-                    unsafe { std::ptr::copy(addr as *const u8, into.as_mut_ptr(), n) };
-                    Ok(())
-                }
-            };
-            if let Err(error) = result {
-                // A chunk that failed is never counted: the message must not look complete.
-                self.core.lost.push(error);
-                continue;
-            }
-            if let (Some(_), Some((claim, _))) = (pull.shared, &link.claims) {
-                claim.finish(1);
-            }
-            pull.done += n;
-            if pull.shared.is_none() && pull.done == pull.len {
-                self.core.finish_pull(&pull);
+        let mut i = 0;
+        while i < self.core.pulling.len() {
+            let from = self.core.pulling[i];
+            moved |= self.pull_from(from);
+            if self.core.links[from.index()].pulls.waiting.is_empty() {
+                self.core.pulling.swap_remove(i);
             } else {
-                self.core.pulls.push_back(pull);
+                i += 1;
             }
         }
         self.moved_aside |= moved;
         self.drain_links();
         moved
+    }
+
+    fn pull_from(&mut self, from: Rank) -> bool {
+        let Some(mut first) = self.core.links[from.index()].pulls.waiting.pop_front() else { return false };
+        let pulled = self.pull_chunk(from, &mut first, PULL_CHUNK_BYTES);
+        match pulled {
+            Pulled::Bytes(n) => {
+                let pulls = &mut self.core.links[from.index()].pulls;
+                pulls.turn_bytes += n;
+                if pulls.turn_bytes < PULL_TURN_BYTES {
+                    pulls.waiting.push_front(first);
+                } else {
+                    pulls.turn_bytes = 0;
+                    pulls.waiting.push_back(first);
+                }
+                true
+            }
+            Pulled::Over | Pulled::Failed => {
+                self.core.links[from.index()].pulls.turn_bytes = 0;
+                true
+            }
+            Pulled::Waits => {
+                let second = self.core.links[from.index()].pulls.waiting.pop_front();
+                let moved = second.is_some();
+                if let Some(mut second) = second {
+                    match self.pull_chunk(from, &mut second, FILLING_CHUNK_BYTES) {
+                        Pulled::Bytes(_) | Pulled::Waits => {
+                            self.core.links[from.index()].pulls.waiting.push_front(second)
+                        }
+                        Pulled::Over | Pulled::Failed => {}
+                    }
+                }
+                self.core.links[from.index()].pulls.waiting.push_front(first);
+                moved
+            }
+        }
+    }
+
+    /// Copies the next chunk of a message of `from`, of at most `bytes_max` if its sender does not copy too.
+    fn pull_chunk(&mut self, from: Rank, pull: &mut Pull, bytes_max: usize) -> Pulled {
+        let Some(Op::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
+            unreachable!("a pull's receive is pending until the pull is over")
+        };
+        let region = *region;
+        if pull.shared.is_none() {
+            self.core.share(from, pull, region);
+        }
+        let link = &self.core.links[from.index()];
+        let claim = link.claims.as_ref().map(|(claim, _)| claim);
+        let (start, n) = match (pull.shared, claim) {
+            (Some(shared), Some(claim)) => {
+                let len = pull.len - shared.start;
+                let chunk = shared_chunk_bytes(len);
+                match claim.take_front(shared.transfer) {
+                    Some(index) => {
+                        let start = index as usize * chunk;
+                        (shared.start + start, (len - start).min(chunk))
+                    }
+                    None if !claim.is_complete(shared.transfer) => return Pulled::Waits,
+                    None => {
+                        self.core.links[from.index()].claimed = false;
+                        self.core.finish_pull(from, pull);
+                        return Pulled::Over;
+                    }
+                }
+            }
+            _ => (pull.done, (pull.len - pull.done).min(bytes_max)),
+        };
+        let addr = pull.addr + start as u64;
+        // SAFETY: `post_recv`'s caller keeps the region valid while the op is pending; `accept` cut `len` to it.
+        let into = unsafe { std::slice::from_raw_parts_mut(region.ptr.add(start), n) };
+        let result = match link.transport {
+            Some(transport) => self.transports[transport].read_peer(from, addr, into),
+            None => {
+                // SAFETY: a message to oneself: the send op keeps the source alive until `Done`; MPI forbids the
+                // two buffers to overlap, but `copy` would be right even then.
+                unsafe { std::ptr::copy(addr as *const u8, into.as_mut_ptr(), n) };
+                Ok(())
+            }
+        };
+        if let Err(error) = result {
+            // A chunk that failed is never counted: the message must not look complete.
+            self.core.lost.push(error);
+            return Pulled::Failed;
+        }
+        match (pull.shared, claim) {
+            (Some(_), Some(claim)) => claim.finish(1),
+            _ => {
+                pull.done += n;
+                if pull.done == pull.len {
+                    self.core.finish_pull(from, pull);
+                    return Pulled::Over;
+                }
+            }
+        }
+        Pulled::Bytes(n)
     }
 
     /// Copies a chunk, from the end, of each message of ours that its receiver copies from the front.
@@ -193,33 +269,49 @@ impl Core {
             self.finish_recv(op);
             self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
         } else if self.links[src.index()].single_copy {
-            let link = &mut self.links[src.index()];
-            let mut shared = None;
-            if let (true, false, Some((claim, _))) = (len >= SHARED_PULL_BYTES_MIN, link.claimed, &link.claims) {
-                let transfer = claim.start(len.div_ceil(shared_chunk_bytes(len)) as u32);
-                link.claimed = true;
-                shared = Some(transfer);
-                let addr = region.ptr as u64;
-                let accept = Accept { len: len as u64, addr, token: u64::from(transfer.generation) };
-                let header = Header { token: header.token, ..Header::new(Kind::Accept, size_of::<Accept>() as u64) };
-                self.reply(src, header, bytemuck::bytes_of(&accept));
+            let mut pull = Pull { op, token: header.token, addr: offer.addr, len, done: 0, shared: None };
+            let region = *region;
+            self.share(src, &mut pull, region);
+            let pulls = &mut self.links[src.index()].pulls;
+            if pulls.waiting.is_empty() {
+                self.pulling.push(src);
             }
-            self.pulls.push_back(Pull { op, from: src, token: header.token, addr: offer.addr, len, done: 0, shared });
+            pulls.waiting.push_back(pull);
         } else {
-            let accept = Accept { len: len as u64, addr: 0, token: u64::from(op) };
+            let accept = Accept { len: len as u64, addr: 0, token: u64::from(op), offset: 0 };
             let header = Header { token: header.token, ..Header::new(Kind::Accept, size_of::<Accept>() as u64) };
             self.reply(src, header, bytemuck::bytes_of(&accept));
         }
+    }
+
+    /// Has the sender copy what is left of a message too, if that is much and no other message of its is being shared.
+    fn share(&mut self, from: Rank, pull: &mut Pull, region: Region) {
+        let link = &mut self.links[from.index()];
+        let left = pull.len - pull.done;
+        let (true, false, Some((claim, _))) = (left >= SHARED_PULL_BYTES_MIN, link.claimed, &link.claims) else {
+            return;
+        };
+        let transfer = claim.start(left.div_ceil(shared_chunk_bytes(left)) as u32);
+        link.claimed = true;
+        pull.shared = Some(SharedPull { transfer, start: pull.done });
+        let addr = region.ptr as u64 + pull.done as u64;
+        let token = u64::from(transfer.generation);
+        let accept = Accept { len: left as u64, addr, token, offset: pull.done as u64 };
+        let header = Header { token: pull.token, ..Header::new(Kind::Accept, size_of::<Accept>() as u64) };
+        self.reply(from, header, bytemuck::bytes_of(&accept));
     }
 
     pub(super) fn accepted(&mut self, src: Rank, token: u32, accept: Accept) -> Result<(), String> {
         let Some(Op::Send { dest, region, .. }) = self.ops.get_mut(token) else {
             return Err(format!("accepts send {token}, which is not pending"));
         };
-        if *dest != src || accept.len as usize > region.len {
+        let end = accept.offset.checked_add(accept.len);
+        if *dest != src || end.is_none_or(|end| end > region.len as u64) {
             return Err(format!("accepts send {token}, which was not offered to it like that"));
         }
-        let region = Region { ptr: region.ptr, len: accept.len as usize };
+        // SAFETY: the offset is within the region, as just checked.
+        let ptr = unsafe { region.ptr.add(accept.offset as usize) };
+        let region = Region { ptr, len: accept.len as usize };
         let link = &mut self.links[src.index()];
         if accept.addr != 0 {
             if link.claims.is_none() || region.len == 0 {
@@ -237,16 +329,18 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn finish_pull(&mut self, pull: &Pull) {
+    fn finish_pull(&mut self, from: Rank, pull: &Pull) {
         self.finish_recv(pull.op);
-        self.reply(pull.from, Header { token: pull.token, ..Header::new(Kind::Done, 0) }, &[]);
+        self.reply(from, Header { token: pull.token, ..Header::new(Kind::Done, 0) }, &[]);
     }
 
     /// Takes back what peers have not yet taken of messages that both copy, and waits for chunks that they are copying
     /// right now: afterwards nobody writes into a receive buffer any more, and its owner may free it.
     pub(super) fn settle_pulls(&mut self, concerns: impl Fn(Rank) -> bool) {
-        for pull in self.pulls.iter().filter(|pull| concerns(pull.from)) {
-            if let (Some(transfer), Some((claim, _))) = (pull.shared, &self.links[pull.from.index()].claims) {
+        for from in self.pulling.iter().filter(|from| concerns(**from)) {
+            let link = &self.links[from.index()];
+            let Some((claim, _)) = &link.claims else { continue };
+            for transfer in link.pulls.waiting.iter().filter_map(|pull| pull.shared).map(|shared| shared.transfer) {
                 while claim.take_front(transfer).is_some() {
                     claim.finish(1);
                 }

@@ -47,6 +47,12 @@ impl NativeDataSet {
         self.0.is_lenient()
     }
 
+    /// Whether rows have an order that does not depend on who makes them.
+    #[getter]
+    fn is_in_order(&self) -> bool {
+        self.0.is_in_order()
+    }
+
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         Ok(to_schema_pycapsule(py, self.0.schema().as_ref())?)
     }
@@ -201,6 +207,23 @@ impl NativeDataSet {
         let batches = together(py, engine, comm, watch, collect)?;
         let schema = batches.first().map_or_else(|| self.0.schema(), |batch| batch.schema());
         Ok(NativeTable { schema, batches })
+    }
+
+    /// The rows that this worker has made, and how many of them each partition has, by its number; collective.
+    #[pyo3(signature = (engine, comm, watch = None))]
+    fn collect_in_order(
+        &self,
+        py: Python<'_>,
+        engine: &QueryEngine,
+        comm: &Comm,
+        watch: Option<Py<PyAny>>,
+    ) -> PyResult<(NativeTable, Vec<usize>)> {
+        let collect = |workers: &Workers, watch: Watch<'_>| workers.collect_in_order(&engine.engine, &self.0, watch);
+        let parts = together(py, engine, comm, watch, collect)?;
+        let rows = parts.iter().map(|part| part.iter().map(|batch| batch.num_rows()).sum()).collect();
+        let batches = parts.concat();
+        let schema = batches.first().map_or_else(|| self.0.schema(), |batch| batch.schema());
+        Ok((NativeTable { schema, batches }, rows))
     }
 
     /// The number of rows, as a table of one.

@@ -8,13 +8,13 @@ use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList};
 use pyo3_arrow::PyTable;
 use pyo3_arrow::ffi::{ArrayIterator, to_schema_pycapsule, to_stream_pycapsule};
 use tidemill_dataset::datafusion::arrow::array::{
-    Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array,
+    Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array, new_empty_array,
 };
 use tidemill_dataset::datafusion::arrow::buffer::Buffer;
 use tidemill_dataset::datafusion::arrow::compute::{
-    CastOptions, cast_with_options, concat_batches, filter_record_batch,
+    CastOptions, cast, cast_with_options, concat, concat_batches, filter_record_batch,
 };
-use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Fields, Int32Type, Schema, SchemaRef};
 use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
 use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
@@ -248,6 +248,33 @@ impl NativeTable {
             cells.call_method1("extend", (value::list(py, column.as_ref())?,))?;
         }
         Ok(cells)
+    }
+
+    /// A column as numbers of its distinct values, counted in the order in which they come, and these values as a table of one
+    /// column. The numbers are the bytes of int32; -1 stands for null.
+    fn codes<'py>(&self, py: Python<'py>, name: &str) -> PyResult<(Bound<'py, PyBytes>, NativeTable)> {
+        let place = self.schema.index_of(name).map_err(|_| PyKeyError::new_err(name.to_owned()))?;
+        let made = py.detach(|| {
+            let field = self.schema.field(place);
+            // A text of its own, not a view of the batch that it was in.
+            let kind = match field.data_type() {
+                DataType::Utf8View => DataType::Utf8,
+                other => other.clone(),
+            };
+            let parts: Vec<&dyn Array> = self.batches.iter().map(|batch| batch.column(place).as_ref()).collect();
+            let column = if parts.is_empty() { new_empty_array(field.data_type()) } else { concat(&parts)? };
+            let column = cast(&column, &DataType::Dictionary(Box::new(DataType::Int32), Box::new(kind.clone())))?;
+            let coded = column.as_dictionary::<Int32Type>();
+            let mut bytes = Vec::with_capacity(coded.len() * size_of::<i32>());
+            for code in coded.keys() {
+                bytes.extend_from_slice(&code.unwrap_or(-1).to_ne_bytes());
+            }
+            let schema: SchemaRef = Schema::new(vec![Field::new(name, kind, true)]).into();
+            let batch = RecordBatch::try_new(schema.clone(), vec![coded.values().clone()])?;
+            Ok((bytes, NativeTable { schema, batches: vec![batch] }))
+        });
+        let (bytes, distinct) = made.map_err(|error: ArrowError| raised(py, &error.into()))?;
+        Ok((PyBytes::new(py, &bytes), distinct))
     }
 
     /// Of each column its name, NumPy's name of its type and its values as bytes; no bytes where NumPy has no such type, or

@@ -1,6 +1,7 @@
 //! States of windows that go from one copy to another.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
@@ -10,6 +11,7 @@ use tidemill_dataflow::TaskError;
 use tidemill_dataflow::checkpoint::rows;
 
 use super::WindowAggregation;
+use crate::stream::sorted::Sorted;
 use crate::stream::window::Micros;
 
 /// Rows of a part, about: small enough for its memory to be used again and again.
@@ -35,54 +37,74 @@ impl Acquired {
         };
         let (level, fired, count) = (time()? as usize, time()?, time()?);
         let changed = (0..count).map(|_| time()).collect::<Result<_, _>>()?;
-        Ok(Acquired { fired, changed, level, states: rows::decode(schema, &part)? })
+        Ok(Acquired { fired, changed, level, states: rows::decode_in_place(schema, &part)? })
     }
 }
 
-/// Parts of what is handed over: a level, times, and states behind them. Whoever gets them need not know of which bucket.
-pub(super) struct Released<'a> {
-    shape: &'a WindowAggregation,
+/// Parts of what is handed over, made one by one: a level, times, and states behind them. Whoever gets them need not know of
+/// which bucket.
+pub(super) struct Leaving {
+    shape: Arc<WindowAggregation>,
     bucket: u32,
     times: Vec<u8>,
-    parts: Vec<(u32, Bytes)>,
+    /// Their pane and level, and how many rows of the first are in a part, or in `begun`.
+    states: VecDeque<(Micros, usize, Sorted)>,
+    taken: usize,
     /// Of each level what is in no part yet, and how many rows that is.
-    levels: Vec<(Vec<RecordBatch>, usize)>,
+    begun: Vec<(Vec<RecordBatch>, usize)>,
 }
 
-impl<'a> Released<'a> {
-    pub(super) fn new(shape: &'a WindowAggregation, bucket: u32, fired: Micros, changed: &BTreeSet<Micros>) -> Self {
+impl Leaving {
+    pub(super) fn new(
+        shape: Arc<WindowAggregation>,
+        bucket: u32,
+        fired: Micros,
+        changed: &BTreeSet<Micros>,
+        states: Vec<(Micros, usize, Sorted)>,
+    ) -> Self {
         let times = [fired, changed.len() as Micros].into_iter().chain(changed.iter().copied());
         let times = times.flat_map(Micros::to_le_bytes).collect();
-        Released { shape, bucket, times, parts: Vec::new(), levels: Vec::new() }
+        Leaving { shape, bucket, times, states: states.into(), taken: 0, begun: Vec::new() }
     }
 
-    pub(super) fn add(&mut self, pane: Micros, level: usize, states: &RecordBatch) -> Result<(), TaskError> {
-        self.levels.resize(self.levels.len().max(level + 1), Default::default());
-        for start in (0..states.num_rows()).step_by(PART_ROWS) {
-            let some = states.slice(start, PART_ROWS.min(states.num_rows() - start));
-            let (left, rows) = &mut self.levels[level];
-            left.push(self.shape.of_pane(pane, &some)?);
-            *rows += some.num_rows();
+    /// The next part: when a level has rows enough, or when nothing else is left.
+    fn part(&mut self) -> Result<Option<Bytes>, TaskError> {
+        while let Some((pane, level, states)) = self.states.front() {
+            let (level, some) = (*level, PART_ROWS.min(states.rows() - self.taken));
+            let slice = self.shape.of_pane(*pane, &states.states().slice(self.taken, some))?;
+            self.taken += some;
+            if self.taken == states.rows() {
+                self.states.pop_front();
+                self.taken = 0;
+            }
+            self.begun.resize(self.begun.len().max(level + 1), Default::default());
+            let (begun, rows) = &mut self.begun[level];
+            begun.push(slice);
+            *rows += some;
             if *rows >= PART_ROWS {
-                self.end(level)?;
+                return self.end(level).map(Some);
             }
         }
-        Ok(())
+        match self.begun.iter().position(|(begun, _)| !begun.is_empty()) {
+            Some(level) => self.end(level).map(Some),
+            None => Ok(None),
+        }
     }
 
-    fn end(&mut self, level: usize) -> Result<(), TaskError> {
-        let states = match &std::mem::take(&mut self.levels[level]).0[..] {
-            [] => return Ok(()),
+    fn end(&mut self, level: usize) -> Result<Bytes, TaskError> {
+        let states = match &std::mem::take(&mut self.begun[level]).0[..] {
             [one] => one.clone(),
             some => concat_batches(&self.shape.pane_schema, some)?,
         };
         let before = [&(level as Micros).to_le_bytes(), &self.times[..]].concat();
-        self.parts.push((self.bucket, rows::encode_plain(&states, before)?));
-        Ok(())
+        Ok(rows::encode_plain(&states, before)?)
     }
+}
 
-    pub(super) fn finish(mut self) -> Result<Vec<(u32, Bytes)>, TaskError> {
-        (0..self.levels.len()).try_for_each(|level| self.end(level))?;
-        Ok(self.parts)
+impl Iterator for Leaving {
+    type Item = Result<(u32, Bytes), TaskError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.part().map(|part| part.map(|part| (self.bucket, part))).transpose()
     }
 }

@@ -12,12 +12,12 @@ use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot};
 use tidemill_dataflow::flow::batch_bytes;
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::handover::{Acquired, Released};
+use super::handover::{Acquired, Leaving};
 use super::{WindowAggregation, by_pane};
 use crate::stream::groups::{Groups, batch};
 use crate::stream::held::{Disk, Held, Holds};
@@ -430,20 +430,18 @@ impl Operator for SecondHalf {
         true
     }
 
-    fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, lost: &[u32]) -> Result<Released, TaskError> {
         let shape = Arc::clone(&self.shape);
         let mut gone = vec![false; BUCKETS as usize];
         lost.iter().for_each(|&bucket| gone[bucket as usize] = true);
         // A snapshot has just been taken: nothing of this is unsaved.
-        let mut moved = Released::new(&shape, lost[0], self.fired, &self.changed);
+        let mut moved = Vec::new();
         for (&pane, held) in &mut self.panes {
             let levels = held.split(&shape.of, |bucket| gone[usize::from(bucket)])?;
-            for (level, states) in (0..).zip(&levels).flat_map(|(level, some)| some.iter().map(move |of| (level, of))) {
-                moved.add(pane, level, states.states())?;
-            }
+            moved.extend((0..).zip(levels).flat_map(|(level, some)| some.into_iter().map(move |of| (pane, level, of))));
         }
         self.panes.retain(|_, held| held.rows() > 0);
-        moved.finish()
+        Ok(Released::new(Leaving::new(shape, lost[0], self.fired, &self.changed, moved)))
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use datafusion::error::{DataFusionError, Result};
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
 use tidemill_dataflow::memory::Cells;
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
@@ -522,7 +522,7 @@ impl Operator for JoinTask {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let disk = self.held.disk().clone();
         let mut moved = Tables::new(&disk);
         let mut stays: [Vec<bool>; 2] = Default::default();
@@ -536,7 +536,7 @@ impl Operator for JoinTask {
         }
         self.clear_but([&|number| stays[0][number as usize], &|number| stays[1][number as usize]])?;
         self.saved.forget(buckets);
-        moved.finish()
+        Ok(moved.finish()?.into())
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {

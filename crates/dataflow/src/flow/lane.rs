@@ -1,0 +1,344 @@
+//! One stream of blocks: from a copy to a copy, or from one to all. Takes credit, numbers and counts what goes, and puts small
+//! batches together.
+//!
+//! Of what a copy sends in one [turn](super::turn) the first batch leaves at once, whatever its size: a lone one never waits.
+//! Small ones behind it wait in a [pack](super::pack) until that is full, something goes that must stay behind them, or the turn
+//! ends. Their credit is taken when they come, so that the pack can go without waiting.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use parking_lot::Mutex;
+
+use super::batch_bytes;
+use super::edge::Edge;
+use super::inlet::{Inlet, Packet};
+use super::pack::{Pack, SMALL_BYTES_MAX};
+use super::turn::{self, Waiting};
+use crate::error::TaskError;
+use crate::link::{Account, Guard, Links, Valve};
+use crate::metrics;
+use crate::stream::{Hurry, Mark};
+use crate::wire::{Encoder, Frame, Header, Kind};
+
+/// A block is not much larger than this: batches that are, are cut.
+const BLOCK_BYTES_MAX: u64 = 4 << 20;
+/// What a batch of this process costs in credit beside its bytes.
+const BATCH_COST_BYTES: u64 = 64;
+
+/// What all streams of one copy's end of an edge share: whose they are, and what carries them.
+pub(super) struct Way {
+    pub edge: Arc<Edge>,
+    pub source: u32,
+    pub links: Arc<Links>,
+    /// Barriers that are not to wait for credit with what lies before them.
+    pub hurry: Option<Hurry>,
+}
+
+impl Way {
+    /// `target` is `u32::MAX` for the one stream to all workers.
+    fn header(&self, kind: Kind, target: u32, seq: u64, rows: u64) -> Header {
+        Header { edge: self.edge.id, source: self.source, target, seq, rows, ..Header::new(kind, self.links.run) }
+    }
+}
+
+/// Where blocks go.
+enum Place {
+    /// To a copy of this worker.
+    Here { inlet: Arc<Inlet>, stream: u32, account: Arc<Account>, valve: Arc<Valve> },
+    /// To a worker, or the same to several.
+    There { target: u32, workers: Vec<(u32, Arc<Account>)>, encoder: Option<Box<Encoder>> },
+}
+
+/// One place, and what has gone there.
+struct End {
+    place: Place,
+    blocks: u64,
+    rows: u64,
+}
+
+/// See the module.
+pub(super) struct Lane {
+    way: Arc<Way>,
+    /// Whose credit a batch takes, and whether barriers in a hurry may owe more.
+    accounts: Vec<(Arc<Account>, bool)>,
+    state: Mutex<State>,
+}
+
+struct State {
+    ends: Vec<End>,
+    /// `None` where batches do not go together.
+    pack: Option<Pack>,
+    /// The turn's end will be told.
+    in_turn: bool,
+    /// What went wrong at a turn's end, where nobody could be told.
+    failed: Option<TaskError>,
+}
+
+/// The batch, in pieces that are not too large for a block.
+fn pieces(batch: RecordBatch) -> impl Iterator<Item = RecordBatch> {
+    let pieces = batch_bytes(&batch).div_ceil(BLOCK_BYTES_MAX).max(1) as usize;
+    let rows = batch.num_rows();
+    let step = rows.div_ceil(pieces).max(1);
+    (0..rows).step_by(step).map(move |from| batch.slice(from, step.min(rows - from)))
+}
+
+impl End {
+    fn here(way: &Way, target: u32) -> Option<End> {
+        let (inlet, stream) = way.edge.inlet(way.source, target)?;
+        let account = Account::new(way.edge.window_bytes);
+        let valve = Valve::new(&way.edge.governor, way.edge.window_bytes);
+        Some(End { place: Place::Here { inlet, stream, account, valve }, blocks: 0, rows: 0 })
+    }
+
+    fn there(way: &Way, target: u32, workers: &[u32]) -> End {
+        // Credit towards a copy; of a broadcast, towards a worker.
+        let account = |worker: u32| if target == u32::MAX { worker } else { target };
+        let account = |worker| (worker, Arc::clone(way.edge.account(way.source, account(worker))));
+        let workers = workers.iter().copied().map(account).collect();
+        End { place: Place::There { target, workers, encoder: None }, blocks: 0, rows: 0 }
+    }
+
+    /// Hands a batch over to a copy of this worker; its credit of `cost` has been taken.
+    fn hand_over(&mut self, way: &Way, batch: RecordBatch, cost: u64) {
+        let Place::Here { inlet, stream, account, valve } = &self.place else { unreachable!("asked of a copy here") };
+        let metrics = &way.edge.metrics;
+        metrics::add(&metrics.local_blocks, 1);
+        metrics::add(&metrics.local_bytes, cost);
+        self.blocks += 1;
+        self.rows += batch.num_rows() as u64;
+        inlet.push(*stream, Packet::Batch(batch, Arc::new(Guard::local(account, valve, cost))));
+    }
+
+    /// The next block for other workers.
+    fn frame(&mut self, way: &Way, piece: &RecordBatch) -> Result<Frame, TaskError> {
+        let Place::There { target, encoder, .. } = &mut self.place else { unreachable!("asked of workers elsewhere") };
+        let encoder = match encoder {
+            Some(encoder) => encoder,
+            None => encoder.insert(Box::new(Encoder::new(&way.edge.schema)?)),
+        };
+        let parts = encoder.encode(piece)?;
+        let frame = Frame::new(&way.header(Kind::Batch, *target, self.blocks, piece.num_rows() as u64), &parts);
+        self.blocks += 1;
+        self.rows += piece.num_rows() as u64;
+        Ok(frame)
+    }
+
+    /// Sends a batch whose part in a pack has taken credit of `taken` bytes at each account.
+    fn send_packed(&mut self, way: &Way, batch: &RecordBatch, taken: u64) -> Result<(), TaskError> {
+        if let Place::Here { account, .. } = &self.place {
+            let cost = batch_bytes(batch) + BATCH_COST_BYTES;
+            account.settle(taken, cost);
+            self.hand_over(way, batch.clone(), cost);
+            return Ok(());
+        }
+        let frame = self.frame(way, batch)?.into_buffer();
+        let Place::There { workers, .. } = &self.place else { unreachable!("just seen") };
+        for (worker, account) in workers {
+            account.settle(taken, frame.len() as u64);
+            count_frame(way, frame.len() as u64);
+            way.links.send_shared(*worker, frame.clone());
+        }
+        Ok(())
+    }
+
+    fn mark(&self, way: &Way, mark: &Mark) {
+        match &self.place {
+            Place::Here { inlet, stream, .. } => {
+                inlet.push(*stream, Packet::Mark { mark: mark.clone(), blocks: self.blocks });
+            }
+            Place::There { target, workers, .. } => {
+                let frame = || mark.frame(way.header(Kind::Idle, *target, self.blocks, 0));
+                workers.iter().for_each(|(worker, _)| way.links.send(*worker, frame()));
+            }
+        }
+    }
+
+    fn end(&self, way: &Way) {
+        let (blocks, rows) = (self.blocks, self.rows);
+        match &self.place {
+            Place::Here { inlet, stream, .. } => inlet.push(*stream, Packet::End { blocks, rows }),
+            Place::There { target, workers, .. } => {
+                let header = way.header(Kind::End, *target, blocks, rows);
+                workers.iter().for_each(|(worker, _)| way.links.send(*worker, Frame::bare(&header)));
+            }
+        }
+    }
+}
+
+fn count_frame(way: &Way, bytes: u64) {
+    metrics::add(&way.edge.metrics.remote_blocks, 1);
+    metrics::add(&way.edge.metrics.remote_bytes, bytes);
+}
+
+impl Lane {
+    /// The stream to one copy.
+    pub(super) fn to_copy(way: &Arc<Way>, target: u32) -> Arc<Lane> {
+        let there = || End::there(way, target, &[way.edge.target_workers[target as usize]]);
+        Self::new(way, vec![End::here(way, target).unwrap_or_else(there)])
+    }
+
+    /// The stream to all copies: one to the workers beneath this one in the tree, and one to each copy here.
+    pub(super) fn to_all(way: &Arc<Way>) -> Arc<Lane> {
+        let children = way.edge.children(way.source);
+        let there = (!children.is_empty()).then(|| End::there(way, u32::MAX, children));
+        let here = way.edge.neighbours(way.source).filter_map(|target| End::here(way, target));
+        Self::new(way, there.into_iter().chain(here).collect())
+    }
+
+    fn new(way: &Arc<Way>, ends: Vec<End>) -> Arc<Lane> {
+        let accounts = ends.iter().flat_map(|end| match &end.place {
+            Place::Here { account, .. } => vec![(Arc::clone(account), true)],
+            // No barrier overtakes what is broadcast.
+            Place::There { target, workers, .. } => {
+                workers.iter().map(|(_, account)| (Arc::clone(account), *target != u32::MAX)).collect()
+            }
+        });
+        let accounts = accounts.collect();
+        let state = State { ends, pack: Pack::new(&way.edge.schema), in_turn: false, failed: None };
+        Arc::new(Lane { way: Arc::clone(way), accounts, state: Mutex::new(state) })
+    }
+
+    /// Whether the receiver has let go of its end. Of a broadcast nobody asks.
+    pub(super) fn is_stopped(&self) -> bool {
+        let state = self.state.lock();
+        if state.in_turn && state.pack.as_ref().is_some_and(|pack| !pack.is_empty()) {
+            // It was asked when the first of these came, and is again when they go.
+            return false;
+        }
+        match state.ends.as_slice() {
+            [End { place: Place::Here { inlet, stream, .. }, .. }] => inlet.is_closed(*stream),
+            [End { place: Place::There { target, workers, .. }, .. }] if *target != u32::MAX => {
+                workers.iter().all(|(_, account)| account.is_stopped())
+            }
+            _ => false,
+        }
+    }
+
+    /// Sends a batch, now or with others before the turn is over.
+    pub(super) async fn send(self: &Arc<Self>, batch: RecordBatch) -> Result<(), TaskError> {
+        let bytes = batch_bytes(&batch);
+        let packs = {
+            let mut state = self.state.lock();
+            if let Some(error) = state.failed.take() {
+                return Err(error);
+            }
+            // Who comes first in a turn does not wait for its end; who is not in one would wait for ever.
+            let follows = state.in_turn;
+            if !follows {
+                self.join(&mut state);
+            }
+            follows && bytes <= SMALL_BYTES_MAX && state.pack.is_some()
+        };
+        match packs {
+            true => self.pack(batch, bytes).await,
+            false => self.send_now(batch, bytes).await,
+        }
+    }
+
+    /// Has the end of the turn told, if one is under way.
+    fn join(self: &Arc<Self>, state: &mut State) -> bool {
+        state.in_turn = turn::join(|| Arc::clone(self) as _);
+        state.in_turn
+    }
+
+    async fn pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
+        let waited = self.acquire(bytes).await;
+        if waited > 0 {
+            metrics::add(&self.way.edge.metrics.blocked_ns, waited);
+        }
+        let mut state = self.state.lock();
+        let full = state.pack.as_mut().expect("asked before").push(batch, bytes);
+        // The turn may have ended while it waited for credit.
+        if full || !(state.in_turn || self.join(&mut state)) {
+            return state.send_pack(&self.way);
+        }
+        Ok(())
+    }
+
+    async fn acquire(&self, bytes: u64) -> u64 {
+        let mut waited = 0;
+        for (account, hurries) in &self.accounts {
+            if !account.try_acquire(bytes) {
+                waited += account.acquire(bytes, self.way.hurry.as_ref().filter(|_| *hurries)).await;
+            }
+        }
+        waited
+    }
+
+    async fn send_now(&self, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
+        let way = &self.way;
+        self.flush()?;
+        if self.is_stopped() {
+            return Ok(());
+        }
+        let mut waited = 0;
+        // By number: nothing is locked while it waits for credit. Nobody else sends meanwhile, and the pack is empty.
+        let mut accounts = self.accounts.iter();
+        let places = self.state.lock().ends.len();
+        for at in 0..places {
+            let elsewhere = match &self.state.lock().ends[at].place {
+                Place::Here { .. } => None,
+                Place::There { workers, .. } => Some(workers.iter().map(|(worker, _)| *worker).collect::<Vec<_>>()),
+            };
+            let Some(workers) = elsewhere else {
+                let (account, _) = accounts.next().expect("every place has its accounts");
+                let cost = bytes + BATCH_COST_BYTES;
+                waited += account.acquire(cost, way.hurry.as_ref()).await;
+                self.state.lock().ends[at].hand_over(way, batch.clone(), cost);
+                continue;
+            };
+            let to: Vec<_> = accounts.by_ref().take(workers.len()).zip(workers).collect();
+            for piece in pieces(batch.clone()) {
+                let frame = self.state.lock().ends[at].frame(way, &piece)?.into_buffer();
+                for ((account, hurries), worker) in &to {
+                    waited += account.acquire(frame.len() as u64, way.hurry.as_ref().filter(|_| *hurries)).await;
+                    count_frame(way, frame.len() as u64);
+                    way.links.send_shared(*worker, frame.clone());
+                }
+            }
+        }
+        metrics::add(&way.edge.metrics.blocked_ns, waited);
+        Ok(())
+    }
+
+    /// Sends what waits to be sent together.
+    pub(super) fn flush(&self) -> Result<(), TaskError> {
+        let mut state = self.state.lock();
+        match state.failed.take() {
+            Some(error) => Err(error),
+            None => state.send_pack(&self.way),
+        }
+    }
+
+    /// Sends a mark, behind all that has been sent.
+    pub(super) fn mark(&self, mark: &Mark) -> Result<(), TaskError> {
+        self.flush()?;
+        self.state.lock().ends.iter().for_each(|end| end.mark(&self.way, mark));
+        Ok(())
+    }
+
+    /// Says that this was all. To be flushed before.
+    pub(super) fn end(&self) {
+        self.state.lock().ends.iter().for_each(|end| end.end(&self.way));
+    }
+}
+
+impl State {
+    fn send_pack(&mut self, way: &Way) -> Result<(), TaskError> {
+        let Some(pack) = self.pack.as_mut().filter(|pack| !pack.is_empty()) else { return Ok(()) };
+        let taken = pack.bytes();
+        let batch = pack.take()?;
+        self.ends.iter_mut().try_for_each(|end| end.send_packed(way, &batch, taken))
+    }
+}
+
+impl Waiting for Lane {
+    fn go(&self) {
+        let mut state = self.state.lock();
+        state.in_turn = false;
+        if let Err(error) = state.send_pack(&self.way) {
+            state.failed = Some(error);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Small batches of one stream put together: what a copy sends in one turn crosses, and is taken, as one batch.
+//!
+//! A batch of a hundred bytes costs a microsecond and more to be handed over, whether to another thread or to another worker:
+//! credit, queue, wake-up, a frame with Arrow's metadata, its checksum. Its rows alone cost a few nanoseconds. Numbers without
+//! nulls, by far the most frequent, are copied to the end of their column at once, so that the memory of a small batch goes
+//! back to its maker while it is still in the cache; of other columns the batches are kept, and concatenated in the end.
+
+use arrow::array::{
+    Array, ArrayData, ArrayRef, ArrowPrimitiveType, PrimitiveArray, RecordBatch, downcast_primitive, make_array,
+};
+use arrow::buffer::{Buffer, MutableBuffer};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, FieldRef, SchemaRef};
+use arrow::error::ArrowError;
+
+/// Larger batches go as they are: they are worth a hand-over of their own, and not worth a copy.
+pub(super) const SMALL_BYTES_MAX: u64 = 4 << 10;
+/// A pack that has reached this size goes.
+const PACK_BYTES_MAX: u64 = 64 << 10;
+
+/// The values of a column of numbers, as bytes; `None` when it is of another type.
+type Values = fn(&dyn Array) -> Option<&[u8]>;
+
+fn values<T: ArrowPrimitiveType>(column: &dyn Array) -> Option<&[u8]> {
+    Some(column.as_any().downcast_ref::<PrimitiveArray<T>>()?.values().inner().as_slice())
+}
+
+fn values_of(data_type: &DataType) -> Option<Values> {
+    macro_rules! of {
+        ($t:ty) => {
+            Some(values::<$t> as Values)
+        };
+    }
+    downcast_primitive! {
+        data_type => (of),
+        _ => None
+    }
+}
+
+/// Whether columns of a type can be put behind each other at a cost that depends on their rows alone. Of dictionaries the values
+/// would be merged, and could become too many for their keys.
+fn is_packable(data_type: &DataType) -> bool {
+    use DataType::*;
+    match data_type {
+        Boolean | Utf8 | LargeUtf8 | Binary | LargeBinary | FixedSizeBinary(_) => true,
+        List(field) | LargeList(field) | FixedSizeList(field, _) => is_packable(field.data_type()),
+        Struct(fields) => fields.iter().all(|field| is_packable(field.data_type())),
+        other => values_of(other).is_some(),
+    }
+}
+
+/// Rows that wait to be sent together.
+pub(super) struct Pack {
+    schema: SchemaRef,
+    /// For each column, where all are numbers.
+    values: Option<Vec<Values>>,
+    /// The bytes of the columns' values so far, of `rows` rows.
+    columns: Vec<MutableBuffer>,
+    rows: usize,
+    /// What is behind those rows, or all of it where not all columns are numbers.
+    others: Vec<RecordBatch>,
+    /// What all of it weighs.
+    bytes: u64,
+}
+
+impl Pack {
+    /// An empty one for batches of `schema`; `None` if they do not go together.
+    pub(super) fn new(schema: &SchemaRef) -> Option<Pack> {
+        let fields = schema.fields();
+        if fields.is_empty() || !fields.iter().all(|field| is_packable(field.data_type())) {
+            return None;
+        }
+        let values: Option<Vec<Values>> = fields.iter().map(|field| values_of(field.data_type())).collect();
+        let columns = values.iter().flatten().map(|_| MutableBuffer::new(0)).collect();
+        Some(Pack { schema: SchemaRef::clone(schema), values, columns, rows: 0, others: Vec::new(), bytes: 0 })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes == 0 && self.rows == 0 && self.others.is_empty()
+    }
+
+    /// Bytes of what has been added, as they were told.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds a batch that weighs `bytes`. Returns whether it is time to send.
+    pub(super) fn push(&mut self, batch: RecordBatch, bytes: u64) -> bool {
+        self.bytes += bytes;
+        if !self.copy(&batch) {
+            self.others.push(batch);
+        }
+        self.bytes >= PACK_BYTES_MAX
+    }
+
+    /// Copies a batch's values behind the others, if nothing but such values is there and in it.
+    fn copy(&mut self, batch: &RecordBatch) -> bool {
+        let Some(values) = &self.values else { return false };
+        let columns = || batch.columns().iter().zip(values);
+        if !self.others.is_empty()
+            || columns().any(|(column, values)| column.null_count() > 0 || values(column).is_none())
+        {
+            return false;
+        }
+        for (all, (column, values)) in self.columns.iter_mut().zip(columns()) {
+            all.extend_from_slice(values(column).unwrap_or_default());
+        }
+        self.rows += batch.num_rows();
+        true
+    }
+
+    /// All of it as one batch; the pack is empty then.
+    ///
+    /// # Errors
+    /// When Arrow cannot put the batches together.
+    pub(super) fn take(&mut self) -> Result<RecordBatch, ArrowError> {
+        self.bytes = 0;
+        let rows = std::mem::take(&mut self.rows);
+        let mut batches = std::mem::take(&mut self.others);
+        if rows > 0 {
+            let column = |(values, field): (&mut MutableBuffer, &FieldRef)| -> Result<ArrayRef, ArrowError> {
+                let room = MutableBuffer::with_capacity(values.len());
+                let values = Buffer::from(std::mem::replace(values, room));
+                Ok(make_array(ArrayData::builder(field.data_type().clone()).len(rows).add_buffer(values).build()?))
+            };
+            let columns = self.columns.iter_mut().zip(self.schema.fields()).map(column).collect::<Result<_, _>>()?;
+            batches.insert(0, RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?);
+        }
+        match batches.len() {
+            1 => Ok(batches.remove(0)),
+            _ => concat_batches(&self.schema, &batches),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{
+        ArrayRef, Decimal128Array, Float64Array, Int8Array, Int64Array, StringArray, TimestampNanosecondArray,
+    };
+    use arrow::datatypes::{Field, Schema};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn batch(numbers: &[Option<i64>], texts: bool) -> RecordBatch {
+        let all = || numbers.iter().copied();
+        let mut columns: Vec<(&str, ArrayRef)> = vec![
+            ("n", Arc::new(all().collect::<Int64Array>())),
+            ("x", Arc::new(all().map(|n| n.map(|n| n as f64 / 3.0)).collect::<Float64Array>())),
+            ("b", Arc::new(all().map(|n| n.map(|n| n as i8)).collect::<Int8Array>())),
+            ("t", Arc::new(all().collect::<TimestampNanosecondArray>().with_timezone("Europe/Berlin"))),
+            ("d", Arc::new(all().map(|n| n.map(i128::from)).collect::<Decimal128Array>())),
+        ];
+        if texts {
+            columns.push(("s", Arc::new(all().map(|n| n.map(|n| format!("text {n}"))).collect::<StringArray>())));
+        }
+        RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, column)| (name, column, true)))
+            .unwrap()
+    }
+
+    proptest! {
+        /// A value that got lost, moved to another row or lost its null would be wrong data without any error: packs are
+        /// compared with Arrow's own concatenation, of slices with and without nulls, several packs from one.
+        #[test]
+        fn a_pack_is_what_was_pushed(
+            pushed in prop::collection::vec(
+                (prop::collection::vec(prop::option::weighted(0.97, -100i64..100), 1..40), 0usize..8, any::<bool>()), 1..30),
+            texts: bool,
+        ) {
+            let mut pack = Pack::new(&batch(&[], texts).schema()).unwrap();
+            let mut waiting = Vec::new();
+            for (numbers, cut, go) in pushed {
+                let whole = batch(&numbers, texts);
+                let part = whole.slice(cut.min(whole.num_rows() - 1), whole.num_rows() - cut.min(whole.num_rows() - 1));
+                let full = pack.push(part.clone(), 7000);
+                waiting.push(part);
+                prop_assert_eq!(full, pack.bytes() >= PACK_BYTES_MAX);
+                if full || go {
+                    prop_assert_eq!(pack.take().unwrap(), concat_batches(&whole.schema(), &waiting).unwrap());
+                    prop_assert!(pack.is_empty() && pack.bytes() == 0);
+                    waiting.clear();
+                }
+            }
+        }
+    }
+
+    /// Dictionaries that were merged could have more values than their keys can count.
+    #[test]
+    fn what_does_not_go_together_is_told() {
+        let words = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
+        let schema = |data_type: &DataType| Arc::new(Schema::new(vec![Field::new("c", data_type.clone(), true)]));
+        let list = |data_type: &DataType| DataType::List(Arc::new(Field::new_list_field(data_type.clone(), true)));
+        for data_type in [&words, &list(&words), &DataType::Utf8View, &DataType::Null] {
+            assert!(Pack::new(&schema(data_type)).is_none(), "{data_type}");
+        }
+        for data_type in [&DataType::Boolean, &list(&DataType::Utf8), &DataType::Int64] {
+            assert!(Pack::new(&schema(data_type)).is_some(), "{data_type}");
+        }
+        assert!(Pack::new(&Arc::new(Schema::empty())).is_none());
+    }
+}

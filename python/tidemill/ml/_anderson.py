@@ -1,0 +1,100 @@
+"""Anderson acceleration of a fixed-point iteration: the next point from several steps that were made, not from the last alone.
+
+All sums are formed in order and all small systems solved in Python's floats, so that ranks that have the same points get the same ones to the bit,
+whatever their processors and libraries are.
+
+Source: Anderson (1965); Walker and Ni, "Anderson acceleration for fixed-point iterations" (2011), in the form with differences. That a step counts only if it
+lessens the objective is as in Peng and others, "Anderson acceleration for geometry optimization and physics simulation" (2018).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Anderson"]
+
+Array = NDArray[np.float64]
+
+#: Part of the trace that is added to the diagonal: differences become nearly parallel as the iteration converges.
+_REGULAR = 1e-10
+
+
+class Anderson:
+    """Steps of x -> g(x), of which the last `depth` differences are kept: two arrays of the size of x for each.
+
+    Parameters
+    ----------
+    depth : int
+        At least 1.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as when a step has failed or g has become another."""
+        self._step: Array | None = None
+        self._image: Array | None = None
+        #: Differences of steps g(x) - x and of images g(x), oldest first, and the products of the former.
+        self._steps: list[Array] = []
+        self._images: list[Array] = []
+        self._products: list[list[float]] = []
+
+    def extrapolate(self, x: Array, image: Array) -> Array | None:
+        """Take in that g(`x`) is `image`; returns a point that may be further on, None while too little is known."""
+        step = image - x
+        if self._step is None or self._image is None:
+            self._step, self._image = step, image
+            return None
+        if len(self._steps) == self.depth:
+            del self._steps[0], self._images[0], self._products[0]
+            self._products = [row[1:] for row in self._products]
+        newest = step - self._step
+        self._steps.append(newest)
+        self._images.append(image - self._image)
+        self._step, self._image = step, image
+        # One pass for the products with the newest difference, and with the step.
+        among = _sums([newest * other for other in self._steps])
+        right = _sums([step * other for other in self._steps])
+        for row, product in zip(self._products, among, strict=False):
+            row.append(product)
+        self._products.append(among)
+        shares = _solved(self._products, right)
+        if shares is None:
+            return None
+        found: Array = image.copy()
+        for share, difference in zip(shares, self._images, strict=True):
+            found -= share * difference
+        return found
+
+
+def _sums(arrays: list[Array]) -> list[float]:
+    """The sum of each, in order."""
+    sums: list[float] = np.add.accumulate(np.stack(arrays).reshape(len(arrays), -1), axis=1)[:, -1].tolist()
+    return sums
+
+
+def _solved(products: list[list[float]], right: list[float]) -> list[float] | None:
+    """Solve the normal equations by Cholesky's method; None where they are singular."""
+    count = len(right)
+    added = _REGULAR * sum(products[place][place] for place in range(count))
+    lower: list[list[float]] = []
+    for i in range(count):
+        row: list[float] = []
+        for j in range(i):
+            row.append((products[i][j] - sum(row[k] * lower[j][k] for k in range(j))) / lower[j][j])
+        pivot = products[i][i] + added - sum(part * part for part in row)
+        if not pivot > 0:
+            return None
+        lower.append([*row, math.sqrt(pivot)])
+    half: list[float] = []
+    for i in range(count):
+        half.append((right[i] - sum(lower[i][k] * half[k] for k in range(i))) / lower[i][i])
+    shares = [0.0] * count
+    for i in reversed(range(count)):
+        shares[i] = (half[i] - sum(lower[k][i] * shares[k] for k in range(i + 1, count))) / lower[i][i]
+    return shares if all(map(math.isfinite, shares)) else None

@@ -1,0 +1,224 @@
+"""What users give to `MDS`: parameters, distances or vectors, weights and a start, checked on all ranks before one of them waits for others."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill import _tidemill as native
+from tidemill.ml._distances import Array, Problem, Rows, from_table, from_vectors, rows_of, unit_of, weights_of
+from tidemill.ml._estimator import Estimator, matrix, not_finite
+from tidemill.ml._job import Comm, together
+from tidemill.ml._smacof import sum_of_squares
+from tidemill.ml._threads import pool
+from tidemill.ml.kmeans import draw_seed
+
+__all__ = ["Input", "Prepared", "refuse_not_finite"]
+
+#: Parameters that must be the same on every rank, or one would stop while others go on.
+_SHARED = (
+    "n_components",
+    "metric",
+    "init",
+    "n_init",
+    "max_iter",
+    "tol",
+    "annealing",
+    "alpha",
+    "t_min",
+    "acceleration",
+    "storage",
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Input that has been looked at; the same on every rank, but for the rows."""
+
+    problem: Problem
+    #: The weighted sum over pairs of squared distances.
+    squares: float
+    #: Names of columns, and how many there are.
+    names: NDArray[np.object_] | None
+    features: int
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a rank's input is found to be, for all to know."""
+
+    shape: tuple[int, int]
+    names: NDArray[np.object_] | None
+    seed: int
+    parameters: dict[str, Any]
+
+
+class Input(Estimator):
+    """The part of `MDS` that looks at what it is given."""
+
+    n_components: int
+    metric: str
+    n_init: int
+    max_iter: int
+    tol: float
+    annealing: bool
+    alpha: float
+    t_min: float | None
+    acceleration: int
+    storage: str
+    random_state: int | np.random.RandomState | np.random.Generator | None
+    n_threads: int | None
+    #: Vectors of all points, less `_mean`, in the unit; of metric "euclidean".
+    _vectors: NDArray[np.float32] | None
+    _mean: Array | None
+
+    def _check_parameters(self) -> None:
+        def refuse(name: str, what: str) -> None:
+            raise ValueError(f"The {name!r} parameter of MDS must be {what}. Got {getattr(self, name)!r} instead.")
+
+        for name, least in (("n_components", 1), ("n_init", 1), ("max_iter", 1), ("n_threads", 1), ("acceleration", 0)):
+            value = getattr(self, name)
+            if name == "n_threads" and value is None:
+                continue
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+                refuse(name, f"an int in the range [{least}, inf)")
+        if not isinstance(self.tol, numbers.Real) or not self.tol >= 0:
+            refuse("tol", "a float in the range [0.0, inf)")
+        if not isinstance(self.alpha, numbers.Real) or not 0 < self.alpha < 1:
+            refuse("alpha", "a float in the range (0.0, 1.0)")
+        if self.t_min is not None and (not isinstance(self.t_min, numbers.Real) or not 0 < self.t_min < math.inf):
+            refuse("t_min", "None or a float in the range (0.0, inf)")
+        if not isinstance(self.annealing, (bool, np.bool_)):
+            refuse("annealing", "a bool")
+        for name, values in (
+            ("metric", ("precomputed", "euclidean")),
+            ("init", ("classical", "random")),
+            ("storage", ("float32", "float16", "fixed16")),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in values:
+                hint = " Positions to start from are given to fit(init=...)." if name == "init" else ""
+                refuse(name, f"a str among {set(values)}{'.' if hint else ''}{hint}".rstrip("."))
+
+    def _prepare(self, comm: Comm, X: Any, weights: Any) -> Prepared:
+        """Check input and parameters on all ranks, and keep this rank's distances. Collective."""
+        name = type(self).__name__
+        given: list[Rows] = []
+        threads: list[native.KernelPool] = []
+
+        def look() -> _Seen:
+            self._check_parameters()
+            threads.append(pool(self.n_threads))
+            # An instruction set that this processor lacks is found here, before anybody waits for anybody.
+            native.MdsDistances(1, 1, 0, "float32").block(False, (0, 1), (0, 1))
+            rows, names = rows_of(X, name, empty_allowed=comm.size > 1)
+            given.append(rows)
+            parameters = {name: value for name, value in self.get_params().items() if name in _SHARED}
+            return _Seen(rows.shape, names, draw_seed(self.random_state) if comm.rank == 0 else 0, parameters)
+
+        everyone = together(comm, look)
+        for parameter in _SHARED:
+            values = [one.parameters[parameter] for one in everyone]
+            if any(value != values[0] for value in values):
+                raise ValueError(f"The ranks disagree on the parameter {parameter!r}: {values}.")
+        shapes = [one.shape for one in everyone]
+        counts = [rows for rows, _ in shapes]
+        self._seed = everyone[0].seed
+        names = next((one.names for one in everyone if one.names is not None), None)
+        n = sum(counts)
+        if n == 0:
+            raise ValueError(
+                f"Found array with 0 sample(s) over all {comm.size} ranks while a minimum of 1 is required by {name}."
+            )
+        widths = {columns for rows, columns in shapes if rows}
+        if len(widths) > 1:
+            raise ValueError(f"The ranks disagree on the number of columns: {[columns for _, columns in shapes]}.")
+        width = widths.pop()
+        if self.metric == "euclidean":
+            problem = self._from_vectors(comm, threads[0], X, weights, counts, width)
+            return Prepared(problem, sum_of_squares(problem), names, width)
+        if width != n:
+            together(comm, lambda: refuse_not_finite(given[0], name))
+            raise ValueError(
+                f"X must be a square matrix of distances: the ranks have {n} rows together, and {width} columns. "
+                "For vectors use metric='euclidean'."
+            )
+        checked = weights_of(comm, threads[0], weights, counts)
+        problem = from_table(comm, threads[0], given[0], counts, checked, self.storage)
+        self._vectors, self._mean = None, None
+        return Prepared(problem, sum_of_squares(problem), names, width)
+
+    def _from_vectors(
+        self, comm: Comm, threads: native.KernelPool, X: Any, weights: Any, counts: list[int], d: int
+    ) -> Problem:
+        name, kept = type(self).__name__, []
+
+        def look() -> tuple[Array, float]:
+            x, _ = matrix(X, name, empty_allowed=comm.size > 1)
+            if not np.isfinite(x).all():
+                raise not_finite(x, name)
+            kept.append(x)
+            if len(x) == 0:
+                return np.zeros(d), 0.0
+            if not float(np.abs(x).max()) < 1e150:
+                raise ValueError("Values of X are too large: their squares overflow float64.")
+            return x.sum(axis=0, dtype=np.float64), 0.0
+
+        sums = [one[0] for one in together(comm, look)]
+        mean = np.sum(sums, axis=0) / sum(counts)
+        x = kept[0] if len(kept[0]) else np.empty((0, d))
+
+        def farthest() -> float:
+            most = 0.0
+            for first, last in Rows(x).ranges():
+                part = x[first:last] - mean
+                most = max(most, float(np.einsum("nd,nd->n", part, part).max()))
+            return math.sqrt(most)
+
+        # Two points are at most twice as far from each other as from the mean.
+        unit = unit_of(2 * max(together(comm, farthest)), "float32")
+
+        def shrink() -> NDArray[np.float32]:
+            out = np.empty(x.shape, np.float32)
+            for first, last in Rows(x).ranges():
+                out[first:last] = (x[first:last] - mean) / unit
+            return out
+
+        checked = weights_of(comm, threads, weights, counts)
+        problem, self._vectors = from_vectors(comm, threads, shrink(), counts, checked, unit)
+        self._mean = mean
+        return problem
+
+    def _given(self, comm: Comm, init: Any, n: int) -> Array | None:
+        """Positions to start from: rank 0's, if they were given."""
+
+        def check() -> Array | None:
+            if init is None:
+                return None
+            start = np.array(init, dtype=np.float64)
+            if start.shape != (n, self.n_components):
+                raise ValueError(
+                    f"init must be the positions of all points, {(n, self.n_components)}, on every rank; its shape is {start.shape}."
+                )
+            bad = np.flatnonzero(~np.isfinite(start).all(axis=1))
+            if len(bad):
+                raise ValueError(f"The initial position of point {bad[0]} is not finite.")
+            return start if comm.rank == 0 else np.empty(0)
+
+        everyone = together(comm, check)
+        if len({one is None for one in everyone}) > 1:
+            raise ValueError("init was given on some ranks and not on others: give it on all, or on none.")
+        return everyone[0]
+
+
+def refuse_not_finite(rows: Rows, name: str) -> None:
+    """Raise if a number is not finite: who gives NaN in a matrix of the wrong shape should hear of both, this first."""
+    for first, last in rows.ranges():
+        block = rows.block(first, last)
+        if not np.isfinite(block).all():
+            raise not_finite(block, name)

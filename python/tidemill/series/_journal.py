@@ -1,0 +1,115 @@
+"""What following needs to go on where it was: beside the frames, what each of them was made of, and the last positions to the bit.
+
+``following.jsonl`` begins with the options, and has a line for each frame: its figures, and a fingerprint of all rows up to the end of its window.
+``following.npz`` has what the next frame is started from and aligned to. Both are written before the frame is, so that a worker that is
+killed in between leaves at most one line too many, and what was before that is kept too. Worker 0 alone calls all this.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from tidemill.series._read import SeriesError
+from tidemill.series._relay import Base, Past
+from tidemill.viz import FrameError, FrameReader
+
+__all__ = ["Journal", "Standing"]
+
+LINES, STATE = "following.jsonl", "following.npz"
+
+
+@dataclass
+class Standing:
+    """Where following was: what the lines of the frames that are there say, and what is past for the next one."""
+
+    lines: list[dict[str, Any]]
+    past: Past
+
+
+class Journal:
+    """The journal of a folder of frames.
+
+    Parameters
+    ----------
+    folder : path
+    options : dict
+        For JSON: all that frames depend on, but the rows.
+    """
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self._folder, self._options = folder, options
+        self._frames = 0
+        self._past = Past()
+
+    def begin(self) -> None:
+        """Begin anew."""
+        self._frames, self._past = 0, Past()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / LINES).write_text(json.dumps({"options": self._options}) + "\n", encoding="utf-8")
+
+    def note(self, line: dict[str, Any], past: Past) -> None:
+        """Say what the next frame is, and what is past behind it; before it is written."""
+        with (self._folder / LINES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+        arrays: dict[str, Any] = {"frames": np.array(self._frames + 1)}
+        for when, known in (("before", self._past), ("after", past)):
+            for which, base in (("first", known.first), ("last", known.last)):
+                if base is not None:
+                    arrays |= {f"{when}_{which}_ids": base.ids, f"{when}_{which}_positions": base.positions}
+        made = self._folder / f".{STATE}"
+        with made.open("wb") as file:
+            np.savez(file, **arrays)
+        made.replace(self._folder / STATE)
+        self._frames, self._past = self._frames + 1, past
+
+    def read(self) -> Standing | None:
+        """Where following was; None where nothing was followed, or no frame was made.
+
+        Raises
+        ------
+        SeriesError
+            The frames were made with other options, or are not those of the journal.
+        """
+        path = self._folder / LINES
+        try:
+            count = len(FrameReader(self._folder))
+            told = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except (FrameError, FileNotFoundError):
+            return None
+        if not count:
+            return None
+        doubt = f"{self._folder} has frames that do not fit {LINES}; --overwrite makes them anew"
+        try:
+            # The end of a line may be missing, if it is that of a frame that is not there.
+            head, *lines = [json.loads(line) for line in told if line.endswith("\n")]
+            for name, value in self._options.items():
+                if head["options"].get(name) != value:
+                    raise SeriesError(
+                        f"{self._folder} has frames made with {name}={head['options'].get(name)!r}, not {value!r}; --overwrite makes them anew"
+                    )
+            with np.load(self._folder / STATE, allow_pickle=False) as arrays:
+                ahead = int(arrays["frames"]) - count
+                if ahead not in (0, 1) or len(lines) < count:
+                    raise SeriesError(doubt)
+                when = "after" if ahead == 0 else "before"
+                first, last = (
+                    Base(arrays[f"{when}_{which}_ids"], arrays[f"{when}_{which}_positions"])
+                    for which in ("first", "last")
+                )
+        except SeriesError:
+            raise
+        except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+            raise SeriesError(f"{doubt}: {error}") from error
+        lines = lines[:count]
+        # A line of a frame that was not written shall not stand before that of the one that will be.
+        made = path.with_name(f".{LINES}")
+        made.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]), encoding="utf-8")
+        made.replace(path)
+        self._frames, self._past = count, Past(first, last)
+        return Standing(lines, self._past)

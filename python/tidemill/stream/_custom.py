@@ -1,0 +1,159 @@
+"""Windows that a function of the program gives.
+
+A window that has an end takes no row after it, so to the engine such windows are ends: each is a tumbling window of a microsecond,
+the last before its end, and its start is one more key. Panes, late rows, early results, checkpoints and keys that move are those of
+the other windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tidemill._tidemill import NativeTable, window_of
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._expr import Expr, IntoExpr, col, columns
+from tidemill.dataset._map import _name, _taken
+from tidemill.dataset._table import Table
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from tidemill.dataset._dataset import DataSet
+
+__all__ = ["Assign", "CustomWindow", "assigned"]
+
+#: Times of rows, and columns, to starts and ends of windows.
+Assign = Callable[..., tuple[Any, Any]]
+
+#: Columns of rows that have been put into windows.
+_START, _END = "window_start", "window_end"
+#: The time of rows, as the function gets it; and the starts of windows among the keys, beside those of the windows of a microsecond.
+_TIME, _STARTS = "tidemill time", "tidemill window start"
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class CustomWindow(Expr):
+    """A key of `group_by` whose windows a function gives. It is no value of its own."""
+
+    __slots__ = ("assign", "early", "given", "lateness", "time")
+
+    def __init__(self, assign: Assign, given: tuple[str, ...], time: Expr, lateness: int, early: int | None) -> None:
+        super().__init__(time._native)
+        self.assign = assign
+        self.given = given
+        self.time = time
+        self.lateness = lateness
+        self.early = early
+
+    def alias(self, name: str) -> Expr:
+        raise DataSetError(
+            f"windows of a function are called window_start and window_end, not {name!r}; rename the result's columns"
+        )
+
+
+def aggregated(data: DataSet, keys: tuple[IntoExpr, ...], aggregates: list[Any], at: int) -> DataSet:
+    """Groups by `keys`, of which the one at `at` is a custom window, and what is wanted of each."""
+    window = keys[at]
+    assert isinstance(window, CustomWindow)
+    data = assigned(data, window)
+    native = window_of((col(_END) - _MICROSECOND)._native, "sliding", 1, 1, window.lateness, window.early, "")
+    others = [*keys[:at], col(_START).alias(_STARTS), Expr(native), *keys[at + 1 :]]
+    found = data._step(data._native.aggregate(columns(others, {}), aggregates))
+    names = [name for name in found.columns if name != _START]
+    return found.select(*[col(name).alias(_START) if name == _STARTS else col(name) for name in names])
+
+
+def assigned(data: DataSet, window: CustomWindow) -> DataSet:
+    """The rows with their windows, a row for each."""
+    for name in (_START, _END):
+        if name in data.columns:
+            raise DataSetError(f"there is a column {name!r} already, which windows add; rename it first")
+    missing = [name for name in window.given if name not in data.columns]
+    if missing:
+        raise DataSetError(f"custom: no column {missing[0]!r}; there are {', '.join(data.columns)}")
+    timed = data.with_columns(**{_TIME: window.time.cast("timestamp[us]")})
+    before = data._native.empty()
+    names = data.columns
+
+    def call(native: NativeTable) -> list[NativeTable]:
+        import pyarrow
+
+        table = pyarrow.table(Table(native)).combine_chunks()
+        made = [_in_windows(batch, window, names) for batch in table.to_batches()]
+        return [_taken(batch) for batch in made] or [before.beside(_added())]
+
+    native = timed._native.map_batches(_name(window.assign), call, before.beside(_added()))
+    return data._step(native)
+
+
+def _added() -> NativeTable:
+    return NativeTable.empty([(_START, "timestamp[us]"), (_END, "timestamp[us]")])
+
+
+def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[str]) -> pyarrow.RecordBatch:
+    import pyarrow
+    import pyarrow.compute as pc
+
+    name = _name(window.assign)
+    batch = batch.filter(pc.is_valid(batch[_TIME]))
+    times = batch[_TIME]
+    made = window.assign(times, *(batch[column] for column in window.given))
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise DataSetError(f"{name} returns {type(made).__name__}, not a tuple of starts and ends")
+    starts, ends = (_array(pyarrow, array) for array in made)
+    for what, array in (("starts", starts), ("ends", ends)):
+        if len(array) != batch.num_rows:
+            raise DataSetError(f"{name} returns {len(array)} {what} for {batch.num_rows} rows; it is one for each")
+    if _is_list(pyarrow, starts) != _is_list(pyarrow, ends):
+        raise DataSetError(
+            f"{name} returns {starts.type} for starts and {ends.type} for ends; both are times, or lists of them"
+        )
+    rows = pyarrow.array(range(batch.num_rows), pyarrow.int64())
+    if _is_list(pyarrow, starts):
+        rows = pc.list_parent_indices(starts)
+        if not rows.equals(pc.list_parent_indices(ends)):
+            raise DataSetError(f"{name} returns lists of starts and of ends that differ in length")
+        starts, ends = pc.list_flatten(starts), pc.list_flatten(ends)
+    starts, ends = _times(pyarrow, starts, name), _times(pyarrow, ends, name)
+    kept = pc.and_(pc.is_valid(starts), pc.is_valid(ends))
+    rows, starts, ends = (array.filter(kept) for array in (rows, starts, ends))
+    taken = batch.select(names).take(rows)
+    at = times.take(rows)
+    outside = pc.or_(pc.greater(starts, at), pc.less_equal(ends, at))
+    if pc.any(outside).as_py():
+        row = pc.index(outside, True).as_py()
+        raise DataSetError(
+            f"{name} puts a row of {at[row]} into a window from {starts[row]} to {ends[row]}, where it is not"
+        )
+    columns = [*taken.columns, starts, ends]
+    return pyarrow.RecordBatch.from_arrays(columns, names=[*names, _START, _END])
+
+
+def _array(pyarrow: Any, array: Any) -> Any:
+    """An array of Arrow, of anything that is one, or can be made into one."""
+    if isinstance(array, pyarrow.ChunkedArray):
+        return array.combine_chunks()
+    return array if isinstance(array, pyarrow.Array) else pyarrow.array(array)
+
+
+def _is_list(pyarrow: Any, array: Any) -> bool:
+    types = pyarrow.types
+    return bool(types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type))
+
+
+def _times(pyarrow: Any, array: Any, name: str) -> Any:
+    types = pyarrow.types
+    if not (types.is_timestamp(array.type) or types.is_date(array.type) or types.is_null(array.type)):
+        raise DataSetError(f"{name} returns {array.type}; starts and ends of windows are timestamps")
+    # Fractions of a microsecond would be lost in silence.
+    return array.cast(pyarrow.timestamp("us"))
+
+
+def custom_key(keys: Iterable[IntoExpr]) -> int | None:
+    """Which key is a custom window."""
+    found = [at for at, key in enumerate(keys) if isinstance(key, CustomWindow)]
+    if len(found) > 1:
+        raise DataSetError("group_by has one window")
+    return found[0] if found else None
