@@ -33,13 +33,17 @@ async function search(more = false): Promise<void> {
   plots = more ? [...plots, ...got.value.plots] : got.value.plots;
   byId('plots').replaceChildren(...plots.map(card));
   byId('more').hidden = plots.length >= got.value.total;
-  const found = count(got.value.total, 'plot');
-  byId('status').textContent =
-    got.value.total > 0 ? found : query.value.trim() === '' ? 'No plots yet: upload one.' : 'Nothing is found.';
+  const empty = got.value.total === 0 && query.value.trim() === '';
+  byId('status').classList.toggle('empty', empty);
+  byId('status').textContent = empty
+    ? 'No plots yet. Upload a file of points, or drop one anywhere on this page.'
+    : got.value.total > 0
+      ? count(got.value.total, 'plot')
+      : 'Nothing is found.';
 }
 
 function card(plot: Plot): HTMLElement {
-  const open = make('a', { class: 'title', text: plot.title });
+  const open = make('a', { class: 'title', title: plot.title, text: plot.title });
   open.href = `/plots/${plot.id}?${new URLSearchParams({ token })}`;
   const edit = make('button', { title: `Describe or remove ${plot.title}`, onclick: () => void describe(plot) });
   setIcon(edit, 'edit');
