@@ -18,7 +18,13 @@ export class Known {
   ) {}
 
   get(row: number): Point | undefined {
-    return this.points.get(row);
+    const point = this.points.get(row);
+    if (point !== undefined) {
+      // What is looked at again and again, as chosen points are, is the last to go.
+      this.points.delete(row);
+      this.points.set(row, point);
+    }
+    return point;
   }
 
   /** Learns what these rows are called; false if the server does not say. */
@@ -58,8 +64,11 @@ export class Known {
     const got = await this.source.points(which);
     if (!got.ok) this.wrong(got.reason);
     else {
-      if (this.points.size > KEPT_MAX) this.points.clear();
       for (const point of got.value) this.points.set(point.row, point);
+      for (const row of this.points.keys()) {
+        if (this.points.size <= KEPT_MAX) break;
+        this.points.delete(row);
+      }
     }
     return got;
   }

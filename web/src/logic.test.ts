@@ -198,6 +198,12 @@ describe('names', () => {
     expect(await known.rowsOf(ids)).toEqual(ids.map(Number));
     for (const which of asked.slice(2)) expect('ids' in which && which.ids.length <= 200).toBe(true);
     expect(await known.rowsOf(['9'.repeat(9000), '7'])).toHaveLength(2);
+    // Of very many the one that is looked at stays, and the first of the others goes.
+    for (let row = 0; row < 25_000; row += 200) {
+      await known.load(Array.from({ length: 200 }, (_, i) => row + i));
+      expect(known.get(7)?.id).toBe('7');
+    }
+    expect([known.get(8), known.get(24_999)?.id]).toEqual([undefined, '24999']);
   });
 });
 
