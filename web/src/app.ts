@@ -404,10 +404,11 @@ export class App {
     const mark = (row: number): Mark[] => {
       const spot = this.seen.spotOf(row);
       const id = this.known.get(row)?.id ?? '';
+      if (spot === undefined) return [];
       const label = this.colours.edits.labels.get(id) ?? id;
-      return spot === undefined
-        ? []
-        : [{ spot, label, glyph: this.marked.get(id) ?? 'circle', colour: this.seen.colourOf(row) }];
+      // Never smaller than the point that it stands for.
+      const radius = Math.max(8, 1.25 * this.scene.radiusAt(spot.depth) + 1);
+      return [{ spot, label, glyph: this.marked.get(id) ?? 'circle', colour: this.seen.colourOf(row), radius }];
     };
     drawOverlay(this.overlay, {
       marks: this.chosen.flatMap(mark),

@@ -4,7 +4,8 @@ import type { AxisLabel } from './axes';
 import type { Spot } from './pick';
 import { cut } from './texts';
 
-export type Mark = { spot: Spot; label: string; glyph: string; colour: string };
+/** `radius` is that of the glyph, in pixels. */
+export type Mark = { spot: Spot; label: string; glyph: string; colour: string; radius: number };
 /** A way through all frames: where it can be seen, undefined in frames without the point. */
 export type Trail = { spots: readonly (Spot | undefined)[]; colour: string; now: number };
 
@@ -39,8 +40,8 @@ class Room {
   ) {}
 
   /** Takes the place of a glyph, whatever is there. */
-  hold({ x, y }: Spot): void {
-    this.taken.push({ left: x - 9, top: y - 9, right: x + 9, bottom: y + 9 });
+  hold({ x, y }: Spot, radius: number): void {
+    this.taken.push({ left: x - radius, top: y - radius, right: x + radius, bottom: y + radius });
   }
 
   /** Takes a place whose left middle is at `x` and `y`; false if it is taken, or not on the screen. */
@@ -68,7 +69,7 @@ export function drawOverlay(canvas: HTMLCanvasElement, drawing: Drawing): void {
   // Names of points matter most, those of the point under the pointer first; then times, then axes.
   const { hover } = drawing;
   const marks = [...(hover === undefined ? [] : [hover]), ...drawing.marks];
-  for (const { spot } of marks) room.hold(spot);
+  for (const { spot, radius } of marks) room.hold(spot, radius);
   const names = marks.map((mark) => placed(to, room, mark));
   for (const trail of drawing.trails) drawTrail(to, trail, drawing);
   for (const trail of drawing.trails) drawTimes(to, trail, drawing, room);
@@ -103,15 +104,15 @@ function drawLasso(to: CanvasRenderingContext2D, { lasso, ink }: Drawing): void 
 function placed(
   to: CanvasRenderingContext2D,
   room: Room,
-  { spot, label }: Mark,
+  { spot, label, radius }: Mark,
 ): { text: string; x: number; y: number } | undefined {
   const text = cut(label, LABEL_MAX);
   const width = to.measureText(text).width;
   for (const [x, y] of [
-    [spot.x + 13, spot.y],
-    [spot.x - 13 - width, spot.y],
-    [spot.x - width / 2, spot.y + 19],
-    [spot.x - width / 2, spot.y - 19],
+    [spot.x + radius + 5, spot.y],
+    [spot.x - radius - 5 - width, spot.y],
+    [spot.x - width / 2, spot.y + radius + 11],
+    [spot.x - width / 2, spot.y - radius - 11],
   ])
     if (room.take(x, y, width)) return { text, x, y };
   return undefined;
@@ -164,7 +165,7 @@ function drawTimes(to: CanvasRenderingContext2D, trail: Trail, { times, soft, pa
 }
 
 function drawMark(to: CanvasRenderingContext2D, mark: Mark, { ink }: Drawing): void {
-  outline(to, mark.glyph, mark.spot.x, mark.spot.y, 8);
+  outline(to, mark.glyph, mark.spot.x, mark.spot.y, mark.radius);
   to.fillStyle = mark.colour;
   to.fill();
   to.lineWidth = 2;

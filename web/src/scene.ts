@@ -255,6 +255,12 @@ export class PointScene {
     this.resize(this.width, this.height);
   }
 
+  /** How large a point is drawn at this depth: its radius in pixels, as the shader has it. */
+  radiusAt(depth: number): number {
+    const ratio = Math.min(window.devicePixelRatio, 2);
+    return Math.min(64, (this.pointSize * ratio * 3) / Math.max(0.05, depth)) / ratio / 2;
+  }
+
   setBetween(t: number): void {
     this.material.uniforms.t.value = t;
   }
