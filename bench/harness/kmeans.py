@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .comm import SystemFailed, rotated
-from .once import run_once
+from .once import fit_seconds, in_turn, others_than_the_best, run_once
 from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch
 
 WORKER = str(BENCH / "harness" / "kmeans_worker.py")
@@ -164,31 +163,20 @@ def measure_case(
     files = {name: folder / f"{name}.npy" for name in ("rows", "centres", *systems)}
     np.save(files["rows"], rows)
     np.save(files["centres"], centres)
-    fit_s: dict[str, list[float]] = {}
-    further_s: dict[str, list[float]] = {}
     inertias: dict[str, float] = {}
-    failures: dict[str, str] = {}
-    left = [system for system in systems if unfit(system, case) is None]
-    for number in range(rounds):
-        for system in rotated(list(left), number):
-            try:
-                times = run_once(launch(system, case, files, setting.iterations), "fit_s", setting.timeout_s)
-            except SystemFailed as error:
-                failures[system] = str(error)
-                left.remove(system)
-                say(f"{system} on {case.name}: {error}")
-                continue
-            if number == 0:
-                inertias[system] = inertia(rows[:SAMPLE_ROWS], read_centres(files[system], case))
-            fit_s.setdefault(system, []).append(times["fit_s"] / setting.iterations)
-            further_s.setdefault(system, []).append((times["fit_s"] - times["first_s"]) / (setting.iterations - 1))
-    best = min(inertias.values(), default=0.0)
-    for system, value in inertias.items():
-        if value > best * (1 + INERTIA_TOLERANCE):
-            failures[system] = f"its inertia is {value / best - 1:.2%} above the best: not the same computation"
-            say(f"{system} on {case.name}: {failures[system]}")
+
+    def run(system: str, number: int) -> dict[str, Any]:
+        times = run_once(launch(system, case, files, setting.iterations), "fit_s", setting.timeout_s)
+        if number == 0:
+            inertias[system] = inertia(rows[:SAMPLE_ROWS], read_centres(files[system], case))
+        return fit_seconds(times, "fit_s", setting.iterations)
+
+    fit = [system for system in systems if unfit(system, case) is None]
+    found, failures = in_turn(fit, rounds, run, say, case.name)
+    failures |= others_than_the_best(inertias, INERTIA_TOLERANCE, "inertia", say, case.name)
     say(f"k-means {case.name}: {rounds} rounds, {time.monotonic() - started:.0f} s")
-    return {**case.__dict__, "fit_s": fit_s, "further_s": further_s, "inertia": inertias, "failures": failures}
+    times = {name: found.get(name, {}) for name in ("fit_s", "further_s")}
+    return {**case.__dict__, **times, "inertia": inertias, "failures": failures}
 
 
 def read_centres(path: Path, case: Case) -> Any:

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .comm import SystemFailed, rotated
-from .once import run_once, run_watched
+from .once import fit_seconds, in_turn, others_than_the_best, run_once, run_watched
 from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch
 
 WORKER = str(BENCH / "harness" / "mds_worker.py")
@@ -134,35 +133,19 @@ def measure_case(
 ) -> dict[str, Any]:
     started = time.monotonic()
     delta, start = generate(n, folder)
-    fit_s: dict[str, list[float]] = {}
-    further_s: dict[str, list[float]] = {}
-    peak: dict[str, list[int]] = {}
-    own: dict[str, list[int]] = {}
     stresses: dict[str, float] = {}
-    failures: dict[str, str] = {}
-    left = list(systems)
-    for number in range(rounds):
-        for system in rotated(list(left), number):
-            out = folder / f"{system}.npy"
-            arguments = ["fit", str(delta), str(start), str(setting.iterations), str(out)]
-            try:
-                found = run_watched(launch(system, arguments), setting.timeout_s)
-            except SystemFailed as error:
-                failures[system] = str(error)
-                left.remove(system)
-                say(f"{system} on {n} points: {error}")
-                continue
-            if number == 0:
-                stresses[system] = stress(np.load(delta, mmap_mode="r"), np.load(out))
-            fit_s.setdefault(system, []).append(found["query_s"] / setting.iterations)
-            further_s.setdefault(system, []).append((found["query_s"] - found["first_s"]) / (setting.iterations - 1))
-            peak.setdefault(system, []).append(found["peak_mib"])
-            own.setdefault(system, []).append(found["own_mib"])
-    best = min(stresses.values(), default=0.0)
-    for system, value in stresses.items():
-        if value > best * (1 + STRESS_TOLERANCE):
-            failures[system] = f"its stress is {value / best - 1:.2%} above the least: not the same computation"
-            say(f"{system} on {n} points: {failures[system]}")
+
+    def run(system: str, number: int) -> dict[str, Any]:
+        out = folder / f"{system}.npy"
+        arguments = ["fit", str(delta), str(start), str(setting.iterations), str(out)]
+        found = run_watched(launch(system, arguments), setting.timeout_s)
+        if number == 0:
+            stresses[system] = stress(np.load(delta, mmap_mode="r"), np.load(out))
+        memory = {name: found[name] for name in ("peak_mib", "own_mib")}
+        return {**fit_seconds(found, "query_s", setting.iterations), **memory}
+
+    found, failures = in_turn(systems, rounds, run, say, f"{n} points")
+    failures |= others_than_the_best(stresses, STRESS_TOLERANCE, "stress", say, f"{n} points")
     say(f"MDS of {n} points: {rounds} rounds, {time.monotonic() - started:.0f} s")
-    measured = {"fit_s": fit_s, "further_s": further_s, "peak_mib": peak, "own_mib": own}
+    measured = {name: found.get(name, {}) for name in ("fit_s", "further_s", "peak_mib", "own_mib")}
     return {"points": n, **measured, "stress": stresses, "failures": failures}

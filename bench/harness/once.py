@@ -9,9 +9,10 @@ import re
 import signal
 import subprocess
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .comm import SystemFailed
+from .comm import SystemFailed, rotated
 from .memory import Watch
 from .systems import Launch
 
@@ -67,6 +68,49 @@ def run_watched(command: Launch, timeout_s: float) -> dict[str, Any]:
     if code != 0 or "query_s" not in found:
         raise SystemFailed(complaint(list(said)) or f"exit code {code}, no output")
     return found
+
+
+def in_turn(
+    systems: Sequence[str], rounds: int, run: Callable[[str, int], dict[str, Any]], say: Callable[[str], None], on: str
+) -> tuple[dict[str, dict[str, list[Any]]], dict[str, str]]:
+    """Every system once a round, each round from another one on; one that fails takes part no more.
+
+    `run` gets a system and the round's number. Returns what it returned of each system, by name a value for each round, first by that name; and
+    why systems failed.
+    """
+    found: dict[str, dict[str, list[Any]]] = {}
+    failures: dict[str, str] = {}
+    left = list(systems)
+    for number in range(rounds):
+        for system in rotated(list(left), number):
+            try:
+                values = run(system, number)
+            except SystemFailed as error:
+                failures[system] = str(error)
+                left.remove(system)
+                say(f"{system} on {on}: {error}")
+                continue
+            for name, value in values.items():
+                found.setdefault(name, {}).setdefault(system, []).append(value)
+    return found, failures
+
+
+def fit_seconds(times: dict[str, Any], total: str, iterations: int) -> dict[str, float]:
+    """Seconds of an iteration, of all and of those behind the first, from the time of a whole fit and that of one of a single iteration."""
+    return {"fit_s": times[total] / iterations, "further_s": (times[total] - times["first_s"]) / (iterations - 1)}
+
+
+def others_than_the_best(
+    values: dict[str, float], tolerance: float, what: str, say: Callable[[str], None], on: str
+) -> dict[str, str]:
+    """Of systems that did the same computation, those whose result is worse than the best by more than `tolerance`, and by how much."""
+    best = min(values.values(), default=0.0)
+    failures = {}
+    for system, value in values.items():
+        if value > best * (1 + tolerance):
+            failures[system] = f"its {what} is {value / best - 1:.2%} above the least: not the same computation"
+            say(f"{system} on {on}: {failures[system]}")
+    return failures
 
 
 def complaint(lines: list[str]) -> str:

@@ -28,6 +28,8 @@ use crate::stores::{StorageOptions, shown};
 
 /// Records of a batch: DataFusion's own batch size.
 const BATCH_RECORDS: u64 = 8192;
+/// Written at once, about.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// A table of all records of the files that `paths` stand for, as for [`read`](crate::read()); `columns` are names and bytes,
 /// in their order in a record.
@@ -106,13 +108,14 @@ impl PartitionStream for Records {
         let sender = builder.tx();
         let (schema, pieces, width) = (Arc::clone(&self.schema), self.pieces.clone(), self.width);
         builder.spawn_blocking(move || {
+            let mut block = Vec::new();
             for piece in pieces {
                 let failed = |error: std::io::Error| DataFusionError::from(piece.file.failed(&error));
                 let mut file = piece.file.open(piece.start * width as u64)?;
                 let mut at = piece.start;
                 while at < piece.end {
                     let count = BATCH_RECORDS.min(piece.end - at);
-                    let mut block = vec![0; count as usize * width];
+                    block.resize(count as usize * width, 0);
                     file.read_exact(&mut block).map_err(failed)?;
                     at += count;
                     if sender.blocking_send(Ok(columns(&block, width, &schema)?)).is_err() {
@@ -184,7 +187,7 @@ impl DataSink for RecordSink {
         };
         let mut file = Writer::create(&self.file, context).map_err(failed)?;
         let mut rows = 0;
-        let mut block = Vec::new();
+        let mut block = Vec::with_capacity(BLOCK_BYTES);
         while let Some(batch) = data.next().await {
             let batch = batch?;
             let columns: Vec<&FixedSizeBinaryArray> =
@@ -193,28 +196,45 @@ impl DataSink for RecordSink {
                 let name = batch.schema().field(at).name().clone();
                 return Err(DataSetError::Data(format!("a record cannot hold a null of {name:?}")).into());
             }
-            block.clear();
-            for row in 0..batch.num_rows() {
-                columns.iter().for_each(|column| block.extend_from_slice(column.value(row)));
+            append_records(&columns, batch.num_rows(), &mut block);
+            if block.len() >= BLOCK_BYTES {
+                file.write(&block).await.map_err(failed)?;
+                block.clear();
             }
-            file.write(&block).await.map_err(failed)?;
             rows += batch.num_rows() as u64;
         }
+        file.write(&block).await.map_err(failed)?;
         file.finish().await.map_err(failed)?;
         Ok(rows)
     }
 }
 
+/// Appends the records of these columns: a column at a time, so that each value goes from one sequence to another.
+fn append_records(columns: &[&FixedSizeBinaryArray], rows: usize, block: &mut Vec<u8>) {
+    let width: usize = columns.iter().map(|column| column.value_size()).sum();
+    let start = block.len();
+    block.resize(start + rows * width, 0);
+    let mut from = 0;
+    for column in columns.iter().filter(|column| column.value_size() > 0) {
+        let bytes = column.value_size();
+        let values = column.value_data()[..rows * bytes].chunks_exact(bytes);
+        block[start..].chunks_exact_mut(width).zip(values).for_each(|(record, value)| {
+            record[from..from + bytes].copy_from_slice(value);
+        });
+        from += bytes;
+    }
+}
+
 /// A file under way. Local ones are written directly: a store would make a task of every part.
 enum Writer {
-    Local(std::io::BufWriter<std::fs::File>),
+    Local(std::fs::File),
     Object(object_store::buffered::BufWriter),
 }
 
 impl Writer {
     fn create(url: &ListingTableUrl, context: &TaskContext) -> std::io::Result<Self> {
         if let Ok(path) = url.get_url().to_file_path() {
-            return Ok(Writer::Local(std::io::BufWriter::with_capacity(1 << 20, std::fs::File::create(path)?)));
+            return Ok(Writer::Local(std::fs::File::create(path)?));
         }
         let store = context.runtime_env().object_store(url.object_store()).map_err(std::io::Error::other)?;
         Ok(Writer::Object(object_store::buffered::BufWriter::new(store, url.prefix().clone())))
@@ -229,7 +249,7 @@ impl Writer {
 
     async fn finish(mut self) -> std::io::Result<()> {
         match &mut self {
-            Writer::Local(file) => file.flush(),
+            Writer::Local(_) => Ok(()),
             Writer::Object(object) => object.shutdown().await,
         }
     }

@@ -39,42 +39,43 @@ class Anderson:
         """Begin anew, as when a step has failed or g has become another."""
         self._step: Array | None = None
         self._image: Array | None = None
-        #: Differences of steps g(x) - x and of images g(x), oldest first, and the products of the former.
-        self._steps: list[Array] = []
-        self._images: list[Array] = []
+        #: Differences of steps g(x) - x and of images g(x), each in a row; which row is the next one's; and the products of the former.
+        self._steps = self._images = np.empty((0, 0))
+        self._next = 0
         self._products: list[list[float]] = []
 
     def extrapolate(self, x: Array, image: Array) -> Array | None:
         """Take in that g(`x`) is `image`; returns a point that may be further on, None while too little is known."""
-        step = image - x
+        flat = image.ravel()
+        step = flat - x.ravel()
         if self._step is None or self._image is None:
-            self._step, self._image = step, image
+            self._step, self._image = step, flat
+            self._steps, self._images = np.empty((2, self.depth, len(step)))
             return None
-        if len(self._steps) == self.depth:
-            del self._steps[0], self._images[0], self._products[0]
-            self._products = [row[1:] for row in self._products]
-        newest = step - self._step
-        self._steps.append(newest)
-        self._images.append(image - self._image)
-        self._step, self._image = step, image
-        # One pass for the products with the newest difference, and with the step.
-        among = _sums([newest * other for other in self._steps])
-        right = _sums([step * other for other in self._steps])
-        for row, product in zip(self._products, among, strict=False):
-            row.append(product)
-        self._products.append(among)
+        place = self._next % self.depth
+        np.subtract(step, self._step, out=self._steps[place])
+        np.subtract(flat, self._image, out=self._images[place])
+        self._step, self._image, self._next = step, flat, self._next + 1
+        known = min(self._next, self.depth)
+        steps = self._steps[:known]
+        among, right = _sums(steps * steps[place]), _sums(steps * step)
+        if len(self._products) < known:
+            self._products.append([])
+        for row, product in zip(self._products, among, strict=True):
+            row[place:] = [product, *row[place + 1 :]]
+        self._products[place] = among
         shares = _solved(self._products, right)
         if shares is None:
             return None
-        found: Array = image.copy()
-        for share, difference in zip(shares, self._images, strict=True):
+        found: Array = flat.copy()
+        for share, difference in zip(shares, self._images, strict=False):
             found -= share * difference
-        return found
+        return found.reshape(image.shape)
 
 
-def _sums(arrays: list[Array]) -> list[float]:
-    """The sum of each, in order."""
-    sums: list[float] = np.add.accumulate(np.stack(arrays).reshape(len(arrays), -1), axis=1)[:, -1].tolist()
+def _sums(rows: Array) -> list[float]:
+    """The sum of each row, in order."""
+    sums: list[float] = np.add.accumulate(rows, axis=1)[:, -1].tolist()
     return sums
 
 

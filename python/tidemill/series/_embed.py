@@ -40,7 +40,7 @@ ALONE_IDS_MAX = 2000
 #: Placed series that a new one is put between.
 _NEIGHBOURS = 5
 #: Iterations that the embedding looks back on.
-_ACCELERATION = 5
+_ACCELERATION = 3
 
 
 @dataclass
@@ -217,11 +217,15 @@ class Embedder:
         # All that does not need the frame before is done before it is asked for.
         with self.phases.timed("embed"), using(comm):
             prepared = model._prepare(active(), apart, weight)
+            if self.start == "independent":
+                model.annealing = self.annealing
+                model._place(prepared, None)
         past = yield None
-        with self.phases.timed("embed"):
-            init = None if self.start == "independent" else _placed(comm, ids, own, apart, past.last)
-            model.annealing = self.annealing and init is None
-            model._place(prepared, init)
+        if self.start == "previous":
+            with self.phases.timed("embed"):
+                init = _placed(comm, ids, own, apart, past.last)
+                model.annealing = self.annealing and init is None
+                model._place(prepared, init)
         with self.phases.timed("align"):
             base = past.first if self.align == "first" else past.last
             positions, fit = _turned(ids, np.asarray(model.positions_, dtype=np.float64), base, weight)

@@ -1,17 +1,16 @@
 //! Rows to targets: asks the partitioner where each row goes, and makes one batch for each target out of many.
 //!
 //! Batches are collected until there is enough for every target, so that small ones never cross the wire one by one; then
-//! all rows are put in the order of their targets in one pass (a counting sort and a `take` per column), and each target
-//! gets its stretch, without another copy.
+//! each target's are copied into a batch of its own. Not into stretches of one: who keeps a stretch would keep all of it.
 
 use std::sync::Arc;
 
-use arrow::array::{RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow::compute::{concat_batches, take};
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
 use super::batch_bytes;
 use crate::error::TaskError;
+use crate::local::gather::{Gather, Pick};
 use crate::metrics::EdgeMetrics;
 use crate::route_map::RouteMap;
 
@@ -103,33 +102,18 @@ impl Scatter {
 
     /// What has been collected, by target; targets without rows are left out.
     pub(crate) fn drain(&mut self) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
-        let assigned = std::mem::take(&mut self.assigned);
-        let mut batches = std::mem::take(&mut self.batches);
+        let (assigned, batches) = (std::mem::take(&mut self.assigned), std::mem::take(&mut self.batches));
         self.bytes = 0;
-        let all = match batches.len() {
-            0 => return Ok(Vec::new()),
-            1 => batches.remove(0),
-            _ => concat_batches(&self.schema, &batches)?,
-        };
-        drop(batches);
-        let mut starts = vec![0u32; self.targets as usize + 1];
-        assigned.iter().for_each(|&target| starts[target as usize + 1] += 1);
-        (0..self.targets as usize).for_each(|target| starts[target + 1] += starts[target]);
-        let mut next = starts.clone();
-        let mut order = vec![0u32; assigned.len()];
-        for (row, &target) in assigned.iter().enumerate() {
-            let place = &mut next[target as usize];
-            order[*place as usize] = row as u32;
-            *place += 1;
-        }
-        let order = UInt32Array::from(order);
-        let columns = all.columns().iter().map(|column| take(column, &order, None)).collect::<Result<_, _>>()?;
-        let options = RecordBatchOptions::new().with_row_count(Some(assigned.len()));
-        let sorted = RecordBatch::try_new_with_options(all.schema(), columns, &options)?;
-        let piece = |target: u32| {
-            let (from, to) = (starts[target as usize] as usize, starts[target as usize + 1] as usize);
-            (to > from).then(|| (target, sorted.slice(from, to - from)))
-        };
-        Ok((0..self.targets).filter_map(piece).collect())
+        let mut counts = vec![0; self.targets as usize];
+        assigned.iter().for_each(|&target| counts[target as usize] += 1);
+        let mut picks: Vec<Vec<Pick>> = counts.into_iter().map(Vec::with_capacity).collect();
+        let rows = batches
+            .iter()
+            .zip(0..)
+            .flat_map(|(rows, batch)| (0..rows.num_rows() as u32).map(move |row| Pick { batch, row }));
+        rows.zip(assigned).for_each(|(pick, target)| picks[target as usize].push(pick));
+        let gather = Gather::new(&self.schema, &batches);
+        let some = (0..).zip(picks).filter(|(_, picks)| !picks.is_empty());
+        some.map(|(target, picks)| Ok((target, gather.rows(&picks)?))).collect()
     }
 }

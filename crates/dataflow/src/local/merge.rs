@@ -6,10 +6,10 @@ use std::collections::binary_heap::PeekMut;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::compute::interleave_record_batch;
 use arrow::error::ArrowError;
 use arrow::row::Rows;
 
+use super::gather::{Gather, Pick};
 use super::order::{Order, PREFIX_BYTES, prefix};
 
 /// What a merge wants or gives.
@@ -70,7 +70,7 @@ pub(crate) struct Merge {
     /// The batch in `held` that each stream stands in.
     current: Vec<usize>,
     held: Vec<RecordBatch>,
-    picks: Vec<(usize, usize)>,
+    picks: Vec<Pick>,
     rows_max: usize,
 }
 
@@ -115,7 +115,7 @@ impl Merge {
             let Some(mut first) = self.heap.peek_mut() else {
                 return if self.picks.is_empty() { Ok(Step::Done) } else { self.flush() };
             };
-            self.picks.push((self.current[first.stream], first.row));
+            self.picks.push(Pick { batch: self.current[first.stream] as u32, row: first.row as u32 });
             if first.row + 1 < first.rows.num_rows() {
                 first.row += 1;
                 first.prefix = prefix(first.key());
@@ -126,8 +126,7 @@ impl Merge {
     }
 
     fn flush(&mut self) -> Result<Step, ArrowError> {
-        let held: Vec<&RecordBatch> = self.held.iter().collect();
-        let batch = interleave_record_batch(&held, &self.picks)?;
+        let batch = Gather::new(self.held[0].schema_ref(), &self.held).rows(&self.picks)?;
         self.picks.clear();
         // Only the batches that streams still stand in are kept.
         let mut kept = Vec::with_capacity(self.heap.len());

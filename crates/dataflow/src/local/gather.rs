@@ -1,0 +1,305 @@
+//! Rows of several batches, put together in any order: what sorts, merges and exchanges by row end with.
+//!
+//! Where the rows lie all over the memory, each would cost a cache miss for each column, one after the other. So what a row holds is
+//! asked for some rows before its turn (software prefetching), and many misses are under way at once. Values of a fixed length, texts
+//! and binaries are copied here; other types go by Arrow's `interleave`.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, BooleanBufferBuilder, GenericByteArray, OffsetSizeTrait, RecordBatch, RecordBatchOptions,
+    make_array,
+};
+use arrow::buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow::compute::interleave;
+use arrow::datatypes::{
+    ArrowNativeType, BinaryType, ByteArrayType, DataType, LargeBinaryType, LargeUtf8Type, SchemaRef, Utf8Type,
+};
+use arrow::error::ArrowError;
+
+/// A row is asked for so many rows before it is copied: as many misses as a core can have under way.
+const AHEAD: usize = 16;
+const LINE_BYTES: usize = 64;
+/// Lines of a value that are asked for; of what follows the processor sees by itself that it is read in order.
+const LINES_MAX: usize = 4;
+
+/// A row: the number of its batch, and its own in that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pick {
+    pub batch: u32,
+    pub row: u32,
+}
+
+/// Batches to pick rows from. Cheap to make: it refers to their buffers.
+pub(crate) struct Gather {
+    schema: SchemaRef,
+    columns: Vec<Column>,
+}
+
+/// A column of all batches.
+struct Column {
+    data_type: DataType,
+    values: Values,
+    /// Of each batch, if any has a null.
+    nulls: Option<Vec<Option<NullBuffer>>>,
+}
+
+enum Values {
+    /// So many bytes a value, and those of each batch.
+    Fixed(usize, Vec<Buffer>),
+    Texts(Texts<i32>),
+    LargeTexts(Texts<i64>),
+    Others(Vec<ArrayRef>),
+}
+
+/// Offsets and bytes of each batch.
+type Texts<O> = Vec<(ScalarBuffer<O>, Buffer)>;
+
+impl Gather {
+    /// `batches` have this schema.
+    pub(crate) fn new(schema: &SchemaRef, batches: &[RecordBatch]) -> Self {
+        let column =
+            |at: usize| Column::new(schema.field(at).data_type(), batches.iter().map(|batch| batch.column(at)));
+        Gather { schema: SchemaRef::clone(schema), columns: (0..schema.fields().len()).map(column).collect() }
+    }
+
+    /// These rows, in this order.
+    ///
+    /// # Errors
+    /// When texts are longer together than their offsets can tell.
+    ///
+    /// # Panics
+    /// On a row or a batch that there is not.
+    pub(crate) fn rows(&self, picks: &[Pick]) -> Result<RecordBatch, ArrowError> {
+        let columns = self.columns.iter().map(|column| column.rows(picks)).collect::<Result<_, _>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
+        RecordBatch::try_new_with_options(SchemaRef::clone(&self.schema), columns, &options)
+    }
+}
+
+impl Column {
+    fn new<'a>(data_type: &DataType, arrays: impl Iterator<Item = &'a ArrayRef> + Clone) -> Self {
+        let width = match data_type {
+            DataType::FixedSizeBinary(width) => Some(*width as usize),
+            other => other.primitive_width(),
+        };
+        let values = match (data_type, width) {
+            (_, Some(width)) => Values::Fixed(width, arrays.clone().map(|array| fixed_values(array, width)).collect()),
+            (DataType::Utf8, _) => Values::Texts(texts::<Utf8Type>(arrays.clone())),
+            (DataType::Binary, _) => Values::Texts(texts::<BinaryType>(arrays.clone())),
+            (DataType::LargeUtf8, _) => Values::LargeTexts(texts::<LargeUtf8Type>(arrays.clone())),
+            (DataType::LargeBinary, _) => Values::LargeTexts(texts::<LargeBinaryType>(arrays.clone())),
+            _ => Values::Others(arrays.clone().cloned().collect()),
+        };
+        // Nulls of other types are Arrow's to see to.
+        let has_nulls = !matches!(values, Values::Others(_)) && arrays.clone().any(|array| array.null_count() > 0);
+        let nulls = has_nulls.then(|| arrays.map(|array| array.nulls().cloned()).collect());
+        Column { data_type: data_type.clone(), values, nulls }
+    }
+
+    fn rows(&self, picks: &[Pick]) -> Result<ArrayRef, ArrowError> {
+        match &self.values {
+            Values::Fixed(width, values) => {
+                let data = arrow::array::ArrayData::builder(self.data_type.clone())
+                    .len(picks.len())
+                    .add_buffer(fixed(*width, values, picks))
+                    .nulls(self.nulls(picks))
+                    .build()?;
+                Ok(make_array(data))
+            }
+            Values::Texts(texts) if self.data_type == DataType::Utf8 => self.texts::<Utf8Type>(texts, picks),
+            Values::Texts(texts) => self.texts::<BinaryType>(texts, picks),
+            Values::LargeTexts(texts) if self.data_type == DataType::LargeUtf8 => {
+                self.texts::<LargeUtf8Type>(texts, picks)
+            }
+            Values::LargeTexts(texts) => self.texts::<LargeBinaryType>(texts, picks),
+            Values::Others(arrays) => {
+                let arrays: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
+                let picks: Vec<_> = picks.iter().map(|pick| (pick.batch as usize, pick.row as usize)).collect();
+                interleave(&arrays, &picks)
+            }
+        }
+    }
+
+    fn nulls(&self, picks: &[Pick]) -> Option<NullBuffer> {
+        let nulls = self.nulls.as_ref()?;
+        let mut valid = BooleanBufferBuilder::new(picks.len());
+        let is_valid = |pick: &Pick| nulls[pick.batch as usize].as_ref().is_none_or(|n| n.is_valid(pick.row as usize));
+        picks.iter().for_each(|pick| valid.append(is_valid(pick)));
+        Some(NullBuffer::new(valid.finish())).filter(|nulls| nulls.null_count() > 0)
+    }
+
+    fn texts<T: ByteArrayType>(&self, texts: &Texts<T::Offset>, picks: &[Pick]) -> Result<ArrayRef, ArrowError> {
+        let mut offsets = Vec::with_capacity(picks.len() + 1);
+        offsets.push(T::Offset::default());
+        let mut spans = Vec::with_capacity(picks.len());
+        let mut len = 0;
+        for (at, pick) in picks.iter().enumerate() {
+            if let Some(ahead) = picks.get(at + AHEAD) {
+                let (offsets, _) = &texts[ahead.batch as usize];
+                prefetch(offsets.inner(), ahead.row as usize * size_of::<T::Offset>(), 1);
+            }
+            let (from, _) = &texts[pick.batch as usize];
+            let row = pick.row as usize;
+            let span = from[row].as_usize()..from[row + 1].as_usize();
+            len += span.len();
+            offsets.push(T::Offset::from_usize(len).ok_or(ArrowError::OffsetOverflowError(len))?);
+            spans.push(span);
+        }
+        let mut values = Vec::with_capacity(len);
+        for (at, pick) in picks.iter().enumerate() {
+            if let Some(ahead) = picks.get(at + AHEAD) {
+                let span = &spans[at + AHEAD];
+                prefetch(&texts[ahead.batch as usize].1, span.start, span.len());
+            }
+            values.extend_from_slice(&texts[pick.batch as usize].1[spans[at].clone()]);
+        }
+        // SAFETY: offsets begin with 0 and only grow, as lengths were added; between two of them lies the whole value of a row of a
+        // sound array of the same type, so a text is one. Benefit: texts are not looked through again.
+        let array = unsafe {
+            let offsets = OffsetBuffer::new_unchecked(offsets.into());
+            GenericByteArray::<T>::new_unchecked(offsets, values.into(), self.nulls(picks))
+        };
+        Ok(Arc::new(array))
+    }
+}
+
+/// The values of an array, from its first on.
+fn fixed_values(array: &ArrayRef, width: usize) -> Buffer {
+    let data = array.to_data();
+    data.buffers()[0].slice_with_length(data.offset() * width, data.len() * width)
+}
+
+fn texts<'a, T: ByteArrayType>(arrays: impl Iterator<Item = &'a ArrayRef>) -> Texts<T::Offset>
+where
+    T::Offset: OffsetSizeTrait,
+{
+    let parts = |array: &ArrayRef| {
+        let array = array.as_bytes::<T>();
+        (array.offsets().inner().clone(), array.values().clone())
+    };
+    arrays.map(parts).collect()
+}
+
+fn fixed(width: usize, values: &[Buffer], picks: &[Pick]) -> Buffer {
+    match width {
+        1 => fixed_of::<1>(values, picks),
+        2 => fixed_of::<2>(values, picks),
+        4 => fixed_of::<4>(values, picks),
+        8 => fixed_of::<8>(values, picks),
+        16 => fixed_of::<16>(values, picks),
+        _ => {
+            let mut out = Vec::with_capacity(picks.len() * width);
+            for (at, pick) in picks.iter().enumerate() {
+                if let Some(ahead) = picks.get(at + AHEAD) {
+                    prefetch(&values[ahead.batch as usize], ahead.row as usize * width, width);
+                }
+                out.extend_from_slice(&values[pick.batch as usize][pick.row as usize * width..][..width]);
+            }
+            Buffer::from_vec(out)
+        }
+    }
+}
+
+/// [`fixed`] of a width that the compiler knows: a value is a move.
+fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[Pick]) -> Buffer {
+    // Aligned for every type.
+    let mut out = arrow::buffer::MutableBuffer::from_len_zeroed(picks.len() * WIDTH);
+    for (at, (pick, to)) in picks.iter().zip(out.as_slice_mut().as_chunks_mut::<WIDTH>().0).enumerate() {
+        if let Some(ahead) = picks.get(at + AHEAD) {
+            prefetch(&values[ahead.batch as usize], ahead.row as usize * WIDTH, WIDTH);
+        }
+        to.copy_from_slice(&values[pick.batch as usize][pick.row as usize * WIDTH..][..WIDTH]);
+    }
+    out.into()
+}
+
+/// Asks for `len` bytes from `at` on, or as many as count.
+#[inline(always)]
+fn prefetch(bytes: &[u8], at: usize, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let first = bytes.as_ptr().wrapping_add(at);
+        let end = (first as usize % LINE_BYTES + len).min(LINES_MAX * LINE_BYTES);
+        let line = first.wrapping_sub(first as usize % LINE_BYTES);
+        for offset in (0..end).step_by(LINE_BYTES) {
+            // SAFETY: a prefetch never faults, whatever the address, and every x86-64 has it.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(offset).cast()) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, at, len);
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{
+        BooleanArray, Decimal128Array, FixedSizeBinaryArray, Int8Array, Int16Array, Int64Array, LargeBinaryArray,
+        StringArray, StringViewArray,
+    };
+    use arrow::compute::interleave_record_batch;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A row of every kind of column, with nulls or without.
+    fn batch(rows: &[u32], with_nulls: bool) -> RecordBatch {
+        let null = |row: u32| with_nulls && row.is_multiple_of(3);
+        let some = |row: &u32| (!null(*row)).then_some(*row);
+        let text = |row: u32| "é".repeat(row as usize % 70) + &row.to_string();
+        let wide = rows.iter().map(|row| some(row).map(|row| [row as u8; 90]));
+        let none = rows.iter().map(|row| some(row).map(|_| [0_u8; 0]));
+        let columns: Vec<(&str, ArrayRef)> = vec![
+            ("i8", Arc::new(rows.iter().map(|row| some(row).map(|row| row as i8)).collect::<Int8Array>())),
+            ("i16", Arc::new(rows.iter().map(|row| some(row).map(|row| row as i16)).collect::<Int16Array>())),
+            ("i64", Arc::new(rows.iter().map(|row| some(row).map(i64::from)).collect::<Int64Array>())),
+            ("i128", Arc::new(rows.iter().map(|row| some(row).map(i128::from)).collect::<Decimal128Array>())),
+            ("bytes", Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size(wide, 90).unwrap())),
+            ("nothing", Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size(none, 0).unwrap())),
+            ("text", Arc::new(rows.iter().map(|row| some(row).map(text)).collect::<StringArray>())),
+            ("binary", Arc::new(rows.iter().map(|row| some(row).map(text)).collect::<LargeBinaryArray>())),
+            ("view", Arc::new(rows.iter().map(|row| some(row).map(text)).collect::<StringViewArray>())),
+            ("flag", Arc::new(rows.iter().map(|row| some(row).map(|row| row % 2 == 0)).collect::<BooleanArray>())),
+        ];
+        RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, array)| (name, array, true))).unwrap()
+    }
+
+    proptest! {
+        /// A value of another row, of the row before a slice's first, or a null in the wrong place shows up against Arrow's own.
+        #[test]
+        fn equals_interleave(
+            batches in prop::collection::vec((prop::collection::vec(0u32..1000, 1..60), any::<bool>(), 0usize..5), 1..6),
+            seeds in prop::collection::vec((0usize..6, 0usize..60), 0..200),
+        ) {
+            let slice = |(rows, with_nulls, from): &(Vec<u32>, bool, usize)| {
+                let (batch, from) = (batch(rows, *with_nulls), (*from).min(rows.len() - 1));
+                batch.slice(from, rows.len() - from)
+            };
+            let batches: Vec<RecordBatch> = batches.iter().map(slice).collect();
+            let at = |&(batch, row): &(usize, usize)| {
+                let batch = batch % batches.len();
+                (batch, row % batches[batch].num_rows())
+            };
+            let indices: Vec<(usize, usize)> = seeds.iter().map(at).collect();
+            let picks: Vec<Pick> =
+                indices.iter().map(|&(batch, row)| Pick { batch: batch as u32, row: row as u32 }).collect();
+            let found = Gather::new(batches[0].schema_ref(), &batches).rows(&picks).unwrap();
+            for column in found.columns() {
+                column.to_data().validate_full().unwrap();
+            }
+            let refs: Vec<&RecordBatch> = batches.iter().collect();
+            prop_assert_eq!(found, interleave_record_batch(&refs, &indices).unwrap());
+        }
+    }
+
+    /// A batch without columns has as many rows as were picked.
+    #[test]
+    fn rows_without_columns() {
+        let schema = Arc::new(arrow::datatypes::Schema::empty());
+        let options = RecordBatchOptions::new().with_row_count(Some(3));
+        let batch = RecordBatch::try_new_with_options(Arc::clone(&schema), Vec::new(), &options).unwrap();
+        let picks = [Pick { batch: 0, row: 2 }; 5];
+        assert_eq!(Gather::new(&schema, &[batch]).rows(&picks).unwrap().num_rows(), 5);
+    }
+}
