@@ -3,9 +3,11 @@
 //!
 //! Of what a copy sends in one [turn](super::turn) the first batch leaves at once, whatever its size: a lone one never waits.
 //! Small ones behind it wait in a [pack](super::pack) until that is full, something goes that must stay behind them, or the turn
-//! ends. Their credit is taken when they come, so that the pack can go without waiting.
+//! ends. Credit for a whole pack is taken with the first that goes into it, so that it can go without waiting; what it did not
+//! need comes back then.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
@@ -13,7 +15,7 @@ use parking_lot::Mutex;
 use super::batch_bytes;
 use super::edge::Edge;
 use super::inlet::{Inlet, Packet};
-use super::pack::{Pack, SMALL_BYTES_MAX};
+use super::pack::{PACK_BYTES_MAX, Pack, SMALL_BYTES_MAX};
 use super::turn::{self, Waiting};
 use crate::error::TaskError;
 use crate::link::{Account, Guard, Links, Valve};
@@ -25,6 +27,8 @@ use crate::wire::{Encoder, Frame, Header, Kind};
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
 /// What a batch of this process costs in credit beside its bytes.
 const BATCH_COST_BYTES: u64 = 64;
+/// What is taken for a pack before it is known what it costs. It goes when it is full, so nothing in it is more.
+const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
 
 /// What all streams of one copy's end of an edge share: whose they are, and what carries them.
 pub(super) struct Way {
@@ -63,12 +67,16 @@ pub(super) struct Lane {
     /// Whose credit a batch takes, and whether barriers in a hurry may owe more.
     accounts: Vec<(Arc<Account>, bool)>,
     state: Mutex<State>,
+    /// Something waits in the pack.
+    packing: AtomicBool,
 }
 
 struct State {
     ends: Vec<End>,
     /// `None` where batches do not go together.
     pack: Option<Pack>,
+    /// Credit that has been taken for it, at each account.
+    taken: u64,
     /// The turn's end will be told.
     in_turn: bool,
     /// What went wrong at a turn's end, where nobody could be told.
@@ -105,12 +113,17 @@ impl End {
         let metrics = &way.edge.metrics;
         metrics::add(&metrics.local_blocks, 1);
         metrics::add(&metrics.local_bytes, cost);
-        self.blocks += 1;
-        self.rows += batch.num_rows() as u64;
+        let rows = batch.num_rows() as u64;
         inlet.push(*stream, Packet::Batch(batch, Arc::new(Guard::local(account, valve, cost))));
+        self.count(rows);
     }
 
-    /// The next block for other workers.
+    fn count(&mut self, rows: u64) {
+        self.blocks += 1;
+        self.rows += rows;
+    }
+
+    /// The next block for other workers. To be counted when it has gone: who gives up waiting for credit has sent nothing.
     fn frame(&mut self, way: &Way, piece: &RecordBatch) -> Result<Frame, TaskError> {
         let Place::There { target, encoder, .. } = &mut self.place else { unreachable!("asked of workers elsewhere") };
         let encoder = match encoder {
@@ -118,10 +131,7 @@ impl End {
             None => encoder.insert(Box::new(Encoder::new(&way.edge.schema)?)),
         };
         let parts = encoder.encode(piece)?;
-        let frame = Frame::new(&way.header(Kind::Batch, *target, self.blocks, piece.num_rows() as u64), &parts);
-        self.blocks += 1;
-        self.rows += piece.num_rows() as u64;
-        Ok(frame)
+        Ok(Frame::new(&way.header(Kind::Batch, *target, self.blocks, piece.num_rows() as u64), &parts))
     }
 
     /// Sends a batch whose part in a pack has taken credit of `taken` bytes at each account.
@@ -139,6 +149,7 @@ impl End {
             count_frame(way, frame.len() as u64);
             way.links.send_shared(*worker, frame.clone());
         }
+        self.count(batch.num_rows() as u64);
         Ok(())
     }
 
@@ -195,17 +206,17 @@ impl Lane {
             }
         });
         let accounts = accounts.collect();
-        let state = State { ends, pack: Pack::new(&way.edge.schema), in_turn: false, failed: None };
-        Arc::new(Lane { way: Arc::clone(way), accounts, state: Mutex::new(state) })
+        let state = State { ends, pack: Pack::new(&way.edge.schema), taken: 0, in_turn: false, failed: None };
+        Arc::new(Lane { way: Arc::clone(way), accounts, state: Mutex::new(state), packing: AtomicBool::new(false) })
     }
 
     /// Whether the receiver has let go of its end. Of a broadcast nobody asks.
     pub(super) fn is_stopped(&self) -> bool {
-        let state = self.state.lock();
-        if state.in_turn && state.pack.as_ref().is_some_and(|pack| !pack.is_empty()) {
-            // It was asked when the first of these came, and is again when they go.
+        if self.packing.load(Ordering::Relaxed) {
+            // It was asked when the first of these came, and is again when they have gone.
             return false;
         }
+        let state = self.state.lock();
         match state.ends.as_slice() {
             [End { place: Place::Here { inlet, stream, .. }, .. }] => inlet.is_closed(*stream),
             [End { place: Place::There { target, workers, .. }, .. }] if *target != u32::MAX => {
@@ -223,15 +234,20 @@ impl Lane {
             if let Some(error) = state.failed.take() {
                 return Err(error);
             }
-            // Who comes first in a turn does not wait for its end; who is not in one would wait for ever.
-            let follows = state.in_turn;
-            if !follows {
+            if bytes > SMALL_BYTES_MAX || state.pack.is_none() {
+                false
+            } else if !state.in_turn {
+                // Who comes first in a turn does not wait for its end; who is not in one would wait for ever.
                 self.join(&mut state);
+                false
+            } else if state.taken > 0 {
+                return self.push(&mut state, batch, bytes);
+            } else {
+                true
             }
-            follows && bytes <= SMALL_BYTES_MAX && state.pack.is_some()
         };
         match packs {
-            true => self.pack(batch, bytes).await,
+            true => self.begin_pack(batch, bytes).await,
             false => self.send_now(batch, bytes).await,
         }
     }
@@ -242,28 +258,39 @@ impl Lane {
         state.in_turn
     }
 
-    async fn pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
-        let waited = self.acquire(bytes).await;
-        if waited > 0 {
-            metrics::add(&self.way.edge.metrics.blocked_ns, waited);
+    /// Takes credit for a pack, of which this batch is the first.
+    async fn begin_pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
+        let mut waited = 0;
+        for (account, hurries) in &self.accounts {
+            waited += account.acquire(PACK_CREDIT_BYTES, self.way.hurry.as_ref().filter(|_| *hurries)).await;
         }
+        metrics::add(&self.way.edge.metrics.blocked_ns, waited);
         let mut state = self.state.lock();
-        let full = state.pack.as_mut().expect("asked before").push(batch, bytes);
+        state.taken = PACK_CREDIT_BYTES;
+        self.push(&mut state, batch, bytes)?;
         // The turn may have ended while it waited for credit.
-        if full || !(state.in_turn || self.join(&mut state)) {
-            return state.send_pack(&self.way);
+        match state.in_turn || self.join(&mut state) {
+            true => Ok(()),
+            false => self.send_pack(&mut state),
         }
+    }
+
+    /// Puts a batch to those that wait.
+    fn push(&self, state: &mut State, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
+        let full = state.pack.as_mut().expect("asked before").push(batch, bytes);
+        if full {
+            return self.send_pack(state);
+        }
+        self.packing.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    async fn acquire(&self, bytes: u64) -> u64 {
-        let mut waited = 0;
-        for (account, hurries) in &self.accounts {
-            if !account.try_acquire(bytes) {
-                waited += account.acquire(bytes, self.way.hurry.as_ref().filter(|_| *hurries)).await;
-            }
-        }
-        waited
+    fn send_pack(&self, state: &mut State) -> Result<(), TaskError> {
+        self.packing.store(false, Ordering::Relaxed);
+        let taken = std::mem::take(&mut state.taken);
+        let Some(pack) = state.pack.as_mut().filter(|pack| !pack.is_empty()) else { return Ok(()) };
+        let batch = pack.take()?;
+        state.ends.iter_mut().try_for_each(|end| end.send_packed(&self.way, &batch, taken))
     }
 
     async fn send_now(&self, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
@@ -296,6 +323,7 @@ impl Lane {
                     count_frame(way, frame.len() as u64);
                     way.links.send_shared(*worker, frame.clone());
                 }
+                self.state.lock().ends[at].count(piece.num_rows() as u64);
             }
         }
         metrics::add(&way.edge.metrics.blocked_ns, waited);
@@ -307,7 +335,7 @@ impl Lane {
         let mut state = self.state.lock();
         match state.failed.take() {
             Some(error) => Err(error),
-            None => state.send_pack(&self.way),
+            None => self.send_pack(&mut state),
         }
     }
 
@@ -324,20 +352,11 @@ impl Lane {
     }
 }
 
-impl State {
-    fn send_pack(&mut self, way: &Way) -> Result<(), TaskError> {
-        let Some(pack) = self.pack.as_mut().filter(|pack| !pack.is_empty()) else { return Ok(()) };
-        let taken = pack.bytes();
-        let batch = pack.take()?;
-        self.ends.iter_mut().try_for_each(|end| end.send_packed(way, &batch, taken))
-    }
-}
-
 impl Waiting for Lane {
     fn go(&self) {
         let mut state = self.state.lock();
         state.in_turn = false;
-        if let Err(error) = state.send_pack(&self.way) {
+        if let Err(error) = self.send_pack(&mut state) {
             state.failed = Some(error);
         }
     }
