@@ -65,7 +65,7 @@ proptest! {
             let to = graph.add(sink("sink", workers, kept));
             match broadcast {
                 true => graph.connect(from, to, Broadcast::default()),
-                false => graph.connect(from, to, Direct::default()),
+                false => graph.connect(from, to, Direct),
             };
         }).unwrap();
         for copy in 0..workers {

@@ -228,7 +228,7 @@ fn append_records(columns: &[&FixedSizeBinaryArray], rows: usize, block: &mut Ve
 /// A file under way. Local ones are written directly: a store would make a task of every part.
 enum Writer {
     Local(std::fs::File),
-    Object(object_store::buffered::BufWriter),
+    Object(Box<object_store::buffered::BufWriter>),
 }
 
 impl Writer {
@@ -237,7 +237,8 @@ impl Writer {
             return Ok(Writer::Local(std::fs::File::create(path)?));
         }
         let store = context.runtime_env().object_store(url.object_store()).map_err(std::io::Error::other)?;
-        Ok(Writer::Object(object_store::buffered::BufWriter::new(store, url.prefix().clone())))
+        let object = object_store::buffered::BufWriter::new(store, url.prefix().clone());
+        Ok(Writer::Object(Box::new(object)))
     }
 
     async fn write(&mut self, block: &[u8]) -> std::io::Result<()> {
