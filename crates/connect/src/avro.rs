@@ -1,12 +1,11 @@
 //! Avro records: as they are, or in Confluent's wire format, with a zero and the number of the writer's schema before each.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
-use arrow_avro::reader::ReaderBuilder;
+use arrow_avro::reader::{Decoder, ReaderBuilder};
 use arrow_avro::schema::{AvroSchema, Fingerprint, FingerprintAlgorithm, SchemaStore};
 use serde_json::Value;
 
@@ -16,20 +15,14 @@ use crate::decode::Failure;
 const NO_HEADER: [u8; 5] = [0; 5];
 
 /// Schemas that records are read with.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Avro {
-    builder: Arc<dyn Fn(usize) -> Result<arrow_avro::reader::Decoder, String> + Send + Sync>,
+    reader: AvroSchema,
     /// Whether records have the number of their schema before them.
     has_header: bool,
-    /// By number; of records without, the one and only.
-    numbers: Vec<u32>,
+    /// The schemas that they were written with by number; of records without, the one and only.
+    writers: BTreeMap<u32, AvroSchema>,
     schema: SchemaRef,
-}
-
-impl std::fmt::Debug for Avro {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Avro").field("numbers", &self.numbers).finish_non_exhaustive()
-    }
 }
 
 impl Avro {
@@ -40,24 +33,42 @@ impl Avro {
     /// In words.
     pub(crate) fn new(schema: &Value, writers: &BTreeMap<u32, Value>) -> Result<Self, String> {
         let avro = |schema: &Value| AvroSchema::new(schema.as_str().map_or_else(|| schema.to_string(), str::to_owned));
-        let mut store = SchemaStore::new_with_type(FingerprintAlgorithm::Id);
-        let has_header = !writers.is_empty();
-        let plain = BTreeMap::from([(0, schema.clone())]);
-        let writers = if has_header { writers } else { &plain };
-        for (number, writer) in writers {
-            let wrong = |error| format!("the schema of number {number} is no Avro schema: {error}");
-            store.set(Fingerprint::Id(*number), avro(writer)).map_err(wrong)?;
-        }
-        let numbers: Vec<u32> = writers.keys().copied().collect();
-        let (reader, first) = (avro(schema), numbers[0]);
-        let builder = move |rows: usize| {
-            let builder = ReaderBuilder::new().with_batch_size(rows).with_reader_schema(reader.clone());
-            let builder =
-                builder.with_writer_schema_store(store.clone()).with_active_fingerprint(Fingerprint::Id(first));
-            builder.build_decoder().map_err(|error| error.to_string())
+        let reader = avro(schema);
+        let mut found = Avro {
+            // What it makes of its own records is what its rows are.
+            schema: builder(&reader, 0, &reader, 1)?.schema(),
+            writers: BTreeMap::from([(0, reader.clone())]),
+            has_header: false,
+            reader,
         };
-        let schema = builder(1)?.schema();
-        Ok(Avro { builder: Arc::new(builder), has_header, numbers, schema })
+        if !writers.is_empty() {
+            found = found.learning();
+            for (number, writer) in writers {
+                let wrong = |error| format!("the schema of number {number} is no Avro schema: {error}");
+                found.learn(*number, avro(writer)).map_err(wrong)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// With the number of their schema before records, which is to be [learned](Avro::learn).
+    pub(crate) fn learning(self) -> Self {
+        Avro { has_header: true, writers: BTreeMap::new(), ..self }
+    }
+
+    /// Records with this number were written with this schema.
+    ///
+    /// # Errors
+    /// In words, when they cannot be read so.
+    pub(crate) fn learn(&mut self, number: u32, writer: AvroSchema) -> Result<(), String> {
+        builder(&self.reader, number, &writer, 1)?;
+        self.writers.insert(number, writer);
+        Ok(())
+    }
+
+    /// Whether it is known what records with this number were written with.
+    pub(crate) fn knows(&self, number: u32) -> bool {
+        self.writers.contains_key(&number)
     }
 
     /// What its rows are.
@@ -74,7 +85,7 @@ impl Avro {
             let number = self.number(records[begin]).map_err(|reason| Failure { reason, at: Some(begin) })?;
             let same = |record: &&&[u8]| !self.has_header || self.number(record) == Ok(number);
             let end = begin + records[begin..].iter().take_while(same).count();
-            let rows = self.decode_same(&records[begin..end]);
+            let rows = self.decode_same(number, &records[begin..end]);
             batches.push(rows.map_err(|failure| Failure { at: failure.at.map(|at| begin + at), ..failure })?);
             begin = end;
         }
@@ -90,15 +101,16 @@ impl Avro {
             return Err("it has no Confluent header".into());
         };
         let number = u32::from_be_bytes(*number);
-        match self.numbers.contains(&number) {
+        match self.knows(number) {
             true => Ok(number),
             false => Err(format!("its schema has the number {number}, of which there is no schema")),
         }
     }
 
-    fn decode_same(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+    fn decode_same(&self, number: u32, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
         let failure = |reason: String, at| Failure { reason, at };
-        let mut decoder = (self.builder)(records.len() + 1).map_err(|reason| failure(reason, None))?;
+        let decoder = builder(&self.reader, number, &self.writers[&number], records.len() + 1);
+        let mut decoder = decoder.map_err(|reason| failure(reason, None))?;
         let mut with_header = Vec::new();
         for (at, record) in records.iter().enumerate() {
             let record = match self.has_header {
@@ -120,6 +132,15 @@ impl Avro {
     }
 }
 
+/// Reads batches of so many records that were written with one schema as those of another.
+fn builder(reader: &AvroSchema, number: u32, writer: &AvroSchema, rows: usize) -> Result<Decoder, String> {
+    let mut store = SchemaStore::new_with_type(FingerprintAlgorithm::Id);
+    store.set(Fingerprint::Id(number), writer.clone()).map_err(|error| error.to_string())?;
+    let builder = ReaderBuilder::new().with_batch_size(rows).with_reader_schema(reader.clone());
+    let builder = builder.with_writer_schema_store(store).with_active_fingerprint(Fingerprint::Id(number));
+    builder.build_decoder().map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -128,7 +149,7 @@ mod tests {
     use arrow::datatypes::Int64Type;
     use serde_json::json;
 
-    use super::*;
+    use super::{Avro, BTreeMap, Value};
     use crate::decode::Decoder;
 
     fn schema(fields: &Value) -> Value {

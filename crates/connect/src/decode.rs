@@ -9,6 +9,7 @@ use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
+use arrow_avro::schema::AvroSchema;
 
 use crate::avro::Avro;
 
@@ -67,6 +68,17 @@ impl Decoder {
     /// For Avro records, whose schemas say what their rows are.
     pub(crate) fn of_avro(avro: Avro) -> Self {
         Decoder { schema: SchemaRef::clone(avro.schema()), kind: Kind::Avro(avro) }
+    }
+
+    /// Of Avro: records with this number were written with this schema. Once is enough.
+    ///
+    /// # Errors
+    /// In words, when they cannot be read so.
+    pub(crate) fn learn(&mut self, number: u32, schema: &str) -> Result<(), String> {
+        match &mut self.kind {
+            Kind::Avro(avro) if !avro.knows(number) => avro.learn(number, AvroSchema::new(schema.to_owned())),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn schema(&self) -> &SchemaRef {

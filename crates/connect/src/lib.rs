@@ -10,7 +10,7 @@
 //! | `sockets`  | `socket`, `websocket`, `webhook` | yes | nothing: see there |  |          |
 //!
 //! Beneath them: `options` (what people write), `decode` and `avro` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
-//! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `feed` (a thread that reads ahead).
+//! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `feed` (a thread that reads ahead), `tls`.
 //!
 //! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
 //!
@@ -42,6 +42,7 @@ mod rate;
 mod record;
 mod redis;
 mod sockets;
+mod tls;
 
 use std::fmt;
 use std::sync::Arc;
@@ -107,7 +108,7 @@ impl fmt::Debug for SinkSpec {
 /// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` says what its rows are,
 /// where they do not say it themselves.
 ///
-/// Nothing outside is asked; that is done when one is made.
+/// Nothing outside is asked, besides files of certificates; that is done when one is made.
 ///
 /// # Errors
 /// `Kind` and `Option` name what is wrong and what would be right.

@@ -64,6 +64,10 @@ impl Secret {
         given.or_else(|| std::env::var(variable).ok().map(Secret))
     }
 
+    pub(crate) fn new(secret: &str) -> Self {
+        Secret(secret.to_owned())
+    }
+
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }

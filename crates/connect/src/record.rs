@@ -2,7 +2,10 @@
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{DataType, Schema, SchemaRef};
+use arrow_avro::schema::FingerprintStrategy;
+use arrow_avro::writer::WriterBuilder;
+use arrow_avro::writer::format::AvroSoeFormat;
 use tidemill_dataflow::TaskError;
 
 use crate::encode::LineFormat;
@@ -14,6 +17,16 @@ pub(crate) struct Encoder {
     /// The column that is the value, else the whole row as JSON.
     value: Option<usize>,
     key: Option<usize>,
+    /// How the whole row is a value that has the number of a schema before it; without, it is JSON alone.
+    numbered: Option<Numbered>,
+}
+
+/// Values with a zero and the number of their schema before them, as Confluent's serializers write them.
+#[derive(Clone, Debug)]
+pub(crate) enum Numbered {
+    Json(u32),
+    /// With the columns, whose metadata has the Avro schema.
+    Avro(SchemaRef, u32),
 }
 
 impl Encoder {
@@ -27,11 +40,30 @@ impl Encoder {
             (Ok(value), Ok(key)) => (value, key),
             (Err(error), _) | (_, Err(error)) => return Err(error.to_string()),
         };
-        let encoder = Encoder { value, key };
-        // Types are looked at before there are rows.
+        Encoder { value, key, numbered: None }.looked_at(schema)
+    }
+
+    /// With numbers before values.
+    ///
+    /// # Errors
+    /// In words, for types that cannot be written so.
+    pub(crate) fn numbered(self, schema: &SchemaRef, numbered: Numbered) -> Result<Self, String> {
+        Encoder { numbered: Some(numbered), ..self }.looked_at(schema)
+    }
+
+    /// The number that values have before them from now on.
+    pub(crate) fn set_number(&mut self, new: u32) {
+        match &mut self.numbered {
+            Some(Numbered::Json(number) | Numbered::Avro(_, number)) => *number = new,
+            None => {}
+        }
+    }
+
+    /// Types are looked at before there are rows.
+    fn looked_at(self, schema: &SchemaRef) -> Result<Self, String> {
         let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
-        encoder.encode(&empty, usize::MAX, &mut Vec::new()).map_err(|error| error.to_string())?;
-        Ok(encoder)
+        self.encode(&empty, usize::MAX, &mut Vec::new()).map_err(|error| error.to_string())?;
+        Ok(self)
     }
 
     /// Appends the records of rows to `out`.
@@ -50,17 +82,13 @@ impl Encoder {
         };
         let keys = self.key.map(bytes_of).transpose()?;
         let values = self.value.map(bytes_of).transpose()?;
-        let mut lines = Vec::new();
-        if values.is_none() {
-            LineFormat::Json.encode(rows, false, &mut lines)?;
-        }
-        let mut lines = lines.split(|byte| *byte == b'\n');
+        let mut whole = self.whole(rows, values.is_none())?.into_iter();
         for row in 0..rows.num_rows() {
             let of = |column: &arrow::array::LargeBinaryArray| column.is_valid(row).then(|| column.value(row).to_vec());
             let key = keys.as_ref().and_then(of);
             let value = match &values {
                 Some(values) => of(values),
-                None => lines.next().map(<[u8]>::to_vec),
+                None => whole.next(),
             };
             let bytes = key.as_ref().map_or(0, Vec::len) + value.as_ref().map_or(0, Vec::len);
             if bytes > bytes_max {
@@ -74,6 +102,28 @@ impl Encoder {
             put(value.as_deref(), out);
         }
         Ok(())
+    }
+
+    /// Each row in one piece, if that is wanted.
+    fn whole(&self, rows: &RecordBatch, wanted: bool) -> Result<Vec<Vec<u8>>, TaskError> {
+        if !wanted {
+            return Ok(Vec::new());
+        }
+        if let Some(Numbered::Avro(schema, number)) = &self.numbered {
+            let strategy = FingerprintStrategy::Id(*number);
+            let builder = WriterBuilder::new(Schema::clone(schema)).with_fingerprint_strategy(strategy);
+            let mut encoder = builder.build_encoder::<AvroSoeFormat>()?;
+            encoder.encode(rows)?;
+            return Ok(encoder.flush().iter().map(|row| row.to_vec()).collect());
+        }
+        let mut lines = Vec::new();
+        LineFormat::Json.encode(rows, false, &mut lines)?;
+        let header = match self.numbered {
+            Some(Numbered::Json(number)) => [&[0], number.to_be_bytes().as_slice()].concat(),
+            _ => Vec::new(),
+        };
+        let lines = lines.split(|byte| *byte == b'\n').take(rows.num_rows());
+        Ok(lines.map(|line| [header.as_slice(), line].concat()).collect())
     }
 }
 

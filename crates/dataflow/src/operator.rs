@@ -239,7 +239,9 @@ pub(crate) async fn drive(
                     Mark::Barrier(barrier) => {
                         let flow = operator.before_barrier(&mut emit)?;
                         send(&mut operator, flow, &mut emit, &mut outputs).await?;
-                        if let Some(states) = context.states() {
+                        if let Some(states) = context.states().filter(|states| states.at_most_once()) {
+                            states.save_nothing(barrier.epoch);
+                        } else if let Some(states) = context.states() {
                             let whole = states.wants_whole();
                             states.save(barrier.epoch, whole, operator.snapshot(whole)?);
                         }

@@ -478,15 +478,24 @@ class DataSet:
         if current_rank() == 0:
             print(table._native.format())
 
-    def explain(self, how: Literal["logical", "optimized", "physical", "analyze"] = "physical") -> str:
+    def explain(
+        self,
+        how: Literal["logical", "optimized", "physical", "analyze"] = "physical",
+        *,
+        sink: Sink | Connector | Callable[[Table], None] | None = None,
+    ) -> str:
         """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told.
 
-        Of a stream: its tasks, and what becomes of its rows when the job fails and goes on. Collective.
+        Of a stream: its tasks, and what becomes of its rows when the job fails and goes on; with `sink`, what this sink of
+        `write_stream` has of them. Collective.
         """
         if self._native.is_stream() and how == "physical":
             from tidemill._job import init
 
-            return self._native.explain_stream(engine(), init().comm)
+            written_to = None if sink is None else _tables(sink)
+            return self._native.explain_stream(engine(), init().comm, written_to, _sink_name(sink))
+        if sink is not None:
+            raise DataSetError('sink= is for streams, which are explained with how="physical"')
         workers = _workers.comm()
         if workers is None or how not in ("physical", "analyze"):
             return self._native.explain(engine(), how)
@@ -621,7 +630,7 @@ class DataSet:
         name: str = "stream",
         checkpoint: str | Path | None = None,
         storage_options: StorageOptions | None = None,
-        every: Duration = 10,
+        every: Duration | None = None,
         unaligned_after: Duration | None = 10,
         timeout: Duration = 600,
         keep: int = 3,
@@ -648,8 +657,9 @@ class DataSet:
             was on its way.
         storage_options : dict, optional
             For that store, as in `read_csv`.
-        every : str, number of seconds or timedelta, default=10
-            From the beginning of one checkpoint to that of the next.
+        every : str, number of seconds or timedelta, optional
+            From the beginning of one checkpoint to that of the next: by default 10 seconds and, with at most once, a tenth of
+            one, for rows wait for them there.
         unaligned_after : str, number of seconds or timedelta, default=10
             A checkpoint that is held up longer by rows which wait for slow steps is made with these rows in it; ``None`` lets it
             wait.
@@ -661,8 +671,10 @@ class DataSet:
             Asked on worker 0 ten times a second or so: as soon as it is true, the job makes a last checkpoint, commits, and
             returns. It goes on from there when it is started again. Needs `checkpoint`.
         guarantee : {"exactly once", "at least once", "at most once"}, optional
-            The least that each row is to have at the sink when the job fails and goes on. A job whose sources, sink and
-            options cannot give it does not begin, and says why; by default it gives what it can.
+            How often each row is to be at the sink when the job fails and goes on. The first two are the least that is wanted: a
+            job whose sources, sink and options cannot give it does not begin, and says why; by default it gives what it can. At
+            most once is another way to work: a row is taken when a checkpoint says that it was read, no step's state is saved,
+            and sinks commit at once; what a failure interrupts is lost, and nothing comes twice.
         watch : callable, optional
             Called on worker 0 ten times a second or so with the running job, whose keys it can move to other workers: a
             `tidemill.stream.Running`. Needs `checkpoint`.
@@ -688,15 +700,17 @@ class DataSet:
             raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
         if watch is not None and checkpoint is None:
             raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
+        at_most_once = guarantee == "at most once"
         place: dict[str, Any] | None = None
         if checkpoint is not None:
             place = {
                 "place": os.fspath(checkpoint),
                 "storage_options": _told(storage_options),
-                "every": seconds(every, "every"),
+                "every": seconds((0.1 if at_most_once else 10) if every is None else every, "every"),
                 "unaligned_after": None if unaligned_after is None else seconds(unaligned_after, "unaligned_after"),
                 "timeout": seconds(timeout, "timeout"),
                 "keep": keep,
+                "at_most_once": at_most_once,
             }
         # Worker 0 is who is heard.
         asked = stop if init().rank == 0 else None

@@ -19,6 +19,7 @@ from tidemill.stream._redis import from_redis, redis_hashes, to_redis
 from tidemill.stream._running import Move, Running
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
+from tidemill.stream._tls import Tls
 from tidemill.stream._windows import Windows, calendar, counting, custom, session, sliding, tumbling, window
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Sink",
     "Time",
     "TimeColumn",
+    "Tls",
     "Windows",
     "arrival",
     "calendar",

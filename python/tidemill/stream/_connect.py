@@ -14,6 +14,7 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._time import Duration, Time, micros, times
+from tidemill.stream._tls import Tls, files
 
 __all__ = ["Connector", "bad", "described", "from_files", "from_kafka", "rate", "times", "to_files", "to_kafka"]
 
@@ -151,6 +152,7 @@ def from_kafka(
     format: Literal["json", "avro", "raw"] = "json",
     avro_schema: str | Mapping[str, Any] | None = None,
     avro_writers: Mapping[int, str | Mapping[str, Any]] | None = None,
+    registry: str | None = None,
     time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
@@ -158,6 +160,7 @@ def from_kafka(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> DataSet:
     """Read a topic of Kafka: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
@@ -173,10 +176,15 @@ def from_kafka(
     format : {"json", "avro", "raw"}, default="json"
         What a record's value is; ``"raw"`` is its bytes as they are.
     avro_schema : str or mapping, optional
-        Of Avro: the schema that values are read as, in JSON. Without `avro_writers` they were written with the same.
+        Of Avro: the schema that values are read as, in JSON. Without `avro_writers` and `registry` they were written with the same;
+        with `registry`, it is by default the newest of the subject ``TOPIC-value`` when the job begins.
     avro_writers : mapping of int to str or mapping, optional
-        Of Avro in Confluent's wire format: the schemas that values were written with, by their numbers in the registry, which
-        is not asked. A value whose schema has another number is bad.
+        Of Avro in Confluent's wire format: the schemas that values were written with, by their numbers, where no registry is to
+        be asked. A value whose schema has another number is bad.
+    registry : str, optional
+        ``http://HOST:PORT`` or ``https:`` of a schema registry, for Avro and JSON in Confluent's wire format: it is asked for each
+        schema that values were written with, once. A value whose schema it does not know, or whose schema is of another kind, is bad.
+        Who asks is in the URL, else in ``TIDEMILL_REGISTRY_USER`` and ``TIDEMILL_REGISTRY_PASSWORD``.
     time, out_of_order, idle_after
         As for `from_table`.
     start : {"earliest", "latest"}, default="earliest"
@@ -185,6 +193,8 @@ def from_kafka(
         End when every partition has been read as far as there is anything.
     on_error, quarantine
         As for `from_files`; a bad record is named by topic, partition and offset.
+    tls : Tls, optional
+        Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
     config : mapping, optional
         What else the client is to be told, by the names of librdkafka.
 
@@ -200,9 +210,11 @@ def from_kafka(
         format=format,
         avro_schema=avro_schema,
         avro_writers=avro_writers,
+        registry=registry,
         start=start,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
+        tls=files(tls),
         config=dict(config) if config else None,
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
@@ -215,6 +227,10 @@ def to_kafka(
     id: str | None = None,
     key: str | None = None,
     value: str | None = None,
+    format: Literal["json", "avro"] = "json",
+    registry: str | None = None,
+    avro_schema: str | Mapping[str, Any] | None = None,
+    tls: Tls | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Connector:
     """A sink of `DataSet.write_stream`: records of a topic, each once for who reads what is committed.
@@ -229,10 +245,32 @@ def to_kafka(
     key : str, optional
         The column that is a record's key.
     value : str, optional
-        The column whose bytes or text are a record's value; by default all columns as a JSON object.
+        The column whose bytes or text are a record's value; by default all columns, as `format` says.
+    format : {"json", "avro"}, default="json"
+        A JSON object, or an Avro record, which needs a registry.
+    registry : str, optional
+        A schema registry, as for `from_kafka`: the schema of the rows is registered for the subject ``TOPIC-value``, and its number is
+        in front of values, as Confluent's serializers write them.
+    avro_schema : str or mapping, optional
+        Of Avro: by which schema; by default one that is made of the columns, and called as the topic.
+    tls : Tls, optional
+        Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
     config : mapping, optional
         What else the client is to be told, by the names of librdkafka.
     """
     guarantee = "exactly_once" if id is not None else "at_least_once"
-    more = {"key": key, "value": value, "id": id, "config": dict(config) if config else None}
-    return Connector(described("kafka", servers=servers, topic=topic, guarantee=guarantee, **more))
+    spec = described(
+        "kafka",
+        servers=servers,
+        topic=topic,
+        guarantee=guarantee,
+        id=id,
+        key=key,
+        value=value,
+        format=format,
+        registry=registry,
+        avro_schema=avro_schema,
+        tls=files(tls),
+        config=dict(config) if config else None,
+    )
+    return Connector(spec)

@@ -12,6 +12,7 @@ from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._connect import Connector, bad, described
 from tidemill.stream._time import Duration, Time, times
+from tidemill.stream._tls import Tls, files
 
 __all__ = ["from_rabbitmq", "to_rabbitmq"]
 
@@ -30,6 +31,7 @@ def from_rabbitmq(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
 ) -> DataSet:
     """Read a queue of RabbitMQ: messages are acknowledged when the checkpoint that they belong to is durable.
 
@@ -40,7 +42,7 @@ def from_rabbitmq(
     Parameters
     ----------
     url : str
-        ``amqp://HOST:PORT/VHOST``. User and password are those in it, else ``TIDEMILL_RABBITMQ_USER`` and
+        ``amqp://HOST:PORT/VHOST``, or ``amqps:`` for TLS. User and password are those in it, else ``TIDEMILL_RABBITMQ_USER`` and
         ``TIDEMILL_RABBITMQ_PASSWORD`` of the environment.
     queue : str
         It has to be there.
@@ -58,6 +60,8 @@ def from_rabbitmq(
         End when the queue has nothing more to give.
     on_error, quarantine
         As for `from_files`; a bad message is named by queue and id.
+    tls : Tls, optional
+        Certificates, for ``amqps:``.
 
     Raises
     ------
@@ -73,6 +77,7 @@ def from_rabbitmq(
         prefetch=prefetch,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
+        tls=files(tls),
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
 
@@ -85,6 +90,7 @@ def to_rabbitmq(
     routing_key: str | None = None,
     key: str | None = None,
     value: str | None = None,
+    tls: Tls | None = None,
 ) -> Connector:
     """A sink of `DataSet.write_stream`: persistent messages for a queue or an exchange, each at least once.
 
@@ -104,8 +110,10 @@ def to_rabbitmq(
         The column that has each row's routing key instead.
     value : str, optional
         The column whose bytes or text are a message; by default all columns as a JSON object.
+    tls : Tls, optional
+        Certificates, for ``amqps:``.
     """
     if (queue is None) == (exchange is None) or (queue is not None and (routing_key or key) is not None):
         raise DataSetError("to_rabbitmq takes a queue, or an exchange with routing_key= or key=")
-    options = {"exchange": exchange, "routing_key": queue or routing_key, "key": key, "value": value}
+    options = {"exchange": exchange, "routing_key": queue or routing_key, "key": key, "value": value, "tls": files(tls)}
     return Connector(described("rabbitmq", url=url, **options))

@@ -13,6 +13,7 @@ from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._connect import Connector, bad, described
 from tidemill.stream._time import Duration, Time, micros, times
+from tidemill.stream._tls import Tls, files
 
 __all__ = ["from_redis", "redis_hashes", "to_redis"]
 
@@ -31,6 +32,7 @@ def from_redis(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
 ) -> DataSet:
     """Read streams of Redis: each is a split, and the id of its last entry is part of checkpoints; no consumer group is used.
 
@@ -40,7 +42,7 @@ def from_redis(
     Parameters
     ----------
     url : str
-        ``redis://HOST:PORT/NUMBER``. User and password are those in it, else ``TIDEMILL_REDIS_USER`` and
+        ``redis://HOST:PORT/NUMBER``, or ``rediss:`` for TLS. User and password are those in it, else ``TIDEMILL_REDIS_USER`` and
         ``TIDEMILL_REDIS_PASSWORD`` of the environment.
     streams : str or iterable of str
         Their keys.
@@ -58,6 +60,8 @@ def from_redis(
         End when every stream has been read as far as there is anything.
     on_error, quarantine
         As for `from_files`; a bad entry is named by stream and id.
+    tls : Tls, optional
+        Certificates, for ``rediss:``.
 
     Raises
     ------
@@ -73,6 +77,7 @@ def from_redis(
         start=start,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
+        tls=files(tls),
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
 
@@ -87,6 +92,7 @@ def to_redis(
     increment: str | Iterable[str] = (),
     expire: Duration | None = None,
     entries_max: int | None = None,
+    tls: Tls | None = None,
 ) -> Connector:
     """A sink of `DataSet.write_stream`: hashes of Redis, one for each `key`, or entries of a stream.
 
@@ -113,6 +119,8 @@ def to_redis(
         Of hashes: how long one stays after it was written last; whole seconds.
     entries_max : int, optional
         Of a stream: about so many entries are kept.
+    tls : Tls, optional
+        Certificates, for ``rediss:``.
     """
     options = {
         "key": None if key is None else _listed(key),
@@ -122,13 +130,14 @@ def to_redis(
         "increment": _listed(increment) or None,
         "expire_s": None if expire is None else _whole_seconds(expire, "expire"),
         "entries_max": entries_max,
+        "tls": files(tls),
     }
     guarantee = "exactly_once" if id is not None else "at_least_once"
     return Connector(described("redis", url=url, guarantee=guarantee, **options))
 
 
 def redis_hashes(
-    url: str, fields: str | Iterable[str], *, prefix: str = ""
+    url: str, fields: str | Iterable[str], *, prefix: str = "", tls: Tls | None = None
 ) -> Callable[[list[Any]], list[Mapping[str, str | None] | None]]:
     """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
 
@@ -142,9 +151,11 @@ def redis_hashes(
         Which; a hash that has none of them is as one that is not there.
     prefix : str, default=""
         What the hashes' keys begin with; behind it the values of the row's key, with colons between.
+    tls : Tls, optional
+        Certificates, for ``rediss:``.
     """
     names = _listed(fields)
-    native = NativeRedisHashes(described("redis", url=url, fields=names, prefix=prefix or None))
+    native = NativeRedisHashes(described("redis", url=url, fields=names, prefix=prefix or None, tls=files(tls)))
 
     def redis_hashes(keys: list[Any]) -> list[Mapping[str, str | None] | None]:
         texts = [":".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in keys]

@@ -12,6 +12,7 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._connect import bad, described
 from tidemill.stream._time import Duration, Time, times
+from tidemill.stream._tls import Tls, files
 
 __all__ = ["from_socket", "from_webhook", "from_websocket"]
 
@@ -29,6 +30,7 @@ def from_socket(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
 ) -> DataSet:
     """Connect to a TCP server, and read the lines that it sends: one thread of one worker does.
 
@@ -51,6 +53,8 @@ def from_socket(
         End when the server closes the connection.
     on_error, quarantine
         As for `from_files`; a bad line is named by address and number. A line of more than a megabyte is bad.
+    tls : Tls, optional
+        The server speaks TLS, and its certificate is for `host`.
 
     Raises
     ------
@@ -58,8 +62,8 @@ def from_socket(
         If an option makes no sense. What is wrong with a line or the connection is an error of the job, and names it.
     """
     csv = {"delimiter": delimiter} if format == "csv" else {}
-    skipping = bad(on_error, quarantine)
-    spec = described("socket", host=host, port=port, format=format, stop_at_end=stop_at_end, on_error=skipping, **csv)
+    more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **csv}
+    spec = described("socket", host=host, port=port, format=format, stop_at_end=stop_at_end, **more)
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
 
 
@@ -75,13 +79,14 @@ def from_websocket(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
 ) -> DataSet:
     """Read the messages of a WebSocket, each a row; at most once, as `from_socket`.
 
     Parameters
     ----------
     url : str
-        ``ws://HOST:PORT/PATH``.
+        ``ws://HOST:PORT/PATH``, or ``wss:`` for TLS.
     schema : mapping of str to str, or Arrow schema
         Types by column; ``"text"`` has one column ``value`` and needs none.
     format : {"json", "text"}, default="json"
@@ -93,6 +98,8 @@ def from_websocket(
         End when the server closes the connection.
     on_error, quarantine
         As for `from_files`; a bad message is named by address and number. One of more than a megabyte loses the connection.
+    tls : Tls, optional
+        Certificates, for ``wss:``.
 
     Raises
     ------
@@ -106,6 +113,7 @@ def from_websocket(
         format=format,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
+        tls=files(tls),
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
 
@@ -118,6 +126,7 @@ def from_webhook(
     host: str = "127.0.0.1",
     answer: Literal["taken", "durable"] = "taken",
     body_bytes_max: int = 1 << 20,
+    tls: Tls | None = None,
     time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
@@ -125,8 +134,8 @@ def from_webhook(
     """Be a web server that others post rows to, on one worker: JSON objects, one behind the other or in an array.
 
     It answers 200 when all rows of a post were taken; 400 with the reason, if one is no row of the schema, and takes none of
-    them; 413 if the body is too long; 503 and ``Retry-After`` when the job takes no more just now. Without TLS and without
-    passwords: it listens on loopback unless `host` says otherwise, for a proxy that has them.
+    them; 413 if the body is too long; 503 and ``Retry-After`` when the job takes no more just now. It knows no passwords, and
+    listens on loopback unless `host` says otherwise: with ``tls=Tls(ca=...)`` only who has a certificate can post.
 
     Parameters
     ----------
@@ -142,6 +151,8 @@ def from_webhook(
         most once. ``"durable"``: when a checkpoint has the rows; who has no answer posts again, so they come at least once.
         The answer takes as long as from one checkpoint to the next.
     body_bytes_max : int, default=1048576
+    tls : Tls, optional
+        Speak TLS only, with `certificate` and `key`; if `ca` is given, clients need a certificate by one of these authorities.
     time, out_of_order, idle_after
         As for `from_table`.
 
@@ -150,5 +161,6 @@ def from_webhook(
     DataSetError
         If an option makes no sense.
     """
-    spec = described("webhook", host=host, port=port, path=path, answer=answer, body_bytes_max=body_bytes_max)
+    more = {"answer": answer, "body_bytes_max": body_bytes_max, "tls": files(tls)}
+    spec = described("webhook", host=host, port=port, path=path, **more)
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))

@@ -39,7 +39,7 @@ class RabbitMQ(Server):
         (self.folder / "none.conf").touch()
 
     def command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
-        amqp, dist, epmd = map(str, self.ports)
+        amqp, dist, epmd = map(str, self.ports[:3])
         settings = {
             "RABBITMQ_NODENAME": "tidemill@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",

@@ -14,6 +14,7 @@ use serde_json::Value;
 use tidemill_dataflow::TaskError;
 
 use crate::options::Secret;
+use crate::tls::Tls;
 
 /// Between two lines that one client may print.
 const QUIET: Duration = Duration::from_secs(5);
@@ -26,19 +27,38 @@ pub(crate) struct Connection {
     pub(crate) password: Option<Secret>,
     /// What else librdkafka is to be told.
     pub(crate) config: BTreeMap<String, Value>,
+    /// With TLS.
+    tls: Option<Tls>,
 }
 
 impl Connection {
-    /// User and password from the environment, where they are not given.
+    /// User and password from the environment, where they are not given. With TLS if `tls` is given, or `config` says so.
+    ///
+    /// # Errors
+    /// In words, naming a file of `tls` that is not what it should be.
     pub(crate) fn new(
         servers: String,
-        user: Option<String>,
-        password: Option<Secret>,
+        (user, password): (Option<String>, Option<Secret>),
+        tls: Option<&Tls>,
         config: BTreeMap<String, Value>,
-    ) -> Self {
+    ) -> Result<Self, String> {
+        let protocol = config.get("security.protocol").and_then(Value::as_str).unwrap_or_default().to_lowercase();
+        if tls.is_some() && protocol.ends_with("plaintext") {
+            return Err("`tls` and a `security.protocol` without it contradict each other".into());
+        }
+        let tls = match tls.is_some() || protocol.ends_with("ssl") {
+            true => Some(Tls::or_environment(tls)?),
+            false => None,
+        };
+        if tls.is_some() && !cfg!(feature = "kafka-tls") {
+            return Err("this build of Tidemill has no TLS for Kafka: build it with the feature `kafka-tls`, which takes perl and some \
+                        minutes more, or let a proxy beside the job speak it"
+                .into());
+        }
+        tls.as_ref().map(Tls::files).transpose()?;
         let user = user.or_else(|| std::env::var("TIDEMILL_KAFKA_USER").ok());
         let password = Secret::or_environment(password, "TIDEMILL_KAFKA_PASSWORD");
-        Connection { servers, user, password, config }
+        Ok(Connection { servers, user, password, config, tls })
     }
 
     /// What a client is told: what was given, and above it `ours`.
@@ -50,6 +70,15 @@ impl Connection {
         if let (Some(user), Some(password)) = (&self.user, &self.password) {
             config.set("security.protocol", "sasl_plaintext").set("sasl.mechanism", "PLAIN");
             config.set("sasl.username", user).set("sasl.password", password.reveal());
+        }
+        if let Some(tls) = &self.tls {
+            config.set(
+                "security.protocol",
+                if self.user.is_some() && self.password.is_some() { "sasl_ssl" } else { "ssl" },
+            );
+            for (name, file) in tls.named() {
+                config.set(name, file);
+            }
         }
         for (name, value) in &self.config {
             match value {
@@ -70,13 +99,25 @@ pub(crate) struct Context {
     /// Task and copy.
     name: String,
     printed: Mutex<(Option<Instant>, u64)>,
+    /// Why a broker and the client do not trust each other.
+    distrust: Mutex<Option<String>>,
     /// The first record that could not be delivered.
     undelivered: Mutex<Option<RDKafkaErrorCode>>,
 }
 
 impl Context {
     pub(crate) fn new(name: &str) -> Self {
-        Context { name: name.to_owned(), printed: Mutex::default(), undelivered: Mutex::default() }
+        Context {
+            name: name.to_owned(),
+            printed: Mutex::default(),
+            distrust: Mutex::default(),
+            undelivered: Mutex::default(),
+        }
+    }
+
+    /// What is wrong with a broker's certificate, or with ours, and what to do about it.
+    fn distrust(&self) -> Option<String> {
+        self.distrust.lock().expect("nothing panics with it locked").clone()
     }
 
     /// What kept the first record from being delivered, since the last call.
@@ -89,6 +130,13 @@ impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, _: &str, text: &str) {
         if level as i32 > RDKafkaLogLevel::Warning as i32 {
             return;
+        }
+        if text.contains("SSL handshake failed") && text.contains("certificate") {
+            let text = format!(
+                "{text}: the broker's certificate has to be signed by who is trusted (ca=, TIDEMILL_TLS_CA), for the name that it is \
+                 asked for by, and not expired; one that wants to know who asks needs certificate= and key="
+            );
+            self.distrust.lock().expect("nothing panics with it locked").get_or_insert(text);
         }
         let mut printed = self.printed.lock().expect("nothing panics with it locked");
         if printed.0.is_some_and(|at| at.elapsed() < QUIET) {
@@ -178,6 +226,9 @@ pub(crate) fn partitions(
                 Err(error) if is_final(&error) => return Err(failed(topic, &error)),
                 Err(error) => format!("no broker of {} answers: {}", connection.servers, plain(&error)),
             };
+        if let Some(why) = client.context().distrust() {
+            return Err(format!("kafka {}: {why}", connection.servers).into());
+        }
         if begun.elapsed() >= patience || reason.ends_with("exist") && begun.elapsed() >= patience / 10 {
             return Err(format!("kafka: {reason}").into());
         }

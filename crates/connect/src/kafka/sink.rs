@@ -26,10 +26,13 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::client::{Connection, Context, failed, partitions};
 use super::commit::{Committer, flush, producer_config, send};
+use super::registry::Registry;
+use super::schema::Registering;
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::prepared::{Header, records, seal};
 use crate::record::Encoder;
+use crate::tls::Tls;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "kafka sink";
@@ -44,6 +47,14 @@ enum Promise {
     AtLeastOnce,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Format {
+    #[default]
+    Json,
+    Avro,
+}
+
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
@@ -54,6 +65,13 @@ struct Options {
     value: Option<String>,
     /// The column that is a record's key.
     key: Option<String>,
+    /// The whole row as this; Avro, and JSON with a schema, need a registry.
+    #[serde(default)]
+    format: Format,
+    /// The schema registry that is to know the schema of values, which then have Confluent's header.
+    registry: Option<Secret>,
+    /// Of Avro: by which schema; without, by one that is made of the columns.
+    avro_schema: Option<Value>,
     #[serde(default)]
     guarantee: Promise,
     /// With exactly once: what the job is called at the brokers, where nobody else may be called so. Transactional ids and
@@ -72,6 +90,8 @@ struct Options {
     /// For SASL PLAIN; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
     user: Option<String>,
     password: Option<Secret>,
+    /// With TLS: files of certificates.
+    tls: Option<Tls>,
     /// What else librdkafka is to be told.
     #[serde(default)]
     config: BTreeMap<String, Value>,
@@ -96,9 +116,9 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
             return Err(wrong(format!("`{name}` has to be at least 0.1")));
         }
     }
-    let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref()).map_err(wrong)?;
-    let Options { servers, user, password, config, .. } = options.clone();
-    let connection = Connection::new(servers, user, password, config);
+    let encoder = encoder(&options, schema).map_err(wrong)?;
+    let Options { servers, user, password, tls, config, .. } = options.clone();
+    let connection = Connection::new(servers, (user, password), tls.as_ref(), config).map_err(wrong)?;
     let name = format!("kafka {}", options.topic);
     let spec = |guarantee, make| SinkSpec { name, copies_max: 0, guarantee, make };
     match options.guarantee {
@@ -119,6 +139,25 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
             Ok(spec(Guarantee::AtLeastOnce, Arc::new(make)))
         }
     }
+}
+
+fn encoder(options: &Options, schema: &SchemaRef) -> Result<Registering, String> {
+    let is_avro = options.format == Format::Avro;
+    if options.avro_schema.is_some() && !is_avro {
+        return Err("`avro_schema` is for `format` avro".into());
+    }
+    let Some(url) = &options.registry else {
+        return match is_avro {
+            true => Err("avro needs `registry`, where its readers find the schema".into()),
+            false => Encoder::new(schema, options.value.as_deref(), options.key.as_deref()).map(Registering::plain),
+        };
+    };
+    if options.value.is_some() {
+        return Err("with `registry` values are whole rows, not a column `value`".into());
+    }
+    let registry = Registry::new(url, options.tls.as_ref(), Duration::from_secs_f64(options.patience_s))?;
+    let avro = is_avro.then_some(options.avro_schema.as_ref());
+    Registering::new(schema, registry, &options.topic, options.key.as_deref(), avro)
 }
 
 /// What a sink's thread is asked to do.
@@ -173,7 +212,7 @@ async fn ask(
 
 /// Keeps rows for the checkpoint.
 struct Exactly {
-    encoder: Encoder,
+    encoder: Registering,
     header: Header,
     record_bytes_max: usize,
     epoch_bytes_max: usize,
@@ -185,7 +224,7 @@ impl Exactly {
     fn new(
         options: &Options,
         connection: &Connection,
-        encoder: &Encoder,
+        encoder: &Registering,
         id: &str,
         context: &TaskContext,
     ) -> Result<Self, TaskError> {
@@ -230,7 +269,7 @@ impl Exactly {
 impl Sink for Exactly {
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async move {
-            self.encoder.encode(&rows, self.record_bytes_max, &mut self.bytes)?;
+            self.encoder.encode(&rows, self.record_bytes_max, &mut self.bytes).await?;
             self.header.records += rows.num_rows() as u64;
             if self.bytes.len() > self.epoch_bytes_max {
                 return Err(format!(
@@ -259,7 +298,7 @@ impl Sink for Exactly {
 
 /// Sends rows as they come.
 struct AtLeast {
-    encoder: Encoder,
+    encoder: Registering,
     record_bytes_max: usize,
     commands: mpsc::Sender<Command>,
 }
@@ -268,7 +307,7 @@ impl AtLeast {
     fn new(
         options: &Options,
         connection: &Connection,
-        encoder: &Encoder,
+        encoder: &Registering,
         context: &TaskContext,
     ) -> Result<Self, TaskError> {
         let name = format!("{}-{}", context.task(), context.copy());
@@ -307,7 +346,7 @@ impl Sink for AtLeast {
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async move {
             let mut bytes = Vec::new();
-            self.encoder.encode(&rows, self.record_bytes_max, &mut bytes)?;
+            self.encoder.encode(&rows, self.record_bytes_max, &mut bytes).await?;
             let gone = "the thread of a kafka sink has died";
             Ok(self.commands.send(Command::Send(bytes)).await.map_err(|_| gone)?)
         })

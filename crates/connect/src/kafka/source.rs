@@ -27,12 +27,14 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::{Connection, Context, failed, partitions, plain};
+use super::registry::{Registry, Schemas};
 use crate::avro::Avro;
 use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
 use crate::options::Secret;
+use crate::tls::Tls;
 use crate::{SourceSpec, options};
 
 const NAME: &str = "kafka source";
@@ -85,7 +87,9 @@ struct Options {
     /// Of JSON: values begin with a zero and a schema's number of four bytes, as Confluent's serializers write them.
     #[serde(default)]
     confluent_header: bool,
-    /// Of Avro: what values are read as.
+    /// The schema registry that knows the schemas of Avro values, and of JSON, whose numbers are in Confluent's header.
+    registry: Option<Secret>,
+    /// Of Avro: what values are read as; with a registry, by default the newest schema of the topic's values.
     avro_schema: Option<Value>,
     /// Of Avro values with Confluent's header: the schemas they were written with, by number.
     #[serde(default)]
@@ -109,6 +113,8 @@ struct Options {
     /// For SASL PLAIN; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
     user: Option<String>,
     password: Option<Secret>,
+    /// With TLS: files of certificates.
+    tls: Option<Tls>,
     /// What else librdkafka is to be told.
     #[serde(default)]
     config: BTreeMap<String, Value>,
@@ -129,6 +135,13 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     if options.format != Format::Avro && (options.avro_schema.is_some() || !options.avro_writers.is_empty()) {
         return Err(wrong("`avro_schema` and `avro_writers` are for `format` avro".into()));
     }
+    let patience = Duration::from_secs_f64(options.patience_s);
+    let registry = options.registry.as_ref().map(|url| Registry::new(url, options.tls.as_ref(), patience));
+    let registry = registry.transpose().map_err(wrong)?;
+    if registry.is_some() && !(matches!(options.format, Format::Json | Format::Avro) && options.avro_writers.is_empty())
+    {
+        return Err(wrong("`registry` is for `format` json and avro, and without `avro_writers`".into()));
+    }
     let raw = raw_schema();
     let (schema, layout) = match (options.format, schema) {
         (Format::Json, schema) => (options::needed(NAME, schema)?, Some(Layout::Json)),
@@ -140,15 +153,20 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     };
     let decoder = match (options.format, layout) {
         (Format::Avro, _) => {
-            let schema = options.avro_schema.as_ref().ok_or_else(|| wrong("avro needs `avro_schema`".into()))?;
-            Some(Decoder::of_avro(Avro::new(schema, &options.avro_writers).map_err(wrong)?))
+            let schema = match (&options.avro_schema, &registry) {
+                (Some(schema), _) => schema.clone(),
+                (None, Some(registry)) => Schemas::latest(registry, &options.topic, "AVRO").map_err(wrong)?.into(),
+                (None, None) => return Err(wrong("avro needs `avro_schema`, or a `registry` that knows it".into())),
+            };
+            let avro = Avro::new(&schema, &options.avro_writers).map_err(wrong)?;
+            Some(Decoder::of_avro(if registry.is_some() { avro.learning() } else { avro }))
         }
         (_, Some(layout)) => Some(Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?),
         (_, None) => None,
     };
     let schema = decoder.as_ref().map_or(schema, |decoder| SchemaRef::clone(decoder.schema()));
-    let Options { servers, user, password, config, .. } = options.clone();
-    let connection = Connection::new(servers, user, password, config);
+    let Options { servers, user, password, tls, config, .. } = options.clone();
+    let connection = Connection::new(servers, (user, password), tls.as_ref(), config).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     let made = SchemaRef::clone(&schema);
@@ -172,6 +190,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 copies: context.copies() as i32,
                 initial: restored.initial,
                 held: restored.held.clone(),
+                registry: registry.clone(),
+                schemas: None,
                 buffers: BTreeMap::new(),
                 waiting: (0, 0),
             };
@@ -356,6 +376,9 @@ struct Reader {
     copies: i32,
     initial: Option<i32>,
     held: BTreeSet<i32>,
+    registry: Option<Registry>,
+    /// Of the registry.
+    schemas: Option<Schemas>,
     buffers: BTreeMap<i32, Buffer>,
     /// Rows and bytes in all buffers.
     waiting: (usize, usize),
@@ -363,6 +386,8 @@ struct Reader {
 
 impl Reader {
     fn run(mut self, mut restored: BTreeMap<i32, i64>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
+        let kind = if self.options.format == Format::Avro { "AVRO" } else { "JSON" };
+        self.schemas = self.registry.take().map(|registry| Schemas::new(registry, kind)).transpose()?;
         let consumer = self.consumer()?;
         let patience = Duration::from_secs_f64(self.options.patience_s);
         let count = partitions(consumer.client(), &self.connection, &self.options.topic, patience)?;
@@ -587,24 +612,36 @@ impl Reader {
     }
 
     fn decode(&mut self, partition: i32, buffer: &Buffer) -> Result<RecordBatch, TaskError> {
-        let Reader { bad, options, decoder, .. } = self;
+        let Reader { bad, options, decoder, schemas, .. } = self;
+        let decoder = decoder.as_mut().expect("asked for by who has one");
+        let is_json = options.format == Format::Json;
+        let strips = (options.confluent_header || schemas.is_some()) && is_json;
         let (mut values, mut offsets, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
         for (record, _, value) in buffer.iter() {
-            let body = match (value, options.confluent_header && options.format == Format::Json) {
+            let body = match (value, strips) {
                 (None, _) => Err("it has no value"),
                 (Some([0, _, _, _, _, body @ ..]), true) => Ok(body),
                 (Some(_), true) => Err("it has no Confluent header"),
                 (Some(value), false) => Ok(value),
             };
-            match body {
+            let body = body.map_err(str::to_owned);
+            let known = match (schemas.as_mut(), value) {
+                (Some(schemas), Some([0, a, b, c, d, ..])) => {
+                    let number = u32::from_be_bytes([*a, *b, *c, *d]);
+                    let found = schemas.find(number)?.as_ref().map_err(String::clone);
+                    found.and_then(|schema| decoder.learn(number, schema))
+                }
+                // Without a header there is nothing to ask for, as it is told below.
+                _ => Ok(()),
+            };
+            match known.and(body) {
                 Ok(body) => {
                     values.push(body);
                     offsets.push(record.offset);
                 }
-                Err(reason) => wrong.push((record.offset, reason.to_owned(), value.unwrap_or_default())),
+                Err(reason) => wrong.push((record.offset, reason, value.unwrap_or_default())),
             }
         }
-        let decoder = decoder.as_ref().expect("asked for by who has one");
         let Ok(rows) = decoder.decode(&values, |at, reason| {
             wrong.push((offsets[at], reason.to_owned(), values[at]));
             Ok::<(), Infallible>(())

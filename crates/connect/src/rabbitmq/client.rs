@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties, Error, ErrorKind};
+use rustls::pki_types::ServerName;
+use tokio_rustls::TlsConnector;
 
+use super::tls::runtime;
 use crate::options::Secret;
+use crate::tls::{self, Tls};
 
 /// Between tries.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
@@ -15,6 +19,8 @@ const CONNECT_MS: u64 = 5000;
 #[derive(Clone)]
 pub(crate) struct Server {
     uri: AMQPUri,
+    /// With TLS: how, and what the server's certificate has to be for.
+    tls: Option<(TlsConnector, ServerName<'static>)>,
     /// Host and port.
     pub(crate) name: String,
 }
@@ -24,13 +30,21 @@ impl Server {
     ///
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
-    pub(crate) fn new(url: &Secret) -> Result<Self, String> {
+    pub(crate) fn new(url: &Secret, tls: Option<&Tls>) -> Result<Self, String> {
         let url = url.reveal();
-        let wrong = || "`url` has to be amqp://HOST:PORT/VHOST (without TLS)".to_owned();
+        let wrong = || "`url` has to be amqp://HOST:PORT/VHOST, or amqps:// for TLS".to_owned();
         let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
-        if uri.scheme != AMQPScheme::AMQP {
-            return Err(wrong());
-        }
+        let tls = match (&uri.scheme, tls) {
+            (AMQPScheme::AMQPS, tls) => {
+                let connector = TlsConnector::from(Tls::or_environment(tls)?.client()?);
+                let host = uri.authority.host.clone();
+                Some((connector, ServerName::try_from(host).map_err(|_| wrong())?))
+            }
+            (AMQPScheme::AMQP, None) => None,
+            (AMQPScheme::AMQP, Some(_)) => return Err("`tls` needs a `url` of amqps://".into()),
+        };
+        // Its streams come encrypted.
+        uri.scheme = AMQPScheme::AMQP;
         let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
         let authority = rest.split('/').next().unwrap_or_default();
         if !authority.contains('@') {
@@ -43,18 +57,29 @@ impl Server {
         }
         uri.query.connection_timeout.get_or_insert(CONNECT_MS);
         let name = format!("{}:{}", uri.authority.host, uri.authority.port);
-        Ok(Server { uri, name })
+        Ok(Server { uri, tls, name })
     }
 
     pub(crate) async fn connect(&self) -> lapin::Result<Connection> {
         let properties = ConnectionProperties::default().with_connection_name("tidemill".into());
-        let runtime = async_rs::Runtime::tokio_current();
-        Connection::connect_uri_with_runtime(self.uri.clone(), properties, runtime).await
+        let uri = self.uri.clone();
+        match self.tls.clone() {
+            Some((connector, name)) => {
+                Connection::connect_uri_with_runtime(uri, properties, runtime(connector, name)).await
+            }
+            None => {
+                let runtime = async_rs::Runtime::tokio_current();
+                Connection::connect_uri_with_runtime(uri, properties, runtime).await
+            }
+        }
     }
 }
 
 /// Whether it is of use to try again, on a new connection.
 pub(crate) fn passes(error: &Error) -> bool {
+    if tls::remedy(&error.to_string()).is_some() {
+        return false;
+    }
     match error.kind() {
         // 402 and 403: the vhost or the user; 404: a queue or an exchange, unless its host is away; 530: not allowed.
         ErrorKind::ProtocolError(said) => {
@@ -64,4 +89,9 @@ pub(crate) fn passes(error: &Error) -> bool {
         ErrorKind::AuthProviderError(_) | ErrorKind::InvalidProtocolVersion(_) => false,
         _ => true,
     }
+}
+
+/// An error with what is to be done about it, if that is known.
+pub(crate) fn told(error: &Error) -> String {
+    tls::told(&error.to_string())
 }

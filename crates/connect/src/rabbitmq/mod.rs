@@ -7,12 +7,14 @@
 //! | `known`  | messages that were given and may come again                    |
 //! | `source` | messages as rows, acknowledged when a checkpoint is durable    |
 //! | `sink`   | rows as messages, published when a checkpoint is durable       |
+//! | `tls`    | connections that are encrypted                                 |
 
 mod client;
 mod known;
 mod queue;
 mod sink;
 mod source;
+mod tls;
 
 pub(crate) use sink::sink;
 pub(crate) use source::source;

@@ -14,7 +14,7 @@ use tidemill_dataflow::TaskError;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::client::{PAUSE, Server, passes};
+use super::client::{PAUSE, Server, passes, told};
 
 /// Messages that are given together at most.
 const MESSAGES_MAX: usize = 1000;
@@ -35,6 +35,8 @@ pub(crate) struct Message {
     pub(crate) message_id: Option<String>,
     pub(crate) correlation_id: Option<String>,
     pub(crate) body: Vec<u8>,
+    /// Somebody was given it before, and has not acknowledged it.
+    pub(crate) again: bool,
 }
 
 pub(crate) enum Event {
@@ -156,7 +158,7 @@ impl Taker {
 
     fn failed(&self, error: &lapin::Error) -> TaskError {
         let Reading { server, queue, .. } = &self.reading;
-        format!("rabbitmq {}, queue \"{queue}\": {error}", server.name).into()
+        format!("rabbitmq {}, queue \"{queue}\": {}", server.name, told(error)).into()
     }
 
     async fn attempt(&self) -> lapin::Result<Open> {
@@ -226,6 +228,7 @@ impl Taker {
             message_id: text(delivery.properties.message_id()),
             correlation_id: text(delivery.properties.correlation_id()),
             body: delivery.data,
+            again: delivery.redelivered,
         });
         number
     }

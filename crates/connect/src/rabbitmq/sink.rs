@@ -2,7 +2,8 @@
 //! server one and all. A message that no queue takes is an error.
 //!
 //! At least once: a commit that is repeated, because the server was away or the job goes on after a failure, publishes again.
-//! Then messages have the same `message_id` as before, so that who reads them can tell (`source` does, with `id`).
+//! Then messages have the same `message_id` as before, so that who reads them can tell (`source` does, with `id`). At most
+//! once, what was sent is not sent again: if the connection is lost before it is confirmed, it may be lost, which is printed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +19,12 @@ use serde_json::Value;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{PAUSE, Server, passes};
+use super::client::{PAUSE, Server, passes, told};
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::prepared::{Header, open, records, seal};
 use crate::record::Encoder;
+use crate::tls::Tls;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "rabbitmq sink";
@@ -36,6 +38,8 @@ const PERSISTENT: u8 = 2;
 struct Options {
     /// As of the source.
     url: Secret,
+    /// Files of certificates, for `amqps:`.
+    tls: Option<Tls>,
     /// Empty is the one that knows every queue by its name.
     #[serde(default)]
     exchange: String,
@@ -68,7 +72,7 @@ fn much() -> usize {
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let server = Server::new(&options.url).map_err(wrong)?;
+    let server = Server::new(&options.url, options.tls.as_ref()).map_err(wrong)?;
     let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref()).map_err(wrong)?;
     if options.exchange.is_empty() && options.routing_key.is_empty() && options.key.is_none() {
         return Err(wrong("`routing_key` or `key` has to say which queue, or `exchange` which exchange".into()));
@@ -87,6 +91,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
                 encoder: encoder.clone(),
                 server: server.clone(),
                 open: None,
+                once: context.at_most_once(),
                 header: Header {
                     id: String::new(),
                     target: target.clone(),
@@ -107,6 +112,8 @@ struct RabbitMq {
     encoder: Encoder,
     server: Server,
     open: Option<(Connection, Channel)>,
+    /// Whether nothing may be sent twice.
+    once: bool,
     header: Header,
     bytes: Vec<u8>,
 }
@@ -144,15 +151,21 @@ impl RabbitMq {
         let begun = Instant::now();
         let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
         // What is confirmed is not published again by this run.
-        let mut confirmed = 0;
+        let (mut confirmed, mut sent) = (0, 0);
         loop {
-            match self.attempt(header, bytes, &mut confirmed).await {
+            match self.attempt(header, bytes, (&mut confirmed, &mut sent)).await {
                 Ok(()) => return Ok(()),
                 Err(Failure::Message(error)) => return Err(error),
                 Err(Failure::Server(error)) => {
                     self.open = None;
                     if !passes(&error) || begun.elapsed() >= patience {
-                        return Err(format!("rabbitmq {}, {}: {error}", self.server.name, header.target).into());
+                        let (name, target) = (&self.server.name, &header.target);
+                        return Err(format!("rabbitmq {name}, {target}: {}", told(&error)).into());
+                    }
+                    if self.once && sent > confirmed {
+                        let (name, lost) = (&self.server.name, sent - confirmed);
+                        eprintln!("tidemill: rabbitmq {name}: {error}; {lost} messages may be lost");
+                        confirmed = sent;
                     }
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -160,7 +173,12 @@ impl RabbitMq {
         }
     }
 
-    async fn attempt(&mut self, header: &Header, bytes: &[u8], confirmed: &mut u64) -> Result<(), Failure> {
+    async fn attempt(
+        &mut self,
+        header: &Header,
+        bytes: &[u8],
+        (confirmed, sent): (&mut u64, &mut u64),
+    ) -> Result<(), Failure> {
         let (_, channel) = match &self.open {
             Some(open) => open,
             None => {
@@ -182,6 +200,7 @@ impl RabbitMq {
             let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
             let value = value.unwrap_or_default();
             let key = key.into();
+            *sent = (*sent).max(number as u64 + 1);
             ahead.push(channel.basic_publish(exchange.as_str().into(), key, options, value, properties).await?);
             if ahead.len() == AHEAD_MAX {
                 self::confirmed(&mut ahead, header, confirmed).await?;

@@ -10,6 +10,8 @@
 //! acknowledged with the next checkpoint, and is no row. That holds for what comes again within an hour, and while the
 //! server loses no acknowledgement that it has had for ten seconds.
 //!
+//! At most once, messages are acknowledged before they are given on, and one that the server gives again is no row.
+//!
 //! Without checkpoints, messages are acknowledged as they are given on: what is on its way then is lost with the job.
 
 use std::collections::BTreeMap;
@@ -33,6 +35,7 @@ use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::options::Secret;
+use crate::tls::Tls;
 use crate::{SourceSpec, options};
 
 const NAME: &str = "rabbitmq source";
@@ -63,6 +66,8 @@ enum Id {
 struct Options {
     /// `amqp://HOST:PORT/VHOST`; user and password are its, else `TIDEMILL_RABBITMQ_USER` and `TIDEMILL_RABBITMQ_PASSWORD`.
     url: Secret,
+    /// Files of certificates, for `amqps:`.
+    tls: Option<Tls>,
     queue: String,
     #[serde(default)]
     format: Format,
@@ -96,7 +101,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         return Err(wrong("`prefetch` has to be from 1 to 65535".into()));
     }
     let reading = Reading {
-        server: Server::new(&options.url).map_err(wrong)?,
+        server: Server::new(&options.url, options.tls.as_ref()).map_err(wrong)?,
         queue: options.queue.clone(),
         prefetch: options.prefetch,
         patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
@@ -125,6 +130,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 options,
                 queue: None,
                 keeps,
+                once: context.at_most_once(),
                 current: Owed::default(),
                 pending: BTreeMap::new(),
                 acknowledgements: 0,
@@ -166,6 +172,8 @@ struct RabbitMq {
     queue: Option<Queue>,
     /// Whether the job makes checkpoints.
     keeps: bool,
+    /// Whether a message that comes again may have been a row.
+    once: bool,
     known: Known,
     /// Since the last barrier.
     current: Owed,
@@ -264,6 +272,9 @@ impl RabbitMq {
         let mut new = Vec::new();
         for mut message in messages {
             self.current.tag = Some(message.tag);
+            if self.once && message.again {
+                continue;
+            }
             let id = match self.options.id {
                 None => None,
                 Some(Id::MessageId) => Some(("message_id", message.message_id.take())),

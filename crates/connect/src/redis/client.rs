@@ -1,11 +1,16 @@
 //! Connections, and which errors go away on their own.
 
+use std::path::Path;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Connection, IntoConnectionInfo, RedisError, RedisResult};
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Connection, ConnectionAddr, IntoConnectionInfo, RedisError,
+    RedisResult, TlsCertificates,
+};
 
 use crate::options::Secret;
+use crate::tls::{self, Tls};
 
 /// Between tries.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
@@ -25,8 +30,13 @@ impl Server {
     ///
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
-    pub(crate) fn new(url: &Secret, user: Option<String>, password: Option<Secret>) -> Result<Self, String> {
-        let wrong = |_| "`url` has to be redis://HOST:PORT/NUMBER".to_owned();
+    pub(crate) fn new(
+        url: &Secret,
+        user: Option<String>,
+        password: Option<Secret>,
+        tls: Option<&Tls>,
+    ) -> Result<Self, String> {
+        let wrong = |_| "`url` has to be redis://HOST:PORT/NUMBER, or rediss:// for TLS".to_owned();
         let mut info = url.reveal().into_connection_info().map_err(wrong)?;
         let mut settings = info.redis_settings().clone();
         let user = user.or_else(|| std::env::var("TIDEMILL_REDIS_USER").ok());
@@ -39,7 +49,25 @@ impl Server {
         }
         info = info.set_redis_settings(settings);
         let name = info.addr().to_string();
-        Ok(Server { client: Client::open(info).map_err(wrong)?, name })
+        let client = match info.addr() {
+            ConnectionAddr::TcpTls { insecure: true, .. } => {
+                return Err("`url` asks for TLS without a look at the certificate, which is not to be had".into());
+            }
+            ConnectionAddr::TcpTls { .. } => {
+                let tls = Tls::or_environment(tls)?;
+                let (ca, own) = tls.files()?;
+                let bytes = |file: &Path| std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()));
+                let own = own.map(|(certificate, key)| {
+                    Ok::<_, String>(ClientTlsConfig { client_cert: bytes(certificate)?, client_key: bytes(key)? })
+                });
+                let certificates =
+                    TlsCertificates { client_tls: own.transpose()?, root_cert: ca.map(bytes).transpose()? };
+                Client::build_with_tls(info, certificates).map_err(|error| error.to_string())?
+            }
+            _ if tls.is_some() => return Err("`tls` needs a `url` of rediss://".into()),
+            _ => Client::open(info).map_err(wrong)?,
+        };
+        Ok(Server { client, name })
     }
 
     pub(crate) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
@@ -59,8 +87,16 @@ impl Server {
 
 /// Whether it is of use to try again, on a new connection.
 pub(crate) fn passes(error: &RedisError) -> bool {
+    if tls::remedy(&error.to_string()).is_some() {
+        return false;
+    }
     error.is_io_error()
         || error.is_timeout()
         || error.is_connection_dropped()
         || matches!(error.code(), Some("LOADING" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" | "READONLY"))
+}
+
+/// An error with what is to be done about it, if that is known.
+pub(crate) fn told(error: &RedisError) -> String {
+    tls::told(&error.to_string())
 }

@@ -7,17 +7,20 @@ use redis::{Connection, RedisResult};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::client::{PAUSE, Server, passes};
+use super::client::{PAUSE, Server, passes, told};
 use crate::error::ConnectError;
 use crate::options::{self, Secret};
+use crate::tls::Tls;
 
 const NAME: &str = "redis lookup";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
-    /// `redis://HOST:PORT/NUMBER`.
+    /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
     url: Secret,
+    /// Files of certificates.
+    tls: Option<Tls>,
     /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
     user: Option<String>,
     password: Option<Secret>,
@@ -47,13 +50,13 @@ impl RedisHashes {
     /// # Errors
     /// `Option` names what is wrong.
     pub fn new(spec: &Value) -> Result<Self, ConnectError> {
-        let Options { url, user, password, prefix, fields, patience_s } = options::read(NAME, spec)?;
+        let Options { url, tls, user, password, prefix, fields, patience_s } = options::read(NAME, spec)?;
         let wrong = |reason: String| ConnectError::option(NAME, reason);
         if fields.is_empty() {
             return Err(wrong("`fields` has to name at least one".into()));
         }
         let patience = Duration::try_from_secs_f64(patience_s).map_err(|error| wrong(error.to_string()))?;
-        let server = Server::new(&url, user, password).map_err(wrong)?;
+        let server = Server::new(&url, user, password, tls.as_ref()).map_err(wrong)?;
         Ok(RedisHashes { server, prefix, fields, patience, idle: Mutex::default() })
     }
 
@@ -68,7 +71,7 @@ impl RedisHashes {
             match self.ask(keys) {
                 Ok(found) => return Ok(found),
                 Err(error) if passes(&error) && Instant::now() < deadline => std::thread::sleep(PAUSE),
-                Err(error) => return Err(format!("Redis at {}: {error}", self.server.name)),
+                Err(error) => return Err(format!("Redis at {}: {}", self.server.name, told(&error))),
             }
         }
     }

@@ -24,10 +24,11 @@ use serde_json::Value;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{PAUSE, Server, passes};
+use super::client::{PAUSE, Server, passes, told};
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::prepared::{Header, Marker, open, put, records, seal};
+use crate::tls::Tls;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "redis sink";
@@ -43,8 +44,10 @@ enum Promise {
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
-    /// `redis://HOST:PORT/NUMBER`.
+    /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
     url: Secret,
+    /// Files of certificates.
+    tls: Option<Tls>,
     /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
     user: Option<String>,
     password: Option<Secret>,
@@ -82,7 +85,8 @@ fn much() -> usize {
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let server = Server::new(&options.url, options.user.clone(), options.password.clone()).map_err(wrong)?;
+    let server = Server::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
+        .map_err(wrong)?;
     let encoder = Encoder::new(&options, schema).map_err(wrong)?;
     let (guarantee, id) = match (options.guarantee, options.id.clone().filter(|id| !id.is_empty())) {
         (Promise::ExactlyOnce, None) => {
@@ -118,6 +122,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
                 bytes: Vec::new(),
                 epoch_bytes_max: options.epoch_bytes_max,
                 patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
+                once: context.at_most_once() && options.stream.is_some(),
             }))
         }),
     })
@@ -272,6 +277,8 @@ struct Redis {
     bytes: Vec<u8>,
     epoch_bytes_max: usize,
     patience: Duration,
+    /// Whether nothing may be sent twice: what may have arrived, and would be added again.
+    once: bool,
 }
 
 impl Redis {
@@ -313,9 +320,13 @@ impl Redis {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => {
-                    self.connection = None;
+                    let sent = self.connection.take().is_some();
+                    if sent && self.once && marker.is_none() && passes(&error) {
+                        eprintln!("tidemill: redis {}: {error}; {found} entries may be lost", self.server.name);
+                        return Ok(());
+                    }
                     if !passes(&error) || begun.elapsed() >= self.patience {
-                        return Err(format!("redis {}: {error}", self.server.name).into());
+                        return Err(format!("redis {}: {}", self.server.name, told(&error)).into());
                     }
                     tokio::time::sleep(PAUSE).await;
                 }

@@ -23,11 +23,12 @@ use serde_json::{Map, Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{PAUSE, Server, passes};
+use super::client::{PAUSE, Server, passes, told};
 use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
 use crate::options::Secret;
+use crate::tls::Tls;
 use crate::{SourceSpec, options};
 
 const NAME: &str = "redis source";
@@ -59,8 +60,10 @@ enum Start {
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
-    /// `redis://HOST:PORT/NUMBER`.
+    /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
     url: Secret,
+    /// Files of certificates.
+    tls: Option<Tls>,
     /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
     user: Option<String>,
     password: Option<Secret>,
@@ -95,7 +98,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     if names.is_empty() || names.len() < options.streams.len() {
         return Err(wrong("`streams` has to name at least one stream, and none twice".into()));
     }
-    let server = Server::new(&options.url, options.user.clone(), options.password.clone()).map_err(wrong)?;
+    let server = Server::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
+        .map_err(wrong)?;
     let decoder = Decoder::new(Layout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
@@ -343,7 +347,7 @@ impl Reader {
                     self.connection = None;
                     tokio::time::sleep(PAUSE).await;
                 }
-                Err(error) => return Err(format!("redis {}: {error}", self.server.name).into()),
+                Err(error) => return Err(format!("redis {}: {}", self.server.name, told(&error)).into()),
             }
         }
     }

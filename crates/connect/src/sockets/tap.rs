@@ -151,6 +151,10 @@ impl Source for Tap {
         }
     }
 
+    fn rereads(&self) -> bool {
+        false
+    }
+
     fn has_last_words(&self) -> bool {
         true
     }

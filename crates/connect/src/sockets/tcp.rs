@@ -1,21 +1,25 @@
 //! Lines of a TCP server that we connect to. When the connection is lost it is made again; what the server has sent meanwhile
 //! is lost, which is printed.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::datatypes::SchemaRef;
 use memchr::{memchr, memrchr};
+use rustls::pki_types::ServerName;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidemill_dataflow::TaskError;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
 use super::tap::{Sender, Tap};
 use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
+use crate::tls::{self, Tls};
 use crate::{SourceSpec, options};
 
 const NAME: &str = "socket source";
@@ -39,6 +43,8 @@ enum Format {
 struct Options {
     host: String,
     port: u16,
+    /// The server speaks TLS: files of certificates.
+    tls: Option<Tls>,
     #[serde(default)]
     format: Format,
     /// Of CSV, which has no header.
@@ -72,6 +78,12 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     let address = format!("{}:{}", options.host, options.port);
+    let tls = options.tls.as_ref().map(|tls| {
+        let connector = TlsConnector::from(Tls::or_environment(Some(tls))?.client()?);
+        let name = ServerName::try_from(options.host.clone()).map_err(|error| format!("`host`: {error}"))?;
+        Ok::<_, String>((connector, name))
+    });
+    let tls = tls.transpose().map_err(wrong)?;
     Ok(SourceSpec {
         name: format!("socket {address}"),
         schema: SchemaRef::clone(&schema),
@@ -87,19 +99,31 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 number: 0,
                 is_skipping: false,
             };
-            let options = options.clone();
-            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), false, |sender| run(options, lines, sender))))
+            let (options, tls) = (options.clone(), tls.clone());
+            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), false, |sender| run(options, tls, lines, sender))))
         }),
     })
 }
 
-async fn run(options: Options, mut lines: Lines, sender: Sender) -> Result<(), TaskError> {
+/// What a server's lines come by.
+type Stream = Pin<Box<dyn AsyncRead + Send>>;
+/// How to speak TLS, and what the server's certificate has to be for.
+type Encryption = (TlsConnector, ServerName<'static>);
+
+async fn connect(options: &Options, tls: Option<&Encryption>) -> std::io::Result<Stream> {
+    let stream = TcpStream::connect((options.host.as_str(), options.port)).await?;
+    Ok(match tls {
+        Some((connector, name)) => Box::pin(connector.connect(name.clone(), stream).await?),
+        None => Box::pin(stream),
+    })
+}
+
+async fn run(options: Options, tls: Option<Encryption>, mut lines: Lines, sender: Sender) -> Result<(), TaskError> {
     let patience = Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6));
     let mut away = Instant::now();
     let mut told = false;
     loop {
-        let connecting = TcpStream::connect((options.host.as_str(), options.port));
-        let connected = tokio::time::timeout(CONNECT, connecting).await;
+        let connected = tokio::time::timeout(CONNECT, connect(&options, tls.as_ref())).await;
         let lost = match connected.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
             Ok(stream) => {
                 told = false;
@@ -112,8 +136,8 @@ async fn run(options: Options, mut lines: Lines, sender: Sender) -> Result<(), T
                     }
                 }
             }
-            Err(error) if away.elapsed() >= patience => {
-                return Err(format!("socket {}: {error}", lines.address).into());
+            Err(error) if away.elapsed() >= patience || tls::remedy(&error.to_string()).is_some() => {
+                return Err(format!("socket {}: {}", lines.address, tls::told(&error.to_string())).into());
             }
             Err(error) => error.to_string(),
         };
@@ -140,7 +164,7 @@ impl Lines {
     /// Until the connection ends, which is told; nothing, if nobody wants more.
     async fn read(
         &mut self,
-        mut stream: TcpStream,
+        mut stream: Stream,
         sender: &Sender,
     ) -> Result<Option<Result<(), std::io::Error>>, TaskError> {
         let mut buffer = Vec::new();

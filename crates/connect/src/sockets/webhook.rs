@@ -27,14 +27,18 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use tidemill_dataflow::TaskError;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
 use super::tap::{Sender, Tap};
 use crate::bad::BadRecords;
 use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
+use crate::tls::Tls;
 use crate::{SourceSpec, options};
 
 const NAME: &str = "webhook source";
@@ -59,6 +63,8 @@ struct Options {
     #[serde(default = "loopback")]
     host: String,
     port: u16,
+    /// By TLS, with these files: its own certificate and, if clients need one too, their authority.
+    tls: Option<Tls>,
     #[serde(default = "root")]
     path: String,
     #[serde(default)]
@@ -83,6 +89,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         return Err(wrong("`path` has to begin with /".into()));
     }
     let decoder = Decoder::new(Layout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let acceptor =
+        options.tls.as_ref().map(|tls| Tls::server(tls).map(TlsAcceptor::from)).transpose().map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     Ok(SourceSpec {
         name: format!("webhook {}:{}{}", options.host, options.port, options.path),
@@ -95,8 +103,13 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             if waits && !context.makes_checkpoints() {
                 return Err("webhook: `answer` \"durable\" needs a job that makes checkpoints".into());
             }
-            let (options, decoder) = (Arc::clone(&options), decoder.clone());
-            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), waits, |sender| serve(options, decoder, sender))))
+            if waits && context.at_most_once() {
+                let text =
+                    "webhook: with `answer` \"durable\" who has no answer posts again; at most once needs \"taken\"";
+                return Err(text.into());
+            }
+            let (options, decoder, acceptor) = (Arc::clone(&options), decoder.clone(), acceptor.clone());
+            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), waits, |sender| serve(options, decoder, acceptor, sender))))
         }),
     })
 }
@@ -109,7 +122,12 @@ struct Server {
     waiting: Semaphore,
 }
 
-async fn serve(options: Arc<Options>, decoder: Decoder, sender: Sender) -> Result<(), TaskError> {
+async fn serve(
+    options: Arc<Options>,
+    decoder: Decoder,
+    acceptor: Option<TlsAcceptor>,
+    sender: Sender,
+) -> Result<(), TaskError> {
     let address = (options.host.as_str(), options.port);
     let failed =
         |error: std::io::Error| -> TaskError { format!("webhook {}:{}: {error}", address.0, address.1).into() };
@@ -122,7 +140,20 @@ async fn serve(options: Arc<Options>, decoder: Decoder, sender: Sender) -> Resul
     loop {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(connection(Arc::clone(&server), stream, ends.clone()))),
+                Ok((stream, _)) => {
+                    let (server, acceptor, ends) = (Arc::clone(&server), acceptor.clone(), ends.clone());
+                    connections.spawn(async move {
+                        match acceptor {
+                            None => connection(server, stream, ends).await,
+                            // Who does not speak TLS, or is not known, hears so by it.
+                            Some(acceptor) => {
+                                if let Ok(Ok(stream)) = timeout(HEAD, acceptor.accept(stream)).await {
+                                    connection(server, stream, ends).await;
+                                }
+                            }
+                        }
+                    });
+                }
                 // Such as too many open files: they get fewer.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             },
@@ -136,7 +167,11 @@ async fn serve(options: Arc<Options>, decoder: Decoder, sender: Sender) -> Resul
 }
 
 /// Answers on one connection until it ends or, after the answer that is due, the job does.
-async fn connection(server: Arc<Server>, stream: TcpStream, mut ends: watch::Receiver<()>) {
+async fn connection(
+    server: Arc<Server>,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    mut ends: watch::Receiver<()>,
+) {
     let service = service_fn(move |request| {
         let server = Arc::clone(&server);
         async move { Ok::<_, Infallible>(server.answer(request).await) }

@@ -12,7 +12,7 @@ use tidemill_dataflow::TaskError;
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
 
 use super::tap::{Sender, Tap};
 use super::tcp::PAUSE;
@@ -20,6 +20,7 @@ use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::options::Secret;
+use crate::tls::{self, Tls};
 use crate::{SourceSpec, options};
 
 const NAME: &str = "websocket source";
@@ -38,8 +39,10 @@ enum Format {
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
-    /// `ws://HOST:PORT/PATH`, which may have a token in it.
+    /// `ws://HOST:PORT/PATH`, or `wss:` for TLS; it may have a token in it.
     url: Secret,
+    /// Files of certificates.
+    tls: Option<Tls>,
     /// What is sent after connecting, such as what to subscribe to.
     #[serde(default)]
     send: Vec<String>,
@@ -65,9 +68,16 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         (Format::Text, None) => (text_schema("value"), Layout::Text),
         (Format::Text, Some(_)) => return Err(wrong("text has one column, `value`: give it no schema".into())),
     };
-    let name = options.url.reveal().strip_prefix("ws://").and_then(|rest| rest.split(['/', '?']).next());
+    let url = options.url.reveal();
+    let connector = match (url.starts_with("wss://"), &options.tls) {
+        (true, tls) => Some(Tls::or_environment(tls.as_ref()).and_then(|tls| tls.client()).map_err(wrong)?),
+        (false, None) => None,
+        (false, Some(_)) => return Err(wrong("`tls` needs a `url` of wss://".into())),
+    };
+    let rest = url.strip_prefix("ws://").or_else(|| url.strip_prefix("wss://"));
+    let name = rest.and_then(|rest| rest.split(['/', '?']).next());
     let name = name.and_then(|authority| authority.rsplit('@').next()).filter(|host| !host.is_empty());
-    let name = name.ok_or_else(|| wrong("`url` has to be ws://HOST:PORT/PATH (without TLS)".into()))?.to_owned();
+    let name = name.ok_or_else(|| wrong("`url` has to be ws://HOST:PORT/PATH, or wss:// for TLS".into()))?.to_owned();
     let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
@@ -80,6 +90,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         make: Arc::new(move |context| {
             let reader = Reader {
                 options: options.clone(),
+                connector: connector.clone().map(Connector::Rustls),
                 name: name.clone(),
                 decoder: decoder.clone(),
                 bad: Handler::new(options.on_error.clone(), &counted, context.task().to_owned()),
@@ -94,6 +105,8 @@ type Connection = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 struct Reader {
     options: Options,
+    /// With TLS.
+    connector: Option<Connector>,
     /// Host and port.
     name: String,
     decoder: Decoder,
@@ -122,8 +135,12 @@ impl Reader {
                     }
                 }
                 // An answer that is no WebSocket's, or a wrong URL, stays so.
-                Err(error) if away.elapsed() >= patience || !matches!(error, Error::Io(_)) => {
-                    return Err(format!("websocket {}: {error}", self.name).into());
+                Err(error)
+                    if away.elapsed() >= patience
+                        || !matches!(error, Error::Io(_))
+                        || tls::remedy(&error.to_string()).is_some() =>
+                {
+                    return Err(format!("websocket {}: {}", self.name, tls::told(&error.to_string())).into());
                 }
                 Err(error) => error.to_string(),
             };
@@ -140,7 +157,9 @@ impl Reader {
     async fn connect(&self) -> Result<Connection, Error> {
         let bytes_max = Some(self.options.message_bytes_max);
         let config = WebSocketConfig::default().max_message_size(bytes_max).max_frame_size(bytes_max);
-        let (mut connection, _) = connect_async_with_config(self.options.url.reveal(), Some(config), false).await?;
+        let url = self.options.url.reveal();
+        let (mut connection, _) =
+            connect_async_tls_with_config(url, Some(config), false, self.connector.clone()).await?;
         for text in &self.options.send {
             connection.send(Message::text(text.as_str())).await?;
         }

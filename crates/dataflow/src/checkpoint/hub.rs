@@ -17,7 +17,7 @@ use super::in_flight;
 use super::manifest::{Entry, Key, Manifest, Report, Said};
 use super::news::News;
 use super::store::{CheckpointStore, StoreError};
-use super::{Later, Part, Restored, Snapshot};
+use super::{CheckpointSettings, Later, Part, Restored, Snapshot};
 use crate::error::TaskError;
 use crate::link::Links;
 use crate::memory::Governor;
@@ -45,6 +45,8 @@ pub(crate) struct Hub {
     links: Arc<Links>,
     /// Names the objects of this run: what an earlier one wrote is never replaced.
     run: String,
+    /// Nothing but where sources stand is kept.
+    at_most_once: bool,
     news: News,
     /// To the coordinator, on worker 0.
     events: Option<mpsc::UnboundedSender<Heard>>,
@@ -57,7 +59,7 @@ pub(crate) struct Hub {
 impl Hub {
     /// The hub, and on worker 0 what its coordinator will hear.
     pub(crate) fn new(
-        store: &CheckpointStore,
+        settings: &CheckpointSettings,
         links: &Arc<Links>,
         run: String,
         members: &[Member],
@@ -70,9 +72,10 @@ impl Hub {
             _ => (None, None),
         };
         let hub = Hub {
-            store: store.clone(),
+            store: settings.store.clone(),
             links: Arc::clone(links),
             run,
+            at_most_once: settings.at_most_once,
             news: News::default(),
             events,
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
@@ -172,7 +175,9 @@ impl Hub {
     ) -> Result<(), String> {
         // The lock goes with the coordinator.
         let Resume { settings, job, members, begin, lock: _lock, .. } = resume;
-        let (interval, unaligned_after, timeout) = (settings.interval, settings.unaligned_after, settings.timeout);
+        // Rows that a checkpoint has, and that are also on their way, would come twice.
+        let unaligned_after = settings.unaligned_after.filter(|_| !settings.at_most_once);
+        let (interval, timeout) = (settings.interval, settings.timeout);
         let mut coordinator = Coordinator::new(&job, members, Pace { interval, unaligned_after, timeout }, &begin);
         let begun = Instant::now();
         // Who is still in here when this ends hears so.
@@ -334,6 +339,18 @@ impl CopyStates {
     /// What the copy begins with; `None` when the job begins anew.
     pub(crate) fn restored(&self) -> Option<&Restored> {
         self.restored.as_ref()
+    }
+
+    /// Whether a row that has left its source never leaves it again, and nothing else is kept.
+    pub(crate) fn at_most_once(&self) -> bool {
+        self.hub.at_most_once
+    }
+
+    /// [`CopyStates::save`] for a copy that keeps nothing: nor, any more, what a run with another guarantee had kept.
+    pub(crate) fn save_nothing(&self, epoch: u64) {
+        let kept = self.restored.iter().flat_map(|restored| restored.buckets.keys());
+        let buckets = kept.map(|bucket| (*bucket, Part::Whole(Bytes::new()))).collect();
+        self.save(epoch, true, Snapshot { buckets, ..Snapshot::default() });
     }
 
     /// The barriers that sources are asked for.

@@ -63,6 +63,9 @@ pub struct CheckpointSettings {
     pub timeout: Duration,
     /// How many are kept.
     pub keep: usize,
+    /// At most once: checkpoints say where sources stand and nothing else, and a row leaves its source when one is durable that has
+    /// its place. What is on its way or kept when the job fails is lost, and nothing comes again. There is an interval then.
+    pub at_most_once: bool,
 }
 
 impl CheckpointSettings {
@@ -70,7 +73,8 @@ impl CheckpointSettings {
     pub fn new(store: CheckpointStore) -> Self {
         let unaligned_after = Some(Duration::from_secs(10));
         let timeout = Duration::from_secs(600);
-        CheckpointSettings { store, interval: Duration::from_secs(10), unaligned_after, timeout, keep: 3 }
+        let interval = Duration::from_secs(10);
+        CheckpointSettings { store, interval, unaligned_after, timeout, keep: 3, at_most_once: false }
     }
 
     /// In a folder of this machine, or one that all workers share.

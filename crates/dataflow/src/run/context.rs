@@ -71,6 +71,11 @@ impl TaskContext {
         self.states().is_some()
     }
 
+    /// Whether each row is to appear at most once, whatever is lost for it.
+    pub fn at_most_once(&self) -> bool {
+        self.states().is_some_and(CopyStates::at_most_once)
+    }
+
     /// Its part in checkpoints, if the job makes any.
     pub(crate) fn states(&self) -> Option<&CopyStates> {
         self.0.states.as_deref()

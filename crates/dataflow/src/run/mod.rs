@@ -332,7 +332,7 @@ impl Run {
         let copies: usize = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
         let (hub, heard) = match &resume {
             Some(resume) => {
-                let (hub, heard) = Hub::new(&resume.settings.store, &links, resume.run.clone(), &resume.members);
+                let (hub, heard) = Hub::new(&resume.settings, &links, resume.run.clone(), &resume.members);
                 (Some(hub), heard)
             }
             None => (None, None),

@@ -8,6 +8,7 @@
 //! | `confluence` | both, in the order in which a reader of several streams sees them          |
 //! | `overtake`   | barriers that do not wait for the rows before them                         |
 //! | `clock`      | the time of a source                                                       |
+//! | `held`       | rows that wait where they were read: at most once                          |
 //! | `standing`   | where sources' time stands, which split holds it back, and when to warn    |
 //! | [`source`]   | what streams come from: splits, their event times, where they stand        |
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
@@ -15,6 +16,7 @@
 mod align;
 mod clock;
 mod confluence;
+mod held;
 mod mark;
 mod overtake;
 pub mod sink;

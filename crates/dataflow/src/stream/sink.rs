@@ -2,7 +2,8 @@
 //! between. (Two-phase commit: *prepare* at the barrier, *commit* when the manifest is there. What is prepared is part of the
 //! checkpoint, so a job that goes on from it commits first.)
 //!
-//! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost.
+//! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost. At most once,
+//! that is done at every barrier, and checkpoints know nothing of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -94,6 +95,7 @@ type Prepared = BTreeMap<(u64, String), Bytes>;
 /// Runs a sink to its end.
 pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &TaskContext) -> Result<(), TaskError> {
     let states = context.states();
+    let at_most_once = context.at_most_once();
     let mut prepared = Prepared::new();
     let mut last = 0;
     if let Some(restored) = states.and_then(|states| states.restored()) {
@@ -123,7 +125,10 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
             Wake::Item(Some(Item::Batch(rows))) => sink.write(rows).await?,
             Wake::Item(Some(Item::Mark(Mark::Barrier(barrier)))) => {
                 let bytes = sink.prepare(barrier.epoch).await?;
-                if !bytes.is_empty() {
+                if !bytes.is_empty() && at_most_once {
+                    // Never again: what a checkpoint had would be committed by whoever goes on from it.
+                    sink.commit(bytes).await?;
+                } else if !bytes.is_empty() {
                     prepared.insert(name(barrier.epoch), bytes);
                 }
                 last = barrier.epoch;
@@ -156,7 +161,9 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         }
     }
     let bytes = sink.prepare(last + 1).await?;
-    if !bytes.is_empty() {
+    if !bytes.is_empty() && at_most_once {
+        sink.commit(bytes).await?;
+    } else if !bytes.is_empty() {
         prepared.insert(name(last + 1), bytes);
     }
     if let Some(states) = states {

@@ -14,11 +14,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::clock::Clock;
+use super::held::Held;
 use super::mark::{Control, EventTime, Mark};
 use crate::checkpoint::Snapshot;
 use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
-use crate::flow::Outputs;
+use crate::flow::{Output, Outputs};
 use crate::run::TaskContext;
 
 /// What a source has next.
@@ -87,6 +88,12 @@ pub trait Source: Send {
         let _ = epoch;
     }
 
+    /// Whether it gives rows again that lie behind the place it begins at. Those of another one cannot come twice, so with at most
+    /// once they do not wait for checkpoints.
+    fn rereads(&self) -> bool {
+        true
+    }
+
     /// Whether it stays until its last snapshot is durable ([`Source::durable`] with the highest number there is, if that
     /// is its end), and then says its [`last_words`](Source::last_words).
     fn has_last_words(&self) -> bool {
@@ -125,6 +132,10 @@ impl Source for Box<dyn Source> {
 
     fn durable(&mut self, epoch: u64) {
         self.as_mut().durable(epoch);
+    }
+
+    fn rereads(&self) -> bool {
+        self.as_ref().rereads()
     }
 
     fn has_last_words(&self) -> bool {
@@ -258,8 +269,16 @@ pub(crate) async fn drive<S: Source>(
         }
         return Ok(());
     }
-    let mut waiting = false;
+    let mut held = match context.at_most_once() && source.rereads() {
+        true => Some(Held::new(&snapshot(&mut source, clock.as_ref())?)),
+        false => None,
+    };
+    let (mut waiting, mut ended) = (false, false);
     loop {
+        if ended && held.as_ref().is_none_or(Held::is_empty) {
+            break;
+        }
+        let has_room = !ended && held.as_ref().is_none_or(Held::has_room);
         let idle_at = clock.as_ref().and_then(Clock::due);
         let wake = tokio::select! {
             biased;
@@ -270,44 +289,50 @@ pub(crate) async fn drive<S: Source>(
                 // What has been collected does not wait with the source.
                 Poll::Pending if !waiting => Poll::Ready(Ok(Wake::Waiting)),
                 Poll::Pending => Poll::Pending,
-            }) => next?,
+            }), if has_room => next?,
             () = async { sleep_until(idle_at.expect("asked only then")).await }, if idle_at.is_some() => Wake::Idle,
         };
         waiting = matches!(wake, Wake::Waiting) || waiting && matches!(wake, Wake::Idle | Wake::Durable);
         match wake {
-            Wake::Next(Next::Rows { split, mut rows }) => {
-                if let Some(clock) = &mut clock {
-                    rows = clock.rows(split, rows)?;
+            Wake::Next(Next::End) => ended = true,
+            Wake::Next(next) => {
+                match &mut held {
+                    Some(held) => held.keep(next),
+                    None => give(next, &mut clock, &mut output).await?,
                 }
                 if !output.is_wanted() {
                     // An end like any other: the places of its splits are kept.
                     break;
                 }
-                output.send(rows).await?;
                 // One that always has something must not keep its thread for itself.
                 tokio::task::yield_now().await;
             }
-            Wake::Next(Next::CaughtUp { split }) => {
-                if let Some(clock) = &mut clock {
-                    clock.caught_up(split, Instant::now());
-                }
-            }
-            Wake::Next(Next::SplitEnd { split }) => {
-                if let Some(clock) = &mut clock {
-                    clock.over(split);
-                }
-            }
-            Wake::Next(Next::End) => break,
             Wake::Waiting => output.flush().await?,
             Wake::Idle => {}
-            Wake::Durable => source.durable(*durable.borrow_and_update()),
+            Wake::Durable => {
+                let epoch = *durable.borrow_and_update();
+                // First, so that nobody gives again what goes on now.
+                source.durable(epoch);
+                if let Some(held) = &mut held {
+                    for next in held.durable(epoch) {
+                        give(next, &mut clock, &mut output).await?;
+                    }
+                    output.flush().await?;
+                }
+            }
             Wake::Barrier => {
                 let Some(barrier) = barriers.borrow_and_update().clone() else { continue };
                 let stop = barrier.control == Control::Stop;
                 let epoch = barrier.epoch;
-                if let Some(states) = states {
+                if let (Some(held), Some(states)) = (held.take_if(|_| stop), states) {
+                    states.save(epoch, true, held.stop());
+                } else if let Some(states) = states {
                     source.barrier(epoch);
-                    states.save(epoch, true, snapshot(&mut source, clock.as_ref())?);
+                    let snapshot = snapshot(&mut source, clock.as_ref())?;
+                    if let Some(held) = &mut held {
+                        held.barrier(epoch, &snapshot);
+                    }
+                    states.save(epoch, true, snapshot);
                 }
                 output.mark(&Mark::Barrier(barrier)).await?;
                 if stop {
@@ -336,6 +361,18 @@ pub(crate) async fn drive<S: Source>(
         None => drop(durable_now.send(ALL)),
     }
     leave(source, &mut durable, ALL).await
+}
+
+/// Sends rows on, or notes what is told of a split.
+async fn give(next: Next, clock: &mut Option<Clock>, output: &mut Output) -> Result<(), TaskError> {
+    match (next, clock) {
+        (Next::Rows { split, rows }, Some(clock)) => output.send(clock.rows(split, rows)?).await?,
+        (Next::Rows { rows, .. }, None) => output.send(rows).await?,
+        (Next::CaughtUp { split }, Some(clock)) => clock.caught_up(split, Instant::now()),
+        (Next::SplitEnd { split }, Some(clock)) => clock.over(split),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Lets a source that has last words say them, when its snapshot of `epoch` is durable.

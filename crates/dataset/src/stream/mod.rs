@@ -93,8 +93,13 @@ impl StreamJob {
     fn check(&self, sources: &[(String, bool)], sinks: &[StreamSink]) -> Result<(), DataSetError> {
         let Some(wanted) = self.guarantee else { return Ok(()) };
         let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
-        if self.checkpoints.is_none() {
+        let Some(checkpoints) = &self.checkpoints else {
             return refused("it makes no checkpoints; say where they lie with checkpoint=".into());
+        };
+        if checkpoints.at_most_once && checkpoints.interval.is_zero() {
+            return refused(
+                "rows wait for checkpoints, which it makes none of but the last; say how often with every=".into(),
+            );
         }
         if let Some((source, _)) = sources.iter().find(|(_, replayable)| !replayable)
             && wanted > Guarantee::AtMostOnce
@@ -136,11 +141,17 @@ impl Workers {
         ran.map_err(crate::distribute::failed)
     }
 
-    /// The tasks that a query over streams becomes, and what becomes of its rows when the job fails and goes on. Collective.
+    /// The tasks that a query over streams becomes, and what becomes of its rows when the job fails and goes on, at the sink
+    /// that it is `written_to`, if that is known. Collective.
     ///
     /// # Errors
     /// The same on every worker: a step that a stream cannot have.
-    pub fn explain_stream(&self, engine: &Engine, set: &DataSet) -> Result<String, ActionError> {
+    pub fn explain_stream(
+        &self,
+        engine: &Engine,
+        set: &DataSet,
+        written_to: Option<&StreamSink>,
+    ) -> Result<String, ActionError> {
         let copies = self.partitions() as u32;
         let set = set.clone();
         let nowhere = |_: &SchemaRef| -> MakeSink { Arc::new(|_| Err("explained, not run".into())) };
@@ -166,11 +177,26 @@ impl Workers {
                 false => format!("  {source}: what came since the checkpoint is lost\n"),
             });
         }
-        let most = match lowered.sources.iter().all(|(_, replayable)| *replayable) {
-            true => "  a sink that commits has each row exactly once, a function at least once\n",
-            false => "  a sink that commits has each row at most once\n",
-        };
-        text.push_str(most);
+        let replayable = lowered.sources.iter().all(|(_, replayable)| *replayable);
+        text.push_str(&match (written_to.map(|sink| (&sink.name, sink.guarantee)), replayable) {
+            (None, true) => "  a sink that commits has each row exactly once, a function at least once\n".into(),
+            (None, false) => "  a sink that commits has each row at most once\n".into(),
+            (Some((sink, gives)), true) => format!("  the sink {sink} has each row {gives}\n"),
+            (Some((sink, Guarantee::ExactlyOnce)), false) => format!("  the sink {sink} has each row at most once\n"),
+            (Some((sink, _)), false) => {
+                format!("  the sink {sink} may have rows not at all, and others more than once\n")
+            }
+        });
+        text.push_str("the same, with guarantee=\"at most once\":\n");
+        for (source, replayable) in &lowered.sources {
+            text.push_str(&match replayable {
+                true => format!(
+                    "  {source}: is read from where the checkpoint says; what was read before is not read again\n"
+                ),
+                false => format!("  {source}: what came before is lost\n"),
+            });
+        }
+        text.push_str("  any sink has each row at most once; what windows and other steps had kept is lost\n");
         Ok(text)
     }
 }

@@ -248,8 +248,17 @@ impl NativeDataSet {
     }
 
     /// The tasks that a query over streams becomes; collective.
-    fn explain_stream(&self, py: Python<'_>, engine: &QueryEngine, comm: &Comm) -> PyResult<String> {
-        together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &self.0))
+    #[pyo3(signature = (engine, comm, sink = None, sink_name = String::new()))]
+    fn explain_stream(
+        &self,
+        py: Python<'_>,
+        engine: &QueryEngine,
+        comm: &Comm,
+        sink: Option<Py<PyAny>>,
+        sink_name: String,
+    ) -> PyResult<String> {
+        let sink = sink.map(|sink| super::stream::any_sink(py, sink, sink_name, &self.0.schema())).transpose()?;
+        together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &self.0, sink.as_ref()))
     }
 
     fn explain(&self, py: Python<'_>, engine: &QueryEngine, how: &str) -> PyResult<String> {

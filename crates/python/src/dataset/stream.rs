@@ -139,6 +139,7 @@ pub struct Checkpoints {
     unaligned_after: Option<f64>,
     timeout: f64,
     keep: usize,
+    at_most_once: bool,
 }
 
 impl Checkpoints {
@@ -151,6 +152,7 @@ impl Checkpoints {
             unaligned_after: self.unaligned_after.map(seconds).transpose()?,
             timeout: seconds(self.timeout)?,
             keep: self.keep,
+            at_most_once: self.at_most_once,
         })
     }
 }
@@ -232,10 +234,7 @@ pub fn write_stream<'py>(
     late: Option<Py<PyAny>>,
     late_name: String,
 ) -> PyResult<Written<'py>> {
-    let sink = match sink.extract::<String>(py) {
-        Ok(spec) => connector_sink(&described_by(&spec)?, &set.0.schema()).map_err(|error| raised(py, &error))?,
-        Err(_) => python_sink(py, sink, sink_name)?,
-    };
+    let sink = any_sink(py, sink, sink_name, &set.0.schema())?;
     let late = late.map(|late| late_sink(py, late, late_name)).transpose()?;
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine));
     let guarantee = guarantee.map(|words| match words {
@@ -333,6 +332,14 @@ impl Status {
 impl Drop for Status {
     fn drop(&mut self) {
         drop(std::fs::remove_file(&self.file));
+    }
+}
+
+/// A sink of the engine's own, described by a text, or of the program, for rows of `schema`.
+pub(super) fn any_sink(py: Python<'_>, sink: Py<PyAny>, name: String, schema: &SchemaRef) -> PyResult<StreamSink> {
+    match sink.extract::<String>(py) {
+        Ok(spec) => connector_sink(&described_by(&spec)?, schema).map_err(|error| raised(py, &error)),
+        Err(_) => python_sink(py, sink, name),
     }
 }
 

@@ -1,0 +1,294 @@
+//! A registry of schemas, by the REST API of Confluent's, which Karapace, Apicurio and Redpanda serve too.
+//!
+//! | asked for                           | for                                                                   |
+//! |-------------------------------------|-----------------------------------------------------------------------|
+//! | `GET /schemas/ids/ID`               | a record's writer schema: it never changes, so it is asked for once   |
+//! | `GET /subjects/S/versions/latest`   | what records are read as, where nobody says it                        |
+//! | `POST /subjects/S/versions`         | the number of the schema that records are written with; again, the same |
+//!
+//! The subject of a topic's values is `TOPIC-value`. A registry that is away, or has too much to do, is asked again while there is
+//! patience. That it does not know a number is no failure of it: the record is bad.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::{Client, Method, StatusCode, Url};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidemill_dataflow::TaskError;
+use tokio::runtime::Runtime;
+
+use crate::options::Secret;
+use crate::tls::Tls;
+
+const MEDIA_TYPE: &str = "application/vnd.schemaregistry.v1+json";
+const ANSWER: Duration = Duration::from_secs(10);
+/// Between tries.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Of an answer.
+const BYTES_MAX: usize = 16 << 20;
+/// Numbers that it does not know are forgotten when there are more.
+const UNKNOWN_MAX: usize = 10_000;
+
+/// Where a registry is, and who asks.
+#[derive(Clone, Debug)]
+pub(crate) struct Registry {
+    client: Client,
+    url: Url,
+    who: Option<(String, Secret)>,
+    patience: Duration,
+}
+
+/// A schema as the registry has it.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Registered {
+    #[serde(rename = "schemaType", default = "avro")]
+    pub(crate) kind: String,
+    pub(crate) schema: String,
+    #[serde(default)]
+    references: Vec<Value>,
+}
+
+fn avro() -> String {
+    "AVRO".into()
+}
+
+impl Registered {
+    /// Its text, if it is of `kind` and needs no other.
+    ///
+    /// # Errors
+    /// In words.
+    pub(crate) fn of(self, kind: &str) -> Result<String, String> {
+        match self {
+            Registered { kind: found, .. } if found != kind => Err(format!("is one of {found}, not of {kind}")),
+            Registered { references, .. } if !references.is_empty() => {
+                Err("refers to others, which are not put together here".into())
+            }
+            Registered { schema, .. } => Ok(schema),
+        }
+    }
+}
+
+/// Why there is no answer.
+enum Failure {
+    /// It may be another time.
+    Passing(String),
+    Final(String),
+}
+
+impl Registry {
+    /// User and password are those of the URL, else `TIDEMILL_REGISTRY_USER` and `TIDEMILL_REGISTRY_PASSWORD`.
+    ///
+    /// # Errors
+    /// In words, which do not show the URL: it may have a password.
+    pub(crate) fn new(url: &Secret, tls: Option<&Tls>, patience: Duration) -> Result<Self, String> {
+        let wrong = || "`registry` has to be http://HOST:PORT or https://HOST:PORT".to_owned();
+        let mut url = Url::parse(url.reveal()).map_err(|_| wrong())?;
+        if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+            return Err(wrong());
+        }
+        let mut who = None;
+        if !url.username().is_empty() {
+            who = Some((url.username().to_owned(), Secret::new(url.password().unwrap_or_default())));
+        } else if let Ok(user) = std::env::var("TIDEMILL_REGISTRY_USER") {
+            let password = Secret::or_environment(None, "TIDEMILL_REGISTRY_PASSWORD");
+            who = Some((user, password.unwrap_or_else(|| Secret::new(""))));
+        }
+        url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| wrong())?;
+        let mut client = Client::builder().timeout(ANSWER);
+        if url.scheme() == "https" {
+            let tls = Tls::or_environment(tls)?.client()?;
+            client = client.use_preconfigured_tls(rustls::ClientConfig::clone(&tls));
+        }
+        let client = client.build().map_err(|error| format!("no client for the schema registry: {error}"))?;
+        Ok(Registry { client, url, who, patience })
+    }
+
+    /// The schema with a number; `None` if there is none.
+    ///
+    /// # Errors
+    /// Naming the URL.
+    pub(crate) async fn schema(&self, number: u32) -> Result<Option<Registered>, TaskError> {
+        self.get(&["schemas", "ids", &number.to_string()]).await
+    }
+
+    /// The newest schema of a subject; `None` if it has none.
+    ///
+    /// # Errors
+    /// Naming the URL.
+    pub(crate) async fn latest(&self, subject: &str) -> Result<Option<Registered>, TaskError> {
+        self.get(&["subjects", subject, "versions", "latest"]).await
+    }
+
+    /// The number of a schema of a subject, which has it from now on.
+    ///
+    /// # Errors
+    /// Naming the URL: such as that it does not go with the subject's others.
+    pub(crate) async fn register(&self, subject: &str, kind: &str, schema: &str) -> Result<u32, TaskError> {
+        #[derive(Deserialize)]
+        struct Answer {
+            id: u32,
+        }
+        let path = ["subjects", subject, "versions"];
+        let body = match kind {
+            // Registries that know no other kind do not know the field.
+            "AVRO" => json!({"schema": schema}),
+            kind => json!({"schema": schema, "schemaType": kind}),
+        };
+        let answer = self.ask(Method::POST, &path, Some(&body)).await?;
+        let answer = answer.ok_or_else(|| format!("{}: there is no such place", self.at(&path)))?;
+        let answer: Answer = serde_json::from_value(answer).map_err(|error| format!("{}: {error}", self.at(&path)))?;
+        Ok(answer.id)
+    }
+
+    /// That of the values of a topic.
+    pub(crate) fn subject(topic: &str) -> String {
+        format!("{topic}-value")
+    }
+
+    /// Its address, for people.
+    pub(crate) fn name(&self) -> &str {
+        self.url.as_str()
+    }
+
+    async fn get(&self, path: &[&str]) -> Result<Option<Registered>, TaskError> {
+        let Some(found) = self.ask(Method::GET, path, None).await? else { return Ok(None) };
+        let found = serde_json::from_value(found);
+        Ok(Some(found.map_err(|error| format!("{}: it is no schema: {error}", self.at(path)))?))
+    }
+
+    fn at(&self, path: &[&str]) -> String {
+        format!("schema registry {}", self.place(path))
+    }
+
+    fn place(&self, path: &[&str]) -> Url {
+        let mut url = self.url.clone();
+        url.path_segments_mut().expect("one of http has a path").pop_if_empty().extend(path);
+        url
+    }
+
+    async fn ask(&self, method: Method, path: &[&str], body: Option<&Value>) -> Result<Option<Value>, TaskError> {
+        let begun = Instant::now();
+        loop {
+            match self.attempt(method.clone(), path, body).await {
+                Ok(answer) => return Ok(answer),
+                Err(Failure::Passing(_)) if begun.elapsed() < self.patience => tokio::time::sleep(PAUSE).await,
+                Err(Failure::Passing(reason) | Failure::Final(reason)) => {
+                    return Err(format!("{}: {reason}", self.at(path)).into());
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self, method: Method, path: &[&str], body: Option<&Value>) -> Result<Option<Value>, Failure> {
+        let mut request = self.client.request(method, self.place(path)).header(ACCEPT, MEDIA_TYPE);
+        if let Some((user, password)) = &self.who {
+            request = request.basic_auth(user, Some(password.reveal()));
+        }
+        if let Some(body) = body {
+            request = request.header(CONTENT_TYPE, MEDIA_TYPE).body(body.to_string());
+        }
+        let mut response = request.send().await.map_err(|error| failed(&error))?;
+        let status = response.status();
+        let mut bytes = Vec::new();
+        while let Some(more) = response.chunk().await.map_err(|error| failed(&error))? {
+            bytes.extend_from_slice(&more);
+            if bytes.len() > BYTES_MAX {
+                return Err(Failure::Final(format!("its answer has more than {BYTES_MAX} bytes")));
+            }
+        }
+        let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let said = answer.get("message").and_then(Value::as_str).unwrap_or("it does not say why");
+        match status {
+            status if status.is_success() => match answer {
+                Value::Object(_) => Ok(Some(answer)),
+                _ => Err(Failure::Final("its answer is no JSON object: no schema registry is there".into())),
+            },
+            // Of the registry's own: a path that nobody knows is no answer about schemas.
+            StatusCode::NOT_FOUND if answer.get("error_code").is_some() => Ok(None),
+            StatusCode::NOT_FOUND => Err(Failure::Final("not found: no schema registry is there".into())),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::Final(format!(
+                "{status}: say who asks with TIDEMILL_REGISTRY_USER and TIDEMILL_REGISTRY_PASSWORD ({said})"
+            ))),
+            StatusCode::CONFLICT => Err(Failure::Final(format!(
+                "the schema does not go with those that the subject has ({said}): keep what readers of the topic need, or \
+                 choose another topic"
+            ))),
+            status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+                Err(Failure::Passing(format!("{status}: {said}")))
+            }
+            status => Err(Failure::Final(format!("{status}: {said}"))),
+        }
+    }
+}
+
+fn failed(error: &reqwest::Error) -> Failure {
+    // What is wrong comes last; before it is the URL, again.
+    let mut text = String::new();
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        text = error.to_string();
+        cause = error.source();
+    }
+    match crate::tls::remedy(&text) {
+        Some(_) => Failure::Final(crate::tls::told(&text)),
+        None => Failure::Passing(text),
+    }
+}
+
+/// What is known of schemas by number, for a thread that may wait.
+pub(crate) struct Schemas {
+    registry: Registry,
+    runtime: Runtime,
+    kind: &'static str,
+    /// The schema, or why there is none.
+    known: BTreeMap<u32, Result<String, String>>,
+}
+
+impl Schemas {
+    /// Those of a kind: `AVRO` or `JSON`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn new(registry: Registry, kind: &'static str) -> Result<Self, TaskError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Schemas { registry, runtime, kind, known: BTreeMap::new() })
+    }
+
+    /// The schema with a number, or why records that have it are bad.
+    ///
+    /// # Errors
+    /// When the registry does not answer: that is no fault of the record.
+    pub(crate) fn find(&mut self, number: u32) -> Result<&Result<String, String>, TaskError> {
+        if !self.known.contains_key(&number) {
+            if self.known.values().filter(|known| known.is_err()).count() >= UNKNOWN_MAX {
+                self.known.retain(|_, known| known.is_ok());
+            }
+            let name = self.registry.name();
+            let found = match self.runtime.block_on(self.registry.schema(number))? {
+                Some(found) => found.of(self.kind).map_err(|why| format!("schema {number} of {name} {why}")),
+                None => Err(format!("its schema has the number {number}, which {name} does not know")),
+            };
+            self.known.insert(number, found);
+        }
+        Ok(&self.known[&number])
+    }
+
+    /// The newest schema of the values of a topic. Waits on a thread of its own, so that it may be called anywhere.
+    ///
+    /// # Errors
+    /// In words.
+    pub(crate) fn latest(registry: &Registry, topic: &str, kind: &'static str) -> Result<String, String> {
+        let subject = Registry::subject(topic);
+        let work = || {
+            let schemas = Schemas::new(registry.clone(), kind).map_err(|error| error.to_string())?;
+            let found = schemas.runtime.block_on(registry.latest(&subject)).map_err(|error| error.to_string())?;
+            let found = found.ok_or_else(|| {
+                format!("schema registry {} has no subject \"{subject}\": give the schema", registry.name())
+            })?;
+            found.of(kind).map_err(|why| format!("the newest schema of \"{subject}\" {why}"))
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().expect("it does not panic"))
+    }
+}

@@ -1,0 +1,191 @@
+//! Rows as values that have a schema in a registry: Confluent's header, and Avro or JSON behind it.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use arrow_avro::schema::{AVRO_NAME_METADATA_KEY, AvroSchema, SCHEMA_METADATA_KEY};
+use serde_json::{Map, Value, json};
+use tidemill_dataflow::TaskError;
+
+use super::registry::Registry;
+use crate::record::{Encoder, Numbered};
+
+/// Makes records of rows, whose schema it registers before the first.
+#[derive(Clone, Debug)]
+pub(crate) struct Registering {
+    encoder: Encoder,
+    /// Until the number is known.
+    wanted: Option<Wanted>,
+}
+
+/// What is to be registered.
+#[derive(Clone, Debug)]
+struct Wanted {
+    registry: Registry,
+    subject: String,
+    kind: &'static str,
+    schema: String,
+}
+
+impl Registering {
+    /// Records as they are.
+    pub(crate) fn plain(encoder: Encoder) -> Self {
+        Registering { encoder, wanted: None }
+    }
+
+    /// Rows of `schema` as values of a topic: Avro, by `avro` or a schema made of the columns; or JSON. `key` names a column.
+    ///
+    /// # Errors
+    /// In words, for columns that it has no way to write.
+    pub(crate) fn new(
+        schema: &SchemaRef,
+        registry: Registry,
+        topic: &str,
+        key: Option<&str>,
+        avro: Option<Option<&Value>>,
+    ) -> Result<Self, String> {
+        let (kind, text, numbered) = match avro {
+            Some(given) => {
+                let text = match given {
+                    Some(Value::String(text)) => text.clone(),
+                    Some(schema) => schema.to_string(),
+                    None => avro_schema(schema, topic)?,
+                };
+                let metadata = [(SCHEMA_METADATA_KEY.to_owned(), text.clone())].into();
+                let schema = Schema::new_with_metadata(schema.fields().clone(), metadata);
+                ("AVRO", text, Numbered::Avro(Arc::new(schema), 0))
+            }
+            None => ("JSON", json_schema(schema, topic).to_string(), Numbered::Json(0)),
+        };
+        let encoder = Encoder::new(schema, None, key)?.numbered(schema, numbered)?;
+        let wanted = Some(Wanted { registry, subject: Registry::subject(topic), kind, schema: text });
+        Ok(Registering { encoder, wanted })
+    }
+
+    /// Appends the records of rows to `out`.
+    ///
+    /// # Errors
+    /// As [`Encoder::encode`]; the registry's.
+    pub(crate) async fn encode(
+        &mut self,
+        rows: &RecordBatch,
+        bytes_max: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), TaskError> {
+        if let Some(Wanted { registry, subject, kind, schema }) = &self.wanted {
+            let number = registry.register(subject, kind, schema).await?;
+            self.encoder.set_number(number);
+            self.wanted = None;
+        }
+        self.encoder.encode(rows, bytes_max, out)
+    }
+}
+
+/// The schema of rows as a record that is called as the topic: schemas of a subject have to be of one name.
+fn avro_schema(schema: &SchemaRef, topic: &str) -> Result<String, String> {
+    let mut name: String = topic.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    if !name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
+        name.insert(0, '_');
+    }
+    let metadata = [(AVRO_NAME_METADATA_KEY.to_owned(), name)].into();
+    let schema = Schema::new_with_metadata(schema.fields().clone(), metadata);
+    AvroSchema::try_from(&schema).map(|schema| schema.json_string).map_err(|error| error.to_string())
+}
+
+/// What JSON objects of rows look like; a null is left out.
+fn json_schema(schema: &SchemaRef, topic: &str) -> Value {
+    let mut made = object(schema.fields());
+    made.insert("$schema".into(), "http://json-schema.org/draft-07/schema#".into());
+    made.insert("title".into(), topic.into());
+    made.into()
+}
+
+fn object(fields: &Fields) -> Map<String, Value> {
+    let properties: Map<String, Value> = fields.iter().map(|field| (field.name().clone(), kind(field))).collect();
+    let required: Vec<&String> = fields.iter().filter(|field| !field.is_nullable()).map(|field| field.name()).collect();
+    let mut made = Map::new();
+    made.insert("type".into(), "object".into());
+    made.insert("properties".into(), properties.into());
+    if !required.is_empty() {
+        made.insert("required".into(), json!(required));
+    }
+    made
+}
+
+fn kind(field: &Field) -> Value {
+    match field.data_type() {
+        DataType::Boolean => json!({"type": "boolean"}),
+        whole if whole.is_integer() => json!({"type": "integer"}),
+        number if number.is_numeric() => json!({"type": "number"}),
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+            json!({"type": "array", "items": kind(item)})
+        }
+        DataType::Struct(fields) => object(fields).into(),
+        _ => json!({"type": "string"}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, Int64Array, StringArray};
+    use serde_json::json;
+
+    use super::*;
+    use crate::avro::Avro;
+    use crate::prepared::records;
+
+    fn rows() -> RecordBatch {
+        let n: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(-300)]));
+        let text: ArrayRef = Arc::new(StringArray::from(vec!["a", "", "ä"]));
+        let schema =
+            Schema::new(vec![Field::new("n", DataType::Int64, true), Field::new("text", DataType::Utf8, false)]);
+        RecordBatch::try_new(Arc::new(schema), vec![n, text]).unwrap()
+    }
+
+    fn values(numbered: Numbered) -> Vec<Vec<u8>> {
+        let rows = rows();
+        let mut encoder = Encoder::new(&rows.schema(), None, None).unwrap().numbered(&rows.schema(), numbered).unwrap();
+        encoder.set_number(258);
+        let mut bytes = Vec::new();
+        encoder.encode(&rows, 100, &mut bytes).unwrap();
+        records(&bytes).map(|record| record.unwrap().1.unwrap().to_vec()).collect()
+    }
+
+    /// What is written must be what is read, behind the header that Confluent's readers look for.
+    #[test]
+    fn avro_is_read_as_it_was_written() {
+        let schema = rows().schema();
+        let text = avro_schema(&schema, "1 clicks.v2").unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["name"], "_1_clicks_v2");
+        let metadata = [(SCHEMA_METADATA_KEY.to_owned(), text.clone())].into();
+        let with_text = Schema::new_with_metadata(schema.fields().clone(), metadata);
+        let values = values(Numbered::Avro(Arc::new(with_text), 0));
+        assert!(values.iter().all(|value| value.starts_with(&[0, 0, 0, 1, 2])), "{values:?}");
+        let writer: Value = serde_json::from_str(&text).unwrap();
+        let avro = Avro::new(&writer, &[(258, writer.clone())].into()).unwrap();
+        let values: Vec<&[u8]> = values.iter().map(Vec::as_slice).collect();
+        let Ok(read) = avro.decode(&values) else { panic!("they are good") };
+        assert_eq!(read.columns(), rows().columns());
+    }
+
+    #[test]
+    fn json_has_a_schema() {
+        let values = values(Numbered::Json(0));
+        assert_eq!(values[0], b"\x00\x00\x00\x01\x02{\"n\":1,\"text\":\"a\"}");
+        let list = Field::new("list", DataType::List(Arc::new(Field::new("item", DataType::Float64, true))), true);
+        let schema = Schema::new([rows().schema().fields().to_vec(), vec![Arc::new(list)]].concat());
+        let expected = json!({
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "title": "t",
+            "type": "object",
+            "properties": {
+                "n": {"type": "integer"},
+                "text": {"type": "string"},
+                "list": {"type": "array", "items": {"type": "number"}},
+            },
+            "required": ["text"],
+        });
+        assert_eq!(json_schema(&Arc::new(schema), "t"), expected);
+    }
+}

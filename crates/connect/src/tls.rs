@@ -1,0 +1,249 @@
+//! TLS, the same for all connectors: who is trusted, and who we are, as files in PEM.
+//!
+//! | what          | given as            | else of the environment    | else                       |
+//! |---------------|---------------------|----------------------------|----------------------------|
+//! | `ca`          | trusted authorities | `TIDEMILL_TLS_CA`          | the system's               |
+//! | `certificate` | our own, and those between it and its authority | `TIDEMILL_TLS_CERTIFICATE` | we do not say who we are |
+//! | `key`         | of `certificate`    | `TIDEMILL_TLS_KEY`         |                            |
+//!
+//! A server is always asked for a certificate, which has to be for its name: there is no way to go without. Clients are rustls with
+//! ring; only librdkafka brings a TLS of its own, and is told the same.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use serde::Deserialize;
+
+/// What people say of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Tls {
+    ca: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+impl Tls {
+    /// What was given, and the environment's for the rest.
+    ///
+    /// # Errors
+    /// In words, for a certificate without its key.
+    pub(crate) fn or_environment(given: Option<&Tls>) -> Result<Tls, String> {
+        let given = given.cloned().unwrap_or_default();
+        let or = |given: Option<PathBuf>, variable| given.or_else(|| std::env::var_os(variable).map(PathBuf::from));
+        // One without the other is told, rather than taken from elsewhere.
+        let (mut certificate, mut key) = (given.certificate, given.key);
+        if certificate.is_none() && key.is_none() {
+            certificate = or(None, "TIDEMILL_TLS_CERTIFICATE");
+            key = or(None, "TIDEMILL_TLS_KEY");
+        }
+        if certificate.is_some() != key.is_some() {
+            return Err(
+                "a certificate of one's own (`certificate`, or TIDEMILL_TLS_CERTIFICATE) and its key (`key`, or \
+                        TIDEMILL_TLS_KEY) need each other"
+                    .into(),
+            );
+        }
+        Ok(Tls { ca: or(given.ca, "TIDEMILL_TLS_CA"), certificate, key })
+    }
+
+    /// The files of the authorities, of the certificate and its key, for clients that read them themselves.
+    ///
+    /// # Errors
+    /// In words, when one cannot be read as what it is.
+    pub(crate) fn files(&self) -> Result<(Option<&Path>, Option<(&Path, &Path)>), String> {
+        self.client()?;
+        Ok((self.ca.as_deref(), self.certificate.as_deref().zip(self.key.as_deref())))
+    }
+
+    /// The same, as librdkafka calls them.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let named = [
+            ("ssl.ca.location", &self.ca),
+            ("ssl.certificate.location", &self.certificate),
+            ("ssl.key.location", &self.key),
+        ];
+        named.into_iter().filter_map(|(name, file)| Some((name, file.as_ref()?.display().to_string())))
+    }
+
+    /// For a client.
+    ///
+    /// # Errors
+    /// In words, naming the file.
+    pub(crate) fn client(&self) -> Result<Arc<ClientConfig>, String> {
+        let builder = ClientConfig::builder_with_provider(provider());
+        let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
+        let builder = builder.with_root_certificates(self.trusted()?);
+        Ok(Arc::new(match self.own()? {
+            Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(|error| self.unfit(&error))?,
+            None => builder.with_no_client_auth(),
+        }))
+    }
+
+    /// For a server that has to say who it is, and, if `ca` was given, asks clients for a certificate of that authority.
+    ///
+    /// # Errors
+    /// In words, naming the file, or that there is no certificate.
+    pub(crate) fn server(given: &Tls) -> Result<Arc<ServerConfig>, String> {
+        let tls = Tls::or_environment(Some(given))?;
+        let Some((chain, key)) = tls.own()? else {
+            return Err("a server needs `certificate` and `key` of its own for TLS".into());
+        };
+        let builder = ServerConfig::builder_with_provider(provider());
+        let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
+        let builder = match &given.ca {
+            // That of the environment says whom we trust as clients.
+            None => builder.with_no_client_auth(),
+            Some(_) => {
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(tls.trusted()?), provider());
+                builder.with_client_cert_verifier(verifier.build().map_err(|error| error.to_string())?)
+            }
+        };
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| tls.unfit(&error))?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+
+    fn trusted(&self) -> Result<RootCertStore, String> {
+        let mut store = RootCertStore::empty();
+        let Some(ca) = &self.ca else {
+            let found = rustls_native_certs::load_native_certs();
+            store.add_parsable_certificates(found.certs);
+            if store.is_empty() {
+                let why = found.errors.first().map(|error| format!(" ({error})")).unwrap_or_default();
+                return Err(format!(
+                    "the system trusts no authority{why}: install its certificates (Debian's ca-certificates), or say whom to \
+                     trust with `ca` or TIDEMILL_TLS_CA"
+                ));
+            }
+            return Ok(store);
+        };
+        for certificate in certificates(ca)? {
+            store.add(certificate).map_err(|error| format!("{}: {error}", ca.display()))?;
+        }
+        Ok(store)
+    }
+
+    fn own(&self) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, String> {
+        let (Some(certificate), Some(key)) = (&self.certificate, &self.key) else { return Ok(None) };
+        let found = PrivateKeyDer::from_pem_file(key);
+        let found = found.map_err(|error| unread(key, "key (it may be none with a password)", &error))?;
+        Ok(Some((certificates(certificate)?, found)))
+    }
+
+    fn unfit(&self, error: &rustls::Error) -> String {
+        let name = |file: &Option<PathBuf>| file.as_deref().unwrap_or(Path::new("")).display().to_string();
+        format!("the certificate {} and the key {} do not fit: {error}", name(&self.certificate), name(&self.key))
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let found = found.map_err(|error| unread(file, "certificate", &error))?;
+    match found.is_empty() {
+        true => Err(unread(file, "certificate", &PemError::NoItemsFound)),
+        false => Ok(found),
+    }
+}
+
+fn unread(file: &Path, what: &str, error: &PemError) -> String {
+    match error {
+        PemError::Io(error) => format!("{}: {error}", file.display()),
+        PemError::NoItemsFound => format!("{}: there is no {what} in PEM in it", file.display()),
+        other => format!("{}: it is no {what} in PEM: {other}", file.display()),
+    }
+}
+
+/// What is to be done about an error of a connection, if it is one of TLS that does not go away on its own.
+pub(crate) fn remedy(error: &str) -> Option<&'static str> {
+    const REMEDIES: [(&str, &str); 9] = [
+        (
+            "UnknownIssuer",
+            "nobody who is trusted has signed the server's certificate: say who has, with ca= or TIDEMILL_TLS_CA",
+        ),
+        (
+            "BadSignature",
+            "nobody who is trusted has signed the server's certificate: say who has, with ca= or TIDEMILL_TLS_CA",
+        ),
+        (
+            "not valid for name",
+            "ask for the server by a name that its certificate is for, or give it one for this name",
+        ),
+        ("certificate expired", "the server needs a new certificate, unless this machine's clock is wrong"),
+        ("not valid yet", "the server's certificate is for later, unless this machine's clock is wrong"),
+        (
+            "CaUsedAsEndEntity",
+            "the server's certificate is that of an authority: it needs one of its own, signed by it",
+        ),
+        (
+            "CertificateRequired",
+            "the server wants to know who asks: give certificate= and key=, or TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY",
+        ),
+        ("InvalidContentType", "the server does not speak TLS at this port"),
+        ("certificate", "see what is said of the certificate"),
+    ];
+    // Of what is no error of TLS, nothing is known.
+    let ours = ["invalid peer certificate", "fatal alert", "corrupt message", "received corrupt"];
+    if !ours.iter().any(|words| error.contains(words)) {
+        return None;
+    }
+    let found = REMEDIES.iter().find(|(words, _)| error.contains(words));
+    Some(found.map_or("server and client do not agree on TLS", |(_, remedy)| remedy))
+}
+
+/// An error of a connection with what is to be done about it.
+pub(crate) fn told(error: &str) -> String {
+    remedy(error).map_or_else(|| error.to_owned(), |remedy| format!("{error}: {remedy}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A certificate without a key would be left out in silence; a file that is none must be named.
+    #[test]
+    fn files_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| Some(folder.path().join(name));
+        std::fs::write(folder.path().join("text"), "nothing").unwrap();
+        let alone = Tls { certificate: path("a"), ..Tls::default() };
+        assert!(Tls::or_environment(Some(&alone)).unwrap_err().contains("need each other"));
+        let missing = Tls { ca: path("none"), ..Tls::default() }.client().unwrap_err();
+        assert!(missing.contains("none: No such file"), "{missing}");
+        let text = Tls { ca: path("text"), ..Tls::default() }.client().unwrap_err();
+        assert!(text.ends_with("text: there is no certificate in PEM in it"), "{text}");
+        let key = Tls { certificate: path("text"), key: path("text"), ..Tls::default() };
+        let key = Tls::server(&key).unwrap_err();
+        assert!(key.contains("there is no key"), "{key}");
+        assert!(
+            Tls::server(&Tls { ca: path("text"), ..Tls::default() }).unwrap_err().contains("`certificate` and `key`")
+        );
+    }
+
+    /// A lost connection must be waited for, and a wrong certificate must not.
+    #[test]
+    fn only_errors_that_stay_have_remedies() {
+        for error in ["Connection refused (os error 111)", "tls handshake eof", "no such certificate in the queue"] {
+            assert_eq!((remedy(error), told(error)), (None, error.to_owned()));
+        }
+        for (error, words) in [
+            ("invalid peer certificate: UnknownIssuer", "TIDEMILL_TLS_CA"),
+            ("invalid peer certificate: certificate not valid for name \"a\"; ...", "by a name"),
+            ("invalid peer certificate: certificate expired: verification time 1 (UNIX), ...", "new certificate"),
+            ("received fatal alert: CertificateRequired", "certificate= and key="),
+            ("received corrupt message of type InvalidContentType", "does not speak TLS"),
+            ("received fatal alert: HandshakeFailure", "do not agree"),
+        ] {
+            assert!(remedy(error).unwrap().contains(words), "{error}");
+        }
+    }
+}

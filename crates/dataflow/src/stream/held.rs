@@ -1,0 +1,163 @@
+//! Rows that wait where they were read until a durable checkpoint says that they were: at most once.
+//!
+//! Whoever goes on from a checkpoint begins behind all rows that have left their source, since none leaves it before the checkpoint
+//! that has its place. What waits is bounded: a source that has read as much as [`HELD_BYTES`] is asked for nothing until a
+//! checkpoint is durable, so how fast it can be is a matter of how often there is one.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use arrow::array::{Array, RecordBatch};
+use bytes::Bytes;
+
+use super::source::Next;
+use crate::checkpoint::Snapshot;
+
+/// Of one copy.
+pub(crate) const HELD_BYTES: usize = 64 << 20;
+
+/// Where a source stood: its splits, and what its copies share.
+#[derive(Clone, Default)]
+struct Place {
+    splits: Vec<(String, Bytes)>,
+    shared: Vec<(String, Bytes)>,
+}
+
+impl Place {
+    fn of(snapshot: &Snapshot) -> Self {
+        Place { splits: snapshot.splits.clone(), shared: snapshot.shared.clone() }
+    }
+}
+
+/// See the module.
+pub(crate) struct Held {
+    /// In the order in which it came, with the epoch of the first barrier behind it.
+    waiting: VecDeque<(Option<u64>, Next)>,
+    bytes: usize,
+    /// Where it stood at barriers that are not durable yet.
+    places: BTreeMap<u64, Place>,
+    /// Where it stood when what has left it last had been read.
+    left: Place,
+}
+
+impl Held {
+    /// Of a source that begins where `snapshot` says.
+    pub(crate) fn new(snapshot: &Snapshot) -> Self {
+        Held { waiting: VecDeque::new(), bytes: 0, places: BTreeMap::new(), left: Place::of(snapshot) }
+    }
+
+    /// Whether more may be read.
+    pub(crate) fn has_room(&self) -> bool {
+        self.bytes < HELD_BYTES
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// What was read waits from now on.
+    pub(crate) fn keep(&mut self, next: Next) {
+        self.bytes += bytes_of(&next);
+        self.waiting.push_back((None, next));
+    }
+
+    /// The barrier of `epoch` is behind all that waits, and `snapshot` says where the source stands.
+    pub(crate) fn barrier(&mut self, epoch: u64, snapshot: &Snapshot) {
+        let new = self.waiting.iter_mut().rev().take_while(|(behind, _)| behind.is_none());
+        new.for_each(|(behind, _)| *behind = Some(epoch));
+        self.places.insert(epoch, Place::of(snapshot));
+    }
+
+    /// The checkpoint of `epoch` is durable: returns what waits for it no longer, in its order.
+    pub(crate) fn durable(&mut self, epoch: u64) -> Vec<Next> {
+        while let Some(entry) = self.places.first_entry().filter(|entry| *entry.key() <= epoch) {
+            self.left = entry.remove();
+        }
+        let free = self.waiting.iter().take_while(|(behind, _)| behind.is_some_and(|behind| behind <= epoch)).count();
+        let free: Vec<Next> = self.waiting.drain(..free).map(|(_, next)| next).collect();
+        self.bytes -= free.iter().map(bytes_of).sum::<usize>();
+        free
+    }
+
+    /// The job stops here and goes on another time: where the source stands, as if what waits had not been read.
+    pub(crate) fn stop(self) -> Snapshot {
+        Snapshot { splits: self.left.splits, shared: self.left.shared, ..Snapshot::default() }
+    }
+}
+
+/// What rows take of memory; of a slice of something larger, its share.
+fn bytes_of(next: &Next) -> usize {
+    let share = |rows: &RecordBatch| -> usize {
+        let of = |column: &std::sync::Arc<dyn Array>| {
+            let data = column.to_data();
+            data.get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size())
+        };
+        rows.columns().iter().map(of).sum()
+    };
+    match next {
+        Next::Rows { rows, .. } => share(rows),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, AsArray, Int64Array};
+    use arrow::datatypes::Int64Type;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rows(from: i64, count: i64) -> Next {
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values(from..from + count));
+        Next::Rows { split: 0, rows: RecordBatch::try_from_iter([("n", column)]).unwrap() }
+    }
+
+    fn place(at: i64) -> Snapshot {
+        Snapshot { splits: vec![("0".into(), at.to_string().into())], ..Snapshot::default() }
+    }
+
+    fn numbers(found: &[Next]) -> Vec<i64> {
+        let of = |next: &Next| match next {
+            Next::Rows { rows, .. } => rows.column(0).as_primitive::<Int64Type>().values().to_vec(),
+            _ => Vec::new(),
+        };
+        found.iter().flat_map(of).collect()
+    }
+
+    proptest! {
+        /// A row that leaves before a durable checkpoint is behind it is read again after a failure; one that stays for ever, or
+        /// is behind the place of a stop, is lost without one.
+        #[test]
+        fn rows_leave_behind_their_place(steps in prop::collection::vec((0..3u8, 1..50i64), 0..60)) {
+            let mut held = Held::new(&place(0));
+            let (mut read, mut epoch, mut durable, mut left) = (0, 0, 0, Vec::new());
+            let mut places = vec![0];
+            for (step, count) in steps {
+                match step {
+                    0 => {
+                        held.keep(rows(read, count));
+                        read += count;
+                    }
+                    1 => {
+                        epoch += 1;
+                        held.barrier(epoch, &place(read));
+                        places.push(read);
+                    }
+                    // Some checkpoints are given up.
+                    _ => {
+                        durable = (durable + count as u64).min(epoch);
+                        left.extend(numbers(&held.durable(durable)));
+                    }
+                }
+                let safe = places[durable as usize];
+                prop_assert_eq!(&left, &(0..safe).collect::<Vec<_>>());
+                prop_assert_eq!(held.is_empty(), safe == read);
+                prop_assert_eq!(held.bytes, (read - safe) as usize * 8);
+            }
+            prop_assert_eq!(held.stop().splits, place(places[durable as usize]).splits);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+"""Streams of which each row is taken at most once: what a failure interrupts is lost, and nothing comes twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import at_most_once_job
+import launched
+import pyarrow as pa
+import pytest
+import stream_job
+import tidemill as tm
+from servers import Kafka, RabbitMQ
+
+JOB = Path(at_most_once_job.__file__)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in folder.glob("[!.]*") for line in file.read_text().splitlines()]
+
+
+def killed(folder: Path, *arguments: str) -> None:
+    """Run the job to its end, while a worker dies again and again, at any moment."""
+    for name in ("results", "pids"):
+        (folder / name).mkdir()
+    dice = random.Random(os.getpid())
+    job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, *arguments)
+    epochs = folder / "checkpoints" / "epochs"
+    kills = 0
+    while job.poll() is None and kills < 4:
+        launched.wait_until(lambda: job.poll() is not None or any(epochs.glob("[0-9]*")), "the first checkpoint")
+        time.sleep(dice.uniform(0.2, 0.8))
+        pids = [int(text) for file in (folder / "pids").glob("*.pid") if (text := file.read_text())]
+        victims = [pid for pid in pids if launched.is_running(pid)]
+        if victims and job.poll() is None:
+            os.kill(dice.choice(victims), signal.SIGKILL)
+            kills += 1
+    _, err = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    assert kills > 0
+
+
+def check_once(numbers: Counter[int]) -> None:
+    """Some rows are there, and none twice."""
+    more = numbers - Counter(range(stream_job.ROWS))
+    assert not more, f"{more.total()} rows too many, such as {more.most_common(3)}"
+    assert len(numbers) > 100
+
+
+@pytest.mark.parametrize("what", ["rows", "committed"])
+def test_rows_of_workers_that_are_killed(tmp_path: Path, what: str) -> None:
+    """No row is there twice, whoever died when, at a function or at a sink that commits."""
+    killed(tmp_path, what)
+    check_once(Counter(row["row"] for row in read(tmp_path / "results")))
+
+
+def test_messages_that_come_again(tmp_path: Path, rabbitmq: RabbitMQ) -> None:
+    """A queue gives again what was not acknowledged when a worker died: it may have been a row, so it is none."""
+    with rabbitmq.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare("once", durable=True)
+        for at in range(20_000):
+            channel.basic_publish("", "once", json.dumps({"row": at}))
+    killed(tmp_path, "rabbitmq", rabbitmq.url)
+    numbers = Counter(row["row"] for row in read(tmp_path / "results"))
+    check_once(numbers)
+    with rabbitmq.connect() as connection:
+        assert connection.channel().queue_declare("once", passive=True).method.message_count == 0
+
+
+def test_kafka_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
+    """Records by offsets, and out again without transactions."""
+    kafka.create_topic("once-in", 4)
+    kafka.create_topic("once-out")
+    kafka.produce("once-in", [json.dumps({"row": at}) for at in range(stream_job.ROWS)])
+    killed(tmp_path, "kafka", kafka.bootstrap)
+    check_once(Counter(json.loads(value or b"{}")["row"] for value in kafka.values("once-out")))
+
+
+def test_windows_of_workers_that_are_killed(tmp_path: Path) -> None:
+    """What windows had when their worker was killed is lost, and nothing is counted twice."""
+    killed(tmp_path, "windows")
+    seen = read(tmp_path / "results")
+    # A row in two windows, or in one that comes twice, would make a count too large; what was kept when it was killed is not there.
+    expected: Counter[tuple[int, str]] = Counter()
+    for line in stream_job.expected("windows").elements():
+        row = json.loads(line)
+        expected[row["key"], row["window_start"]] += row["n"]
+    counts: Counter[tuple[int, str]] = Counter()
+    for row in seen:
+        counts[row["key"], row["window_start"]] += row["n"]
+    assert not (counts - expected), (counts - expected).most_common(3)
+    assert 100 < counts.total() < expected.total()
+
+
+def test_a_job_that_is_stopped_loses_nothing(tmp_path: Path) -> None:
+    """What waits for its checkpoint when a job stops is read again; without a failure all rows are there, once."""
+    rows = pa.table({"n": list(range(3000))})
+    seen: list[int] = []
+    for _ in range(100):
+        stream = tm.stream.from_table(rows, rows_per_batch=10, rows_per_s=4000)
+        before = len(seen)
+        stream.write_stream(
+            lambda table: seen.extend(table.to_dict()["n"]),
+            checkpoint=tmp_path / "c",
+            guarantee="at most once",
+            every="20ms",
+            stop=lambda begun=before: len(seen) >= begun + 500,  # type: ignore[misc]
+        )
+        if len(seen) == before:
+            break
+    assert sorted(seen) == list(range(3000))
+
+
+def test_nothing_is_kept_but_places(tmp_path: Path) -> None:
+    """A checkpoint with states or rows in it would bring back what had its chance."""
+    rows = tm.from_dict({"s": list(range(1000))}).select(at=tm.col("s").cast("timestamp[s]"), s=tm.col("s")).collect()
+    stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
+    counts = stream.group_by("s", tm.window(tm.tumbling("1d"), on="at")).agg(n=tm.count())
+    looked: list[int] = []
+
+    def look() -> bool:
+        # Within the stream: with windows that are full of rows.
+        manifests = sorted((tmp_path / "c" / "epochs").glob("[0-9]*"))
+        if len(manifests) < 3:
+            return False
+        tasks = json.loads(manifests[-1].read_bytes().split(b"\n", 1)[1])["tasks"]
+        looked.append(sum(len(task["buckets"]) for task in tasks.values()))
+        splits = {name: len(task["splits"]) for name, task in tasks.items()}
+        assert all(count == 0 or name.startswith("source") for name, count in splits.items()), splits
+        return len(looked) > 5
+
+    counts.write_stream(lambda _: None, checkpoint=tmp_path / "c", guarantee="at most once", every="20ms", stop=look)
+    assert looked and set(looked) == {0}
+
+
+def test_what_it_needs(tmp_path: Path) -> None:
+    """A job that cannot keep its word does not begin; explain says what each choice gives."""
+    stream = tm.stream.from_table(pa.table({"n": [1, 2]}))
+    with pytest.raises(tm.DataSetError, match="cannot give at most once: it makes no checkpoints"):
+        stream.write_stream(print, guarantee="at most once")
+    with pytest.raises(tm.DataSetError, match=r"rows wait for checkpoints.*every="):
+        stream.write_stream(print, guarantee="at most once", checkpoint=tmp_path / "a", every=0)
+    hook = tm.stream.from_webhook(1, {"n": "int64"}, answer="durable")
+    with pytest.raises(tm.DataSetError, match='at most once needs "taken"'):
+        hook.write_stream(print, guarantee="at most once", checkpoint=tmp_path / "b")
+    text = stream.explain(sink=tm.stream.to_files(tmp_path / "out"))
+    assert "the sink files" in text and "has each row exactly once" in text
+    assert "the sink print has each row at least once" in stream.explain(sink=print)
+    assert "the sink print may have rows not at all, and others more than once" in hook.explain(sink=print)
+    assert 'guarantee="at most once":' in text and "is not read again" in text
+    with pytest.raises(tm.DataSetError, match="sink= is for streams"):
+        tm.from_dict({"n": [1]}).explain(sink=print)
