@@ -18,6 +18,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
 use crate::error::{DataSetError, Result};
+use crate::group::GroupByNumbers;
 use crate::lenient::{BadRow, BadRows};
 use crate::spill::SpillDir;
 use crate::split::SplitTexts;
@@ -227,10 +228,12 @@ impl Engine {
     }
 }
 
-/// A session with our own steps. The rule comes first: those that follow see to partitions and orders.
+/// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; that of groups comes
+/// last, when both are known.
 fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> SessionContext {
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(SplitTexts)];
     rules.extend(PhysicalOptimizer::new().rules);
+    rules.push(Arc::new(GroupByNumbers));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
     let context = SessionContext::new_with_state(builder.with_physical_optimizer_rules(rules).build());
     sql_functions().for_each(|function| context.register_udf(function));

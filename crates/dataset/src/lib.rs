@@ -9,6 +9,7 @@
 //! | `join`    | joins of two DataSets                                                      |
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `map`     | functions of programs as steps                                            |
+//! | `group`   | group-by with a key of whole numbers, its first half                      |
 //! | `parts`   | tables of which every worker holds a part                                 |
 //! | `split`   | texts to rows of their parts                                              |
 //! | `spill`   | the folder that a process spills to                                       |
@@ -32,6 +33,7 @@ mod error;
 pub mod expr;
 mod file_table;
 mod files;
+mod group;
 mod held;
 mod join;
 mod lenient;

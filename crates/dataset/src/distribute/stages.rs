@@ -37,7 +37,7 @@ use crate::parts::PartsExec;
 use crate::reading::Reading;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 26] = [
+const APART: [&str; 27] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -48,6 +48,7 @@ const APART: [&str; 26] = [
     "EmptyExec",
     "FilterExec",
     "GlobalLimitExec",
+    "GroupExec",
     "HashJoinExec",
     "InterleaveExec",
     "LazyMemoryExec",

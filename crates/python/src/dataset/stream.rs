@@ -78,7 +78,9 @@ pub fn stream_of(
     time: Option<Times>,
 ) -> PyResult<NativeDataSet> {
     let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
-    let found = tidemill_connect::source(&described_by(spec)?, schema).map_err(|error| refused(py, &error))?;
+    let spec = described_by(spec)?;
+    // Without the interpreter's lock: it may ask a registry for its schema.
+    let found = py.detach(|| tidemill_connect::source(&spec, schema)).map_err(|error| refused(py, &error))?;
     engine.add_source(&found.name, &found.bad);
     let source = StreamSource {
         name: found.name,

@@ -1,0 +1,76 @@
+"""Group-by with one key of whole numbers, dates or times, whose first half is our own: the groups of pyarrow, whatever the keys are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+#: Groups a table by a key of each type and says what differs from pyarrow's groups. One budget leaves room for few groups at a time.
+PROGRAM = """
+import sys
+import numpy as np
+import pyarrow as pa
+import tidemill as tm
+
+ROWS = 400_000
+rng = np.random.default_rng(3)
+keys = int(sys.argv[1])
+
+def grouped(key, name):
+    x = pa.array(rng.integers(-1000, 1000, ROWS), mask=rng.random(ROWS) < 0.1)
+    table = pa.table({"k": key, "x": x})
+    own = tm.col("x")
+    found = tm.from_arrow(table).group_by("k").agg(s=own.sum(), low=own.min(), n=own.count(), m=own.mean(), rows=tm.count())
+    assert "GroupExec" in found.explain(), found.explain()
+    found = pa.table(found.collect()).sort_by("k")
+    functions = [("x", "sum"), ("x", "min"), ("x", "count"), ("x", "mean"), ([], "count_all")]
+    expected = table.group_by("k").aggregate(functions).sort_by("k")
+    assert found["k"].type == key.type, (name, found["k"].type)
+    for ours, theirs in zip(found.column_names, ["k", "x_sum", "x_min", "x_count", "x_mean", "count_all"]):
+        a, b = (column.combine_chunks() for column in (found[ours], expected[theirs]))
+        assert a.equals(b.cast(a.type)), (name, ours)
+    assert len(found) == len(expected)
+
+spread = rng.integers(0, keys, ROWS)
+for kind in [pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64()]:
+    wide = spread if kind.bit_width > 16 else spread % 100
+    values = pa.array(wide, mask=rng.random(ROWS) < 0.01).cast(kind)
+    grouped(values, kind)
+signed = pa.array(spread - keys // 2)
+for kind in [pa.timestamp("us", "Europe/Berlin"), pa.timestamp("s"), pa.date64(), pa.duration("ms")]:
+    grouped((signed if kind != pa.date64() else pa.array((spread - keys // 2) * 86_400_000)).cast(kind), kind)
+grouped(pa.array(spread.astype(np.int32)).cast(pa.date32()), "date32")
+# The same bits of the high half only; and keys that follow each other at a distance that is a power of two.
+grouped(pa.array(spread << 40), "high")
+grouped(pa.array((spread - keys // 2) * 2**20), "far")
+print("same")
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "memory"),
+    [(50, ""), (30_000, ""), (4_000_000, ""), (30_000, "24MiB")],
+    ids=["few", "many", "nearly all different", "many in little memory"],
+)
+def test_groups_are_those_of_pyarrow(keys: int, memory: str) -> None:
+    """A key that loses bits, meets another's group, or is lost where rows are handed on as they are, or early, changes a sum."""
+    pytest.importorskip("pyarrow")
+    env = {**os.environ, "TIDEMILL_THREADS": "2", "TIDEMILL_MEMORY": memory}
+    result = subprocess.run([sys.executable, "-c", PROGRAM, str(keys)], env=env, capture_output=True, timeout=300)
+    assert result.stdout == b"same\n", result.stderr.decode()
+
+
+def test_functions_with_filters() -> None:
+    """Rows that a function's own filter leaves out must still make their group."""
+    import tidemill as tm
+
+    rows = tm.from_dict({"k": [1, 2, 1, None, 2, None], "x": [1, 2, 3, 4, 5, 6]})
+    found = tm.sql("select k, sum(x) filter (where x > 2) as s, count(*) as n from rows group by k", rows=rows)
+    assert sorted(found.to_pylist(), key=lambda row: row["n"] * 100 + row["s"]) == [
+        {"k": 1, "s": 3, "n": 2},
+        {"k": 2, "s": 5, "n": 2},
+        {"k": None, "s": 10, "n": 2},
+    ]
