@@ -28,6 +28,13 @@ pub(crate) struct Tls {
     key: Option<PathBuf>,
 }
 
+/// Files that can be read as what they are.
+pub(crate) struct Files<'a> {
+    pub(crate) ca: Option<&'a Path>,
+    /// A certificate and its key.
+    pub(crate) own: Option<(&'a Path, &'a Path)>,
+}
+
 impl Tls {
     /// What was given, and the environment's for the rest.
     ///
@@ -56,9 +63,9 @@ impl Tls {
     ///
     /// # Errors
     /// In words, when one cannot be read as what it is.
-    pub(crate) fn files(&self) -> Result<(Option<&Path>, Option<(&Path, &Path)>), String> {
+    pub(crate) fn files(&self) -> Result<Files<'_>, String> {
         self.client()?;
-        Ok((self.ca.as_deref(), self.certificate.as_deref().zip(self.key.as_deref())))
+        Ok(Files { ca: self.ca.as_deref(), own: self.certificate.as_deref().zip(self.key.as_deref()) })
     }
 
     /// The same, as librdkafka calls them.

@@ -10,7 +10,7 @@ use redis::{
 };
 
 use crate::options::Secret;
-use crate::tls::{self, Tls};
+use crate::tls::{self, Files, Tls};
 
 /// Between tries.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
@@ -55,7 +55,7 @@ impl Server {
             }
             ConnectionAddr::TcpTls { .. } => {
                 let tls = Tls::or_environment(tls)?;
-                let (ca, own) = tls.files()?;
+                let Files { ca, own } = tls.files()?;
                 let bytes = |file: &Path| std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()));
                 let own = own.map(|(certificate, key)| {
                     Ok::<_, String>(ClientTlsConfig { client_cert: bytes(certificate)?, client_key: bytes(key)? })
