@@ -167,6 +167,9 @@ impl ExecutionPlan for GroupExec {
     }
 }
 
+/// A million keys at random look as if every row had its own for some hundred thousand rows, and to look one up costs little.
+const PROBE_ROWS_MIN: usize = 1 << 20;
+
 /// One partition under way.
 struct Grouping {
     schema: SchemaRef,
@@ -225,7 +228,7 @@ impl Grouping {
             indices: Vec::new(),
             rows: 0,
             probe: (
-                options.skip_partial_aggregation_probe_rows_threshold,
+                options.skip_partial_aggregation_probe_rows_threshold.max(PROBE_ROWS_MIN),
                 options.skip_partial_aggregation_probe_ratio_threshold,
             ),
             skips: false,
