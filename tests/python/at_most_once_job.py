@@ -28,15 +28,16 @@ def main() -> None:
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
     schema = {"row": "int64"}
     if what == "rabbitmq":
-        stream = tm.stream.from_rabbitmq(sys.argv[3], "once", schema, prefetch=2000, stop_at_end=True)
+        stream = tm.stream.from_rabbitmq(sys.argv[3], "once", schema, prefetch=500, stop_at_end=True)
     elif what == "kafka":
         stream = tm.stream.from_kafka(sys.argv[3], "once-in", schema, stop_at_end=True)
-        # Long enough to be killed in.
-        stream = stream.map_batches(slowly, schema)
     else:
         stream = tm.stream.from_table(
             stream_job.table(), time="ts", out_of_order="6ms", rows_per_batch=100, rows_per_s=stream_job.ROWS_PER_S
         )
+    if what in ("rabbitmq", "kafka"):
+        # Long enough to be killed in.
+        stream = stream.map_batches(slowly, schema)
     rows = stream_job.windows(stream) if what == "windows" else stream.select("row")
     out = os.open(folder / "results" / f"{rank}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

@@ -107,7 +107,7 @@ def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
         tm.stream.from_rabbitmq(url, "clicks", format="text").write_stream(lambda _: None)
     assert "swordfish" not in str(error.value)
     with pytest.raises(tm.DataSetError, match="`url` has to be amqp"):
-        tm.stream.from_rabbitmq("amqps://x", "clicks", format="text")
+        tm.stream.from_rabbitmq("http://x", "clicks", format="text")
     with pytest.raises(tm.DataSetError, match="takes a queue, or an exchange"):
         tm.stream.to_rabbitmq(url, "counts", exchange="x")
 

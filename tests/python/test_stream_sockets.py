@@ -130,9 +130,6 @@ def test_messages_of_a_websocket() -> None:
         with pytest.warns(tm.BadRowsWarning, match="^1 record .* message 3: ") as warned:
             assert seen(stream) == [1, 2]
     assert heard == [b"all"] and "swordfish" not in str(warned[0].message)
-    with pytest.raises(tm.DataSetError, match="without TLS") as error:
-        tm.stream.from_websocket("wss://x/swordfish", SCHEMA)
-    assert "swordfish" not in str(error.value)
 
 
 def post(port: int, body: bytes, path: str = "/rows", method: str = "POST") -> tuple[int, str, str | None]:
