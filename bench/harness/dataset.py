@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import inputs
-from .comm import SystemFailed, rotated
-from .once import run_watched
+from .once import in_turn, lasts, run_watched
 from .systems import BENCH, PEERS, SYSTEMS, Launch
 
 WORKER = str(BENCH / "harness" / "dataset_worker.py")
@@ -210,32 +209,22 @@ def measure_case(
     case: Case, systems: list[str], rounds: int, timeout_s: float, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
     started = time.monotonic()
-    query_s: dict[str, list[float]] = {}
-    memory_mib: dict[str, list[int]] = {}
-    own_mib: dict[str, list[int]] = {}
-    digests: dict[str, str] = {}
-    failures: dict[str, str] = {}
-    left = [system for system in systems if able(system, case)]
-    for number in range(rounds):
-        for system in rotated(list(left), number):
-            try:
-                found = run(system, case, folder, timeout_s)
-            except SystemFailed as error:
-                failures[system] = str(error)
-                left.remove(system)
-                say(f"{system} on {case.name}: {error}")
-                continue
-            query_s.setdefault(system, []).append(found["query_s"])
-            memory_mib.setdefault(system, []).append(found["peak_mib"])
-            own_mib.setdefault(system, []).append(found["own_mib"])
-            digests[system] = found["digest"]
-            say(f"  {system}: {found['query_s']:.3g} s, {found['peak_mib']:,} MiB")
+    measured = ("query_s", "peak_mib", "own_mib")
+
+    def turn(system: str, _: int) -> dict[str, Any]:
+        found = run(system, case, folder, timeout_s)
+        say(f"  {system}: {found['query_s']:.3g} s, {found['peak_mib']:,} MiB")
+        return {name: found[name] for name in (*measured, "digest")}
+
+    taking_part = [system for system in systems if able(system, case)]
+    found, failures = in_turn(taking_part, rounds, turn, say, case.name)
+    digests = lasts(found.get("digest", {}))
     if len(set(digests.values())) > 1:
         say(f"the answers to {case.name} differ: {digests}")
     say(f"DataSets {case.name}: {rounds} rounds, {time.monotonic() - started:.0f} s")
     described = {**asdict(case), "name": case.name, "title": case.title}
-    measured = {"query_s": query_s, "peak_mib": memory_mib, "own_mib": own_mib}
-    return {**described, **measured, "digests": digests, "failures": failures}
+    values = {name: found.get(name, {}) for name in measured}
+    return {**described, **values, "digests": digests, "failures": failures}
 
 
 def run(system: str, case: Case, folder: Path, timeout_s: float) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .comm import SystemFailed, rotated
-from .once import run_once
+from .once import in_turn, lasts, run_once
 from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch, present
 
 WORKER = str(BENCH / "harness" / "exchange_worker.py")
@@ -94,23 +93,12 @@ def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: C
 def measure_case(
     operation: str, size: int, messages: int, systems: Sequence[str], rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    message_s: dict[str, list[float]] = {}
-    latency_s: dict[str, list[float]] = {}
-    digests: dict[str, str] = {}
-    failures: dict[str, str] = {}
-    left = list(systems)
-    for number in range(rounds):
-        for system in rotated(list(left), number):
-            try:
-                found = run_once(launch(system, operation, size, messages), "rate_s", TIMEOUT_S)
-            except SystemFailed as error:
-                failures[system] = str(error)
-                left.remove(system)
-                say(f"{system} on {operation} of {size} B: {error}")
-                continue
-            message_s.setdefault(system, []).append(found["rate_s"] / messages)
-            if found["latency_s"] is not None:
-                latency_s.setdefault(system, []).append(found["latency_s"])
-            digests[system] = found["digest"]
+    def run(system: str, _: int) -> dict[str, Any]:
+        found = run_once(launch(system, operation, size, messages), "rate_s", TIMEOUT_S)
+        latency = {} if found["latency_s"] is None else {"latency_s": found["latency_s"]}
+        return {"message_s": found["rate_s"] / messages, "digest": found["digest"], **latency}
+
+    found, failures = in_turn(systems, rounds, run, say, f"{operation} of {size} B")
     described = {"operation": operation, "size": size, "messages": messages}
-    return {**described, "message_s": message_s, "latency_s": latency_s, "digests": digests, "failures": failures}
+    times = {name: found.get(name, {}) for name in ("message_s", "latency_s")}
+    return {**described, **times, "digests": lasts(found.get("digest", {})), "failures": failures}

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .comm import SystemFailed, rotated
 from .exchange import FLINK_CLASSES, flink_java
-from .once import run_once
+from .once import in_turn, lasts, run_once
 from .systems import BENCH, Launch, present
 from .systems import SYSTEMS as LAUNCHERS
 
@@ -91,23 +90,20 @@ def measure(
 def measure_query(
     number: int, events: int, systems: Sequence[str], rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    elapsed_s: dict[str, list[float]] = {}
-    answers: dict[str, str] = {}
-    failures: dict[str, str] = {}
-    left = list(systems)
+
+    def turn(system: str, _: int) -> dict[str, Any]:
+        given = [str(number), str(events), str(STEP_US)]
+        found = run_once(SYSTEMS[system].launch(given), "elapsed_s", TIMEOUT_S)
+        return {"elapsed_s": found["elapsed_s"], "answer": f"{found['rows']} {found['digest']}"}
+
+    unable = {}
     if number in NOT_IN_FLINK:
-        failures = {system: NOT_IN_FLINK[number] for system in left if system.startswith("flink")}
-        left = [system for system in left if system not in failures]
-    for turn in range(rounds):
-        for system in rotated(list(left), turn):
-            try:
-                given = [str(number), str(events), str(STEP_US)]
-                found = run_once(SYSTEMS[system].launch(given), "elapsed_s", TIMEOUT_S)
-            except SystemFailed as error:
-                failures[system] = str(error)
-                left.remove(system)
-                say(f"nexmark: {system} on query {number}: {error}")
-                continue
-            elapsed_s.setdefault(system, []).append(found["elapsed_s"])
-            answers[system] = f"{found['rows']} {found['digest']}"
-    return {"query": number, "elapsed_s": elapsed_s, "answers": answers, "failures": failures}
+        unable = {system: NOT_IN_FLINK[number] for system in systems if system.startswith("flink")}
+    able = [system for system in systems if system not in unable]
+    found, failures = in_turn(able, rounds, turn, lambda line: say(f"nexmark: {line}"), f"query {number}")
+    return {
+        "query": number,
+        "elapsed_s": found.get("elapsed_s", {}),
+        "answers": lasts(found.get("answer", {})),
+        "failures": unable | failures,
+    }

@@ -95,6 +95,11 @@ def in_turn(
     return found, failures
 
 
+def lasts(values: dict[str, list[Any]]) -> dict[str, Any]:
+    """Of each system what the last round gave, where all rounds give the same."""
+    return {system: of[-1] for system, of in values.items()}
+
+
 def fit_seconds(times: dict[str, Any], total: str, iterations: int) -> dict[str, float]:
     """Seconds of an iteration, of all and of those behind the first, from the time of a whole fit and that of one of a single iteration."""
     return {"fit_s": times[total] / iterations, "further_s": (times[total] - times["first_s"]) / (iterations - 1)}

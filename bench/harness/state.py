@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .comm import SystemFailed, rotated
+from .comm import SystemFailed
 from .exchange import FLINK_CLASSES, flink_java
 from .memory import descendants
-from .once import run_once
+from .once import in_turn, run_once
 from .systems import BENCH, Launch, present
 from .systems import SYSTEMS as LAUNCHERS
 
@@ -182,18 +182,10 @@ def measure(
     def turns(title: str, systems: Sequence[str], turn: Callable[[str], Any]) -> None:
         if cases and not any(part in title for part in cases):
             return
-        found: dict[str, list[Any]] = {}
-        failures: dict[str, str] = {}
-        left = list(systems)
-        for number in range(rounds):
-            for system in rotated(list(left), number):
-                try:
-                    found.setdefault(system, []).append(turn(system))
-                except SystemFailed as error:
-                    failures[system] = str(error)
-                    left.remove(system)
-                    say(f"state: {system} on {title}: {error}")
-        measured.append({"case": title, "found": found, "failures": failures})
+        found, failures = in_turn(
+            systems, rounds, lambda system, _: {"found": turn(system)}, lambda line: say(f"state: {line}"), title
+        )
+        measured.append({"case": title, "found": found.get("found", {}), "failures": failures})
 
     for title, hot in (("cost-all", setting.keys), ("cost-hot", setting.keys // HOT_SHARE)):
         # With and without, one right after the other.

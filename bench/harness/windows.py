@@ -23,9 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .comm import SystemFailed, rotated
+from .comm import SystemFailed
 from .exchange import FLINK, FLINK_CLASSES, flink_java
-from .once import run_once
+from .once import in_turn, run_once
 from .systems import BENCH, PEERS, SINGLE_THREADED, Launch, present
 from .systems import SYSTEMS as LAUNCHERS
 from .windows_events import answer
@@ -165,23 +165,14 @@ def measure_case(
     mode: str, per_second: dict[str, int], seconds: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The times of an event, or the latencies of all windows, of systems with so many events in each of these seconds."""
-    event_s: dict[str, list[float]] = {}
-    latency_s: dict[str, list[list[float]]] = {}
-    failures: dict[str, str] = {}
-    left = list(per_second)
-    for number in range(rounds):
-        for system in rotated(list(left), number):
-            events = seconds * per_second[system]
-            try:
-                found = run(system, mode, events, per_second[system])
-            except SystemFailed as error:
-                failures[system] = str(error)
-                left.remove(system)
-                say(f"windows: {system} on {mode}: {error}")
-                continue
-            if mode == "throughput":
-                event_s.setdefault(system, []).append(found["elapsed_s"] / events)
-            else:
-                latency_s.setdefault(system, []).append(found["latency_s"])
-    described = {"mode": mode, "per_second": per_second}
-    return {**described, "event_s": event_s, "latency_s": latency_s, "failures": failures}
+
+    def turn(system: str, _: int) -> dict[str, Any]:
+        events = seconds * per_second[system]
+        found = run(system, mode, events, per_second[system])
+        if mode == "throughput":
+            return {"event_s": found["elapsed_s"] / events}
+        return {"latency_s": found["latency_s"]}
+
+    found, failures = in_turn(list(per_second), rounds, turn, lambda line: say(f"windows: {line}"), mode)
+    times = {name: found.get(name, {}) for name in ("event_s", "latency_s")}
+    return {"mode": mode, "per_second": per_second, **times, "failures": failures}

@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from .comm import SystemFailed, rotated
+from .comm import SystemFailed
 from .exchange import FLINK, FLINK_CLASSES, flink_java
-from .once import run_once
+from .once import in_turn, run_once
 from .systems import BENCH, Launch, present
 from .systems import SYSTEMS as LAUNCHERS
 from .windows_events import BLOCK, mix
@@ -150,23 +150,20 @@ def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: C
     """Runs setting `name`; the raw results: times and failures of every system."""
     setting = SETTINGS[name]
     rounds = rounds or setting.rounds
-    left = present(name, systems, SYSTEMS, missing, lambda line: say(f"yahoo: {line}"))
-    elapsed_s: dict[str, list[float]] = {}
-    failed: dict[str, str] = {}
-    if left:
+    running = present(name, systems, SYSTEMS, missing, lambda line: say(f"yahoo: {line}"))
+    found: dict[str, dict[str, list[Any]]] = {}
+    failures: dict[str, str] = {}
+    if running:
         with tempfile.TemporaryDirectory(prefix="yahoo-") as made:
             (Path(made) / "events").mkdir()
             files, right = write_events(Path(made) / "events", setting)
-            for turn in range(rounds):
-                for system in rotated(list(left), turn):
-                    try:
-                        elapsed_s.setdefault(system, []).append(run(system, Path(made), files, right))
-                    except SystemFailed as error:
-                        failed[system] = str(error)
-                        left.remove(system)
-                        say(f"yahoo: {system}: {error}")
+
+            def turn(system: str, _: int) -> dict[str, float]:
+                return {"elapsed_s": run(system, Path(made), files, right)}
+
+            found, failures = in_turn(running, rounds, turn, say, "yahoo")
     say(f"yahoo: {rounds} rounds")
-    cases = [{"elapsed_s": elapsed_s, "failures": failed}] if elapsed_s or failed else []
+    cases = [{"elapsed_s": found.get("elapsed_s", {}), "failures": failures}] if found or failures else []
     return {"rounds": rounds, "events": setting.events, "per_second": setting.per_second, "cases": cases}
 
 
