@@ -299,7 +299,8 @@ mod tests {
                 RecordBatch::try_from_iter([("t", column)]).unwrap()
             }).collect();
             let key = if descending { SortKey::descending("t") } else { SortKey::ascending("t") };
-            let (_, sorter) = sorter(&batches, &[key], if spill { 4 << 10 } else { 0 });
+            // Room for the largest batch with its keys, not for all of them.
+            let (_, sorter) = sorter(&batches, &[key], if spill { 16 << 10 } else { 0 });
             let (mut sorted, mut found) = (sorter.finish().unwrap(), Vec::new());
             while let Some(batch) = sorted.next_batch().unwrap() {
                 found.extend(batch.column(0).as_string::<i32>().iter().map(|text| text.unwrap().to_owned()));
