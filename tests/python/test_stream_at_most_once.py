@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 import stream_job
 import tidemill as tm
 from servers import Kafka, RabbitMQ
+from stream_kills import run_and_kill
 
 JOB = Path(at_most_once_job.__file__)
 
@@ -30,21 +28,11 @@ def killed(folder: Path, *arguments: str) -> None:
     """Run the job to its end, while a worker dies again and again, at any moment."""
     for name in ("results", "pids"):
         (folder / name).mkdir()
-    dice = random.Random(os.getpid())
-    job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, *arguments)
-    epochs = folder / "checkpoints" / "epochs"
-    kills = 0
-    while job.poll() is None and kills < 4:
-        launched.wait_until(lambda: job.poll() is not None or any(epochs.glob("[0-9]*")), "the first checkpoint")
-        time.sleep(dice.uniform(0.2, 0.8) if kills else dice.uniform(0, 0.2))
-        pids = [int(text) for file in (folder / "pids").glob("*.pid") if (text := file.read_text())]
-        victims = [pid for pid in pids if launched.is_running(pid)]
-        if victims and job.poll() is None:
-            os.kill(dice.choice(victims), signal.SIGKILL)
-            kills += 1
-    _, err = job.communicate(timeout=launched.PATIENCE_S)
-    assert job.returncode == 0, err.decode()
-    assert kills > 0
+
+    def pause(dice: random.Random, kills: int) -> float:
+        return dice.uniform(0.2, 0.8) if kills else dice.uniform(0, 0.2)
+
+    run_and_kill(folder, 4, pause, JOB, folder, *arguments)
 
 
 def check_once(numbers: Counter[int], least: int = 100) -> None:

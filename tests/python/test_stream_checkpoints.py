@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ import launched
 import object_server
 import pytest
 import tidemill as tm
-from test_stream_recovery import JOB, check, folder, live_and_die, pids
+from stream_kills import kill_one
+from test_stream_recovery import JOB, check, folder, live_and_die
 
 __all__ = ["folder"]
 
@@ -37,12 +37,6 @@ def wait_for_epoch(job: subprocess.Popen[bytes], place: Path, before: set[Path])
     """Wait for a checkpoint that was not there before, or the job's end; returns those that are there."""
     launched.wait_until(lambda: job.poll() is not None or bool(epochs(place) - before), "a checkpoint")
     return epochs(place)
-
-
-def kill_one(folder: Path, dice: random.Random) -> None:
-    victims = [pid for pid in pids(folder) if launched.is_running(pid)]
-    if victims:
-        os.kill(dice.choice(victims), signal.SIGKILL)
 
 
 def is_hurried(epoch: Path) -> bool:

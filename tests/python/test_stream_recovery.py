@@ -17,6 +17,7 @@ import launched
 import pytest
 import stream_job
 import tidemill as tm
+from stream_kills import has_checkpoint, kill_one, pids, run_and_kill
 
 JOB = Path(stream_job.__file__)
 
@@ -57,31 +58,10 @@ def check_late(folder: Path) -> None:
     assert seen == expected
 
 
-def pids(folder: Path) -> list[int]:
-    """Of workers that have begun; one that begins just now may have written nothing yet."""
-    return [int(text) for file in (folder / "pids").glob("*.pid") if (text := file.read_text())]
-
-
-def has_checkpoint(folder: Path) -> bool:
-    return any((folder / "checkpoints" / "epochs").glob("[0-9]*"))
-
-
 @pytest.mark.parametrize("query", [*stream_job.QUERIES, "late"])
 def test_workers_that_are_killed(folder: Path, query: str) -> None:
     """A worker dies again and again, at any moment; the launcher starts the job again, and nothing is lost or doubled."""
-    dice = random.Random(os.getpid())
-    job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, query)
-    kills = 0
-    while job.poll() is None and kills < 6:
-        launched.wait_until(lambda: job.poll() is not None or has_checkpoint(folder), "the first checkpoint")
-        time.sleep(dice.uniform(0.1, 0.9))
-        victims = [pid for pid in pids(folder) if launched.is_running(pid)]
-        if victims and job.poll() is None:
-            os.kill(dice.choice(victims), signal.SIGKILL)
-            kills += 1
-    _, err = job.communicate(timeout=launched.PATIENCE_S)
-    assert job.returncode == 0, err.decode()
-    assert kills > 0
+    run_and_kill(folder, 6, lambda dice, _: dice.uniform(0.1, 0.9), JOB, folder, query)
     if query == "late":
         check_late(folder)
     else:
@@ -110,9 +90,8 @@ def test_keys_that_move_while_workers_are_killed(folder: Path) -> None:
     for _ in range(5):
         launched.wait_until(lambda: job.poll() is not None or has_checkpoint(folder), "the first checkpoint")
         time.sleep(dice.uniform(0.2, 0.8))
-        victims = [pid for pid in pids(folder) if launched.is_running(pid)]
-        if victims and job.poll() is None:
-            os.kill(dice.choice(victims), signal.SIGKILL)
+        if job.poll() is None:
+            kill_one(folder, dice)
     _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()
     check(folder, "pairs")
