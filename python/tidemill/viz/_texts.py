@@ -7,7 +7,7 @@ Searching compares bytes of many texts at once. ASCII letters are found in eithe
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,28 +74,29 @@ class Texts:
 
     def beginning(self, wanted: str, most: int) -> list[int]:
         """Return the first rows whose texts begin so, whatever the case of letters; at most `most`."""
-        found: list[int] = []
-        folded = wanted.lower()
-        for begin, offsets, data in self._pieces():
-            if folded.isascii():
-                rows = _beginning(offsets, data, folded.encode(), _FOLDED).tolist()
-            else:
-                rows = [row for row, text in _decoded(offsets, data) if text.lower().startswith(folded)]
-            found += [begin + row for row in rows[: most - len(found)]]
-            if len(found) >= most:
-                break
-        return found
+        return self._found(wanted, most, _beginning, str.startswith)
 
     def having(self, wanted: str, most: int) -> list[int]:
         """Return the first rows whose texts have this in them, whatever the case of letters; at most `most`."""
+        return self._found(wanted, most, _having, str.__contains__)
+
+    def _found(
+        self,
+        wanted: str,
+        most: int,
+        rows_of: Callable[[NDArray[np.uint32], NDArray[np.uint8], bytes, int], list[int]],
+        fits: Callable[[str, str], bool],
+    ) -> list[int]:
+        """The first rows whose texts fit, by their bytes or, of other letters than ASCII, one by one."""
         found: list[int] = []
         folded = wanted.lower()
         for begin, offsets, data in self._pieces():
+            left = most - len(found)
             if folded.isascii():
-                rows = _having(offsets, data, folded.encode(), most - len(found))
+                rows = rows_of(offsets, data, folded.encode(), left)
             else:
-                rows = [row for row, text in _decoded(offsets, data) if folded in text.lower()]
-            found += [begin + row for row in rows[: most - len(found)]]
+                rows = [row for row, text in _decoded(offsets, data) if fits(text.lower(), folded)]
+            found += [begin + row for row in rows[:left]]
             if len(found) >= most:
                 break
         return found
@@ -139,10 +140,10 @@ def _same(
     return rows
 
 
-def _beginning(
-    offsets: NDArray[np.uint32], data: NDArray[np.uint8], wanted: bytes, folded: NDArray[np.uint8]
-) -> NDArray[np.int64]:
-    return _same(np.flatnonzero(np.diff(offsets.astype(np.int64)) >= len(wanted)), offsets, data, wanted, folded)
+def _beginning(offsets: NDArray[np.uint32], data: NDArray[np.uint8], wanted: bytes, most: int) -> list[int]:
+    rows = np.flatnonzero(np.diff(offsets.astype(np.int64)) >= len(wanted))
+    found: list[int] = _same(rows, offsets, data, wanted, _FOLDED)[:most].tolist()
+    return found
 
 
 def _having(offsets: NDArray[np.uint32], data: NDArray[np.uint8], wanted: bytes, most: int) -> list[int]:
