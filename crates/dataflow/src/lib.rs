@@ -43,6 +43,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod link;
+mod prefetch;
 mod run;
 mod wire;
 
@@ -53,5 +54,6 @@ pub use metrics::{EdgeReport, RunReport};
 pub use operator::{Emit, Operator};
 pub use overlay::Overlay;
 pub use placement::{Plan, WorkerInfo};
+pub use prefetch::prefetch;
 pub use route_map::RouteMap;
 pub use run::{Look, Progress, Runner, Settings, TaskContext};

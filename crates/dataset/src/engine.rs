@@ -7,21 +7,24 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::execution::memory_pool::{FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
 use crate::error::{DataSetError, Result};
-use crate::group::GroupByNumbers;
+use crate::group::GroupExec;
 use crate::lenient::{BadRow, BadRows};
 use crate::spill::SpillDir;
-use crate::split::SplitTexts;
+use crate::split::SplitExec;
 use crate::stores::Stores;
 use crate::stream::sql_functions;
 
@@ -228,12 +231,41 @@ impl Engine {
     }
 }
 
+/// What does the work of a step, if it is one of those that it can do.
+type Instead = fn(&Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>>;
+
+/// A rule that puts steps of our own in the place of DataFusion's, where there is one.
+#[derive(Debug)]
+struct Replace {
+    name: &'static str,
+    by: Instead,
+}
+
+impl PhysicalOptimizerRule for Replace {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _: &ConfigOptions,
+    ) -> datafusion::error::Result<Arc<dyn ExecutionPlan>> {
+        plan.transform_up(|node| Ok((self.by)(&node).map_or_else(|| Transformed::no(node), Transformed::yes))).data()
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
 /// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; that of groups comes
 /// last, when both are known.
 fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> SessionContext {
-    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(SplitTexts)];
+    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
+        vec![Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) })];
     rules.extend(PhysicalOptimizer::new().rules);
-    rules.push(Arc::new(GroupByNumbers));
+    rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Some(Arc::new(GroupExec::instead_of(node)?)) }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
     let context = SessionContext::new_with_state(builder.with_physical_optimizer_rules(rules).build());
     sql_functions().for_each(|function| context.register_udf(function));

@@ -14,14 +14,12 @@ use arrow::array::{
 use arrow::buffer::{NullBuffer, ScalarBuffer};
 use arrow::datatypes::{ArrowNativeType, DataType, SchemaRef};
 
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode, aggregate_expressions};
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
 use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
@@ -31,30 +29,7 @@ use datafusion::physical_plan::{
     replace_children_if_necessary,
 };
 use futures::{StreamExt, stream};
-
-/// Puts [`GroupExec`] in the place of first halves that it can do.
-#[derive(Debug)]
-pub(crate) struct GroupByNumbers;
-
-impl PhysicalOptimizerRule for GroupByNumbers {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| {
-            Ok(match GroupExec::instead_of(&node) {
-                Some(group) => Transformed::yes(Arc::new(group)),
-                None => Transformed::no(node),
-            })
-        })
-        .data()
-    }
-
-    fn name(&self) -> &'static str {
-        "group_by_numbers"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
+use tidemill_dataflow::prefetch;
 
 /// Does what an [`AggregateExec`] would do.
 pub(crate) struct GroupExec {
@@ -63,7 +38,7 @@ pub(crate) struct GroupExec {
 }
 
 impl GroupExec {
-    fn instead_of(node: &Arc<dyn ExecutionPlan>) -> Option<Self> {
+    pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>) -> Option<Self> {
         let aggregate = node.downcast_ref::<AggregateExec>()?;
         let [(key, _)] = aggregate.group_expr().expr() else { return None };
         let is_plain = *aggregate.mode() == AggregateMode::Partial
@@ -438,18 +413,6 @@ fn bits_of(keys: &ArrayRef, bits: &mut Vec<u64>) {
 
 // Conversions of whole numbers by way of `usize` keep their bits.
 const _: () = assert!(usize::BITS == 64);
-
-#[inline(always)]
-fn prefetch(slot: &Slot) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, and every x86-64 has it.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(slot).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = slot;
-}
 
 #[cfg(test)]
 mod tests {

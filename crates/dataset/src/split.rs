@@ -11,13 +11,11 @@ use arrow::buffer::NullBuffer;
 use arrow::compute::{cast, take};
 use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::common::ScalarValue;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::expressions::Literal;
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr, ScalarFunctionExpr};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
@@ -37,30 +35,6 @@ use crate::dataset::SLICE_ROWS;
 /// Texts up to this length lie in their views (Arrow's format).
 const INLINE_MAX: usize = 12;
 
-/// Puts [`SplitExec`] in the place of an unnesting of a split text.
-#[derive(Debug)]
-pub(crate) struct SplitTexts;
-
-impl PhysicalOptimizerRule for SplitTexts {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| {
-            Ok(match node.downcast_ref::<UnnestExec>().and_then(SplitExec::instead_of) {
-                Some(split) => Transformed::yes(Arc::new(split)),
-                None => Transformed::no(node),
-            })
-        })
-        .data()
-    }
-
-    fn name(&self) -> &'static str {
-        "split_texts"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
-
 /// A row for each part of a text, with the other columns repeated.
 pub(crate) struct SplitExec {
     input: Arc<dyn ExecutionPlan>,
@@ -75,7 +49,8 @@ pub(crate) struct SplitExec {
 }
 
 impl SplitExec {
-    fn instead_of(unnest: &UnnestExec) -> Option<Self> {
+    pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>) -> Option<Self> {
+        let unnest = node.downcast_ref::<UnnestExec>()?;
         let [list] = unnest.list_column_indices() else { return None };
         let projection = unnest.input().downcast_ref::<ProjectionExec>()?;
         let mut columns: Vec<_> = projection.expr().iter().map(|column| Arc::clone(&column.expr)).collect();

@@ -17,6 +17,8 @@ use arrow::datatypes::{
 };
 use arrow::error::ArrowError;
 
+use crate::prefetch::prefetch;
+
 /// A row is asked for so many rows before it is copied: as many misses as a core can have under way.
 const AHEAD: usize = 16;
 const LINE_BYTES: usize = 64;
@@ -137,7 +139,7 @@ impl Column {
         for (at, pick) in picks.iter().enumerate() {
             if let Some(ahead) = picks.get(at + AHEAD) {
                 let (offsets, _) = &texts[ahead.batch as usize];
-                prefetch(offsets.inner(), ahead.row as usize * size_of::<T::Offset>(), 1);
+                ask_for(offsets.inner(), ahead.row as usize * size_of::<T::Offset>(), 1);
             }
             let (from, _) = &texts[pick.batch as usize];
             let row = pick.row as usize;
@@ -150,7 +152,7 @@ impl Column {
         for (at, pick) in picks.iter().enumerate() {
             if let Some(ahead) = picks.get(at + AHEAD) {
                 let span = &spans[at + AHEAD];
-                prefetch(&texts[ahead.batch as usize].1, span.start, span.len());
+                ask_for(&texts[ahead.batch as usize].1, span.start, span.len());
             }
             values.extend_from_slice(&texts[pick.batch as usize].1[spans[at].clone()]);
         }
@@ -192,7 +194,7 @@ fn fixed(width: usize, values: &[Buffer], picks: &[Pick]) -> Buffer {
             let mut out = Vec::with_capacity(picks.len() * width);
             for (at, pick) in picks.iter().enumerate() {
                 if let Some(ahead) = picks.get(at + AHEAD) {
-                    prefetch(&values[ahead.batch as usize], ahead.row as usize * width, width);
+                    ask_for(&values[ahead.batch as usize], ahead.row as usize * width, width);
                 }
                 out.extend_from_slice(&values[pick.batch as usize][pick.row as usize * width..][..width]);
             }
@@ -207,7 +209,7 @@ fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[Pick]) -> Buffer {
     let mut out = arrow::buffer::MutableBuffer::from_len_zeroed(picks.len() * WIDTH);
     for (at, (pick, to)) in picks.iter().zip(out.as_slice_mut().as_chunks_mut::<WIDTH>().0).enumerate() {
         if let Some(ahead) = picks.get(at + AHEAD) {
-            prefetch(&values[ahead.batch as usize], ahead.row as usize * WIDTH, WIDTH);
+            ask_for(&values[ahead.batch as usize], ahead.row as usize * WIDTH, WIDTH);
         }
         to.copy_from_slice(&values[pick.batch as usize][pick.row as usize * WIDTH..][..WIDTH]);
     }
@@ -216,20 +218,11 @@ fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[Pick]) -> Buffer {
 
 /// Asks for `len` bytes from `at` on, or as many as count.
 #[inline(always)]
-fn prefetch(bytes: &[u8], at: usize, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let first = bytes.as_ptr().wrapping_add(at);
-        let end = (first as usize % LINE_BYTES + len).min(LINES_MAX * LINE_BYTES);
-        let line = first.wrapping_sub(first as usize % LINE_BYTES);
-        for offset in (0..end).step_by(LINE_BYTES) {
-            // SAFETY: a prefetch never faults, whatever the address, and every x86-64 has it.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(offset).cast()) };
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (bytes, at, len);
+fn ask_for(bytes: &[u8], at: usize, len: usize) {
+    let first = bytes.as_ptr().wrapping_add(at);
+    let end = (first as usize % LINE_BYTES + len).min(LINES_MAX * LINE_BYTES);
+    let line = first.wrapping_sub(first as usize % LINE_BYTES);
+    (0..end).step_by(LINE_BYTES).for_each(|offset| prefetch(line.wrapping_add(offset)));
 }
 
 #[cfg(test)]

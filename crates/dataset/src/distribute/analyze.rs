@@ -26,7 +26,7 @@ impl Workers {
     /// # Errors
     /// As for [`Workers::collect`].
     pub fn analyze(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<String> {
-        let (plan, mut action) = self.begin(engine, set, watch, false)?;
+        let (plan, mut action) = self.begin(engine, set, watch)?;
         let plan = self.resolve(plan, &mut action)?;
         let stages = Stages::of(&plan)?.counted(&action.reading)?;
         let (_, report) = self.run(&stages, To::None, &mut action)?;

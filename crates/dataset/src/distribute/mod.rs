@@ -20,6 +20,7 @@ use arrow::datatypes::SchemaRef;
 use datafusion::common::ScalarValue;
 use datafusion::common::hash_utils::create_hashes;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::dataframe::DataFrame;
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::DataFusionError;
@@ -123,7 +124,7 @@ impl Workers {
     /// # Errors
     /// The same on every worker: what went wrong first.
     pub fn collect(&self, engine: &Engine, set: &DataSet, to: To, watch: Watch<'_>) -> Result<Vec<RecordBatch>> {
-        Ok(self.collect_partitions(engine, set, to, watch, false)?.into_iter().flatten().collect())
+        Ok(self.collect_partitions(engine, set, to, watch)?.concat())
     }
 
     /// Runs a query; each worker gets the rows that it has made, by the number of their partition. Collective, as [`Workers::collect`].
@@ -134,7 +135,10 @@ impl Workers {
     /// # Errors
     /// The same on every worker: what went wrong first.
     pub fn collect_in_order(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<Vec<Vec<RecordBatch>>> {
-        self.collect_partitions(engine, set, To::Each, watch, true)
+        // Dealt out for the sake of threads, the rows of a file that is read as a whole would be in no order.
+        let (mut state, plan) = set.frame().clone().into_parts();
+        state.config_mut().options_mut().optimizer.enable_round_robin_repartition = false;
+        self.collect_partitions(engine, &DataSet::new(DataFrame::new(state, plan))?, To::Each, watch)
     }
 
     fn collect_partitions(
@@ -143,9 +147,8 @@ impl Workers {
         set: &DataSet,
         to: To,
         watch: Watch<'_>,
-        in_order: bool,
     ) -> Result<Vec<Vec<RecordBatch>>> {
-        let (plan, mut action) = self.begin(engine, set, watch, in_order)?;
+        let (plan, mut action) = self.begin(engine, set, watch)?;
         let plan = self.resolve(plan, &mut action)?;
         let stages = Stages::of(&plan)?.counted(&action.reading)?;
         Ok(self.run(&stages, to, &mut action)?.0)
@@ -157,10 +160,9 @@ impl Workers {
         engine: &Engine,
         set: &DataSet,
         watch: Watch<'a>,
-        in_order: bool,
     ) -> Result<(Arc<dyn ExecutionPlan>, Action<'a>)> {
         let sources = Arc::new(Sources::of(set.frame()));
-        let Prepared { plan, state } = self.prepare(engine, set, &sources, in_order)?;
+        let Prepared { plan, state } = self.prepare(engine, set, &sources)?;
         let reading = Reading::default();
         reading.expect(&plan);
         Ok((plan, Action { context: state.task_ctx(), sources, reading, watch }))
@@ -172,7 +174,7 @@ impl Workers {
     /// As for [`Workers::collect`], as far as planning goes.
     pub fn explain(&self, engine: &Engine, set: &DataSet) -> Result<String> {
         let sources = Arc::new(Sources::of(set.frame()));
-        let plan = self.prepare(engine, set, &sources, false)?.plan;
+        let plan = self.prepare(engine, set, &sources)?.plan;
         let mut text = String::new();
         // As in `resolve`: what is asked first is told first.
         let plan = plan.transform_up(|node| {
@@ -187,12 +189,12 @@ impl Workers {
         Ok(text + &Stages::of(&plan)?.describe())
     }
 
-    fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources, in_order: bool) -> Result<Prepared> {
+    fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources) -> Result<Prepared> {
         let now = self.tell_sizes(set)?;
         let (frame, partitions) = (set.frame().clone(), self.partitions);
         let memory_bytes = usize::try_from(engine.governor().settings().budget_bytes).ok().filter(|&bytes| bytes > 0);
         let planned = engine.run(async move {
-            let prepared = prepare(frame, partitions, memory_bytes, now, in_order).await;
+            let prepared = prepare(frame, partitions, memory_bytes, now).await;
             // Errors name their files outside, where the sources are.
             Ok(prepared)
         });

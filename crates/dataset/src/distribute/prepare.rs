@@ -28,35 +28,26 @@ pub(super) struct Prepared {
 }
 
 /// Plans a query for `partitions` partitions of workers that may use `memory_bytes` each. `now` is the time that the query
-/// sees, in nanoseconds since 1970. `in_order`: rows stay in the partition that has read them.
+/// sees, in nanoseconds since 1970.
 pub(super) async fn prepare(
     frame: DataFrame,
     partitions: usize,
     memory_bytes: Option<usize>,
     now: i64,
-    in_order: bool,
 ) -> Result<Prepared> {
     let (state, logical) = frame.into_parts();
-    let state = session(state, partitions, memory_bytes, now, in_order);
+    let state = session(state, partitions, memory_bytes, now);
     let plan = plan(&state, &logical).await?;
     Ok(Prepared { plan, state })
 }
 
-fn session(
-    state: SessionState,
-    partitions: usize,
-    memory_bytes: Option<usize>,
-    now: i64,
-    in_order: bool,
-) -> SessionState {
+fn session(state: SessionState, partitions: usize, memory_bytes: Option<usize>, now: i64) -> SessionState {
     let config = state
         .config()
         .clone()
         .with_target_partitions(partitions)
         // Partitions of other workers' files are not this worker's to take.
         .set_bool("datafusion.execution.enable_file_stream_work_stealing", false)
-        // Dealt out for the sake of threads, the rows of a file that is read as a whole would be in no order.
-        .set_bool("datafusion.optimizer.enable_round_robin_repartition", !in_order)
         // Each partition writes one file after the other: rows stay in their order.
         .set_usize("datafusion.execution.minimum_parallel_output_files", 1)
         // A filter made of one worker's build side would drop rows that have their partners on another.

@@ -209,7 +209,7 @@ impl Workers {
             false => set.copy_to(folder, output, partition_by).and_then(DataSet::new),
         };
         let copy = self.agree(seen)?;
-        let (plan, mut action) = self.begin(engine, &copy, watch, false)?;
+        let (plan, mut action) = self.begin(engine, &copy, watch)?;
         let plan = self.resolve(plan, &mut action)?;
         let mut stages = Stages::of(&plan)?;
         if records {
@@ -256,7 +256,7 @@ impl Workers {
             let inside = folder.join(&format!("part-{copy:05}/"));
             let inside = inside.map_err(|error| DataSetError::Internal(error.to_string()))?;
             let copy = empty.copy_to(&inside, output, Vec::new())?;
-            let planned = engine.run(async move { Ok(prepare(copy, partitions, None, 0, false).await?) })?;
+            let planned = engine.run(async move { Ok(prepare(copy, partitions, None, 0).await?) })?;
             match planned.plan.downcast_ref::<DataSinkExec>() {
                 Some(sink) => Ok(Arc::new(sink.clone())),
                 None => Err(DataSetError::Internal("a query that writes has no sink".into())),
