@@ -108,7 +108,8 @@ impl fmt::Debug for SinkSpec {
 /// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` says what its rows are,
 /// where they do not say it themselves.
 ///
-/// Nothing outside is asked, besides files of certificates; that is done when one is made.
+/// Nothing outside is asked, besides files of certificates, and a registry for the schema of Avro values that nobody gave; all else
+/// is asked when one is made.
 ///
 /// # Errors
 /// `Kind` and `Option` name what is wrong and what would be right.

@@ -133,7 +133,8 @@ pub trait Operator: Send {
     }
 
     /// Lets go of these buckets, which another copy owns from now on, and returns what that one's `acquire` needs: of each any
-    /// number of parts, in order. They may be made as they are sent, while the other one takes the first ones. A snapshot was taken just before.
+    /// number of parts, in order. They may be made as they are sent, while the other one takes the first ones. A snapshot was
+    /// taken just before.
     ///
     /// # Errors
     /// Fails the task.
@@ -239,11 +240,8 @@ pub(crate) async fn drive(
                     Mark::Barrier(barrier) => {
                         let flow = operator.before_barrier(&mut emit)?;
                         send(&mut operator, flow, &mut emit, &mut outputs).await?;
-                        if let Some(states) = context.states().filter(|states| states.at_most_once()) {
-                            states.save_nothing(barrier.epoch);
-                        } else if let Some(states) = context.states() {
-                            let whole = states.wants_whole();
-                            states.save(barrier.epoch, whole, operator.snapshot(whole)?);
+                        if let Some(states) = context.states() {
+                            states.save_kept(barrier.epoch, |whole| operator.snapshot(whole))?;
                         }
                     }
                 }

@@ -346,11 +346,25 @@ impl CopyStates {
         self.hub.at_most_once
     }
 
-    /// [`CopyStates::save`] for a copy that keeps nothing: nor, any more, what a run with another guarantee had kept.
-    pub(crate) fn save_nothing(&self, epoch: u64) {
-        let kept = self.restored.iter().flat_map(|restored| restored.buckets.keys());
-        let buckets = kept.map(|bucket| (*bucket, Part::Whole(Bytes::new()))).collect();
-        self.save(epoch, true, Snapshot { buckets, ..Snapshot::default() });
+    /// [`CopyStates::save`] of what a copy keeps by itself; `snapshot` is asked for all of it, or for what has changed. At most
+    /// once that is nothing: nor, any more, what a run with another guarantee had kept.
+    ///
+    /// # Errors
+    /// Those of `snapshot`.
+    pub(crate) fn save_kept(
+        &self,
+        epoch: u64,
+        snapshot: impl FnOnce(bool) -> Result<Snapshot, TaskError>,
+    ) -> Result<(), TaskError> {
+        if self.at_most_once() {
+            let kept = self.restored.iter().flat_map(|restored| restored.buckets.keys());
+            let buckets = kept.map(|bucket| (*bucket, Part::Whole(Bytes::new()))).collect();
+            self.save(epoch, true, Snapshot { buckets, ..Snapshot::default() });
+        } else {
+            let whole = self.wants_whole();
+            self.save(epoch, whole, snapshot(whole)?);
+        }
+        Ok(())
     }
 
     /// The barriers that sources are asked for.

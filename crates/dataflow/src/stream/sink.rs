@@ -124,13 +124,7 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         match wake {
             Wake::Item(Some(Item::Batch(rows))) => sink.write(rows).await?,
             Wake::Item(Some(Item::Mark(Mark::Barrier(barrier)))) => {
-                let bytes = sink.prepare(barrier.epoch).await?;
-                if !bytes.is_empty() && at_most_once {
-                    // Never again: what a checkpoint had would be committed by whoever goes on from it.
-                    sink.commit(bytes).await?;
-                } else if !bytes.is_empty() {
-                    prepared.insert(name(barrier.epoch), bytes);
-                }
+                prepare(&mut sink, &mut prepared, name(barrier.epoch), at_most_once).await?;
                 last = barrier.epoch;
                 if let Some(states) = states {
                     states.save(barrier.epoch, true, snapshot(&prepared));
@@ -152,20 +146,12 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
             }
             Wake::Tick => {
                 last += 1;
-                let bytes = sink.prepare(last).await?;
-                if !bytes.is_empty() {
-                    sink.commit(bytes).await?;
-                }
+                prepare(&mut sink, &mut prepared, name(last), true).await?;
                 tick = Instant::now() + COMMIT_INTERVAL;
             }
         }
     }
-    let bytes = sink.prepare(last + 1).await?;
-    if !bytes.is_empty() && at_most_once {
-        sink.commit(bytes).await?;
-    } else if !bytes.is_empty() {
-        prepared.insert(name(last + 1), bytes);
-    }
+    prepare(&mut sink, &mut prepared, name(last + 1), at_most_once).await?;
     if let Some(states) = states {
         states.end(snapshot(&prepared)).await?;
         // The last checkpoint has everything, and comes when all copies have ended.
@@ -176,6 +162,25 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         }
     }
     commit(&mut sink, &mut prepared, ALL).await
+}
+
+/// Prepares an epoch, and commits it `at_once` if nothing is to know of it: at most once, what a checkpoint had would be
+/// committed again by whoever goes on from it.
+async fn prepare(
+    sink: &mut impl Sink,
+    prepared: &mut Prepared,
+    name: (u64, String),
+    at_once: bool,
+) -> Result<(), TaskError> {
+    let bytes = sink.prepare(name.0).await?;
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    if at_once {
+        return sink.commit(bytes).await;
+    }
+    prepared.insert(name, bytes);
+    Ok(())
 }
 
 fn snapshot(prepared: &Prepared) -> Snapshot {
