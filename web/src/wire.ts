@@ -180,19 +180,25 @@ export function tensor16(tensors: Tensors, name: string, count: number): Parsed<
   return { ok: true, value: found.data };
 }
 
-/** Groups that readers of the page have made. */
-export type Selection = { name: string; rows: readonly number[] };
-
-export function parseSelections(text: string): Parsed<Selection[]> {
+/** A list in JSON; `what` begins the sentence that says what is wrong with it. */
+function parseList(text: string, what: string): Parsed<readonly unknown[]> {
   let told: unknown;
   try {
     told = JSON.parse(text);
   } catch {
-    return bad('the saved groups are no JSON');
+    return bad(`${what} no JSON`);
   }
-  if (!Array.isArray(told)) return bad('the saved groups are no list');
+  return Array.isArray(told) ? { ok: true, value: told } : bad(`${what} no list`);
+}
+
+/** Groups that readers of the page have made. */
+export type Selection = { name: string; rows: readonly number[] };
+
+export function parseSelections(text: string): Parsed<Selection[]> {
+  const told = parseList(text, 'the saved groups are');
+  if (!told.ok) return told;
   const selections: Selection[] = [];
-  for (const group of told) {
+  for (const group of told.value) {
     if (!isRecord(group) || typeof group.name !== 'string' || !isNumbers(group.rows) || !group.rows.every(isCount))
       return bad('a saved group lacks a name or rows');
     selections.push({ name: group.name, rows: group.rows });
@@ -206,15 +212,10 @@ export type Point = { row: number; id: string; label: string; codes: ReadonlyMap
 export type Which = { rows: readonly number[] } | { ids: readonly string[] } | { text: string; most: number };
 
 export function parsePoints(text: string): Parsed<Point[]> {
-  let told: unknown;
-  try {
-    told = JSON.parse(text);
-  } catch {
-    return bad('what the server says of points is no JSON');
-  }
-  if (!Array.isArray(told)) return bad('what the server says of points is no list');
+  const told = parseList(text, 'what the server says of points is');
+  if (!told.ok) return told;
   const points: Point[] = [];
-  for (const point of told) {
+  for (const point of told.value) {
     const codes = isRecord(point) && isRecord(point.codes) ? Object.entries(point.codes) : undefined;
     if (
       !isRecord(point) ||
