@@ -303,9 +303,19 @@ print(was_there, squares.sort("x").to_dict()["y"])
 def test_a_job_is_not_started_for_ever(tmp_path: Path) -> None:
     app = tmp_path / "fails.py"
     app.write_text(f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\nraise SystemExit(3)\n")
-    result = launched.run("run", "-n", "1", "--restarts", "2", app)
+    result = launched.run("run", "-n", "1", "--restart", "2", app)
     assert result.returncode == 3
     assert (tmp_path / "starts").read_text() == "xxx"
+
+
+def test_a_signal_in_the_pause_before_a_restart_ends_the_job(tmp_path: Path) -> None:
+    app = tmp_path / "fails.py"
+    app.write_text("raise SystemExit(3)\n")
+    job = launched.start("run", "-n", "1", "--restarts", "50", app)
+    assert job.stderr is not None
+    assert any(b"starting the job again in 1.6 s (6 of 50)" in line for line in job.stderr)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(launched.PATIENCE_S) == 143
 
 
 def test_a_job_that_was_told_to_end_is_not_started_again(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ use crate::guard::Guard;
 use crate::lines::Stream;
 use crate::options::{self, JobOptions};
 use crate::policy::{Action, Event, Exit, Grace, Policy, Report};
+use crate::restarts::Restarts;
 use crate::signals::{self, Signals};
 use crate::sink::Sink;
 use crate::terminal::Keyboard;
@@ -71,17 +72,24 @@ pub fn run(options: &JobOptions, command: &[OsString], python: &Path) -> i32 {
 
 /// Runs the job, and after a failure of its workers all of it again, as often as the options allow.
 fn run_again(options: &JobOptions, program: &Program) -> Result<i32, StartError> {
-    // Longer than any one of the jobs: a signal between two of them is heard by the next.
+    // Longer than any one of the jobs: a signal between two of them is heard too.
     let signals = Signals::catch().map_err(|e| StartError::System { what: "catch signals", source: e.into() })?;
-    let mut restart = 0;
+    let mut restarts = Restarts::new(options.restarts);
+    let mut started = 0;
     loop {
-        let (code, failed) = Job::start(options, restart, program, &signals)?.supervise();
-        if !failed || restart == options.restarts {
+        let begin = Instant::now();
+        let (code, failed) = Job::start(options, started, program, &signals)?.supervise();
+        let Some(pause) = restarts.after(begin.elapsed()).filter(|_| failed) else {
             return Ok(code);
-        }
-        restart += 1;
+        };
+        let (again, of) = (restarts.failures, options.restarts);
+        let delay = if pause.is_zero() { String::new() } else { format!(" in {:.1} s", pause.as_secs_f64()) };
         // Not `eprintln`, which panics when nobody reads.
-        let _ = writeln!(io::stderr(), "tidemill: starting the job again ({restart} of {})", options.restarts);
+        let _ = writeln!(io::stderr(), "tidemill: starting the job again{delay} ({again} of {of})");
+        if let Some(signal) = signals.ending_within(pause) {
+            return Ok(128 + signal as i32);
+        }
+        started += 1;
     }
 }
 

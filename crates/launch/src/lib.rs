@@ -31,6 +31,7 @@ mod lines;
 mod notes;
 mod options;
 mod policy;
+mod restarts;
 mod signals;
 mod sink;
 mod terminal;

@@ -55,7 +55,7 @@ pub struct JobOptions {
     pub grace: Option<Duration>,
 
     /// Start all workers again when one fails, at most so often [default: 0]; programs go on from their checkpoints
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    #[arg(long, alias = "restart", value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub restarts: u32,
 
     /// Do not put [rank] in front of each line

@@ -5,9 +5,11 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 /// The write end of the pipe, for the handler; -1 when no `Signals` lives.
@@ -70,6 +72,21 @@ impl Signals {
         let mut numbers = [0u8; 64];
         let count = nix::unistd::read(&self.read, &mut numbers).unwrap_or(0);
         numbers[..count].iter().filter_map(|&number| Signal::try_from(i32::from(number)).ok()).collect()
+    }
+
+    /// Waits for `pause`, or until a signal comes that asks to end.
+    pub fn ending_within(&self, pause: Duration) -> Option<Signal> {
+        let until = Instant::now() + pause;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            // An error is that of a signal, which is in the pipe then.
+            let _ = poll(&mut [PollFd::new(self.fd(), PollFlags::POLLIN)], timeout);
+            let ending = self.take().into_iter().find(|signal| ENDING.contains(signal));
+            if ending.is_some() || left.is_zero() {
+                return ending;
+            }
+        }
     }
 }
 
