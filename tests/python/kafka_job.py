@@ -1,0 +1,51 @@
+"""A job from one topic of Kafka to another, exactly once, whose workers are killed.
+
+Run as ``kafka_job.py FOLDER SERVERS FROM TO WHAT``: ``rows`` are copied, ``windows`` are counts of rows by key and second, as those of
+`stream_job`. Checkpoints go to FOLDER/checkpoints, pids to FOLDER/pids.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import stream_job
+import tidemill as tm
+
+SCHEMA = {"ts": "timestamp[us]", "key": "int64", "row": "int64"}
+
+
+def paced(rows: tm.Table) -> tm.Table:
+    """Of some seconds in all, and never much at once: the job has to get on between two kills."""
+    time.sleep(len(rows) / 4000)
+    return rows
+
+
+def main() -> None:
+    folder, (servers, source, target, what) = Path(sys.argv[1]), sys.argv[2:]
+    rank = tm.init().rank
+    (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
+    stream = tm.stream.from_kafka(
+        servers,
+        source,
+        SCHEMA,
+        time="ts",
+        out_of_order="6ms",
+        stop_at_end=True,
+        # Small batches, from all partitions in turn.
+        config={"max.partition.fetch.bytes": 8192, "queued.min.messages": 100},
+    ).map_batches(paced, SCHEMA)
+    rows = stream_job.windows(stream) if what == "windows" else stream.select("row")
+    rows.write_stream(
+        tm.stream.to_kafka(servers, target, id=target),
+        name="copied",
+        checkpoint=folder / "checkpoints",
+        every="100ms",
+        guarantee="exactly once",
+    )
+
+
+if __name__ == "__main__":
+    main()
