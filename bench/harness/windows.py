@@ -63,12 +63,12 @@ class System:
     pace_max_per_s: float = math.inf  # where all events of a paced stream lie in memory
 
 
-def tidemill(workers: int, threads: int) -> System:
+def tidemill(workers: int, threads: int, *words: str) -> System:
     launch = OURS.launch
     options = ["--threads", str(threads)]
     return System(
         WORKER,
-        lambda given: launch(workers, "shm", [str(WORKER), *given], options),
+        lambda given: launch(workers, "shm", [str(WORKER), *words, *given], options),
         pace_max_per_s=TIDEMILL_PACE_MAX_PER_S,
     )
 
@@ -107,6 +107,8 @@ def spark(given: list[str]) -> Launch:
 SYSTEMS = {
     "tidemill-2x1": tidemill(2, 1),
     "tidemill-1x2": tidemill(1, 2),
+    "tidemill-2x1-function": tidemill(2, 1, "--function"),
+    "tidemill-1x2-function": tidemill(1, 2, "--function"),
     "timely": timely("exchange"),
     "timely-local": timely("local"),
     "flink": flink("datastream"),
