@@ -125,9 +125,11 @@ class FileTail:
     def take(self) -> NewRows | None:
         """See `Tail`."""
         self._waiting += self._read(settled=False)
-        settled = time.monotonic() - self._quiet_since >= self._settle_s
+        settled = self._is_quiet()
         if settled:
             self._waiting += self._read(settled=True)
+            # Something may have come this very moment.
+            settled = self._is_quiet()
         if not self._waiting:
             return None
         over, self._waiting = self._waiting, []
@@ -150,6 +152,9 @@ class FileTail:
 
     def close(self) -> None:
         """Files are open only while they are read."""
+
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._quiet_since >= self._settle_s
 
     def _paths(self) -> list[str]:
         place = Path(self._path)
@@ -182,7 +187,7 @@ class FileTail:
                 piece = file.read(min(_PIECE_BYTES, size - state.offset))
             whole = piece.rfind(b"\n") + 1
             rest = whole < len(piece) == size - state.offset
-            if rest and (settled or (still and path != paths[-1])):
+            if rest and still and (settled or path != paths[-1]):
                 whole, rest = len(piece), False
             elif not whole and len(piece) == _PIECE_BYTES:
                 raise SeriesError(f"{path}: line {state.line + 1} has more than {_PIECE_BYTES} bytes")
