@@ -277,6 +277,18 @@ def test_the_last_line_of_each_file_of_a_folder_may_have_no_end(tmp_path: Path) 
     assert counts(follower) == {}
 
 
+def test_a_long_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day that lies in two pieces has not settled between them: the rest of it would be late."""
+    monkeypatch.setattr("tidemill.series._tail._PIECE_BYTES", 500)
+    path = tmp_path / "prices.csv"
+    path.write_text(HEAD + "".join(rows(range(20))))
+    expected, _ = series.clean(path)
+    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 20)
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+    assert counts(follower) == {}
+
+
 def test_a_line_that_was_taken_as_whole_and_goes_on_is_an_error(tmp_path: Path) -> None:
     """Half a price is a price, too: nobody would see that it is the wrong one."""
     path = tmp_path / "prices.csv"

@@ -121,6 +121,8 @@ class FileTail:
         #: Rows of times that are not over: id, time, numbers.
         self._waiting: list[_Row] = []
         self._quiet_since = time.monotonic()
+        #: Whether a file has more than was read at once.
+        self._is_behind = False
 
     def take(self) -> NewRows | None:
         """See `Tail`."""
@@ -154,7 +156,7 @@ class FileTail:
         """Files are open only while they are read."""
 
     def _is_quiet(self) -> bool:
-        return time.monotonic() - self._quiet_since >= self._settle_s
+        return not self._is_behind and time.monotonic() - self._quiet_since >= self._settle_s
 
     def _paths(self) -> list[str]:
         place = Path(self._path)
@@ -168,6 +170,7 @@ class FileTail:
         """The whole lines that are new, as rows; at most `_PIECE_BYTES` of a file at a time."""
         rows: list[_Row] = []
         paths = self._paths()
+        self._is_behind = False
         for path in paths:
             if path.endswith((".gz", ".zst", ".bz2", ".xz", ".parquet")):
                 raise SeriesError(f"{path}: only plain text can be followed while it grows")
@@ -185,6 +188,7 @@ class FileTail:
                     continue
                 file.seek(state.offset)
                 piece = file.read(min(_PIECE_BYTES, size - state.offset))
+            self._is_behind |= state.offset + len(piece) < size
             whole = piece.rfind(b"\n") + 1
             rest = whole < len(piece) == size - state.offset
             if rest and still and (settled or path != paths[-1]):
@@ -192,6 +196,9 @@ class FileTail:
             elif not whole and len(piece) == _PIECE_BYTES:
                 raise SeriesError(f"{path}: line {state.line + 1} has more than {_PIECE_BYTES} bytes")
             rows += self._lines(path, state, piece[:whole])
+            if whole and not settled:
+                # To read much takes long, and nobody has been quiet meanwhile.
+                self._quiet_since = time.monotonic()
             if rest:
                 break
         return rows
