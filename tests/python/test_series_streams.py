@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 import tidemill as tm
 from servers import Redis
 from tidemill import series
+from tidemill.apps._arriving import from_url
 from tidemill.viz import FrameError, FrameReader
 
 IDS = 8
@@ -176,6 +178,37 @@ def test_the_command_follows_a_stream_of_redis(workers: int, how: int, redis_ser
     assert len(list(whole.glob("frame-*"))) == 9
     for file in whole.glob("frame-*"):
         assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_lines_that_a_server_sends() -> None:
+    """By URL, as the command opens them; of Kafka and a WebSocket only that they are what they are."""
+    schema = {"time": "timestamp[us]", "id": "str", "value": "float64"}
+    for url in ("kafka://127.0.0.1:1,127.0.0.1:2/prices", "ws://127.0.0.1:1/prices"):
+        assert from_url(url, schema, "time").columns == list(schema)
+    sent = "".join(json.dumps({name: row[name] for name in schema}) + "\n" for row in rows(range(3)))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def send() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(sent.encode())
+                over.wait(launched.PATIENCE_S)
+
+        over = threading.Event()
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        stream = from_url(f"tcp://127.0.0.1:{server.getsockname()[1]}", schema, "time")
+        with series.Follower(stream, settle_s=0.5, every_s=0.01) as follower:
+
+            def look() -> bool:
+                follower.poll()
+                return follower.panel is not None and len(follower.panel.times) == 3
+
+            launched.wait_until(look, "three days")
+            assert follower.panel is not None
+            assert follower.panel.values.tolist()[2] == [row["value"] for row in rows(range(3))[2 * IDS :]]
+        over.set()
+        sending.join(launched.PATIENCE_S)
 
 
 @pytest.mark.parametrize(
