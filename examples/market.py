@@ -1,7 +1,8 @@
 """A stock market in space: from a table of prices to moving points in the browser, on all workers of a job.
 
 tidemill run -n 2 examples/market.py                              a generated market
-tidemill run -n 2 examples/market.py prices.csv sectors.csv       yours: date, ticker, price, ... and ticker, sector
+tidemill run -n 2 examples/market.py prices.csv                   yours: date, ticker, price, ...
+tidemill run -n 2 examples/market.py prices.csv sectors.csv       and with groups: ticker, sector, ...
 tidemill view market-out                                          shows it, also while it is made
 
 Each window of 250 trading days becomes a frame. Stocks whose prices move together from day to day are near each other; when
@@ -21,17 +22,18 @@ OUT = Path("market-out")
 
 def main() -> None:
     job = tm.init()
-    if len(sys.argv) > 2:
-        prices, sectors = sys.argv[1:3]
-    else:
-        prices, sectors = str(OUT / "prices.csv"), str(OUT / "sectors.csv")
+    sources = sys.argv[1:3]
+    if not sources:
+        sources = [str(OUT / "prices.csv"), str(OUT / "sectors.csv")]
         if job.rank == 0:
             tm.series.write_market(OUT)
         job.comm.Barrier()
 
     # 1. Data processing. Workers read the file together, send each row to who has its stock, and clean what they have.
-    panel, report = tm.series.clean(prices)
-    groups = tm.series.read_groups(sectors, panel.ids)
+    panel, report = tm.series.clean(sources[0])
+    groups = tm.series.read_groups(sources[1], panel.ids) if len(sources) > 1 else tm.series.Groups()
+    # The first grouping, such as sectors; without one all stocks are alike.
+    group_of = next(iter(groups.groupings.values()), {})
     if job.rank == 0:
         print(report)
     writer = tm.viz.FrameWriter(OUT, title="A market", mode="w") if job.rank == 0 else None
@@ -43,13 +45,12 @@ def main() -> None:
         seen = panel.segment(window)
         n = len(seen.ids)
 
-        # 2. Parallel learning. Each worker computes its rows of the distances; all embed them together.
+        # 2. Parallel learning. Each worker computes its rows of the distances, sqrt(2 (1 - c)) of the correlations c of
+        # day-to-day changes; all embed them together.
         mine = slice(n * job.rank // job.size, n * (job.rank + 1) // job.size)
-        apart = tm.series.distances(
-            seen.values, rows=mine
-        )  # sqrt(2 (1 - c)) of the correlations c of day-to-day changes
-        # Who was there before starts where it was, who is new in the middle of its sector's others.
-        start = placed(seen.ids, before, groups.groupings["sector"]) if before else None
+        apart = tm.series.distances(seen.values, rows=mine)
+        # Who was there before starts where it was, who is new in the middle of its group's others.
+        start = placed(seen.ids, before, group_of) if before else None
         weights = tm.series.weights(seen.caps, n)
         model = MDS(n_components=3, max_iter=100, tol=1e-5).fit(apart, init=start, weights=weights)
 
@@ -63,14 +64,14 @@ def main() -> None:
 
         # 4. Visualization. A frame is in the open browser as soon as it is written.
         if writer is not None:
-            gain = 100 * (seen.values[-1] / seen.values[0] - 1)
+            tickers = seen.ids.tolist()
             writer.write_frame(
                 points,
-                ids=seen.ids,
+                ids=tickers,
                 time=window.label,
-                labels=[groups.labels.get(ticker, ticker) for ticker in seen.ids.tolist()],
-                groups={"sector": [groups.groupings["sector"].get(ticker) for ticker in seen.ids.tolist()]},
-                values={"change in %": gain},
+                labels=[groups.labels.get(ticker, ticker) for ticker in tickers],
+                groups={name: [of.get(ticker) for ticker in tickers] for name, of in groups.groupings.items()},
+                values={"change in %": 100 * (seen.values[-1] / seen.values[0] - 1)},
                 metrics={"stress": model.normalized_stress_},
             )
     if job.rank == 0:
@@ -78,14 +79,14 @@ def main() -> None:
         print(f"{len(windows)} frames in {seconds:.1f} s on {job.size} worker(s); tidemill view {OUT} shows them")
 
 
-def placed(tickers: np.ndarray, before: dict[str, np.ndarray], sectors: dict[str, str]) -> np.ndarray:
+def placed(tickers: np.ndarray, before: dict[str, np.ndarray], group_of: dict[str, str]) -> np.ndarray:
     """Where each stock starts, (n, 3)."""
-    middles = {}
-    for sector in set(sectors.values()):
-        known = [where for ticker, where in before.items() if sectors.get(ticker) == sector]
-        middles[sector] = np.mean(known or list(before.values()), axis=0)
+    members: dict[str, list[np.ndarray]] = {}
+    for ticker, where in before.items():
+        members.setdefault(group_of.get(ticker, ""), []).append(where)
+    middles = {group: np.mean(known, axis=0) for group, known in members.items()}
     everything = np.mean(list(before.values()), axis=0)
-    return np.array([before.get(t, middles.get(sectors.get(t, ""), everything)) for t in tickers.tolist()])
+    return np.array([before.get(t, middles.get(group_of.get(t, ""), everything)) for t in tickers.tolist()])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -437,6 +441,40 @@ def test_parameters_representation_and_pickle() -> None:
     assert (again.transform(delta) == model.transform(delta)).all()
     assert list(again.get_feature_names_out()) == ["mds0", "mds1"]
     assert (MDS().fit_transform(delta) == MDS().fit(delta).embedding_).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        ("max_iter=40", 100),
+        ("max_iter=40, n_init=3, init='random'", 100),
+        ("max_iter=400, annealing=True, alpha=0.5, tol=1e-3", 80),
+    ],
+)
+def test_a_long_fit_draws_how_much_is_done(options: str, last: int) -> None:
+    """On a terminal, and nowhere else; of all temperatures and starts, so that it neither stands still nor begins anew."""
+    program = (
+        "import numpy as np\nfrom tidemill import _progress\nfrom tidemill.ml import MDS, mds\n"
+        "mds._LONG_S = _progress._EVERY_S = 0.0\n"
+        "x = np.random.default_rng(0).normal(size=(60, 20))\n"
+        "d = np.sqrt(((x[:, None] - x) ** 2).sum(axis=2))\n"
+        f"MDS(2, random_state=0, **dict(tol=0.0) | dict({options})).fit(d)\n"
+    )
+    for terminal in "", "120":
+        environment = {**os.environ, "TIDEMILL_TERMINAL": terminal}
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, env=environment)
+        stderr = done.stderr.decode()
+        assert done.returncode == 0, stderr
+        if not terminal:
+            assert stderr == ""
+            continue
+        shown = [line.strip() for line in stderr.split("\r") if "60 points, stress" in line]
+        parts = [int(found[1]) for line in shown if (found := re.search(r"█ *░* *(\d+)%|(\d+)%", line)) and found[1]]
+        assert parts == sorted(parts) and len(set(parts)) > 3, shown
+        assert last <= parts[-1] <= 100, parts
+        assert ("temperature" in shown[0]) == ("annealing" in options)
+        assert all(len(line) <= 120 for line in shown)
+        assert stderr.split("\r")[-1] == "", "the line is taken away"
 
 
 def test_verbose_prints_each_iteration(capsys: pytest.CaptureFixture[str]) -> None:

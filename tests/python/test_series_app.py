@@ -14,6 +14,7 @@ from pathlib import Path
 import launched
 import numpy as np
 import pytest
+import tidemill as tm
 from tidemill import series
 from tidemill.viz import FrameReader
 
@@ -211,6 +212,42 @@ def test_the_example(workers: int, prices: Path, tmp_path: Path) -> None:
         rf"5 frames in [\d.]+ s on {workers} worker\(s\); tidemill view market-out shows them", done.stdout.decode()
     )
     assert len(FrameReader(tmp_path / "market-out")) == 5
+
+
+def test_the_example_without_groups(prices: Path, tmp_path: Path) -> None:
+    """Prices alone are shown, not the generated market."""
+    more, _ = series.write_market(tmp_path / "years", 14, 280, seed=5)
+    shown = example(tmp_path, more)
+    assert "280 times" in shown and f"tidemill view {Path('market-out')} shows them" in shown
+    reader = FrameReader(tmp_path / "market-out")
+    assert (len(reader), list(reader.categories)) == (4, [])
+    assert set(reader.ids) <= set(series.clean(more)[0].ids.tolist())
+
+
+@pytest.mark.skipif(not PRICES.exists(), reason=f"{PRICES} is not there; TIDEMILL_DATA names the folder of data sets")
+@pytest.mark.parametrize("groups", [(), (SECTORS,)])
+def test_the_example_with_real_prices(groups: tuple[Path, ...], tmp_path: Path) -> None:
+    """The columns of a real file are called as they are called, such as `Symbol` and `Sector`. A few stocks of three years."""
+    tickers = ["AAPL", "CVX", "GE", "IBM", "INTC", "JNJ", "JPM", "KO", "MSFT", "PFE", "PG", "WFC", "WMT", "XOM"]
+    some = tm.read_csv(PRICES).filter(tm.col("ticker").is_in(tickers) & (tm.col("date").cast("str") < "2007"))
+    some.write_csv(tmp_path / "prices")
+    shown = example(tmp_path, tmp_path / "prices", *groups)
+    assert "14 ids at 755 times, 2004-01-02 to 2006-12-29" in shown
+    reader = FrameReader(tmp_path / "market-out")
+    assert len(reader) == 51 and sorted(reader.ids) == tickers
+    assert list(reader.categories) == (["Sector"] if groups else [])
+    if groups:
+        assert "Energy" in reader.categories["Sector"] and "Exxon Mobil Corp." in reader.labels
+
+
+def example(folder: Path, *arguments: Path) -> str:
+    """What the example prints."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "market.py", *arguments],
+        cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=launched.PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout.decode()
 
 
 @pytest.mark.skipif(not PRICES.exists(), reason=f"{PRICES} is not there")

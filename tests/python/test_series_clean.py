@@ -46,6 +46,7 @@ COUNTS = {
     "duplicates": 2,
     "duplicates_that_differ": 1,
     "splits": 3,
+    "flat_splits": 0,
     "gaps": 2,
     "late": 0,
 }
@@ -235,9 +236,17 @@ def test_ids_may_look_like_numbers_for_long(tmp_path: Path) -> None:
 
 def test_columns_are_found_by_usual_names_and_by_choice() -> None:
     found = find_columns(["Date", "Symbol", "Close", "Adj Close", "Volume", "Stock Splits"], {})
-    assert (found.time, found.id, found.value, found.volume, found.split) == (
-        "Date", "Symbol", "Adj Close", "Volume", "Stock Splits",
+    # Adjusted values are adjusted for splits; what was paid, and is multiplied by the volume, is another column.
+    assert (found.time, found.id, found.value, found.volume, found.split, found.price) == (
+        "Date", "Symbol", "Adj Close", "Volume", None, "Close",
     )  # fmt: skip
+    assert found.notes == ("splits in 'Stock Splits' were left alone: 'Adj Close' is adjusted for them, by its name",)
+    names = ["Date", "Symbol", "Close", "Adj Close", "Volume", "Stock Splits"]
+    assert find_columns(names, {"split": "Stock Splits"}).split == "Stock Splits"
+    assert find_columns(names, {"value": "Close"}).named() == {
+        "id": "Symbol", "time": "Date", "value": "Close", "volume": "Volume", "split": "Stock Splits",
+    }  # fmt: skip
+    assert find_columns([*names, "cap"], {}).price is None
     assert find_columns(["Date", "Symbol", "Close", "Adj Close"], {"value": "Close"}).value == "Close"
     with pytest.raises(
         series.SeriesError, match=r"no column is called like a id .*--id COLUMN; there are: date, x, price"
@@ -274,6 +283,88 @@ def test_splits_are_found_by_their_jumps() -> None:
     found = detect(calm)
     assert found == [Split(0, 100, 2.0), Split(1, 50, 3.0), Split(1, 150, 0.1)]
     assert detect(calm, begin=120) == [Split(1, 150, 0.1)]
+
+
+def quotes(path: Path, ratio: float = 2.0, told: float | None = None) -> list[str]:
+    """A year as Yahoo gives it: prices adjusted for the split of A, and B, which is not adjusted for its own. Returns the days."""
+    days: list[str] = np.busday_offset("2024-01-01", np.arange(60), roll="forward").astype(str).tolist()
+    rng = np.random.default_rng(0)
+    price = 100 * np.exp(np.cumsum(rng.normal(scale=0.01, size=(60, 2)), axis=0))
+    split = np.zeros((60, 2))
+    split[30] = ratio if told is None else told
+    price[:30, 1] *= ratio
+    lines = [
+        f"{day},{name},{price[n, i]},{0.9 * price[n, i]},{1000},{split[n, i]}\n"
+        for n, day in enumerate(days)
+        for i, name in enumerate("AB")
+    ]
+    path.write_text("Date,Ticker,Close,Adj Close,Volume,Stock Splits\n" + "".join(lines))
+    return days
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_adjusted_already_is_not_adjusted_again(workers: int, tmp_path: Path) -> None:
+    """Twice adjusted, A would double on the day of its split. B's price does jump there."""
+    days = quotes(tmp_path / "quotes.csv")
+    program = tmp_path / "app.py"
+    program.write_text(
+        "import sys\nimport numpy as np\nfrom tidemill import series\n"
+        "panel, report = series.clean(sys.argv[1], value=sys.argv[2] or None)\n"
+        "change = np.abs(np.diff(np.log(panel.values), axis=0)).max(axis=0) > 0.1\n"
+        "print(change.tolist(), report.counts['splits'], report.counts['flat_splits'], report.flat, report.notes, panel.caps[0].tolist())\n"
+    )
+
+    def said(value: str) -> str:
+        run = launched.run("run", "-n", str(workers), "--no-prefix", program, tmp_path / "quotes.csv", value)
+        assert run.returncode == 0, run.stderr
+        (line,) = set(run.stdout.decode().splitlines())
+        return line
+
+    close = said("Close")
+    assert close.startswith(f"[False, False] 1 1 [('A', '{days[30]}', 2.0)] []")
+    # The name says that it is adjusted; so the jump of B stays, and the volume is of the price that was paid.
+    adjusted = said("")
+    assert adjusted.startswith("[False, True] 0 0 [] [\"splits in 'Stock Splits' were left alone")
+    assert adjusted.rpartition("[")[2] == close.rpartition("[")[2]
+    assert "A 2024-02-12: 2 for 1, but no jump" in str(series.clean(tmp_path / "quotes.csv", value="Close")[1])
+
+
+def test_a_column_that_says_splits_where_nothing_jumps_is_refused_if_it_was_named(tmp_path: Path) -> None:
+    path = tmp_path / "quotes.csv"
+    quotes(path)
+    _both, report = series.clean(path, value="Close", split="Stock Splits")
+    assert report.counts["splits"] == report.counts["flat_splits"] == 1
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if ",B," not in line))
+    with pytest.raises(
+        series.SeriesError, match=r"do not jump at 1 of the splits .* 'Stock Splits' .* A at 2024-02-12"
+    ):
+        series.clean(path, value="Close", split="Stock Splits")
+    assert series.clean(path, value="Close")[1].counts["flat_splits"] == 1
+    assert series.clean(path, series.Rules(splits="keep"), value="Close", split="Stock Splits")[1].flat == []
+
+
+@pytest.mark.parametrize(("ratio", "told"), [(2.0, 1.0), (1.5, 0.5), (0.1, -0.9)])
+def test_splits_as_crsp_tells_them(ratio: float, told: float, tmp_path: Path) -> None:
+    """FACPR is what was added to a share: taken for a ratio, 1 would be no split, and 0.5 one the other way round."""
+    path = tmp_path / "quotes.csv"
+    quotes(path, ratio, told)
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if ",A," not in line))
+    rules = series.Rules(split_is="added")
+    panel, report = series.clean(path, rules, value="Close", split="Stock Splits")
+    assert (report.counts["splits"], report.counts["flat_splits"]) == (1, 0)
+    assert np.abs(np.diff(np.log(panel.values[:, 0]))).max() < 0.1
+    path.write_text(path.read_text().replace(f",{told}", ",-1.0"))
+    assert series.clean(path, rules, value="Close")[1].counts["splits"] == 0
+    with pytest.raises(series.SeriesError, match="split_is is"):
+        series.Rules(split_is="factor")  # type: ignore[arg-type]
+
+
+def test_small_splits_are_taken_as_told(tmp_path: Path) -> None:
+    """A twentieth more shares cannot be seen in a day's change, whatever the price does."""
+    path = tmp_path / "quotes.csv"
+    path.write_text("date,id,price,split\n2024-01-02,a,100,\n2024-01-03,a,100,1.05\n")
+    panel, report = series.clean(path)
+    assert (panel.values[0, 0], report.counts["splits"]) == (pytest.approx(100 / 1.05), 1)
 
 
 def test_detected_splits_are_adjusted_and_listed(tmp_path: Path) -> None:

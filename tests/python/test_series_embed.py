@@ -57,6 +57,28 @@ def test_who_moves_alike_is_near() -> None:
     assert all(frame.fit > 0.8 for frame in frames[1:])
 
 
+def test_a_heat_map_has_projected_distances_upwards_and_original_ones_to_the_right(tmp_path: Path) -> None:
+    """Of ten points that are all equally far from each other, which no three dimensions have: all pairs are in one column."""
+    panel = market(ids=10)
+
+    def equal(values: NDArray[np.float64], rows: slice) -> NDArray[np.float64]:
+        return 3 * (1 - np.eye(values.shape[1]))[rows]
+
+    folder = series.FrameFolder(tmp_path / "map")
+    frame, *_ = folder.write_all(series.embed(panel, series.windows(panel.times, "60d", "60d"), kind=equal))
+    apart = spread(frame.positions)[~np.eye(len(frame.ids), dtype=bool)]
+    assert np.ptp(apart) > 1
+    expected, _, _ = np.histogram2d(
+        apart, np.full(len(apart), 3.0), bins=series._embed.HEAT_SIDE, range=[[0, frame.heat_max]] * 2
+    )
+    # Sums are added up in another order there: a pair at the edge of a cell may be in the one beside it.
+    assert np.abs(frame.heat_map - expected).sum() <= 4
+    assert np.count_nonzero(frame.heat_map.sum(axis=0)) == 1 < np.count_nonzero(frame.heat_map.sum(axis=1))
+    written = FrameReader(tmp_path / "map")[0]
+    assert written.heat_map is not None and written.heat_map.tolist() == frame.heat_map.tolist()
+    assert written.heat_map_range == [[0, frame.heat_max], [0, frame.heat_max]]
+
+
 def test_ids_come_and_go() -> None:
     """A window has the ids that are there for 95 % of it; a new one is placed near those that it moves with."""
     panel = market()
@@ -251,7 +273,7 @@ def test_the_folder_has_what_the_page_shows(tmp_path: Path) -> None:
     assert len(reader) == len(frames) == 5
     assert list(reader.categories) == ["sector", "change"]
     assert reader.categories["sector"] == ["reference", "sector 0", "sector 1", "sector 2"]
-    assert reader.categories["change"] == list(series._frames.CHANGE_BINS)
+    assert reader.categories["change"] == list(series._frames.ChangeBins().names)
     for number, frame in enumerate(frames):
         shown = reader[number]
         assert shown.time == frame.window.label

@@ -98,14 +98,15 @@ def test_the_panel_is_that_of_the_whole_file(pieces: int, splits: str, tmp_path:
     fields = lines[250].split(",")
     lines[250] = ",".join([*fields[:2], f"-{fields[2]}", *fields[3:]])
     lines[300] = ",".join([*lines[300].split(",")[:2], "", "", "\n"])
+    name = lines[333].split(",")[1]
+    for place in range(333, len(lines)):
+        fields = lines[place].split(",")
+        if fields[1] == name:
+            lines[place] = ",".join([*fields[:2], f"{float(fields[2]) / 3:.4f}", *fields[3:]])
     if splits == "column":
-        lines[333] = lines[333].rstrip("\n") + "2\n"
-    else:
-        name = lines[333].split(",")[1]
-        for place in range(333, len(lines)):
-            fields = lines[place].split(",")
-            if fields[1] == name:
-                lines[place] = ",".join([*fields[:2], f"{float(fields[2]) / 3:.4f}", *fields[3:]])
+        lines[333] = lines[333].rstrip("\n") + "3\n"
+        # Told of another, whose price does not jump.
+        lines[334] = lines[334].rstrip("\n") + "2\n"
     path = tmp_path / "prices.csv"
     path.write_text(HEAD)
     rules = series.Rules(splits=splits)  # type: ignore[arg-type]
@@ -131,8 +132,8 @@ def test_the_panel_is_that_of_the_whole_file(pieces: int, splits: str, tmp_path:
     assert of(follower).ids.tolist() == expected.ids.tolist()
     assert follower.report is not None
     assert follower.report.counts == report.counts
-    assert follower.report.found == report.found
-    assert report.counts["splits"] == 1
+    assert (follower.report.found, follower.report.flat) == (report.found, report.flat)
+    assert (report.counts["splits"], len(report.flat)) == (1, 1 if splits == "column" else 0)
 
 
 def test_rows_that_come_too_late_are_counted(tmp_path: Path) -> None:
@@ -169,7 +170,8 @@ def test_files_that_come_into_a_folder(tmp_path: Path) -> None:
     [
         ("2024-01-03,s0,cheap,1,\n", "line 2: 'cheap' is no number, and the column of values has numbers"),
         ("2024-01-03,s0,1\n", "line 2: 5 values expected, 3 found"),
-        ("2024-01-03,,1,1,\n", "line 2: there is no id"),
+        ('2024-01-03,"s0,1,1,\n', "line 2: a quote is not closed"),
+        ("2024-01-03,s0,1_000,1,\n", "line 2: '1_000' is no number"),
         ("soon,s0,1,1,\n", "line 2: 'soon' is no time such as 2016-12-30"),
     ],
 )
@@ -209,6 +211,98 @@ def test_what_cannot_be_followed(tmp_path: Path) -> None:
         series.Follower(folder).poll()
     with pytest.raises(series.SeriesError, match="settle_s"):
         series.Follower(path, settle_s=-1)
+
+
+ODD = {
+    "without id or time": (HEAD + "{rows}" + "2024-01-03,,1,1,\n,s0,1,1,\n2024-01-03, ,1,1,\n", {}),
+    "values that stand for none": (
+        HEAD + "{rows}" + "2024-01-02,s9,NA,1,\n2024-01-03,s9,.,NA,\n2024-01-04,s9,5,1,NA\nNA,s9,5,1,\n2024-01-05,NA,5,1,\n",
+        {"null": "NA|[.]"},
+    ),
+    "tabs": ("{tabs}", {}),
+    "semicolons": ("{semicolons}", {"delimiter": ";"}),
+    "no line feed at the end": (HEAD + "{rows}" + "2024-01-05,s9,7,1,", {}),
+    "lines as Windows ends them": ("{windows}", {}),
+    "empty lines, quotes, a mark in front": ("\ufeff" + HEAD + "\n" + '{rows}\n\n"2024-01-05","s,9",7,1,\n2024-01-05,"s""8",7,1,\n', {}),
+    "a name with a line of its own in Unicode": (HEAD + "{rows}" + "2024-01-05,s\u2028\x0b\x859,7,1,\n", {}),
+    "numbers of all kinds": (HEAD + "{rows}" + "2024-01-05,s7,1e2,+1,\n2024-01-05,s8,.5,1.,\n2024-01-05,s9,inf,nan,\n", {}),
+    "days as numbers": (
+        "date,ticker,price\n" + "".join(f"202401{n:02},a,{n}\n202401{n:02},b,{n * n}\n" for n in range(1, 9)), {},
+    ),
+    "steps": ("time,id,value\n" + "".join(f"{n},a,{n + 5}\n{n},b,{n * n}\n" for n in range(-3, 9)), {}),
+    "times of day and zones": (
+        "time,id,value\n2024-01-02T09:30:00,a,1\n2024-01-02 10:30:00.25,a,2\n2024-01-02T10:30:00Z,b,3\n2024-01-02T12:30:00+01:00,b,4\n", {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_files_are_followed_as_they_are_read(odd: str, tmp_path: Path) -> None:
+    """Following has a reader of its own: what it leaves out, takes for nothing or takes at all must be what a batch does."""
+    text, options = ODD[odd]
+    plain = "".join(rows(range(6), ids=4))
+    path = tmp_path / ("prices.tsv" if odd == "tabs" else "prices.csv")
+    made = text.format(
+        rows=plain, tabs=(HEAD + plain).replace(",", "\t"), semicolons=(HEAD + plain).replace(",", ";"),
+        windows=(HEAD + plain).replace("\n", "\r\n"),
+    )  # fmt: skip
+    path.write_text(made, newline="")
+    expected, report = series.clean(path, **options)  # type: ignore[arg-type]
+    follower = series.Follower(path, settle_s=0.0, every_s=0.001, **options)  # type: ignore[arg-type]
+    until(follower, lambda: follower.panel is not None)
+    assert not follower.poll()
+    assert of(follower).ids.tolist() == expected.ids.tolist()
+    assert of(follower).times.tolist() == expected.times.tolist()
+    assert of(follower).times.dtype == expected.times.dtype
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+    assert (of(follower).caps is None) == (expected.caps is None)
+    if expected.caps is not None:
+        np.testing.assert_array_equal(of(follower).caps, expected.caps)  # type: ignore[arg-type]
+    assert follower.report is not None
+    assert (follower.report.rows, follower.report.counts) == (report.rows, report.counts)
+
+
+def test_the_last_line_of_each_file_of_a_folder_may_have_no_end(tmp_path: Path) -> None:
+    """Its last row must be there before the day of the next file makes it late, and without waiting for anything to settle."""
+    folder = tmp_path / "days"
+    folder.mkdir()
+    follower = series.Follower(folder, settle_s=3600, every_s=0.001)
+    for number in range(4):
+        (folder / f"{number}.csv").write_text((HEAD + "".join(rows(range(number, number + 1)))).rstrip("\n"))
+        if number:
+            until(follower, lambda count=number: follower.panel is not None and len(of(follower).times) == count)  # type: ignore[misc]
+    expected, _ = series.clean(folder)
+    np.testing.assert_array_equal(of(follower).values, expected.values[:3])
+    assert counts(follower) == {}
+
+
+def test_a_long_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day that lies in two pieces has not settled between them: the rest of it would be late."""
+    monkeypatch.setattr("tidemill.series._tail._PIECE_BYTES", 500)
+    path = tmp_path / "prices.csv"
+    path.write_text(HEAD + "".join(rows(range(20))))
+    expected, _ = series.clean(path)
+    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 20)
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+    assert counts(follower) == {}
+
+
+def test_a_line_that_was_taken_as_whole_and_goes_on_is_an_error(tmp_path: Path) -> None:
+    """Half a price is a price, too: nobody would see that it is the wrong one."""
+    path = tmp_path / "prices.csv"
+    path.write_text(HEAD + "".join(rows(range(3))) + f"{day(3)},s0,5,1,")
+    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 4)
+    with path.open("a") as file:
+        file.write("\n" + "".join(rows(range(4, 5))) + f"{day(5)},s0,5,1,")
+    until(follower, lambda: len(of(follower).times) == 6)
+    assert counts(follower) == {"gaps": 7}
+    with path.open("a") as file:
+        file.write("2\n")
+    with pytest.raises(series.SeriesError, match=r"prices.csv, line 35: .* now it goes on; .* --settle"):
+        until(follower, lambda: len(of(follower).times) == 7)
 
 
 def frames_in(folder: Path) -> int:

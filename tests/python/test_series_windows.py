@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tidemill import series
-from tidemill.series._frames import CHANGE_BINS, change_bins
+from tidemill.series._frames import ChangeBins
 from tidemill.series._panel import fill
 
 NAN = float("nan")
@@ -231,6 +231,16 @@ def test_references_grow_as_their_names_say() -> None:
 
 
 def test_bins_of_change() -> None:
-    found = change_bins(np.array([-0.6, -0.5, -0.05, 0.0, 0.3, 0.5, NAN]))
+    bins = ChangeBins()
+    found = bins.of(np.array([-0.6, -0.5, -0.05, 0.0, 0.3, 0.5, NAN]))
     assert found.tolist() == ["below -50 %", "-50 to -20 %", "-10 to 0 %", "0 to 10 %", "20 to 50 %", "over 50 %", ""]
-    assert set(found.tolist()) - {""} <= set(CHANGE_BINS)
+    assert bins.names == (
+        "below -50 %", "-50 to -20 %", "-20 to -10 %", "-10 to 0 %", "0 to 10 %", "10 to 20 %", "20 to 50 %", "over 50 %",
+    )  # fmt: skip
+    # Of short windows: nearly all would be in two of the bins above.
+    fine = ChangeBins((0.5, 2))
+    assert fine.names == ("below -2 %", "-2 to -0.5 %", "-0.5 to 0 %", "0 to 0.5 %", "0.5 to 2 %", "over 2 %")
+    assert fine.of(np.array([-0.03, 0.004, 0.02])).tolist() == ["below -2 %", "0 to 0.5 %", "over 2 %"]
+    for wrong in ((), (0, 1), (2, 1), (-1,), (NAN,)):
+        with pytest.raises(series.SeriesError, match="increase from above 0"):
+            ChangeBins(wrong)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import urllib.parse
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import browsed
 import launched
 import numpy as np
 import pytest
+import tidemill as tm
 from browsed import TOKEN, Page
 from PIL import Image
 from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, _write, export_html
@@ -349,6 +353,39 @@ def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_
     assert Image.open(tmp_path / "picture.png").size == (1100, 720)
     assert [url for url in asked if not url.startswith("blob:")] == []
     page.close()
+
+
+NOTEBOOK = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><title>A notebook</title>'
+
+
+@pytest.mark.parametrize("embed", [False, True])
+def test_a_notebook_shows_it_in_a_frame(browser: Any, embed: bool, tmp_path: Path) -> None:
+    """As Jupyter does, from another port of this host; embedded, with nobody to ask any more."""
+    rng = np.random.default_rng(0)
+    view = tm.viz.show(rng.normal(size=(50, 3)), groups=np.arange(50) % 2, embed=embed)
+    (tmp_path / "notebook.html").write_text(f"{NOTEBOOK}{view._repr_html_()}")
+    if embed:
+        view.close()
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as notebook:
+        threading.Thread(target=notebook.serve_forever, daemon=True).start()
+        tab = browser.new_context(viewport={"width": 1000, "height": 700}).new_page()
+        errors: list[str] = []
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.on("console", lambda said: said.type == "error" and errors.append(said.text))
+        try:
+            tab.goto(f"http://localhost:{notebook.server_address[1]}/notebook.html")
+            (frame,) = tab.frames[1:]
+            frame.wait_for_function("() => window.tidemill && tidemill.frames === 1 && tidemill.drawn().drawn === 50")
+            frame.press("body", "h")
+            frame.click("#points")
+            assert errors == []
+        finally:
+            browsed.PICTURES.mkdir(parents=True, exist_ok=True)
+            tab.screenshot(path=browsed.PICTURES / f"notebook-{'embedded' if embed else 'served'}.png")
+            tab.context.close()
+            notebook.shutdown()
+            view.close()
 
 
 def test_a_page_that_is_a_file_makes_gifs_and_groups(browser: Any, folder: Path, tmp_path: Path) -> None:

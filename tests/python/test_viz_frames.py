@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,8 @@ def test_a_reader_sees_whole_frames_as_they_come(tmp_path: Path) -> None:
         ({"positions": np.zeros((1, 3)), "values": {"price": [1, 2]}}, "'price' has shape"),
         ({"positions": np.zeros((1, 3)), "labels": []}, "0 labels"),
         ({"positions": np.zeros((1, 3)), "heat_map": [1, 2]}, "heat map"),
+        ({"positions": np.zeros((1, 3)), "heat_map_range": [[0, 1], [0, 1]]}, "heat_map_range"),
+        ({"positions": np.zeros((1, 3)), "heat_map": [[1]], "heat_map_range": [[1, 0], [0, 1]]}, "heat_map_range"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path, what: dict[str, object], named: str) -> None:
@@ -116,6 +119,79 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path, what: d
         writer.write_frame(**what)  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["index.jsonl"]
     assert len((tmp_path / "index.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"values": {"price": [1]}},
+        {"labels": ["one"]},
+        {"edges": [("a", "nobody")]},
+        {"groups": {"kind": ["new", "newer"], "other": ["only one"]}},
+        {"ids": ["a", "a"]},
+    ],
+)
+def test_a_frame_that_was_refused_leaves_no_categories(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """The legend would show them for ever, with no point in them; nor may its points be taken for known ones."""
+    writer = FrameWriter(tmp_path)
+    good: dict[str, Any] = {"positions": np.zeros((2, 3)), "ids": ["a", "b"], "groups": {"kind": ["x", "y"]}}
+    with pytest.raises(FrameError):
+        writer.write_frame(**{**good, "groups": {"kind": ["new", "newer"]}, **wrong})
+    writer.write_frame(**good)
+    reader = FrameReader(tmp_path)
+    assert (reader.categories, reader.ids) == ({"kind": ["x", "y"]}, ["a", "b"])
+
+
+def test_an_id_twice_is_found_at_once(tmp_path: Path) -> None:
+    """Among 200,000: looking back through all of them for each would take hours."""
+    ids = [f"p{number}" for number in range(200_000)]
+    with pytest.raises(FrameError, match="'p199998' is there twice"):
+        FrameWriter(tmp_path).write_frame(np.zeros((200_001, 3)), ids=[*ids, "p199998"])
+
+
+def test_groups_that_readers_made_outlive_frames_that_are_written_anew(tmp_path: Path) -> None:
+    """Somebody's work: by id, as rows are others then; also of points that come with a later frame."""
+    with FrameWriter(tmp_path) as writer:
+        writer.write_frame(np.zeros((4, 3)), ids=["a", "b", "c", "d"])
+    groups = [{"name": "mine", "rows": [0, 2]}, {"name": "other", "rows": [3, 1]}]
+    (tmp_path / "selections.json").write_text(json.dumps(groups))
+    writer = FrameWriter(tmp_path, mode="w")
+    assert not (tmp_path / "selections.json").exists()
+    writer.write_frame(np.zeros((3, 3)), ids=["c", "x", "b"])
+    assert json.loads((tmp_path / "selections.json").read_text()) == [
+        {"name": "mine", "rows": [0]}, {"name": "other", "rows": [2]},
+    ]  # fmt: skip
+    writer.write_frame(np.zeros((2, 3)), ids=["y", "a"])
+    with pytest.warns(UserWarning, match="1 points of groups that readers had made [(]other[)] are in no frame"):
+        writer.close()
+    assert json.loads((tmp_path / "selections.json").read_text())[0] == {"name": "mine", "rows": [0, 4]}
+    # To go on behind the frames changes nothing.
+    with FrameWriter(tmp_path, mode="a") as writer:
+        writer.write_frame(np.zeros((1, 3)), ids=["d"])
+    assert json.loads((tmp_path / "selections.json").read_text())[1] == {"name": "other", "rows": [2]}
+    (tmp_path / "selections.json").write_text("[")
+    with pytest.warns(UserWarning, match="groups that readers have made are lost with the frames: .*selections.json"):
+        FrameWriter(tmp_path, mode="w").write_frame(np.zeros((1, 3)), ids=["a"])
+    assert not (tmp_path / "selections.json").exists()
+
+
+def test_groups_of_points_without_ids_are_those_of_the_same_numbers(tmp_path: Path) -> None:
+    with FrameWriter(tmp_path) as writer:
+        writer.write_frame(np.zeros((4, 3)))
+    (tmp_path / "selections.json").write_text('[{"name":"mine","rows":[1,3]}]')
+    with FrameWriter(tmp_path, mode="w") as writer:
+        writer.write_frame(np.ones((4, 3)))
+    assert json.loads((tmp_path / "selections.json").read_text()) == [{"name": "mine", "rows": [1, 3]}]
+    with pytest.warns(UserWarning, match="2 points of groups"), FrameWriter(tmp_path, mode="w") as writer:
+        writer.write_frame(np.ones((4, 3)), ids=["0", "1", "2", "3"])
+    assert not (tmp_path / "selections.json").exists()
+
+
+def test_a_heat_map_says_what_its_edges_are(tmp_path: Path) -> None:
+    with FrameWriter(tmp_path) as writer:
+        writer.write_frame([[0, 0, 0]], heat_map=[[1, 2], [3, 4]], heat_map_range=[(0, 0.5), (1, 7)])
+        writer.write_frame([[0, 0, 0]], heat_map=[[1, 2], [3, 4]])
+    assert [frame.heat_map_range for frame in FrameReader(tmp_path)] == [[[0, 0.5], [1, 7]], None]
 
 
 def test_damaged_folders_are_explained(tmp_path: Path) -> None:

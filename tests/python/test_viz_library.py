@@ -184,8 +184,16 @@ def test_a_folder_of_frames_is_copied(library: Library, tmp_path: Path) -> None:
     with FrameWriter(tmp_path / "map", title="Mine") as writer:
         writer.write_frame([[0, 0, 0], [1, 1, 1]], ids=["a", "b"], edges=[("a", "b")])
     write(tmp_path / "map", "secret.txt", "not a frame")
+    write(tmp_path / "map", "selections.json", '[{"name":"<mine>","rows":[1]},{"name":"both","rows":[0,1]}]')
     plot = library.add(tmp_path / "map")
     assert (plot.title, plot.kind) == ("Mine", "frames")
+    # What readers had made is the original, over which versions are made.
+    assert library.changes(plot.id, 0) == [
+        {"set": "group", "name": "<mine>", "value": [1]},
+        {"set": "group", "name": "both", "value": [0, 1]},
+    ]
+    assert not (library.frames(plot.id) / "selections.json").exists()
+    assert (tmp_path / "map" / "selections.json").exists()
     assert not (library.frames(plot.id) / "secret.txt").exists()
     assert FrameReader(library.frames(plot.id))[0].edges is not None
     with pytest.raises(FrameError, match="no frames"):

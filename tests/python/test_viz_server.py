@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import signal
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,7 @@ def test_groups_are_stored_whole_or_not_at_all(server: Server, folder: Path) -> 
         b'[{"name":"","rows":[]}]',
         b'[{"name":"a","rows":[-1]}]',
         b'[{"name":"a","rows":[true]}]',
+        b'[{"name":"a","rows":[40]}]',
         b"[" * 100_000,
     ):
         assert ask(server, "/api/selections", "PUT", body=bad)[0] == 400, bad[:30]
@@ -128,6 +131,79 @@ def test_groups_are_stored_whole_or_not_at_all(server: Server, folder: Path) -> 
     assert ask(server, "/api/index", "PUT", body=b"[]")[0] == 404
     assert json.loads(ask(server, "/api/selections")[1]) == good
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_one_group_is_put_or_deleted_and_the_others_stay(server: Server, folder: Path) -> None:
+    """Two pages that save at the same time: with whole lists the second would take away what the first has added."""
+    assert ask(server, "/api/selections/first", "PUT", body=b'{"rows":[1,2]}')[0] == 200
+    names = [f"<i>{number}</i>/ä%" for number in range(8)]
+
+    def put(name: str) -> None:
+        for _ in range(5):
+            path = f"/api/selections/{urllib.parse.quote(name, safe='')}"
+            assert ask(server, path, "PUT", body=json.dumps({"rows": [3]}))[0] == 200
+
+    pages = [threading.Thread(target=put, args=(name,)) for name in names]
+    for page in pages:
+        page.start()
+    for page in pages:
+        page.join(launched.PATIENCE_S)
+    groups = json.loads(ask(server, "/api/selections")[1])
+    assert groups[0] == {"name": "first", "rows": [1, 2]}
+    assert sorted(group["name"] for group in groups[1:]) == names
+    status, body = ask(server, "/api/selections/first", "PUT", body=b'{"rows":[7]}')
+    assert (status, json.loads(body)[0]) == (200, {"name": "first", "rows": [7]})
+    for _ in "again", "when it is gone":
+        status, body = ask(server, f"/api/selections/{urllib.parse.quote(names[0], safe='')}", "DELETE")
+        assert status == 200 and names[0] not in body.decode() and len(json.loads(body)) == 8
+    assert json.loads((folder / "selections.json").read_text()) == json.loads(body)
+    for path, text in (
+        ("long" * 21, b'{"rows":[1]}'), ("a", b'{"rows":[40]}'), ("a", b"[1]"), ("a", b'{"rows":7}'), ("a", b"{"),
+    ):  # fmt: skip
+        assert ask(server, f"/api/selections/{path}", "PUT", body=text)[0] == 400, text
+    assert ask(server, "/api/selections", "DELETE")[0] == 404
+    assert ask(server, "/api/selections/a", "GET")[0] == 404
+    for number in range(56):
+        assert ask(server, f"/api/selections/{number}", "PUT", body=b'{"rows":[1]}')[0] == 200
+    assert ask(server, "/api/selections/one-too-many", "PUT", body=b'{"rows":[1]}')[0] == 400
+    assert len(json.loads(ask(server, "/api/selections")[1])) == 64
+
+
+def test_a_page_with_older_frames_is_never_given_newer_ones(server: Server, folder: Path) -> None:
+    """Frames that are written anew have the same names: mixed with the older ones, points would be where they never were."""
+    header = json.loads(ask(server, "/api/index?from=0")[1].splitlines()[0])
+    run, size = header["run"], (folder / "index.jsonl").stat().st_size
+    assert FrameReader(folder).run == run
+    asks = (
+        "index?from=0", "files/frame-000000.safetensors", "files/points-000000.safetensors",
+        "files/frame-000000.safetensors?tensors=[%22position%22]", "trajectories?rows=1", "points?rows=1", "selections",
+    )  # fmt: skip
+
+    def answers(run: str) -> set[int]:
+        return {ask(server, f"/api/{path}{'&' if '?' in path else '?'}run={run}")[0] for path in asks}
+
+    assert answers(run) == {200}
+    waited: list[tuple[int, bytes]] = []
+    waiting = threading.Thread(target=lambda: waited.append(ask(server, f"/api/index?from={size}&wait=30&run={run}")))
+    waiting.start()
+    write_market(folder, points=40, frames=9, seed=1)
+    waiting.join(launched.PATIENCE_S)
+    assert waited[0][0] == 409 and b"written anew; load the page again" in waited[0][1]
+    assert answers(run) == {409}
+    assert ask(server, f"/api/selections/mine?run={run}", "PUT", body=b'{"rows":[1]}')[0] == 409
+    assert ask(server, f"/api/selections/mine?run={run}", "DELETE")[0] == 409
+    assert not (folder / "selections.json").exists()
+    now = FrameReader(folder).run
+    assert now is not None and now != run and answers(now) == {200}
+    # Who goes on behind the frames writes no others, and a page that knows of no runs is answered as ever.
+    with FrameWriter(folder, mode="a") as writer:
+        writer.write_frame([[0.0, 0.0]], ids=["new"])
+    assert answers(now) == {200}
+    assert ask(server, "/api/files/frame-000009.safetensors")[0] == 200
+    # While they are being written anew there is no index.
+    (folder / "index.jsonl").rename(folder / "index.old")
+    assert answers(now) == {409}
+    assert ask(server, "/api/index?from=0") == (200, b"")
 
 
 def test_other_hosts_want_a_token_that_was_chosen(folder: Path) -> None:
@@ -172,11 +248,36 @@ def test_arrays_are_shown_from_a_program() -> None:
         assert (lengths <= np.linalg.norm(x - centre, axis=1) + 0.01).all()
     finally:
         view.close()
+    x[7, 5] = np.nan
+    for options, said in (({"points": x}, "row 7 is not finite"), ({"frames": [x * 0, x[:, :5]]}, "row 7|columns")):
+        with pytest.raises(ValueError, match=said):
+            tm.viz.show(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="frame 1, row 7 is not finite"):
+        tm.viz.show(frames=[np.zeros((50, 6)), x])
+    with pytest.raises(ValueError, match="frame 1 has 5 columns, the first 6"):
+        tm.viz.show(frames=[np.zeros((50, 6)), np.zeros((50, 5))])
     for wrong in ({}, {"points": x, "frames": [x]}, {"points": [1, 2]}, {"frames": []}):
         with pytest.raises(ValueError, match=r"points|frame"):
             tm.viz.show(**wrong)
     with pytest.raises(FrameError, match="3 points"):
         tm.viz.show([[0], [1], [2]], groups=["a"])
+
+
+def test_a_view_is_saved_and_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that needs no server: as a file, and as part of a notebook, whose text it must not break out of."""
+    view = tm.viz.show(np.eye(3), ids=['"><b>', "b", "c"], title='"</iframe>', embed=True)
+    try:
+        view.save_html(tmp_path / "view.html")
+        shown = view._repr_html_()
+        assert shown.startswith('<iframe srcdoc="') and view.url not in shown
+        assert shown.count('"') == 8 and shown.count("<") == 2
+        assert html.unescape(shown.split('"')[1]) == (tmp_path / "view.html").read_text()
+        assert 'data-file="frame-000000.safetensors"' in (tmp_path / "view.html").read_text()
+    finally:
+        view.close()
+    monkeypatch.setattr("tidemill.viz._show._EMBED_BYTES_MAX", 1000)
+    with pytest.raises(FrameError, match="can be part of a notebook: show fewer"):
+        tm.viz.show(np.eye(3), embed=True)
 
 
 def test_a_folder_is_shown_while_a_writer_fills_it(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ import tidemill
 from tidemill import series
 from tidemill._progress import Bar, Phases
 from tidemill.apps._arguments import Parser
+from tidemill.apps._arriving import SHAPES, from_url, is_stream, named
 from tidemill.dataset import DataSetError
+from tidemill.series._frames import CHANGE_BINS, ChangeBins
 from tidemill.series._journal import Journal, Standing
 from tidemill.series._read import together
 from tidemill.viz import GLYPHS, Server
@@ -48,7 +50,7 @@ _NOT_OF_FRAMES = (
     "glyphs",
     "title",
 )
-_ROLES = ("id", "time", "value", "cap", "volume", "split")
+_ROLES = ("id", "time", "value", "cap", "volume", "split", "price")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -76,8 +78,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     columns = parser.add_argument_group("columns", "found by their usual names, or:")
     for role, what in zip(
         _ROLES,
-        ("which series", "when", "its value", "what it is worth, for weights (else value x volume)", "traded pieces",
-         "new shares for an old one, in the row of the first day at the new price"),
+        ("which series", "when", "its value", "what it is worth, for weights (else price x volume)", "traded pieces",
+         "new shares for an old one, in the row of the first day at the new price",
+         "what was paid for a piece (the value, or beside an adjusted one 'close')"),
         strict=True,
     ):  # fmt: skip
         columns.add_argument(f"--{role}", metavar="COLUMN", help=what)
@@ -94,6 +97,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default="column",
         help="where splits are told (default %(default)s, if there is one)",
     )
+    add("--split-is", choices=("ratio", "added"), default="ratio", help="what the column says: 2 where one share became two, or 1, "
+        "as FACPR of CRSP (default %(default)s)")  # fmt: skip
     add(
         "--missing",
         type=float,
@@ -146,6 +151,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="ID[=SHAPE]",
         help=f"draw an id large, with its name; {', '.join(GLYPHS)}",
     )
+    add(
+        "--change-bins",
+        type=_percents,
+        default=CHANGE_BINS,
+        metavar="P,P,...",
+        help="edges of the bins of relative change, in percent, up and down alike (default 10,20,50)",
+    )
     add("--view", action="store_true", help="serve the frames on loopback until Ctrl-C, from the first one on")
     add("--open", action="store_true", help="--view, and open a tab of the browser")
     add("--port", type=int, default=0, help="of --view (default: one that is free)")
@@ -155,7 +167,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--follow",
         action="store_true",
-        help="wait for more rows, until Ctrl-C: a CSV file that grows, or a folder that files come into",
+        help="wait for more rows, until Ctrl-C: a CSV file that grows, a folder that files come into, or a stream: "
+        + ", ".join(shape for scheme, shape in SHAPES.items() if scheme not in ("rediss", "wss")),
     )
     add(
         "--settle",
@@ -178,13 +191,27 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--glyph {text}: a shape is one of {', '.join(GLYPHS)}")
         options.glyphs[name] = glyph or "star"
     if options.follow and len(options.file) != 1:
-        parser.error("--follow wants one file, folder or glob")
+        parser.error("--follow wants one file, folder, glob or stream")
+    if any(map(is_stream, options.file)):
+        if not options.follow:
+            parser.error(f"{named(options.file[0])} is a stream: --follow it")
+        if options.bad_rows == "skip" or options.delimiter or options.null:
+            parser.error("--bad-rows, --delimiter and --null are of files, not of streams")
     if options.max_iter < 1 or not options.tol >= 0:
         parser.error("--max-iter is at least 1, --tol at least 0")
     if not 0 <= options.port < 65536:
         parser.error("--port is from 0 to 65535")
     options.view = options.view or options.open
     return options
+
+
+def _percents(text: str) -> tuple[float, ...]:
+    try:
+        edges = tuple(float(word) for word in text.split(","))
+        ChangeBins(edges)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return edges
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -230,6 +257,7 @@ class _Command:
         self.open_folder: Callable[[], series.FrameFolder]
         self.server: Server | None = None
         made_of = {name: value for name, value in vars(options).items() if name not in _NOT_OF_FRAMES}
+        made_of["file"] = [named(file) for file in options.file]
         self.journal = Journal(options.out, json.loads(json.dumps(made_of, default=str)))
         #: Where following was when the command ended last.
         self.standing: Standing | None = None
@@ -308,22 +336,35 @@ class _Command:
     def _follow(self, path: str) -> None:
         options = self.options
         follower = series.Follower(
-            path,
+            self._stream(path) if is_stream(path) else path,
             self._rules(),
             columns={role: getattr(options, role) for role in _ROLES},
             settle_s=options.settle,
-            delimiter=options.delimiter or ",",
+            delimiter=options.delimiter,
+            null=options.null,
             on_error=options.bad_rows,
         )
-        self.say(f"following {path}; Ctrl-C ends it")
+        self.say(f"following {named(path)}; Ctrl-C ends it")
+        with follower:
+            self._following(follower, named(path))
+
+    def _stream(self, url: str) -> tidemill.DataSet:
+        """The stream of a URL, with those columns that were named, and id, time and value."""
+        names = {role: getattr(self.options, role) for role in _ROLES}
+        names |= {role: names[role] or role for role in ("id", "time", "value")}
+        types = {"id": "str", "time": "timestamp[us]"}
+        schema = {name: types.get(role, "float64") for role, name in names.items() if name is not None}
+        return from_url(url, schema, names["time"])
+
+    def _following(self, follower: series.Follower, name: str) -> None:
+        options = self.options
         self.standing = self.standing if self.comm.size == 1 else self.comm.bcast(self.standing)
         done = 0
         begun = told = False
         try:
-            while True:
-                if not follower.poll():
+            while not follower.ended:
+                if not follower.poll() or follower.panel is None:
                     continue
-                assert follower.panel is not None
                 panel = follower.panel
                 try:
                     windows = series.windows(panel.times, options.window, options.shift, accumulate=options.accumulate)
@@ -344,7 +385,7 @@ class _Command:
                             # Not all of what frames were made of has been read yet.
                             continue
                         done = self._go_on(self.standing, follower, windows)
-                    self._begin(panel, path, append=done > 0)
+                    self._begin(panel, name, append=done > 0)
                     if not done and self.comm.rank == 0:
                         self.journal.begin()
                     begun = True
@@ -356,14 +397,14 @@ class _Command:
                         f"{frame.window.label}: {len(frame.ids)} ids, stress {frame.stress:.3g}, fit {frame.fit:.3f}"
                     )
                 done = len(windows)
-        except KeyboardInterrupt:
+        finally:
             if follower.report is not None and self.frames and self.comm.rank == 0:
                 self.say(str(follower.report))
                 self._write_summary(follower.report, 0.0, self.phases.seconds)
-            raise
 
     def _rules(self) -> series.Rules:
-        return series.Rules(negative=self.options.negative, splits=self.options.splits)
+        options = self.options
+        return series.Rules(negative=options.negative, splits=options.splits, split_is=options.split_is)
 
     def _name(self) -> str:
         return ", ".join(self.options.file) if self.options.file else "A generated market"
@@ -387,6 +428,7 @@ class _Command:
             title=options.title or Path(name).name,
             overwrite=options.overwrite and not append,
             append=append,
+            change_bins=options.change_bins,
         )
 
     def _written(self, frames: Iterator[series.Frame]) -> Iterator[series.Frame]:
@@ -491,7 +533,7 @@ class _Command:
     def _write_summary(self, report: series.Report, embedding: float, seconds: dict[str, float]) -> None:
         stress, fit = self._means()
         summary: dict[str, Any] = {
-            "files": self.options.file or None,
+            "files": [named(file) for file in self.options.file] or None,
             "cleaning": report.to_dict(),
             "window": self.options.window,
             "shift": self.options.shift,

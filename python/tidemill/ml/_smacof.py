@@ -41,6 +41,8 @@ class Iteration:
     stress: float
     #: Temperature of annealing, in the user's units; 0 without.
     temperature: float
+    #: How much of all temperatures and their iterations is done, from 0 to 1; it may end before 1.
+    part: float
 
 
 @dataclass
@@ -201,7 +203,8 @@ def smacof(
     floor = _ROUNDING * squares
     result = Result(z, 0.0)
     anderson = Anderson(acceleration) if acceleration else None
-    for temperature in [*falling, 0.0]:
+    levels = [*falling, 0.0]
+    for level, temperature in enumerate(levels):
         if result.iterations:
             # Points that coincide would stay together for ever.
             z = z + random_start(problem, k, rng, _JITTER) if falling else z
@@ -209,7 +212,7 @@ def smacof(
         b, stress = passes.guttman(z, shift)
         if anderson is not None:
             anderson.forget()
-        for _ in range(max_iter):
+        for step in range(1, max_iter + 1):
             if stress <= floor and result.iterations:
                 break
             before, image = stress, passes.solve(b, z)
@@ -228,7 +231,8 @@ def smacof(
             result.iterations += 1
             result.stresses.append(stress * scale)
             result.temperatures.append(temperature * problem.unit)
-            report(Iteration(result.iterations, stress * scale, temperature * problem.unit))
+            part = (level + step / max_iter) / len(levels)
+            report(Iteration(result.iterations, stress * scale, temperature * problem.unit, part))
             if before - stress <= tol * before:
                 break
         result.stress = stress

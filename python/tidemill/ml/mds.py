@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -186,8 +185,9 @@ class MDS(NewPoints):
         falling = temperatures(problem, self.n_components, self.alpha, self.t_min) if self.annealing else []
         starts = self.n_init if start is None and self.init == "random" else 1
         best: Result | None = None
-        with _Watched(self, comm, problem.n) as report:
+        with _Watched(self, comm, problem.n, starts) as watched:
             for number in range(starts):
+                watched.start = number
                 if self.verbose and comm.rank == 0 and starts > 1:
                     print(f"Start {number + 1} of {starts}.")
                 if start is not None:
@@ -205,7 +205,7 @@ class MDS(NewPoints):
                     falling=falling,
                     acceleration=int(self.acceleration),
                     rng=rng,
-                    report=report,
+                    report=watched.report,
                 )
                 if best is None or result.stress < best.stress:
                     best = result
@@ -259,23 +259,26 @@ class MDS(NewPoints):
 class _Watched:
     """Tells the estimator of each iteration, and shows a bar on rank 0's terminal if the fit takes long."""
 
-    def __init__(self, estimator: MDS, comm: Comm, n: int) -> None:
-        self.estimator, self.n = estimator, n
+    def __init__(self, estimator: MDS, comm: Comm, n: int, starts: int) -> None:
+        self.estimator, self.n, self.starts = estimator, n, starts
+        #: Which one is under way.
+        self.start = 0
         self.bar = Bar(shown=comm.rank == 0 and not estimator.verbose)
         self.begin = time.monotonic()
+        self.done = 0
 
-    def __enter__(self) -> Callable[[Iteration], None]:
-        return self.report
+    def __enter__(self) -> _Watched:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.clear()
 
     def report(self, iteration: Iteration) -> None:
         self.estimator._report(iteration)
+        self.done += 1
         elapsed_s = time.monotonic() - self.begin
         if self.bar.shown and elapsed_s > _LONG_S:
-            rate = iteration.number / elapsed_s
+            rate = self.done / elapsed_s
             at = f", temperature {iteration.temperature:.3g}" if iteration.temperature else ""
             told = f"{self.n} points, stress {iteration.stress:.5g}{at}, iteration {iteration.number}, {rate:.3g}/s"
-            part = None if self.estimator.annealing else iteration.number / self.estimator.max_iter
-            self.bar.update(part, told)
+            self.bar.update((self.start + iteration.part) / self.starts, told)

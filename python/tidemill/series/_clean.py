@@ -45,18 +45,24 @@ class Rules:
     splits : {"column", "detect", "keep"}, default="column"
         Values before a split are divided by its ratio, new shares for an old one: 2 where one share became two. ``"column"``: the
         ratio is in the column ``split`` in the row of the first day at the new price, if there is such a column; 0, 1 or nothing mean
-        that there is none. ``"detect"``: it is found where a value jumps by a usual ratio, far beyond what the
+        that there is none. Where the value does not jump by about the ratio, it is adjusted already, and is left alone. ``"detect"``: it is found where a value jumps by a usual ratio, far beyond what the
         series does on other days; the report lists what was found. ``"keep"``: values stay as they are.
+    split_is : {"ratio", "added"}, default="ratio"
+        What the column ``split`` says: new shares for an old one, or how many were added to each, as FACPR of CRSP does: 1 where one
+        share became two, 0.5 where two became three, -0.9 where ten became one; 0, -1 or nothing mean that there is none.
     """
 
     negative: Literal["absolute", "missing", "keep"] = "absolute"
     splits: Literal["column", "detect", "keep"] = "column"
+    split_is: Literal["ratio", "added"] = "ratio"
 
     def __post_init__(self) -> None:
         if self.negative not in ("absolute", "missing", "keep"):
             raise SeriesError(f"negative is 'absolute', 'missing' or 'keep', not {self.negative!r}")
         if self.splits not in ("column", "detect", "keep"):
             raise SeriesError(f"splits is 'column', 'detect' or 'keep', not {self.splits!r}")
+        if self.split_is not in ("ratio", "added"):
+            raise SeriesError(f"split_is is 'ratio' or 'added', not {self.split_is!r}")
 
 
 #: Each rule, and what it did, in the order in which they are applied.
@@ -68,6 +74,7 @@ RULES = {
     "duplicates": "more rows of an id and a time: the earliest counts",
     "duplicates_that_differ": "of these, with another value than the earliest",
     "splits": "splits: values before them divided by the ratio",
+    "flat_splits": "splits that were told, but where the value does not jump: left alone",
     "gaps": "times without a value between first and last of an id: filled in windows",
     "late": "rows of times that were over: left out",
 }
@@ -88,6 +95,8 @@ class Report:
         For each rule how often it did something.
     found : list of (id, time, ratio)
         Splits that were detected.
+    flat : list of (id, time, ratio)
+        Splits that were told, at which the value does not jump.
     notes : list of str
     """
 
@@ -99,6 +108,7 @@ class Report:
     last: str = ""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
     found: list[tuple[str, str, float]] = field(default_factory=list)
+    flat: list[tuple[str, str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,11 +121,28 @@ class Report:
             f"{self.rows:,} rows of {self.ids:,} ids at {self.times:,} times, {self.first} to {self.last} ({columns})"
         ]
         lines += [f"  {count:>9,}  {RULES[rule]}" for rule, count in self.counts.items() if count]
-        lines += [f"             {name} {time}: {ratio:g} for 1" for name, time, ratio in self.found[:5]]
-        if len(self.found) > 5:
-            lines.append(f"             and {len(self.found) - 5:,} more, in the report")
+        for splits, what in ((self.found, ""), (self.flat, ", but no jump")):
+            lines += [f"             {name} {time}: {ratio:g} for 1{what}" for name, time, ratio in splits[:5]]
+            if len(splits) > 5:
+                lines.append(f"             and {len(splits) - 5:,} more, in the report")
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def check_splits(self, column: str | None) -> None:
+        """Refuse a column of splits that was named, if values do not jump at most of what it tells.
+
+        Raises
+        ------
+        SeriesError
+        """
+        if column is None or self.counts["flat_splits"] <= self.counts["splits"]:
+            return
+        name, time, ratio = self.flat[0]
+        raise SeriesError(
+            f"values do not jump at {self.counts['flat_splits']:,} of the splits that column {column!r} tells, such as {name} at {time} "
+            f"({ratio:g} for 1): the values are adjusted for them already, or the column says something else (--split-is); "
+            '--splits keep (splits="keep") leaves the column alone'
+        )
 
 
 def clean(
@@ -128,6 +155,7 @@ def clean(
     cap: str | None = None,
     volume: str | None = None,
     split: str | None = None,
+    price: str | None = None,
     delimiter: str | None = None,
     null: str | None = None,
     on_error: Literal["raise", "skip"] = "raise",
@@ -142,9 +170,10 @@ def clean(
         of a DataSet have the order of its source or of its last `sort`; with other steps than `filter`, `select` and new columns behind that
         they have none, and of different values the least counts.
     rules : Rules, optional
-    id, time, value, cap, volume, split : str, optional
-        Columns; by default found by their usual names. `cap`: what the series is worth, else value x volume, for
-        weights. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such.
+    id, time, value, cap, volume, split, price : str, optional
+        Columns; by default found by their usual names. `cap`: what the series is worth, else price x volume, for
+        weights; `price`: what was paid for a piece, which is the value, but beside one that is adjusted (such as ``adj_close``) the
+        column ``close``. With an adjusted value, a column of splits counts only if it is named here. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such.
     delimiter, null, on_error : optional
         Of CSV, as for `tidemill.read_csv`.
 
@@ -160,10 +189,10 @@ def clean(
     """
     rules = rules or Rules()
     comm = tidemill.init().comm
-    chosen = {"id": id, "time": time, "value": value, "cap": cap, "volume": volume, "split": split}
+    chosen = {"id": id, "time": time, "value": value, "cap": cap, "volume": volume, "split": split, "price": price}
     data, columns = open_source(source, chosen, delimiter=delimiter, null=null, on_error=on_error)
     rows = read_rows(data, columns)
-    report = Report(columns.named())
+    report = Report(columns.named(), notes=list(columns.notes))
     report.counts["unreadable"] = skipped_rows() if on_error == "skip" else 0
     total = int(comm.allreduce(len(rows.codes)))
 
@@ -205,8 +234,8 @@ def clean(
     values, caps, splits, counts = together(comm, shaped)
     if rules.splits == "detect":
         splits = detect(values)
-    adjust(values, splits)
-    counts["splits"] = len(splits)
+    flat = adjust(values, splits, look=rules.splits == "column")
+    counts["splits"], counts["flat_splits"] = len(splits) - len(flat), len(flat)
     filled = ~np.isnan(values)
     lives = filled.any(axis=1)
     width = filled.shape[1]
@@ -216,9 +245,14 @@ def clean(
     for rule, count in zip(counts, comm.allreduce(np.array(list(counts.values()))).tolist(), strict=True):
         report.counts[rule] += count
     report.counts["without_key"] = total - int(comm.allreduce(int(keyed.sum())))
-    if rules.splits == "detect":
-        own = [(ids[begin + one.series], label(stamps[one.place]), one.ratio) for one in splits]
-        report.found = [split for part in comm.allgather(own) for split in part]
+
+    def listed(own: list[Split]) -> list[tuple[str, str, float]]:
+        named = [(ids[begin + one.series], label(stamps[one.place]), one.ratio) for one in own]
+        return [split for part in comm.allgather(named) for split in part]
+
+    report.found = listed(splits if rules.splits == "detect" else [])
+    report.flat = listed(flat)
+    report.check_splits(split)
     if order is None and report.counts["duplicates_that_differ"]:
         report.notes.append(
             "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
@@ -287,7 +321,9 @@ def pivot(
         Those of the column; values are not adjusted yet.
     counts : dict of str to int
     """
-    counts = dict.fromkeys(("negative", "missing", "duplicates", "duplicates_that_differ", "splits", "gaps"), 0)
+    counts = dict.fromkeys(
+        ("negative", "missing", "duplicates", "duplicates_that_differ", "splits", "flat_splits", "gaps"), 0
+    )
     value = np.where(np.isfinite(numbers["value"]), numbers["value"], np.nan)
     if rules.negative != "keep":
         below = value < 0
@@ -296,12 +332,12 @@ def pivot(
         value[value == 0] = np.nan
     splits: list[Split] = []
     if "split" in numbers and rules.splits == "column":
-        splits = given(codes, places, numbers["split"], ids, times)
+        splits = given(codes, places, numbers["split"], ids, times, rules.split_is)
     there = ~np.isnan(value)
     counts["missing"] = int(len(value) - there.sum())
     cap = numbers.get("cap")
     if cap is None and "volume" in numbers:
-        cap = value * np.abs(numbers["volume"])
+        cap = np.abs(numbers.get("price", value)) * np.abs(numbers["volume"])
     cells = codes[there] * width + places[there]
     value = value[there]
     # Where a cell comes first: of numbers that are put in one place the last one stays, so the last rows go first.

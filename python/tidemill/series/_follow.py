@@ -1,8 +1,7 @@
-"""Panels that grow: files that rows are appended to, and folders that files come into.
+"""Panels that grow: with files that rows are appended to, folders that files come into, and streams.
 
-Worker 0 looks at the files every now and then, takes the whole lines that are new, and hands them to all; so all workers
-have the same panel at the same moment, and may embed the next window together. (The sources of `tidemill.stream` deal the
-files to workers, each of which gets its rows when they come; here all need all of them, in step.)
+Worker 0 looks every now and then for rows that are new (`Tail`), and hands them to all; so all workers have the same panel at the same moment,
+and may embed the next window together. (By itself a stream would give each worker other rows, when they come.)
 
 A time is over when a later one has come, or when no row has come for a while (`settle_s`). Then it becomes a row of the panel. A row
 that comes for a time that is over is left out, and counted.
@@ -10,83 +9,82 @@ that comes for a time that is over is left out, and counted.
 
 from __future__ import annotations
 
-import csv
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 import tidemill
+from tidemill.dataset import DataSet, DataSetError
+from tidemill.series._arriving import StreamTail
 from tidemill.series._clean import Report, Rules, pivot
-from tidemill.series._panel import Array, Panel
-from tidemill.series._read import Columns, SeriesError, find_columns, together
+from tidemill.series._panel import Panel
+from tidemill.series._read import Columns, SeriesError, together
 from tidemill.series._splits import adjust, detect
+from tidemill.series._tail import FileTail, NewRows, Tail
 from tidemill.series._windows import label
 
 __all__ = ["Follower"]
 
-#: Bytes that are read at a time, so that a long file does not fill the memory with texts.
-_PIECE_BYTES = 64 << 20
 #: Times before the new ones that a jump is judged by.
 _BEFORE = 40
-#: Below all times: what NumPy makes of none is lower still.
-_NO_TIME = -(2**62)
-
-
-@dataclass
-class _Rows:
-    """Rows that have come: ids by code, times in microseconds or whole numbers, numbers by role."""
-
-    ids: list[str]
-    codes: NDArray[np.int64]
-    times: NDArray[np.int64]
-    dated: bool
-    numbers: dict[str, Array]
 
 
 class Follower:
-    """A panel of files that grow. Collective: every worker makes one, and calls the same methods.
+    """A panel that grows. Collective: every worker makes one, and calls the same methods.
 
     Parameters
     ----------
-    path : path
+    source : path or DataSet
         A CSV file, a folder (the files in it), or a glob; plain text with a header in each file. Worker 0 must see it. It may be
-        empty, or not there yet.
+        empty, or not there yet. Or a stream, such as of `tidemill.stream.from_kafka`, with steps that work on each batch as it comes; its event time is
+        the column of times. Worker 0 alone reads it, from where its source begins.
     rules : Rules, optional
     columns : mapping of str to str, optional
         By role, as for `clean`.
     settle_s : float, default=2.0
-        When nothing has come for so long, the last time is over.
+        When nothing has come for so long, the last time is over, and a last line without a line feed is whole.
     every_s : float, default=0.2
-        How often files are looked at.
-    delimiter : str, default=","
-    on_error : {"raise", "skip"}, default="raise"
-        What becomes of a line that is no row.
+        How often worker 0 looks.
+    delimiter, null, on_error : optional
+        Of files, as for `clean`. A stream's source has such options of its own.
 
     Attributes
     ----------
     panel : Panel or None
         None until the first time is over.
     report : Report or None
+    ended : bool
+        Whether the stream has ended, and all of it is in the panel. Files never end.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> prices = {"day": [0, 0, 1, 1], "id": ["a", "b", "a", "b"], "price": [10.0, 20.0, 11.0, 19.0]}
+    >>> prices = tm.from_dict(prices).select("id", "price", day=(tm.col("day") * 86400).cast("timestamp[s]")).collect()
+    >>> with tm.series.Follower(tm.stream.from_table(prices, time="day")) as follower:
+    ...     while not follower.ended:
+    ...         if follower.poll():
+    ...             print(follower.panel)
+    Panel of 2 series at 2 times, 1970-01-01 to 1970-01-02
     """
 
     def __init__(
         self,
-        path: str | PathLike[str],
+        source: str | PathLike[str] | DataSet,
         rules: Rules | None = None,
         *,
         columns: Mapping[str, str | None] | None = None,
         settle_s: float = 2.0,
         every_s: float = 0.2,
-        delimiter: str = ",",
+        delimiter: str | None = None,
+        null: str | None = None,
         on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
         if settle_s < 0 or every_s <= 0:
@@ -94,47 +92,72 @@ class Follower:
         self._comm = tidemill.init().comm
         self._rules = rules or Rules()
         self._every_s = every_s
-        self._tail = _Tail(os.fspath(path), dict(columns or {}), settle_s, delimiter, on_error)
+        self._chosen = dict(columns or {})
         self.panel: Panel | None = None
         self.report: Report | None = None
+        self.ended = False
+        self._taken = 0
         self._digest = b""
         self._digests: dict[int, str] = {}
+
+        def opened() -> Tail | None:
+            if self._comm.rank != 0:
+                return None
+            if isinstance(source, DataSet):
+                try:
+                    return StreamTail(source, self._chosen, settle_s)
+                except DataSetError as error:
+                    raise SeriesError(str(error)) from error
+            return FileTail(os.fspath(source), self._chosen, settle_s, delimiter, null, on_error == "skip")
+
+        self._tail = together(self._comm, opened)
+
+    def close(self) -> None:
+        """End a stream that is followed."""
+        if self._tail is not None:
+            self._tail.close()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def fingerprint(self, time: Any) -> str:
         """Tell what rows were taken up to a time of the panel: texts that are alike for the same rows, however they came."""
         return self._digests[int(np.asarray(time).astype(np.int64))]
 
     def poll(self) -> bool:
-        """Wait for a moment, then take what has come. Returns whether the panel has grown.
+        """Wait for a moment, then take what has come. Returns whether the panel may have grown.
 
         Raises
         ------
         SeriesError
-            On every worker: a line that is no row, with file and line; a file that has become shorter.
+            On every worker: a line that is no row, with file and line; a file that has become shorter; what a stream failed with.
         """
 
-        def look() -> _Rows | None:
-            return self._tail.take() if self._comm.rank == 0 else None
+        def look() -> tuple[NewRows | None, Columns | None, dict[str, int], bool] | None:
+            tail = self._tail
+            return None if tail is None else (tail.take(), tail.columns, tail.left_out, tail.ended)
 
-        rows = together(self._comm, look)
-        told = (rows, self._tail.columns, self._tail.bad)
-        rows, columns, bad = told if self._comm.size == 1 else self._comm.bcast(told)
+        told: Any = together(self._comm, look)
+        rows, columns, left_out, self.ended = told if self._comm.size == 1 else self._comm.bcast(told)
         if rows is None:
             # Only worker 0 rests: the others wait for it.
-            if self._comm.rank == 0:
+            if self._comm.rank == 0 and not self.ended:
                 time.sleep(self._every_s)
             return False
-        assert columns is not None
-        self._append(rows, columns)
-        assert self.report is not None
-        self.report.counts["unreadable"] = bad
+        if self.report is None:
+            self.report = Report(columns.named(), notes=list(columns.notes))
+        self._taken += len(rows.codes)
+        self.report.rows = self._taken + left_out.get("without_key", 0)
+        self.report.counts.update(left_out)
+        self._append(rows)
         return True
 
-    def _append(self, rows: _Rows, columns: Columns) -> None:
-        if self.report is None:
-            self.report = Report(columns.named())
+    def _append(self, rows: NewRows) -> None:
+        assert self.report is not None
         counts = self.report.counts
-        self.report.rows += len(rows.codes)
         old = self.panel
         kind = "datetime64[us]" if rows.dated else "int64"
         if old is not None:
@@ -172,10 +195,12 @@ class Follower:
             self.report.found += [(ids[one.series], _at(old, stamps, one.place), one.ratio) for one in splits]
         else:
             splits = [type(one)(one.series, one.place + width, one.ratio) for one in splits]
-        adjust(values, splits)
-        made["splits"] = len(splits)
+        flat = adjust(values, splits, look=self._rules.splits == "column")
+        made["splits"], made["flat_splits"] = len(splits) - len(flat), len(flat)
         for rule, count in made.items():
             counts[rule] += count
+        self.report.flat += [(ids[one.series], _at(old, stamps, one.place), one.ratio) for one in flat]
+        self.report.check_splits(self._chosen.get("split"))
         # A time without any value is none.
         shown = np.concatenate([np.ones(width, bool), there])
         all_times = stamps if old is None else np.concatenate([old.times, stamps])
@@ -189,7 +214,7 @@ class Follower:
             )
             self._count()
 
-    def _take_digests(self, rows: _Rows) -> None:
+    def _take_digests(self, rows: NewRows) -> None:
         """Chain what the rows of each new time are to what was before, by id and, of one id, as they came."""
         names = np.array(rows.ids)[rows.codes]
         order = np.lexsort((names, rows.times))
@@ -215,180 +240,3 @@ def _at(old: Panel | None, stamps: NDArray[Any], place: int) -> str:
     if old is not None and place < width:
         return label(old.times[place])
     return label(stamps[place - width])
-
-
-@dataclass
-class _File:
-    """How far a file has been read."""
-
-    offset: int = 0
-    line: int = 0
-    #: Where each role's column is; None before the header.
-    fields: dict[str, int] | None = None
-    width: int = 0
-
-
-class _Tail:
-    """Worker 0's view of the files."""
-
-    def __init__(
-        self, path: str, chosen: dict[str, str | None], settle_s: float, delimiter: str, on_error: str
-    ) -> None:
-        self._path, self._chosen, self._settle_s = path, chosen, settle_s
-        self._delimiter, self._lenient = delimiter, on_error == "skip"
-        self._files: dict[str, _File] = {}
-        self.columns: Columns | None = None
-        self.bad = 0
-        self._dated: bool | None = None
-        self._stamps: dict[str, int] = {}
-        self._codes: dict[str, int] = {}
-        #: Rows of times that are not over: id, time, numbers.
-        self._waiting: list[tuple[int, int, tuple[float, ...]]] = []
-        self._quiet_since = time.monotonic()
-
-    def take(self) -> _Rows | None:
-        """The rows of times that are over and have not been taken."""
-        new = self._read()
-        if new:
-            self._quiet_since = time.monotonic()
-            self._waiting += new
-        if not self._waiting:
-            return None
-        over = self._waiting
-        if time.monotonic() - self._quiet_since < self._settle_s:
-            last = max(row[1] for row in self._waiting)
-            over = [row for row in self._waiting if row[1] < last]
-            self._waiting = [row for row in self._waiting if row[1] == last]
-        else:
-            self._waiting = []
-        if not over:
-            return None
-        assert self.columns is not None
-        roles = [role for role in self.columns.named() if role not in ("id", "time")]
-        columns = zip(*(row[2] for row in over), strict=True)
-        return _Rows(
-            ids=list(self._codes),
-            codes=np.array([row[0] for row in over], dtype=np.int64),
-            times=np.array([row[1] for row in over], dtype=np.int64),
-            dated=bool(self._dated),
-            numbers={role: np.array(column) for role, column in zip(roles, columns, strict=True)},
-        )
-
-    def _paths(self) -> list[str]:
-        place = Path(self._path)
-        if place.is_dir():
-            return sorted(str(child) for child in place.iterdir() if child.is_file() and child.name[0] not in "._")
-        if place.exists():
-            return [self._path]
-        return sorted(str(child) for child in place.parent.glob(place.name))
-
-    def _read(self) -> list[tuple[int, int, tuple[float, ...]]]:
-        """The whole lines that are new, as rows; at most `_PIECE_BYTES` of a file at a time."""
-        rows: list[tuple[int, int, tuple[float, ...]]] = []
-        for path in self._paths():
-            if path.endswith((".gz", ".zst", ".bz2", ".xz", ".parquet")):
-                raise SeriesError(f"{path}: only plain text can be followed while it grows")
-            state = self._files.setdefault(path, _File())
-            with Path(path).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < state.offset:
-                    raise SeriesError(
-                        f"{path} has become shorter while it was followed: {size} bytes after {state.offset}"
-                    )
-                if size == state.offset:
-                    continue
-                file.seek(state.offset)
-                piece = file.read(_PIECE_BYTES)
-            whole = piece.rfind(b"\n") + 1
-            if not whole:
-                if len(piece) == _PIECE_BYTES:
-                    raise SeriesError(f"{path}: line {state.line + 1} has more than {_PIECE_BYTES} bytes")
-                continue
-            try:
-                lines = piece[:whole].decode("utf-8-sig" if state.offset == 0 else "utf-8").splitlines()
-            except UnicodeDecodeError as error:
-                raise SeriesError(f"{path}, behind byte {state.offset}: not UTF-8: {error}") from error
-            state.offset += whole
-            rows += self._rows(path, state, lines)
-        return rows
-
-    def _rows(self, path: str, state: _File, lines: list[str]) -> list[tuple[int, int, tuple[float, ...]]]:
-        rows = []
-        for text in lines:
-            state.line += 1
-            if not text.strip():
-                continue
-            fields = next(csv.reader([text], delimiter=self._delimiter))
-            if state.fields is None:
-                self._header(path, state, fields)
-                continue
-            try:
-                row = self._row(state, fields)
-            except ValueError as error:
-                if not self._lenient:
-                    raise SeriesError(
-                        f'{path}, line {state.line}: {error}; --bad-rows skip (on_error="skip") leaves such rows out'
-                    ) from error
-                self.bad += 1
-                continue
-            rows.append(row)
-        return rows
-
-    def _header(self, path: str, state: _File, names: list[str]) -> None:
-        try:
-            columns = find_columns(names, self._chosen)
-        except SeriesError as error:
-            raise SeriesError(f"{path}: {error}") from error
-        if self.columns is not None and columns != self.columns:
-            raise SeriesError(
-                f"{path} has other columns than the files before: {columns.named()}, not {self.columns.named()}"
-            )
-        self.columns = columns
-        state.fields = {role: names.index(name) for role, name in columns.named().items()}
-        state.width = len(names)
-
-    def _row(self, state: _File, fields: list[str]) -> tuple[int, int, tuple[float, ...]]:
-        assert state.fields is not None
-        if len(fields) != state.width:
-            raise ValueError(f"{state.width} values expected, {len(fields)} found")
-        name = fields[state.fields["id"]].strip()
-        if not name:
-            raise ValueError("there is no id")
-        stamp = fields[state.fields["time"]].strip()
-        at = self._stamps.get(stamp)
-        if at is None:
-            at = self._stamps[stamp] = self._time(stamp)
-        numbers = tuple(
-            _number(role, fields[place]) for role, place in state.fields.items() if role not in ("id", "time")
-        )
-        return self._codes.setdefault(name, len(self._codes)), at, numbers
-
-    def _time(self, text: str) -> int:
-        if text.lstrip("-").isdigit():
-            if len(text) == 8 and self._dated is not False:
-                text = f"{text[:4]}-{text[4:6]}-{text[6:]}"
-            elif self._dated:
-                raise ValueError(f"{text!r} is no date")
-            else:
-                self._dated = False
-                return int(text)
-        elif self._dated is False:
-            raise ValueError(f"{text!r} is no whole number, as the times before are")
-        try:
-            micros = int(np.datetime64(text.rstrip("Z"), "us").astype(np.int64))
-        except ValueError:
-            micros = _NO_TIME
-        if micros <= _NO_TIME:
-            raise ValueError(f"{text!r} is no time such as 2016-12-30 or 2016-12-30T17:00:00")
-        self._dated = True
-        return micros
-
-
-def _number(role: str, text: str) -> float:
-    text = text.strip()
-    if not text:
-        return float("nan")
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no number, and the column of {role}s has numbers") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from os import PathLike
@@ -20,16 +20,10 @@ from tidemill.series._embed import Frame
 from tidemill.series._read import KNOWN, SeriesError, Source, open_texts, together
 from tidemill.viz import FrameError, FrameWriter
 
-__all__ = ["CHANGE_BINS", "FrameFolder", "Groups", "change_bins", "read_groups"]
+__all__ = ["CHANGE_BINS", "ChangeBins", "FrameFolder", "Groups", "read_groups"]
 
-#: Edges of the bins of relative change in value, in percent.
-_EDGES = (-50, -20, -10, 0, 10, 20, 50)
-#: Their names, from the greatest fall to the greatest rise.
-CHANGE_BINS = (
-    f"below {_EDGES[0]} %",
-    *(f"{low} to {high} %" for low, high in pairwise(_EDGES)),
-    f"over {_EDGES[-1]} %",
-)
+#: Edges of the bins of relative change in value, in percent, up and down alike.
+CHANGE_BINS = (10.0, 20.0, 50.0)
 #: Columns of a table of groups that have names of series rather than groups of them.
 _LABELS = ("label", "name", "company", "security", "description", "title")
 #: Frames between two times that workers meet to hear whether all were written.
@@ -58,12 +52,31 @@ class Groups:
     notes: list[str] = field(default_factory=list)
 
 
-def change_bins(change: NDArray[np.float64]) -> NDArray[np.str_]:
-    """The bin of each relative change (0.1 is 10 %); "" for NaN."""
-    names = np.array([*CHANGE_BINS, ""])
-    place = np.searchsorted(np.array(_EDGES) / 100, change, side="right")
-    found: NDArray[np.str_] = names[np.where(np.isnan(change), len(CHANGE_BINS), place)]
-    return found
+class ChangeBins:
+    """Bins of relative change in value: up and down alike, by the edges above 0, in percent.
+
+    Raises
+    ------
+    SeriesError
+        Edges that do not increase from above 0.
+    """
+
+    def __init__(self, edges: Sequence[float] = CHANGE_BINS) -> None:
+        up = np.array(edges, dtype=np.float64)
+        if up.ndim != 1 or not len(up) or not np.isfinite(up).all() or not (np.diff(up, prepend=0.0) > 0).all():
+            raise SeriesError(
+                f"bins of change have edges that increase from above 0, in percent, such as 10, 20, 50, not {edges!r}"
+            )
+        self._edges = np.concatenate([-up[::-1], [0.0], up])
+        low, *_, high = told = [f"{edge:g}" for edge in self._edges]
+        #: From the greatest fall to the greatest rise.
+        self.names = (f"below {low} %", *(f"{a} to {b} %" for a, b in pairwise(told)), f"over {high} %")
+
+    def of(self, change: NDArray[np.float64]) -> NDArray[np.str_]:
+        """The bin of each relative change (0.1 is 10 %); "" for NaN."""
+        place = np.searchsorted(self._edges / 100, change, side="right")
+        found: NDArray[np.str_] = np.array([*self.names, ""])[np.where(np.isnan(change), len(self.names), place)]
+        return found
 
 
 def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None) -> Groups:
@@ -143,6 +156,8 @@ class FrameFolder:
         Replace frames that are there; else they are an error.
     append : bool, default=False
         Go on behind frames that are there.
+    change_bins : sequence of float, default=(10, 20, 50)
+        Edges of the bins of relative change, in percent, up and down alike. The shorter windows are, the smaller they should be.
 
     Raises
     ------
@@ -159,9 +174,11 @@ class FrameFolder:
         title: str = "",
         overwrite: bool = False,
         append: bool = False,
+        change_bins: Sequence[float] = CHANGE_BINS,
     ) -> None:
         self.folder = Path(folder)
         self._groups = groups or Groups()
+        self._bins = ChangeBins(change_bins)
         #: Why a frame could not be written, on worker 0, until all are told.
         self._failure: ValueError | OSError | None = None
         #: Seconds of this worker.
@@ -177,7 +194,7 @@ class FrameFolder:
                     title=title,
                     glyphs={**_REFERENCE_GLYPHS, **(glyphs or {})},
                     # The page begins with the first grouping; those that were asked for go before the bins.
-                    categories={**dict.fromkeys(self._groups.groupings, ()), "change": CHANGE_BINS},
+                    categories={**dict.fromkeys(self._groups.groupings, ()), "change": self._bins.names},
                     mode="a" if append else "w" if overwrite else "x",
                 )
             except FrameError as error:
@@ -244,7 +261,7 @@ class FrameFolder:
             name: [_REFERENCE if one in REFERENCES else of.get(one) for one in ids]
             for name, of in self._groups.groupings.items()
         }
-        groups["change"] = change_bins(frame.change)
+        groups["change"] = self._bins.of(frame.change)
         values = {"change in %": 100 * frame.change}
         if frame.caps is not None:
             values["capital"] = frame.caps
@@ -257,4 +274,5 @@ class FrameFolder:
             values=values,
             metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
             heat_map=frame.heat_map,
+            heat_map_range=[[0, frame.heat_max], [0, frame.heat_max]],
         )

@@ -37,6 +37,7 @@ __all__ = [
     "Rows",
     "SeriesError",
     "Source",
+    "delimiter_of",
     "find_columns",
     "open_source",
     "open_texts",
@@ -58,6 +59,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "cap": ("cap", "marketcap", "mktcap", "capitalization", "weight"),
     "volume": ("volume", "vol"),
     "split": ("split", "splitratio", "splitfactor", "stocksplits", "splits"),
+    # Looked for only beside values that are adjusted: others are themselves what was paid.
+    "price": ("close", "price", "prc"),
 }
 _NEEDED = ("id", "time", "value")
 
@@ -72,7 +75,7 @@ class SeriesError(ValueError):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what; None: there is none."""
+    """Which column is what; None: there is none. `notes` say what was left alone, and why."""
 
     id: str
     time: str
@@ -80,10 +83,12 @@ class Columns:
     cap: str | None = None
     volume: str | None = None
     split: str | None = None
+    price: str | None = None
+    notes: tuple[str, ...] = ()
 
     def named(self) -> dict[str, str]:
         """The columns that there are, by their role."""
-        return {role: name for role, name in vars(self).items() if name is not None}
+        return {role: getattr(self, role) for role in KNOWN if getattr(self, role) is not None}
 
 
 @dataclass
@@ -111,6 +116,8 @@ def _plain(name: str) -> str:
 def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Columns:
     """Find out which column is what: by the names chosen by role, else by names that are usual.
 
+    Beside values that are adjusted, by their name, splits count only if they are chosen; and what was paid is in another column.
+
     Raises
     ------
     SeriesError
@@ -118,12 +125,17 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Colu
     """
     there = ", ".join(names)
     found: dict[str, str] = {}
+    notes: list[str] = []
+    adjusted = False
     for role, usual in KNOWN.items():
         name = chosen.get(role)
         if name is not None:
             if name not in names:
                 raise SeriesError(f"no column {name!r} for the {role}s; there are: {there}")
             found[role] = name
+            adjusted |= role == "value" and "adj" in _plain(name)
+            continue
+        if role == "price" and not (adjusted and "volume" in found and "cap" not in found):
             continue
         by_plain = {_plain(other): other for other in reversed(names)}
         hit = next((by_plain[word] for word in usual if word in by_plain), None)
@@ -131,11 +143,17 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Colu
             raise SeriesError(
                 f"no column is called like a {role} ({', '.join(usual)}); name it: {role}=..., --{role} COLUMN; there are: {there}"
             )
-        if hit is not None and hit not in found.values():
-            found[role] = hit
+        if hit is None or hit in found.values():
+            continue
+        if role == "value":
+            adjusted = "adj" in _plain(hit)
+        elif role == "split" and adjusted:
+            notes.append(f"splits in {hit!r} were left alone: {found['value']!r} is adjusted for them, by its name")
+            continue
+        found[role] = hit
     if len(set(found.values())) < len(found):
         raise SeriesError(f"a column can be only one thing, not: {found}")
-    return Columns(**found)
+    return Columns(**found, notes=tuple(notes))
 
 
 def open_source(
@@ -172,7 +190,7 @@ def open_source(
         data = read_json(paths, on_error=on_error)
     else:
         if delimiter is None:
-            delimiter = "\t" if kind == "tsv" else ","
+            delimiter = delimiter_of(paths[0])
         # Types are not found out from the first rows: an id may look like a number for a thousand of them, and a volume like a
         # whole one. Only the times may be one thing or another.
         names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
@@ -206,6 +224,11 @@ def _kind(path: str) -> str:
     if last in (".json", ".jsonl", ".ndjson"):
         return "json"
     return "tsv" if last in (".tsv", ".tab") else "csv"
+
+
+def delimiter_of(path: str) -> str:
+    """What separates fields of a CSV, by its name."""
+    return "\t" if _kind(path) == "tsv" else ","
 
 
 def _time_type(texts: DataSet, name: str) -> str:
@@ -315,6 +338,6 @@ def open_texts(source: Source) -> DataSet:
         return read_ipc(path)
     if kind == "json":
         return read_json(path)
-    delimiter = "\t" if kind == "tsv" else ","
+    delimiter = delimiter_of(path)
     names = read_csv(path, delimiter=delimiter).columns
     return read_csv(path, schema=dict.fromkeys(names, "str"), delimiter=delimiter)

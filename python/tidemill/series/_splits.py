@@ -1,10 +1,14 @@
-"""Splits of shares: told by a column, or found by their jumps; values before them are divided by the ratio."""
+"""Splits of shares: told by a column, or found by their jumps; values before them are divided by the ratio.
+
+Many tables have splits beside prices that are adjusted for them already. So at a split that is told, the value must jump: whether it does is
+seen in the two values around it alone, so that rows that come later change nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +31,8 @@ _WITHIN = 2.0
 _WITHIN_MAX = 0.06
 #: Changes around a jump that tell what is usual.
 _AROUND = 20
+#: A split by less than this ratio, up or down, cannot be told from what a value does on any day.
+_SEEN = np.log(1.25)
 
 
 @dataclass(frozen=True)
@@ -39,32 +45,57 @@ class Split:
 
 
 def given(
-    codes: NDArray[np.int64], places: NDArray[np.intp], ratios: Array, ids: Sequence[str], times: NDArray[Any]
+    codes: NDArray[np.int64],
+    places: NDArray[np.intp],
+    told: Array,
+    ids: Sequence[str],
+    times: NDArray[Any],
+    split_is: Literal["ratio", "added"] = "ratio",
 ) -> list[Split]:
-    """The splits that rows tell of: the first of each series and time.
+    """The splits that rows tell of: the first of each series and time. `split_is`: see `Rules`.
 
     Raises
     ------
     SeriesError
         A ratio that is below 0.
     """
-    told = np.flatnonzero(np.isfinite(ratios) & (ratios != 0) & (ratios != 1))
+    ratios = told + 1 if split_is == "added" else told
     found: dict[tuple[int, int], float] = {}
-    for row in told.tolist():
+    for row in np.flatnonzero(np.isfinite(ratios) & (ratios != 0) & (ratios != 1)).tolist():
         where = (int(codes[row]), int(places[row]))
         if ratios[row] < 0:
             raise SeriesError(
-                f"the split of {ids[where[0]]} at {label(times[where[1]])} is {ratios[row]:g}: it is how many new shares there are for "
-                'an old one, such as 2, or 0.1; --splits keep (splits="keep") leaves the column alone'
+                f"the split of {ids[where[0]]} at {label(times[where[1]])} is {told[row]:g}: it is how many new shares there are for "
+                'an old one, such as 2, or 0.1, or with --split-is added (split_is="added") how many were added to it, such as 1, or -0.9; '
+                '--splits keep (splits="keep") leaves the column alone'
             )
         found.setdefault(where, float(ratios[row]))
     return [Split(series, place, ratio) for (series, place), ratio in found.items()]
 
 
-def adjust(values: Array, splits: Sequence[Split]) -> None:
-    """Divide the values (series, times) before each split by its ratio, in place."""
-    for split in splits:
-        values[split.series, : split.place] /= split.ratio
+def adjust(values: Array, splits: Sequence[Split], *, look: bool = False) -> list[Split]:
+    """Divide the values (series, times) before each split by its ratio, in place.
+
+    With `look`, splits at which the value does not jump are left alone. They are returned.
+    """
+    flat: list[Split] = []
+    for split in sorted(splits, key=lambda one: (one.series, one.place)):
+        row = values[split.series]
+        if look and not _jumps(row, split):
+            flat.append(split)
+        else:
+            row[: split.place] /= split.ratio
+    return flat
+
+
+def _jumps(row: Array, split: Split) -> bool:
+    """Whether the value changes by what the split says rather than not at all; yes where that cannot be seen."""
+    before = np.flatnonzero(row[: split.place] > 0)
+    jump = -np.log(split.ratio)
+    if not len(before) or not row[split.place] > 0 or abs(jump) < _SEEN:
+        return True
+    change = np.log(row[split.place] / row[before[-1]])
+    return bool(abs(change - jump) <= abs(change))
 
 
 def detect(values: Array, begin: int = 1) -> list[Split]:

@@ -65,4 +65,5 @@ def write_market(folder: Path, points: int = 600, frames: int = 120, seed: int =
                 values={"capital": capital[here], "change in %": 100 * change[here]},
                 metrics={"stress": 0.08 + 0.1 * crash + 0.005 * rng.random(), "fit": 0.95 - 0.25 * crash},
                 heat_map=heat,
+                heat_map_range=[[0, 2.5], [0, 2.5]],
             )

@@ -30,6 +30,7 @@ __all__ = [
     "quantize",
     "read_index",
     "read_tensors",
+    "run_of",
     "tensor_bytes",
     "unpack_texts",
     "write_tensors",
@@ -130,6 +131,16 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FrameError(f"the header of {path} makes no sense: {error!r}") from error
     return tensors
+
+
+def run_of(folder: Path) -> str | None:
+    """Which run of a writer the frames are of, as their index says; None where it does not, or where there is no index."""
+    try:
+        with (folder / INDEX).open("rb") as file:
+            run = json.loads(file.readline()).get("run")
+    except (FileNotFoundError, ValueError, AttributeError):
+        return None
+    return run if isinstance(run, str) else None
 
 
 def read_index(folder: Path, begin: int = 0) -> tuple[list[dict[str, Any]], int]:

@@ -1,18 +1,25 @@
-"""The API of one folder of frames: its index as it grows, its files, points by row, id or text, and their ways through all frames."""
+"""The API of one folder of frames: its index as it grows, its files, points by row, id or text, and their ways through all frames.
+
+A page says with ``run=`` which frames it has. When they were written anew, under the same names, it is told so (409), and is never given any of the others.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
-from tidemill.viz._format import INDEX, MISSING, read_tensors, tensor_bytes
+from tidemill.viz._format import INDEX, MISSING, FrameError, read_tensors, run_of, tensor_bytes
 from tidemill.viz._http import Ask, Refused, number
 from tidemill.viz._read import FrameReader
 
-__all__ = ["answer"]
+__all__ = ["answer", "check_run", "of_run"]
 
 #: The only files of the folder that leave it.
 _FILES = re.compile(r"(frame|points|edges|sample)-\d{6,}\.safetensors")
@@ -29,54 +36,87 @@ def answer(ask: Ask, folder: Path, path: str, query: dict[str, str]) -> None:
     if ask.command != "GET":
         raise Refused(HTTPStatus.NOT_FOUND, "frames can only be read")
     if path == "index":
-        _index(ask, folder, number(query, "from", 1 << 53), min(number(query, "wait", 3600), _WAIT_S_MAX))
+        _index(ask, folder, query)
     elif path == "trajectories":
-        _trajectories(ask, folder, query.get("rows", ""))
+        with of_run(folder, query):
+            found = FrameReader(folder).trajectories(_rows(query.get("rows", "")))
+        ask.send(HTTPStatus.OK, tensor_bytes({"trajectories": found}), "application/octet-stream")
     elif path == "points":
-        _points(ask, folder, query)
+        with of_run(folder, query):
+            points = _points(folder, query)
+        ask.send_json(points)
     elif path.startswith("files/") and _FILES.fullmatch(path.removeprefix("files/")):
-        file = folder / path.removeprefix("files/")
-        if "tensors" in query:
-            _tensors(ask, file, query["tensors"])
-        else:
-            ask.send_file(file)
+        _file(ask, folder, path.removeprefix("files/"), query)
     else:
         raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of that name")
 
 
-def _index(ask: Ask, folder: Path, begin: int, wait_s: float) -> None:
+def check_run(folder: Path, query: dict[str, str]) -> None:
+    """Refuse to answer of other frames than the page has."""
+    if "run" in query and query["run"] != run_of(folder):
+        raise Refused(HTTPStatus.CONFLICT, "the frames were written anew; load the page again")
+
+
+@contextmanager
+def of_run(folder: Path, query: dict[str, str]) -> Iterator[None]:
+    """Let files be opened and read, and see afterwards that they were the frames that the page has.
+
+    Writers take the index away before anything else: while it is there, so is all that it names.
+    """
+    try:
+        yield
+    except (FrameError, FileNotFoundError, Refused):
+        check_run(folder, query)
+        raise
+    check_run(folder, query)
+
+
+def _file(ask: Ask, folder: Path, name: str, query: dict[str, str]) -> None:
+    """Send a file, or some of its tensors, of those that it has."""
+    tensors = _texts("tensors", query["tensors"]) if "tensors" in query else None
+    with ExitStack() as opened:
+        with of_run(folder, query):
+            path = folder / name
+            if not path.is_file():
+                raise Refused(HTTPStatus.NOT_FOUND, f"{name} is gone from the folder")
+            if tensors is None:
+                file = opened.enter_context(path.open("rb"))
+            else:
+                found = {name: tensor for name, tensor in read_tensors(path).items() if name in tensors}
+        if tensors is None:
+            ask.send_file(file)
+        else:
+            ask.send(HTTPStatus.OK, tensor_bytes(found), "application/octet-stream")
+
+
+def _index(ask: Ask, folder: Path, query: dict[str, str]) -> None:
     """Send the lines of the index from a byte on; if there are none, wait for some."""
+    begin, wait_s = number(query, "from", 1 << 53), min(number(query, "wait", 3600), _WAIT_S_MAX)
     path = folder / INDEX
     deadline = time.monotonic() + wait_s
     while True:
-        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(min(begin, size))
+                text = file.read(size - begin) if size > begin else b""
+        except FileNotFoundError:
+            size, text = 0, b""
+        check_run(folder, query)
         if size < begin:
             raise Refused(HTTPStatus.CONFLICT, "the frames were written anew; load the page again")
-        if size > begin:
-            with path.open("rb") as file:
-                file.seek(begin)
-                text = file.read(size - begin)
-            whole = text[: text.rfind(b"\n") + 1]
-            if whole:
-                ask.send(HTTPStatus.OK, whole, "application/jsonl; charset=utf-8")
-                return
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole:
+            ask.send(HTTPStatus.OK, whole, "application/jsonl; charset=utf-8")
+            return
         if time.monotonic() >= deadline or ask.server.closing:
             ask.send(HTTPStatus.OK, b"", "application/jsonl; charset=utf-8")
             return
         time.sleep(_LOOK_S)
 
 
-def _tensors(ask: Ask, file: Path, text: str) -> None:
-    """Send some tensors of a file, of those that it has."""
-    if not file.is_file():
-        raise Refused(HTTPStatus.NOT_FOUND, f"{file.name} is gone from the folder")
-    names = _texts("tensors", text)
-    tensors = {name: tensor for name, tensor in read_tensors(file).items() if name in names}
-    ask.send(HTTPStatus.OK, tensor_bytes(tensors), "application/octet-stream")
-
-
-def _points(ask: Ask, folder: Path, query: dict[str, str]) -> None:
-    """Send what points are called and their categories: of rows, of ids, or of those that a text is found in."""
+def _points(folder: Path, query: dict[str, str]) -> list[dict[str, Any]]:
+    """What points are called and their categories: of rows, of ids, or of those that a text is found in."""
     reader = FrameReader(folder)
     if "rows" in query:
         rows = [row for row in _rows(query["rows"]) if row < reader.points]
@@ -84,22 +124,15 @@ def _points(ask: Ask, folder: Path, query: dict[str, str]) -> None:
         rows = reader.rows_of(_texts("ids", query["ids"]))
     else:
         rows = reader.find(query.get("text", ""), min(number(query, "most", 1 << 16), _ROWS_MAX))
-    ask.send_json(
-        [
-            {
-                "row": row,
-                "id": reader.id(row),
-                "label": reader.own_label(row),
-                "codes": {name: int(codes[row]) for name, codes in reader.codes.items() if codes[row] != MISSING},
-            }
-            for row in rows
-        ]
-    )
-
-
-def _trajectories(ask: Ask, folder: Path, text: str) -> None:
-    path = FrameReader(folder).trajectories(_rows(text))
-    ask.send(HTTPStatus.OK, tensor_bytes({"trajectories": path}), "application/octet-stream")
+    return [
+        {
+            "row": row,
+            "id": reader.id(row),
+            "label": reader.own_label(row),
+            "codes": {name: int(codes[row]) for name, codes in reader.codes.items() if codes[row] != MISSING},
+        }
+        for row in rows
+    ]
 
 
 def _rows(text: str) -> list[int]:

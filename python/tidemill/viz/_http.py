@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
 import re
 import socket
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from tidemill.viz._format import FrameError
 
@@ -191,16 +192,13 @@ class Ask(BaseHTTPRequestHandler):
         """Answer with JSON."""
         self.send(status, json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode(), "application/json")
 
-    def send_file(self, path: Path) -> None:
-        """Answer with a file."""
-        if not path.is_file():
-            raise Refused(HTTPStatus.NOT_FOUND, f"{path.name} is gone from the folder")
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            self._head(HTTPStatus.OK, "application/octet-stream", size, "no-store")
-            # From the file to the socket within the kernel.
-            self.connection.settimeout(self.timeout)
-            self.connection.sendfile(file, count=size) if size else None
+    def send_file(self, file: BinaryIO) -> None:
+        """Answer with an open file."""
+        size = os.fstat(file.fileno()).st_size
+        self._head(HTTPStatus.OK, "application/octet-stream", size, "no-store")
+        # From the file to the socket within the kernel.
+        self.connection.settimeout(self.timeout)
+        self.connection.sendfile(file, count=size) if size else None
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         # What came with it was not read, and must not be taken for the next question. A browser that still sends when the connection

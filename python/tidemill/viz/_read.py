@@ -34,6 +34,8 @@ class Frame:
     heat_map: NDArray[np.uint32] | None = field(default=None)
     edges: NDArray[np.uint32] | None = field(default=None)
     """Pairs of rows, shape (m, 2); None where the frame has none."""
+    heat_map_range: list[list[float]] | None = field(default=None)
+    """What the edges of the heat map stand for: ``[[low, high], [low, high]]`` of its rows, then of its columns."""
 
 
 class FrameReader:
@@ -49,6 +51,8 @@ class FrameReader:
     axes : list of str
     glyphs : dict of str to str
         How points are drawn that are marked from the start.
+    run : str or None
+        Another one whenever the frames are written anew; None of folders of earlier releases.
     points : int
         Points that occur in any frame.
     categories : dict of str to list of str
@@ -78,6 +82,7 @@ class FrameReader:
         self.title: str = lines[0].get("title", "")
         self.axes: list[str] = lines[0].get("axes", ["x", "y", "z"])
         self.glyphs: dict[str, str] = lines[0].get("glyphs", {})
+        self.run: str | None = lines[0].get("run")
         self._take(lines[1:])
 
     def refresh(self) -> int:
@@ -169,6 +174,7 @@ class FrameReader:
             metrics=line.get("metrics", {}),
             heat_map=tensors.get("heat_map"),
             edges=_format.read_tensors(self.folder / line["edges"])["edges"] if "edges" in line else None,
+            heat_map_range=line.get("heat_map_range"),
         )
 
     def trajectories(self, rows: list[int]) -> NDArray[np.float32]:

@@ -1,51 +1,154 @@
-"""Groups of points that readers of the page have made, kept beside the frames in ``selections.json``."""
+"""Groups of points that readers of the page have made, kept beside the frames in ``selections.json``.
+
+Whoever changes them, a server for a reader or a writer that writes the frames anew, reads and replaces the file with a lock held: two readers that
+save a group each, at the same time, have both of them saved.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-__all__ = ["BYTES_MAX", "read", "write"]
+from tidemill.viz._format import INDEX, FrameError
 
-_NAME = "selections.json"
+__all__ = ["BYTES_MAX", "NAME", "Groups", "change", "checked", "delete", "locked", "put", "read", "told"]
+
+NAME = "selections.json"
 
 #: Most that all groups of a folder may take.
 BYTES_MAX = 32 << 20
 _GROUPS_MAX = 64
 _NAME_CHARACTERS_MAX = 80
 
+#: Rows of points by the name of their group, in the order in which groups were made.
+Groups = dict[str, list[int]]
 
-def read(folder: Path) -> bytes:
-    """Return the groups as JSON: a list of ``{"name": ..., "rows": [...]}``."""
+
+def read(folder: Path) -> Groups:
+    """Return the groups.
+
+    Raises
+    ------
+    FrameError
+        The file holds something else.
+    """
+    path = folder / NAME
     try:
-        return (folder / _NAME).read_bytes()
+        return checked(path.read_bytes())
     except FileNotFoundError:
-        return b"[]"
+        return {}
+    except (OSError, ValueError) as error:
+        raise FrameError(f"{path} cannot be read: {error}; without it there are no groups") from error
 
 
-def write(folder: Path, text: bytes) -> None:
-    """Replace the groups, all at once.
+def checked(text: bytes, points: int = 2**32) -> Groups:
+    """Read groups as they are in the file: a list of ``{"name": ..., "rows": [...]}``.
+
+    Parameters
+    ----------
+    points : int
+        How many there are.
 
     Raises
     ------
     ValueError
-        What is no list of groups is not stored.
+        It is something else.
     """
     try:
-        groups = json.loads(text)
+        told = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("groups are JSON") from None
-    if not isinstance(groups, list) or len(groups) > _GROUPS_MAX:
-        raise ValueError(f"groups are a list of at most {_GROUPS_MAX}")
-    kept = []
-    for group in groups:
+    if not isinstance(told, list):
+        raise ValueError("groups are a list")
+    groups: Groups = {}
+    for group in told:
         name, rows = (group.get("name"), group.get("rows")) if isinstance(group, dict) else (None, None)
-        if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARACTERS_MAX:
-            raise ValueError(f"a group has a name of at most {_NAME_CHARACTERS_MAX} characters")
-        if not isinstance(rows, list) or not all(type(row) is int and 0 <= row < 2**32 for row in rows):
-            raise ValueError(f"the rows of group {name!r} are numbers of points")
-        kept.append({"name": name, "rows": rows})
-    made = folder / f".{_NAME}.{os.getpid()}"
-    made.write_text(json.dumps(kept, separators=(",", ":")))
-    made.replace(folder / _NAME)
+        if not isinstance(name, str):
+            raise ValueError("a group has a name")
+        groups[name] = _rows(name, rows, points)
+    return _within(groups)
+
+
+def change(folder: Path, make: Callable[[Groups], Groups]) -> bytes:
+    """Replace the groups by what `make` makes of them; all at once, one change after the other. Returns them as they are in the file.
+
+    Raises
+    ------
+    ValueError
+        What `make` raises; or there are too many groups, or names that are too long. Nothing is changed then.
+    FrameError
+        The groups cannot be read.
+    """
+    with locked(folder):
+        text = told(_within(make(read(folder))))
+        if len(text) > BYTES_MAX:
+            raise ValueError(f"all groups together take at most {BYTES_MAX >> 20} MiB; delete one before")
+        made = folder / f".{NAME}"
+        made.write_bytes(text)
+        made.replace(folder / NAME)
+        return text
+
+
+def put(name: str, text: bytes, points: int) -> Callable[[Groups], Groups]:
+    """The change that adds a group, or replaces its rows: ``{"rows": [...]}``.
+
+    Raises
+    ------
+    ValueError
+        It is something else.
+    """
+    try:
+        group = json.loads(text)
+    except (ValueError, RecursionError):
+        group = None
+    rows = _rows(name, group.get("rows") if isinstance(group, dict) else None, points)
+    return lambda groups: {**groups, name: rows}
+
+
+def delete(name: str) -> Callable[[Groups], Groups]:
+    """The change that removes a group; one that is gone already stays so."""
+    return lambda groups: {other: rows for other, rows in groups.items() if other != name}
+
+
+def told(groups: Groups) -> bytes:
+    """Groups as they are in the file."""
+    return json.dumps([{"name": name, "rows": rows} for name, rows in groups.items()], separators=(",", ":")).encode()
+
+
+def _rows(name: str, rows: Any, points: int) -> list[int]:
+    if not isinstance(rows, list) or not all(type(row) is int and 0 <= row < points for row in rows):
+        raise ValueError(
+            f"the rows of group {name[:_NAME_CHARACTERS_MAX]!r} are numbers of points, from 0 to {points - 1}"
+        )
+    return rows
+
+
+def _within(groups: Groups) -> Groups:
+    if len(groups) > _GROUPS_MAX:
+        raise ValueError(f"there are at most {_GROUPS_MAX} groups; delete one before")
+    if not all(0 < len(name) <= _NAME_CHARACTERS_MAX for name in groups):
+        raise ValueError(f"a group has a name of at most {_NAME_CHARACTERS_MAX} characters")
+    return groups
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep others from changing the groups, and from writing the frames anew.
+
+    Raises
+    ------
+    FileNotFoundError
+        There are no frames.
+    """
+    while True:
+        # The index is there as long as the frames are, and never replaced but with all of them.
+        with (folder / INDEX).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(file.fileno()), (folder / INDEX).stat()):
+                yield
+                return

@@ -6,6 +6,7 @@ import hmac
 import re
 import secrets
 import threading
+import urllib.parse
 from http import HTTPStatus
 from os import PathLike
 from pathlib import Path
@@ -101,16 +102,39 @@ class _FolderSite:
     def api(self, ask: Ask, path: str, query: dict[str, str]) -> None:
         if not hmac.compare_digest(ask.token.encode(), self.token.encode()):
             raise Refused(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong: open the URL as it was printed")
-        if path != "selections":
-            _frames_api.answer(ask, self.folder, path, query)
-        elif ask.command == "GET":
-            ask.send(HTTPStatus.OK, _selections.read(self.folder), "application/json")
-        elif ask.command == "PUT":
-            text = ask.body(_selections.BYTES_MAX, "groups take")
-            try:
-                _selections.write(self.folder, text)
-            except ValueError as error:
-                raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
-            ask.send_json({})
+        what, _, name = path.partition("/")
+        if what == "selections":
+            with _frames_api.of_run(self.folder, query):
+                text = self._selections(ask, urllib.parse.unquote(name), query)
+            ask.send(HTTPStatus.OK, text, "application/json")
         else:
-            raise Refused(HTTPStatus.NOT_FOUND, "groups can be read and put")
+            _frames_api.answer(ask, self.folder, path, query)
+
+    def _selections(self, ask: Ask, name: str, query: dict[str, str]) -> bytes:
+        """All groups, after the change that was asked for."""
+        folder = self.folder
+        if ask.command == "GET" and not name:
+            return _selections.told(_selections.read(folder))
+        if ask.command not in (("PUT", "DELETE") if name else ("PUT",)):
+            raise Refused(HTTPStatus.NOT_FOUND, "groups can be read and put, one of them put and deleted")
+        text = ask.body(_selections.BYTES_MAX, "groups take") if ask.command == "PUT" else b""
+        points = FrameReader(folder).points
+        try:
+            if ask.command == "DELETE":
+                make = _selections.delete(name)
+            elif name:
+                make = _selections.put(name, text, points)
+            else:
+                everything = _selections.checked(text, points)
+                make = lambda _: everything  # noqa: E731
+
+            def made(groups: _selections.Groups) -> _selections.Groups:
+                # Who writes the frames anew waits for it.
+                _frames_api.check_run(folder, query)
+                return make(groups)
+
+            return _selections.change(folder, made)
+        except FrameError:
+            raise
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error

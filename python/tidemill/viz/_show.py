@@ -6,24 +6,40 @@ import html
 import tempfile
 import webbrowser
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tidemill.viz._export import export_html
+from tidemill.viz._format import FrameError
 from tidemill.viz._server import Server
 from tidemill.viz._write import FrameWriter
 
 __all__ = ["View", "show"]
 
+#: Most that a page in a notebook may take: it is kept in the notebook's file, and sent whole.
+_EMBED_BYTES_MAX = 32 << 20
+
 
 class View:
-    """A view that is open until `close`, or until the program ends. A notebook shows it inline."""
+    """A view that is open until `close`, or until the program ends. A notebook shows it inline.
 
-    def __init__(self, server: Server, folder: tempfile.TemporaryDirectory[str]) -> None:
-        self._server, self._folder = server, folder
+    Attributes
+    ----------
+    url : str
+        What a browser of this machine opens, token included.
+    """
+
+    def __init__(self, server: Server, folder: tempfile.TemporaryDirectory[str], page: str | None = None) -> None:
+        self._server, self._folder, self._page = server, folder, page
         self.url = server.url
+
+    def save_html(self, path: str | PathLike[str]) -> None:
+        """Write the page with all frames into one HTML file, which opens anywhere without a server; as `export_html`."""
+        export_html(self._folder.name, path)
 
     def close(self) -> None:
         """End the server and remove the frames."""
@@ -38,8 +54,9 @@ class View:
             self.close()
 
     def _repr_html_(self) -> str:
-        """Show the page in a notebook. The browser must run on the notebook's host, or have its port forwarded."""
-        return f'<iframe src="{html.escape(self.url)}" width="100%" height="620" style="border:0" allowfullscreen></iframe>'
+        """Show the page in a notebook: by its URL, which the browser has to reach, or with ``embed=True`` as part of the notebook."""
+        source = f'src="{html.escape(self.url)}"' if self._page is None else f'srcdoc="{html.escape(self._page)}"'
+        return f'<iframe {source} width="100%" height="620" style="border:0" allowfullscreen></iframe>'
 
     def __repr__(self) -> str:
         return f"View({self.url!r})"
@@ -55,6 +72,7 @@ def show(
     values: ArrayLike | Mapping[str, ArrayLike] | None = None,
     title: str = "",
     open_browser: bool = False,
+    embed: bool = False,
 ) -> View:
     """Show points in the browser, or frames of them that it moves between.
 
@@ -73,10 +91,20 @@ def show(
     title : str, default=""
     open_browser : bool, default=False
         Open a tab; else print or show what is returned, which has the ``url``.
+    embed : bool, default=False
+        In a notebook show a page that has the frames in it, and needs no server: where the browser does not reach the notebook's host,
+        as with JupyterHub, and in saved notebooks. At most 32 MiB; 6 bytes for each point and frame make 8 of them.
 
     Returns
     -------
     View
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not fit, or a point that is not finite; it names frame and row.
+    FrameError
+        What `FrameWriter.write_frame` refuses, or more than can be embedded.
 
     Examples
     --------
@@ -87,6 +115,13 @@ def show(
     arrays = [np.asarray(frame, dtype=np.float64) for frame in ([points] if frames is None else frames)]
     if not arrays or any(array.ndim != 2 or not array.shape[1] for array in arrays):
         raise ValueError("points have shape (n, d), and there is at least one frame")
+    for number, array in enumerate(arrays):
+        bad = ~np.isfinite(array).all(axis=1)
+        if bad.any():
+            frame = "" if frames is None else f"frame {number}, "
+            raise ValueError(f"{frame}row {int(bad.argmax())} is not finite; leave out points that have no position")
+        if array.shape[1] != arrays[0].shape[1]:
+            raise ValueError(f"frame {number} has {array.shape[1]} columns, the first {arrays[0].shape[1]}")
     folder = tempfile.TemporaryDirectory(prefix="tidemill-view-")
     try:
         with FrameWriter(Path(folder.name), title=title, mode="w") as writer:
@@ -99,14 +134,29 @@ def show(
                     groups=_named("group", groups),
                     values=_named("value", values),
                 )
+        page = _embedded(Path(folder.name)) if embed else None
         server = Server(folder.name)
     except BaseException:
         folder.cleanup()
         raise
-    view = View(server, folder)
+    view = View(server, folder, page)
     if open_browser:
         webbrowser.open(view.url)
     return view
+
+
+def _embedded(folder: Path) -> str:
+    """The page with the frames in it."""
+    with tempfile.TemporaryDirectory(prefix="tidemill-page-") as made:
+        path = Path(made) / "page.html"
+        export_html(folder, path)
+        size = path.stat().st_size
+        if size > _EMBED_BYTES_MAX:
+            raise FrameError(
+                f"the page has {size >> 20} MiB, and at most {_EMBED_BYTES_MAX >> 20} can be part of a notebook: show fewer points or frames, or "
+                "leave embed away, and save_html() a file"
+            )
+        return path.read_text(encoding="utf-8")
 
 
 def _named(name: str, columns: Any) -> Mapping[str, ArrayLike] | None:

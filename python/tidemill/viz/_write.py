@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import secrets
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill.viz import _format
+from tidemill.viz import _format, _selections
 from tidemill.viz._format import FORMAT, INDEX, MISSING, VERSION, FrameError
 from tidemill.viz._read import FrameReader
 
@@ -57,7 +60,8 @@ class FrameWriter:
         they come.
     mode : {"x", "w", "a"}, default="x"
         If there are frames in the folder: refuse, replace them, or go on behind them. To go on, ``title``, ``axes``,
-        ``glyphs`` and known categories stay what they were.
+        ``glyphs`` and known categories stay what they were. Groups that readers have made are kept; where frames are replaced, they
+        have those of their points that come again, by id, and pages that show the old frames are told to load anew.
 
     Raises
     ------
@@ -88,8 +92,8 @@ class FrameWriter:
         #: Points known so far. If they have no ids of their own, `_rows` stays empty.
         self._known = 0
         self._named: bool | None = None
-        self._last_ids: NDArray[Any] | None = None
-        self._last_rows: NDArray[np.int64] | None = None
+        #: The ids of the last frame, and their rows.
+        self._last: tuple[NDArray[Any], NDArray[np.int64]] | None = None
         self._categories: dict[str, dict[str, int]] = {}
         #: How many of the categories the index has.
         self._told: dict[str, int] = {}
@@ -99,6 +103,9 @@ class FrameWriter:
         self._batches = 0
         #: The edges that were written last, and their file.
         self._last_edges: tuple[str, NDArray[np.uint32]] | None = None
+        #: Of frames that were replaced, the groups that readers had made: names of them by id, for points that have not come yet.
+        self._carried: dict[str, list[str]] = {}
+        self._carried_named = True
         exists = (self.folder / INDEX).exists()
         if exists and mode == "x":
             raise FrameError(f'{self.folder} has frames already; mode="w" replaces them, mode="a" goes on behind them')
@@ -112,15 +119,38 @@ class FrameWriter:
                 known.setdefault(name, len(known))
 
     def _begin(self, title: str, axes: Sequence[str], glyphs: Mapping[Any, str]) -> None:
-        # The index goes first: what it names must be there as long as it is.
-        (self.folder / INDEX).unlink(missing_ok=True)
+        old = self._old()
+        with _selections.locked(self.folder) if (self.folder / INDEX).exists() else nullcontext():
+            if old is not None:
+                self._carried_named = old.named
+                for group, rows in _selections.read(self.folder).items():
+                    for row in rows:
+                        if row < old.points:
+                            self._carried.setdefault(old.id(row), []).append(group)
+            # The index goes first: what it names must be there as long as it is.
+            (self.folder / INDEX).unlink(missing_ok=True)
+            (self.folder / _selections.NAME).unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if OURS.fullmatch(path.name):
                 path.unlink()
-        header = {"format": FORMAT, "version": VERSION, "title": title, "axes": list(axes)}
+        # Another one each time, so that a page with the old frames is told that these are others.
+        run = secrets.token_hex(16)
+        header = {"format": FORMAT, "version": VERSION, "run": run, "title": title, "axes": list(axes)}
         if glyphs:
             header["glyphs"] = {str(name): glyph for name, glyph in glyphs.items()}
         self._append(header)
+
+    def _old(self) -> FrameReader | None:
+        """The frames that are replaced, if readers have made groups of their points."""
+        if not (self.folder / _selections.NAME).exists() or not (self.folder / INDEX).exists():
+            return None
+        try:
+            _selections.read(self.folder)
+            return FrameReader(self.folder)
+        except FrameError as error:
+            warnings.warn(f"groups that readers have made are lost with the frames: {error}", stacklevel=4)
+            (self.folder / _selections.NAME).unlink()
+            return None
 
     def _resume(self) -> None:
         reader = FrameReader(self.folder)
@@ -146,6 +176,7 @@ class FrameWriter:
         values: Mapping[str, ArrayLike] | None = None,
         metrics: Mapping[str, float] | None = None,
         heat_map: ArrayLike | None = None,
+        heat_map_range: ArrayLike | None = None,
         edges: ArrayLike | Sequence[tuple[Any, Any]] | None = None,
     ) -> None:
         """Write a frame behind the others.
@@ -169,7 +200,9 @@ class FrameWriter:
         metrics : mapping of str to float, optional
             Figures of the frame, such as its stress, which the page plots over time.
         heat_map : array-like of shape (h, w), optional
-            Counts that the page shows as a picture, such as original against projected distance.
+            Counts that the page shows as a picture, such as projected (rows) against original distance (columns). Row 0 is the lowest.
+        heat_map_range : array-like of shape (2, 2), optional
+            What its edges stand for: least and greatest of the rows, then of the columns.
         edges : array-like of shape (m, 2), optional
             Lines between points of this frame, such as those of a tree: pairs of ids, or of numbers where points have no ids.
             The same edges in frames that follow each other are stored once, 8 bytes each.
@@ -193,9 +226,11 @@ class FrameWriter:
         if bad.any():
             first = int(np.argmax(bad))
             raise FrameError(f"{place}: the position of point {first} is not finite; leave out points that have none")
-        groupings = {name: self._texts(place, name, column, count) for name, column in (groups or {}).items()}
+        texts = {name: self._texts(place, name, column, count) for name, column in (groups or {}).items()}
+        groupings = {name: codes for name, (codes, _) in texts.items()}
         columns = {name: _numbers(place, name, column, count) for name, column in (values or {}).items()}
         heat = None if heat_map is None else _heat(place, heat_map)
+        heat_range = None if heat_map_range is None else _heat_range(place, heat_map, heat_map_range)
         if labels is not None and len(labels) != count:
             raise FrameError(f"{place}: {len(labels)} labels for {count} points")
         figures = {name: float(figure) for name, figure in (metrics or {}).items()}
@@ -203,9 +238,12 @@ class FrameWriter:
         lines = None if edges is None else self._edges(place, edges, rows, names)
 
         # Nothing below depends on what the caller gave: from here on things are written.
+        self._categories |= {name: known for name, (_, known) in texts.items()}
         order = None if (rows[1:] > rows[:-1]).all() else np.argsort(rows)
         new = rows >= self._known
         self._add_points(names, rows, new, labels, groupings)
+        if names is not None and (self._last is None or self._last[1] is not rows):
+            self._last = (np.array(ids), rows)
         if order is not None:
             rows, where = rows[order], where[order]
             groupings = {name: column[order] for name, column in groupings.items()}
@@ -249,6 +287,8 @@ class FrameWriter:
         if lines is not None:
             assert self._last_edges is not None
             line["edges"] = self._last_edges[0]
+        if heat_range is not None:
+            line["heat_map_range"] = heat_range
         if figures:
             # JSON knows no NaN; a figure that is none is left out.
             line["metrics"] = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
@@ -266,9 +306,8 @@ class FrameWriter:
         if given.shape != (count,):
             raise FrameError(f"{place}: {given.size} ids for {count} points")
         # As in most frames: the very points of the one before, and no need to look up a million names.
-        if self._last_ids is not None and np.array_equal(given, self._last_ids):
-            assert self._last_rows is not None
-            return self._last_rows, []
+        if self._last is not None and np.array_equal(given, self._last[0]):
+            return self._last[1], []
         names = [str(name) for name in given.tolist()]
         rows = np.empty(count, np.int64)
         added: dict[str, int] = {}
@@ -278,9 +317,11 @@ class FrameWriter:
                 row = added.setdefault(name, self._known + len(added))
             rows[position] = row
         if len(np.unique(rows)) < count:
-            again = next(name for number, name in enumerate(names) if name in names[:number])
-            raise FrameError(f"{place}: the id {again!r} is there twice")
-        self._last_ids, self._last_rows = given.copy(), rows
+            seen: set[str] = set()
+            for name in names:
+                if name in seen:
+                    raise FrameError(f"{place}: the id {name!r} is there twice")
+                seen.add(name)
         return rows, list(added)
 
     def _sample(self, tensors: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> dict[str, Any]:
@@ -305,7 +346,6 @@ class FrameWriter:
         if given.size == 0:
             return np.zeros((0, 2), np.uint32)
         if given.ndim != 2 or given.shape[1] != 2:
-            self._last_ids = None
             raise FrameError(f"{place}: edges have shape (m, 2), not {given.shape}")
         here = set(rows.tolist())
         added = {name: self._known + number for number, name in enumerate(names or [])}
@@ -317,18 +357,16 @@ class FrameWriter:
                 else:
                     row = self._rows.get(str(point), added.get(str(point), -1))
                 if row not in here:
-                    # The new ones among them are not known yet.
-                    self._last_ids = None
                     raise FrameError(f"{place}: edge {number} has the end {point!r}, which is no point of the frame")
                 pairs[number, end] = row
         return pairs
 
-    def _texts(self, place: str, name: str, column: ArrayLike, count: int) -> NDArray[np.uint16]:
-        """Return the codes of categories; new ones get codes behind those that there are."""
+    def _texts(self, place: str, name: str, column: ArrayLike, count: int) -> tuple[NDArray[np.uint16], dict[str, int]]:
+        """Return the codes of categories, and all that there are then: new ones get codes behind those that there are."""
         given = np.asarray(column)
         if given.shape != (count,):
             raise FrameError(f"{place}: grouping {name!r} has shape {given.shape} for {count} points")
-        known = self._categories.setdefault(name, {})
+        known = dict(self._categories.get(name, {}))
         if given.dtype == object:
             # Texts among which some are None, or of pandas: these do not sort.
             given = np.array(["" if _is_none(kind) else str(kind) for kind in given.tolist()])
@@ -340,9 +378,8 @@ class FrameWriter:
                 continue
             codes[number] = code = known.setdefault(str(kind), min(len(known), MISSING))
             if code == MISSING:
-                del known[str(kind)]
                 raise FrameError(f"{place}: grouping {name!r} has over {MISSING} categories; give numbers as values=")
-        return codes[inverse]
+        return codes[inverse], known
 
     def _add_points(
         self,
@@ -384,6 +421,27 @@ class FrameWriter:
         self._named = names is not None
         self._known += count
         self._batches += 1
+        if self._carried:
+            self._carry(names, count)
+
+    def _carry(self, names: list[str] | None, count: int) -> None:
+        """Put points that have come into the groups that readers had made of them in the frames before."""
+        if (names is not None) != self._carried_named:
+            return
+        begin = self._known - count
+        found: dict[str, list[int]] = {}
+        for row, name in enumerate(names or map(str, range(begin, self._known)), begin):
+            for group in self._carried.pop(name, ()):
+                found.setdefault(group, []).append(row)
+        if not found:
+            return
+        try:
+            _selections.change(
+                self.folder,
+                lambda groups: {**groups, **{name: groups.get(name, []) + rows for name, rows in found.items()}},
+            )
+        except ValueError as error:
+            warnings.warn(f"{self.folder}: groups that readers had made are lost: {error}", stacklevel=4)
 
     def _append(self, line: dict[str, Any]) -> None:
         """Add a line to the index, in one write: a reader takes no line whose end is not there."""
@@ -392,7 +450,14 @@ class FrameWriter:
             file.write(text.encode())
 
     def close(self) -> None:
-        """Every frame is whole when `write_frame` returns, so that there is nothing left to do."""
+        """Say what is lost, if frames were replaced: every frame is whole when `write_frame` returns, and there is nothing else left to do."""
+        if self._carried:
+            groups = sorted({group for names in self._carried.values() for group in names})
+            warnings.warn(
+                f"{self.folder}: {len(self._carried)} points of groups that readers had made ({', '.join(groups)}) are in no frame any more",
+                stacklevel=2,
+            )
+            self._carried = {}
 
     def __enter__(self) -> FrameWriter:
         return self
@@ -424,3 +489,18 @@ def _heat(place: str, heat_map: ArrayLike) -> NDArray[np.uint32]:
         )
     counts: NDArray[np.uint32] = np.minimum(given, 2**32 - 1).astype(np.uint32)
     return counts
+
+
+def _heat_range(place: str, heat_map: ArrayLike | None, given: ArrayLike) -> list[list[float]]:
+    edges = np.asarray(given, dtype=np.float64)
+    if (
+        heat_map is None
+        or edges.shape != (2, 2)
+        or not np.isfinite(edges).all()
+        or not (edges[:, 0] <= edges[:, 1]).all()
+    ):
+        raise FrameError(
+            f"{place}: heat_map_range=[[low, high], [low, high]] is of the rows of a heat map, and of its columns, not {given!r}"
+        )
+    told: list[list[float]] = edges.tolist()
+    return told

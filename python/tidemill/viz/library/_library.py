@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tidemill.viz import _selections
 from tidemill.viz._format import INDEX, FrameError
 from tidemill.viz._read import FrameReader
 from tidemill.viz._write import OURS
@@ -144,7 +145,10 @@ class Library(Said):
                 if OURS.fullmatch(path.name) and path.is_file():
                     shutil.copyfile(path, made / path.name)
             kept["title"] = kept["title"] or cut(reader.title, TITLE_MAX) or cut(folder.resolve().name, TITLE_MAX)
-            return self._store(made, kept, Upload("frames", "", []), folder.resolve().name)
+            # In a library, what people make of a plot are versions; what was there before is in the first.
+            (made / _selections.NAME).unlink(missing_ok=True)
+            changes = [{"set": "group", "name": name, "value": rows} for name, rows in _selections.read(folder).items()]
+            return self._store(made, kept, Upload("frames", "", changes), folder.resolve().name)
 
     @contextlib.contextmanager
     def _making(self) -> Any:

@@ -1,0 +1,74 @@
+"""Streams by URL, for commands that follow them: which server, and what of it."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping
+
+from tidemill import stream
+from tidemill.dataset import DataSet, DataSetError
+
+__all__ = ["SHAPES", "from_url", "is_stream", "named"]
+
+#: By scheme, what a URL looks like.
+SHAPES = {
+    "redis": "redis://HOST:PORT/NUMBER?streams=KEY,KEY",
+    "rediss": "rediss://HOST:PORT/NUMBER?streams=KEY,KEY",
+    "kafka": "kafka://HOST:PORT,HOST:PORT/TOPIC",
+    "tcp": "tcp://HOST:PORT",
+    "ws": "ws://HOST:PORT/PATH",
+    "wss": "wss://HOST:PORT/PATH",
+}
+
+
+def is_stream(text: str) -> bool:
+    """Whether a text is the URL of a stream rather than a path."""
+    return text.partition("://")[0] in SHAPES and "://" in text
+
+
+def named(text: str) -> str:
+    """A path as it is, or the URL of a stream without user and password, which are nobody else's."""
+    if not is_stream(text):
+        return text
+    parts = urllib.parse.urlsplit(text)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def from_url(url: str, schema: Mapping[str, str], time: str) -> DataSet:
+    """Open a stream: entries of streams of Redis by their fields; records of Kafka, lines of a TCP server and messages of a WebSocket as JSON.
+
+    Parameters
+    ----------
+    url : str
+        See `SHAPES`.
+    schema : mapping of str to str
+        Types by column.
+    time : str
+        The column of event times.
+
+    Raises
+    ------
+    DataSetError
+        The URL names no stream.
+    """
+    parts = urllib.parse.urlsplit(url)
+    query = dict(urllib.parse.parse_qsl(parts.query))
+    path = parts.path.strip("/")
+    schema = dict(schema)
+    if parts.scheme in ("redis", "rediss") and query.keys() == {"streams"}:
+        server = urllib.parse.urlunsplit(parts._replace(query=""))
+        return stream.from_redis(server, query["streams"].split(","), schema, time=time)
+    if parts.scheme == "kafka" and parts.netloc and path:
+        return stream.from_kafka(parts.netloc, path, schema, time=time)
+    if parts.scheme == "tcp" and parts.hostname and _port(parts) and not path:
+        return stream.from_socket(parts.hostname, _port(parts), schema, time=time)
+    if parts.scheme in ("ws", "wss") and parts.netloc:
+        return stream.from_websocket(url, schema, time=time)
+    raise DataSetError(f"{named(url)!r} names no stream; one looks like {SHAPES[parts.scheme]}")
+
+
+def _port(parts: urllib.parse.SplitResult) -> int:
+    try:
+        return parts.port or 0
+    except ValueError:
+        return 0

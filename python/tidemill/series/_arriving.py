@@ -1,0 +1,185 @@
+"""Rows of a stream (`tidemill.stream`), as worker 0 of a `Follower` sees them.
+
+Worker 0 runs the stream by itself, in a thread: prices are few beside what is made of them, and all workers need all of them, in step. A time of
+the panel is a window of one microsecond, so that it is over when the stream's time says so, however many partitions rows come from; and
+`early` results tell what it has so far, for a last time that is over because nothing comes any more.
+
+Nothing of it is saved: a job that is started again reads the stream from where its source begins, as it would a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+import tidemill
+from tidemill._tidemill import QueryEngine, write_stream
+from tidemill.dataset import DataSet, coalesce, col, lit
+from tidemill.dataset._dataset import _tables
+from tidemill.dataset._engine import memory_budget
+from tidemill.dataset._table import Table
+from tidemill.series._read import Columns, SeriesError, find_columns
+from tidemill.series._tail import NewRows
+from tidemill.stream import _status, tumbling, window
+
+__all__ = ["StreamTail"]
+
+#: Seconds between two early results, at least.
+_EARLY_S = 0.05
+#: Seconds that closing waits for the stream to see it.
+_CLOSE_S = 10.0
+
+_Cells = dict[str, list[Any]]
+
+
+class _Closed(Exception):
+    """Ends the stream when nobody wants its rows any more."""
+
+
+class StreamTail:
+    """The rows of a stream; see `Tail`.
+
+    Parameters
+    ----------
+    stream : DataSet
+        Whose event time is the column of times.
+    chosen : dict of str to str
+        Columns by role.
+    settle_s : float
+        When nothing has come for so long, the last time is over.
+    """
+
+    def __init__(self, stream: DataSet, chosen: dict[str, str | None], settle_s: float) -> None:
+        columns = find_columns(stream.columns, chosen)
+        self.columns: Columns | None = columns
+        self.left_out: dict[str, int] = {}
+        self.ended = False
+        self._settle_s = settle_s
+        kind = stream.schema[columns.time]
+        if not kind.startswith(("Date", "Timestamp")):
+            raise SeriesError(
+                f"times of a stream are its event time, but column {columns.time!r} is {kind}: cast it to a timestamp, and give it as time= to the source"
+            )
+        self._roles = [role for role in columns.named() if role not in ("id", "time")]
+        nothing = lit(float("nan"))
+        rows = stream.select(
+            at=col(columns.time).cast("timestamp[us]"),
+            id=coalesce(col(columns.id).cast("str"), lit("")),
+            **{role: coalesce(col(columns.named()[role]).cast("float64"), nothing) for role in self._roles},
+        )
+        times = window(tumbling("1us"), on="at", early=max(_EARLY_S, settle_s / 2))
+        cells = {name: col(name).to_list() for name in ("id", *self._roles)}
+        self._windows = rows.group_by(times).agg(at=col("at").cast("int64").min(), **cells)
+        self._lock = threading.Lock()
+        #: Of each time that is not taken yet what has come, and whether that is all; of one that was taken before that was known, how much.
+        self._open: dict[int, tuple[_Cells, bool]] = {}
+        self._taken: dict[int, int] = {}
+        self._late: list[tuple[int, _Cells]] = []
+        self._changed = time.monotonic()
+        self._failure: Exception | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidemill-series-stream", daemon=True)
+        self._thread.start()
+        # The interpreter shall not end while the stream calls it.
+        weakref.finalize(self, _end, self._closing, self._thread)
+
+    def take(self) -> NewRows | None:
+        """See `Tail`."""
+        with self._lock:
+            if self._failure is not None:
+                raise SeriesError(f"the stream failed: {self._failure}") from self._failure
+            ended = not self._thread.is_alive()
+            settled = ended or time.monotonic() - self._changed >= self._settle_s
+            over = [at for at in sorted(self._open) if settled or self._open[at][1]]
+            parts = self._late
+            self._late = []
+            for at in over:
+                cells, whole = self._open.pop(at)
+                parts.append((at, cells))
+                if not whole:
+                    self._taken[at] = len(cells["id"])
+            self.ended = ended
+        return self._rows(parts) if parts else None
+
+    def close(self) -> None:
+        """End the stream."""
+        _end(self._closing, self._thread)
+
+    def _rows(self, parts: list[tuple[int, _Cells]]) -> NewRows | None:
+        times = np.repeat([at for at, _ in parts], [len(cells["id"]) for _, cells in parts]).astype(np.int64)
+        names = np.array([name.strip() for _, cells in parts for name in cells["id"]])
+        named = names != ""
+        self.left_out["without_key"] = self.left_out.get("without_key", 0) + int(len(names) - named.sum())
+        ids, codes = np.unique(names[named], return_inverse=True)
+        numbers = {
+            role: np.array([number for _, cells in parts for number in cells[role]], dtype=np.float64)[named]
+            for role in self._roles
+        }
+        return NewRows(ids.tolist(), codes.astype(np.int64), times[named], True, numbers)
+
+    # ---- in the stream's thread
+
+    def _run(self) -> None:
+        job = tidemill.init()
+        try:
+            # An engine of its own, whose only worker is this one.
+            engine = QueryEngine(1, 1, memory_budget(), os.environ.get("TIDEMILL_SPILL_DIR") or None)
+            write_stream(
+                engine,
+                job._self,
+                self._windows._native,
+                "series",
+                _tables(self._come),
+                "series",
+                None,
+                self._look,
+                _status.place("series", job._self),
+                None,
+                None,
+                _tables(self._come_late),
+                "late rows of series",
+            )
+        except _Closed:
+            pass
+        except Exception as error:
+            with self._lock:
+                self._failure = error
+
+    def _look(self) -> bool:
+        if self._closing.is_set():
+            raise _Closed
+        return False
+
+    def _come(self, table: Table) -> None:
+        told = table.to_dict()
+        with self._lock:
+            for row, (at, whole) in enumerate(zip(told["at"], told["window_final"], strict=True)):
+                cells = {name: told[name][row] for name in ("id", *self._roles)}
+                taken = self._taken.get(at)
+                if taken is None:
+                    self._open[at] = (cells, whole)
+                elif len(cells["id"]) > taken:
+                    self._late.append((at, {name: column[taken:] for name, column in cells.items()}))
+                    self._taken[at] = len(cells["id"])
+                if whole:
+                    self._taken.pop(at, None)
+            self._changed = time.monotonic()
+
+    def _come_late(self, table: Table) -> None:
+        told = table.to_dict()
+        with self._lock:
+            for row, at in enumerate(told["at"]):
+                micros = int(np.datetime64(at.replace(tzinfo=None), "us").astype(np.int64))
+                self._late.append((micros, {name: [told[name][row]] for name in ("id", *self._roles)}))
+
+
+def _end(closing: threading.Event, thread: threading.Thread) -> None:
+    closing.set()
+    with contextlib.suppress(RuntimeError):
+        thread.join(_CLOSE_S)

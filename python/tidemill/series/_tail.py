@@ -1,0 +1,329 @@
+"""Files that grow, and folders that files come into, as worker 0 of a `Follower` sees them.
+
+Lines become the rows that `tidemill.series.clean` makes of them: what it leaves out is left out, what it refuses is refused. A line is whole when its
+line feed is there; the last one may have none, so it is one, too, when nothing has come for a while, or when a later file of the
+folder has come and this one does not grow. Until then later files wait, as their days would end its.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.series._panel import Array
+from tidemill.series._read import Columns, SeriesError, delimiter_of, find_columns, steps_or_dates
+
+__all__ = ["FileTail", "NewRows", "Tail"]
+
+#: Bytes that are read at a time, so that a long file does not fill the memory with texts.
+_PIECE_BYTES = 64 << 20
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d(?:\.\d+)?))?(Z|[+-]\d\d:?\d\d)?")
+_NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+
+_Row = tuple[int, int, tuple[float, ...]]
+
+
+@dataclass
+class NewRows:
+    """Rows that have come: ids by code, times in microseconds or whole numbers, numbers by role."""
+
+    ids: list[str]
+    codes: NDArray[np.int64]
+    times: NDArray[np.int64]
+    dated: bool
+    numbers: dict[str, Array]
+
+
+class Tail(Protocol):
+    """Where the rows of a `Follower` come from; on worker 0 alone."""
+
+    #: None before anything is known of them.
+    columns: Columns | None
+    #: What was left out, by its rule; see `RULES` of cleaning.
+    left_out: dict[str, int]
+    #: Whether no row can come any more.
+    ended: bool
+
+    def take(self) -> NewRows | None:
+        """The rows of times that are over and have not been taken, and rows that are late. Does not wait.
+
+        Raises
+        ------
+        SeriesError
+            They cannot be read.
+        """
+
+    def close(self) -> None:
+        """Let go of what they come from."""
+
+
+@dataclass
+class _File:
+    """How far a file has been read."""
+
+    offset: int = 0
+    line: int = 0
+    #: When it was last looked at.
+    size: int = -1
+    #: Where each role's column is; None before the header.
+    fields: dict[str, int] | None = None
+    width: int = 0
+    #: Whether the last line was taken without its line feed.
+    cut: bool = False
+
+
+class FileTail:
+    """The rows of a file, a folder or a glob.
+
+    Parameters
+    ----------
+    path : str
+    chosen : dict of str to str
+        Columns by role.
+    settle_s : float
+        When nothing has come for so long, the last line is whole, and the last time is over.
+    delimiter, null : str, optional
+    lenient : bool
+        Whether a line that is no row is left out.
+    """
+
+    ended = False
+
+    def __init__(
+        self,
+        path: str,
+        chosen: dict[str, str | None],
+        settle_s: float,
+        delimiter: str | None,
+        null: str | None,
+        lenient: bool,
+    ) -> None:
+        self._path, self._chosen, self._settle_s = path, chosen, settle_s
+        self._delimiter, self._lenient = delimiter, lenient
+        try:
+            self._null = None if null is None else re.compile(null)
+        except re.error as error:
+            raise SeriesError(f"null={null!r} is no regular expression: {error}") from error
+        self._files: dict[str, _File] = {}
+        self.columns: Columns | None = None
+        self.left_out = {"unreadable": 0, "without_key": 0}
+        self._dated: bool | None = None
+        self._stamps: dict[str, int] = {}
+        self._codes: dict[str, int] = {}
+        #: Rows of times that are not over: id, time, numbers.
+        self._waiting: list[_Row] = []
+        self._quiet_since = time.monotonic()
+        #: Whether a file has more than was read at once.
+        self._is_behind = False
+
+    def take(self) -> NewRows | None:
+        """See `Tail`."""
+        self._waiting += self._read(settled=False)
+        settled = self._is_quiet()
+        if settled:
+            self._waiting += self._read(settled=True)
+            # Something may have come this very moment.
+            settled = self._is_quiet()
+        if not self._waiting:
+            return None
+        over, self._waiting = self._waiting, []
+        if not settled:
+            last = max(row[1] for row in over)
+            self._waiting = [row for row in over if row[1] == last]
+            over = [row for row in over if row[1] < last]
+        if not over:
+            return None
+        assert self.columns is not None
+        roles = [role for role in self.columns.named() if role not in ("id", "time")]
+        columns = zip(*(row[2] for row in over), strict=True)
+        return NewRows(
+            ids=list(self._codes),
+            codes=np.array([row[0] for row in over], dtype=np.int64),
+            times=np.array([row[1] for row in over], dtype=np.int64),
+            dated=bool(self._dated),
+            numbers={role: np.array(column) for role, column in zip(roles, columns, strict=True)},
+        )
+
+    def close(self) -> None:
+        """Files are open only while they are read."""
+
+    def _is_quiet(self) -> bool:
+        return not self._is_behind and time.monotonic() - self._quiet_since >= self._settle_s
+
+    def _paths(self) -> list[str]:
+        place = Path(self._path)
+        if place.is_dir():
+            return sorted(str(child) for child in place.iterdir() if child.is_file() and child.name[0] not in "._")
+        if place.exists():
+            return [self._path]
+        return sorted(str(child) for child in place.parent.glob(place.name))
+
+    def _read(self, settled: bool) -> list[_Row]:
+        """The whole lines that are new, as rows; at most `_PIECE_BYTES` of a file at a time."""
+        rows: list[_Row] = []
+        paths = self._paths()
+        self._is_behind = False
+        for path in paths:
+            if path.endswith((".gz", ".zst", ".bz2", ".xz", ".parquet")):
+                raise SeriesError(f"{path}: only plain text can be followed while it grows")
+            state = self._files.setdefault(path, _File())
+            with Path(path).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < state.offset:
+                    raise SeriesError(
+                        f"{path} has become shorter while it was followed: {size} bytes after {state.offset}"
+                    )
+                still, state.size = size == state.size, size
+                if not still:
+                    self._quiet_since = time.monotonic()
+                if size == state.offset:
+                    continue
+                file.seek(state.offset)
+                piece = file.read(min(_PIECE_BYTES, size - state.offset))
+            self._is_behind |= state.offset + len(piece) < size
+            whole = piece.rfind(b"\n") + 1
+            rest = whole < len(piece) == size - state.offset
+            if rest and still and (settled or path != paths[-1]):
+                whole, rest = len(piece), False
+            elif not whole and len(piece) == _PIECE_BYTES:
+                raise SeriesError(f"{path}: line {state.line + 1} has more than {_PIECE_BYTES} bytes")
+            rows += self._lines(path, state, piece[:whole])
+            if whole and not settled:
+                # To read much takes long, and nobody has been quiet meanwhile.
+                self._quiet_since = time.monotonic()
+            if rest:
+                break
+        return rows
+
+    def _lines(self, path: str, state: _File, piece: bytes) -> list[_Row]:
+        try:
+            text = piece.decode("utf-8-sig" if state.offset == 0 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise SeriesError(f"{path}, behind byte {state.offset}: not UTF-8: {error}") from error
+        if piece and state.cut:
+            end = re.match("\r?\n", text)
+            if end is None:
+                raise SeriesError(
+                    f"{path}, line {state.line}: it had no line feed, and was taken when nothing had come for {self._settle_s:g} s, "
+                    "but now it goes on; write whole lines, or wait longer with --settle (settle_s=)"
+                )
+            text = text[end.end() :]
+        state.offset += len(piece)
+        lines = text.split("\n")
+        state.cut = bool(lines[-1]) or (state.cut and not piece)
+        if not lines[-1]:
+            lines.pop()
+        delimiter = self._delimiter or delimiter_of(path)
+        rows = []
+        for line in lines:
+            state.line += 1
+            row = self._line(path, state, line.removesuffix("\r"), delimiter)
+            if row is not None:
+                rows.append(row)
+        return rows
+
+    def _line(self, path: str, state: _File, text: str, delimiter: str) -> _Row | None:
+        if not text:
+            return None
+        fields = next(csv.reader([text], delimiter=delimiter))
+        if state.fields is None:
+            self._header(path, state, fields)
+            return None
+        try:
+            if text.count('"') % 2:
+                raise ValueError("a quote is not closed")
+            row = self._row(state, fields)
+        except ValueError as error:
+            if not self._lenient:
+                raise SeriesError(
+                    f'{path}, line {state.line}: {error}; --bad-rows skip (on_error="skip") leaves such rows out'
+                ) from error
+            self.left_out["unreadable"] += 1
+            return None
+        if row is None:
+            self.left_out["without_key"] += 1
+        return row
+
+    def _header(self, path: str, state: _File, names: list[str]) -> None:
+        try:
+            columns = find_columns(names, self._chosen)
+        except SeriesError as error:
+            raise SeriesError(f"{path}: {error}") from error
+        if self.columns is not None and columns != self.columns:
+            raise SeriesError(
+                f"{path} has other columns than the files before: {columns.named()}, not {self.columns.named()}"
+            )
+        self.columns = columns
+        state.fields = {role: names.index(name) for role, name in columns.named().items()}
+        state.width = len(names)
+
+    def _row(self, state: _File, fields: list[str]) -> _Row | None:
+        """A row; None if it has no id or no time."""
+        assert state.fields is not None
+        if len(fields) != state.width:
+            raise ValueError(f"{state.width} values expected, {len(fields)} found")
+        texts = {role: "" if self._is_null(fields[place]) else fields[place] for role, place in state.fields.items()}
+        stamp = texts.pop("time")
+        name = texts.pop("id").strip()
+        at = self._stamps.get(stamp)
+        if at is None and stamp:
+            at = self._stamps[stamp] = self._time(stamp)
+        numbers = tuple(_number(role, text) for role, text in texts.items())
+        if at is None or not name:
+            return None
+        return self._codes.setdefault(name, len(self._codes)), at, numbers
+
+    def _is_null(self, text: str) -> bool:
+        return self._null is not None and self._null.fullmatch(text) is not None
+
+    def _time(self, text: str) -> int:
+        """A time; what the first one is, all are: a date, or a whole number, of which those like 20161230 are dates."""
+        is_whole = re.fullmatch(r"-?\d+", text) is not None
+        micros = _date_of_number(int(text)) if is_whole else _date(text)
+        if self._dated is None:
+            self._dated = micros is not None or not is_whole
+        if not self._dated:
+            if not is_whole:
+                raise ValueError(f"{text!r} is no whole number, as the times before are")
+            return int(text)
+        if micros is None:
+            raise ValueError(f"{text!r} is no time such as 2016-12-30 or 2016-12-30T17:00:00")
+        return micros
+
+
+def _date_of_number(number: int) -> int | None:
+    """Microseconds since 1970 of a number such as 20161230; None for one that is no date."""
+    dates = steps_or_dates(np.array([number])) if abs(number) < 2**63 else None
+    return None if dates is None else int(dates[0])
+
+
+def _date(text: str) -> int | None:
+    """Microseconds since 1970, in UTC."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return None
+    day, clock, zone = found.groups()
+    try:
+        micros = int(np.datetime64(f"{day}T{(clock or '00:00:00')[:15]}", "us").astype(np.int64))
+    except ValueError:
+        return None
+    if zone is None or zone == "Z":
+        return micros
+    minutes = 60 * int(zone[1:3]) + int(zone[-2:])
+    return micros - (1 if zone[0] == "+" else -1) * minutes * 60_000_000
+
+
+def _number(role: str, text: str) -> float:
+    if not text:
+        return float("nan")
+    if _NUMBER.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no number, and the column of {role}s has numbers")
+    return float(text)

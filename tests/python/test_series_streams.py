@@ -1,0 +1,228 @@
+"""Panels that streams grow: tables, files and a real Redis, on one and two workers, ended and started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import launched
+import numpy as np
+import pytest
+import tidemill as tm
+from servers import Redis
+from tidemill import series
+from tidemill.apps._arriving import from_url
+from tidemill.viz import FrameError, FrameReader
+
+IDS = 8
+
+
+def day(number: int) -> str:
+    return str(np.busday_offset("2024-01-01", number, roll="forward"))
+
+
+def rows(numbers: range, seed: int = 0) -> list[dict[str, Any]]:
+    """The rows of some days, the same however they are asked for."""
+    rng = np.random.default_rng(seed)
+    price = np.round(50 * np.exp(np.cumsum(rng.normal(scale=0.02, size=(200, IDS)), axis=0)), 4)
+    return [
+        {"time": f"{day(n)}T00:00:00", "id": f"s{one}", "value": float(price[n, one]), "volume": 100.0 + n}
+        for n in numbers
+        for one in range(IDS)
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> tm.Table:
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return tm.from_dict(columns).with_columns(time=tm.col("time").cast("timestamp[us]")).collect()
+
+
+def all_of(stream: tm.DataSet, **options: Any) -> tuple[series.Panel, series.Report]:
+    """What has been followed when the stream has ended."""
+    with series.Follower(stream, every_s=0.001, **options) as follower:
+        launched.wait_until(lambda: (follower.poll() and False) or follower.ended, "the end of the stream")
+    assert follower.panel is not None and follower.report is not None
+    return follower.panel, follower.report
+
+
+def test_the_panel_is_that_of_the_table() -> None:
+    """Of several splits, which are read at different speeds: a day is over when all have come to it, not when one has gone on."""
+    told = rows(range(40))
+    told[100]["id"], told[101]["id"], told[105]["value"] = None, " ", -told[105]["value"]
+    told.append({**told[-1], "value": 7.0})
+    whole = table(told)
+    panel, report = all_of(tm.stream.from_table(whole, time="time", rows_per_batch=5))
+    expected, batch = series.clean(tm.from_arrow(whole))
+    np.testing.assert_array_equal(panel.values, expected.values)
+    np.testing.assert_array_equal(panel.caps, expected.caps)  # type: ignore[arg-type]
+    assert panel.ids.tolist() == expected.ids.tolist()
+    assert panel.times.tolist() == expected.times.tolist()
+    assert (report.rows, report.counts) == (batch.rows, batch.counts)
+    assert report.counts["without_key"] == 2
+    assert report.counts["duplicates"] == 1
+
+
+def test_steps_before_it_and_columns_that_are_named() -> None:
+    """A query in front, dates for times, whole numbers for values."""
+    told = tm.from_arrow(table(rows(range(5)))).with_columns(
+        on=tm.col("time").cast("date32"), cents=(tm.col("value") * 100).cast("int64")
+    )
+    stream = tm.stream.from_table(told.drop("time", "value").collect(), time="on").filter(tm.col("id") != "s3")
+    panel, report = all_of(stream, columns={"time": "on", "value": "cents"})
+    assert panel.values.shape == (5, IDS - 1)
+    assert report.columns == {"id": "id", "time": "on", "value": "cents", "volume": "volume"}
+
+
+def test_what_cannot_be_followed(tmp_path: Path) -> None:
+    told = table(rows(range(3)))
+    with pytest.raises(series.SeriesError, match="no column is called like a value"):
+        series.Follower(tm.stream.from_table(told, time="time").drop("value"))
+    with pytest.raises(series.SeriesError, match="'volume' is Float64: cast it"):
+        series.Follower(tm.stream.from_table(told, time="time"), columns={"time": "volume", "volume": None})
+    (tmp_path / "rows.json").write_text('{"time": "2024-01-02T00:00:00", "id": "a", "value": "cheap"}\n')
+    stream = tm.stream.from_files(tmp_path, {"time": "timestamp[us]", "id": "str", "value": "float64"}, time="time")
+    with pytest.raises(series.SeriesError, match=r"the stream failed: .*rows\.json"):
+        all_of(stream)
+
+
+def test_a_file_that_grows_and_closing_it(tmp_path: Path) -> None:
+    """The last day is over when nothing comes any more; closing ends the thread that reads."""
+    path = tmp_path / "rows.json"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(range(3))))
+    schema = {"time": "timestamp[us]", "id": "str", "value": "float64", "volume": "float64"}
+    with series.Follower(tm.stream.from_files(path, schema, time="time"), settle_s=0.1, every_s=0.01) as follower:
+
+        def grown(days: int) -> Callable[[], bool]:
+            def look() -> bool:
+                follower.poll()
+                return follower.panel is not None and len(follower.panel.times) == days
+
+            return look
+
+        launched.wait_until(grown(3), "three days")
+        with path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows(range(3, 5)))
+        launched.wait_until(grown(5), "five days")
+        assert any(thread.name == "tidemill-series-stream" for thread in threading.enumerate())
+        # Rows for days that are over: because nothing came any more, and by the stream's time.
+        with path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in [*rows(range(4, 6))[1:], *rows(range(1))[:2]])
+        late = IDS - 1 + 2
+        launched.wait_until(lambda: grown(6)() and follower.report.counts["late"] == late, "late rows")  # type: ignore[union-attr]
+        assert follower.panel is not None and follower.panel.values[0, 0] == rows(range(1))[0]["value"]
+    assert not any(thread.name == "tidemill-series-stream" for thread in threading.enumerate())
+
+
+def add(server: Redis, key: str, numbers: range) -> None:
+    # In one transaction: nobody sees half of a day, and takes it for one that has settled.
+    with server.client().pipeline() as pipeline:
+        for row in rows(numbers):
+            pipeline.xadd(key, row)
+        pipeline.execute()
+
+
+def frames_in(folder: Path) -> int:
+    try:
+        return len(FrameReader(folder))
+    except FrameError:
+        return 0
+
+
+def following(url: str, out: Path, workers: int) -> subprocess.Popen[bytes]:
+    return launched.start(
+        "series", "-n", str(workers), "--no-prefix", url, "--follow", "--settle", "0.2", "--out", out,
+        "--window", "20d", "--shift", "2d", "--volume", "volume",
+    )  # fmt: skip
+
+
+def ended(running: subprocess.Popen[bytes], how: int = signal.SIGINT) -> str:
+    running.send_signal(how)
+    printed, errors = running.communicate(timeout=launched.PATIENCE_S)
+    if how == signal.SIGINT:
+        assert (running.returncode, errors) == (0, b"")
+    return printed.decode()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_command_follows_a_stream_of_redis(workers: int, how: int, redis_server: Redis, tmp_path: Path) -> None:
+    """A day that arrives is a frame; a job that was ended or killed goes on behind its frames; and they are those of a batch over the same rows."""
+    key, out, whole = f"prices:{workers}:{how}", tmp_path / "out", tmp_path / "whole"
+    url = f"{redis_server.url}?streams={key}"
+    add(redis_server, key, range(30))
+    running = following(url, out, workers)
+    launched.wait_until(lambda: frames_in(out) == 6 or running.poll() is not None, "the frames of what there was")
+    add(redis_server, key, range(30, 32))
+    launched.wait_until(lambda: frames_in(out) == 7 or running.poll() is not None, "the frame of what has come")
+    ended(running, how)
+    before = {file.name: file.stat().st_mtime_ns for file in out.glob("frame-*")}
+    assert len(before) == 7
+    add(redis_server, key, range(32, 36))
+    running = following(url, out, workers)
+    launched.wait_until(lambda: frames_in(out) == 9 or running.poll() is not None, "the frames of what came meanwhile")
+    printed = ended(running)
+    assert f"7 frames are there, up to {day(31)}" in printed
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+    path = tmp_path / "prices.csv"
+    path.write_text(
+        "time,id,value,volume\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows(range(36)))
+    )
+    done = launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", whole)
+    assert done.returncode == 0, done.stderr
+    assert len(list(whole.glob("frame-*"))) == 9
+    for file in whole.glob("frame-*"):
+        assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_lines_that_a_server_sends() -> None:
+    """By URL, as the command opens them; of Kafka and a WebSocket only that they are what they are."""
+    schema = {"time": "timestamp[us]", "id": "str", "value": "float64"}
+    for url in ("kafka://127.0.0.1:1,127.0.0.1:2/prices", "ws://127.0.0.1:1/prices"):
+        assert from_url(url, schema, "time").columns == list(schema)
+    sent = "".join(json.dumps({name: row[name] for name in schema}) + "\n" for row in rows(range(3)))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def send() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(sent.encode())
+                over.wait(launched.PATIENCE_S)
+
+        over = threading.Event()
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        stream = from_url(f"tcp://127.0.0.1:{server.getsockname()[1]}", schema, "time")
+        with series.Follower(stream, settle_s=0.5, every_s=0.01) as follower:
+
+            def look() -> bool:
+                follower.poll()
+                return follower.panel is not None and len(follower.panel.times) == 3
+
+            launched.wait_until(look, "three days")
+            assert follower.panel is not None
+            assert follower.panel.values.tolist()[2] == [row["value"] for row in rows(range(3))[2 * IDS :]]
+        over.set()
+        sending.join(launched.PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["redis://127.0.0.1:1/0?streams=a"], "is a stream: --follow it"),
+        (["redis://me:secret@127.0.0.1:1/0", "--follow"], "'redis://127.0.0.1:1/0' names no stream; one looks like redis://HOST"),
+        (["kafka://127.0.0.1:1", "--follow"], "one looks like kafka://HOST:PORT,HOST:PORT/TOPIC"),
+        (["tcp://127.0.0.1:port", "--follow"], "one looks like tcp://HOST:PORT"),
+        (["ws://127.0.0.1:1/x", "--follow", "--null", "NA"], "are of files, not of streams"),
+    ],
+)  # fmt: skip
+def test_urls_that_name_no_stream(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = launched.run("series", *arguments, "--out", tmp_path / "out")
+    assert done.returncode != 0
+    assert message in " ".join(done.stderr.decode().split())
+    assert "secret" not in done.stderr.decode()
