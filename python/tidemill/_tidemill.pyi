@@ -753,5 +753,5 @@ def write_stream(
     late_name: str = "",
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int]]]: ...
 def list_checkpoints(
-    engine: QueryEngine, place: str, storage_options: dict[str, str]
+    engine: QueryEngine, place: str, storage_options: dict[str, str], verify: bool
 ) -> list[tuple[int, tuple[str, int, bool, int, list[tuple[str, int, tuple[int, str] | None]]] | None, str | None]]: ...

@@ -15,6 +15,7 @@ import pytest
 import stream_job
 import tidemill as tm
 from servers import Kafka, RabbitMQ
+from servers.server import free_ports
 from stream_kills import run_and_kill
 
 JOB = Path(at_most_once_job.__file__)
@@ -141,6 +142,40 @@ def test_nothing_is_kept_but_places(tmp_path: Path) -> None:
     assert looked and set(looked) == {0}
 
 
+def test_what_sources_and_sinks_give(tmp_path: Path) -> None:
+    """A job must not be taken for one that has each row once when its source gives some again, nor be refused what it gives."""
+    schema = {"n": "int64"}
+    files = tm.stream.to_files(tmp_path / "out")
+    rabbit = tm.stream.from_rabbitmq("amqp://localhost", "q", schema)
+    known = tm.stream.from_rabbitmq("amqp://localhost", "q", schema, id="message_id")
+    durable = tm.stream.from_webhook(1, schema, answer="durable")
+    table = tm.stream.from_table(pa.table({"n": [1, 2]}))
+    for stream, committed, called in (
+        (table, "exactly once", "at least once"),
+        (known, "exactly once", "at least once"),
+        (rabbit, "at least once", "at least once"),
+        (durable, "at least once", "at least once"),
+        (table.union(rabbit), "at least once", "at least once"),
+        (tm.stream.from_socket("localhost", 1, schema), "at most once", None),
+        (tm.stream.from_webhook(1, schema), "at most once", None),
+        (durable.union(tm.stream.from_webhook(2, schema)), None, None),
+    ):
+        for sink, gives in ((files, committed), (print, called)):
+            text = stream.explain(sink=sink)
+            expected = "may have rows not at all, and others more" if gives is None else f"has each row {gives}\n"
+            assert expected in text, text
+    options = {"checkpoint": tmp_path / "c", "guarantee": "exactly once"}
+    with pytest.raises(tm.DataSetError, match=r"rabbitmq q gives some rows again.*told apart by id="):
+        rabbit.write_stream(files, **options)
+    with pytest.raises(tm.DataSetError, match=r"webhook .* gives some rows again"):
+        durable.write_stream(files, **options)
+    with pytest.raises(tm.DataSetError, match="cannot be read again"):
+        tm.stream.from_webhook(1, schema).write_stream(files, **{**options, "guarantee": "at least once"})
+    [port] = free_ports(1)
+    begun = tm.stream.from_webhook(port, schema, answer="durable")
+    begun.write_stream(files, checkpoint=tmp_path / "d", guarantee="at least once", stop=lambda: True)
+
+
 def test_what_it_needs(tmp_path: Path) -> None:
     """A job that cannot keep its word does not begin; explain says what each choice gives."""
     stream = tm.stream.from_table(pa.table({"n": [1, 2]}))
@@ -154,7 +189,8 @@ def test_what_it_needs(tmp_path: Path) -> None:
     text = stream.explain(sink=tm.stream.to_files(tmp_path / "out"))
     assert "the sink files" in text and "has each row exactly once" in text
     assert "the sink print has each row at least once" in stream.explain(sink=print)
-    assert "the sink print may have rows not at all, and others more than once" in hook.explain(sink=print)
+    lost = tm.stream.from_webhook(1, {"n": "int64"})
+    assert "the sink print may have rows not at all, and others more than once" in lost.explain(sink=print)
     assert 'guarantee="at most once":' in text and "is not read again" in text
     with pytest.raises(tm.DataSetError, match="sink= is for streams"):
         tm.from_dict({"n": [1]}).explain(sink=print)

@@ -82,6 +82,33 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
     check(folder)
 
 
+def test_a_list_of_checkpoints(tmp_path: Path) -> None:
+    """One that is damaged is named, and with --quick it is not looked for."""
+    stream = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+    looked = 0
+
+    def enough() -> bool:
+        nonlocal looked
+        looked += 1
+        return looked > 3
+
+    stream.agg(n=tm.count()).write_stream(lambda _: None, checkpoint=tmp_path / "c", every="20ms", stop=enough)
+    place = tmp_path / "c"
+    listed = launched.run("checkpoints", "-n", "1", place)
+    assert listed.returncode == 0 and b"whole" in listed.stdout, listed
+    for file in (place / "state").glob("*/*"):
+        file.write_bytes(b"")
+    damaged = launched.run("checkpoints", "-n", "1", place)
+    assert damaged.returncode == 1 and b"is cut short" in damaged.stdout, damaged
+    quick = launched.run("checkpoints", "-n", "1", "--quick", place)
+    assert quick.returncode == 0 and b"cut short" not in quick.stdout, quick
+    rows = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+    with pytest.raises(tm.DataSetError, match="come again, which the job must not do"):
+        rows.agg(n=tm.count()).write_stream(
+            tm.stream.to_files(tmp_path / "out"), checkpoint=place, guarantee="exactly once"
+        )
+
+
 def test_places_that_cannot_be(folder: Path) -> None:
     stream = tm.stream.rate(10, rows=10)
     for place, reason in {

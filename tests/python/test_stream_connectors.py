@@ -94,7 +94,7 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(tm.DataSetError, match="files source"):
         tm.stream.from_files(tmp_path, SCHEMA, format="xml")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="files sink"):
-        tm.stream.rate(rows=1).write_stream(tm.stream.to_files("s3://bucket/folder"))
+        tm.stream.rate(rows=1).write_stream(tm.stream.to_files("https://host/folder"))
     (tmp_path / "a.json").write_text('{"key": "a", "x": "seven"}\n')
     with pytest.raises(tm.DataSetError, match=r"a\.json"):
         tm.stream.from_files(tmp_path, SCHEMA, stop_at_end=True).write_stream(lambda _: None)

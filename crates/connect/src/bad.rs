@@ -85,7 +85,8 @@ impl Handler {
         Ok(())
     }
 
-    /// Writes down what was met so far: before anything behind it is given away.
+    /// Writes down what was met so far, on disk: before anything behind it is given away, so that no checkpoint has passed a record
+    /// that a loss of power takes.
     ///
     /// # Errors
     /// The file's.
@@ -98,7 +99,7 @@ impl Handler {
             Some(file) => file,
             None => self.file.insert(open(folder, &self.name)?),
         };
-        file.write_all(&self.lines).map_err(|error| failed(folder, &error))?;
+        file.write_all(&self.lines).and_then(|()| file.sync_data()).map_err(|error| failed(folder, &error))?;
         self.lines.clear();
         Ok(())
     }
@@ -111,7 +112,9 @@ fn plain(value: &Value) -> String {
 fn open(folder: &Path, name: &str) -> Result<File, TaskError> {
     let path = folder.join(format!("{name}.jsonl"));
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
-    OpenOptions::new().create(true).append(true).open(path).map_err(|error| failed(folder, &error))
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    // The folder, too, where the file's name is.
+    file.and_then(|file| File::open(folder)?.sync_all().map(|()| file)).map_err(|error| failed(folder, &error))
 }
 
 fn failed(folder: &Path, error: &std::io::Error) -> TaskError {

@@ -3,22 +3,24 @@
 //! | module     | kind       | source | copies go on from        | sink | guarantee             |
 //! |------------|------------|--------|--------------------------|------|-----------------------|
 //! | `rate`     | `rate`     | yes    | the number of a row      |      |                       |
-//! | `files`    | `files`    | yes    | bytes of each file       | yes  | exactly once          |
+//! | `files`    | `files`    | yes    | bytes of each file, or object | yes  | exactly once     |
 //! | `kafka`    | `kafka`    | yes    | offsets of partitions    | yes  | exactly once, or less |
 //! | `redis`    | `redis`    | yes    | ids of streams' entries  | yes  | exactly once, or less |
 //! | `rabbitmq` | `rabbitmq` | yes    | what is not acknowledged | yes  | at least once         |
 //! | `sockets`  | `socket`, `websocket`, `webhook` | yes | nothing: see there |  |          |
 //!
 //! Beneath them: `options` (what people write), `decode` and `avro` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
-//! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `feed` (a thread that reads ahead), `tls`.
+//! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `feed` (a thread that reads ahead),
+//! `quiet` (splits that have nothing), `objects` (object stores), `tls`.
 //!
 //! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
 //!
 //! ```
 //! use serde_json::json;
-//! let source = tidemill_connect::source(&json!({"kind": "rate", "rows": 1000, "splits": 2}), None)?;
-//! assert_eq!((source.copies_max, source.replayable), (2, true));
-//! let error = tidemill_connect::source(&json!({"kind": "rate", "row": 1000}), None).unwrap_err();
+//! use tidemill_connect::no_objects;
+//! let source = tidemill_connect::source(&json!({"kind": "rate", "rows": 1000, "splits": 2}), None, &no_objects)?;
+//! assert_eq!((source.copies_max, source.guarantee), (2, tidemill_connect::Guarantee::ExactlyOnce));
+//! let error = tidemill_connect::source(&json!({"kind": "rate", "row": 1000}), None, &no_objects).unwrap_err();
 //! assert!(error.to_string().starts_with("rate source: no option `row`, expected one of `rows`"));
 //! # Ok::<(), tidemill_connect::ConnectError>(())
 //! ```
@@ -35,8 +37,10 @@ mod feed;
 mod files;
 mod hash;
 mod kafka;
+mod objects;
 mod options;
 mod prepared;
+mod quiet;
 mod rabbitmq;
 mod rate;
 mod record;
@@ -57,6 +61,7 @@ use tidemill_dataflow::{TaskContext, TaskError};
 pub use self::redis::RedisHashes;
 pub use bad::BadRecords;
 pub use error::ConnectError;
+pub use objects::{Objects, OpenObjects, no_objects};
 
 /// Makes the source of one copy.
 pub type MakeSource = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Source>, TaskError> + Send + Sync>;
@@ -72,8 +77,9 @@ pub struct SourceSpec {
     pub schema: SchemaRef,
     /// More copies than this would have nothing to read; 0 is no limit.
     pub copies_max: u32,
-    /// Whether it goes on where a checkpoint says; another one loses what came in between.
-    pub replayable: bool,
+    /// What becomes of a row when a job with checkpoints fails and goes on: exactly once from a source that goes on where the
+    /// checkpoint says, at least once where who sends does not know what has arrived, at most once where what came since is lost.
+    pub guarantee: Guarantee,
     /// The records that were left out in this process.
     pub bad: Arc<BadRecords>,
     /// Makes one.
@@ -106,14 +112,14 @@ impl fmt::Debug for SinkSpec {
 }
 
 /// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` says what its rows are,
-/// where they do not say it themselves.
+/// where they do not say it themselves; `open` opens object stores.
 ///
 /// Nothing outside is asked, besides files of certificates, and a registry for the schema of Avro values that nobody gave; all else
 /// is asked when one is made.
 ///
 /// # Errors
 /// `Kind` and `Option` name what is wrong and what would be right.
-pub fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+pub fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects) -> Result<SourceSpec, ConnectError> {
     match options::kind(spec, "source", &SOURCES)? {
         "rate" => rate::source(spec, schema),
         "rabbitmq" => rabbitmq::source(spec, schema),
@@ -121,21 +127,21 @@ pub fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, Con
         "socket" => sockets::tcp(spec, schema),
         "webhook" => sockets::webhook(spec, schema),
         "websocket" => sockets::websocket(spec, schema),
-        "files" => files::source(spec, schema),
+        "files" => files::source(spec, schema, open),
         "kafka" => kafka::source(spec, schema),
         other => unreachable!("{other} is no kind of source"),
     }
 }
 
-/// The sink that `spec` describes, for rows of `schema`.
+/// The sink that `spec` describes, for rows of `schema`; `open` opens object stores.
 ///
 /// Nothing outside is asked; that is done when one is made.
 ///
 /// # Errors
 /// As [`source`].
-pub fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
+pub fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Result<SinkSpec, ConnectError> {
     match options::kind(spec, "sink", &SINKS)? {
-        "files" => files::sink(spec, schema),
+        "files" => files::sink(spec, schema, open),
         "kafka" => kafka::sink(spec, schema),
         "rabbitmq" => rabbitmq::sink(spec, schema),
         "redis" => redis::sink(spec, schema),

@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::error::ConnectError;
 use crate::hash::mix;
-use crate::{SourceSpec, options};
+use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "rate source";
 /// At a given rate rows come at most so often, and more at a time.
@@ -131,7 +131,10 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         name: "rate".into(),
         schema,
         copies_max,
-        replayable: options.times == Times::Counted,
+        guarantee: match options.times {
+            Times::Counted => Guarantee::ExactlyOnce,
+            Times::Clock => Guarantee::AtMostOnce,
+        },
         bad: Arc::default(),
         make: Arc::new(move |context| Ok(Box::new(Rate::new(options.clone(), &made, context)?))),
     })

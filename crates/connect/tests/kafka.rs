@@ -170,9 +170,41 @@ fn commits_may_be_repeated() {
     small["record_bytes_max"] = json!(1000);
     small["epoch_bytes_max"] = json!(100);
     common::with_sinks(&small, &events(), async |make| {
-        let error = make().write(rows(0..9)).await.unwrap_err().to_string();
-        assert!(error.contains("`epoch_bytes_max`"), "{error}");
+        let mut sink = make();
+        assert!(sink.fullness() < 0.5);
+        sink.write(rows(0..9)).await.unwrap();
+        assert!(sink.fullness() > 1.0);
+        sink.prepare(1).await.unwrap();
+        assert!(sink.fullness() < 0.5);
     });
+}
+
+/// What would be an error of the first commit, behind a checkpoint that is durable, is one of the beginning.
+#[test]
+fn what_cannot_be_is_heard_at_once() {
+    let Some(kafka) = Kafka::start() else { return };
+    kafka.create_topic("out", 1);
+    let sink = json!({"kind": "kafka", "servers": kafka.servers(), "topic": "out", "id": "early", "patience_s": 20});
+    for (option, value, reason) in [
+        ("topic", json!("nowhere"), "topic \"nowhere\" does not exist"),
+        // Brokers allow a quarter of an hour unless they are told otherwise.
+        ("transaction_timeout_s", json!(3600), "no longer than their transaction.max.timeout.ms"),
+    ] {
+        let mut wrong = sink.clone();
+        wrong[option] = value;
+        common::with_sinks(&wrong, &events(), async |make| {
+            let error = make().begin().await.unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        });
+    }
+    common::with_sinks(&sink, &events(), async |make| {
+        let mut sink = make();
+        sink.begin().await.unwrap();
+        sink.write(rows(0..3)).await.unwrap();
+        let prepared = sink.prepare(1).await.unwrap();
+        sink.commit(prepared).await.unwrap();
+    });
+    assert_eq!(numbers(&kafka, "out"), [0, 1, 2]);
 }
 
 /// Records that are no rows, each in its way; and where the same is an error, it says where.

@@ -83,7 +83,7 @@ fn hashes_are_written_once() {
         assert!(!error.contains("sharkfish"), "{error}");
     });
     set["url"] = json!("rediss:/:sharkfish@x");
-    let error = tidemill_connect::sink(&set, &counts()).unwrap_err().to_string();
+    let error = tidemill_connect::sink(&set, &counts(), &tidemill_connect::no_objects).unwrap_err().to_string();
     assert!(error.contains("`url` has to be") && !error.contains("sharkfish"), "{error}");
 }
 
@@ -118,6 +118,57 @@ fn streams_that_are_named_later() {
         found.sort_unstable();
         assert_eq!(found, (0..written).map(|n| (n, n % 2 == 0)).collect::<Vec<_>>());
     }
+}
+
+/// Entries that are trimmed while a job is away must not be passed over in silence; those that it had read may go.
+#[test]
+fn entries_that_are_gone() {
+    let Some(redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = json!({"kind": "redis", "url": redis.url(), "password": "swordfish", "streams": ["in"]});
+    let sink = json!({"kind": "redis", "url": redis.url(), "password": "swordfish", "stream": "out", "id": "gone"});
+    let numbers = schema(&[("n", DataType::Int64)]);
+    let add = |count: i64| {
+        let mut pipeline = redis::pipe();
+        for n in 0..count {
+            pipeline.cmd("XADD").arg("in").arg(&["*", "n"]).arg(n).ignore();
+        }
+        let _: () = pipeline.query(&mut redis.connect()).unwrap();
+    };
+    let keep = |count: i64| {
+        let _: i64 = redis::cmd("XTRIM").arg("in").arg("MAXLEN").arg(count).query(&mut redis.connect()).unwrap();
+    };
+    let copied = || -> i64 { redis::cmd("XLEN").arg("out").query(&mut redis.connect()).unwrap() };
+    let checkpoints = folder.path().join("checkpoints");
+    let interval = Duration::from_millis(30);
+    let run = |until: i64| {
+        let job = Job {
+            source: &source,
+            schema: Some(Arc::clone(&numbers)),
+            sink: &sink,
+            checkpoints: &checkpoints,
+            interval,
+        };
+        job.run(1, None, common::stop_when(|| copied() >= until))
+    };
+    add(20);
+    keep(15);
+    run(15).expect("what was trimmed before the job began is no loss of its own");
+    add(10);
+    keep(10);
+    run(25).expect("it had read what was trimmed");
+    keep(0);
+    add(5);
+    run(30).expect("and the last entry, too");
+    add(10);
+    keep(7);
+    let error = run(40).unwrap_err().to_string();
+    assert!(error.contains("redis stream \"in\": 3 entries behind ") && error.contains("MAXLEN"), "{error}");
+    let _: i64 = redis::cmd("DEL").arg("in").query(&mut redis.connect()).unwrap();
+    add(2);
+    let error = run(40).unwrap_err().to_string();
+    assert!(error.contains("it was made anew"), "{error}");
+    assert_eq!(copied(), 30);
 }
 
 /// From streams to a stream, with entries that are no rows, and jobs of any size that fail and go on.

@@ -7,14 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use arrow::array::{Int64Array, RecordBatch, TimestampMillisecondArray};
+use arrow::array::{AsArray, Int64Array, RecordBatch, TimestampMillisecondArray};
+use arrow::datatypes::TimestampMillisecondType;
 use bytes::Bytes;
-use common::counting::{Numbers, Outside, World, check, events, graph, quiet, run, run_hurried, totals};
+use common::counting::{Numbers, Outside, World, check, events, graph, graph_into, quiet, run, run_hurried, totals};
+use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, Manifest};
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::placement::RoundRobin;
+use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
 use tidemill_dataflow::stream::{Control, EventTime};
 use tidemill_dataflow::{Emit, Graph, Operator, Progress, Runner, Settings, TaskError, TaskSpec};
@@ -152,6 +155,132 @@ impl Source for Endless {
     }
 }
 
+/// Two splits: the second has nothing more at some time, and rows a while later, which wait behind those of the first.
+struct Busy {
+    steps: std::vec::IntoIter<(u32, Option<i64>)>,
+}
+
+impl Source for Busy {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        // So long a batch waits for room.
+        std::thread::sleep(Duration::from_millis(2));
+        let at = std::time::Instant::now();
+        Poll::Ready(match self.steps.next() {
+            Some((split, Some(time))) => row(time).map(|rows| Next::Rows { split, rows }),
+            Some((split, None)) => Ok(Next::CaughtUp { split, at }),
+            None => Ok(Next::End),
+        })
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(Vec::new())
+    }
+}
+
+fn row(time: i64) -> Result<RecordBatch, TaskError> {
+    let column = || Arc::new(Int64Array::from(vec![time]));
+    Ok(RecordBatch::try_new(events(), vec![column(), column(), Arc::new(TimestampMillisecondArray::from(vec![time]))])?)
+}
+
+/// Finds rows that come behind the time that they are of.
+struct Late(EventTime, Arc<AtomicU64>);
+
+impl Operator for Late {
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, _: &mut Emit) -> Result<Flow, TaskError> {
+        let times = batch.column(2).as_primitive::<TimestampMillisecondType>();
+        let late = times.values().iter().filter(|&&ms| EventTime(ms * 1000) < self.0).count();
+        self.1.fetch_add(late as u64, Ordering::SeqCst);
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, _: &mut Emit) -> Result<Flow, TaskError> {
+        self.0 = time;
+        Ok(Flow::Done)
+    }
+}
+
+/// A split would be idle, and its rows late, because they wait with others until there is room.
+#[test]
+fn rows_that_wait_are_not_late() {
+    let late = Arc::new(AtomicU64::new(0));
+    let found = Arc::clone(&late);
+    let mut graph = Graph::new("busy");
+    let times = EventTimes::of("time").idle_after(Duration::from_millis(1));
+    let source = TaskSpec::source("busy", Some(times), |_| {
+        let steps = vec![(0, Some(0)), (1, Some(0)), (1, None), (0, Some(50)), (0, Some(90)), (1, Some(7))];
+        Ok(Busy { steps: steps.into_iter() })
+    });
+    let source = graph.add(source.output("out", events()).copies(1));
+    let late = TaskSpec::operator("late", move |_| Ok(Late(EventTime::MIN, Arc::clone(&late))));
+    let late = graph.add(late.streaming().input("in").copies(1));
+    graph.connect(source, late, Direct);
+    let outcome = run_ranks(1, |comm| {
+        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
+    });
+    outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
+    assert_eq!(found.load(Ordering::SeqCst), 0);
+}
+
+/// Rows that it may keep until a checkpoint.
+const KEPT_MAX: usize = 1000;
+
+/// Keeps rows until a checkpoint, and knows the most that it has kept.
+struct Full {
+    outside: Outside,
+    kept: usize,
+    most: Arc<AtomicU64>,
+}
+
+impl Sink for Full {
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        self.kept += rows.num_rows();
+        self.most.fetch_max(self.kept as u64, Ordering::SeqCst);
+        self.outside.write(rows)
+    }
+
+    fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        self.kept = 0;
+        self.outside.prepare(epoch)
+    }
+
+    fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        self.outside.commit(prepared)
+    }
+
+    fn fullness(&self) -> f64 {
+        self.kept as f64 / KEPT_MAX as f64
+    }
+}
+
+/// A sink that keeps rows for a checkpoint that comes in an hour would take all memory, or end the job.
+#[test]
+fn a_sink_that_is_full_gets_a_checkpoint() {
+    for workers in [1, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::default();
+        let most = Arc::new(AtomicU64::new(0));
+        let (seen, outside) = (Arc::clone(&most), Arc::clone(&world));
+        let graph = graph_into(4000, Duration::ZERO, None, move |context| Full {
+            outside: Outside::new(&outside, context.copy()),
+            kept: 0,
+            most: Arc::clone(&seen),
+        });
+        let outcomes = run_ranks(workers, |comm| {
+            let settings = Settings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 10, ..Settings::default() };
+            let runner = Runner::new(&comm, settings).unwrap();
+            let interval = Duration::from_secs(3600);
+            let checkpoints = CheckpointSettings { interval, ..CheckpointSettings::in_folder(folder.path()).unwrap() };
+            runner.run_job(&graph, &RoundRobin, Some(&checkpoints), &mut |_| Ok(())).map(drop)
+        });
+        outcomes.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
+        check(&world, 4000);
+        let most = most.load(Ordering::SeqCst) as usize;
+        // What is on its way comes before the barrier.
+        assert!((KEPT_MAX / 2..2 * KEPT_MAX).contains(&most), "{most} rows of 20000 were kept");
+    }
+}
+
 /// Passes on what comes, and has something to say whenever time passes or something ends.
 struct Talkative;
 
@@ -255,6 +384,17 @@ fn damaged_checkpoints_are_left_out() {
     let newest = all.last().unwrap();
     let bytes = std::fs::read(newest).unwrap();
     std::fs::write(newest, &bytes[..bytes.len() / 2]).unwrap();
+    let exact = run_ranks(2, |comm| {
+        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let settings = CheckpointSettings::in_folder(folder.path()).unwrap();
+        let settings = CheckpointSettings { may_repeat: false, ..settings };
+        let graph = graph(2000, Duration::ZERO, None, &world);
+        runner.run_job(&graph, &RoundRobin, Some(&settings), &mut |_| Ok(())).unwrap_err().to_string()
+    });
+    for error in exact.unwrap() {
+        let name = newest.file_name().unwrap().to_str().unwrap();
+        assert!(error.contains("come again, which the job must not do") && error.contains(name), "{error}");
+    }
     let wrong = run(2, folder.path(), 2000, Some(Arc::new(AtomicU64::new(3))), &world, quiet);
     assert!(wrong.unwrap_err().to_string().contains("the fuse has blown"), "it goes on from the other one");
     run(2, folder.path(), 2000, None, &world, quiet).expect("the number of the damaged one does not stand in its way");

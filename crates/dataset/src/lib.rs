@@ -63,7 +63,7 @@ pub use map::BatchFunction;
 pub use read::{CsvLayout, Format, read};
 pub use reading::Reading;
 pub use records::read_records;
-pub use stores::StorageOptions;
+pub use stores::{ObjectPlace, StorageOptions};
 pub use stream::{
     Calendar, KeyedBatch, KeyedFunction, LateRows, MakeKeyedFunction, MakeLateSink, MakeSink, MakeSource, StreamJob,
     StreamSink, StreamSource, WindowKind, Windows, table_stream,

@@ -211,6 +211,39 @@ impl Engine {
     }
 }
 
+/// A place in an object store, for streams.
+pub struct ObjectPlace {
+    /// The store.
+    pub objects: Arc<dyn ObjectStore>,
+    /// The same, for objects in parts.
+    pub uploads: Arc<dyn MultipartStore>,
+    /// An object, or what keys begin with.
+    pub path: Path,
+    /// The store's URL, for people.
+    pub name: String,
+}
+
+impl Engine {
+    /// Where a stream of objects comes from or goes to.
+    ///
+    /// # Errors
+    /// `Io`, when it cannot be opened, cannot be listed and written to, or is the memory of one process.
+    pub fn object_place(&self, url: &str, options: &StorageOptions) -> Result<ObjectPlace> {
+        let Location { store, path, .. } = self.locate(url, options)?;
+        match &store.uploads {
+            Some(uploads) if store.shared => Ok(ObjectPlace {
+                objects: Arc::clone(&store.objects),
+                uploads: Arc::clone(uploads),
+                path,
+                name: store.name.clone(),
+            }),
+            _ => Err(DataSetError::Io(format!(
+                "{url}: streams need a folder or an object store; there are s3://, gs://, az://"
+            ))),
+        }
+    }
+}
+
 /// A URL in its parts.
 struct Parsed {
     scheme: ObjectStoreScheme,
@@ -409,6 +442,11 @@ mod tests {
         assert_eq!(place(&format!("file://{new}"), true).unwrap(), new);
         assert_eq!(place(&new, false).unwrap(), new);
         std::fs::remove_dir_all(&new).unwrap();
+        let streamed = |text: &str| engine.object_place(text, &none).map(|place| (place.name, place.path.to_string()));
+        assert_eq!(streamed("s3://bucket/a/b/").unwrap(), ("s3://bucket".into(), "a/b".into()));
+        for text in ["memory:///a", "https://host/a"] {
+            assert!(streamed(text).unwrap_err().to_string().contains("streams need a folder or an object store"));
+        }
         assert!(place("memory:///a", true).unwrap_err().to_string().contains("gone with the process"));
         assert!(place("https://host/a", true).unwrap_err().to_string().contains("need a folder or an object store"));
     }

@@ -21,11 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--state", action="store_true", help="tell what the tasks of each keep, and which version of that it is"
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="read only the manifests, and not all that they refer to, to see whether it is whole",
+    )
     options = parser.parse_args(argv)
     if init().rank != 0:
         return 0
     try:
-        found = list_checkpoints(engine(), options.place, {})
+        found = list_checkpoints(engine(), options.place, {}, not options.quick)
     except DataSetError as error:
         parser.error(str(error))
     if not found:
@@ -37,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job, at_ms, finished, size, tasks = made
         at = datetime.fromtimestamp(at_ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
         copies = max((copies for _, copies, _ in tasks), default=0)
-        state = damage or ("finished" if finished else "whole")
+        state = damage or ("finished" if finished else "there" if options.quick else "whole")
         print(f'{epoch:>8}  {at} UTC  {size / 2**20:10,.2f} MiB  {len(tasks)} tasks x {copies}  job "{job}"  {state}')
         for task, _, kept in tasks if options.state else ():
             if kept is not None:

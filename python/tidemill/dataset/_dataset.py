@@ -672,7 +672,8 @@ class DataSet:
             returns. It goes on from there when it is started again. Needs `checkpoint`.
         guarantee : {"exactly once", "at least once", "at most once"}, optional
             How often each row is to be at the sink when the job fails and goes on. The first two are the least that is wanted: a
-            job whose sources, sink and options cannot give it does not begin, and says why; by default it gives what it can. At
+            job whose sources, sink and options cannot give it does not begin, and says why; by default it gives what it can. One
+            that is to give exactly once does not go on from the checkpoint before one that is damaged, either. At
             most once is another way to work: a row is taken when a checkpoint says that it was read, no step's state is saved,
             and sinks commit at once; what a failure interrupts is lost, and nothing comes twice.
         watch : callable, optional

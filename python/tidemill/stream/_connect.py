@@ -88,13 +88,17 @@ def from_files(
     delimiter: str = ",",
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataSet:
     """Read files that grow, and those that come: every line is a row, as soon as its end is written.
+
+    Objects of a store are read, too, each once and as a whole, as they come: a store is listed every five seconds.
 
     Parameters
     ----------
     path : str or path-like
-        A local file, a folder (everything below it) or a glob, that all workers share.
+        A local file, a folder (everything below it) or a glob, that all workers share; or the URL of an object (``s3://``, ``gs://``,
+        ``az://``), or of all whose keys begin with it and a slash.
     schema : mapping of str to str, or Arrow schema
         Types by column; ``"text"`` has one column ``line`` and needs none.
     format : {"json", "csv", "text"}, default="json"
@@ -114,6 +118,8 @@ def from_files(
     quarantine : str or path-like, optional
         A local folder of this source alone, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
         what is no UTF-8, ``hex``. A job that goes on after a failure may write one again.
+    storage_options : mapping of str to str, optional
+        Of a URL: what the store has to be told, as for `tidemill.read_csv`.
 
     Raises
     ------
@@ -122,26 +128,44 @@ def from_files(
     """
     csv = {"has_header": header, "delimiter": delimiter} if format == "csv" else {}
     skipping = bad(on_error, quarantine)
-    spec = described("files", path=os.fspath(path), format=format, stop_at_end=stop_at_end, on_error=skipping, **csv)
+    storage = dict(storage_options) if storage_options else None
+    spec = described(
+        "files",
+        path=os.fspath(path),
+        format=format,
+        stop_at_end=stop_at_end,
+        on_error=skipping,
+        storage_options=storage,
+        **csv,
+    )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
 
 
 def to_files(
-    path: str | os.PathLike[str], *, format: Literal["json", "csv"] = "json", prefix: str = "part"
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["json", "csv"] = "json",
+    prefix: str = "part",
+    storage_options: Mapping[str, str] | None = None,
 ) -> Connector:
-    """A sink of `DataSet.write_stream`: files of lines in a local folder that all workers share, each row once.
+    """A sink of `DataSet.write_stream`: files of lines in a folder, or objects of a store, each row once.
 
     A file appears, whole, when the checkpoint that its rows belong to is durable.
 
     Parameters
     ----------
     path : str or path-like
-        A folder for this sink alone.
+        A folder for this sink alone, that all workers share; or a URL (``s3://``, ``gs://``, ``az://``). In a store rows are uploaded in parts as
+        they come, which nobody sees before the upload is completed; what a run that fails has begun stays so, until the store's
+        own rules remove uploads that do not end.
     format : {"json", "csv"}, default="json"
     prefix : str, default="part"
         What names of files begin with.
+    storage_options : mapping of str to str, optional
+        Of a URL: what the store has to be told, as for `tidemill.read_csv`.
     """
-    return Connector(described("files", path=os.fspath(path), format=format, prefix=prefix))
+    storage = dict(storage_options) if storage_options else None
+    return Connector(described("files", path=os.fspath(path), format=format, prefix=prefix, storage_options=storage))
 
 
 def from_kafka(
@@ -230,12 +254,15 @@ def to_kafka(
     format: Literal["json", "avro"] = "json",
     registry: str | None = None,
     avro_schema: str | Mapping[str, Any] | None = None,
+    transaction_timeout: Duration = "1m",
     tls: Tls | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Connector:
     """A sink of `DataSet.write_stream`: records of a topic, each once for who reads what is committed.
 
-    Rows are part of the checkpoint; when it is durable, one transaction writes them and notes that it has.
+    Rows are part of the checkpoint; when it is durable, one transaction writes them and notes that it has. At half of 256 MiB of them,
+    of one thread, a checkpoint is made sooner. Brokers keep the note for as long as offsets of groups without members
+    (``offsets.retention.minutes``, a week by default): a job that goes on after longer may write its last checkpoint's rows again.
 
     Parameters
     ----------
@@ -253,6 +280,9 @@ def to_kafka(
         in front of values, as Confluent's serializers write them.
     avro_schema : str or mapping, optional
         Of Avro: by which schema; by default one that is made of the columns, and called as the topic.
+    transaction_timeout : str, number of seconds or timedelta, default="1m"
+        How long brokers let the transaction of one checkpoint take; no longer than their ``transaction.max.timeout.ms``. It is opened when
+        all of its rows are there, so it need not be as long as a checkpoint takes.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
     config : mapping, optional
@@ -270,6 +300,7 @@ def to_kafka(
         format=format,
         registry=registry,
         avro_schema=avro_schema,
+        transaction_timeout_s=micros(transaction_timeout, "transaction_timeout") / 1e6,
         tls=files(tls),
         config=dict(config) if config else None,
     )

@@ -1,7 +1,16 @@
-//! Which files there are.
+//! Which files there are, and which objects.
 
 use std::io;
 use std::path::{Path, PathBuf};
+
+use futures_util::TryStreamExt;
+use object_store::ObjectStoreExt;
+use object_store::path::Path as Key;
+use tidemill_dataflow::TaskError;
+use tokio::runtime::Handle;
+
+use super::tail::Held;
+use crate::objects::Objects;
 
 /// What people name files by.
 #[derive(Clone, Debug)]
@@ -10,17 +19,19 @@ pub(crate) enum Place {
     Path(PathBuf),
     /// All that match.
     Glob(String),
+    /// An object, or all whose keys begin with it and a slash.
+    Objects(Objects),
 }
 
 impl Place {
     /// A path with `*`, `?` or `[` is a glob, unless it is there as it stands.
     ///
     /// # Errors
-    /// In words, for URLs of stores and globs that are none.
-    pub(crate) fn of(text: &str) -> Result<Self, String> {
+    /// In words, for globs that are none, and what `open` says of URLs of stores.
+    pub(crate) fn of(text: &str, open: impl Fn(&str) -> Result<Objects, String>) -> Result<Self, String> {
         let path = match text.split_once("://") {
             Some(("file", path)) if path.starts_with('/') => path,
-            Some(_) => return Err(format!("`path` is {text:?}: it has to be a local path")),
+            Some(_) => return open(text).map(Place::Objects),
             None => text,
         };
         if path.is_empty() {
@@ -37,10 +48,11 @@ impl Place {
     /// there, as for other readers; and no link to a folder is followed.
     ///
     /// # Errors
-    /// Of a folder that cannot be read, naming it. A folder or file that is not there yet is none.
-    pub(crate) fn files(&self) -> Result<Vec<String>, String> {
+    /// Of a folder or store that cannot be read, naming it. A folder, file or object that is not there yet is none.
+    pub(crate) fn files(&self, pool: &Handle) -> Result<Vec<String>, TaskError> {
         let mut found = Vec::new();
         match self {
+            Place::Objects(objects) => found = pool.block_on(keys(objects))?,
             Place::Path(path) if path.is_dir() => folder(path, &mut found)?,
             Place::Path(path) => {
                 if path.exists() {
@@ -50,7 +62,7 @@ impl Place {
             Place::Glob(pattern) => {
                 let paths = glob::glob(pattern).map_err(|error| format!("{pattern}: {error}"))?;
                 for path in paths {
-                    let path = path.map_err(|error| error.to_string())?;
+                    let path = path?;
                     if path.is_file() && !is_hidden(&path) {
                         found.push(name(&path)?);
                     }
@@ -60,6 +72,52 @@ impl Place {
         found.sort_unstable();
         Ok(found)
     }
+}
+
+impl Place {
+    /// What reads a file, or an object, of this name.
+    pub(crate) fn held(&self, name: &str, pool: &Handle) -> Held {
+        match self {
+            Place::Objects(objects) => {
+                let path = name.strip_prefix(&format!("{}/", objects.name)).unwrap_or(name);
+                let path = Key::parse(path).expect("it was listed");
+                Held::Object { objects: objects.clone(), path, pool: pool.clone() }
+            }
+            _ => Held::File,
+        }
+    }
+
+    /// Whether what is there grows.
+    pub(crate) fn grows(&self) -> bool {
+        !matches!(self, Place::Objects(_))
+    }
+}
+
+/// The URLs of objects; what begins with a dot or an underscore below the place is not there.
+async fn keys(objects: &Objects) -> Result<Vec<String>, TaskError> {
+    let place = &objects.path;
+    let list = async || objects.store.list(Some(place)).try_collect::<Vec<_>>().await;
+    let listed = objects.ask(place, list).await?;
+    let is_seen = |path: &Key| {
+        let below = path.prefix_match(place);
+        below.is_some_and(|mut parts| parts.all(|part| !part.as_ref().starts_with(['.', '_'])))
+    };
+    let mut found: Vec<String> = listed
+        .iter()
+        .map(|object| &object.location)
+        .filter(|path| is_seen(path))
+        .map(|path| objects.shown(path))
+        .collect();
+    if found.is_empty() && !place.as_ref().is_empty() {
+        let head = async || match objects.store.head(place).await {
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            found => found.map(|_| true),
+        };
+        if objects.ask(place, head).await? {
+            found.push(objects.shown(place));
+        }
+    }
+    Ok(found)
 }
 
 fn folder(path: &Path, found: &mut Vec<String>) -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! Files: those of a folder, or that a glob names, as they come and grow; and a folder that rows are written into.
+//! Files: those of a folder, or that a glob names, as they come and grow; and a folder that rows are written into. Or objects of a store.
 //!
 //! | module   | what is in it                                    |
 //! |----------|--------------------------------------------------|
@@ -6,11 +6,13 @@
 //! | `tail`   | one file: whole lines from where it was left     |
 //! | `source` | all files, in turn                               |
 //! | `sink`   | rows into files that appear when they are whole  |
+//! | `upload` | rows into objects that do                        |
 
 mod list;
 mod sink;
 mod source;
 mod tail;
+mod upload;
 
 pub(crate) use sink::sink;
 pub(crate) use source::source;

@@ -8,8 +8,9 @@
 //!
 //! Names that begin with a dot are not there for readers. A rename is the commit: where it has been done already, nothing is
 //! left to do. What an earlier run left behind is removed when the job goes on: files that are open, and those that are ready
-//! for an epoch behind the checkpoint it goes on from. Those at or before it are in the checkpoint, and may still be renamed.
+//! and that the checkpoint it goes on from does not know.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::future::ready;
 use std::io::{self, Write};
@@ -22,12 +23,14 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::stream::sink::{Sink, split_name};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::task::spawn_blocking;
 
+use super::upload::Uploads;
 use crate::encode::LineFormat;
 use crate::error::ConnectError;
+use crate::objects::OpenObjects;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "files sink";
@@ -37,8 +40,11 @@ const BUFFER_BYTES: usize = 1 << 20;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
-    /// A local folder, for this sink alone (or for those with another prefix).
+    /// A local folder, or the URL of one in an object store, for this sink alone (or for those with another prefix).
     path: PathBuf,
+    /// What that store has to be told.
+    #[serde(default)]
+    storage_options: BTreeMap<String, String>,
     #[serde(default)]
     format: LineFormat,
     /// What names of files begin with.
@@ -50,12 +56,11 @@ fn part() -> String {
     "part".into()
 }
 
-pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
+pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Result<SinkSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    if options.path.to_str().is_some_and(|path| path.contains("://")) {
-        return Err(wrong(format!("`path` is {:?}: it has to be a local path", options.path)));
-    }
+    let url = options.path.to_str().filter(|path| path.contains("://"));
+    let objects = url.map(|url| open(url, &options.storage_options)).transpose().map_err(wrong)?;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if options.prefix.is_empty() || !options.prefix.chars().all(is_plain) || options.prefix.starts_with('_') {
         return Err(wrong(format!("`prefix` is {:?}: it has to be letters, digits and _", options.prefix)));
@@ -67,7 +72,14 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
         name: format!("files {}", options.path.display()),
         copies_max: 0,
         guarantee: Guarantee::ExactlyOnce,
-        make: Arc::new(move |context| Ok(Box::new(Files::new(options.clone(), context)?))),
+        make: Arc::new(move |context| {
+            Ok(match &objects {
+                Some(objects) => {
+                    Box::new(Uploads::new(objects.clone(), options.format, &options.prefix, context)) as Box<dyn Sink>
+                }
+                None => Box::new(Files::new(options.clone(), context)?),
+            })
+        }),
     })
 }
 
@@ -98,10 +110,10 @@ impl Files {
     fn new(options: Options, context: &TaskContext) -> Result<Self, TaskError> {
         let folder = &options.path;
         fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
-        let epoch = context.restored().map_or(0, |restored| restored.epoch);
-        clear(folder, &options.prefix, epoch, |copy| {
+        clear(folder, &options.prefix, |copy, ready| {
             // Of copies that there are no more, the first one takes care.
-            copy == context.copy() || (copy >= context.copies() && context.copy() == 0)
+            let is_mine = copy == context.copy() || (copy >= context.copies() && context.copy() == 0);
+            is_mine && ready.is_none_or(|epoch| !is_prepared(context, epoch, copy))
         })?;
         Ok(Files { options, copy: context.copy(), unique: hash::unique(), files: 0, open: None })
     }
@@ -190,15 +202,19 @@ fn commit(folder: &Path, names: &Ready) -> Result<(), TaskError> {
     sync(folder).map_err(|error| failed(folder, &error))
 }
 
-/// Removes what an earlier run left and no checkpoint needs, of copies that `is_mine` says.
-fn clear(folder: &Path, prefix: &str, epoch: u64, is_mine: impl Fn(u32) -> bool) -> Result<(), TaskError> {
+/// Whether the checkpoint that the job goes on from has what a copy prepared at an epoch.
+fn is_prepared(context: &TaskContext, epoch: u64, copy: u32) -> bool {
+    context.restored().is_some_and(|restored| restored.split_names.contains(&split_name(epoch, copy)))
+}
+
+/// Removes what an earlier run left, of a copy and, if it is ready, of an epoch that `is_left` says.
+fn clear(folder: &Path, prefix: &str, is_left: impl Fn(u32, Option<u64>) -> bool) -> Result<(), TaskError> {
     let entries = fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
     for entry in entries {
         let entry = entry.map_err(|error| failed(folder, &error))?;
         let name = entry.file_name();
         if let Some((copy, of)) = name.to_str().and_then(|name| left(name, prefix))
-            && is_mine(copy)
-            && of.is_none_or(|of| of > epoch)
+            && is_left(copy, of)
         {
             match fs::remove_file(entry.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&entry.path(), &error)),
@@ -234,7 +250,7 @@ fn failed(path: &Path, error: &io::Error) -> TaskError {
 mod tests {
     use super::*;
 
-    /// A file that a checkpoint needs must not be cleared away, nor another sink's.
+    /// A file that a checkpoint needs must not be cleared away, nor another sink's; one that none needs would stay for ever.
     #[test]
     fn only_leftovers_are_cleared() {
         let folder = tempfile::tempdir().unwrap();
@@ -251,7 +267,7 @@ mod tests {
         for name in names {
             File::create(folder.path().join(name)).unwrap();
         }
-        clear(folder.path(), "part", 3, |copy| copy == 0).unwrap();
+        clear(folder.path(), "part", |copy, ready| copy == 0 && ready != Some(3)).unwrap();
         let left: Vec<bool> = names.iter().map(|name| folder.path().join(name).exists()).collect();
         assert_eq!(left, [false, true, true, false, true, true, true, true]);
     }

@@ -1,6 +1,8 @@
 //! Files as a stream: every file is a split of its own time, read a block at a time in turn with the others, from its first
 //! line on; then what is appended to it, and files that come.
 //!
+//! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is.
+//!
 //! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a file that
 //! comes later has its place whoever goes on from the checkpoint, and thousands of files that are over make no manifest long.
 
@@ -16,6 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
+use tokio::runtime::Handle;
 
 use super::list::Place;
 use super::tail::{Piece, Tail};
@@ -23,7 +26,9 @@ use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
-use crate::{SourceSpec, hash, options};
+use crate::objects::OpenObjects;
+use crate::quiet::Quiet;
+use crate::{Guarantee, SourceSpec, hash, options};
 
 const NAME: &str = "files source";
 /// More copies would have nothing to read.
@@ -43,16 +48,18 @@ enum Format {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
-    /// A file, a folder with everything below, or a glob.
+    /// A file, a folder with everything below, or a glob; or the URL of an object, or of all whose keys begin with it.
     path: String,
+    /// What the store of a URL has to be told.
+    #[serde(default)]
+    storage_options: BTreeMap<String, String>,
     #[serde(default)]
     format: Format,
     /// Ends when all that is there at some moment has been read.
     #[serde(default)]
     stop_at_end: bool,
-    /// Between looks for new files.
-    #[serde(default = "second")]
-    list_interval_ms: u64,
+    /// Between looks for new files; by default a second, and five for objects.
+    list_interval_ms: Option<u64>,
     /// Between looks for what was appended.
     #[serde(default = "tenth")]
     poll_interval_ms: u64,
@@ -66,10 +73,6 @@ struct Options {
     delimiter: char,
 }
 
-fn second() -> u64 {
-    1000
-}
-
 fn tenth() -> u64 {
     100
 }
@@ -78,10 +81,10 @@ fn yes() -> bool {
     true
 }
 
-pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects) -> Result<SourceSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let place = Place::of(&options.path).map_err(wrong)?;
+    let place = Place::of(&options.path, |url| open(url, &options.storage_options)).map_err(wrong)?;
     let schema = match (options.format, schema) {
         (Format::Text, None) => text_schema("line"),
         (Format::Text, Some(schema)) => match schema.fields().as_ref() {
@@ -105,7 +108,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         name: format!("files {}", options.path),
         schema,
         copies_max: SHELVES,
-        replayable: true,
+        guarantee: Guarantee::ExactlyOnce,
         bad,
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
@@ -113,6 +116,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             let reader = Reader {
                 options: options.clone(),
                 place: place.clone(),
+                pool: Handle::current(),
                 layout,
                 decoder: decoder.clone(),
                 bad,
@@ -141,12 +145,18 @@ enum Event {
     },
     CaughtUp {
         file: u32,
+        /// When it was looked at.
+        at: Instant,
     },
     Over {
         file: u32,
     },
-    /// There is no file yet.
-    Nothing,
+    /// There is no file now that is read. It counts as one that has nothing, so that it holds back nobody's time.
+    Nothing {
+        at: Instant,
+        is_new: bool,
+        file: u32,
+    },
 }
 
 /// The source of one copy.
@@ -208,9 +218,14 @@ impl Source for Files {
                     }
                     Next::Rows { split: file, rows }
                 }
-                Some(Event::CaughtUp { file }) => Next::CaughtUp { split: file },
+                Some(Event::CaughtUp { file, at }) => Next::CaughtUp { split: file, at },
                 Some(Event::Over { file }) => Next::SplitEnd { split: file },
-                Some(Event::Nothing) => Next::CaughtUp { split: 0 },
+                Some(Event::Nothing { at, is_new, file }) => {
+                    if is_new {
+                        self.files.push("no file".into());
+                    }
+                    Next::CaughtUp { split: file, at }
+                }
             }));
         }
     }
@@ -233,7 +248,8 @@ struct Reading {
     tail: Tail,
     /// Of CSV with a header: how its lines are rows.
     columns: Option<Columns>,
-    caught_up: bool,
+    /// It has been read as far as there is anything.
+    quiet: Option<Quiet>,
 }
 
 struct Columns {
@@ -246,6 +262,8 @@ struct Columns {
 struct Reader {
     options: Options,
     place: Place,
+    /// For what is asked of a store.
+    pool: Handle,
     layout: Layout,
     decoder: Decoder,
     bad: Handler,
@@ -257,13 +275,14 @@ struct Reader {
 impl Reader {
     fn run(mut self, known: Vec<(String, u64)>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
         let offsets: BTreeMap<String, u64> = known.into_iter().collect();
-        let mut told_nothing = false;
+        let mut nothing: Option<(u32, Quiet)> = None;
         let mut looked = None;
         let mut number = 0;
+        let list_interval = self.options.list_interval_ms.unwrap_or(if self.place.grows() { 1000 } else { 5000 });
         loop {
             let round = Instant::now();
-            if looked.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(self.options.list_interval_ms)) {
-                let paths = self.place.files()?;
+            if looked.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(list_interval)) {
+                let paths = self.place.files(&self.pool)?;
                 if looked.is_none() {
                     let there: HashSet<&String> = paths.iter().collect();
                     let gone: Vec<&String> = offsets.keys().filter(|path| !there.contains(path)).collect();
@@ -289,17 +308,25 @@ impl Reader {
                     let numbers = (number..number + new.len() as u32).rev();
                     number += new.len() as u32;
                     for (path, file) in new.iter().zip(numbers) {
-                        let tail = Tail::new(path.clone(), offsets.get(path).copied().unwrap_or(0));
-                        self.files.push(Reading { file, tail, columns: None, caught_up: false });
+                        let held = self.place.held(path, &self.pool);
+                        let tail = Tail::new(path.clone(), held, offsets.get(path).copied().unwrap_or(0));
+                        self.files.push(Reading { file, tail, columns: None, quiet: None });
                     }
                     if !feeder.give(Event::New(new.into_iter().rev().collect())) {
                         return Ok(());
                     }
                 }
             }
-            if number == 0 && !told_nothing && !self.options.stop_at_end {
-                told_nothing = true;
-                if !feeder.give(Event::Nothing) {
+            if !self.options.stop_at_end {
+                let is_new = nothing.is_none() && self.files.is_empty();
+                if is_new {
+                    nothing = Some((number, Quiet::new(round)));
+                    number += 1;
+                }
+                if let Some((file, quiet)) = &mut nothing
+                    && (is_new || quiet.goes_on(round))
+                    && !feeder.give(Event::Nothing { at: round, is_new, file: *file })
+                {
                     return Ok(());
                 }
             }
@@ -322,37 +349,34 @@ impl Reader {
         let mut progress = false;
         let mut files = std::mem::take(&mut self.files);
         let mut over = Vec::new();
-        for (at, reading) in files.iter_mut().enumerate() {
+        for (number, reading) in files.iter_mut().enumerate() {
             if !feeder.is_wanted() {
                 return Ok(None);
             }
-            let file = reading.file;
+            let (file, at) = (reading.file, Instant::now());
             let event = match self.read(reading)? {
                 Step::Rows(rows, offset) => {
                     progress = true;
-                    reading.caught_up = false;
+                    reading.quiet = None;
                     Event::Rows { file, rows, offset }
                 }
                 Step::Over => {
-                    over.push(at);
+                    over.push(number);
                     Event::Over { file }
                 }
-                Step::Nothing if self.options.stop_at_end => {
-                    over.push(at);
+                Step::Nothing if self.options.stop_at_end || !self.place.grows() => {
+                    over.push(number);
                     Event::Over { file }
                 }
-                Step::Nothing if reading.caught_up => continue,
-                Step::Nothing => {
-                    reading.caught_up = true;
-                    Event::CaughtUp { file }
-                }
+                Step::Nothing if !Quiet::of(&mut reading.quiet, at) => continue,
+                Step::Nothing => Event::CaughtUp { file, at },
             };
             if !feeder.give(event) {
                 return Ok(None);
             }
         }
-        for at in over.into_iter().rev() {
-            files.remove(at);
+        for number in over.into_iter().rev() {
+            files.remove(number);
         }
         self.files = files;
         Ok(Some(progress))
@@ -360,16 +384,17 @@ impl Reader {
 
     fn read(&mut self, reading: &mut Reading) -> Result<Step, TaskError> {
         let has_header = matches!(self.layout, Layout::Csv { .. }) && self.options.has_header;
+        let ended = self.options.stop_at_end || !self.place.grows();
         if has_header && reading.columns.is_none() && reading.tail.offset > 0 {
             // It goes on behind its header.
-            let mut start = Tail::new(reading.tail.path.clone(), 0);
-            if let Piece::Lines(lines) = start.read(self.options.stop_at_end)?
+            let mut start = reading.tail.from_start();
+            if let Piece::Lines(lines) = start.read(ended)?
                 && let Some((_, header)) = lines.iter().find(|(_, line)| !is_blank(line))
             {
                 reading.columns = Some(self.columns(&start.path, header)?);
             }
         }
-        let lines = match reading.tail.read(self.options.stop_at_end)? {
+        let lines = match reading.tail.read(ended)? {
             Piece::Lines(lines) => lines,
             Piece::Nothing => return Ok(Step::Nothing),
             Piece::Gone => return Ok(Step::Over),

@@ -1,20 +1,83 @@
-//! One file that may grow: whole lines from where it was left, never a part of one.
+//! One file that may grow, or an object, which does not: whole lines from where it was left, never a part of one.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use tidemill_dataflow::TaskError;
+use tokio::runtime::Handle;
 
-/// Read at a time.
+use crate::objects::Objects;
+
+/// Read at a time; of a store more, as each request takes a while.
 const BLOCK_BYTES: usize = 1 << 20;
+const OBJECT_BLOCK_BYTES: usize = 8 << 20;
 /// A line that is longer is a file that has no lines.
 pub(crate) const LINE_BYTES_MAX: usize = 64 << 20;
+
+/// What holds a file's bytes.
+#[derive(Clone, Debug)]
+pub(crate) enum Held {
+    /// The file system.
+    File,
+    /// A store; asked by a thread that may wait.
+    Object { objects: Objects, path: Path, pool: Handle },
+}
+
+impl Held {
+    /// How many bytes there are; `None`: it is not there.
+    fn size(&self, name: &str) -> Result<Option<u64>, TaskError> {
+        match self {
+            Held::File => match std::fs::metadata(name) {
+                Ok(metadata) => Ok(Some(metadata.len())),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(format!("{name}: {error}").into()),
+            },
+            Held::Object { objects, path, pool } => {
+                let head = async || match objects.store.head(path).await {
+                    Err(object_store::Error::NotFound { .. }) => Ok(None),
+                    found => found.map(|object| Some(object.size)),
+                };
+                pool.block_on(objects.ask(path, head))
+            }
+        }
+    }
+
+    /// Appends some bytes; fewer, if there are not as many any more.
+    fn read(&self, name: &str, start: u64, len: usize, out: &mut Vec<u8>) -> Result<(), TaskError> {
+        match self {
+            Held::File => {
+                let mut read = || -> io::Result<usize> {
+                    let mut file = File::open(name)?;
+                    file.seek(SeekFrom::Start(start))?;
+                    file.take(len as u64).read_to_end(out)
+                };
+                read().map(drop).map_err(|error| format!("{name}: {error}").into())
+            }
+            Held::Object { objects, path, pool } => {
+                let range = start..start + len as u64;
+                let bytes = pool.block_on(objects.ask(path, || objects.store.get_range(path, range.clone())))?;
+                out.extend_from_slice(&bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn block_bytes(&self) -> usize {
+        match self {
+            Held::File => BLOCK_BYTES,
+            Held::Object { .. } => OBJECT_BLOCK_BYTES,
+        }
+    }
+}
 
 /// A file, and how far it has been read.
 #[derive(Debug)]
 pub(crate) struct Tail {
     pub(crate) path: String,
+    held: Held,
     /// Behind the last line that was read.
     pub(crate) offset: u64,
     /// The size it had last.
@@ -49,8 +112,13 @@ impl Lines {
 }
 
 impl Tail {
-    pub(crate) fn new(path: String, offset: u64) -> Self {
-        Tail { path, offset, size: offset }
+    pub(crate) fn new(path: String, held: Held, offset: u64) -> Self {
+        Tail { path, held, offset, size: offset }
+    }
+
+    /// The same from its beginning.
+    pub(crate) fn from_start(&self) -> Self {
+        Tail::new(self.path.clone(), self.held.clone(), 0)
     }
 
     /// The next lines, about a megabyte of them. A last line without an end counts if `ended`: the file is as long as it will
@@ -59,16 +127,12 @@ impl Tail {
     /// # Errors
     /// When the file has become shorter than what was read, or went away with lines that had not been read; the system's.
     pub(crate) fn read(&mut self, ended: bool) -> Result<Piece, TaskError> {
-        let size = match std::fs::metadata(&self.path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if self.size > self.offset {
-                    let left = self.size - self.offset;
-                    return Err(self.failed(&format!("it went away with {left} bytes that had not been read")));
-                }
-                return Ok(Piece::Gone);
+        let Some(size) = self.held.size(&self.path)? else {
+            if self.size > self.offset {
+                let left = self.size - self.offset;
+                return Err(self.failed(&format!("it went away with {left} bytes that had not been read")));
             }
-            Err(error) => return Err(self.failed(&error)),
+            return Ok(Piece::Gone);
         };
         if size < self.offset {
             let offset = self.offset;
@@ -80,16 +144,12 @@ impl Tail {
         if size == self.offset {
             return Ok(Piece::Nothing);
         }
-        let mut file = File::open(&self.path).map_err(|error| self.failed(&error))?;
-        file.seek(SeekFrom::Start(self.offset)).map_err(|error| self.failed(&error))?;
         let mut bytes = Vec::new();
         loop {
             let before = bytes.len();
             let left = (size - self.offset) as usize - before;
-            file.by_ref()
-                .take(left.min(BLOCK_BYTES) as u64)
-                .read_to_end(&mut bytes)
-                .map_err(|error| self.failed(&error))?;
+            let start = self.offset + before as u64;
+            self.held.read(&self.path, start, left.min(self.held.block_bytes()), &mut bytes)?;
             let is_all = bytes.len() == before || bytes.len() as u64 == size - self.offset;
             let end = match memchr::memrchr(b'\n', &bytes[before..]) {
                 Some(_) if is_all && ended => bytes.len(),
@@ -160,7 +220,7 @@ mod tests {
             }
             let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut < text.len()).collect();
             cuts.sort_unstable();
-            let mut tail = Tail::new(path.to_str().unwrap().into(), 0);
+            let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, 0);
             let mut found = Vec::new();
             let mut from = 0;
             for to in cuts.into_iter().chain([text.len()]) {
@@ -168,7 +228,7 @@ mod tests {
                 from = to;
                 found.extend(all(&mut tail, false));
                 prop_assert!(tail.offset == 0 || text.as_bytes()[tail.offset as usize - 1] == b'\n');
-                tail = Tail::new(tail.path, tail.offset);
+                tail = Tail::new(tail.path, Held::File, tail.offset);
             }
             found.extend(all(&mut tail, true));
             let expected: Vec<String> = text.lines().map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned()).collect();
@@ -186,7 +246,7 @@ mod tests {
         let lines: Vec<String> =
             [3, BLOCK_BYTES - 4, BLOCK_BYTES, 3 * BLOCK_BYTES + 7, 0, 1].map(|n| "x".repeat(n)).to_vec();
         std::fs::write(&path, lines.join("\n")).unwrap();
-        let mut tail = Tail::new(path.to_str().unwrap().into(), 0);
+        let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, 0);
         assert_eq!(all(&mut tail, false), lines[..5]);
         assert_eq!(all(&mut tail, true), lines[5..]);
     }
@@ -197,11 +257,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         std::fs::write(&path, "one\ntwo\nthr").unwrap();
-        let mut tail = Tail::new(path.to_str().unwrap().into(), 0);
+        let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, 0);
         assert_eq!(all(&mut tail, false), ["one", "two"]);
         std::fs::remove_file(&path).unwrap();
         assert!(tail.read(false).unwrap_err().to_string().contains("3 bytes that had not been read"));
-        let mut tail = Tail::new(tail.path, 8);
+        let mut tail = Tail::new(tail.path, Held::File, 8);
         assert!(matches!(tail.read(false).unwrap(), Piece::Gone));
         std::fs::write(&path, "one\n").unwrap();
         assert!(tail.read(false).unwrap_err().to_string().contains("it has 4 bytes, and 8 have been read"));

@@ -53,6 +53,11 @@ pub(crate) struct Transactional {
     marker: Marker,
 }
 
+/// Of what a copy has prepared.
+pub(crate) fn transactional_id(id: &str, copy: u32) -> String {
+    format!("{id}-{copy}")
+}
+
 /// What a producer of records is told, whether it has transactions or not.
 pub(crate) fn producer_config(record_bytes_max: usize) -> [(&'static str, String); 4] {
     // A record has more than a key and a value.
@@ -98,13 +103,39 @@ pub(crate) fn send(
 }
 
 impl Committer {
+    /// Initializes the producer that will commit what this copy prepares: what brokers do not allow is heard before there are rows.
+    ///
+    /// # Errors
+    /// As [`Committer::commit`].
+    pub(crate) fn begin(&mut self, id: &str, topic: &str) -> Result<(), TaskError> {
+        let begun = Instant::now();
+        loop {
+            let error = match self.producer(id, topic) {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            if is_final(&error) || begun.elapsed() >= self.patience {
+                let text = match error.rdkafka_error_code() {
+                    Some(RDKafkaErrorCode::InvalidTransactionTimeout) => format!(
+                        "the brokers allow no transactions of {:.0?}: make `transaction_timeout` no longer than their \
+                         transaction.max.timeout.ms",
+                        self.transaction_timeout
+                    ),
+                    _ => format!("there can be no transactions as \"{id}\": {}", plain(&error)),
+                };
+                return Err(format!("kafka topic \"{topic}\": {text}").into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     /// Makes what is prepared appear, once.
     ///
     /// # Errors
     /// What trying again does not help against, or the last thing that happened when patience is at its end.
     pub(crate) fn commit(&mut self, prepared: &[u8]) -> Result<(), TaskError> {
         let (header, bytes) = open(prepared)?;
-        let id = format!("{}-{}", header.id, header.origin);
+        let id = transactional_id(&header.id, header.origin);
         let begun = Instant::now();
         let mut told = false;
         loop {
@@ -127,13 +158,10 @@ impl Committer {
 
     /// One go at it. Outside are errors of what is prepared, inside those of Kafka.
     fn attempt(&mut self, id: &str, header: &Header, bytes: &[u8]) -> Result<Result<(), KafkaError>, TaskError> {
-        if !self.producers.contains_key(id) {
-            match self.initialize(id, header) {
-                Ok(producer) => drop(self.producers.insert(id.to_owned(), producer)),
-                Err(error) => return Ok(Err(error)),
-            }
-        }
-        let transactional = self.producers.get_mut(id).expect("it was made above");
+        let transactional = match self.producer(id, &header.target) {
+            Ok(transactional) => transactional,
+            Err(error) => return Ok(Err(error)),
+        };
         if transactional.marker.has(header) {
             return Ok(Ok(()));
         }
@@ -155,7 +183,16 @@ impl Committer {
         Ok(transactional.finish(header))
     }
 
-    fn initialize(&self, id: &str, header: &Header) -> Result<Transactional, KafkaError> {
+    /// The one with this transactional id.
+    fn producer(&mut self, id: &str, topic: &str) -> Result<&mut Transactional, KafkaError> {
+        if !self.producers.contains_key(id) {
+            let producer = self.initialize(id, topic)?;
+            self.producers.insert(id.to_owned(), producer);
+        }
+        Ok(self.producers.get_mut(id).expect("it was made above"))
+    }
+
+    fn initialize(&self, id: &str, topic: &str) -> Result<Transactional, KafkaError> {
         let timeout_ms = self.transaction_timeout.as_millis().to_string();
         let config = producer_config(self.record_bytes_max);
         let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -171,7 +208,7 @@ impl Committer {
         ]);
         let consumer: BaseConsumer<Context> = config.create_with_context(Context::new(&self.name))?;
         let mut wanted = TopicPartitionList::new();
-        wanted.add_partition(&header.target, 0);
+        wanted.add_partition(topic, 0);
         let committed = consumer.committed_offsets(wanted, CALL)?;
         let mut marker = Marker::default();
         if let Some(element) = committed.elements().first() {

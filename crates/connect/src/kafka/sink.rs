@@ -6,7 +6,8 @@
 //! | at least once   | are sent, by an idempotent producer          | waits until they are there | nothing                    |
 //!
 //! With exactly once, rows appear when their checkpoint is durable, all of a copy at once, and readers have to read
-//! committed records only. They are kept in memory and in the checkpoint until then: `epoch_bytes_max` bounds them.
+//! committed records only. They are kept in memory and in the checkpoint until then: with
+//! `epoch_bytes_max` of them a checkpoint comes sooner.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::client::{Connection, Context, failed, partitions};
-use super::commit::{Committer, flush, producer_config, send};
+use super::commit::{Committer, flush, producer_config, send, transactional_id};
 use super::registry::Registry;
 use super::schema::Registering;
 use crate::error::ConnectError;
@@ -79,7 +80,7 @@ struct Options {
     id: Option<String>,
     #[serde(default = "a_megabyte")]
     record_bytes_max: usize,
-    /// Of one copy between two checkpoints.
+    /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
     #[serde(default = "much")]
     epoch_bytes_max: usize,
     #[serde(default = "options::a_minute")]
@@ -162,8 +163,8 @@ fn encoder(options: &Options, schema: &SchemaRef) -> Result<Registering, String>
 
 /// What a sink's thread is asked to do.
 enum Command {
-    /// Look whether the topic is there.
-    Begin,
+    /// Look whether the topic is there, and may be written to.
+    Begin(oneshot::Sender<Result<(), TaskError>>),
     Send(Vec<u8>),
     /// Answer when all is there.
     Flush(oneshot::Sender<Result<(), TaskError>>),
@@ -179,7 +180,7 @@ fn start(
     let work = move || {
         let mut broken = None;
         while let Some(command) = commands.blocking_recv() {
-            let (Command::Flush(_) | Command::Commit(..)) = &command else {
+            let (Command::Begin(_) | Command::Flush(_) | Command::Commit(..)) = &command else {
                 if broken.is_none() {
                     broken = body(command).err();
                 }
@@ -187,7 +188,9 @@ fn start(
             };
             // An error of what was sent before is told by whoever answers next.
             match (broken.take(), command) {
-                (Some(error), Command::Flush(answer) | Command::Commit(_, answer)) => drop(answer.send(Err(error))),
+                (Some(error), Command::Begin(answer) | Command::Flush(answer) | Command::Commit(_, answer)) => {
+                    drop(answer.send(Err(error)));
+                }
                 (_, command) => broken = body(command).err(),
             }
         }
@@ -237,22 +240,25 @@ impl Exactly {
             patience: Duration::from_secs_f64(options.patience_s),
             producers: HashMap::new(),
         };
-        let topic = options.topic.clone();
+        let (topic, own) = (options.topic.clone(), transactional_id(id, context.copy()));
         let commands = start(&name.clone(), move |command| match command {
-            Command::Begin => {
-                let config = committer.connection.config(&[]);
-                let client: BaseProducer<Context> =
-                    config.create_with_context(Context::new(&name)).map_err(|error| failed(&topic, &error))?;
-                partitions(client.client(), &committer.connection, &topic, committer.patience).map(drop)
+            Command::Begin(answer) => {
+                let client = committer.connection.config(&[]).create_with_context(Context::new(&name));
+                let begun = client.map_err(|error| failed(&topic, &error)).and_then(|client: BaseProducer<Context>| {
+                    partitions(client.client(), &committer.connection, &topic, committer.patience)?;
+                    committer.begin(&own, &topic)
+                });
+                // Nobody may be there to hear it.
+                drop(answer.send(begun));
+                Ok(())
             }
             Command::Commit(prepared, answer) => {
-                // Nobody may be there to hear it.
+                // As above.
                 drop(answer.send(committer.commit(&prepared)));
                 Ok(())
             }
             Command::Send(_) | Command::Flush(_) => unreachable!("nobody asks for that"),
         })?;
-        commands.try_send(Command::Begin).map_err(|_| "the thread of a kafka sink has died")?;
         let header = Header {
             id: id.to_owned(),
             target: options.topic.clone(),
@@ -267,18 +273,14 @@ impl Exactly {
 }
 
 impl Sink for Exactly {
+    fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(ask(&self.commands, Command::Begin))
+    }
+
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async move {
             self.encoder.encode(&rows, self.record_bytes_max, &mut self.bytes).await?;
             self.header.records += rows.num_rows() as u64;
-            if self.bytes.len() > self.epoch_bytes_max {
-                return Err(format!(
-                    "kafka topic \"{}\": the rows since the last checkpoint are more than `epoch_bytes_max`, {} bytes: raise \
-                     it, or make checkpoints more often",
-                    self.header.target, self.epoch_bytes_max
-                )
-                .into());
-            }
             Ok(())
         })
     }
@@ -293,6 +295,10 @@ impl Sink for Exactly {
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(ask(&self.commands, |answer| Command::Commit(prepared, answer)))
+    }
+
+    fn fullness(&self) -> f64 {
+        self.bytes.len() as f64 / self.epoch_bytes_max as f64
     }
 }
 
@@ -322,7 +328,11 @@ impl AtLeast {
             .map_err(|error| failed(&topic, &error))?;
         let connection = connection.clone();
         let commands = start(&name, move |command| match command {
-            Command::Begin => partitions(producer.client(), &connection, &topic, patience).map(drop),
+            Command::Begin(answer) => {
+                // Nobody may be there to hear it.
+                drop(answer.send(partitions(producer.client(), &connection, &topic, patience).map(drop)));
+                Ok(())
+            }
             Command::Send(bytes) => {
                 for record in records(&bytes) {
                     send(&producer, &topic, record?, patience).map_err(|error| failed(&topic, &error))?;
@@ -337,12 +347,15 @@ impl AtLeast {
             }
             Command::Commit(..) => unreachable!("nothing is prepared"),
         })?;
-        commands.try_send(Command::Begin).map_err(|_| "the thread of a kafka sink has died")?;
         Ok(AtLeast { encoder: encoder.clone(), record_bytes_max: options.record_bytes_max, commands })
     }
 }
 
 impl Sink for AtLeast {
+    fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(ask(&self.commands, Command::Begin))
+    }
+
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async move {
             let mut bytes = Vec::new();

@@ -34,8 +34,9 @@ use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
 use crate::options::Secret;
+use crate::quiet::Quiet;
 use crate::tls::Tls;
-use crate::{SourceSpec, options};
+use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "kafka source";
 /// Batches that are read ahead.
@@ -45,6 +46,8 @@ const BATCH_BYTES: usize = 1 << 20;
 const BATCH_ROWS: usize = 8192;
 /// How long to wait for what is not there.
 const POLL: Duration = Duration::from_millis(50);
+/// For a broker's answer that may as well come another time.
+const ASK: Duration = Duration::from_secs(2);
 /// The name of what copies share.
 const SHARED: &str = "partitions";
 
@@ -174,7 +177,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         name: format!("kafka {}", options.topic),
         schema,
         copies_max: 0,
-        replayable: true,
+        guarantee: Guarantee::ExactlyOnce,
         bad,
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
@@ -194,6 +197,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 schemas: None,
                 buffers: BTreeMap::new(),
                 waiting: (0, 0),
+                next: BTreeMap::new(),
+                quiet: BTreeMap::new(),
             };
             let (offsets, initial) = (restored.offsets.clone(), restored.initial);
             let feed = Feed::start(copy, QUEUE, move |feeder| reader.run(restored.offsets, feeder))?;
@@ -268,6 +273,8 @@ enum Event {
     },
     CaughtUp {
         partition: i32,
+        /// When there was nothing more.
+        at: Instant,
     },
     Over {
         partition: i32,
@@ -322,9 +329,9 @@ impl Source for Kafka {
                     }
                     Next::Rows { split: self.numbers[&partition], rows }
                 }
-                Some(Event::CaughtUp { partition }) => Next::CaughtUp { split: self.numbers[&partition] },
+                Some(Event::CaughtUp { partition, at }) => Next::CaughtUp { split: self.numbers[&partition], at },
                 Some(Event::Over { partition }) => Next::SplitEnd { split: self.numbers[&partition] },
-                Some(Event::Nothing) => Next::CaughtUp { split: 0 },
+                Some(Event::Nothing) => Next::CaughtUp { split: 0, at: Instant::now() },
             }));
         }
     }
@@ -382,6 +389,10 @@ struct Reader {
     buffers: BTreeMap<i32, Buffer>,
     /// Rows and bytes in all buffers.
     waiting: (usize, usize),
+    /// Behind the last record of each partition.
+    next: BTreeMap<i32, i64>,
+    /// Partitions that have been read as far as there is anything.
+    quiet: BTreeMap<i32, Quiet>,
 }
 
 impl Reader {
@@ -422,7 +433,7 @@ impl Reader {
             let is_waiting = self.waiting.0 > 0;
             match consumer.poll(if is_waiting { Duration::ZERO } else { POLL }) {
                 None => {
-                    if !self.give(None, feeder)? {
+                    if !self.give(None, feeder)? || !self.tell_quiet(None, feeder) {
                         return Ok(());
                     }
                 }
@@ -432,7 +443,9 @@ impl Reader {
                         self.keep(&message);
                     }
                     drop(message);
-                    if (self.waiting.0 >= BATCH_ROWS || self.waiting.1 >= BATCH_BYTES) && !self.give(None, feeder)? {
+                    if (self.waiting.0 >= BATCH_ROWS || self.waiting.1 >= BATCH_BYTES)
+                        && !(self.give(None, feeder)? && self.tell_quiet(Some(&consumer), feeder))
+                    {
                         return Ok(());
                     }
                 }
@@ -445,7 +458,11 @@ impl Reader {
                             reading.remove(&partition);
                             Event::Over { partition }
                         }
-                        false => Event::CaughtUp { partition },
+                        false => {
+                            let at = Instant::now();
+                            self.quiet.insert(partition, Quiet::new(at));
+                            Event::CaughtUp { partition, at }
+                        }
                     };
                     if !(self.give(Some(partition), feeder)? && feeder.give(event)) {
                         return Ok(());
@@ -522,7 +539,7 @@ impl Reader {
     }
 
     fn assign(
-        &self,
+        &mut self,
         consumer: &BaseConsumer<Context>,
         offsets: Vec<(i32, i64)>,
         initial: i32,
@@ -537,6 +554,7 @@ impl Reader {
         if !feeder.give(Event::Assigned { offsets, initial }) {
             return Ok(false);
         }
+        self.next.extend(list.elements().iter().filter_map(|of| Some((of.partition(), of.offset().to_raw()?))));
         consumer.incremental_assign(&list).map_err(|error| failed(topic, &error))?;
         Ok(true)
     }
@@ -584,10 +602,33 @@ impl Reader {
         let key = put(if self.decoder.is_none() { message.key() } else { None });
         let value = put(message.payload());
         buffer.next = message.offset() + 1;
+        self.quiet.remove(&message.partition());
+        self.next.insert(message.partition(), buffer.next);
         let timestamp_ms = message.timestamp().to_millis();
         buffer.records.push(Record { offset: message.offset(), timestamp_ms, key, value });
         self.waiting.0 += 1;
         self.waiting.1 += buffer.bytes.len() - before;
+    }
+
+    /// Says of partitions that had nothing more that they still have nothing, when it is time to. That is so when nothing at all has
+    /// come; else (`asking`) the broker is asked whether there is something behind what was read, which may wait in the consumer's
+    /// queue behind records of others. Behind a transaction there always is, so that such a partition is idle when nothing comes.
+    fn tell_quiet(&mut self, asking: Option<&BaseConsumer<Context>>, feeder: &Feeder<Event>) -> bool {
+        let now = Instant::now();
+        for (&partition, quiet) in &mut self.quiet {
+            if !quiet.goes_on(now) {
+                continue;
+            }
+            let is_so = asking.is_none_or(|consumer| {
+                let end = consumer.fetch_watermarks(&self.options.topic, partition, ASK);
+                // A broker that is away may have something.
+                end.is_ok_and(|(_, end)| self.next.get(&partition) == Some(&end))
+            });
+            if is_so && !feeder.give(Event::CaughtUp { partition, at: now }) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Gives on what is there of a partition, or of all. False: nobody wants more.

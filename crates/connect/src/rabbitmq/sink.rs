@@ -52,7 +52,7 @@ struct Options {
     value: Option<String>,
     #[serde(default = "a_message")]
     record_bytes_max: usize,
-    /// Of one copy between two checkpoints.
+    /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
     #[serde(default = "much")]
     epoch_bytes_max: usize,
     /// How long the server may keep silent before the job fails.
@@ -136,14 +136,6 @@ impl RabbitMq {
     fn take(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
         self.encoder.encode(rows, self.options.record_bytes_max, &mut self.bytes)?;
         self.header.records += rows.num_rows() as u64;
-        if self.bytes.len() > self.options.epoch_bytes_max {
-            return Err(format!(
-                "rabbitmq {}: the rows since the last checkpoint are more than `epoch_bytes_max`, {} bytes: raise it, or make \
-                 checkpoints more often",
-                self.header.target, self.options.epoch_bytes_max
-            )
-            .into());
-        }
         Ok(())
     }
 
@@ -248,5 +240,9 @@ impl Sink for RabbitMq {
             let (header, bytes) = open(&prepared)?;
             self.publish(&header, bytes).await
         })
+    }
+
+    fn fullness(&self) -> f64 {
+        self.bytes.len() as f64 / self.options.epoch_bytes_max as f64
     }
 }

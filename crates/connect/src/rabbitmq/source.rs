@@ -36,7 +36,7 @@ use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::tls::Tls;
-use crate::{SourceSpec, options};
+use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "rabbitmq source";
 /// Of the split that has the ids.
@@ -114,7 +114,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         schema,
         // Another copy would not know what comes again after this one has lost its connection.
         copies_max: if options.id.is_some() { 1 } else { 0 },
-        replayable: true,
+        guarantee: if options.id.is_some() { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce },
         bad,
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
@@ -207,7 +207,7 @@ impl Source for RabbitMq {
                         }
                     }
                     Event::CaughtUp if self.options.stop_at_end => return Poll::Ready(Ok(Next::End)),
-                    Event::CaughtUp => return Poll::Ready(Ok(Next::CaughtUp { split: 0 })),
+                    Event::CaughtUp => return Poll::Ready(Ok(Next::CaughtUp { split: 0, at: Instant::now() })),
                 },
             }
         }

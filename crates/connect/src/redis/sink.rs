@@ -6,9 +6,13 @@
 //!
 //! With at least once rows are written as they come, for those who want them soon: a hash that is set again is as it was.
 //!
+//! At the beginning it is asked whether it keeps what it has: one that does not write to disk, or evicts keys when it is full, loses
+//! rows that were committed, and markers; that is printed, where it may be asked.
+//!
 //! The server does not undo a transaction one of whose commands is wrong, such as one on a key of another type: that is an error of
 //! the job, and the rest of the transaction has been written.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,7 +74,7 @@ struct Options {
     guarantee: Promise,
     /// With exactly once: what the job is called at the server, where nobody else may be called so.
     id: Option<String>,
-    /// Of one copy between two checkpoints.
+    /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
     #[serde(default = "much")]
     epoch_bytes_max: usize,
     /// How long the server may keep silent before the job fails.
@@ -282,6 +286,48 @@ struct Redis {
 }
 
 impl Redis {
+    /// Connects, and says what the server may lose.
+    async fn begin(&mut self) -> Result<(), TaskError> {
+        let begun = Instant::now();
+        loop {
+            match self.risks().await {
+                Ok(risks) => {
+                    for risk in risks {
+                        eprintln!("tidemill: redis {}: {risk}", self.server.name);
+                    }
+                    return Ok(());
+                }
+                Err(error) if passes(&error) && begun.elapsed() < self.patience => {
+                    self.connection = None;
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(format!("redis {}: {}", self.server.name, told(&error)).into()),
+            }
+        }
+    }
+
+    async fn risks(&mut self) -> RedisResult<Vec<String>> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            None => self.connection.insert(self.server.connect().await?),
+        };
+        if self.header.is_none() {
+            return Ok(Vec::new());
+        }
+        let mut found = BTreeMap::new();
+        for name in ["appendonly", "maxmemory-policy"] {
+            let asked: RedisResult<BTreeMap<String, String>> =
+                redis::cmd("CONFIG").arg("GET").arg(name).query_async(connection).await;
+            match asked {
+                Ok(values) => found.extend(values),
+                Err(error) if passes(&error) => return Err(error),
+                // Who may not ask has to know.
+                Err(_) => {}
+            }
+        }
+        Ok(risks(&found))
+    }
+
     async fn write(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
         let Some(header) = &mut self.header else {
             let mut bytes = Vec::new();
@@ -290,14 +336,6 @@ impl Redis {
         };
         self.encoder.encode(rows, &mut self.bytes)?;
         header.records += rows.num_rows() as u64;
-        if self.bytes.len() > self.epoch_bytes_max {
-            return Err(format!(
-                "redis {}: the rows since the last checkpoint are more than `epoch_bytes_max`, {} bytes: raise it, or make \
-                 checkpoints more often",
-                header.target, self.epoch_bytes_max
-            )
-            .into());
-        }
         Ok(())
     }
 
@@ -359,7 +397,30 @@ impl Redis {
     }
 }
 
+/// What settings of a server mean for rows that are to be there once.
+fn risks(settings: &BTreeMap<String, String>) -> Vec<String> {
+    let mut risks = Vec::new();
+    if settings.get("appendonly").is_some_and(|value| value == "no") {
+        risks.push(
+            "it does not write each change to disk (appendonly no): rows that were committed since its last snapshot are lost when \
+             it ends, or come again"
+                .to_owned(),
+        );
+    }
+    if let Some(policy) = settings.get("maxmemory-policy").filter(|policy| policy.starts_with("allkeys")) {
+        risks.push(format!(
+            "it evicts keys when its memory is full (maxmemory-policy {policy}): rows that were committed may be lost, or come again; \
+             noeviction keeps them"
+        ));
+    }
+    risks
+}
+
 impl Sink for Redis {
+    fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(Redis::begin(self))
+    }
+
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async move { Redis::write(self, &rows).await })
     }
@@ -381,5 +442,26 @@ impl Sink for Redis {
             let key = format!("tidemill:{}:{}", header.id, header.origin);
             self.send(bytes, Some((&key, &header))).await
         })
+    }
+
+    fn fullness(&self) -> f64 {
+        self.bytes.len() as f64 / self.epoch_bytes_max as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that loses what it has said to have is to be told of; one that does not, or may not be asked, is not.
+    #[test]
+    fn servers_that_forget_are_told_of() {
+        let told = |settings: &[(&str, &str)]| {
+            let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            risks(&settings.collect()).join(" ")
+        };
+        assert_eq!(told(&[]) + &told(&[("appendonly", "yes"), ("maxmemory-policy", "noeviction")]), "");
+        let both = told(&[("appendonly", "no"), ("maxmemory-policy", "allkeys-lru")]);
+        assert!(both.contains("(appendonly no)") && both.contains("(maxmemory-policy allkeys-lru)"), "{both}");
     }
 }

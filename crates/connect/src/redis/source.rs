@@ -2,12 +2,14 @@
 //! places in the list. All know from a checkpoint which ones any of them had, so that a stream that is named later is read by
 //! one of them.
 //!
-//! Entries that the server has trimmed away before they were read are not seen, and nobody is told: keep them for longer than a
-//! job may be away.
+//! Entries that the server has trimmed away, or somebody has deleted, before they were read are an error. They are found by number: the
+//! server counts what was added and what is left, so what was removed; and a place is an id with the number of its entry. What was
+//! removed beyond that had not been read. (Servers before Redis 7 do not count: there they are not seen, and nobody is told.)
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -28,14 +30,17 @@ use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
 use crate::options::Secret;
+use crate::quiet::Quiet;
 use crate::tls::Tls;
-use crate::{SourceSpec, options};
+use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "redis source";
 /// Entries asked for at a time, of each stream.
 const COUNT: usize = 1000;
 /// How long the server waits for one.
 const BLOCK_MS: usize = 100;
+/// Before all entries.
+const NOTHING: &str = "0-0";
 /// The name of what copies share.
 const SHARED: &str = "streams";
 
@@ -107,7 +112,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         name: format!("redis {}", options.streams.join(", ")),
         schema,
         copies_max: options.streams.len() as u32,
-        replayable: true,
+        guarantee: Guarantee::ExactlyOnce,
         bad,
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
@@ -123,6 +128,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 has_begun: false,
                 found: Vec::new(),
                 empty: Vec::new(),
+                asked: Instant::now(),
                 reader: Some(reader),
                 reading: None,
             }))
@@ -134,17 +140,99 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
 #[derive(Clone)]
 struct Stream {
     name: String,
-    /// The last entry that was given on; none, where that is not known yet.
-    last: Option<String>,
-    /// It was said that there is nothing more, and nothing has come since.
-    told_end: bool,
+    /// Behind the last entry that was given on; none, where that is not known yet.
+    place: Option<Place>,
+    /// It has been read as far as there is anything.
+    quiet: Option<Quiet>,
     is_over: bool,
 }
 
+/// Where a stream is read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    /// Of the entry before.
+    id: String,
+    /// How many had been added with it, if the server knows.
+    number: Option<u64>,
+}
+
+impl Place {
+    /// Of a checkpoint; none, where the stream had not been looked at.
+    fn parse(text: &str) -> Option<Self> {
+        let (id, number) = text.split_once(' ').map_or((text, None), |(id, number)| (id, number.parse().ok()));
+        (!id.is_empty()).then(|| Place { id: id.to_owned(), number })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.id)?;
+        self.number.map_or(Ok(()), |number| write!(f, " {number}"))
+    }
+}
+
+/// What a server knows of a stream.
+#[derive(Clone, Debug, Default)]
+struct Info {
+    last: String,
+    /// How many entries were ever added, and how many of them are there.
+    added: Option<u64>,
+    length: u64,
+}
+
+impl Info {
+    /// Of an answer to XINFO; of a stream that is not there nothing was added.
+    ///
+    /// # Errors
+    /// The server's.
+    fn of(answer: RedisResult<BTreeMap<String, redis::Value>>) -> RedisResult<Self> {
+        let found = match answer {
+            Err(error) if error.detail().is_some_and(|detail| detail.contains("no such key")) => {
+                return Ok(Info { last: NOTHING.into(), added: Some(0), length: 0 });
+            }
+            answer => answer?,
+        };
+        let number = |name: &str| found.get(name).and_then(|value| redis::from_redis_value(value.clone()).ok());
+        let last = found.get("last-generated-id").and_then(|id| redis::from_redis_value(id.clone()).ok());
+        Ok(Info {
+            last: last.unwrap_or_else(|| NOTHING.into()),
+            added: number("entries-added"),
+            length: number("length").unwrap_or(0),
+        })
+    }
+
+    /// Where a job begins.
+    fn start(&self, start: Start) -> Place {
+        match start {
+            // A place that stays the same, never "the end".
+            Start::Latest => Place { id: self.last.clone(), number: self.added },
+            Start::Earliest => Place { id: NOTHING.into(), number: self.added.map(|added| added - self.length) },
+        }
+    }
+
+    /// What is wrong with going on from a place.
+    fn lost(&self, stream: &str, place: &Place) -> Option<String> {
+        let (added, number) = (self.added?, place.number?);
+        // One that is not there: somebody may have deleted it when all of it was read.
+        let removed = added.saturating_sub(self.length);
+        let what = match (added < number && added > 0, removed > number) {
+            (true, _) => format!("it was made anew since entry {} was read", place.id),
+            (false, true) => {
+                let unread = removed - number;
+                format!("{unread} entries behind {}, which were not read yet, are not there any more", place.id)
+            }
+            (false, false) => return None,
+        };
+        Some(format!(
+            "redis stream \"{stream}\": {what}: keep entries for longer than the job may be away (MAXLEN, MINID), or begin without the \
+             checkpoint"
+        ))
+    }
+}
+
 impl Stream {
-    fn new(name: &str, last: &str) -> Self {
-        let last = Some(last.to_owned()).filter(|id| !id.is_empty());
-        Stream { name: name.to_owned(), last, told_end: false, is_over: false }
+    fn new(name: &str, place: &str) -> Self {
+        Stream { name: name.to_owned(), place: Place::parse(place), quiet: None, is_over: false }
     }
 }
 
@@ -171,11 +259,16 @@ fn streams(options: &Options, context: &TaskContext) -> Result<(Vec<Stream>, BTr
 /// An id, and fields with their values.
 type Entry = (String, Vec<(Vec<u8>, Vec<u8>)>);
 
+type Entries = Vec<(String, Vec<Entry>)>;
+
+/// Where streams begin that had no place, and entries by stream.
+type Read = (Vec<(String, Place)>, Entries);
+
 /// Where streams begin, and what was found behind that.
 struct Found {
     reader: Reader,
-    first: Vec<(String, String)>,
-    entries: Vec<(String, Vec<Entry>)>,
+    first: Vec<(String, Place)>,
+    entries: Entries,
 }
 
 /// The source of one copy.
@@ -191,6 +284,8 @@ struct Redis {
     found: Vec<(usize, Vec<Entry>)>,
     /// The streams that had nothing when they were asked last, and that is not told yet.
     empty: Vec<usize>,
+    /// When that was.
+    asked: Instant,
     reader: Option<Reader>,
     reading: Option<BoxFuture<'static, Result<Found, TaskError>>>,
 }
@@ -204,7 +299,7 @@ impl Source for Redis {
                     let rows = RecordBatch::new_empty(SchemaRef::clone(self.decoder.schema()));
                     Next::Rows { split: last as u32, rows }
                 }
-                None => Next::CaughtUp { split: 0 },
+                None => Next::CaughtUp { split: 0, at: Instant::now() },
             }));
         }
         if self.streams.is_empty() && !self.options.stop_at_end {
@@ -215,8 +310,11 @@ impl Source for Redis {
             if let Some((at, entries)) = self.found.pop() {
                 let rows = self.rows(at, &entries)?;
                 let stream = &mut self.streams[at];
-                stream.last = entries.last().map(|(id, _)| id.clone());
-                stream.told_end = false;
+                if let (Some(place), Some((id, _))) = (&mut stream.place, entries.last()) {
+                    let number = place.number.map(|number| number + entries.len() as u64);
+                    *place = Place { id: id.clone(), number };
+                }
+                stream.quiet = None;
                 if rows.num_rows() > 0 {
                     return Poll::Ready(Ok(Next::Rows { split: at as u32, rows }));
                 }
@@ -228,8 +326,9 @@ impl Source for Redis {
                     stream.is_over = true;
                     return Poll::Ready(Ok(Next::SplitEnd { split }));
                 }
-                if !std::mem::replace(&mut stream.told_end, true) {
-                    return Poll::Ready(Ok(Next::CaughtUp { split }));
+                let at = self.asked;
+                if Quiet::of(&mut stream.quiet, at) {
+                    return Poll::Ready(Ok(Next::CaughtUp { split, at }));
                 }
                 continue;
             }
@@ -240,8 +339,9 @@ impl Source for Redis {
                 Some(reading) => reading,
                 None => {
                     let reader = self.reader.take().expect("it is back when nothing is being read");
+                    self.asked = Instant::now();
                     let asked = self.streams.iter().filter(|stream| !stream.is_over);
-                    let asked = asked.map(|stream| (stream.name.clone(), stream.last.clone())).collect();
+                    let asked = asked.map(|stream| (stream.name.clone(), stream.place.clone())).collect();
                     self.reading.insert(Box::pin(reader.read(asked)))
                 }
             };
@@ -249,11 +349,11 @@ impl Source for Redis {
             self.reading = None;
             let Found { reader, first, entries } = found?;
             self.reader = Some(reader);
-            let first: BTreeMap<String, String> = first.into_iter().collect();
+            let mut first: BTreeMap<String, Place> = first.into_iter().collect();
             let mut entries: BTreeMap<String, Vec<Entry>> = entries.into_iter().collect();
             for (at, stream) in self.streams.iter_mut().enumerate().filter(|(_, stream)| !stream.is_over) {
-                if let Some(id) = first.get(&stream.name) {
-                    stream.last = Some(id.clone());
+                if let Some(place) = first.remove(&stream.name) {
+                    stream.place = Some(place);
                 }
                 match entries.remove(&stream.name) {
                     Some(entries) => self.found.push((at, entries)),
@@ -268,7 +368,8 @@ impl Source for Redis {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let saved = |stream: &Stream| (stream.name.clone(), stream.last.clone().unwrap_or_default().into());
+        let place = |stream: &Stream| stream.place.as_ref().map(Place::to_string).unwrap_or_default();
+        let saved = |stream: &Stream| (stream.name.clone(), place(stream).into());
         Ok(self.streams.iter().map(saved).collect())
     }
 
@@ -338,11 +439,12 @@ struct Reader {
 }
 
 impl Reader {
-    async fn read(mut self, streams: Vec<(String, Option<String>)>) -> Result<Found, TaskError> {
+    async fn read(mut self, streams: Vec<(String, Option<Place>)>) -> Result<Found, TaskError> {
         let begun = Instant::now();
         loop {
             match self.attempt(&streams).await {
-                Ok((first, entries)) => return Ok(Found { reader: self, first, entries }),
+                Ok(Ok((first, entries))) => return Ok(Found { reader: self, first, entries }),
+                Ok(Err(lost)) => return Err(lost.into()),
                 Err(error) if passes(&error) && begun.elapsed().as_secs_f64() < self.options.patience_s => {
                     self.connection = None;
                     tokio::time::sleep(PAUSE).await;
@@ -352,39 +454,82 @@ impl Reader {
         }
     }
 
-    async fn attempt(
-        &mut self,
-        streams: &[(String, Option<String>)],
-    ) -> RedisResult<(Vec<(String, String)>, Vec<(String, Vec<Entry>)>)> {
+    /// Entries, and where streams begin that had no place; inside, in words, that some are lost.
+    async fn attempt(&mut self, streams: &[(String, Option<Place>)]) -> RedisResult<Result<Read, String>> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => self.connection.insert(self.server.connect().await?),
         };
+        let mut places: Vec<(&String, Place)> = Vec::new();
         let mut first = Vec::new();
-        for (name, _) in streams.iter().filter(|(_, last)| last.is_none()) {
-            // A place that stays the same, never "the end".
-            let last: Vec<Entry> = match self.options.start {
-                Start::Earliest => Vec::new(),
-                Start::Latest => {
-                    redis::cmd("XREVRANGE").arg(name).arg(&["+", "-", "COUNT", "1"]).query_async(connection).await?
+        for (name, place) in streams {
+            let place = match place {
+                Some(place) => place.clone(),
+                None => {
+                    let info = Info::of(info(name).query_async(connection).await)?;
+                    first.push((name.clone(), info.start(self.options.start)));
+                    info.start(self.options.start)
                 }
             };
-            first.push((name.clone(), last.into_iter().next().map_or_else(|| "0-0".to_owned(), |(id, _)| id)));
+            places.push((name, place));
         }
-        let known: BTreeMap<&String, &String> = first.iter().map(|(name, id)| (name, id)).collect();
-        let mut command = redis::cmd("XREAD");
-        command.arg("COUNT").arg(COUNT);
-        if !self.options.stop_at_end {
-            command.arg("BLOCK").arg(BLOCK_MS);
+        let read = |block: bool| {
+            let mut command = redis::cmd("XREAD");
+            command.arg("COUNT").arg(COUNT);
+            if block {
+                command.arg("BLOCK").arg(BLOCK_MS);
+            }
+            command.arg("STREAMS");
+            for (name, _) in &places {
+                command.arg(name);
+            }
+            for (_, place) in &places {
+                command.arg(&place.id);
+            }
+            command
+        };
+        // At one moment: what is removed between a look and a read is not seen by either.
+        let mut together = redis::pipe();
+        together.atomic().ignore_errors();
+        for (name, _) in &places {
+            together.add_command(info(name));
         }
-        command.arg("STREAMS");
-        streams.iter().for_each(|(name, _)| {
-            command.arg(name);
-        });
-        for (name, last) in streams {
-            command.arg(last.as_ref().unwrap_or_else(|| known[name]));
+        together.add_command(read(false));
+        let mut answers: Vec<RedisResult<redis::Value>> = together.query_async(connection).await?;
+        let entries = answers.pop().expect("as many answers as commands")?;
+        let mut entries: Option<Entries> = redis::from_redis_value(entries)?;
+        for ((name, place), answer) in places.iter().zip(answers) {
+            let info = Info::of(answer.and_then(|answer| Ok(redis::from_redis_value(answer)?)))?;
+            if let Some(lost) = info.lost(name, place) {
+                return Ok(Err(lost));
+            }
         }
-        let entries: Option<Vec<(String, Vec<Entry>)>> = command.query_async(connection).await?;
-        Ok((first, entries.unwrap_or_default()))
+        if entries.is_none() && !self.options.stop_at_end {
+            entries = read(true).query_async(connection).await?;
+        }
+        Ok(Ok((first, entries.unwrap_or_default())))
+    }
+}
+
+fn info(stream: &str) -> redis::Cmd {
+    let mut command = redis::cmd("XINFO");
+    command.arg("STREAM").arg(stream);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A place of an earlier version is one, too, and what it was is what is saved.
+    #[test]
+    fn places_are_texts() {
+        let place = |number| Some(Place { id: "7-1".into(), number });
+        assert_eq!(
+            [Place::parse("7-1 12"), Place::parse("7-1"), Place::parse("")],
+            [place(Some(12)), place(None), None]
+        );
+        assert_eq!(place(Some(12)).unwrap().to_string(), "7-1 12");
+        assert_eq!(place(None).unwrap().to_string(), "7-1");
     }
 }

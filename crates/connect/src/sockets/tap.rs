@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
@@ -125,7 +125,7 @@ impl Source for Tap {
             return self.poll_end(context).map_ok(|()| Next::End);
         }
         if !std::mem::replace(&mut self.told_end, true) {
-            return Poll::Ready(Ok(Next::CaughtUp { split: 0 }));
+            return Poll::Ready(Ok(Next::CaughtUp { split: 0, at: Instant::now() }));
         }
         Poll::Pending
     }

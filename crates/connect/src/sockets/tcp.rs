@@ -20,7 +20,7 @@ use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::tls::{self, Tls};
-use crate::{SourceSpec, options};
+use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "socket source";
 /// Between tries.
@@ -88,7 +88,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         name: format!("socket {address}"),
         schema: SchemaRef::clone(&schema),
         copies_max: 1,
-        replayable: false,
+        guarantee: Guarantee::AtMostOnce,
         bad,
         make: Arc::new(move |context| {
             let lines = Lines {

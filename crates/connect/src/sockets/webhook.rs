@@ -5,6 +5,7 @@
 //! | 200                   | the rows were taken by the job or, with `answer` `durable`, are in a durable checkpoint |
 //! | 400, with the reason  | something in the body is no row: none of it is taken                                  |
 //! | 404, 405              | it is another path, or no POST                                                        |
+//! | 408                   | the body does not come within `patience_s`                                            |
 //! | 413                   | the body is too long                                                                  |
 //! | 503, with Retry-After | the job takes no more just now, or has ended meanwhile                                |
 //!
@@ -39,7 +40,7 @@ use crate::bad::BadRecords;
 use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
 use crate::tls::Tls;
-use crate::{SourceSpec, options};
+use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "webhook source";
 /// Posts that wait for their answer.
@@ -71,6 +72,13 @@ struct Options {
     answer: AnswerWhen,
     #[serde(default = "options::a_megabyte")]
     body_bytes_max: usize,
+    /// For a body, behind its head.
+    #[serde(default = "half_a_minute")]
+    patience_s: f64,
+}
+
+fn half_a_minute() -> f64 {
+    30.0
 }
 
 fn loopback() -> String {
@@ -96,7 +104,10 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         name: format!("webhook {}:{}{}", options.host, options.port, options.path),
         schema: SchemaRef::clone(&schema),
         copies_max: 1,
-        replayable: false,
+        guarantee: match options.answer {
+            AnswerWhen::Taken => Guarantee::AtMostOnce,
+            AnswerWhen::Durable => Guarantee::AtLeastOnce,
+        },
         bad,
         make: Arc::new(move |context| {
             let waits = options.answer == AnswerWhen::Durable;
@@ -212,9 +223,18 @@ impl Server {
         if request.method() != Method::POST {
             return with(StatusCode::METHOD_NOT_ALLOWED, "rows come by POST\n", ALLOW, "POST");
         }
-        // Before the body is read: a busy server does not read it in vain.
-        let Ok(_waiting) = self.waiting.try_acquire() else { return busy("too many posts are waiting\n") };
-        let body = match Limited::new(request.into_body(), self.options.body_bytes_max).collect().await {
+        let full = || busy("too many posts are waiting\n");
+        // A busy server does not read the body in vain. Who is slow with it takes nobody's place.
+        if self.waiting.available_permits() == 0 {
+            return full();
+        }
+        let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
+        let body = Limited::new(request.into_body(), self.options.body_bytes_max).collect();
+        let Ok(body) = timeout(patience, body).await else {
+            return response(StatusCode::REQUEST_TIMEOUT, format!("the body has not come within {patience:?}\n"));
+        };
+        let Ok(_waiting) = self.waiting.try_acquire() else { return full() };
+        let body = match body {
             Ok(body) => body.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {
                 let text = format!("the body is longer than {} bytes\n", self.options.body_bytes_max);
@@ -289,6 +309,41 @@ fn objects(body: &[u8]) -> Result<Vec<&[u8]>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Who sends a head and no body would take a place for good: with as many of them nobody is served any more.
+    #[tokio::test]
+    async fn bodies_that_do_not_come_hold_up_nobody() {
+        use arrow::datatypes::{DataType, Field, Schema};
+        use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+        let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
+        let options = Arc::new(options::read(NAME, &serde_json::json!({"port": 1, "patience_s": 0.05})).unwrap());
+        let decoder = Decoder::new(Layout::Json, schema).unwrap();
+        let (sender, mut taken) = mpsc::channel(4);
+        let server = Arc::new(Server { options, decoder, sender, waiting: Semaphore::new(1) });
+        let (_end, ends) = watch::channel(());
+        let post = async |body: &str| {
+            let (mut near, far) = duplex(1000);
+            tokio::spawn(connection(Arc::clone(&server), far, ends.clone()));
+            let head = "POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 7\r\n\r\n";
+            near.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+            near
+        };
+        let mut stalled = [post("{\"n\"").await, post("").await];
+        let mut whole = post("{\"n\":1}").await;
+        let taken = timeout(Duration::from_secs(60), taken.recv()).await;
+        let (rows, answer) = taken.expect("others are served").unwrap();
+        answer.unwrap().send(()).unwrap();
+        assert_eq!(rows.num_rows(), 1);
+        let mut text = String::new();
+        whole.read_to_string(&mut text).await.unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        for stalled in &mut stalled {
+            let mut head = [0; 12];
+            stalled.read_exact(&mut head).await.unwrap();
+            assert_eq!(&head, b"HTTP/1.1 408");
+        }
+    }
 
     /// A body that is not what it should be must not be taken in part.
     #[test]

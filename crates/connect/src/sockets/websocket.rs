@@ -21,7 +21,7 @@ use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::tls::{self, Tls};
-use crate::{SourceSpec, options};
+use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "websocket source";
 const CONNECT: Duration = Duration::from_secs(10);
@@ -85,7 +85,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         name: format!("websocket {name}"),
         schema: SchemaRef::clone(&schema),
         copies_max: 1,
-        replayable: false,
+        guarantee: Guarantee::AtMostOnce,
         bad,
         make: Arc::new(move |context| {
             let reader = Reader {

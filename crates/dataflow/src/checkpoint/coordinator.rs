@@ -252,6 +252,14 @@ impl Coordinator {
                 }
                 return;
             }
+            Said::Full => {
+                let coming = self.pending.as_ref().is_some_and(|pending| pending.missing.contains(&id));
+                let asked = self.requests.iter().any(|(_, control)| *control == Control::Checkpoint);
+                if !coming && !asked {
+                    self.requests.push((0, Control::Checkpoint));
+                }
+                return;
+            }
             Said::Ended { parts } => {
                 if let Some(moving) = self.moving.as_mut().filter(|moving| moving.task == id.0) {
                     moving.missing.remove(&id.1);

@@ -425,6 +425,11 @@ impl CopyStates {
         }));
     }
 
+    /// The copy keeps nearly as much as it may until the next checkpoint, which is to come soon.
+    pub(crate) fn full(&self) {
+        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Full });
+    }
+
     /// The copy has handed over and taken what a rebalance moves.
     pub(crate) fn moved(&self, moves: &Moves, moved: Moved) {
         self.tenure.lock().moved(moves);
@@ -517,6 +522,7 @@ pub(crate) async fn restore(
         return Err(store.damaged(format!("task \"{task}\" has state of bucket {bucket}, of {}", route.buckets())));
     }
     restored.schema.clone_from(&state.schema);
+    restored.split_names = state.splits.values().flatten().map(|(name, _)| name.clone()).collect();
     // Who has ended has given what it kept.
     let mine = state.buckets.iter().filter(|(bucket, _)| route.copy(**bucket) == copy && !restored.ended);
     let mut wanted: Vec<&Entry> = Vec::new();

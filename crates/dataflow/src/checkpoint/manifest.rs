@@ -199,6 +199,8 @@ pub(crate) enum Said {
     Ended { parts: Vec<(Key, Entry)> },
     /// It has handed over and taken what a rebalance moves.
     Moved(Moved),
+    /// It keeps nearly as much as it may until the next checkpoint.
+    Full,
 }
 
 impl Report {

@@ -33,7 +33,7 @@ pub mod schema;
 mod simulation;
 pub mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,15 +66,19 @@ pub struct CheckpointSettings {
     /// At most once: checkpoints say where sources stand and nothing else, and a row leaves its source when one is durable that has
     /// its place. What is on its way or kept when the job fails is lost, and nothing comes again. There is an interval then.
     pub at_most_once: bool,
+    /// Whether the job may go on from the checkpoint before one that is damaged. Sinks may have committed rows since, which come
+    /// again then.
+    pub may_repeat: bool,
 }
 
 impl CheckpointSettings {
-    /// In `store`, every ten seconds, unaligned after ten more, given up after ten minutes; the last three are kept.
+    /// In `store`, every ten seconds, unaligned after ten more, given up after ten minutes; the last three are kept, and one that is
+    /// damaged is left out for the one before.
     pub fn new(store: CheckpointStore) -> Self {
         let unaligned_after = Some(Duration::from_secs(10));
         let timeout = Duration::from_secs(600);
         let interval = Duration::from_secs(10);
-        CheckpointSettings { store, interval, unaligned_after, timeout, keep: 3, at_most_once: false }
+        CheckpointSettings { store, interval, unaligned_after, timeout, keep: 3, at_most_once: false, may_repeat: true }
     }
 
     /// In a folder of this machine, or one that all workers share.
@@ -133,6 +137,8 @@ pub struct Restored {
     pub buckets: BTreeMap<u32, Vec<Bytes>>,
     /// The splits that were dealt to it.
     pub splits: BTreeMap<String, Bytes>,
+    /// The names of those that were dealt to any copy.
+    pub split_names: BTreeSet<String>,
     /// What copies share, each name with what each copy had saved by it.
     pub shared: BTreeMap<String, Vec<Bytes>>,
     /// The same by copy, as they were numbered then.

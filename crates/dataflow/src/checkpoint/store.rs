@@ -102,6 +102,9 @@ impl Kept {
     }
 }
 
+/// A manifest, if it can be read, and what is wrong with it or what it refers to.
+pub type Look = (Option<Manifest>, Option<StoreError>);
+
 impl CheckpointStore {
     /// In a folder, which is made if it is not there.
     ///
@@ -237,6 +240,26 @@ impl CheckpointStore {
     pub async fn verify(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let entries: Vec<&Entry> = manifest.entries().collect();
         self.read(&entries, |_, _| Ok(())).await
+    }
+
+    /// An epoch's manifest, and what is wrong with the checkpoint, for a list; `whole` says that all it refers to is read. `None` for
+    /// one that has gone since it was listed: a job that runs clears away what is old.
+    ///
+    /// # Errors
+    /// The store's, when the epochs cannot be listed again.
+    pub async fn look(&self, epoch: u64, whole: bool) -> Result<Option<Look>, StoreError> {
+        let (manifest, damage) = match self.manifest(epoch).await {
+            Ok(manifest) if whole => {
+                let damage = self.verify(&manifest).await.err();
+                (Some(manifest), damage)
+            }
+            Ok(manifest) => return Ok(Some((Some(manifest), None))),
+            Err(error) => (None, Some(error)),
+        };
+        if damage.is_some() && !self.epochs().await?.contains(&epoch) {
+            return Ok(None);
+        }
+        Ok(Some((manifest, damage)))
     }
 
     /// Makes a checkpoint be there.
@@ -556,6 +579,32 @@ mod tests {
                 }
                 let kept = store.kept().await.unwrap();
                 assert_eq!((epochs(&kept).len(), kept.damaged.len(), kept.epoch()), (4, 2, 12));
+            });
+        }
+    }
+
+    /// A checkpoint that a running job has cleared away while it was looked at would be told as damaged, and one that is damaged
+    /// not at all.
+    #[test]
+    fn what_has_gone_is_not_damaged() {
+        for (store, _folder) in stores() {
+            wait(async {
+                for epoch in 1..=3 {
+                    save(&store, 1, epoch).await.unwrap();
+                }
+                let listed = store.epochs().await.unwrap();
+                store.prune(2, 3).await.unwrap();
+                store.objects.delete(&store.path("state/run1/2-0-0")).await.unwrap();
+                store.objects.put(&store.manifest_path(4), b"cut".to_vec().into()).await.unwrap();
+                let mut told = Vec::new();
+                for &epoch in listed.iter().chain(&[4]) {
+                    for whole in [true, false] {
+                        let look = store.look(epoch, whole).await.unwrap();
+                        told.push(look.map(|(manifest, damage)| (manifest.is_some(), damage.is_some())));
+                    }
+                }
+                let (fine, damaged, gone) = (Some((true, false)), Some((true, true)), None);
+                assert_eq!(told, [fine, fine, damaged, fine, gone, gone, Some((false, true)), Some((false, true))]);
             });
         }
     }

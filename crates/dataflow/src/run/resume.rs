@@ -128,6 +128,7 @@ impl Resume {
                 Found::Checkpoint { run, manifest } => {
                     resume.run = run;
                     let read = pool.block_on(resume.read(&manifest, flow, governor, comm.rank()));
+                    let mut damage = None;
                     let mut all = [0u8];
                     comm.allreduce(&[Read::of(&read) as u8], &mut all, &Op::Min)?;
                     match read {
@@ -144,13 +145,21 @@ impl Resume {
                         Err(error) if all[0] == Read::Refused as u8 => {
                             return Err(DataflowError::Checkpoint(error.to_string()));
                         }
-                        Err(error) => eprintln!("tidemill: checkpoint {} is left out: {error}", manifest.epoch),
+                        Err(error) => damage = Some(error.to_string()),
                     }
                     if all[0] == Read::Refused as u8 {
                         return Err(DataflowError::Checkpoint(format!(
                             "checkpoint {} could not be read by another worker",
                             manifest.epoch
                         )));
+                    }
+                    // Others may have read their parts, and do not know what is wrong.
+                    match (damage, settings.may_repeat) {
+                        (None, true) => {}
+                        (damage, _) => {
+                            let reason = damage.as_deref().unwrap_or("another worker cannot read its part");
+                            resume.leave_out(manifest.epoch, reason).map_err(DataflowError::Checkpoint)?;
+                        }
                     }
                 }
             }
@@ -171,10 +180,30 @@ impl Resume {
         // Again: what the run before has written until this one made its claim counts.
         let kept = kept(&store)?;
         self.begin.newest = kept.epoch();
+        let newest = kept.manifests.iter().map(|manifest| manifest.epoch).max();
         for (epoch, reason) in &kept.damaged {
-            eprintln!("tidemill: checkpoint {epoch} is left out: {reason}");
+            match newest {
+                Some(newest) if newest > *epoch => eprintln!("tidemill: checkpoint {epoch} is damaged: {reason}"),
+                _ => self.leave_out(*epoch, reason)?,
+            }
         }
         Ok(kept)
+    }
+
+    /// Says what it means to go on from the checkpoint before this one, if there is one.
+    ///
+    /// # Errors
+    /// In words, where that must not be.
+    fn leave_out(&self, epoch: u64, reason: &str) -> Result<(), String> {
+        let again = "rows that sinks have committed since the checkpoint before it come again";
+        if self.settings.may_repeat {
+            eprintln!("tidemill: checkpoint {epoch} is left out: {reason}; {again}");
+            return Ok(());
+        }
+        Err(format!(
+            "checkpoint {epoch} is damaged: {reason}; without it {again}, which the job must not do: bring it back, or remove \
+             epochs/{epoch:020} there to do without"
+        ))
     }
 
     /// The next older checkpoint, if it fits the job; made this run's own. On worker 0.

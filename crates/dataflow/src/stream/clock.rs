@@ -3,7 +3,7 @@
 //! That clock never goes back: not when somebody sets the machine's, nor when a job goes on where another machine was ahead.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::compute::kernels::aggregate::max;
@@ -12,7 +12,6 @@ use arrow::datatypes::{
     TimestampNanosecondType, TimestampSecondType,
 };
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use super::mark::{EventTime, Mark};
 use super::source::{EventTimes, ToldBy, time_column};
@@ -61,6 +60,9 @@ pub(crate) struct Clock {
     latest: EventTime,
     /// Since when each split has had nothing more; an idle one is not looked at.
     caught_up: Vec<Option<Instant>>,
+    /// Since when the source has had nothing at all. What it said before may be long ago, if rows had to wait for room meanwhile:
+    /// then those of a split that seems to be idle may wait behind them.
+    quiet: Option<Instant>,
     /// What is to be told.
     news: Option<Mark>,
     told_at: Option<Instant>,
@@ -107,7 +109,8 @@ impl Clock {
             }
         };
         let (watermarks, caught_up) = Default::default();
-        Ok(Clock { times, told_by, watermarks, latest: EventTime::MIN, caught_up, news: None, told_at: None })
+        let (latest, quiet, news, told_at) = (EventTime::MIN, None, None, None);
+        Ok(Clock { times, told_by, watermarks, latest, caught_up, quiet, news, told_at })
     }
 
     /// The latest time of all rows.
@@ -145,6 +148,7 @@ impl Clock {
     pub(crate) fn rows(&mut self, split: u32, rows: RecordBatch) -> Result<RecordBatch, TaskError> {
         let split = self.split(split);
         self.caught_up[split] = None;
+        self.quiet = None;
         match &self.told_by {
             Told::Rows { time, told, less } => {
                 self.latest = latest(rows.column(*time)).unwrap_or(EventTime::MIN).max(self.latest);
@@ -163,9 +167,29 @@ impl Clock {
         }
     }
 
-    pub(crate) fn caught_up(&mut self, split: u32, now: Instant) {
+    /// A split had nothing more at some time: when its source looked, which may be a while ago.
+    pub(crate) fn caught_up(&mut self, split: u32, at: Instant) {
         let split = self.split(split);
-        self.caught_up[split].get_or_insert(now);
+        let since = *self.caught_up[split].get_or_insert(at);
+        if since + self.times.idle_after <= at {
+            self.idle(split);
+        }
+    }
+
+    /// The source has nothing now, and all that it had has been given on.
+    pub(crate) fn quiet(&mut self, now: Instant) {
+        self.quiet.get_or_insert(now);
+    }
+
+    fn idle(&mut self, split: usize) {
+        self.caught_up[split] = None;
+        let news = self.watermarks.idle(split);
+        self.news = news.or(self.news.take());
+    }
+
+    /// When a split is idle, if the source has nothing until then.
+    fn idle_at(&self, since: Instant) -> Option<Instant> {
+        self.quiet.map(|quiet| quiet.max(since) + self.times.idle_after)
     }
 
     pub(crate) fn over(&mut self, split: u32) {
@@ -178,7 +202,7 @@ impl Clock {
     /// When it wants to be looked at, although nothing comes.
     pub(crate) fn due(&self) -> Option<Instant> {
         match &self.told_by {
-            Told::Rows { .. } => self.caught_up.iter().flatten().min().map(|since| *since + self.times.idle_after),
+            Told::Rows { .. } => self.idle_at(*self.caught_up.iter().flatten().min()?),
             Told::Arrival(arrival) => Some(self.told_at.unwrap_or(arrival.begun) + ARRIVAL_INTERVAL),
         }
     }
@@ -191,9 +215,8 @@ impl Clock {
             return;
         }
         for split in 0..self.caught_up.len() {
-            if self.caught_up[split].take_if(|since| *since + self.times.idle_after <= now).is_some() {
-                let news = self.watermarks.idle(split);
-                self.news = news.or(self.news.take());
+            if self.caught_up[split].and_then(|since| self.idle_at(since)).is_some_and(|at| at <= now) {
+                self.idle(split);
             }
         }
     }
@@ -235,6 +258,50 @@ mod tests {
         assert_eq!(clock.tell(now, true), Some(Mark::Watermark(EventTime(15))));
         clock.rows(0, read(vec![None], vec![Some(12)])).unwrap();
         assert_eq!((clock.tell(now, true), clock.latest()), (None, EventTime(60)));
+    }
+
+    /// A split whose rows wait behind others, because there is no room for these, would be taken for idle, and its rows would be
+    /// late; one that is idle beside one that always has rows would hold time back for ever.
+    #[test]
+    fn a_split_is_idle_when_its_source_has_looked() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let idle_after = Duration::from_secs(10);
+        let mut clock =
+            Clock::new(EventTimes::of("at").idle_after(idle_after), &read(vec![], vec![]).schema(), None).unwrap();
+        let rows = |clock: &mut Clock, split, time| {
+            clock.rows(split, read(vec![Some(time)], vec![None])).unwrap();
+        };
+        let told = |clock: &mut Clock, now| {
+            clock.look(now);
+            clock.tell(now, true)
+        };
+        rows(&mut clock, 0, 1);
+        rows(&mut clock, 1, 1);
+        clock.caught_up(1, at(0));
+        rows(&mut clock, 0, 50);
+        assert_eq!(told(&mut clock, at(1000)), Some(Mark::Watermark(EventTime(1))), "nobody has looked again");
+        assert_eq!(clock.due(), None);
+        rows(&mut clock, 1, 2);
+        assert_eq!(told(&mut clock, at(1000)), Some(Mark::Watermark(EventTime(2))));
+        // The other one goes on, and the source says that this one does not.
+        clock.caught_up(1, at(1000));
+        clock.caught_up(1, at(1009));
+        rows(&mut clock, 0, 60);
+        assert_eq!(told(&mut clock, at(2000)), None);
+        clock.caught_up(1, at(1010));
+        assert_eq!(told(&mut clock, at(2000)), Some(Mark::Watermark(EventTime(60))));
+        // Or it has nothing at all, for so long.
+        rows(&mut clock, 1, 61);
+        clock.caught_up(1, at(3000));
+        clock.quiet(at(3500));
+        rows(&mut clock, 0, 70);
+        assert_eq!(told(&mut clock, at(4000)), Some(Mark::Watermark(EventTime(61))));
+        clock.quiet(at(4000));
+        clock.quiet(at(4005));
+        assert_eq!(told(&mut clock, at(4009)), None);
+        assert!(clock.due().is_some_and(|due| due <= at(4010)));
+        assert_eq!(told(&mut clock, at(4011)), Some(Mark::Watermark(EventTime(70))));
     }
 
     /// A clock that was set back, or is behind that of the machine where the job ran before, would make rows late that are not.

@@ -48,6 +48,14 @@ const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where streams go. A copy of a sink task has one.
 pub trait Sink: Send {
+    /// Looks whether it can do what it promises, before it is given anything.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Takes rows. They need not appear anywhere yet.
     ///
     /// # Errors
@@ -67,9 +75,19 @@ pub trait Sink: Send {
     /// # Errors
     /// Fails the task.
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>>;
+
+    /// What it keeps in memory until the next `prepare`, as a part of what it may. From a half on it is asked for that soon, and from 1
+    /// on it is given no rows that need not come before.
+    fn fullness(&self) -> f64 {
+        0.0
+    }
 }
 
 impl Sink for Box<dyn Sink> {
+    fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        self.as_mut().begin()
+    }
+
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         self.as_mut().write(rows)
     }
@@ -81,12 +99,22 @@ impl Sink for Box<dyn Sink> {
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
         self.as_mut().commit(prepared)
     }
+
+    fn fullness(&self) -> f64 {
+        self.as_ref().fullness()
+    }
+}
+
+/// What checkpoints call what a copy has prepared at an epoch ([`Restored::split_names`](crate::checkpoint::Restored::split_names)).
+pub fn split_name(epoch: u64, copy: u32) -> String {
+    format!("{epoch}.{copy}")
 }
 
 enum Wake {
     Item(Option<Item>),
     Durable,
     Tick,
+    Injected,
 }
 
 /// What is prepared and not committed, by epoch, with the name of its split.
@@ -94,6 +122,7 @@ type Prepared = BTreeMap<(u64, String), Bytes>;
 
 /// Runs a sink to its end.
 pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &TaskContext) -> Result<(), TaskError> {
+    sink.begin().await?;
     let states = context.states();
     let at_most_once = context.at_most_once();
     let mut prepared = Prepared::new();
@@ -108,18 +137,37 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         // The checkpoint is durable, or there would be nothing to go on from.
         commit(&mut sink, &mut prepared, ALL).await?;
     }
-    let name = |epoch: u64| (epoch, format!("{epoch}.{}", context.copy()));
+    let name = |epoch: u64| (epoch, split_name(epoch, context.copy()));
     let mut durable = match states {
         Some(states) => states.durable(),
         None => tokio::sync::watch::Sender::new(0).subscribe(),
     };
+    let mut barriers = match states {
+        Some(states) => states.barriers(),
+        None => tokio::sync::watch::Sender::new(None).subscribe(),
+    };
     let mut tick = Instant::now() + COMMIT_INTERVAL;
+    // Behind which epoch a checkpoint was asked for.
+    let mut asked = None;
     loop {
+        let fullness = sink.fullness();
+        if fullness >= 0.5 && states.is_none() {
+            tick = Instant::now();
+        }
+        // Before that barrier there are only the rows that are on their way already.
+        let barrier_comes = barriers.borrow().as_ref().is_some_and(|barrier| barrier.epoch > last);
+        if let Some(states) = states.filter(|_| fullness >= 0.5 && !barrier_comes)
+            && asked.replace(last) != Some(last)
+        {
+            states.full();
+        }
+        let is_full = fullness >= 1.0 && !barrier_comes && states.is_some();
         let wake = tokio::select! {
             biased;
             Ok(()) = durable.changed(), if states.is_some() => Wake::Durable,
             () = sleep_until(tick), if states.is_none() => Wake::Tick,
-            item = inputs.recv_any(|_| true) => Wake::Item(item?.and_then(|(_, item)| item)),
+            Ok(()) = barriers.changed(), if is_full => Wake::Injected,
+            item = inputs.recv_any(|_| true), if !is_full => Wake::Item(item?.and_then(|(_, item)| item)),
         };
         match wake {
             Wake::Item(Some(Item::Batch(rows))) => sink.write(rows).await?,
@@ -139,7 +187,7 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
             }
             Wake::Item(Some(Item::Mark(_))) => {}
             Wake::Item(None) if inputs.is_over() => break,
-            Wake::Item(None) => {}
+            Wake::Item(None) | Wake::Injected => {}
             Wake::Durable => {
                 let epoch = *durable.borrow_and_update();
                 commit(&mut sink, &mut prepared, epoch).await?;

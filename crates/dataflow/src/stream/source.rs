@@ -4,14 +4,14 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use super::clock::Clock;
 use super::held::Held;
@@ -32,10 +32,13 @@ pub enum Next {
         /// Its next rows, in its order.
         rows: RecordBatch,
     },
-    /// A split has been read as far as there is anything now.
+    /// A split has been read as far as there is anything. A source whose other splits go on says it again now and then, so that the
+    /// split is found to be idle: of one that always has something else to give it is not known what waits behind that.
     CaughtUp {
         /// The split.
         split: u32,
+        /// When there was nothing more: it may be told a while later.
+        at: Instant,
     },
     /// A split is over.
     SplitEnd {
@@ -154,7 +157,8 @@ pub struct EventTimes {
     pub column: String,
     /// How much earlier a row may be than the latest of its split before it; rows that are later than that are late.
     pub out_of_order: Duration,
-    /// A split that has been read as far as there is anything, for so long, holds time back no longer.
+    /// A split that has been read as far as there is anything, for so long, holds time back no longer. What counts is how far the
+    /// source has read, not how long its rows wait for room.
     pub idle_after: Duration,
     /// What says how far time is.
     pub told_by: ToldBy,
@@ -290,7 +294,7 @@ pub(crate) async fn drive<S: Source>(
                 Poll::Pending if !waiting => Poll::Ready(Ok(Wake::Waiting)),
                 Poll::Pending => Poll::Pending,
             }), if has_room => next?,
-            () = async { sleep_until(idle_at.expect("asked only then")).await }, if idle_at.is_some() => Wake::Idle,
+            () = async { sleep_until(idle_at.expect("asked only then").into()).await }, if idle_at.is_some() => Wake::Idle,
         };
         waiting = matches!(wake, Wake::Waiting) || waiting && matches!(wake, Wake::Idle | Wake::Durable);
         match wake {
@@ -342,6 +346,9 @@ pub(crate) async fn drive<S: Source>(
         }
         if let Some(clock) = &mut clock {
             let now = Instant::now();
+            if waiting && held.as_ref().is_none_or(Held::is_empty) {
+                clock.quiet(now);
+            }
             clock.look(now);
             let (slowest, times) = clock.stands();
             place.tell(slowest, times, |split| source.split_name(split));
@@ -368,7 +375,7 @@ async fn give(next: Next, clock: &mut Option<Clock>, output: &mut Output) -> Res
     match (next, clock) {
         (Next::Rows { split, rows }, Some(clock)) => output.send(clock.rows(split, rows)?).await?,
         (Next::Rows { rows, .. }, None) => output.send(rows).await?,
-        (Next::CaughtUp { split }, Some(clock)) => clock.caught_up(split, Instant::now()),
+        (Next::CaughtUp { split, at }, Some(clock)) => clock.caught_up(split, at),
         (Next::SplitEnd { split }, Some(clock)) => clock.over(split),
         _ => {}
     }

@@ -285,6 +285,17 @@ impl Sink for Outside {
 
 /// Copy 0 takes `pause` for each batch.
 pub fn graph(rows: i64, pause: Duration, fuse: Option<Arc<AtomicU64>>, world: &World) -> Graph {
+    let world = Arc::clone(world);
+    graph_into(rows, pause, fuse, move |context| Outside::new(&world, context.copy()))
+}
+
+/// [`graph`] with another sink.
+pub fn graph_into<S: Sink + 'static>(
+    rows: i64,
+    pause: Duration,
+    fuse: Option<Arc<AtomicU64>>,
+    sink: impl Fn(&TaskContext) -> S + Send + Sync + 'static,
+) -> Graph {
     let mut graph = Graph::new("counting");
     let times = EventTimes::of("time").out_of_order(Duration::from_millis(5));
     let source = TaskSpec::source("numbers", Some(times), move |context| Ok(Numbers::new(context, rows, fuse.clone())));
@@ -294,9 +305,7 @@ pub fn graph(rows: i64, pause: Duration, fuse: Option<Arc<AtomicU64>>, world: &W
         Ok(Count { pause, ..Count::new(context) })
     });
     let count = graph.add(count.streaming().input("in").output("out", totals()));
-    let world = Arc::clone(world);
-    let sink = TaskSpec::sink("outside", move |context| Ok(Outside::new(&world, context.copy())));
-    let sink = graph.add(sink.input("in"));
+    let sink = graph.add(TaskSpec::sink("outside", move |context| Ok(sink(context))).input("in"));
     graph.connect(source, count, Partition::by_key(["key"]));
     graph.connect(count, sink, Direct);
     graph

@@ -28,6 +28,7 @@ use futures::future::BoxFuture;
 use tidemill_dataflow::checkpoint::StateSchema;
 use tidemill_dataflow::exchange::{Direct, Gather, Partition};
 use tidemill_dataflow::graph::PortRef;
+use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::stream::source::time_column;
 use tidemill_dataflow::{Graph, TaskId, TaskSpec};
 
@@ -77,10 +78,10 @@ struct Halves {
     state: StateSchema,
 }
 
-/// The graph of a query, and the names of its sources with whether they can be read again.
+/// The graph of a query, and the names of its sources with what they give.
 pub(crate) struct Lowered {
     pub graph: Graph,
-    pub sources: Vec<(String, bool)>,
+    pub sources: Vec<(String, Guarantee)>,
     /// The sinks.
     pub sinks: Vec<StreamSink>,
 }
@@ -101,8 +102,8 @@ pub(crate) struct Lower<'a> {
     /// Of every task that nothing else limits.
     copies: u32,
     tasks: u32,
-    /// The names of sources, and whether they can be read again.
-    sources: Vec<(String, bool)>,
+    /// The names of sources, and what they give.
+    sources: Vec<(String, Guarantee)>,
     late: &'a LateRows,
     /// Windows whose late rows are wanted.
     late_from: Vec<(Branch, SchemaRef)>,
@@ -329,7 +330,7 @@ impl<'a> Lower<'a> {
         let source = stream.source.clone();
         let copies = if source.copies_max == 0 { self.copies } else { self.copies.min(source.copies_max) };
         let name = self.name(&format!("source {}", source.name));
-        self.sources.push((source.name.clone(), source.replayable));
+        self.sources.push((source.name.clone(), source.guarantee));
         let make = Arc::clone(&source.make);
         let task = TaskSpec::source(name, source.times.clone(), move |copy| make(copy));
         let task = self.graph.add(task.output(ROWS, Arc::clone(&source.schema)).copies(copies));

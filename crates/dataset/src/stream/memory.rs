@@ -10,6 +10,7 @@ use std::time::Duration;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
+use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -43,7 +44,7 @@ pub fn table_stream(
         schema,
         times,
         copies_max: SPLITS as u32,
-        replayable: true,
+        guarantee: Guarantee::ExactlyOnce,
         make: Arc::new(make),
     }
 }

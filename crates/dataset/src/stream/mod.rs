@@ -88,9 +88,21 @@ pub struct StreamJob {
     pub left_out: Arc<LateRows>,
 }
 
+/// What several give of which a row passes one or all; nothing, where one may lose rows and another double them.
+fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarantee> {
+    let doubles = all.clone().any(|gives| gives == Guarantee::AtLeastOnce);
+    let loses = all.any(|gives| gives == Guarantee::AtMostOnce);
+    match (loses, doubles) {
+        (false, false) => Some(Guarantee::ExactlyOnce),
+        (false, true) => Some(Guarantee::AtLeastOnce),
+        (true, false) => Some(Guarantee::AtMostOnce),
+        (true, true) => None,
+    }
+}
+
 impl StreamJob {
     /// Whether it gives what it must.
-    fn check(&self, sources: &[(String, bool)], sinks: &[StreamSink]) -> Result<(), DataSetError> {
+    fn check(&self, sources: &[(String, Guarantee)], sinks: &[StreamSink]) -> Result<(), DataSetError> {
         let Some(wanted) = self.guarantee else { return Ok(()) };
         let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
         let Some(checkpoints) = &self.checkpoints else {
@@ -101,10 +113,15 @@ impl StreamJob {
                 "rows wait for checkpoints, which it makes none of but the last; say how often with every=".into(),
             );
         }
-        if let Some((source, _)) = sources.iter().find(|(_, replayable)| !replayable)
-            && wanted > Guarantee::AtMostOnce
-        {
-            return refused(format!("what came from {source} since the last checkpoint cannot be read again"));
+        if let Some((source, gives)) = sources.iter().find(|(_, gives)| *gives < wanted) {
+            return refused(match gives {
+                Guarantee::AtMostOnce => {
+                    format!("what came from {source} since the last checkpoint cannot be read again")
+                }
+                _ => format!(
+                    "{source} gives some rows again, and nothing tells which; messages of RabbitMQ are told apart by id="
+                ),
+            });
         }
         if let Some(StreamSink { name: sink, guarantee: gives, .. }) = sinks.iter().find(|sink| sink.guarantee < wanted)
         {
@@ -171,29 +188,37 @@ impl Workers {
         let mut text =
             lowered.graph.explain(workers, None).map_err(|errors| crate::distribute::failed(errors.into()))?;
         text.push_str("after a failure, with checkpoint=:\n");
-        for (source, replayable) in &lowered.sources {
-            text.push_str(&match replayable {
-                true => format!("  {source}: is read again from where the checkpoint says\n"),
-                false => format!("  {source}: what came since the checkpoint is lost\n"),
+        for (source, gives) in &lowered.sources {
+            text.push_str(&match gives {
+                Guarantee::ExactlyOnce => format!("  {source}: is read again from where the checkpoint says\n"),
+                Guarantee::AtLeastOnce => {
+                    format!(
+                        "  {source}: gives again what it does not know to have arrived, which may have been taken\n"
+                    )
+                }
+                Guarantee::AtMostOnce => format!("  {source}: what came since the checkpoint is lost\n"),
             });
         }
-        let replayable = lowered.sources.iter().all(|(_, replayable)| *replayable);
-        text.push_str(&match (written_to.map(|sink| (&sink.name, sink.guarantee)), replayable) {
-            (None, true) => "  a sink that commits has each row exactly once, a function at least once\n".into(),
-            (None, false) => "  a sink that commits has each row at most once\n".into(),
-            (Some((sink, gives)), true) => format!("  the sink {sink} has each row {gives}\n"),
-            (Some((sink, Guarantee::ExactlyOnce)), false) => format!("  the sink {sink} has each row at most once\n"),
-            (Some((sink, _)), false) => {
-                format!("  the sink {sink} may have rows not at all, and others more than once\n")
+        let sources = lowered.sources.iter().map(|(_, gives)| *gives);
+        let with = |sink: Guarantee| match together(sources.clone().chain([sink])) {
+            Some(gives) => format!("has each row {gives}"),
+            None => "may have rows not at all, and others more than once".into(),
+        };
+        text.push_str(&match written_to {
+            Some(sink) => format!("  the sink {} {}\n", sink.name, with(sink.guarantee)),
+            None => {
+                let (commits, function) = (with(Guarantee::ExactlyOnce), with(Guarantee::AtLeastOnce));
+                format!("  a sink that commits {commits}, a function {function}\n")
             }
         });
         text.push_str("the same, with guarantee=\"at most once\":\n");
-        for (source, replayable) in &lowered.sources {
-            text.push_str(&match replayable {
-                true => format!(
+        for (source, gives) in &lowered.sources {
+            text.push_str(&match gives {
+                Guarantee::ExactlyOnce => format!(
                     "  {source}: is read from where the checkpoint says; what was read before is not read again\n"
                 ),
-                false => format!("  {source}: what came before is lost\n"),
+                Guarantee::AtLeastOnce => format!("  {source}: what it gives again is left out\n"),
+                Guarantee::AtMostOnce => format!("  {source}: what came before is lost\n"),
             });
         }
         text.push_str("  any sink has each row at most once; what windows and other steps had kept is lost\n");

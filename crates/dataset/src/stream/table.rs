@@ -43,8 +43,8 @@ pub struct StreamSource {
     pub times: Option<EventTimes>,
     /// More copies than this would have nothing to read; 0 is no limit.
     pub copies_max: u32,
-    /// Whether it goes on where a checkpoint says; another one loses what came in between.
-    pub replayable: bool,
+    /// What becomes of its rows when a job with checkpoints fails and goes on.
+    pub guarantee: Guarantee,
     /// Makes one.
     pub make: MakeSource,
 }

@@ -257,7 +257,8 @@ impl NativeDataSet {
         sink: Option<Py<PyAny>>,
         sink_name: String,
     ) -> PyResult<String> {
-        let sink = sink.map(|sink| super::stream::any_sink(py, sink, sink_name, &self.0.schema())).transpose()?;
+        let sink = sink.map(|sink| super::stream::any_sink(py, engine, sink, sink_name, &self.0.schema()));
+        let sink = sink.transpose()?;
         together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &self.0, sink.as_ref()))
     }
 

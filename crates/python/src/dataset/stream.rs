@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Value, json};
-use tidemill_connect::ConnectError;
+use tidemill_connect::{ConnectError, Objects, OpenObjects};
 use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError, TaskState};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::{Guarantee, Sink};
@@ -80,14 +80,15 @@ pub fn stream_of(
     let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
     let spec = described_by(spec)?;
     // Without the interpreter's lock: it may ask a registry for its schema.
-    let found = py.detach(|| tidemill_connect::source(&spec, schema)).map_err(|error| refused(py, &error))?;
+    let found =
+        py.detach(|| tidemill_connect::source(&spec, schema, &*opens(engine))).map_err(|error| refused(py, &error))?;
     engine.add_source(&found.name, &found.bad);
     let source = StreamSource {
         name: found.name,
         schema: found.schema,
         times: times(time)?,
         copies_max: found.copies_max,
-        replayable: found.replayable,
+        guarantee: found.guarantee,
         make: found.make,
     };
     let made = DataSet::from_stream(&engine.engine, source);
@@ -145,7 +146,12 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    fn settings(self, py: Python<'_>, engine: &QueryEngine) -> PyResult<CheckpointSettings> {
+    fn settings(
+        self,
+        py: Python<'_>,
+        engine: &QueryEngine,
+        guarantee: Option<Guarantee>,
+    ) -> PyResult<CheckpointSettings> {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(e.to_string()));
         let store = engine.engine.checkpoint_store(&self.place, &self.storage_options, true);
         Ok(CheckpointSettings {
@@ -155,6 +161,7 @@ impl Checkpoints {
             timeout: seconds(self.timeout)?,
             keep: self.keep,
             at_most_once: self.at_most_once,
+            may_repeat: guarantee != Some(Guarantee::ExactlyOnce),
         })
     }
 }
@@ -236,9 +243,8 @@ pub fn write_stream<'py>(
     late: Option<Py<PyAny>>,
     late_name: String,
 ) -> PyResult<Written<'py>> {
-    let sink = any_sink(py, sink, sink_name, &set.0.schema())?;
-    let late = late.map(|late| late_sink(py, late, late_name)).transpose()?;
-    let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine));
+    let sink = any_sink(py, engine, sink, sink_name, &set.0.schema())?;
+    let late = late.map(|late| late_sink(py, engine, late, late_name)).transpose()?;
     let guarantee = guarantee.map(|words| match words {
         "exactly once" => Ok(Guarantee::ExactlyOnce),
         "at least once" => Ok(Guarantee::AtLeastOnce),
@@ -248,6 +254,7 @@ pub fn write_stream<'py>(
         ))),
     });
     let guarantee = guarantee.transpose()?;
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine, guarantee));
     let mut left_out = LeftOut::new(engine);
     let job = StreamJob {
         name,
@@ -338,29 +345,45 @@ impl Drop for Status {
 }
 
 /// A sink of the engine's own, described by a text, or of the program, for rows of `schema`.
-pub(super) fn any_sink(py: Python<'_>, sink: Py<PyAny>, name: String, schema: &SchemaRef) -> PyResult<StreamSink> {
+pub(super) fn any_sink(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    sink: Py<PyAny>,
+    name: String,
+    schema: &SchemaRef,
+) -> PyResult<StreamSink> {
     match sink.extract::<String>(py) {
-        Ok(spec) => connector_sink(&described_by(&spec)?, schema).map_err(|error| raised(py, &error)),
+        Ok(spec) => connector_sink(&opens(engine), &described_by(&spec)?, schema).map_err(|error| raised(py, &error)),
         Err(_) => python_sink(py, sink, name),
     }
 }
 
 /// Where late rows go: what they are is known when the query is planned.
-fn late_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<MakeLateSink> {
+fn late_sink(py: Python<'_>, engine: &QueryEngine, sink: Py<PyAny>, name: String) -> PyResult<MakeLateSink> {
     if let Ok(spec) = sink.extract::<String>(py) {
-        let spec = described_by(&spec)?;
-        return Ok(Arc::new(move |schema| connector_sink(&spec, schema)));
+        let (spec, open) = (described_by(&spec)?, opens(engine));
+        return Ok(Arc::new(move |schema| connector_sink(&open, &spec, schema)));
     }
     let sink = python_sink(py, sink, name)?;
     Ok(Arc::new(move |_| Ok(sink.clone())))
 }
 
-fn connector_sink(spec: &Value, schema: &SchemaRef) -> Result<StreamSink, DataSetError> {
-    let found = tidemill_connect::sink(spec, schema).map_err(|error| DataSetError::Query(error.to_string()))?;
-    let spec = spec.clone();
+/// Opens object stores as the engine does.
+fn opens(engine: &QueryEngine) -> Arc<OpenObjects> {
+    let engine = Arc::clone(&engine.engine);
+    Arc::new(move |url, options| {
+        let place = engine.object_place(url, options).map_err(|error| error.to_string())?;
+        Ok(Objects { store: place.objects, uploads: place.uploads, path: place.path, name: place.name })
+    })
+}
+
+fn connector_sink(open: &Arc<OpenObjects>, spec: &Value, schema: &SchemaRef) -> Result<StreamSink, DataSetError> {
+    let found =
+        tidemill_connect::sink(spec, schema, &**open).map_err(|error| DataSetError::Query(error.to_string()))?;
+    let (spec, open) = (spec.clone(), Arc::clone(open));
     // Once more with what the plan says its rows are, which may differ in details.
     let make = move |schema: &SchemaRef| -> MakeSink {
-        match tidemill_connect::sink(&spec, schema) {
+        match tidemill_connect::sink(&spec, schema, &*open) {
             Ok(found) => found.make,
             Err(error) => Arc::new(move |_: &TaskContext| Err(error.to_string().into())),
         }
@@ -449,30 +472,28 @@ type Kept = (String, u32, Option<(u32, String)>);
 /// A checkpoint in a list: its epoch, what it is, and what is wrong with it.
 type Listed = (u64, Option<Made>, Option<String>);
 
-/// The checkpoints in a folder, newest first.
+/// The checkpoints in a folder, newest first; `verify`: with a look at all that they refer to.
 #[pyfunction]
 pub fn list_checkpoints(
     py: Python<'_>,
     engine: &QueryEngine,
     place: &str,
     storage_options: StorageOptions,
+    verify: bool,
 ) -> PyResult<Vec<Listed>> {
     let store = engine.engine.checkpoint_store(place, &storage_options, false).map_err(|error| raised(py, &error))?;
     let work = async move {
         let failed = |error: StoreError| DataSetError::Io(error.to_string());
         let mut found = Vec::new();
         for epoch in store.epochs().await.map_err(failed)? {
-            found.push(match store.manifest(epoch).await {
-                Ok(manifest) => {
-                    let damage = store.verify(&manifest).await.err().map(|error| error.to_string());
-                    let state = |task: &TaskState| task.schema.as_ref().map(|state| (state.version, state.described()));
-                    let tasks = manifest.tasks.iter().map(|(name, task)| (name.clone(), task.copies, state(task)));
-                    let tasks = tasks.collect();
-                    let size = manifest.state_bytes();
-                    (epoch, Some((manifest.job, manifest.at_ms, manifest.finished, size, tasks)), damage)
-                }
-                Err(error) => (epoch, None, Some(error.to_string())),
+            let Some((manifest, damage)) = store.look(epoch, verify).await.map_err(failed)? else { continue };
+            let made = manifest.map(|manifest| {
+                let state = |task: &TaskState| task.schema.as_ref().map(|state| (state.version, state.described()));
+                let tasks = manifest.tasks.iter().map(|(name, task)| (name.clone(), task.copies, state(task)));
+                let (tasks, size) = (tasks.collect(), manifest.state_bytes());
+                (manifest.job, manifest.at_ms, manifest.finished, size, tasks)
             });
+            found.push((epoch, made, damage.map(|error| error.to_string())));
         }
         Ok(found)
     };

@@ -1,0 +1,187 @@
+//! Rows into an object store, exactly once: each copy makes an object for each checkpoint.
+//!
+//! | when          | the object                                          |
+//! |---------------|-----------------------------------------------------|
+//! | rows come     | an upload in parts, which nobody sees               |
+//! | *prepare*     | the last part; what the parts are is in the checkpoint |
+//! | *commit*      | the upload is completed: `part-COPY-UNIQUE.jsonl`   |
+//!
+//! Its name is its own, so where an upload is gone and the object is there, it was completed before. What a run that fails has begun
+//! stays, unseen, until the store's own rules remove uploads that do not end.
+
+use std::future::ready;
+
+use arrow::array::RecordBatch;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use object_store::multipart::PartId;
+use object_store::path::Path;
+use object_store::{Error, ObjectStoreExt};
+use serde::{Deserialize, Serialize};
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::{TaskContext, TaskError};
+
+use crate::encode::LineFormat;
+use crate::hash;
+use crate::objects::Objects;
+
+/// Of a part, but for the last one: stores take none that are smaller than 5 MiB.
+const PART_BYTES: usize = 8 << 20;
+
+/// What a checkpoint keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Uploaded {
+    object: String,
+    upload: String,
+    /// What the store calls the parts, in order.
+    parts: Vec<String>,
+}
+
+/// The sink of one copy.
+pub(super) struct Uploads {
+    objects: Objects,
+    format: LineFormat,
+    /// What names of objects begin with: the option, the copy, the run.
+    name: String,
+    /// Objects of this run so far.
+    made: u64,
+    open: Option<Uploaded>,
+    buffer: Vec<u8>,
+}
+
+impl Uploads {
+    pub(super) fn new(objects: Objects, format: LineFormat, prefix: &str, context: &TaskContext) -> Self {
+        let name = format!("{prefix}-{}-{}", context.copy(), hash::unique());
+        Uploads { objects, format, name, made: 0, open: None, buffer: Vec::new() }
+    }
+
+    async fn write(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
+        if rows.num_rows() == 0 {
+            return Ok(());
+        }
+        let is_new = self.open.is_none() && self.buffer.is_empty();
+        self.format.encode(rows, is_new, &mut self.buffer)?;
+        match self.buffer.len() >= PART_BYTES {
+            true => self.put().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Uploads what there is.
+    async fn put(&mut self) -> Result<(), TaskError> {
+        let objects = &self.objects;
+        let open = match &mut self.open {
+            Some(open) => open,
+            None => {
+                self.made += 1;
+                let path = objects.path.clone().join(format!("{}{}.{}", self.name, self.made, self.format.ending()));
+                let upload = objects.ask(&path, || objects.uploads.create_multipart(&path)).await?;
+                self.open.insert(Uploaded { object: path.to_string(), upload, parts: Vec::new() })
+            }
+        };
+        let path = Path::parse(&open.object)?;
+        let (bytes, at) = (Bytes::from(std::mem::take(&mut self.buffer)), open.parts.len());
+        let part =
+            objects.ask(&path, || objects.uploads.put_part(&path, &open.upload, at, bytes.clone().into())).await?;
+        open.parts.push(part.content_id);
+        Ok(())
+    }
+
+    async fn prepare(&mut self) -> Result<Bytes, TaskError> {
+        if !self.buffer.is_empty() {
+            self.put().await?;
+        }
+        match self.open.take() {
+            Some(uploaded) => Ok(serde_json::to_vec(&uploaded)?.into()),
+            None => Ok(Bytes::new()),
+        }
+    }
+}
+
+impl Sink for Uploads {
+    /// A place that cannot be written to is found out before there are rows.
+    fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async {
+            let (objects, path) = (&self.objects, self.objects.path.clone().join(format!("{}0", self.name)));
+            let upload = objects.ask(&path, || objects.uploads.create_multipart(&path)).await?;
+            objects.ask(&path, || objects.uploads.abort_multipart(&path, &upload)).await
+        })
+    }
+
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async move { Uploads::write(self, &rows).await })
+    }
+
+    fn prepare(&mut self, _: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        Box::pin(Uploads::prepare(self))
+    }
+
+    fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        match serde_json::from_slice(&prepared) {
+            Ok(uploaded) => Box::pin(commit(&self.objects, uploaded)),
+            Err(error) => {
+                let text = format!("the checkpoint has what no sink of objects prepared: {error}");
+                Box::pin(ready(Err(text.into())))
+            }
+        }
+    }
+}
+
+async fn commit(objects: &Objects, uploaded: Uploaded) -> Result<(), TaskError> {
+    let Uploaded { object, upload, parts } = uploaded;
+    let path = Path::parse(object)?;
+    let parts: Vec<PartId> = parts.into_iter().map(|content_id| PartId { content_id }).collect();
+    let complete = async || match objects.uploads.complete_multipart(&path, &upload, parts.clone()).await {
+        Ok(_) => Ok(true),
+        // Perhaps it was completed before.
+        Err(error) => match objects.store.head(&path).await {
+            Ok(_) => Ok(true),
+            Err(Error::NotFound { .. }) if is_gone(&error) => Ok(false),
+            Err(_) => Err(error),
+        },
+    };
+    match objects.ask(&path, complete).await? {
+        true => Ok(()),
+        false => Err(format!(
+            "{}: neither the upload nor the object is there: rows of the checkpoint are lost",
+            objects.shown(&path)
+        )
+        .into()),
+    }
+}
+
+fn is_gone(error: &Error) -> bool {
+    let told = ["NoSuchUpload", "not found"].iter().any(|text| error.to_string().contains(text));
+    told || matches!(error, Error::NotFound { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    /// A commit that is done again must change nothing, and one of what is lost must not pass for done.
+    #[tokio::test]
+    async fn commits_may_be_repeated() {
+        let store = Arc::new(InMemory::new());
+        let objects = Objects {
+            store: Arc::clone(&store) as _,
+            uploads: store as _,
+            path: Path::from("out"),
+            name: "memory://".into(),
+        };
+        let path = Path::from("out/part-0-u1.jsonl");
+        let upload = objects.uploads.create_multipart(&path).await.unwrap();
+        let part = objects.uploads.put_part(&path, &upload, 0, Bytes::from_static(b"x\n").into()).await.unwrap();
+        let uploaded = Uploaded { object: path.to_string(), upload, parts: vec![part.content_id] };
+        assert!(objects.store.head(&path).await.is_err(), "nothing appears before the checkpoint is durable");
+        commit(&objects, uploaded.clone()).await.unwrap();
+        commit(&objects, uploaded.clone()).await.unwrap();
+        assert_eq!(objects.store.get(&path).await.unwrap().bytes().await.unwrap(), "x\n");
+        objects.store.delete(&path).await.unwrap();
+        assert!(commit(&objects, uploaded).await.unwrap_err().to_string().contains("are lost"));
+    }
+}
