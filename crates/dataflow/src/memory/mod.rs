@@ -160,10 +160,14 @@ impl Governor {
         self.0.process_bytes_max.load(Ordering::Relaxed)
     }
 
+    /// Bytes that operators may hold together before they are to spill; 0 is no limit.
+    pub fn limit_bytes(&self) -> u64 {
+        self.0.settings.budget_bytes / 100 * SPILL_PERCENT
+    }
+
     /// Whether an operator that holds `held` bytes may have `bytes` more before it is to spill.
-    pub fn has_room(&self, held: u64, bytes: u64) -> bool {
-        let budget = self.0.settings.budget_bytes;
-        let limit = budget / 100 * SPILL_PERCENT;
+    fn has_room(&self, held: u64, bytes: u64) -> bool {
+        let (budget, limit) = (self.0.settings.budget_bytes, self.limit_bytes());
         let floor = (budget / FLOOR_SHARE).max(FLOOR_BYTES_MIN);
         let reserved = self.reserved_bytes();
         budget == 0
