@@ -570,6 +570,8 @@ class NativeDataSet:
         watch: Watch | None = None,
     ) -> int: ...
 
+def memory_bytes() -> int | None: ...
+
 class QueryEngine:
     def __init__(
         self, threads: int, workers: int, memory_bytes: int | None = None, spill_dir: str | None = None

@@ -40,6 +40,34 @@ def test_arithmetic_is_pythons() -> None:
         assert evaluate(expr, x=a, y=b) == [None if p is None else python(p, q) for p, q in pairs], name
 
 
+def test_division_at_the_end_of_a_type() -> None:
+    """What fits is computed, whatever lies between; what does not is an error, never another number."""
+    least, most = -(2**63), 2**63 - 1
+    a = [most, most, least, least, least + 1, most, least, None]
+    b = [most, 5, 5, most, 7, -most, least, 3]
+    for expr, python in [(x // y, lambda p, q: p // q), (x % y, lambda p, q: p % q)]:
+        expected = [None if p is None else python(p, q) for p, q in zip(a, b, strict=True)]
+        assert evaluate(expr, x=a, y=b) == expected
+    with pytest.raises(tm.DataSetError, match="verflow"):
+        evaluate(x // y, x=[least], y=[-1])
+    assert evaluate(x % 7, x=[255, 6]) == [3, 6]
+    for kind in ["int32", "int64", "uint8", "uint64", "float32", "float64"]:
+        typed = tm.from_dict({"x": [7]}).select(x.cast(kind))
+        assert set(typed.select(q=x // x, r=x % x).schema.values()) == set(typed.schema.values()), kind
+    narrow = x.cast("uint8")
+    assert evaluate(narrow // tm.lit(200).cast("uint8"), x=[255, 100]) == [1, 0]
+    assert evaluate(narrow % tm.lit(200).cast("uint8"), x=[255, 100]) == [55, 100]
+    for p in [5.5, -5.5, 0.0, math.inf]:
+        for q in [math.inf, -math.inf, 2.0, -2.0]:
+            remainder = math.nan if math.isinf(p) else p % q
+            found = evaluate(x % y, x=[p], y=[q])
+            assert found == [remainder] or (math.isnan(remainder) and math.isnan(found[0])), (p, q, found)
+            if not math.isinf(p):
+                assert evaluate(x // y, x=[p], y=[q]) == [p // q], (p, q)
+    price = [decimal.Decimal("7.25"), decimal.Decimal("-7.25")]
+    assert evaluate(x % 2, x=price) == [decimal.Decimal("1.25"), decimal.Decimal("0.75")]
+
+
 def test_floats() -> None:
     values = [0.5, 2.25, 9.0]
     assert evaluate(x.sqrt(), x=values) == [math.sqrt(v) for v in values]

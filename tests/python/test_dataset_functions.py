@@ -91,6 +91,15 @@ def test_reduce_and_keys() -> None:
         (lambda: numbers(10).map(lambda row: {"y": None}), ["only None in y"]),
         (lambda: numbers(0).filter(tm.col("x") > 1).map(lambda row: row), ["give schema="]),
         (lambda: numbers(9).key_by("k").apply(lambda key, table: 1 / 0, {"y": "int64"}).collect(), ["key {'k': 'k"]),
+        (
+            lambda: numbers(9).map_batches(lambda batch: 1 / 0, {"y": "int64"}).collect(),
+            ["failed on 9 rows, the first {'x': 0, 'k': 'k0'}: division by zero"],
+        ),
+        (lambda: numbers(9).reduce(lambda one, two: 1 / 0), ["failed on the rows {'x': 0, 'k': 'k0'} and {'x': 1,"]),
+        (
+            lambda: numbers(9).key_by("k").reduce(lambda one, two: 1 / 0).collect(),
+            ["failed on the rows {'x': 0, 'k': 'k0'} and {'x': 7, 'k': 'k0'}: division"],
+        ),
     ],
 )
 def test_errors_say_what_failed(action: Any, words: list[str]) -> None:
@@ -158,6 +167,39 @@ def test_functions_are_called_again() -> None:
         data.flat_map(flaky, {"x": "int64"}, retries=1).count()
     with pytest.raises(tm.DataSetError, match="retries is a number from 0 on, not -1"):
         data.map_batches(lambda batch: batch, {"x": "int64"}, retries=-1)
+
+
+def test_every_function_may_be_called_again() -> None:
+    """`retries` of each step that takes a function: without it the first failure ends the action."""
+
+    def sometimes(function: Any) -> Any:
+        calls = iter(range(10**9))
+
+        def busy(*arguments: Any) -> Any:
+            if next(calls) % 5 == 0:
+                raise OSError("busy")
+            return function(*arguments)
+
+        return busy
+
+    def add(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+        return {**one, "x": one["x"] + two["x"]}
+
+    data, whole = numbers(50), sum(range(50))
+    steps = [
+        lambda r: data.filter(sometimes(lambda row: row["x"] % 2), retries=r).count() == 25,
+        lambda r: data.reduce(sometimes(add), retries=r)["x"] == whole,
+        lambda r: sum(data.key_by("k").reduce(sometimes(add), retries=r).to_dict()["x"]) == whole,
+        lambda r: (
+            data.key_by("k").apply(sometimes(lambda key, table: {"n": len(table)}), {"n": "int64"}, retries=r).count()
+            == 7
+        ),
+    ]
+    for step in steps:
+        with pytest.warns(RuntimeWarning, match="busy"):
+            assert step(1)
+        with pytest.raises(tm.DataSetError, match="busy"):
+            step(0)
 
 
 def test_values_that_the_first_rows_do_not_show() -> None:

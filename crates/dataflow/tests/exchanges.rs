@@ -303,6 +303,52 @@ fn a_join_with_itself_ends() {
     }
 }
 
+/// Two joins of the same two sources, each taking first what the other keeps waiting: neither source may be stopped, or none of
+/// the joins would ever have its first side.
+#[test]
+fn joins_in_opposite_roles_end() {
+    let right_schema = schema(&[("rk", DataType::Int64), ("rn", DataType::Int64), ("rx", DataType::Float64)]);
+    let (one, all) = data(rows_schema(), 3, 40, 1000, 500);
+    let (other, all_others) = data(right_schema.clone(), 4, 40, 1000, 700);
+    let keys = |rows: &[Row]| rows.iter().filter_map(|row| row.0).collect::<BTreeSet<i64>>();
+    let (ones, others) = (all(2), all_others(2));
+    let partners = |rows: &[Row], keys: &BTreeSet<i64>| {
+        rows.iter().filter(|row| row.0.is_some_and(|key| keys.contains(&key))).count()
+    };
+    let expected = [partners(&ones, &keys(&others)), partners(&others, &keys(&ones))];
+    for spill in [false, true] {
+        let (kept, _) = run_graph(2, &settings(spill), |graph, kept| {
+            let a = graph.add(source("a", &rows_schema(), 2, &one));
+            let b = graph.add(source("b", &right_schema, 2, &other));
+            let [first, second] = ["first", "second"].map(|name| {
+                let kept = Arc::clone(kept);
+                let at = if name == "first" { 0 } else { 2 };
+                graph.add(
+                    TaskSpec::new(name, move |inputs, _, context| {
+                        let (kept, copy) = (Arc::clone(&kept), at + context.copy());
+                        async move {
+                            let mut input = inputs.into_only();
+                            while let Some(Item::Batch(batch)) = input.recv().await? {
+                                kept.lock().unwrap().entry(copy).or_default().push(batch);
+                            }
+                            Ok(())
+                        }
+                    })
+                    .input("in")
+                    .copies(2),
+                )
+            });
+            graph.connect_all(vec![a.into(), b.into()], first, Join::new(JoinKind::Semi, [("k", "rk")]));
+            graph.connect_all(vec![b.into(), a.into()], second, Join::new(JoinKind::Semi, [("rk", "k")]));
+        })
+        .unwrap();
+        let rows = |copies: std::ops::Range<u32>| -> usize {
+            kept.range(copies).flat_map(|(_, batches)| batches).map(RecordBatch::num_rows).sum()
+        };
+        assert_eq!([rows(0..2), rows(2..4)], expected);
+    }
+}
+
 /// Three sources into one port, by one edge and by three.
 #[test]
 fn unions_bring_everything() {

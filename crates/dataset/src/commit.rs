@@ -2,13 +2,16 @@
 //!
 //! | where         | until the end                                    | the end                                                    |
 //! |---------------|--------------------------------------------------|------------------------------------------------------------|
-//! | local folder  | files in a hidden folder beside it               | the hidden folder is renamed                                |
+//! | local folder  | files in a hidden folder beside it               | the hidden folder is renamed, or changes places with the old one |
 //! | object store  | uploads that nobody completes ([`HeldStore`])    | a mark `_unfinished` is put, uploads become objects, what was there before is removed, `_SUCCESS` is put, the mark goes |
 //!
-//! A crash before the end leaves the hidden folder, or uploads, which nobody sees; `read` does not look into hidden folders. A
-//! crash during the end, which in a store takes a request for each object, leaves the mark, and `read` refuses what has it.
+//! A crash before the end leaves the hidden folder, or uploads, which nobody sees; `read` does not look into hidden folders, and
+//! the next write to the same place removes them. A crash during the end, which in a store takes a request for each object, leaves the mark, and `read` refuses what has it.
 
+use std::ffi::OsStr;
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -17,6 +20,7 @@ use datafusion::execution::runtime_env::RuntimeEnv;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt, PutMode, PutOptions};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tokio::runtime::Handle;
 use url::Url;
 
@@ -58,6 +62,8 @@ pub(crate) struct FolderCommit {
     target: PathBuf,
     /// Where files go until the end.
     pub(crate) hidden: PathBuf,
+    /// Locked as long as this write is under way: a folder that nobody has locked was left by one that was killed.
+    _lock: File,
     overwrite: bool,
     done: bool,
 }
@@ -68,38 +74,55 @@ impl FolderCommit {
         let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
             return Err(DataSetError::Query(format!("{} cannot be written to", target.display())));
         };
+        std::fs::create_dir_all(parent).map_err(|error| failed(parent, &error))?;
+        // One write begins at a time, so that none takes another's folder, not yet locked, for left behind.
+        let beginning = lock(parent)?;
+        clear(parent, name, &target);
         if target.exists() && !overwrite {
             return Err(DataSetError::Io(format!("{} exists; overwrite=True replaces it", target.display())));
         }
-        let hidden = parent.join(format!(".{}.unfinished-{}", name.to_string_lossy(), std::process::id()));
-        std::fs::create_dir_all(&hidden).map_err(|error| failed(&hidden, &error))?;
-        Ok(FolderCommit { hidden, target, overwrite, done: false })
+        let hidden = parent.join(prefix(name, UNDER_WAY) + &write_id());
+        // New, never one that is there: whatever lies in it would come out with this output.
+        std::fs::create_dir(&hidden).map_err(|error| failed(&hidden, &error))?;
+        let lock = lock(&hidden)?;
+        drop(beginning);
+        Ok(FolderCommit { hidden, target, _lock: lock, overwrite, done: false })
     }
 
-    /// Makes the output appear; `extra` is a file to add to it.
+    /// Makes the output appear; `extra` is a file to add to it. What it replaces goes when all of it is on the disk: nothing of
+    /// either could be got back else after a power failure.
     pub(crate) fn end(mut self, extra: Option<(String, Vec<u8>)>) -> Result<()> {
         if let Some((name, bytes)) = extra {
             let path = self.hidden.join(name);
             std::fs::write(&path, bytes).map_err(|error| failed(&path, &error))?;
         }
-        let old = self.hidden.with_extension("replaced");
-        let replaces = self.overwrite && self.target.exists();
-        if replaces {
-            std::fs::rename(&self.target, &old).map_err(|error| failed(&self.target, &error))?;
-        }
-        if let Err(error) = std::fs::rename(&self.hidden, &self.target) {
-            if replaces {
-                // Best effort: what was there goes back, and the first error is the one to tell.
-                let _ = std::fs::rename(&old, &self.target);
-            }
-            return Err(failed(&self.target, &error));
-        }
-        self.done = true;
-        if replaces {
-            let removed = if old.is_dir() { std::fs::remove_dir_all(&old) } else { std::fs::remove_file(&old) };
-            removed.map_err(|error| failed(&old, &error))?;
+        if self.overwrite && self.target.exists() {
+            sync(&self.hidden)?;
+            let old = self.replace()?;
+            self.done = true;
+            remove(&old);
+        } else {
+            std::fs::rename(&self.hidden, &self.target).map_err(|error| failed(&self.target, &error))?;
+            self.done = true;
         }
         Ok(())
+    }
+
+    /// Puts the new output where the old one is, in one step where the file system can. Returns where the old one is now.
+    fn replace(&self) -> Result<PathBuf> {
+        let (hidden, target) = (&self.hidden, &self.target);
+        if renameat_with(CWD, hidden, CWD, target, RenameFlags::EXCHANGE).is_ok() {
+            return Ok(hidden.clone());
+        }
+        let hidden_name = hidden.file_name().unwrap_or_default().to_string_lossy();
+        let old = hidden.with_file_name(hidden_name.replace(UNDER_WAY, REPLACED));
+        std::fs::rename(target, &old).map_err(|error| failed(target, &error))?;
+        if let Err(error) = std::fs::rename(hidden, target) {
+            // Best effort: what was there goes back, and the first error is the one to tell.
+            let _ = std::fs::rename(&old, target);
+            return Err(failed(target, &error));
+        }
+        Ok(old)
     }
 }
 
@@ -110,6 +133,63 @@ impl Drop for FolderCommit {
             let _ = std::fs::remove_dir_all(&self.hidden);
         }
     }
+}
+
+/// What is written, and what has made room for it: `.NAME.unfinished-ID` and `.NAME.replaced-ID` beside the target.
+const UNDER_WAY: &str = ".unfinished-";
+const REPLACED: &str = ".replaced-";
+
+/// Holds a folder locked until the file is dropped. Where folders cannot be locked, nothing is ever taken for left behind.
+fn lock(folder: &Path) -> Result<File> {
+    let file = File::open(folder).map_err(|error| failed(folder, &error))?;
+    let _ = file.lock();
+    Ok(file)
+}
+
+fn prefix(name: &OsStr, state: &str) -> String {
+    format!(".{}{state}", name.to_string_lossy())
+}
+
+/// Removes what killed writes into `target` have left beside it, and puts back what one of them had moved away.
+fn clear(parent: &Path, name: &OsStr, target: &Path) {
+    let (under_way, replaced) = (prefix(name, UNDER_WAY), prefix(name, REPLACED));
+    let is_locked = |path: &Path| File::open(path).is_ok_and(|folder| folder.try_lock().is_err());
+    // Without a folder to look into there is nothing to clear; who makes it tells what is wrong with it.
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let found = entry.file_name().to_string_lossy().into_owned();
+        if found.starts_with(&under_way) && !is_locked(&entry.path()) {
+            remove(&entry.path());
+        } else if let Some(id) = found.strip_prefix(&replaced)
+            && !is_locked(&parent.join(under_way.clone() + id))
+        {
+            match target.exists() {
+                true => remove(&entry.path()),
+                // Its writer was killed between two steps. If it cannot go back it stays where it is.
+                false => drop(std::fs::rename(entry.path(), target)),
+            }
+        }
+    }
+}
+
+/// Removes what nobody needs any more. What is not to be removed costs space, and is no reason to fail for output that is there.
+fn remove(path: &Path) {
+    let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            eprintln!("tidemill: {} is not needed any more, and cannot be removed: {error}", path.display());
+        }
+        _ => {}
+    }
+}
+
+/// Puts a folder on the disk, with all that is in it.
+fn sync(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        for entry in std::fs::read_dir(path).map_err(|error| failed(path, &error))? {
+            sync(&entry.map_err(|error| failed(path, &error))?.path())?;
+        }
+    }
+    File::open(path).and_then(|file| file.sync_all()).map_err(|error| failed(path, &error))
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> DataSetError {
@@ -304,6 +384,41 @@ mod tests {
     fn engine() -> Arc<Engine> {
         let config = EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None };
         Arc::new(Engine::new(&config).unwrap())
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = entries.collect();
+        names.sort();
+        names
+    }
+
+    /// Files of a write that was killed must not come out with those of the next one, whose process may have its number; nor may
+    /// they stay for ever, and those of a write that is under way must.
+    #[test]
+    fn what_a_killed_write_leaves_goes() {
+        let parent = std::env::temp_dir().join(format!("tidemill-{}", write_id()));
+        let target = parent.join("out");
+        for left in [format!("unfinished-{}", std::process::id()), "unfinished-1".into(), "replaced-2".into()] {
+            std::fs::create_dir_all(parent.join(format!(".out.{left}"))).unwrap();
+            std::fs::write(parent.join(format!(".out.{left}")).join("stale"), "x").unwrap();
+        }
+        // The target had been moved away: it is there again, and is replaced only by who may.
+        assert!(FolderCommit::begin(&target, false).is_err());
+        assert_eq!(names(&target), ["stale"]);
+        assert_eq!(names(&parent), ["out"]);
+
+        let other = FolderCommit::begin(&target, true).unwrap();
+        for name in ["a", "b"] {
+            let commit = FolderCommit::begin(&target, true).unwrap();
+            std::fs::create_dir(commit.hidden.join("inside")).unwrap();
+            commit.end(Some((name.into(), Vec::new()))).unwrap();
+            assert_eq!(names(&target), [name, "inside"]);
+            assert!(other.hidden.is_dir());
+        }
+        drop(other);
+        assert_eq!(names(&parent), ["out"]);
+        std::fs::remove_dir_all(parent).unwrap();
     }
 
     async fn keys(at: &Location) -> Vec<String> {

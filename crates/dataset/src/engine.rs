@@ -2,14 +2,18 @@
 
 use std::fmt;
 use std::future::Future;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use datafusion::common::config::ConfigOptions;
+use datafusion::common::config::{ConfigOptions, SpillCompression};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::execution::memory_pool::{FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation};
+use datafusion::error::DataFusionError;
+use datafusion::execution::memory_pool::{
+    FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation, TrackConsumersPool,
+};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
@@ -27,6 +31,13 @@ use crate::spill::SpillDir;
 use crate::split::SplitExec;
 use crate::stores::Stores;
 use crate::stream::sql_functions;
+
+/// Between looks at what a query that somebody waits for does to the machine.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Of the budget, what an operator that can spill may hold whatever others do.
+const FLOOR_SHARE: u64 = 8;
+/// Operators that an error about memory names, those that hold most first.
+const HOLDERS_NAMED: NonZeroUsize = NonZeroUsize::new(3).expect("it is 3");
 
 /// What an engine may use of the machine.
 #[derive(Debug, Clone)]
@@ -55,17 +66,30 @@ pub struct Engine {
     _spill: SpillDir,
 }
 
-/// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared fairly,
-/// and exchanges slow down and spill for what operators hold.
+/// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared fairly, they
+/// spill for what exchanges and the rest of the process hold, and exchanges slow down and spill for what they do.
 #[derive(Debug)]
 struct GovernedPool {
     fair: FairSpillPool,
+    governor: Governor,
     held: Reservation,
 }
 
 impl GovernedPool {
     fn new(bytes: usize, governor: &Governor) -> Self {
-        GovernedPool { fair: FairSpillPool::new(bytes), held: governor.reservation("queries") }
+        let held = governor.reservation("queries");
+        GovernedPool { fair: FairSpillPool::new(bytes), governor: governor.clone(), held }
+    }
+
+    /// Whether the worker as a whole has room for so much more of an operator's. One that has little to spill, or cannot, is refused
+    /// only what is not there at all: it would fail.
+    fn has_room(&self, reservation: &MemoryReservation, additional: usize) -> bool {
+        let (held, wanted) = (reservation.size() as u64, additional as u64);
+        let (all, budget) = (self.governor.reserved_bytes() + wanted, self.governor.settings().budget_bytes);
+        match reservation.consumer().can_spill() {
+            true => held == 0 || held + wanted <= budget / FLOOR_SHARE || all <= self.governor.limit_bytes(),
+            false => all <= budget,
+        }
     }
 }
 
@@ -99,6 +123,15 @@ impl MemoryPool for GovernedPool {
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> datafusion::error::Result<()> {
+        if !self.has_room(reservation, additional) {
+            return Err(DataFusionError::ResourcesExhausted(format!(
+                "{} asked for {additional} bytes with {} held; the worker's budget is {} bytes, of which exchanges and queries hold {}",
+                reservation.consumer().name(),
+                reservation.size(),
+                self.governor.settings().budget_bytes,
+                self.governor.reserved_bytes(),
+            )));
+        }
         self.fair.try_grow(reservation, additional)?;
         self.held.grow_anyway(additional as u64);
         Ok(())
@@ -136,12 +169,14 @@ impl Engine {
             ..MemorySettings::default()
         });
         if let Some(bytes) = config.memory_bytes {
-            environment = environment.with_memory_pool(Arc::new(GovernedPool::new(bytes, &governor)));
+            let pool = GovernedPool::new(bytes, &governor);
+            environment = environment.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, HOLDERS_NAMED)));
         }
         let spill = SpillDir::in_root(&governor.settings().spill_dir);
         environment = environment.with_temp_file_path(spill.path().to_owned());
         let session = SessionConfig::new()
             .with_target_partitions(config.threads)
+            .with_spill_compression(SpillCompression::Lz4Frame)
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
             .set_bool("datafusion.sql_parser.enable_ident_normalization", false)
             // It mixes up columns with and without a table's name where a struct's field is read (apache/datafusion#25446).
@@ -210,7 +245,7 @@ impl Engine {
             // The caller may have given up; then nobody wants the result.
             let _ = sender.send(work.await);
         });
-        Running { outcome, task: task.abort_handle() }
+        Running { outcome, task: task.abort_handle(), governor: self.governor.clone() }
     }
 
     /// Runs `work` to its end. Not to be called from one of the engine's threads.
@@ -224,7 +259,7 @@ impl Engine {
     {
         let running = self.start(work);
         loop {
-            if let Some(outcome) = running.wait(Duration::from_secs(3600)) {
+            if let Some(outcome) = running.wait(LOOK_INTERVAL) {
                 return outcome;
             }
         }
@@ -285,18 +320,31 @@ impl Drop for Engine {
 pub struct Running<T> {
     outcome: Receiver<Result<T>>,
     task: AbortHandle,
+    governor: Governor,
 }
 
 impl<T> Running<T> {
-    /// Waits for the end at most so long; `None`: not yet.
+    /// Waits for the end at most so long; `None`: not yet. It ends with `Memory`, too, when there is next to none left.
     pub fn wait(&self, at_most: Duration) -> Option<Result<T>> {
         match self.outcome.recv_timeout(at_most) {
             Ok(outcome) => Some(outcome),
-            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Timeout) => self.governor.overdrawn().map(|text| Err(DataSetError::Memory(text))),
             // The task ended without a result: it panicked, and the panic has been printed.
             Err(RecvTimeoutError::Disconnected) => {
                 Some(Err(DataSetError::Internal("the query's task panicked; its message is above".into())))
             }
+        }
+    }
+}
+
+impl<T> Running<T> {
+    /// Cancels the action, and waits a moment for it to let go of what it holds.
+    pub fn cancel(self) {
+        const AT_MOST: Duration = Duration::from_millis(200);
+        let since = Instant::now();
+        self.task.abort();
+        while !self.task.is_finished() && since.elapsed() < AT_MOST {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -360,6 +408,27 @@ mod tests {
         let _ = running.recv();
         drop(engine);
         drop(release);
+    }
+
+    /// What exchanges hold is not there for queries: operators are told to spill for it, and who cannot hears who holds memory.
+    #[test]
+    fn queries_make_room_for_exchanges() {
+        let engine = Engine::new(&EngineConfig { memory_bytes: Some(64 << 20), ..config() }).unwrap();
+        let environment = engine.context().runtime_env();
+        let exchange = engine.governor().reservation("exchange");
+        let sort = MemoryConsumer::new("sort").with_can_spill(true).register(&environment.memory_pool);
+        sort.try_grow(10 << 20).unwrap();
+        exchange.grow_anyway(48 << 20);
+        assert!(sort.try_grow(1 << 20).is_err());
+        sort.free();
+        sort.try_grow(9 << 20).expect("there is something to sort, at least");
+        let join = MemoryConsumer::new("join").register(&environment.memory_pool);
+        join.try_grow(4 << 20).unwrap();
+        let error = DataSetError::from(join.try_grow(16 << 20).unwrap_err()).to_string();
+        assert!(
+            ["join", "sort", "of which exchanges and queries hold"].iter().all(|part| error.contains(part)),
+            "{error}"
+        );
     }
 
     #[test]

@@ -36,10 +36,15 @@ pub fn binary(op: &str, left: Expr, right: Expr) -> Result<Expr> {
         "*" => Operator::Multiply,
         "/" => return Ok(binary_expr(cast(left, DataType::Float64), Operator::Divide, right)),
         "//" => {
-            let rest = floor_modulo(left.clone(), right.clone());
-            return Ok(binary_expr(left - rest, Operator::Divide, right));
+            let rest = remainder(&left, &right);
+            let quotient = binary_expr(left - rest.clone(), Operator::Divide, right.clone());
+            // A one that leaves nearly all types as they are.
+            return rounded_down(&rest, &right, quotient.clone() - lit(1u8), quotient);
         }
-        "%" => return Ok(floor_modulo(left, right)),
+        "%" => {
+            let rest = remainder(&left, &right);
+            return rounded_down(&rest, &right, rest.clone() + right.clone(), rest.clone());
+        }
         "==" => Operator::Eq,
         "!=" => Operator::NotEq,
         "<" => Operator::Lt,
@@ -55,10 +60,18 @@ pub fn binary(op: &str, left: Expr, right: Expr) -> Result<Expr> {
     Ok(binary_expr(left, operator, right))
 }
 
-/// The remainder with the sign of the divisor; SQL's has the sign of the dividend.
-fn floor_modulo(left: Expr, right: Expr) -> Expr {
-    let sql = |a, b| binary_expr(a, Operator::Modulo, b);
-    sql(sql(left, right.clone()) + right.clone(), right)
+/// SQL's remainder: with the sign of the dividend.
+fn remainder(left: &Expr, right: &Expr) -> Expr {
+    binary_expr(left.clone(), Operator::Modulo, right.clone())
+}
+
+/// `below` where SQL, which rounds towards zero, has rounded up, else `same`. Nothing is computed on the way that does not fit into
+/// the type if the outcome does, and infinity is a divisor like others.
+fn rounded_down(rest: &Expr, right: &Expr, below: Expr, same: Expr) -> Result<Expr> {
+    let is_negative = |expr: &Expr| expr.clone().lt(lit(0i64));
+    let differ = binary_expr(is_negative(rest), Operator::NotEq, is_negative(right));
+    let rounded_up = rest.clone().not_eq(lit(0i64)).and(differ);
+    Ok(case(vec![(rounded_up, below)], Some(same)))
 }
 
 /// A scalar function of DataFusion, by its SQL name.

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use arrow::compute::cast;
@@ -27,13 +28,16 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
     SendableRecordBatchStream,
 };
+use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
 
 use crate::dataset::DataSet;
 use crate::error::DataSetError;
 
-/// Makes batches of a batch; an error is told with its text.
-pub type BatchFunction = Arc<dyn Fn(RecordBatch) -> std::result::Result<Vec<RecordBatch>, String> + Send + Sync>;
+/// Makes batches of a batch, or an error in words. It may take its time, but not a thread of the query's: whoever waits for it may
+/// be gone before it is done.
+pub type BatchFunction =
+    Arc<dyn Fn(RecordBatch) -> BoxFuture<'static, std::result::Result<Vec<RecordBatch>, String>> + Send + Sync>;
 
 impl DataSet {
     /// What `function` makes of each batch of rows: any number of batches with `schema`. `name` stands for it in plans and
@@ -181,13 +185,10 @@ impl ExecutionPlan for MapExec {
         let (function, name, schema) = (Arc::clone(&self.function), self.name.clone(), Arc::clone(&self.schema));
         let projection = self.projection.clone();
         let metrics = BaselineMetrics::new(&self.metrics, partition);
-        let mapped = input.map(move |batch| {
-            let _timed = metrics.elapsed_compute().timer();
+        let time = metrics.elapsed_compute().clone();
+        let finish = Arc::new(move |made: std::result::Result<Vec<RecordBatch>, String>| {
             let wrong = |text: String| DataFusionError::from(DataSetError::Data(format!("{name}: {text}")));
-            let batch = batch?;
-            // Functions see no rows only where they are asked what they would make of them.
-            let made = if batch.num_rows() == 0 { Vec::new() } else { function(batch).map_err(wrong)? };
-            let made = made.into_iter().filter(|batch| batch.num_rows() > 0).map(|batch| {
+            let made = made.map_err(wrong)?.into_iter().filter(|batch| batch.num_rows() > 0).map(|batch| {
                 metrics.record_output(batch.num_rows());
                 let batch = fitted(batch, &schema).map_err(wrong)?;
                 Ok(match &projection {
@@ -196,6 +197,18 @@ impl ExecutionPlan for MapExec {
                 })
             });
             made.collect::<Result<Vec<_>>>()
+        });
+        let mapped = input.then(move |batch| {
+            let (function, finish, time) = (Arc::clone(&function), Arc::clone(&finish), time.clone());
+            async move {
+                let batch = batch?;
+                let begun = Instant::now();
+                // Functions see no rows only where they are asked what they would make of them.
+                let made = if batch.num_rows() == 0 { Ok(Vec::new()) } else { function(batch).await };
+                let made = finish(made);
+                time.add_duration(begun.elapsed());
+                made
+            }
         });
         let flat = mapped.map_ok(|made| futures::stream::iter(made.into_iter().map(Ok))).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.properties.eq_properties.schema().clone(), flat)))

@@ -100,18 +100,20 @@ class DataSet:
 
     # Rows.
 
-    def filter(self, *predicates: Expr | Callable[[Row], object]) -> DataSet:
+    def filter(self, *predicates: Expr | Callable[[Row], object], retries: int = 0) -> DataSet:
         """The rows for which all predicates are true (neither false nor null).
 
         Parameters
         ----------
         *predicates : Expr or callable
             A function gets each row as a dict; expressions are much faster.
+        retries : int
+            Of functions, as for `map_batches`.
         """
         data = self
         for predicate in predicates:
             if not isinstance(predicate, Expr) and callable(predicate):
-                data = _map.filter_rows(data, predicate)
+                data = _map.filter_rows(data, predicate, retries)
                 continue
             if not isinstance(predicate, Expr):
                 raise TypeError(f"filter needs expressions such as col('x') > 1, not {type(predicate).__name__}")
@@ -265,15 +267,16 @@ class DataSet:
         cache_s = None if cache_for is None else seconds(cache_for, "cache_for")
         return _map.looked_up(self, source, keys, schema, how, cache_rows, cache_s, retries)
 
-    def reduce(self, function: Callable[[Row, Row], Row]) -> Row | None:
-        """One row of all: ``function(row, row)`` makes one of two, again and again, in any order. An action.
+    def reduce(self, function: Callable[[Row, Row], Row], *, retries: int = 0) -> Row | None:
+        """One row of all: ``function(row, row)`` makes one of two, again and again, in any order. An action. `retries` as for
+        `map_batches`.
 
         Returns
         -------
         dict or None
             None of no rows.
         """
-        return _map.reduce_rows(self, function)
+        return _map.reduce_rows(self, function, retries)
 
     def key_by(self, *keys: str) -> KeyedRows:
         """The rows by the values of these columns, for functions of the program: its ``reduce`` and ``apply``."""
@@ -342,11 +345,12 @@ class DataSet:
         return self._step(self._native.repartition(partitions, columns(by, {})))
 
     def cache(self) -> DataSet:
-        """Run the steps so far, and keep the rows in memory for all that comes after. An action."""
+        """Run the steps so far, and keep the rows for all that comes after, each on the worker that made it: in memory as long as its
+        budget allows, then on its disk, in ``TIDEMILL_SPILL_DIR``. An action.
+        """
+        kept = self.collect_local()._native
         workers = _workers.comm()
-        if workers is None:
-            return self._step(engine().table(self.collect()._native))
-        return self._step(engine().part(self.collect_local()._native, workers.rank, workers.size))
+        return self._step(engine().table(kept) if workers is None else engine().part(kept, workers.rank, workers.size))
 
     def checkpoint(self, path: str | Path, *, storage_options: StorageOptions | None = None) -> DataSet:
         """The rows of the steps so far from the folder `path`, where a run before this one has left them; else they are made now

@@ -1,8 +1,8 @@
 """The engine of this process: made when it is first needed, kept until the process ends.
 
 How many threads: ``TIDEMILL_THREADS``, else the processors of a host shared among its workers. How much memory
-queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``), else no limit. Where to: ``TIDEMILL_SPILL_DIR``,
-else the system's folder for temporary files.
+queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``, or ``none`` for no limit), else four fifths of what the
+machine or container has, shared among its workers. Where to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 
 from tidemill._job import Job, init
-from tidemill._tidemill import QueryEngine
+from tidemill._tidemill import QueryEngine, memory_bytes
 from tidemill.dataset._errors import DataSetError
 
 __all__ = ["bytes_of", "engine", "memory_budget"]
@@ -22,6 +22,9 @@ _lock = threading.Lock()
 _engines: list[QueryEngine] = []
 # A child made by fork has none of its parent's threads.
 os.register_at_fork(after_in_child=_engines.clear)
+
+#: Of the memory of a machine, what its workers may have together; the rest is the system's, and what comes before a look at it.
+_MEMORY_SHARE = 0.8
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -33,7 +36,7 @@ def engine() -> QueryEngine:
             if not _engines:
                 spill_dir = os.environ.get("TIDEMILL_SPILL_DIR") or None
                 job = init()
-                _engines.append(QueryEngine(_threads(job), job.size, memory_budget(), spill_dir))
+                _engines.append(QueryEngine(_threads(job), job.size, memory_budget(job), spill_dir))
     return _engines[0]
 
 
@@ -48,15 +51,20 @@ def _threads(job: Job) -> int:
     return max(1, *(int(worker["cores"]) // sharing[worker["host_id"]] for worker in job.workers))
 
 
-def memory_budget() -> int | None:
+def memory_budget(job: Job) -> int | None:
     """Bytes that this worker's queries and graphs may hold; None: no limit."""
     text = os.environ.get("TIDEMILL_MEMORY", "")
-    if not text:
+    if text == "none":
         return None
+    if not text:
+        there = memory_bytes()
+        host = job.workers[job.rank]["host_id"]
+        sharing = sum(worker["host_id"] == host for worker in job.workers)
+        return None if there is None else int(there * _MEMORY_SHARE) // sharing
     try:
         return bytes_of(text)
     except ValueError:
-        raise DataSetError(f"TIDEMILL_MEMORY must be a size such as 512MiB or 2GiB, not {text!r}") from None
+        raise DataSetError(f"TIDEMILL_MEMORY must be a size such as 512MiB or 2GiB, or none, not {text!r}") from None
 
 
 def bytes_of(text: str) -> int:

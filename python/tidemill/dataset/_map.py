@@ -34,7 +34,8 @@ _SAMPLED_ROWS = 100
 
 def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | None, retries: int) -> DataSet:
     """See `DataSet.map_batches`."""
-    call = _retried(function, retries)
+    name = _name(function)
+    call = _retried(function, retries, name)
 
     def on_table(native: NativeTable) -> list[NativeTable]:
         import pyarrow
@@ -42,9 +43,16 @@ def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | 
         table = pyarrow.table(Table(native)).combine_chunks()
         # Of no rows pyarrow makes no batches; the function still shows what it would return.
         batches = table.to_batches() or [pyarrow.RecordBatch.from_pylist([], schema=table.schema)]
-        return [_taken(part) for batch in batches for part in _listed(call(batch))]
+        return [_taken(part) for batch in batches for part in _listed(called(batch))]
 
-    return _mapped(data, _name(function), on_table, schema)
+    def called(batch: Any) -> Any:
+        try:
+            return call(batch)
+        except Exception as error:
+            first = f", the first {batch.slice(0, 1).to_pylist()[0]!r}" if batch.num_rows else ""
+            raise DataSetError(f"{name} failed on {batch.num_rows} rows{first}: {error}") from error
+
+    return _mapped(data, name, on_table, schema)
 
 
 def map_rows(
@@ -52,22 +60,25 @@ def map_rows(
 ) -> DataSet:
     """See `DataSet.map` and `DataSet.flat_map`."""
     # Rows of a generator are made, and may fail, where they are asked for.
-    call = _retried((lambda row: list(function(row))) if several else function, retries, _name(function))
+    name = _name(function)
+    call = _retried((lambda row: list(function(row))) if several else function, retries, name)
 
     def on_table(native: NativeTable) -> list[NativeTable]:
-        made = [_called(call, row, _name(function)) for row in Table(native).to_pylist()]
+        made = [_called(call, row, name) for row in Table(native).to_pylist()]
         return [_table([row for rows in made for row in rows] if several else made, schema)]
 
-    return _mapped(data, _name(function), on_table, schema)
+    return _mapped(data, name, on_table, schema)
 
 
-def filter_rows(data: DataSet, function: Callable[[Row], object]) -> DataSet:
+def filter_rows(data: DataSet, function: Callable[[Row], object], retries: int) -> DataSet:
     """See `DataSet.filter`."""
+    name = _name(function)
+    call = _retried(function, retries, name)
 
     def on_table(native: NativeTable) -> list[NativeTable]:
-        return [native.filter([bool(_called(function, row, _name(function))) for row in Table(native).to_pylist()])]
+        return [native.filter([bool(_called(call, row, name)) for row in Table(native).to_pylist()])]
 
-    return _mapped(data, _name(function), on_table, data._native)
+    return _mapped(data, name, on_table, data._native)
 
 
 def looked_up(
@@ -94,15 +105,17 @@ def looked_up(
     return data._step(data._native.map_batches(name, call, data._native.empty().beside(added)))
 
 
-def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row]) -> Row | None:
+def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row], retries: int) -> Row | None:
     """See `DataSet.reduce`."""
+    name = _name(function)
+    call = _retried(function, retries, name)
 
     def on_table(native: NativeTable) -> list[NativeTable]:
         rows = Table(native).to_pylist()
-        return [_table([_folded(function, rows)] if rows else [], data._native)]
+        return [_table([_folded(call, rows, name)] if rows else [], data._native)]
 
-    parts = _mapped(data, _name(function), on_table, data._native).collect().to_pylist()
-    return _folded(function, parts) if parts else None
+    parts = _mapped(data, name, on_table, data._native).collect().to_pylist()
+    return _folded(call, parts, name) if parts else None
 
 
 class KeyedRows:
@@ -114,8 +127,9 @@ class KeyedRows:
         self._data = data
         self._keys = keys
 
-    def reduce(self, function: Callable[[Row, Row], Row]) -> DataSet:
-        """One row for each key: ``function(row, row)`` makes one of two, again and again, in any order.
+    def reduce(self, function: Callable[[Row, Row], Row], *, retries: int = 0) -> DataSet:
+        """One row for each key: ``function(row, row)`` makes one of two, again and again, in any order. `retries` as for
+        `DataSet.map_batches`.
 
         Returns
         -------
@@ -128,28 +142,31 @@ class KeyedRows:
         >>> longest.sort("k").to_pylist()
         [{'k': 'a', 'x': 3}, {'k': 'b', 'x': 2}]
         """
-        keys, schema = self._keys, self._data._native
+        keys, schema, name = self._keys, self._data._native, _name(function)
+        call = _retried(function, retries, name)
 
         def by_key(rows: list[Row]) -> list[Row]:
             groups: dict[tuple[Any, ...], list[Row]] = {}
             for row in rows:
                 groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-            return [_folded(function, group) for group in groups.values()]
+            return [_folded(call, group, name) for group in groups.values()]
 
         def on_table(native: NativeTable) -> list[NativeTable]:
             return [_table(by_key(Table(native).to_pylist()), schema)]
 
         # Where the rows are first, so that only one for each key and batch crosses workers.
-        reduced = _mapped(self._data, _name(function), on_table, schema)
+        reduced = _mapped(self._data, name, on_table, schema)
         whole = KeyedRows(reduced, keys)
 
         def folded(_key: Row, table: Table) -> list[NativeTable]:
             # All of one key, as the query sees it: to Python a NaN is unlike any other.
-            return [_table([_folded(function, table.to_pylist())], schema)]
+            return [_table([_folded(call, table.to_pylist(), name)], schema)]
 
-        return whole._apply(_name(function), folded, schema)
+        return whole._apply(name, folded, schema)
 
-    def apply(self, function: Callable[[Row, Table], Any], schema: Schema | None = None) -> DataSet:
+    def apply(
+        self, function: Callable[[Row, Table], Any], schema: Schema | None = None, *, retries: int = 0
+    ) -> DataSet:
         """What ``function(key, table)`` makes of all rows of each key.
 
         Parameters
@@ -159,21 +176,25 @@ class KeyedRows:
             dict), a list of rows, or a table that `from_arrow` takes.
         schema : mapping of str to str, or pyarrow.Schema, optional
             What it returns; by default found out by calling it for some keys.
+        retries : int
+            As for `DataSet.map_batches`.
 
         >>> import tidemill as tm
         >>> data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})
         >>> data.key_by("k").apply(lambda key, table: {**key, "rows": len(table)}).sort("k").to_pylist()
         [{'k': 'a', 'rows': 2}, {'k': 'b', 'rows': 1}]
         """
+        name = _name(function)
+        call = _retried(function, retries, name)
 
         def made(key: Row, table: Table) -> list[NativeTable]:
-            out = function(key, table)
+            out = call(key, table)
             rows = [out] if isinstance(out, Mapping) else out
             if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
                 return [_table(rows, schema)]
             return [_taken(rows)]
 
-        return self._apply(_name(function), made, schema)
+        return self._apply(name, made, schema)
 
     def process(
         self, function: Function, schema: Schema, *, ttl: Duration | None = None, state: Schema | None = None
@@ -317,27 +338,33 @@ def _called(function: Callable[[Row], Any], row: Row, name: str) -> Any:
         raise DataSetError(f"{name} failed on the row {row!r}: {error}") from error
 
 
-def _retried(function: Callable[[Any], Any], retries: int, name: str | None = None) -> Callable[[Any], Any]:
-    """The function, called again with the same argument when it fails, `retries` times at most."""
+def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[..., Any]:
+    """The function, called again with the same arguments when it fails, `retries` times at most."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise DataSetError(f"retries is a number from 0 on, not {retries!r}")
     if retries == 0:
         return function
 
-    def call(argument: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         for again in range(1, retries + 1):
             try:
-                return function(argument)
+                return function(*arguments)
             except Exception as error:
-                what = f"{name or _name(function)} failed ({type(error).__name__}: {error})"
+                what = f"{name} failed ({type(error).__name__}: {error})"
                 warnings.warn(f"{what}; calling it again ({again} of {retries})", RuntimeWarning, stacklevel=2)
-        return function(argument)
+        return function(*arguments)
 
     return call
 
 
-def _folded(function: Callable[[Row, Row], Row], rows: list[Row]) -> Row:
-    return functools.reduce(function, rows)
+def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> Row:
+    def both(one: Row, two: Row) -> Row:
+        try:
+            return function(one, two)
+        except Exception as error:
+            raise DataSetError(f"{name} failed on the rows {one!r} and {two!r}: {error}") from error
+
+    return functools.reduce(both, rows)
 
 
 def _table(rows: list[Row], schema: Schema | None) -> NativeTable:

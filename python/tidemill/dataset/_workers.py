@@ -55,8 +55,9 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
 
 
 def collect_local(data: NativeDataSet) -> Table:
-    """Run a query; every worker gets the rows that it has made. Collective."""
-    table = _run(data, "each")
+    """Run a query; every worker gets the rows that it has made, on its disk what does not fit into its memory. Collective."""
+    with reading() as watch:
+        table = data.collect_on(engine(), init().comm, "each", watch)
     report_bad_rows(data)
     return Table(table)
 

@@ -444,7 +444,7 @@ def _runner(job: Job) -> GraphRunner:
 
 
 def _workers(job: Job) -> list[tuple[str, float, int]]:
-    memory = memory_budget() or 0
+    memory = memory_budget(job) or 0
     return [(str(worker["host"]), float(worker["cores"]), memory) for worker in job.workers]
 
 

@@ -1,7 +1,7 @@
 //! Rows of two sources that have equal keys, side by side. Both are partitioned by key; each copy joins what it gets: the
 //! right side is put into a table first, so it should be the smaller one. What does not fit goes to disk. The left side
-//! waits at its senders meanwhile, unless both sides come from one task further up, which must not be stopped: then it is
-//! kept here.
+//! waits at its senders meanwhile, unless others wait for what they send, too: who is stopped would stop those, and one of
+//! them may be what the right side comes from. Then it is kept here.
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ impl Exchange for Join {
         };
         let (left_side, right_side) = (side(0, &left_keys), side(1, &right_keys));
         let (kind, l, r) = (self.kind, left_side.clone(), right_side.clone());
-        let keep_left = lowering.sources_have_a_common_origin();
+        let keep_left = lowering.others_wait_for(0);
         let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
             let (left, right) = (l.clone(), r.clone());
             Box::pin(async move {

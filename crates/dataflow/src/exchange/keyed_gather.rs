@@ -1,14 +1,12 @@
 //! Rows of one key come together, one key after the other: a row's key never comes again once another has come. Rows are
 //! sorted by their keys where they arrive, on disk if need be.
 
-use std::sync::Arc;
-
 use arrow::datatypes::SchemaRef;
 
 use super::sort::sort_stage;
 use super::{Ends, Exchange, Partition};
 use crate::flow::Lowering;
-use crate::local::order::SortKey;
+use crate::local::order::Order;
 
 /// See the module.
 #[derive(Clone)]
@@ -29,14 +27,16 @@ impl Exchange for KeyedGather {
     }
 
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
-        Partition::by_key(self.keys.clone()).check(ends)
+        let schema = Partition::by_key(self.keys.clone()).check(ends)?;
+        Order::of_groups(&schema, &self.keys).map_err(|error| error.to_string())?;
+        Ok(schema)
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let (source, target) = (lowering.sources()[0], lowering.target());
-        let keys: Arc<[SortKey]> = self.keys.iter().map(SortKey::ascending).collect();
-        let after = sort_stage(lowering, "group", target, keys);
         let schema = SchemaRef::clone(lowering.target_schema());
+        let order = Order::of_groups(&schema, &self.keys).expect("checked before");
+        let after = sort_stage(lowering, "group", target, order);
         let mover = Partition::by_key(self.keys.clone()).mover(&schema, lowering.workers_of(target).len() as u32);
         lowering.connect(source, after.input(0), mover);
         lowering.connect_direct(after.output(0), target);

@@ -86,19 +86,19 @@ impl Exchange for Sort {
         let (source, target) = (lowering.sources()[0], lowering.target());
         let schema = SchemaRef::clone(lowering.target_schema());
         let (senders, copies) = (lowering.workers_of(source).to_vec(), lowering.workers_of(target).len());
-        let keys = Arc::clone(&self.keys);
+        let (keys, order) = (Arc::clone(&self.keys), Order::new(&schema, &self.keys).expect("checked before"));
         let all_to_one = || Mover::Map(vec![Some(0); senders.len()]);
         if copies == 1 && self.unsorted {
             return lowering.connect(source, target, all_to_one());
         }
         if copies == 1 {
-            let sort = sort_stage(lowering, "sort", target, keys);
+            let sort = sort_stage(lowering, "sort", target, order);
             lowering.connect(source, sort.input(0), all_to_one());
             return lowering.connect_direct(sort.output(0), target);
         }
         // Where each source copy's splitters are, for its stage to set and its partitioner to follow.
         let cells: Cells = senders.iter().map(|_| OnceLock::new()).collect();
-        let sampling = Sampling { schema: SchemaRef::clone(&schema), keys: Arc::clone(&keys), all: self.all, cells };
+        let sampling = Sampling { schema: SchemaRef::clone(&schema), keys, all: self.all, cells };
         let cells = Arc::clone(&sampling.cells);
         let factory: TaskFactory =
             Arc::new(move |inputs, outputs, context| Box::pin(sampling.clone().run(inputs, outputs, context)));
@@ -112,25 +112,24 @@ impl Exchange for Sort {
         lowering.connect_direct(source, sample.input(0));
         lowering.connect(sample.output(1), split.input(0), all_to_one());
         lowering.connect(split.output(0), sample.input(1), Mover::Broadcast(Overlay::default()));
-        let order = Order::new(&schema, &keys).expect("checked before");
-        let by_range = Mover::Partition(Arc::new(ByRange { order, cells }));
+        let by_range = Mover::Partition(Arc::new(ByRange { order: order.clone(), cells }));
         if self.unsorted {
             return lowering.connect(sample.output(0), target, by_range);
         }
-        let sort = sort_stage(lowering, "sort", target, Arc::clone(&keys));
+        let sort = sort_stage(lowering, "sort", target, order);
         lowering.connect(sample.output(0), sort.input(0), by_range);
         lowering.connect_direct(sort.output(0), target);
     }
 }
 
 /// A stage beside the copies of `beside` that sorts what each gets.
-pub(super) fn sort_stage(lowering: &mut Lowering<'_>, label: &str, beside: Port, keys: Arc<[SortKey]>) -> Stage {
+pub(super) fn sort_stage(lowering: &mut Lowering<'_>, label: &str, beside: Port, order: Order) -> Stage {
     let schema = SchemaRef::clone(lowering.target_schema());
     let (workers, schemas) = (lowering.workers_of(beside).to_vec(), vec![SchemaRef::clone(&schema)]);
     let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
-        let (schema, keys) = (SchemaRef::clone(&schema), Arc::clone(&keys));
+        let (schema, order) = (SchemaRef::clone(&schema), order.clone());
         Box::pin(async move {
-            let mut sorter = Sorter::new(&schema, &keys, context.governor(), context.reservation())?;
+            let mut sorter = Sorter::new(&schema, order, context.governor(), context.reservation());
             let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
             while let Some(Item::Batch(batch)) = input.recv().await? {
                 sorter.push(batch)?;

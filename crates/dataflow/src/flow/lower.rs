@@ -69,30 +69,29 @@ impl Lowering<'_> {
         overlay.tree(root, members, self.hosts)
     }
 
-    /// Whether what comes out of two of the sources may depend on one task further up. Then a stage that takes one of them
-    /// first must not leave the other waiting: the task would stop, and neither would end.
-    pub fn sources_have_a_common_origin(&self) -> bool {
-        let above = |port: &Port| {
-            let mut tasks = vec![port.task];
-            let mut at = 0;
-            while at < tasks.len() {
-                let below = tasks[at];
-                for edge in self.edges.iter().filter(|edge| edge.target.0 == below) {
-                    for &(task, _) in &edge.sources {
-                        if !tasks.contains(&task) {
-                            tasks.push(task);
-                        }
-                    }
+    /// Whether anybody else waits for what the tasks send that lead to source `at`, or that source itself. Then a stage must not
+    /// leave it waiting for long: those tasks would stop, and what waits for them may be what the stage is waiting for. That
+    /// need not be in sight from here: two joins may each hold up what the other takes first.
+    pub fn others_wait_for(&self, at: usize) -> bool {
+        let mut above = vec![self.edge.sources[at].0];
+        let mut seen = 0;
+        while let Some(&below) = above.get(seen) {
+            let sources = self.edges.iter().filter(|edge| edge.target.0 == below).flat_map(|edge| &edge.sources);
+            for &(task, _) in sources {
+                if !above.contains(&task) {
+                    above.push(task);
                 }
-                at += 1;
             }
-            tasks
+            seen += 1;
+        }
+        let leads_away = |edge: &CheckedEdge| {
+            let is_this = edge.target == self.edge.target && edge.sources == self.edge.sources;
+            let mut sources = edge.sources.iter().enumerate();
+            sources.any(|(number, (task, _))| {
+                above.contains(task) && !above.contains(&edge.target.0) && !(is_this && number == at)
+            })
         };
-        let origins: Vec<Vec<usize>> = self.sources.iter().map(above).collect();
-        origins
-            .iter()
-            .enumerate()
-            .any(|(at, tasks)| origins[at + 1..].iter().any(|others| others.iter().any(|task| tasks.contains(task))))
+        self.edges.iter().any(leads_away)
     }
 
     /// Adds a task of the exchange's own whose copies run on `workers`; `label` tells people what it does.

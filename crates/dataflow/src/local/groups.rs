@@ -50,7 +50,7 @@ impl KeyRows {
 }
 
 /// The same values with one NaN and one zero, so that their bytes are equal when they are.
-fn canonical(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+pub(crate) fn canonical(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     fn has_floats(data_type: &DataType) -> bool {
         match data_type {
             DataType::Float16 | DataType::Float32 | DataType::Float64 => true,

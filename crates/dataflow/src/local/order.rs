@@ -8,6 +8,8 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, Rows, SortField};
 
+use super::groups::canonical;
+
 /// A column to sort by. Nulls come first and NaN after all other numbers, unless told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SortKey {
@@ -45,6 +47,8 @@ impl SortKey {
 pub(crate) struct Order {
     columns: Vec<usize>,
     converter: Arc<RowConverter>,
+    /// Whether all NaNs are one, and both zeros.
+    canonical: bool,
 }
 
 impl Order {
@@ -56,11 +60,21 @@ impl Order {
             fields.push(SortField::new_with_options(schema.field(at).data_type().clone(), key.options));
             columns.push(at);
         }
-        Ok(Order { columns, converter: Arc::new(RowConverter::new(fields)?) })
+        Ok(Order { columns, converter: Arc::new(RowConverter::new(fields)?), canonical: false })
+    }
+
+    /// An order in which rows with equal keys follow each other: as keys all NaNs are equal, and both zeros.
+    pub(crate) fn of_groups(schema: &SchemaRef, keys: &[String]) -> Result<Self, ArrowError> {
+        let keys: Vec<SortKey> = keys.iter().map(SortKey::ascending).collect();
+        Ok(Order { canonical: true, ..Order::new(schema, &keys)? })
     }
 
     pub(crate) fn rows(&self, batch: &RecordBatch) -> Result<Rows, ArrowError> {
-        let columns: Vec<_> = self.columns.iter().map(|&at| batch.column(at).clone()).collect();
+        let column = |&at: &usize| match self.canonical {
+            true => canonical(batch.column(at)),
+            false => Ok(batch.column(at).clone()),
+        };
+        let columns = self.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
         self.converter.convert_columns(&columns)
     }
 }

@@ -8,7 +8,7 @@ use arrow::row::Rows;
 
 use super::gather::{Gather, Pick};
 use super::merge::{Merge, Step};
-use super::order::{Order, PREFIX_BYTES, SortKey, prefix};
+use super::order::{Order, PREFIX_BYTES, prefix};
 use crate::error::DataflowError;
 use crate::flow::batch_bytes;
 use crate::memory::{Governor, Reservation, SpillFile, SpillReader, SpillWriter};
@@ -17,8 +17,14 @@ use crate::memory::{Governor, Reservation, SpillFile, SpillReader, SpillWriter};
 const ROWS_MAX: usize = 8192;
 /// Bytes of a sorted batch, about: a merge holds one of each run.
 const BLOCK_BYTES: usize = 256 << 10;
-/// Runs merged at once.
-const FAN_IN: usize = 128;
+/// Runs merged at once, if there is memory for as many.
+const FAN_IN_MAX: usize = 128;
+/// And if there is not.
+const FAN_IN_MIN: usize = 8;
+/// What a merge holds of a run: a block as it is read, its batch, and the keys of that.
+const RUN_BYTES: u64 = 3 * BLOCK_BYTES as u64;
+/// Of the budget, what a merge may hold.
+const MERGE_SHARE: u64 = 8;
 
 /// Where a row is, with the beginning of its key.
 #[derive(Clone, Copy)]
@@ -44,26 +50,23 @@ pub(crate) struct Sorter {
     places: Vec<Place>,
     /// Keys of each batch that has any longer than its prefix.
     keys: Vec<Option<Rows>>,
-    runs: Vec<SpillFile>,
+    /// Runs of what was in memory, then those that so many of the ones before were merged into, and so on: no row is merged
+    /// often, and not many files are open.
+    runs: Vec<Vec<SpillFile>>,
 }
 
 impl Sorter {
-    pub(crate) fn new(
-        schema: &SchemaRef,
-        keys: &[SortKey],
-        governor: &Governor,
-        reservation: Reservation,
-    ) -> Result<Self, DataflowError> {
-        Ok(Sorter {
+    pub(crate) fn new(schema: &SchemaRef, order: Order, governor: &Governor, reservation: Reservation) -> Self {
+        Sorter {
             schema: SchemaRef::clone(schema),
-            order: Order::new(schema, keys)?,
+            order,
             governor: governor.clone(),
             reservation,
             batches: Vec::new(),
             places: Vec::new(),
             keys: Vec::new(),
             runs: Vec::new(),
-        })
+        }
     }
 
     pub(crate) fn push(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
@@ -98,9 +101,46 @@ impl Sorter {
             writer.write(&batch)?;
         }
         drop(sorted);
-        self.runs.push(writer.finish()?);
         self.reservation.free();
+        let mut run = writer.finish()?;
+        for level in 0.. {
+            if self.runs.len() == level {
+                self.runs.push(Vec::new());
+            }
+            self.runs[level].push(run);
+            if self.runs[level].len() < self.fan_in() {
+                break;
+            }
+            let full = std::mem::take(&mut self.runs[level]);
+            run = self.merged(full)?;
+        }
         Ok(())
+    }
+
+    /// How many runs are merged at once.
+    fn fan_in(&self) -> usize {
+        match self.governor.settings().budget_bytes {
+            0 => FAN_IN_MAX,
+            budget => ((budget / MERGE_SHARE / RUN_BYTES) as usize).clamp(FAN_IN_MIN, FAN_IN_MAX),
+        }
+    }
+
+    /// A merge of runs, whose memory others must do without.
+    fn merging(&self, runs: Vec<SpillFile>) -> Result<Merging, DataflowError> {
+        let bytes: u64 = runs.iter().map(|run| RUN_BYTES.min(4 * run.bytes())).sum();
+        self.reservation.grow_anyway(bytes.min(self.governor.settings().budget_bytes / MERGE_SHARE));
+        Merging::new(self.order.clone(), runs)
+    }
+
+    fn merged(&self, runs: Vec<SpillFile>) -> Result<SpillFile, DataflowError> {
+        let mut merging = self.merging(runs)?;
+        let mut writer = SpillWriter::new(&self.governor, &self.schema)?;
+        while let Some(batch) = merging.next_batch()? {
+            writer.write(&batch)?;
+        }
+        drop(merging);
+        self.reservation.free();
+        writer.finish()
     }
 
     fn sort_memory(&mut self) -> InMemory {
@@ -131,16 +171,17 @@ impl Sorter {
             return Ok(Sorted { source: Source::Memory(in_memory), _reservation: self.reservation });
         }
         self.spill()?;
-        while self.runs.len() > FAN_IN {
-            let runs = self.runs.drain(..FAN_IN).collect();
-            let mut merging = Merging::new(self.order.clone(), runs)?;
-            let mut writer = SpillWriter::new(&self.governor, &self.schema)?;
-            while let Some(batch) = merging.next_batch()? {
-                writer.write(&batch)?;
-            }
-            self.runs.push(writer.finish()?);
+        // The shortest first.
+        let (mut runs, fan_in) =
+            (std::mem::take(&mut self.runs).into_iter().flatten().collect::<Vec<_>>(), self.fan_in());
+        while runs.len() > fan_in {
+            let few = (runs.len() - fan_in + 1).min(fan_in);
+            let rest = runs.split_off(few);
+            let run = self.merged(runs)?;
+            runs = rest;
+            runs.push(run);
         }
-        let merging = Merging::new(self.order, self.runs)?;
+        let merging = self.merging(runs)?;
         Ok(Sorted { source: Source::Runs(merging), _reservation: self.reservation })
     }
 }
@@ -226,6 +267,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::local::order::SortKey;
     use crate::memory::MemorySettings;
 
     fn batch(rows: &[(Option<i64>, f64)]) -> RecordBatch {
@@ -239,7 +281,8 @@ mod tests {
         let settings = MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() };
         let governor = Governor::new(settings);
         let schema = batches[0].schema();
-        let mut sorter = Sorter::new(&schema, keys, &governor, governor.reservation("sort")).unwrap();
+        let order = Order::new(&schema, keys).unwrap();
+        let mut sorter = Sorter::new(&schema, order, &governor, governor.reservation("sort"));
         batches.iter().for_each(|batch| sorter.push(batch.clone()).unwrap());
         (governor, sorter)
     }
@@ -314,13 +357,15 @@ mod tests {
         }
     }
 
-    /// More runs than are merged at once: the merge of merges loses nothing.
+    /// More runs than are merged at once: the merge of merges loses nothing, and each run is an open file, of which a process
+    /// may have only so many.
     #[test]
     fn many_runs_are_merged_in_turns() {
         let rows: Vec<(Option<i64>, f64)> = (0..60_000).map(|i| (Some(i * 7919 % 60_000), i as f64)).collect();
         let batches: Vec<RecordBatch> = rows.chunks(100).map(batch).collect();
         let (governor, sorter) = sorter(&batches, &[SortKey::ascending("n")], 24 << 10);
-        assert!(sorter.runs.len() > FAN_IN, "{} runs", sorter.runs.len());
+        assert!(sorter.runs.len() > 2, "{} levels", sorter.runs.len());
+        assert!(sorter.runs.iter().all(|runs| runs.len() < sorter.fan_in()));
         let sorted = drain(sorter.finish().unwrap());
         assert_eq!(sorted.len(), 60_000);
         assert!(sorted.iter().enumerate().all(|(at, row)| row.0 == Some(at as i64)));

@@ -3,12 +3,15 @@
 //!
 //! 1. [`Level::Slow`]: streams into this worker get less credit, so that sources slow down;
 //! 2. [`Level::Spill`]: operators that can are told to write to disk instead of growing;
-//! 3. a refusal, an error that names the operator that holds most. The kernel's out-of-memory killer never decides.
+//! 3. a refusal, an error that names the operator that holds most; also where nobody asks, when the process is beyond its budget and
+//!    the machine is nearly out of memory ([`Governor::overdrawn`]). The kernel's out-of-memory killer never decides.
 //!
 //! What the process holds is read from `/proc/self/status`, at most every few milliseconds: the operators' own counts miss
 //! queues, batches on their way, the allocator's slack and whatever else the program does. Pages of files do not count: the
 //! kernel lets go of them when anybody needs memory, and operators that look again at what they have written to disk map it.
 
+mod allocations;
+mod machine;
 mod mapped;
 mod partitions;
 mod spill;
@@ -16,11 +19,13 @@ mod stash;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub use allocations::Allocations;
+pub use machine::memory_bytes;
 pub use mapped::{Cell, Cells, MapWriter};
 pub(crate) use partitions::Partitions;
 pub use spill::{SpillFile, SpillReader, SpillWriter};
@@ -34,6 +39,14 @@ const SPILL_PERCENT: u64 = 85;
 /// What an interpreter and its libraries take before there is any data. So much of the process, if it is there when the
 /// governor is made, is not counted: a small budget is one for data.
 const BASE_BYTES_MAX: u64 = 128 << 20;
+/// Part of the budget that every operator gets however large the process is, if operators have left it: with less, what is
+/// spilled would be many small pieces, and cost more memory than it frees.
+const FLOOR_SHARE: u64 = 32;
+const FLOOR_BYTES_MIN: u64 = 1 << 20;
+/// Part of the machine's memory, in percent, below which a process beyond its budget has to end: by itself, and not by the kernel.
+const LEFT_PERCENT: u64 = 5;
+/// Looks in a row that find it so.
+const SHORT_LOOKS: u32 = 2;
 /// Between looks at the process.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -79,6 +92,7 @@ struct Inner {
     /// What of the process is not counted.
     base_bytes: u64,
     looked: Mutex<Option<Instant>>,
+    short_looks: AtomicU32,
     spilled_bytes: AtomicU64,
 }
 
@@ -91,6 +105,7 @@ struct Holder {
 impl Governor {
     /// A governor of its own.
     pub fn new(settings: MemorySettings) -> Self {
+        spill::allow_many_files();
         Governor(Arc::new(Inner {
             settings,
             reserved: AtomicU64::new(0),
@@ -99,6 +114,7 @@ impl Governor {
             process_bytes_max: AtomicU64::new(0),
             base_bytes: resident_bytes().min(BASE_BYTES_MAX),
             looked: Mutex::default(),
+            short_looks: AtomicU32::new(0),
             spilled_bytes: AtomicU64::new(0),
         }))
     }
@@ -144,6 +160,52 @@ impl Governor {
         self.0.process_bytes_max.load(Ordering::Relaxed)
     }
 
+    /// Bytes that operators may hold together before they are to spill; 0 is no limit.
+    pub fn limit_bytes(&self) -> u64 {
+        self.0.settings.budget_bytes / 100 * SPILL_PERCENT
+    }
+
+    /// Whether an operator that holds `held` bytes may have `bytes` more before it is to spill.
+    fn has_room(&self, held: u64, bytes: u64) -> bool {
+        let (budget, limit) = (self.0.settings.budget_bytes, self.limit_bytes());
+        let floor = (budget / FLOOR_SHARE).max(FLOOR_BYTES_MIN);
+        let reserved = self.reserved_bytes();
+        budget == 0
+            || reserved.saturating_add(bytes) <= limit
+                && (held.saturating_add(bytes) <= floor || self.process_bytes() <= limit)
+    }
+
+    /// Why this process has to give up before the kernel ends it: it is beyond its budget, has not got below it by spilling, and
+    /// the machine has next to nothing left. To be asked a few times a second while anything runs.
+    pub fn overdrawn(&self) -> Option<String> {
+        let (process, budget) = (self.process_bytes(), self.0.settings.budget_bytes);
+        let is_short = || Some(is_short(machine::left_bytes()?, machine::memory_bytes()?));
+        if budget == 0 || process <= budget || is_short() != Some(true) {
+            self.0.short_looks.store(0, Ordering::Relaxed);
+            return None;
+        }
+        let looks = self.0.short_looks.fetch_add(1, Ordering::Relaxed) + 1;
+        (looks >= SHORT_LOOKS).then(|| self.describe(process))
+    }
+
+    /// Who holds the memory of a process of this size.
+    fn describe(&self, process_bytes: u64) -> String {
+        let holders = self.0.holders.lock();
+        let most = holders.iter().max_by_key(|holder| holder.bytes.load(Ordering::Relaxed));
+        let most = most.map(|most| (&most.name, most.bytes.load(Ordering::Relaxed)));
+        let holder = match most {
+            Some((name, bytes)) if self.reserved_bytes() >= process_bytes / 2 => {
+                format!("\"{name}\" holds most ({bytes} bytes)")
+            }
+            _ => format!("most of it is memory outside of operators, which hold {} bytes", self.reserved_bytes()),
+        };
+        format!(
+            "memory: the machine has next to nothing left, and this worker has {process_bytes} bytes, over its budget of {}; \
+             {holder}; use fewer workers or copies, or a machine with more memory",
+            self.0.settings.budget_bytes
+        )
+    }
+
     fn process_bytes(&self) -> u64 {
         if !self.0.settings.watch_process {
             return 0;
@@ -163,6 +225,10 @@ impl Governor {
     fn forget(&self, holder: &Arc<Holder>) {
         self.0.holders.lock().retain(|other| !Arc::ptr_eq(other, holder));
     }
+}
+
+fn is_short(left_bytes: u64, memory_bytes: u64) -> bool {
+    left_bytes < memory_bytes / 100 * LEFT_PERCENT
 }
 
 /// The resident size of this process, but for pages of files; 0 where it cannot be read.
@@ -199,19 +265,15 @@ impl Reservation {
         self.holder.bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes `bytes` more if there is room below the level at which operators spill; else the operator should spill.
+    /// Takes `bytes` more if there is room below the level at which operators spill; else the operator should spill. A little is
+    /// there for each operator even where the process has grown beyond that by itself.
     #[must_use]
     pub fn try_grow(&self, bytes: u64) -> bool {
-        let budget = self.governor.0.settings.budget_bytes;
-        if budget > 0 {
-            let limit = budget / 100 * SPILL_PERCENT;
-            let reserved = self.governor.0.reserved.load(Ordering::Relaxed);
-            if reserved.saturating_add(bytes) > limit || self.governor.process_bytes() > limit {
-                return false;
-            }
+        let has_room = self.governor.has_room(self.bytes(), bytes);
+        if has_room {
+            self.add(bytes);
         }
-        self.add(bytes);
-        true
+        has_room
     }
 
     /// Takes `bytes` more that the operator cannot do without.
@@ -306,15 +368,29 @@ mod tests {
         assert_eq!(governor.level(), Level::Ok);
     }
 
-    /// A process that is larger than the budget says, whatever operators count.
+    /// Who is to blame must be told: an operator, or what the program has by itself.
+    #[test]
+    fn the_holder_is_named() {
+        let governor = governor(1000);
+        let sort = governor.reservation("sort");
+        sort.grow_anyway(700);
+        assert!(governor.describe(1300).contains("\"sort\" holds most (700 bytes)"));
+        assert!(governor.describe(1500).contains("memory outside of operators, which hold 700 bytes"));
+        assert!(is_short(49, 1000) && !is_short(50, 1000));
+        assert_eq!(governor.overdrawn(), None, "of no process");
+    }
+
+    /// A process that is larger than the budget says, whatever operators count; but for a little, without which they would spill
+    /// every batch by itself.
     #[test]
     fn the_process_counts() {
-        let settings = MemorySettings { budget_bytes: 1 << 20, ..MemorySettings::default() };
+        let settings = MemorySettings { budget_bytes: 64 << 20, ..MemorySettings::default() };
         let governor = Governor::new(settings);
         let held = vec![1_u8; BASE_BYTES_MAX as usize];
         assert_eq!(governor.level(), Level::Spill);
         assert!(held.iter().all(|&byte| byte == 1));
-        assert!(governor.process_bytes_max() > 1 << 20);
-        assert!(!governor.reservation("any").try_grow(1));
+        assert!(governor.process_bytes_max() > 64 << 20);
+        let any = governor.reservation("any");
+        assert!(any.try_grow(2 << 20) && !any.try_grow(1));
     }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use arrow::array::RecordBatch;
 use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::datatypes::SchemaRef;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Governor;
 use crate::error::DataflowError;
@@ -19,13 +20,26 @@ use crate::wire::{Decoder, Encoder, Frame, HEADER_BYTES, Header, Kind, Received}
 pub(super) const IO_BYTES: usize = 256 << 10;
 
 pub(super) fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
-    let reason = match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+    let reason = match (error.kind(), error.raw_os_error()) {
+        (ErrorKind::StorageFull | ErrorKind::QuotaExceeded, _) => {
             format!("{error}; free space there, or name another directory with --spill-dir")
+        }
+        (_, Some(libc::EMFILE)) => {
+            format!("{error}; let the process have more with `ulimit -n`, or give more memory with --memory")
         }
         _ => error.to_string(),
     };
     DataflowError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
+}
+
+/// Lets this process have as many files open as it may: what is spilled at once is some hundred, and the soft limit, often 1024,
+/// is there for programs that call `select`.
+pub(super) fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        // Where it is refused, the error that comes of it says what to do.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
 }
 
 /// A file being written.
@@ -103,6 +117,11 @@ impl SpillFile {
     /// Rows in it.
     pub fn rows(&self) -> u64 {
         self.rows
+    }
+
+    /// Its length, as it lies on disk.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// What its batches have in common.
@@ -245,6 +264,8 @@ mod tests {
             Ok(()) => writer.finish().err().expect("nothing fits"),
         };
         assert!(error.to_string().contains("--spill-dir"), "{error}");
+        let error = spill_error(&governor(), &Error::from_raw_os_error(libc::EMFILE)).to_string();
+        assert!(error.contains("ulimit -n"), "{error}");
         let missing = MemorySettings { spill_dir: "/nowhere/at/all".into(), ..MemorySettings::default() };
         let error = SpillWriter::new(&Governor::new(missing), &batch(0, 0).schema()).err().unwrap().to_string();
         assert!(error.contains("/nowhere/at/all"), "{error}");

@@ -550,7 +550,8 @@ impl Run {
             match waited {
                 Ok(Some(())) => return Ok(()),
                 Ok(None) => {
-                    if let Err(message) = look(&state.progress) {
+                    let overdrawn = self.governor.overdrawn().map_or(Ok(()), Err);
+                    if let Err(message) = look(&state.progress).and(overdrawn) {
                         let rank = self.links.rank(self.links.me).0;
                         state.fail(Fault { rank, task: "(run)".into(), copy: 0, message });
                     }

@@ -32,6 +32,8 @@ use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable}
 use futures::StreamExt;
 use tidemill_collective::{CollectiveError, Communicator, Op};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Sort};
+use tidemill_dataflow::flow::batch_bytes;
+use tidemill_dataflow::memory::Allocations;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{DataflowError, Graph, Outputs, RunReport, Runner, Settings, TaskSpec};
 
@@ -65,7 +67,7 @@ pub enum To {
     All,
     /// One worker.
     One(u32),
-    /// Every worker those that it has made.
+    /// Every worker those that it has made; on its disk, mapped, what does not fit into its memory.
     Each,
     /// Nobody: they are only made.
     None,
@@ -89,6 +91,8 @@ pub struct Workers {
     runner: Runner,
     /// Of a query: a thread for each, on all workers.
     partitions: usize,
+    /// The smallest budget of a worker: plans, which are the same on all of them, go by it.
+    memory_bytes: Option<usize>,
 }
 
 impl Workers {
@@ -105,7 +109,11 @@ impl Workers {
         let settings = Settings { threads: config.threads, memory, ..Settings::default() };
         let runner = Runner::governed(&comm, settings, engine.governor().clone()).map_err(failed)?;
         let partitions = threads[0] as usize * comm.size() as usize;
-        Ok(Workers { comm, runner, partitions })
+        let mut memory = [0u64];
+        let mine = engine.governor().settings().budget_bytes;
+        comm.allreduce(&[if mine == 0 { u64::MAX } else { mine }], &mut memory, &Op::Min)?;
+        let memory_bytes = usize::try_from(memory[0]).ok().filter(|&bytes| bytes < usize::MAX);
+        Ok(Workers { comm, runner, partitions, memory_bytes })
     }
 
     /// Partitions of a query: a thread for each, on all workers.
@@ -191,8 +199,7 @@ impl Workers {
 
     fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources) -> Result<Prepared> {
         let now = self.tell_sizes(set)?;
-        let (frame, partitions) = (set.frame().clone(), self.partitions);
-        let memory_bytes = usize::try_from(engine.governor().settings().budget_bytes).ok().filter(|&bytes| bytes > 0);
+        let (frame, partitions, memory_bytes) = (set.frame().clone(), self.partitions, self.memory_bytes);
         let planned = engine.run(async move {
             let prepared = prepare(frame, partitions, memory_bytes, now).await;
             // Errors name their files outside, where the sources are.
@@ -296,7 +303,8 @@ impl Workers {
             To::Each | To::None => stages.stages[0].copies as u32,
             To::All | To::One(_) => self.comm.size(),
         };
-        let result = graph.add(result_task((to != To::None).then(|| Arc::clone(&kept))).copies(copies));
+        let result = result_task((to != To::None).then(|| Arc::clone(&kept)), to == To::Each);
+        let result = graph.add(result.copies(copies));
         match to {
             To::All => deliver(&mut graph, tasks[0], result, Broadcast::default()),
             To::One(root) => deliver(&mut graph, tasks[0], result, Gather::to(root)),
@@ -494,8 +502,9 @@ fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> datafusion::error::Resu
     Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), batch.columns().to_vec(), &options)?)
 }
 
-/// Keeps what comes, if it is to be kept, in the order of the copies it comes from.
-fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>) -> TaskSpec {
+/// Keeps what comes, if it is to be kept, in the order of the copies it comes from: on disk, mapped, what does not fit into memory,
+/// where `may_map`.
+fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -> TaskSpec {
     TaskSpec::new("result", move |inputs, _, copy| {
         let kept = kept.clone();
         async move {
@@ -504,13 +513,18 @@ fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>) -> TaskSpec {
                 while input.recv().await?.is_some() {}
                 return Ok(());
             };
-            let held = copy.reservation();
+            let (held, mut allocations) = (copy.reservation(), Allocations::default());
             let mut rows = vec![Vec::new(); input.streams() as usize];
             while let Some((stream, item)) = input.recv_from().await? {
-                if let Some(batch) = item.into_batch() {
-                    held.grow(batch.get_array_memory_size() as u64)?;
-                    rows[stream as usize].push(batch);
+                let Some(mut batch) = item.into_batch() else { continue };
+                let bytes = batch_bytes(&batch);
+                if !may_map {
+                    // Of a table in memory that is the program's own, rows count that come out.
+                    held.grow(allocations.add(&batch).min(bytes))?;
+                } else if !held.try_grow(bytes) {
+                    batch = copy.governor().map(&batch)?;
                 }
+                rows[stream as usize].push(batch);
             }
             let mut kept = kept.lock().expect("nothing panics with it locked");
             if kept.is_empty() {

@@ -1,20 +1,45 @@
-//! Functions of the program that query threads call: none may be under way when the interpreter ends.
+//! Functions of the program that queries call: none may be under way when the interpreter ends, and none that blocks keeps an
+//! action which is given up from ending.
+//!
+//! A function runs on a thread that may block. What waits for it is a future; when that is dropped the call is *left*: an exception
+//! is raised in it, as soon as it is in Python code, and nobody waits for it for long.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use pyo3::ffi;
 use pyo3::prelude::*;
 
-#[derive(Clone, Copy)]
+use crate::graph::cancelled_class;
+
+/// How long a call that is left may take to end by itself, and after it has been told.
+const NOTICE_TIME: Duration = Duration::from_millis(200);
+const LAST_TIME: Duration = Duration::from_millis(500);
+
 struct State {
     /// Whose threads the calls are on: a forked child has none of its parent's.
     process: u32,
     running: usize,
     ending: bool,
+    /// Calls that nobody waits for any more; those that have ended are removed when somebody looks.
+    left: Vec<Arc<Life>>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { process: 0, running: 0, ending: false });
+static STATE: Mutex<State> = Mutex::new(State { process: 0, running: 0, ending: false, left: Vec::new() });
 static CHANGED: Condvar = Condvar::new();
+
+/// What a call's thread and its future share.
+type Life = Mutex<Stage>;
+
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Stage {
+    #[default]
+    Waiting,
+    /// In the function, on the thread with this number of Python's.
+    Running(u64),
+    Ended,
+}
 
 /// A call under way.
 pub struct Call(());
@@ -24,7 +49,7 @@ impl Call {
     pub fn begin() -> Option<Call> {
         let mut state = STATE.lock();
         if state.process != std::process::id() {
-            *state = State { process: std::process::id(), running: 0, ending: false };
+            *state = State { process: std::process::id(), running: 0, ending: false, left: Vec::new() };
         }
         if state.ending {
             return None;
@@ -44,19 +69,103 @@ impl Drop for Call {
     }
 }
 
-/// The program is ending: waits for calls under way, and lets none begin.
+/// Leaves a call when its future is dropped.
+struct Leave(Arc<Life>);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        let mut state = STATE.lock();
+        let mut life = self.0.lock();
+        match *life {
+            // Its thread will see that it is not to begin.
+            Stage::Waiting => *life = Stage::Ended,
+            Stage::Running(_) => state.left.push(Arc::clone(&self.0)),
+            Stage::Ended => {}
+        }
+    }
+}
+
+/// Calls Python where it may block. Dropping the future leaves the call, which ends when [`interrupt`] is called, if it can be
+/// ended at all. In a Tokio runtime.
+pub async fn call<T: Send + 'static>(
+    work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let leave = Leave(Arc::default());
+    let life = Arc::clone(&leave.0);
+    let called = tokio::task::spawn_blocking(move || {
+        let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
+        Python::attach(|py| {
+            // SAFETY: it only tells the number of this thread, as Python knows it.
+            let thread = unsafe { ffi::PyThread_get_thread_ident() } as u64;
+            {
+                let mut life = life.lock();
+                if *life == Stage::Ended {
+                    return Err("nobody waits for it any more".to_owned());
+                }
+                *life = Stage::Running(thread);
+            }
+            let outcome = work(py);
+            *life.lock() = Stage::Ended;
+            // An exception that was sent has come too late.
+            // SAFETY: the GIL is held; this is the thread's own number.
+            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
+            outcome
+        })
+    });
+    called.await.unwrap_or_else(|error| {
+        // It panicked, or never began: there is nothing to end.
+        *leave.0.lock() = Stage::Ended;
+        Err(error.to_string())
+    })
+}
+
+/// Waits until calls that were left have ended, at most so long. Returns how many have not.
+fn left_after(at_most: Duration) -> usize {
+    let until = Instant::now() + at_most;
+    let mut state = STATE.lock();
+    loop {
+        if state.process != std::process::id() {
+            return 0;
+        }
+        state.left.retain(|life| *life.lock() != Stage::Ended);
+        if state.left.is_empty() || CHANGED.wait_until(&mut state, until).timed_out() {
+            return state.left.len();
+        }
+    }
+}
+
+/// Ends calls that were left: by an exception, if they do not end by themselves in a moment.
+pub fn interrupt(py: Python<'_>) {
+    if py.detach(|| left_after(NOTICE_TIME)) == 0 {
+        return;
+    }
+    let Ok(class) = cancelled_class(py) else { return };
+    let left = STATE.lock().left.clone();
+    for life in left {
+        // With the GIL held: a thread has its number until it has had the GIL to say that it is over.
+        if let Stage::Running(thread) = *life.lock() {
+            // SAFETY: the GIL is held, the class lives.
+            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
+        }
+    }
+    py.detach(|| left_after(LAST_TIME));
+}
+
+/// The program is ending: waits for calls under way, but for those that were left and do not end, and lets none begin.
 #[pyfunction]
 pub fn end_calls(py: Python<'_>) -> PyResult<()> {
     /// How long Ctrl-C may go unseen.
     const SLICE: Duration = Duration::from_millis(50);
+    STATE.lock().ending = true;
+    interrupt(py);
     loop {
         let over = py.detach(|| {
             let mut state = STATE.lock();
-            state.ending = true;
-            if state.running > 0 && state.process == std::process::id() {
+            state.left.retain(|life| *life.lock() != Stage::Ended);
+            if state.running > state.left.len() && state.process == std::process::id() {
                 CHANGED.wait_for(&mut state, SLICE);
             }
-            state.running == 0 || state.process != std::process::id()
+            state.running <= state.left.len() || state.process != std::process::id()
         });
         if over {
             return Ok(());

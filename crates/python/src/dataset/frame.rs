@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -15,7 +16,7 @@ use crate::comm::Comm;
 use crate::errors::from_collective;
 use crate::wait::detach;
 
-use super::calls::Call;
+use super::calls;
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
 use super::process::keyed_function;
@@ -141,9 +142,10 @@ impl NativeDataSet {
     /// What `function` makes of each batch: called with a table, it returns a list of tables with `schema`.
     fn map_batches(&self, py: Python<'_>, name: &str, function: Py<PyAny>, schema: GivenSchema) -> PyResult<Self> {
         let schema = schema.resolve(py)?;
-        let function = move |batch: RecordBatch| {
-            let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
-            Python::attach(|py| {
+        let function = Arc::new(function);
+        let called = move |batch: RecordBatch| -> BoxFuture<'static, Result<Vec<RecordBatch>, String>> {
+            let function = Arc::clone(&function);
+            Box::pin(calls::call(move |py| {
                 let table = NativeTable { schema: batch.schema(), batches: vec![batch] };
                 let made = function.call1(py, (table,)).and_then(|made| {
                     Ok(made
@@ -153,9 +155,9 @@ impl NativeDataSet {
                         .collect())
                 });
                 made.map_err(|error| told(py, &error))
-            })
+            }))
         };
-        Self::step(py, || self.0.map_batches(name, Arc::new(function), schema))
+        Self::step(py, || self.0.map_batches(name, Arc::new(called), schema))
     }
 
     /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread. `keeps` names what it keeps.
@@ -389,6 +391,9 @@ pub fn together_with<T: Send>(
 }
 
 fn ended<T>(py: Python<'_>, outcome: Result<T, ActionError>, interrupt: Option<PyErr>) -> PyResult<T> {
+    if outcome.is_err() {
+        calls::interrupt(py);
+    }
     match (outcome, interrupt) {
         (_, Some(interrupt)) => Err(interrupt),
         (Ok(value), None) => Ok(value),

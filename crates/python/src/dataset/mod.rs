@@ -30,6 +30,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<frame::NativeDataSet>()?;
     m.add_class::<table::NativeTable>()?;
     m.add_function(wrap_pyfunction!(calls::end_calls, m)?)?;
+    m.add_function(wrap_pyfunction!(memory_bytes, m)?)?;
     m.add_function(wrap_pyfunction!(stream::stream_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::stream_of_table, m)?)?;
     m.add_function(wrap_pyfunction!(stream::window_of, m)?)?;
@@ -38,6 +39,12 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<lookup::NativeRedisHashes>()?;
     m.add_function(wrap_pyfunction!(stream::list_checkpoints, m)?)?;
     Ok(())
+}
+
+/// Bytes that the processes of this machine, or of this container, may have together, if the system tells.
+#[pyfunction]
+fn memory_bytes() -> Option<u64> {
+    tidemill_dataflow::memory::memory_bytes()
 }
 
 /// The exception of a query that cannot be built or has failed.
@@ -66,10 +73,19 @@ fn finish_watched<T: Send>(
     loop {
         // Moved there and back: a receiver is for one thread, whichever that is.
         let (outcome, back) = py.detach(move || (running.wait(SLICE), running));
-        match outcome {
-            Some(outcome) => return outcome.map_err(|error| raised(py, &error)),
-            None => py.check_signals().and_then(|()| look(py))?,
-        }
-        running = back;
+        let failed = match outcome {
+            Some(Ok(outcome)) => return Ok(outcome),
+            Some(Err(error)) => raised(py, &error),
+            None => match py.check_signals().and_then(|()| look(py)) {
+                Ok(()) => {
+                    running = back;
+                    continue;
+                }
+                Err(interrupt) => interrupt,
+            },
+        };
+        py.detach(|| back.cancel());
+        calls::interrupt(py);
+        return Err(failed);
     }
 }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList};
 use pyo3_arrow::PyTable;
 use pyo3_arrow::ffi::{ArrayIterator, to_schema_pycapsule, to_stream_pycapsule};
+use tidemill_dataflow::memory::Allocations;
 use tidemill_dataset::datafusion::arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array, new_empty_array,
 };
@@ -145,8 +146,9 @@ impl NativeTable {
     }
 
     #[getter]
-    fn nbytes(&self) -> usize {
-        self.batches.iter().map(RecordBatch::get_array_memory_size).sum()
+    fn nbytes(&self) -> u64 {
+        let mut allocations = Allocations::default();
+        self.batches.iter().map(|batch| allocations.add(batch)).sum()
     }
 
     /// Names and types of the columns, in order.

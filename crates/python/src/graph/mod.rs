@@ -51,7 +51,8 @@ fn told(py: Python<'_>, error: &PyErr) -> String {
     format!("{error}\n{}", dataset::told(py, error))
 }
 
-fn cancelled_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+/// What is raised in functions that nobody waits for any more.
+pub fn cancelled_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     CLASS.import(py, "tidemill.graph._errors", "Cancelled")
 }
