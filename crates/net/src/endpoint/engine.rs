@@ -628,6 +628,10 @@ impl Engine {
     /// Goes on with leaving: `true` when nobody needs anything from this worker any more.
     pub(super) fn has_left(&mut self) -> bool {
         while self.progress() {}
+        if self.dead {
+            // The others hear why over the control plane; that this one has left must not come before.
+            return true;
+        }
         let queued = !self.core.busy.is_empty();
         if self.leaving == Leaving::Settling && !queued && !self.core.ops.any(|op| matches!(op, Op::Recv { .. })) {
             self.leaving = Leaving::Owing;
@@ -643,7 +647,7 @@ impl Engine {
         }
         self.flush();
         if self.leaving != Leaving::Finishing {
-            return self.dead;
+            return false;
         }
         // All are finished, but one that has ended its own program waits for nothing that is still on its way.
         let mut over = true;
@@ -652,7 +656,7 @@ impl Engine {
                 over &= self.transports[transport].finish(Rank(peer as u32)) || link.left;
             }
         }
-        over || self.dead
+        over
     }
 
     /// Whom this worker, which leaves, still has to do with.

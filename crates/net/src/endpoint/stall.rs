@@ -291,8 +291,8 @@ impl Shared {
             let call = format!("collective #{seq} on comm \"{name}\"");
             if let Some((sent, expected)) = lengths {
                 return format!(
-                    "{call}: rank {rank} called {theirs} and sent {sent} bytes of it to rank {me}, which called {ours} \
-                     and expected {expected}; are the counts alike on both?"
+                    "{call}: rank {rank} called {theirs}, rank {me} called {ours}, and the first sent {sent} bytes to \
+                     the second, which expected {expected}; are the counts alike on both?"
                 );
             }
             if ours == theirs {
