@@ -18,6 +18,11 @@ from types import TracebackType
 #: Exceptions that say that another worker failed. By name: this module is imported first and imports nothing of ours.
 _CONSEQUENCES = frozenset({"PeerFailed", "WorkerLost"})
 
+#: Characters of a traceback and of its last line that are kept. The launcher reads 4 MiB, and JSON takes up to 12 bytes
+#: for a character.
+_TEXT_MAX = 300_000
+_SUMMARY_MAX = 1000
+
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 _installed_in: int | None = None
 _notify: Callable[[str], None] | None = None
@@ -51,6 +56,7 @@ def install(notify: Callable[[str], None] | None = None) -> None:
             return
         # File names and messages may hold bytes that are no text.
         text = "".join(traceback.format_exception(kind, error, frames)).encode("utf-8", "backslashreplace").decode()
+        text = _shortened(text, _TEXT_MAX)
         origin = not any(type(link).__name__ in _CONSEQUENCES for link in _chain(error))
         if folder is None or not _write(Path(folder), rank, _report(rank, error, text, origin)):
             earlier(kind, error, frames)
@@ -66,7 +72,16 @@ def _report(rank: int, error: BaseException, text: str, origin: bool) -> dict[st
     else:
         kind = "error" if origin else "peer_failed"
     lines = text.strip().splitlines()
-    return {"rank": rank, "kind": kind, "summary": lines[-1] if lines else "", "traceback": text}
+    summary = _shortened(lines[-1], _SUMMARY_MAX) if lines else ""
+    return {"rank": rank, "kind": kind, "summary": summary, "traceback": text}
+
+
+def _shortened(text: str, length_max: int) -> str:
+    """Return the text, without its middle if it is longer: people read the two ends."""
+    if len(text) <= length_max:
+        return text
+    half = length_max // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
 
 
 def _write(folder: Path, rank: int, report: dict[str, object]) -> bool:

@@ -160,6 +160,15 @@ def test_an_exception_is_told_to_the_others(tmp_path: Path, transport: str) -> N
         ("comm.Allreduce(np.ones(9000), np.empty(9000))", "comm.Allreduce(np.ones(9001), np.empty(9001))", ["9000", "9001"]),
         ("comm.Allreduce(np.ones(9), np.empty(9))", "comm.Allreduce(np.ones(9), np.empty(9), algorithm='ring')", ["op=sum)", "algorithm=ring"]),
         ("comm.Bcast(np.ones(9), algorithm='chain')", "comm.Bcast(np.ones(9), algorithm='flat')", ["chain", "flat"]),
+        ("comm.Allgatherv(np.ones(1), [np.ones(3), [1, 1, 1]])", "comm.Allgatherv(np.ones(2), [np.ones(4), [1, 2, 1]])", ["3 x float64", "4 x float64"]),
+        ("comm.Allgatherv(np.ones(2 - comm.rank), [np.ones(3), [2, 1, 0]])", "comm.Allgatherv(np.ones(1), [np.ones(3), [1, 1, 1]])", ["counts with digest"]),
+        ("comm.Gatherv(np.ones(2), [np.ones(6), [2, 2, 2]] if comm.rank == 0 else None)", "comm.Gatherv(np.ones(1), None)", ["sent 8 bytes", "expected 16"]),
+        ("comm.Scatterv([np.ones(6), [2, 2, 2]] if comm.rank == 0 else None, np.ones(2))", "comm.Scatterv(None, np.ones(3))", ["sent 16 bytes", "expected 24"]),
+        ("comm.Alltoallv([np.ones(3), [1, 1, 1]], [np.ones(3), [1, 1, 1]])", "comm.Alltoallv([np.ones(4), [2, 1, 1]], [np.ones(3), [1, 1, 1]])", ["sent 16 bytes", "expected 8"]),
+        ("comm.Reduce_scatter(np.ones(6), np.ones(2), [2, 2, 2])", "comm.Reduce_scatter(np.ones(6), np.ones(1), [3, 1, 2])", ["counts with digest"]),
+        ("comm.Ibarrier().Wait()", "comm.Iallreduce(np.ones(2), np.ones(2)).Wait()", ["ibarrier()", "iallreduce(2 x float64, op=sum)"]),
+        ("comm.Barrier()", "comm.Ibarrier().Wait()", [" barrier()", "ibarrier()"]),
+        ("comm.bcast(1, 0)", "comm.gather(1)", ["bcast", "gather"]),
         ("comm.Allgather(np.ones(2), np.ones(6))", "comm.Allgather(np.ones(2, 'i8'), np.ones(6, 'i8'))", ["float64", "int64"]),
     ],
 )  # fmt: skip
@@ -214,6 +223,7 @@ def test_a_long_wait_is_explained_once(tmp_path: Path) -> None:
     ("wait", "words", "transport"),
     [
         ("comm.Irecv(np.empty(1), 1).Wait()", "recv from rank 1 on comm", "tcp"),
+        ("type(comm.Irecv(np.empty(1), 1)).Waitany([comm.Irecv(np.empty(1), 1)])", "recv from rank 1 on comm", "auto"),
         ("comm.recv(source=1)", "recv from rank 1 on comm", "auto"),
         ("comm.irecv(source=1).wait()", "recv from rank 1 on comm", "tcp"),
         ("comm.Ireduce(np.ones(1), np.empty(1)).Wait()", "reduce #", "auto"),
@@ -270,13 +280,25 @@ def test_a_held_gil_is_no_death(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("call", ["comm.recv(source=1)", "comm.Barrier()", "comm.Irecv(np.empty(1), 1).Wait()"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "comm.recv(source=1)",
+        "comm.Barrier()",
+        "comm.Irecv(np.empty(1), 1).Wait()",
+        "MPI.Request.Waitany([comm.Irecv(np.empty(1), 1), comm.irecv(source=1)])",
+        "comm.Split(0)",
+        "comm.Create_group(comm.Get_group())",
+        "comm.Allreduce(np.ones(9), np.empty(9))",
+    ],
+)
 def test_ctrl_c_interrupts_every_wait(tmp_path: Path, transport: str, call: str) -> None:
     """A wait that only looked at signals afterwards could not be stopped from the keyboard."""
     program = f"""
         import os, pathlib, time
         import numpy as np
         import tidemill as tm
+        from tidemill.mpi import MPI
 
         comm = tm.init().comm
         comm.Barrier()

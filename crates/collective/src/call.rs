@@ -41,6 +41,10 @@ pub struct Call<'a> {
     pub options: Options,
 }
 
+/// The call does not block: a collective that does meets no such one.
+pub(crate) const NONBLOCKING: u64 = 1 << 7;
+const _: () = assert!(Collective::ALL.len() < 128);
+
 const NO_OP_CODE: u64 = 0xff;
 const USER_OP_CODE: u64 = 0xfe;
 
@@ -77,17 +81,28 @@ impl Call<'_> {
         matches!(self.collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
     }
 
-    /// Whether ranks may pass different counts.
-    fn is_vector(&self) -> bool {
+    /// Whether only those who exchange a message know how long it is.
+    fn has_own_counts(&self) -> bool {
         use Collective::*;
-        matches!(self.collective, Gatherv | Allgatherv | Scatterv | Alltoallv)
+        matches!(self.collective, Gatherv | Scatterv | Alltoallv)
+    }
+
+    /// The blocks whose lengths every rank passes alike.
+    fn common_blocks(&self) -> Option<&[Block]> {
+        match self.collective {
+            Collective::Allgatherv => Some(self.recv_blocks),
+            Collective::ReduceScatter => Some(self.send_blocks),
+            _ => None,
+        }
     }
 
     /// The call in sixteen bytes: all that must be alike on every rank.
     #[inline]
     pub(crate) fn code(&self) -> [u64; 2] {
         let op = if self.reduces() { op_code(self.op) } else { NO_OP_CODE };
-        let root = if self.is_rooted() { self.root } else { 0 };
+        let counts = self.common_blocks();
+        // Without a root its place has what tells counts of one sum apart.
+        let root = if self.is_rooted() { self.root } else { counts.map_or(0, digest) };
         let repeatable = u64::from(self.options.repeatable);
         // In-place alltoalls are in place on every rank (MPI 4.1 section 6.8).
         let in_place =
@@ -100,9 +115,16 @@ impl Call<'_> {
             | self.dtype.code() << 16
             | repeatable << 24
             | u64::from(root) << 32;
-        let bytes = if self.is_vector() { u64::MAX } else { (self.count * self.dtype.size_bytes()) as u64 };
+        let elements = counts.map_or(self.count, |blocks| blocks.iter().map(|block| block.len).sum());
+        let bytes = if self.has_own_counts() { u64::MAX } else { (elements * self.dtype.size_bytes()) as u64 };
         [word, bytes]
     }
+}
+
+/// A number for the lengths of some blocks, other ones for most others.
+fn digest(blocks: &[Block]) -> u32 {
+    let mix = |sum: u64, block: &Block| (sum.rotate_left(5) ^ block.len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (blocks.iter().fold(1, mix) >> 32) as u32
 }
 
 fn op_code(op: &Op) -> u64 {
@@ -122,7 +144,7 @@ pub(crate) fn signature(code: [u64; 2]) -> u32 {
 
 /// The call in words.
 pub(crate) fn describe([word, bytes]: [u64; 2]) -> String {
-    let Some(collective) = Collective::ALL.get(word as u8 as usize) else { return "an unknown call".into() };
+    let Some(collective) = Collective::ALL.get((word & 0x7f) as usize) else { return "an unknown call".into() };
     let dtype = DType::from_code(word >> 16 & 0xff);
     let item = dtype.map_or(1, DType::size_bytes) as u64;
     let mut parts = Vec::new();
@@ -147,6 +169,9 @@ pub(crate) fn describe([word, bytes]: [u64; 2]) -> String {
     if call.is_rooted() {
         parts.push(format!("root={}", call.root));
     }
+    if call.common_blocks().is_some() {
+        parts.push(format!("counts with digest {:08x}", call.root));
+    }
     for (bit, name) in [(24, "repeatable"), (25, "in place")] {
         if word >> bit & 1 == 1 {
             parts.push(name.into());
@@ -157,7 +182,8 @@ pub(crate) fn describe([word, bytes]: [u64; 2]) -> String {
     {
         parts.push(format!("algorithm={algorithm}"));
     }
-    format!("{collective}({})", parts.join(", "))
+    let nonblocking = if word & NONBLOCKING == 0 { "" } else { "i" };
+    format!("{nonblocking}{collective}({})", parts.join(", "))
 }
 
 #[cfg(test)]
@@ -171,7 +197,12 @@ mod tests {
         assert_eq!(describe(call.code()), "allreduce(3 x float64, op=max)");
         let call = Call { dtype: DType::I32, root: 2, count: 1, ..Call::new(Collective::Bcast) };
         assert_eq!(describe(call.code()), "bcast(1 x int32, root=2)");
-        assert_eq!(describe(Call::new(Collective::Barrier).code()), "barrier()");
+        let [word, bytes] = Call::new(Collective::Barrier).code();
+        assert_eq!(describe([word, bytes]), "barrier()");
+        assert_eq!(describe([word | NONBLOCKING, bytes]), "ibarrier()");
+        let blocks = [Block { start: 0, len: 2 }, Block { start: 9, len: 1 }];
+        let call = Call { dtype: DType::F32, recv_blocks: &blocks, ..Call::new(Collective::Allgatherv) };
+        assert!(describe(call.code()).starts_with("allgatherv(3 x float32, counts with digest "));
         for &algorithm in Algorithm::ALL {
             let options = Options { algorithm: Some(algorithm), repeatable: true, ..Options::default() };
             let call = Call { root: u32::MAX, options, ..Call::new(Collective::Reduce) };
@@ -184,6 +215,7 @@ mod tests {
     #[test]
     fn signatures_tell_calls_apart() {
         let base = Call { dtype: DType::F64, op: &Op::Sum, count: 3, ..Call::new(Collective::Allreduce) };
+        let blocks = |lens: [usize; 2]| lens.map(|len| Block { start: 0, len });
         let others = [
             Call { count: 4, ..base },
             Call { op: &Op::Max, ..base },
@@ -193,6 +225,10 @@ mod tests {
             Call { collective: Collective::Reduce, root: 0, ..base },
             Call { options: Options { algorithm: Some(Algorithm::Flat), ..Options::default() }, ..base },
             Call { options: Options { algorithm: Some(Algorithm::Ring), ..Options::default() }, ..base },
+            Call { collective: Collective::Allgatherv, recv_blocks: &blocks([1, 2]), ..base },
+            Call { collective: Collective::Allgatherv, recv_blocks: &blocks([2, 1]), ..base },
+            Call { collective: Collective::ReduceScatter, send_blocks: &blocks([2, 1]), ..base },
+            Call { collective: Collective::ReduceScatter, send_blocks: &blocks([2, 2]), ..base },
         ];
         let mut seen: Vec<u32> = others.iter().map(|c| signature(c.code())).collect();
         seen.push(signature(base.code()));

@@ -79,7 +79,8 @@ impl Communicator {
     /// As [`Communicator::start`]; after [`Request::detach`], until the keepalive is dropped.
     pub unsafe fn start_nonblocking(&self, call: &Call) -> Result<Request, CollectiveError> {
         self.check(call)?;
-        let code = call.code();
+        let [word, bytes] = call.code();
+        let code = [word | call::NONBLOCKING, bytes];
         let signature = call::signature(code);
         let seq = {
             let mut collectives = self.0.collectives.lock();
@@ -204,7 +205,9 @@ impl Communicator {
         if self.0.abandoned.load(Ordering::Relaxed) {
             // A call that failed with the job is no reason of its own.
             let fatal = self.0.endpoint.faults().fatal().map(CollectiveError::Net);
-            return Err(fatal.unwrap_or_else(|| CollectiveError::Abandoned { comm: self.name() }));
+            return Err(
+                fatal.unwrap_or_else(|| CollectiveError::Abandoned { comm: self.name(), from_parent: self.0.id >= 2 })
+            );
         }
         if call.is_rooted() {
             self.check_rank(call.root)?;

@@ -50,18 +50,18 @@ pub enum CollectiveError {
     },
     /// An earlier collective on the communicator was given up halfway.
     #[error(
-        "comm \"{comm}\" is unusable: a collective on it was interrupted or failed; make a new communicator from its parent"
+        "comm \"{comm}\" is unusable: a collective on it was interrupted or failed; {}",
+        if *from_parent { "make a new communicator from its parent" } else { "the job has to be started again" }
     )]
     Abandoned {
         /// The communicator.
         comm: String,
+        /// Whether it was made from another one.
+        from_parent: bool,
     },
     /// No more communicators can be made.
-    #[error("too many communicators: {made} have been made in this job")]
-    TooMany {
-        /// How many.
-        made: u32,
-    },
+    #[error("too many communicators: a job makes at most 2^31 over its number of workers")]
+    TooMany,
 }
 
 /// A group of workers with traffic of its own. Clones are the same communicator.
@@ -115,7 +115,6 @@ impl Communicator {
     /// When the workers cannot agree.
     pub fn world(endpoint: Endpoint, table: Arc<Table>) -> Result<Self, CollectiveError> {
         endpoint.set_call_formatter(call::describe);
-        endpoint.set_context_next(2);
         let ranks = (0..endpoint.size()).map(Rank).collect();
         // What shares the table must not be steered by it: until then all ranks use the built-in choices.
         let world = Self::make(endpoint, ranks, 0, "world", Arc::default());

@@ -1,4 +1,4 @@
-//! New communicators out of old ones. Their ranks agree on a number nobody uses yet; contexts follow from it.
+//! New communicators out of old ones. The first rank gives them a number that nobody else gives; contexts follow from it.
 
 use std::sync::Arc;
 
@@ -8,8 +8,10 @@ use crate::communicator::{CollectiveError, Communicator};
 use crate::direct::drive::region_of;
 use crate::request::{Started, What};
 
-/// Two contexts per communicator, and contexts end at 2^20.
-const ID_MAX: u32 = 1 << 19;
+/// Two contexts per communicator, which are 32-bit numbers.
+const ID_MAX: u32 = u32::MAX / 2;
+/// The communicators of all workers, and of each alone.
+const IDS_FIXED: u32 = 2;
 
 impl Communicator {
     /// A communicator with the same ranks and traffic of its own. Collective.
@@ -35,7 +37,16 @@ impl Communicator {
     /// What this rank contributes to a split. For callers that gather these words themselves, because they have signals
     /// to look at while they wait.
     pub fn split_words(&self, color: Option<u32>, key: i64) -> [u64; 3] {
-        [color.map_or(u64::MAX, u64::from), key as u64, u64::from(self.0.endpoint.context_next())]
+        // Only the first rank's number counts.
+        let id = if self.0.rank == 0 { self.new_id() } else { 0 };
+        [color.map_or(u64::MAX, u64::from), key as u64, u64::from(id)]
+    }
+
+    /// A number for a communicator whose first rank this worker is. Threads of one worker may make communicators at the
+    /// same time, and their messages come to the others in any order: so it is unique, not agreed on. `ID_MAX` and
+    /// beyond: there are no more.
+    fn new_id(&self) -> u32 {
+        self.0.endpoint.unique().map_or(ID_MAX, |n| n.saturating_add(IDS_FIXED))
     }
 
     /// The rest of a split, given everybody's words in rank order.
@@ -43,10 +54,9 @@ impl Communicator {
     /// # Errors
     /// The job's fault; `TooMany`.
     pub fn split_agreed(&self, color: Option<u32>, all: &[u64]) -> Result<Option<Communicator>, CollectiveError> {
-        let next = all.chunks_exact(3).map(|c| c[2]).max().unwrap_or(0) as u32;
-        self.0.endpoint.set_context_next(next + 1);
-        if next >= ID_MAX {
-            return Err(CollectiveError::TooMany { made: next });
+        let id = all[2] as u32;
+        if id >= ID_MAX {
+            return Err(CollectiveError::TooMany);
         }
         let Some(color) = color else { return Ok(None) };
         let mut members: Vec<(i64, u32)> = all
@@ -57,7 +67,7 @@ impl Communicator {
             .collect();
         members.sort_unstable();
         let ranks = members.iter().map(|&(_, rank)| self.world_rank(rank)).collect();
-        self.found(ranks, next).map(Some)
+        self.found(ranks, id).map(Some)
     }
 
     /// A communicator of the given ranks of this one, in that order; `None` for who is not among them. Collective over
@@ -81,27 +91,25 @@ impl Communicator {
         let Some(me) = ranks.iter().position(|&r| r == self.0.rank) else {
             return Err(CollectiveError::NoSuchRank { rank: self.0.rank, size: self.size(), comm: self.name() });
         };
-        // Agree on the largest unused number: gathered by the first, told to the others.
-        let mut next = [u64::from(self.0.endpoint.context_next())];
+        // All are here before any goes on: the first hears of everybody, then tells the number.
+        let mut id = [0u64];
         if me == 0 {
             for &peer in &worlds[1..] {
-                let mut theirs = [0u64];
-                self.management(peer, tag, region_of(&mut theirs), false)?;
-                next[0] = next[0].max(theirs[0]);
+                self.management(peer, tag, region_of(&mut [0u64]), false)?;
             }
+            id[0] = u64::from(self.new_id());
             for &peer in &worlds[1..] {
-                self.management(peer, tag, region_of(&mut next), true)?;
+                self.management(peer, tag, region_of(&mut id), true)?;
             }
         } else {
-            self.management(worlds[0], tag, region_of(&mut next), true)?;
-            self.management(worlds[0], tag, region_of(&mut next), false)?;
+            self.management(worlds[0], tag, region_of(&mut id), true)?;
+            self.management(worlds[0], tag, region_of(&mut id), false)?;
         }
-        let next = next[0] as u32;
-        self.0.endpoint.set_context_next(next + 1);
-        if next >= ID_MAX {
-            return Err(CollectiveError::TooMany { made: next });
+        let id = id[0] as u32;
+        if id >= ID_MAX {
+            return Err(CollectiveError::TooMany);
         }
-        self.found(worlds, next)
+        self.found(worlds, id)
     }
 
     /// A message outside the user's and the collectives' traffic: in the collective context, without a number.

@@ -119,17 +119,38 @@ impl Request {
         comm.endpoint().wait_slice(wait, &who, |engine| step(comm, self.what, state, engine))
     }
 
-    /// Waits until it is over. For callers without signals to look at.
+    /// Waits until it is over.
     ///
     /// # Errors
-    /// What the operation failed with.
+    /// What the operation failed with; [`NetError::Interrupted`] when the caller wants it
+    /// ([`tidemill_net::interruptible`]).
     pub fn wait(mut self) -> Result<Status, NetError> {
         let mut wait = Wait::default();
         loop {
             if let Some(status) = self.wait_slice(&mut wait)? {
                 return Ok(status);
             }
+            if tidemill_net::is_interrupted() {
+                return Err(NetError::Interrupted);
+            }
         }
+    }
+
+    /// Waits until one of `requests` is over, for up to 100 ms or a signal; then [`Request::test`] says which. `false`:
+    /// look at signals and call again with the same `wait`. For requests of non-blocking calls, of one job.
+    ///
+    /// # Errors
+    /// The job's fault.
+    pub fn wait_any_slice(requests: &mut [&mut Request], wait: &mut Wait) -> Result<bool, NetError> {
+        let requests = &*requests;
+        let Some(first) = requests.first() else { return Ok(true) };
+        let endpoint = first.comm.endpoint();
+        endpoint.check_process()?;
+        let step = |engine: &mut Engine| {
+            let is_over = |group| engine.is_complete(group);
+            requests.iter().any(|request| request.group().is_none_or(is_over)).then_some(Ok(()))
+        };
+        Ok(endpoint.wait_slice(wait, &AnyOf(requests), step)?.is_some())
     }
 
     fn is_direct(&self) -> bool {
@@ -254,6 +275,29 @@ pub(crate) unsafe fn spin_direct(
     Poll::Waiting
 }
 
+/// Several requests, of which one is waited for.
+struct AnyOf<'a>(&'a [&'a mut Request]);
+
+impl AnyOf<'_> {
+    fn who<'a>(request: &'a Request) -> Who<'a> {
+        Who { comm: &request.comm, what: request.what, group: request.group(), direct: request.is_direct() }
+    }
+}
+
+impl Caller for AnyOf<'_> {
+    fn describe(&self) -> String {
+        let first = Self::who(self.0[0]).describe();
+        if self.0.len() == 1 { first } else { format!("any of {} requests, the first a {first}", self.0.len()) }
+    }
+
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
+        let mut ranks: Vec<_> = self.0.iter().flat_map(|request| Self::who(request).waiting_for(engine)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+}
+
 struct Who<'a> {
     comm: &'a Communicator,
     what: What,
@@ -317,6 +361,6 @@ impl Communicator {
     pub(crate) fn contradict(&self, engine: &mut Engine, seq: u32, rank: usize) {
         let (seq, theirs) = self.direct_divergence(rank, seq);
         let rank = self.world_rank(rank as u32);
-        engine.contradict(Contradiction { context: self.collective_context(), seq, rank, theirs });
+        engine.contradict(Contradiction { context: self.collective_context(), seq, rank, theirs, lengths: None });
     }
 }

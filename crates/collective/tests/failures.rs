@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tidemill_collective::{CollectiveError, Op, Options, run_ranks};
-use tidemill_net::NetError;
+use tidemill_collective::{Block, Call, Collective, CollectiveError, Communicator, DType, Op, Options, run_ranks};
+use tidemill_net::{NetError, Region};
 
 fn net_error(result: Result<(), CollectiveError>) -> NetError {
     match result {
@@ -39,6 +39,86 @@ fn different_collectives_are_named_on_every_rank() {
             words.iter().for_each(|word| assert!(text.contains(word), "{name}: {text}"));
             assert!(text.contains("rank 1 called") && text.contains("\"world\""), "{name}: {text}");
         }
+    }
+}
+
+/// A vector collective of blocks as long as `lens`, of which `count` elements are this rank's own.
+fn vector(comm: &Communicator, collective: Collective, lens: [usize; 3], count: usize) -> Result<(), CollectiveError> {
+    use Collective::*;
+    let (mut send, mut recv) = ([1i64; 20], [0i64; 20]);
+    let region = |items: &mut [i64; 20]| Region { ptr: items.as_mut_ptr().cast(), len: size_of_val(items) };
+    let starts = [0, lens[0], lens[0] + lens[1]];
+    let blocks = [0, 1, 2].map(|i| Block { start: starts[i], len: lens[i] });
+    let at_root = comm.rank() == 0;
+    let sends_blocks = matches!(collective, Alltoallv | ReduceScatter) || collective == Scatterv && at_root;
+    let receives_blocks = matches!(collective, Alltoallv | Allgatherv) || collective == Gatherv && at_root;
+    let call = Call {
+        dtype: DType::I64,
+        op: &Op::Sum,
+        count,
+        send: Some(region(&mut send)),
+        recv: Some(region(&mut recv)),
+        send_blocks: if sends_blocks { &blocks } else { &[] },
+        recv_blocks: if receives_blocks { &blocks } else { &[] },
+        ..Call::new(collective)
+    };
+    // SAFETY: both arrays live until this returns.
+    unsafe { comm.run(&call) }
+}
+
+/// Counts that only the two ends of a message know are in no fingerprint: a message that was too long was an error on one
+/// rank alone, and one that was too short on none.
+#[test]
+fn different_counts_of_vector_collectives_are_named_on_every_rank() {
+    use Collective::*;
+    let cases = [
+        (Gatherv, [2, 2, 2], 1, "sent 8 bytes"),
+        (Scatterv, [2, 2, 2], 3, "expected 24"),
+        (Alltoallv, [3, 2, 2], 2, "sent 24 bytes"),
+        (Allgatherv, [2, 1, 2], 1, "5 x int64"),
+        (Allgatherv, [3, 1, 2], 1, "counts with digest"),
+        (ReduceScatter, [3, 1, 2], 6, "counts with digest"),
+    ];
+    for (collective, lens, count, words) in cases {
+        let errors = run_ranks(3, |comm| {
+            comm.barrier().unwrap();
+            let usual = if collective == ReduceScatter { 6 } else { 2 };
+            let (lens, count) = if comm.rank() == 1 { (lens, count) } else { ([2; 3], usual) };
+            net_error(vector(&comm, collective, lens, count).and_then(|()| (0..1000).try_for_each(|_| comm.barrier())))
+        })
+        .unwrap();
+        for error in errors {
+            let NetError::Mismatch(text) = &error else { panic!("{collective}: {error}") };
+            assert!(text.contains(words) && text.contains("rank 1 called"), "{collective}: {text}");
+        }
+    }
+    // And what fits goes through.
+    run_ranks(3, |comm| {
+        for collective in [Gatherv, Scatterv, Alltoallv, Allgatherv] {
+            vector(&comm, collective, [2; 3], 2).unwrap();
+        }
+    })
+    .unwrap();
+}
+
+/// A collective that blocks and one that does not take different ways, on which they would never meet.
+#[test]
+fn a_collective_that_does_not_block_is_told_from_one_that_does() {
+    let errors = run_ranks(3, |comm| {
+        comm.barrier().unwrap();
+        let result = if comm.rank() == 1 {
+            // SAFETY: a barrier has no buffers.
+            let request = unsafe { comm.start_nonblocking(&Call::new(Collective::Barrier)) }.unwrap();
+            request.wait().map(|_| ()).map_err(CollectiveError::from)
+        } else {
+            comm.barrier()
+        };
+        net_error(result.and_then(|()| (0..1000).try_for_each(|_| comm.barrier())))
+    })
+    .unwrap();
+    for error in errors {
+        let NetError::Mismatch(text) = &error else { panic!("{error}") };
+        assert!(text.contains("called ibarrier()") && text.contains("called barrier()"), "{text}");
     }
 }
 

@@ -28,8 +28,8 @@ pub enum Kind {
     Done = 5,
     /// Returns `seq` bytes of eager credit to the sender.
     Credit = 6,
-    /// Control between engines (liveness, errors); never matched against receives.
-    Control = 7,
+    /// The sender's program has ended: it posts no sends or receives any more. What it sent before can still be taken.
+    Left = 7,
 }
 
 /// Describes a frame. Plain old data; every bit pattern can be read, [`Header::kind`] says whether it makes sense.
@@ -71,7 +71,7 @@ impl Header {
             4 => Kind::Piece,
             5 => Kind::Done,
             6 => Kind::Credit,
-            7 => Kind::Control,
+            7 => Kind::Left,
             _ => return None,
         })
     }

@@ -18,6 +18,8 @@ mod frame;
 pub mod fuzzing;
 mod interfaces;
 pub mod local;
+#[doc(hidden)]
+pub mod notice;
 mod rank;
 pub mod rendezvous;
 mod ring;
@@ -38,5 +40,5 @@ pub use error::NetError;
 pub use frame::{Accept, HEADER_BYTES, Header, Kind, Offer};
 pub use rank::Rank;
 pub use segment::{Segment, SegmentError};
-pub use threads::interruptible;
+pub use threads::{interruptible, is_interrupted};
 pub use transport::{Limits, OPEN_TIMEOUT, Push, Sink, Transport, TransportError};

@@ -34,7 +34,7 @@ thread_local! {
     static CHECK: RefCell<Option<Check>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, in which joining a job and opening transports can be given up: while they wait on this thread, `check` is
+/// Runs `work`, in which joining a job, opening transports and waits of the endpoint can be given up: while they wait on this thread, `check` is
 /// asked several times a second, and when it says `true` they end with an error. For Ctrl-C in a host language.
 pub fn interruptible<R>(check: Rc<dyn Fn() -> bool>, work: impl FnOnce() -> R) -> R {
     struct Restore(Option<Check>);
@@ -45,6 +45,11 @@ pub fn interruptible<R>(check: Rc<dyn Fn() -> bool>, work: impl FnOnce() -> R) -
     }
     let _restore = Restore(CHECK.replace(Some(check)));
     work()
+}
+
+/// Whether this thread's caller wants its wait to end; for waits that look at it now and then.
+pub fn is_interrupted() -> bool {
+    check_interrupt().is_err()
 }
 
 /// An error if this thread's caller wants its wait to end; and how long to wait until asking again.

@@ -109,6 +109,13 @@ pub trait Transport: Send {
         let _ = (peer, reason);
     }
 
+    /// Nothing more will be pushed to `peer`, and every frame pushed to it was whole: whether all of them will reach it now,
+    /// even if this process ends. Goes on polling meanwhile. For transports whose frames are on their way for a while.
+    fn finish(&mut self, peer: Rank) -> bool {
+        let _ = peer;
+        true
+    }
+
     /// Copies `into.len()` bytes at `addr` in `peer`'s memory. Only where [`Limits::single_copy`]. An offer must have
     /// named the region and its owner must keep it alive until told.
     ///

@@ -15,7 +15,7 @@ use crate::errors::{class, fail, from_collective, mismatched};
 use crate::handles::{Datatype, Operation, Raised};
 use crate::message::{Access, Message, VectorMessage};
 use crate::request::{self, Kept, State};
-use crate::wait::{Owners, blocking, detach};
+use crate::wait::{Owners, blocking, detached};
 
 /// Whether the method returns when the operation is over, or a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -408,7 +408,7 @@ fn reduce_scatter<'py>(
 /// Everybody's count, for callers that did not give them.
 fn gather_counts(py: Python<'_>, comm: &Communicator, mine: usize) -> PyResult<Vec<usize>> {
     let mut counts = vec![0u64; comm.size() as usize];
-    detach(py, || comm.allgather(&[mine as u64], &mut counts)).map_err(|e| from_collective(py, &e))?;
+    detached(py, || comm.allgather(&[mine as u64], &mut counts))?;
     Ok(counts.into_iter().map(|n| n as usize).collect())
 }
 

@@ -1,21 +1,19 @@
 //! Joining a job and leaving it.
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tidemill_collective::{Communicator, Table};
 use tidemill_net::control::Control;
 use tidemill_net::rendezvous::join_from_environment;
-use tidemill_net::{Endpoint, Rank, Settings, interruptible};
+use tidemill_net::{Endpoint, Rank, Settings};
 
 use crate::comm::Comm;
 use crate::errors::{class, fail};
-use crate::wait::detach;
+use crate::wait::{detach, interruptibly};
 
 /// This process as a worker of its job.
 #[pyclass(frozen, module = "tidemill._tidemill")]
@@ -31,36 +29,13 @@ fn settings(transport: &str, stall_warning_s: f64) -> PyResult<Settings> {
     Ok(Settings { transport, stall_warning, ..Settings::default() })
 }
 
-/// Runs what waits for other workers, without the GIL; a signal handler that raises ends it with its exception.
-fn interruptibly<R: Send>(py: Python<'_>, work: impl FnOnce() -> Result<R, String> + Send) -> PyResult<R> {
-    let raised = Mutex::new(None);
-    let result = detach(py, || {
-        // The check must own what it uses: the slot outlives the call, which the type system cannot see.
-        let slot = Arc::new(Mutex::new(None));
-        let seen = Arc::clone(&slot);
-        let check = move || {
-            let error = Python::attach(|py| py.check_signals().err());
-            let stop = error.is_some();
-            *seen.lock() = error;
-            stop
-        };
-        let result = interruptible(Rc::new(check), work);
-        *raised.lock() = slot.lock().take();
-        result
-    });
-    match raised.into_inner() {
-        Some(error) => Err(error),
-        None => result.map_err(|text| fail(py, class::OTHER, format!("joining the job: {text}"))),
-    }
-}
-
 impl Worker {
     fn open(
         py: Python<'_>,
         settings: Settings,
         meet: impl FnOnce() -> Result<Control, String> + Send,
     ) -> PyResult<Self> {
-        let (world, solo) = interruptibly(py, || {
+        let joined = interruptibly(py, || {
             let endpoint = Endpoint::open(meet()?, settings).map_err(|e| e.to_string())?;
             // Rank 0's table becomes everybody's.
             let table = match endpoint.rank() {
@@ -72,6 +47,8 @@ impl Worker {
             let world = Communicator::world(endpoint, table).map_err(|e| e.to_string())?;
             Ok((world, solo))
         })?;
+        let (world, solo) =
+            joined.map_err(|text: String| fail(py, class::OTHER, format!("joining the job: {text}")))?;
         Ok(Worker { world, solo })
     }
 }
@@ -144,6 +121,7 @@ impl Worker {
             entry.set_item("socket", placement.socket)?;
             entry.set_item("core", placement.core)?;
             entry.set_item("transport", route)?;
+            entry.set_item("lack", endpoint.lack(Rank(rank as u32)))?;
             entry.set_item("single_copy", endpoint.reads_memory_of(Rank(rank as u32)))?;
             entry.set_item("shares_memory", endpoint.shares_memory_with(Rank(rank as u32)))?;
             Ok(entry)

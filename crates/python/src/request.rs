@@ -15,7 +15,7 @@ use tidemill_collective::{self as native, CollectiveError, Communicator, Started
 use crate::errors::{class, fail, from_collective};
 use crate::handles::{ANY, PROC_NULL, Raised, Status};
 use crate::parcel;
-use crate::wait::{Owners, detach, explain, without_gil};
+use crate::wait::{Owners, any_without_gil, detach, explain, without_gil};
 
 /// What a completed request leaves.
 #[derive(Default)]
@@ -294,6 +294,43 @@ impl Request {
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Waits until one of a list is over, or none is under way; `_poll` says which. `False`: one of them is driven by
+    /// Python code, which nothing native can wait for.
+    #[staticmethod]
+    fn _wait_any(py: Python<'_>, requests: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let requests: Vec<Bound<'_, PyAny>> = requests.try_iter()?.collect::<PyResult<_>>()?;
+        let mut taken = Vec::new();
+        let mut answer = None;
+        for request in &requests {
+            let request =
+                request.cast::<Request>().map_err(|_| PyTypeError::new_err("expected a list of requests"))?.get();
+            let mut state = request.state.lock();
+            match &*state {
+                State::Idle => continue,
+                State::Over(_) => answer = Some(true),
+                State::Driven(_) => answer = answer.or(Some(false)),
+                State::Active(..) => {}
+            }
+            // Taken out while this waits, as by `drive`.
+            match std::mem::replace(&mut *state, State::Idle) {
+                State::Active(native, kept) => taken.push((request, native, kept)),
+                other => *state = other,
+            }
+        }
+        let result = match answer {
+            Some(answer) => Ok(answer),
+            None => {
+                let mut natives: Vec<&mut native::Request> = taken.iter_mut().map(|(_, native, _)| native).collect();
+                any_without_gil(py, &mut natives).map(|()| true)
+            }
+        };
+        for (request, native, kept) in taken {
+            *request.state.lock() = State::Active(native, kept);
+        }
+        // How one has failed is for the caller's look at it to say.
+        result
     }
 
     /// Withdraws a receive that no message has matched. Complete the request with a wait or test afterwards.

@@ -1,11 +1,14 @@
 //! Waiting for native requests: a microsecond with the GIL, then without it, in slices between which signals are looked at.
 
 use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use smallvec::SmallVec;
 use tidemill_collective::{CollectiveError, Request, Started};
-use tidemill_net::{NetError, Status, Wait};
+use tidemill_net::{NetError, Status, Wait, interruptible};
 
 use crate::errors::{from_collective, from_net};
 use crate::graph::check_given_up;
@@ -77,6 +80,24 @@ pub fn without_gil(py: Python<'_>, request: &mut Request, raised: Option<&Raised
     }
 }
 
+/// Waits with the GIL released until one of `requests` is over.
+///
+/// # Errors
+/// What a signal handler raised.
+pub fn any_without_gil(py: Python<'_>, requests: &mut [&mut Request]) -> PyResult<()> {
+    let mut wait = Wait::default();
+    loop {
+        match detach(py, || Request::wait_any_slice(requests, &mut wait)) {
+            Ok(false) => {
+                py.check_signals()?;
+                check_given_up(py)?;
+            }
+            // A fault is each request's own outcome.
+            Ok(true) | Err(_) => return Ok(()),
+        }
+    }
+}
+
 /// Nobody will wait for `request` any more: a receive is withdrawn if it can be, anything else goes on with `owners`.
 pub fn give_up(py: Python<'_>, mut request: Request, owners: Owners) {
     if !request.cancel() {
@@ -85,9 +106,32 @@ pub fn give_up(py: Python<'_>, mut request: Request, owners: Owners) {
     }
 }
 
-/// Runs native code that may block, without the GIL.
+/// Runs native code that waits for other workers, without the GIL; a signal handler that raises ends it with its exception.
 pub fn detached<R: Send>(py: Python<'_>, run: impl FnOnce() -> Result<R, CollectiveError> + Send) -> PyResult<R> {
-    detach(py, run).map_err(|error| from_collective(py, &error))
+    interruptibly(py, run)?.map_err(|error| from_collective(py, &error))
+}
+
+/// What `run` returns; or the exception of a signal handler that raised meanwhile.
+pub fn interruptibly<R: Send>(py: Python<'_>, run: impl FnOnce() -> R + Send) -> PyResult<R> {
+    let raised = Mutex::new(None);
+    let result = detach(py, || {
+        // The check must own what it uses: the slot outlives the call, which the type system cannot see.
+        let slot = Arc::new(Mutex::new(None));
+        let seen = Arc::clone(&slot);
+        let check = move || {
+            if seen.lock().is_none() {
+                *seen.lock() = Python::attach(|py| py.check_signals().err());
+            }
+            seen.lock().is_some()
+        };
+        let result = interruptible(Rc::new(check), run);
+        *raised.lock() = slot.lock().take();
+        result
+    });
+    match raised.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(result),
+    }
 }
 
 thread_local! {

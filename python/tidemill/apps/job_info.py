@@ -41,8 +41,10 @@ def _reason(worker: dict[str, Any], here: dict[str, Any]) -> str:
     if worker["transport"] is None:
         return "this worker"
     if worker["transport"] == "tcp":
-        return "on another host" if worker["host"] != here["host"] else "shared memory is off or not possible"
-    return "same host" + ("" if worker["single_copy"] else "; large messages are copied twice")
+        if worker["host_id"] != here["host_id"]:
+            return "on another host"
+        return worker["lack"] or "TIDEMILL_TRANSPORT=tcp"
+    return "same host" + (f"; {worker['lack']}" if worker["lack"] else "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

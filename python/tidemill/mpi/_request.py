@@ -13,7 +13,7 @@ from tidemill.mpi._handle import Handle, _predefined
 from tidemill.mpi._missing import missing
 from tidemill.mpi._status import Status
 
-#: The longest a wait for one of several requests sleeps between looks, in seconds: 1 % of a core.
+#: The longest a wait for what Python code drives sleeps between looks, in seconds: 1 % of a core.
 _NAP_S = 0.0005
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ class Request(_tidemill.Request, Numbered):
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
         """Waits until one is over and ends it; returns its index and the object received."""
-        index, _, found = _waiting(lambda: cls.testany(requests, status), lambda answer: answer[1])
+        index, _, found = _waiting(lambda: cls.testany(requests, status), lambda answer: answer[1], requests)
         return index, found
 
     @classmethod
@@ -207,7 +207,7 @@ class Request(_tidemill.Request, Numbered):
         cls, requests: Sequence[Request], statuses: list[Status] | None = None
     ) -> tuple[list[int] | None, list[Any] | None]:
         """Waits until at least one is over and ends all that are; returns their indices and the objects received."""
-        return _waiting(lambda: cls.testsome(requests, statuses), lambda answer: answer[0] != [])
+        return _waiting(lambda: cls.testsome(requests, statuses), lambda answer: answer[0] != [], requests)
 
     @classmethod
     def Testsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
@@ -255,10 +255,12 @@ def _room(statuses: list[Status] | None, count: int) -> list[Status]:
     return [*statuses, *more]
 
 
-def _waiting(look: Callable[[], T], done: Callable[[T], bool]) -> T:
-    """Looks until done: eagerly at first, then with naps. Signals are seen between looks."""
+def _waiting(look: Callable[[], T], done: Callable[[T], bool], requests: Sequence[Request] = ()) -> T:
+    """Looks until done. Between looks it sleeps until one of `requests` is over, if all are native; else it naps."""
     looks = 0
     while not done(answer := look()):
+        if requests and _tidemill.Request._wait_any(requests):
+            continue
         looks += 1
         if looks > 1000:
             time.sleep(min(_NAP_S, (looks - 1000) * 1e-6))

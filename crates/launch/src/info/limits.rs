@@ -32,13 +32,6 @@ pub fn items() -> Vec<Item> {
             "shared memory cannot be used",
             "use a kernel that has futexes",
         ),
-        works(
-            "pidfd",
-            pidfd(),
-            "a dead worker is noticed at once",
-            "a dead worker is noticed by its heartbeat only, some time later",
-            "use Linux 5.3 or later, and a container runtime that allows pidfd_open",
-        ),
         dev_shm(),
         open_files(),
         locked_memory(),
@@ -162,12 +155,6 @@ fn futex() -> Result<(), Errno> {
     let word = 0u32;
     // SAFETY: wakes nobody at the address of a live variable.
     Errno::result(unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAKE, 1) }).map(drop)
-}
-
-fn pidfd() -> Result<(), Errno> {
-    // SAFETY: returns a new descriptor or an error.
-    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) })?;
-    nix::unistd::close(fd as i32)
 }
 
 fn memfd() -> Result<OwnedFd, Errno> {

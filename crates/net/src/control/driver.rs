@@ -13,9 +13,9 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use super::star::{Action, Input, Star};
 use super::wire::{Kind, Link};
 use super::{ControlError, ControlEvent, HEARTBEAT_INTERVAL, QUEUE_BYTES_MAX, Target};
-use crate::Rank;
 use crate::fork::Guarded;
 use crate::threads::spawn_native;
+use crate::{Rank, notice};
 
 /// How long `leave` and `shutdown` wait for the thread.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -72,6 +72,7 @@ pub(super) fn start(
     }
     let mailbox = Arc::new(Mailbox { state: Mutex::default(), changed: Condvar::new(), wake });
     let looper = Looper {
+        me,
         star: Star::new(me, size, silent_ticks_max),
         links: table,
         epoll,
@@ -143,6 +144,7 @@ struct Wired {
 }
 
 struct Looper {
+    me: Rank,
     star: Star,
     links: Vec<Option<Wired>>,
     epoll: Guarded<OwnedFd>,
@@ -216,7 +218,7 @@ impl Looper {
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
-                    tracing::error!("the control plane ends: epoll: {e}");
+                    notice!(self.me, "the control plane ends: epoll: {e}");
                     return;
                 }
             }
@@ -276,7 +278,8 @@ impl Looper {
         if message.kind == Kind::ToOne && backlog + message.payload.len() > QUEUE_BYTES_MAX {
             self.dropped += 1;
             if self.dropped.is_power_of_two() {
-                tracing::warn!("worker {to} is too slow: {} control message(s) to it were dropped", self.dropped);
+                let dropped = self.dropped;
+                notice!(self.me, "rank {to} is too slow: {dropped} control message(s) to it were dropped");
             }
             return;
         }

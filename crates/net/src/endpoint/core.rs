@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::contexts::Contexts;
 use super::engine::Contradiction;
 use super::matching::{Body, Context, Pattern, Unexpected};
 use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
@@ -14,8 +15,6 @@ use crate::{Accept, Header, Kind, NetError, Offer, Rank, Sink, TransportError};
 pub(super) const CREDIT_BYTES: u64 = 1 << 20;
 /// What a stored message costs beside its bytes.
 pub(super) const MESSAGE_COST_BYTES: u64 = 64;
-/// Contexts are small numbers handed out in step; a larger one in a frame is damage.
-const CONTEXT_MAX: u32 = 1 << 20;
 
 pub(super) enum Landing {
     Nothing,
@@ -47,14 +46,17 @@ pub(super) struct Link {
     /// A message from the peer is being copied by both: one at a time.
     pub(super) claimed: bool,
     pub(super) down: Option<String>,
+    /// The peer's program has ended: it has said so, on this link or over the control plane.
     pub(super) left: bool,
+    /// And nothing comes from it any more.
+    pub(super) gone: bool,
 }
 
 /// Everything but the transports, so that a transport can deliver into it while it is borrowed itself.
 pub(super) struct Core {
     pub(super) rank: Rank,
     pub(super) ops: Ops,
-    pub(super) contexts: Vec<Context>,
+    pub(super) contexts: Contexts,
     pub(super) links: Vec<Link>,
     /// Links with queued frames.
     pub(super) busy: Vec<Rank>,
@@ -86,11 +88,7 @@ pub(super) fn check_length(source: Rank, tag: i32, sent_bytes: u64, room: usize)
 
 impl Core {
     pub(super) fn context(&mut self, id: u32) -> &mut Context {
-        let index = id as usize;
-        if index >= self.contexts.len() {
-            self.contexts.resize_with(index + 1, Context::default);
-        }
-        &mut self.contexts[index]
+        self.contexts.get(id)
     }
 
     pub(super) fn enqueue(&mut self, dest: Rank, out: Out) {
@@ -148,21 +146,38 @@ impl Core {
                 seq: header.seq,
                 rank: src,
                 theirs: None,
+                lengths: None,
+            });
+        }
+    }
+
+    /// Within a collective a message is as long as its receiver expects, or the two have passed different counts.
+    #[inline]
+    pub(super) fn check_length_agreed(&mut self, src: Rank, header: &Header, sent_bytes: u64, room: usize) {
+        // A difference that the fingerprints show says more.
+        if header.seq != 0 && sent_bytes != room as u64 && self.contradictions.is_empty() {
+            self.contradictions.push(Contradiction {
+                context: header.context,
+                seq: header.seq,
+                rank: src,
+                theirs: None,
+                lengths: Some((sent_bytes, room as u64)),
             });
         }
     }
 
     pub(super) fn eager(&mut self, src: Rank, header: &Header, payload: &[u8]) {
-        let context = self.context(header.context);
-        if context.closed {
+        if self.contexts.is_closed(header.context) {
             return self.return_credit(src, header.len);
         }
-        if let Some(op) = context.take_posted(src, header) {
+        if let Some(op) = self.context(header.context).take_posted(src, header) {
             if header.seq != 0 {
                 self.check_signature(src, header);
             }
             let Some(Op::Recv { region, .. }) = self.ops.get_mut(op) else { unreachable!("posted ops are receives") };
-            let result = copy_message(src, header.tag, payload, *region);
+            let region = *region;
+            self.check_length_agreed(src, header, header.len, region.len);
+            let result = copy_message(src, header.tag, payload, region);
             self.ops.complete(op, result);
             self.return_credit(src, header.len);
         } else {
@@ -176,12 +191,11 @@ impl Core {
     }
 
     pub(super) fn offer(&mut self, src: Rank, header: &Header, offer: Offer) {
-        let context = self.context(header.context);
-        if context.closed {
+        if self.contexts.is_closed(header.context) {
             // The communicator is gone: take nothing, so that the sender is not kept.
             return self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
         }
-        let posted = context.take_posted(src, header);
+        let posted = self.context(header.context).take_posted(src, header);
         if header.seq != 0 {
             self.check_signature(src, header);
         }
@@ -234,10 +248,37 @@ impl Core {
         (self.links.len() > 1 && others.all(|(_, link)| link.left)).then(|| Rank(u32::from(self.rank.0 == 0)))
     }
 
-    /// `rank` has left and all it sent has been read: what still waits for it never ends by itself.
-    pub(super) fn depart(&mut self, rank: Rank) {
+    /// `rank`'s program has ended: it sends nothing new, and takes nothing that it has not begun to take. What it sent
+    /// before can still be received.
+    pub(super) fn peer_left(&mut self, rank: Rank) {
+        if std::mem::replace(&mut self.links[rank.index()].left, true) {
+            return;
+        }
+        let all_left = self.all_left().is_some();
+        let mut over = Vec::new();
+        for context in self.contexts.iter_mut() {
+            over.extend(context.drain_posted(Some(rank)));
+            if all_left {
+                over.extend(context.drain_posted(None));
+            }
+        }
+        let queue = &self.links[rank.index()].queue;
+        for index in self.ops.indices() {
+            // Of what is queued the frame is on its way, perhaps in part; the others wait for an answer to an offer.
+            if matches!(self.ops.get_mut(index), Some(Op::Send { dest, .. }) if *dest == rank)
+                && !queue.iter().any(|out| out.completes == Some(index))
+            {
+                over.push(index);
+            }
+        }
+        over.into_iter().for_each(|op| self.ops.complete(op, Err(NetError::PeerLeft { rank })));
+    }
+
+    /// `rank` has left, and nothing comes from it any more: messages under way end here.
+    pub(super) fn peer_gone(&mut self, rank: Rank) {
+        self.peer_left(rank);
         let link = &mut self.links[rank.index()];
-        link.left = true;
+        link.gone = true;
         link.queue.clear();
         link.streams.clear();
         link.streaming = false;
@@ -246,35 +287,31 @@ impl Core {
         self.links[rank.index()].pulls = Pulls::default();
         self.pulling.retain(|from| *from != rank);
         self.helps.retain(|help| help.dest != rank);
-        for context in &mut self.contexts {
-            let _ = context.drain_posted(rank);
-        }
-        let all_left = self.all_left().is_some();
         for index in self.ops.indices() {
-            let contexts = &self.contexts;
             let concerns = match self.ops.get_mut(index) {
                 Some(Op::Send { dest, .. }) => *dest == rank,
-                // A receive that is in no list and has no source yet was posted for the departed worker alone.
-                Some(Op::Recv { status, .. }) if status.source.0 == u32::MAX => {
-                    let posted = contexts.iter().any(|c| c.is_posted(index));
-                    !posted || all_left
-                }
                 Some(Op::Recv { status, .. }) => status.source == rank,
                 Some(Op::Task { .. }) | None => false,
             };
             if concerns {
-                for context in &mut self.contexts {
-                    context.unpost(index);
-                }
                 self.ops.complete(index, Err(NetError::PeerLeft { rank }));
             }
         }
     }
 
-    pub(super) fn fail_all(&mut self, error: &NetError) {
-        for context in &mut self.contexts {
-            *context = Context::default();
+    /// Takes back the receives that no message has met.
+    pub(super) fn withdraw_recvs(&mut self) {
+        for index in self.ops.indices() {
+            if matches!(self.ops.get_mut(index), Some(Op::Recv { .. }))
+                && self.contexts.iter_mut().any(|context| context.unpost(index))
+            {
+                self.ops.complete(index, Err(NetError::Closed));
+            }
         }
+    }
+
+    pub(super) fn fail_all(&mut self, error: &NetError) {
+        self.contexts.clear();
         for link in &mut self.links {
             link.queue.clear();
             link.streams.clear();
@@ -293,9 +330,6 @@ impl Core {
 
 impl Sink for Core {
     fn frame(&mut self, src: Rank, header: &Header, payload: &[u8]) {
-        if header.context >= CONTEXT_MAX {
-            return self.corrupt(src, format!("context {} is out of range", header.context));
-        }
         let result = match header.kind() {
             Some(Kind::Eager) => {
                 self.eager(src, header, payload);
@@ -322,6 +356,8 @@ impl Sink for Core {
                     self.ops.complete(header.token, Ok(Status::default()));
                     Ok(())
                 }
+                // It was still taking the message when it left, and the send has ended with that news.
+                _ if self.links[src.index()].left => Ok(()),
                 _ => Err(format!("finishes send {}, which is not pending", header.token)),
             },
             Some(Kind::Credit) => {
@@ -329,7 +365,10 @@ impl Sink for Core {
                 link.credit = (link.credit + u64::from(header.seq)).min(CREDIT_BYTES);
                 Ok(())
             }
-            Some(Kind::Control) => Ok(()),
+            Some(Kind::Left) => {
+                self.peer_left(src);
+                Ok(())
+            }
             None => Err(format!("frame of unknown kind {}", header.kind_raw)),
         };
         if let Err(reason) = result {
@@ -350,7 +389,7 @@ impl Sink for Core {
                     Landing::Frame(self.buffer(len))
                 }
             },
-            Some(Kind::Eager) if header.context < CONTEXT_MAX && !self.context(header.context).closed => {
+            Some(Kind::Eager) if !self.contexts.is_closed(header.context) => {
                 if header.seq != 0 {
                     self.check_signature(src, header);
                 }
@@ -362,6 +401,7 @@ impl Sink for Core {
                         *status = Status { source: src, tag: header.tag, len: header.len };
                         *sent_bytes = header.len;
                         let (ptr, room) = (region.ptr, region.len);
+                        self.check_length_agreed(src, header, header.len, room);
                         if len <= room {
                             self.links[src.index()].landing = Landing::Op(op);
                             return ptr;
@@ -402,18 +442,20 @@ impl Sink for Core {
                 // SAFETY: `begin` reserved `len` bytes and the transport has written all of them.
                 unsafe { data.set_len(len) };
                 // A receive may have been posted while the message was landing, or the communicator have ended.
-                let context = self.context(header.context);
-                if context.closed {
+                if self.contexts.is_closed(header.context) {
                     self.return_credit(src, header.len);
                     return self.recycle(data);
                 }
+                let context = self.context(header.context);
                 match context.take_posted(src, header) {
                     Some(op) => {
                         context.forget_landing(src);
                         let Some(Op::Recv { region, .. }) = self.ops.get_mut(op) else {
                             unreachable!("posted ops are receives")
                         };
-                        let result = copy_message(src, header.tag, &data, *region);
+                        let region = *region;
+                        self.check_length_agreed(src, header, header.len, region.len);
+                        let result = copy_message(src, header.tag, &data, region);
                         self.ops.complete(op, result);
                         self.return_credit(src, header.len);
                         self.recycle(data);

@@ -12,9 +12,10 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::contexts::Contexts;
 use super::core::{CREDIT_BYTES, Core, Landing, Link, MESSAGE_COST_BYTES, copy_message, new_recv};
 use super::faults::Faults;
-use super::matching::{Body, Context, Pattern, Unexpected};
+use super::matching::{Body, Pattern, Unexpected};
 use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
 use super::transfer::Pulls;
 use crate::{Header, Kind, NetError, Offer, Push, Rank, Transport, TransportError};
@@ -82,6 +83,21 @@ pub struct Contradiction {
     pub rank: Rank,
     /// Its call, if known already; else it is asked.
     pub theirs: Option<[u64; 2]>,
+    /// Bytes of a message of its and those that it should have had here: the calls are alike but for counts that only
+    /// the two ends of a message know.
+    pub lengths: Option<(u64, u64)>,
+}
+
+/// A worker that leaves still has to do with the others, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    No,
+    /// Nothing is posted any more. Receives that have met a message end, so that its sender's memory is its own again.
+    Settling,
+    /// Everybody was told on its link. What was sent is taken, or its receiver leaves too.
+    Owing,
+    /// The transports hand over what they still have.
+    Finishing,
 }
 
 /// See the module.
@@ -93,6 +109,8 @@ pub struct Engine {
     pub(super) faults_seen: u32,
     /// After a fault that ends the job nothing moves any more: buffers of failed calls may be gone.
     pub(super) dead: bool,
+    /// How far this worker is with leaving the job.
+    pub(super) leaving: Leaving,
     /// A contradiction was found and is being explained; no call returns a result meanwhile.
     pub(super) verdict_pending: bool,
     /// Something was moved outside of `progress`: by a caller's own means, or by posting. It counts as progress, or a task
@@ -142,13 +160,14 @@ impl Engine {
                     claimed: false,
                     down: None,
                     left: false,
+                    gone: false,
                 }
             })
             .collect();
         let core = Core {
             rank,
             ops: Ops::default(),
-            contexts: Vec::new(),
+            contexts: Contexts::default(),
             links,
             busy: Vec::new(),
             pulling: Vec::new(),
@@ -164,6 +183,7 @@ impl Engine {
             faults,
             faults_seen: 0,
             dead: false,
+            leaving: Leaving::No,
             verdict_pending: false,
             moved_aside: false,
             stepped_at: 0,
@@ -241,11 +261,15 @@ impl Engine {
 
     #[inline]
     unsafe fn post_send_as(&mut self, group: GroupId, dest: Rank, envelope: &Envelope, region: Region, unasked: bool) {
-        let link = &mut self.core.links[dest.index()];
-        if link.left || self.dead {
+        if self.core.links[dest.index()].left {
             self.core.ops.note(group, Err(self.faults.fatal().unwrap_or(NetError::PeerLeft { rank: dest })));
             return;
         }
+        if let Some(error) = self.refusal() {
+            self.core.ops.note(group, Err(error));
+            return;
+        }
+        let link = &mut self.core.links[dest.index()];
         let Some(transport) = link.transport else {
             return self.send_to_self(group, envelope, region, unasked);
         };
@@ -294,8 +318,8 @@ impl Engine {
     /// # Safety
     /// `region` is writable, and touched by nobody else, until `group` is complete.
     pub unsafe fn post_recv(&mut self, group: GroupId, context: u32, pattern: Pattern, region: Region) {
-        if self.dead {
-            self.core.ops.note(group, Err(self.faults.fatal().unwrap_or(NetError::Closed)));
+        if let Some(error) = self.refusal() {
+            self.core.ops.note(group, Err(error));
             return;
         }
         let (source, unexpected) = match self.core.take_unexpected(context, &pattern) {
@@ -328,6 +352,7 @@ impl Engine {
     fn receive_unexpected(&mut self, group: GroupId, source: Rank, unexpected: Unexpected, region: Region) {
         match unexpected.body {
             Body::Eager(data) => {
+                self.core.check_length_agreed(source, &unexpected.header, data.len() as u64, region.len);
                 let result = copy_message(source, unexpected.header.tag, &data, region);
                 self.core.ops.note(group, result);
                 self.core.return_credit(source, data.len() as u64);
@@ -335,6 +360,10 @@ impl Engine {
                 if !self.core.busy.is_empty() {
                     self.drain_links();
                 }
+            }
+            Body::Offer { .. } if self.core.links[source.index()].gone => {
+                // It ended without waiting until this was taken.
+                self.core.ops.note(group, Err(NetError::PeerLeft { rank: source }));
             }
             Body::Offer { total_len, addr } => {
                 let op = self.core.ops.insert(new_recv(group, region));
@@ -371,7 +400,7 @@ impl Engine {
     /// communicator's own code; it comes back from [`Engine::call`].
     pub fn begin_collective(&mut self, context: u32, seq: u32, signature: u32, call: [u64; 2]) {
         if let Some(rank) = self.core.context(context).begin_collective(seq, signature, call) {
-            self.core.contradictions.push(Contradiction { context, seq, rank, theirs: None });
+            self.core.contradictions.push(Contradiction { context, seq, rank, theirs: None, lengths: None });
         }
     }
 
@@ -421,14 +450,12 @@ impl Engine {
 
     /// The communicator is gone: its stray messages are dropped.
     pub fn close_context(&mut self, context: u32) {
-        let slot = self.core.context(context);
-        *slot = Context::default();
-        slot.closed = true;
+        self.core.contexts.close(context);
     }
 
     /// The context is used (again): messages for it are kept.
     pub fn open_context(&mut self, context: u32) {
-        self.core.context(context).closed = false;
+        self.core.contexts.open(context);
     }
 
     /// What the pending ops of a group, or the task behind it, wait for; `None` stands for any worker.
@@ -468,7 +495,10 @@ impl Engine {
             self.look_at_lost_links();
         }
         // A task waits for a message to come or for an op to complete, in a poll or while some call posted.
-        if !self.tasks.is_empty() && (moved || self.core.ops.completions != self.stepped_at) {
+        if !self.tasks.is_empty()
+            && self.leaving == Leaving::No
+            && (moved || self.core.ops.completions != self.stepped_at)
+        {
             self.step_tasks();
             moved = true;
         }
@@ -498,8 +528,8 @@ impl Engine {
     /// Starts a task; the group it returns is complete when the task is over. It takes its first step at once.
     pub fn add_task(&mut self, task: Box<dyn Task>) -> GroupId {
         let group = self.new_group();
-        if self.dead {
-            self.core.ops.note(group, Err(self.faults.fatal().unwrap_or(NetError::Closed)));
+        if let Some(error) = self.refusal() {
+            self.core.ops.note(group, Err(error));
             return group;
         }
         let op = self.core.ops.insert(Op::Task { group });
@@ -535,7 +565,7 @@ impl Engine {
                 // Whether the peer died or left is for the control plane to say, which hears it at the same moment.
                 TransportError::PeerLost { peer, reason } => {
                     link.down = Some(reason.clone());
-                    if first {
+                    if first && !link.left {
                         self.faults.link_down(*peer, reason.clone());
                     }
                 }
@@ -559,7 +589,7 @@ impl Engine {
         }
         for rank in self.faults.departed() {
             let link = &self.core.links[rank.index()];
-            if link.left {
+            if link.gone {
                 continue;
             }
             // What the departed worker sent before it left is still delivered: its link is read to the end first. A
@@ -571,7 +601,7 @@ impl Engine {
                     continue;
                 }
             }
-            self.core.depart(rank);
+            self.core.peer_gone(rank);
             // Tasks learn of their failed messages at their next step.
             self.moved_aside = true;
         }
@@ -584,9 +614,62 @@ impl Engine {
         self.transports.clear();
     }
 
-    /// Whether frames are still queued for peers that have not left.
-    pub(super) fn has_queued(&self) -> bool {
-        !self.core.busy.is_empty()
+    /// Why nothing can be posted, if so.
+    fn refusal(&self) -> Option<NetError> {
+        (self.dead || self.leaving != Leaving::No).then(|| self.faults.fatal().unwrap_or(NetError::Closed))
+    }
+
+    /// This worker's program ends. [`Engine::has_left`] says when it may go.
+    pub(super) fn begin_leaving(&mut self) {
+        self.leaving = Leaving::Settling;
+        self.core.withdraw_recvs();
+    }
+
+    /// Goes on with leaving: `true` when nobody needs anything from this worker any more.
+    pub(super) fn has_left(&mut self) -> bool {
+        while self.progress() {}
+        if self.dead {
+            // The others hear why over the control plane; that this one has left must not come before.
+            return true;
+        }
+        let queued = !self.core.busy.is_empty();
+        if self.leaving == Leaving::Settling && !queued && !self.core.ops.any(|op| matches!(op, Op::Recv { .. })) {
+            self.leaving = Leaving::Owing;
+            for rank in (0..self.core.links.len() as u32).map(Rank) {
+                let link = &self.core.links[rank.index()];
+                if link.transport.is_some() && !link.gone && link.down.is_none() {
+                    self.core.reply(rank, Header::new(Kind::Left, 0), &[]);
+                }
+            }
+            self.drain_links();
+        } else if self.leaving == Leaving::Owing && !queued && !self.core.ops.any(|op| matches!(op, Op::Send { .. })) {
+            self.leaving = Leaving::Finishing;
+        }
+        self.flush();
+        if self.leaving != Leaving::Finishing {
+            return false;
+        }
+        // All are finished, but one that has ended its own program waits for nothing that is still on its way.
+        let mut over = true;
+        for (peer, link) in self.core.links.iter().enumerate() {
+            if let Some(transport) = link.transport {
+                over &= self.transports[transport].finish(Rank(peer as u32)) || link.left;
+            }
+        }
+        over
+    }
+
+    /// Whom this worker, which leaves, still has to do with.
+    pub(super) fn owes(&self) -> Vec<Option<Rank>> {
+        let mut ranks = self.core.busy.clone();
+        self.core.ops.each(|op| match op {
+            Op::Send { dest, .. } => ranks.push(*dest),
+            Op::Recv { status, .. } => ranks.push(status.source),
+            Op::Task { .. } => {}
+        });
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks.into_iter().map(Some).collect()
     }
 
     /// The descriptors that become ready when a transport without a doorbell has work.

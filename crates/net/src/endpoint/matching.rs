@@ -64,7 +64,6 @@ pub(super) struct Context {
     /// Signatures of the latest collectives started here, so that one that differs is noticed when it arrives, even if
     /// no receive of ours would ever take it. Indexed by `seq % RECENT`.
     recent: Vec<Recent>,
-    pub(super) closed: bool,
 }
 
 /// A collective that was started here.
@@ -125,13 +124,13 @@ impl Context {
         self.sources.iter().enumerate().find_map(|(r, s)| s.posted.iter().any(|p| p.op == op).then_some(Rank(r as u32)))
     }
 
-    pub(super) fn is_posted(&self, op: OpIndex) -> bool {
-        self.posted_any.iter().chain(self.sources.iter().flat_map(|s| &s.posted)).any(|p| p.op == op)
-    }
-
-    /// Receives posted for `source` alone, for failing them when it is gone.
-    pub(super) fn drain_posted(&mut self, source: Rank) -> Vec<OpIndex> {
-        self.source(source).posted.drain(..).map(|p| p.op).collect()
+    /// Takes back the receives that are posted for `source` alone; for `None`, those for any source.
+    pub(super) fn drain_posted(&mut self, source: Option<Rank>) -> Vec<OpIndex> {
+        let list = match source {
+            Some(rank) => &mut self.source(rank).posted,
+            None => &mut self.posted_any,
+        };
+        list.drain(..).map(|p| p.op).collect()
     }
 
     pub(super) fn push_unexpected(&mut self, src: Rank, header: Header, body: Body) {

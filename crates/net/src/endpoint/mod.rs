@@ -5,6 +5,7 @@
 //! background thread drives only while requests are pending and no call is.
 
 mod background;
+mod contexts;
 mod core;
 mod engine;
 mod faults;
@@ -30,7 +31,7 @@ pub use stall::Caller;
 use crate::control::{ControlHandle, Target};
 use crate::fork::Origin;
 use crate::topology::Placement;
-use crate::{Doorbell, NetError, Rank, Woken};
+use crate::{Doorbell, NetError, Rank, Woken, notice};
 
 /// Polls before a waiting call first yields its core, when every worker has a core of its own.
 const POLLS_OWN_CORE: u32 = 4000;
@@ -73,6 +74,8 @@ pub(crate) struct Shared {
     placements: Vec<Placement>,
     control: ControlHandle,
     settings: Settings,
+    /// By rank: why it is reached by less than the best.
+    lacks: Vec<Option<String>>,
     stall: stall::Stall,
     background: background::Background,
     /// For threads that outlive a call.
@@ -80,7 +83,8 @@ pub(crate) struct Shared {
     in_process: bool,
     origin: Origin,
     closed: Mutex<bool>,
-    context_next: AtomicU32,
+    /// Communicators that this worker has numbered.
+    numbered: AtomicU32,
 }
 
 /// One call's wait, over as many slices as it takes.
@@ -199,10 +203,11 @@ impl Endpoint {
         self.sleep_slice(wait, caller, &mut step)
     }
 
-    /// Waits until `step` is done. For callers without signals to look at.
+    /// Waits until `step` is done.
     ///
     /// # Errors
-    /// What `step` returns; the job's fault, if there is one.
+    /// What `step` returns; the job's fault, if there is one; [`NetError::Interrupted`] when the caller wants it
+    /// ([`interruptible`](crate::interruptible)).
     pub fn wait<R>(
         &self,
         caller: &dyn Caller,
@@ -213,6 +218,7 @@ impl Endpoint {
             if let Some(result) = self.wait_slice(&mut wait, caller, &mut step)? {
                 return Ok(result);
             }
+            crate::threads::check_interrupt().map_err(|_| NetError::Interrupted)?;
         }
     }
 
@@ -279,20 +285,18 @@ impl Endpoint {
 
     /// Tells every worker that this one's program failed; their blocked and later calls raise it.
     pub fn report_failure(&self, traceback: &str) {
-        let error = NetError::PeerFailed { rank: self.0.rank, traceback: traceback.to_owned() };
+        let traceback = stall::shortened(traceback);
+        let error = NetError::PeerFailed { rank: self.0.rank, traceback: traceback.clone().into_owned() };
         // Without a control plane nobody is left to be told.
-        let _ = self.0.control.send(Target::All, &stall::Message::Failed(traceback.to_owned()).encode());
+        let _ = self.0.control.send(Target::All, &stall::Message::Failed(traceback.into_owned()).encode());
         self.0.faults.fail(error);
     }
 
-    /// Contexts for communicators: the smallest number no communicator of this worker has used.
-    pub fn context_next(&self) -> u32 {
-        self.0.context_next.load(Ordering::Relaxed)
-    }
-
-    /// Contexts below `next` are in use.
-    pub fn set_context_next(&self, next: u32) {
-        self.0.context_next.fetch_max(next, Ordering::Relaxed);
+    /// A number that no other call of this, on any worker, returns. The `i`th call on rank r returns `i * size + r`;
+    /// `None` when that is too large.
+    pub fn unique(&self) -> Option<u32> {
+        let mine = self.0.numbered.fetch_add(1, Ordering::Relaxed);
+        mine.checked_mul(self.0.size)?.checked_add(self.0.rank.0)
     }
 
     /// How often a waiting call polls before it yields; few where workers share cores.
@@ -308,6 +312,11 @@ impl Endpoint {
     /// Whether this worker can read `peer`'s memory (or is it).
     pub fn reads_memory_of(&self, peer: Rank) -> bool {
         self.0.engine.lock().route(peer).is_none_or(|(_, limits)| limits.single_copy)
+    }
+
+    /// Why `peer`, on this host, is reached by less than the best: no shared memory, or no single copies.
+    pub fn lack(&self, peer: Rank) -> Option<&str> {
+        self.0.lacks.get(peer.index())?.as_deref()
     }
 
     /// One look: a bit of progress, then `step`.
@@ -326,9 +335,11 @@ impl Endpoint {
         result.transpose()
     }
 
-    /// Leaves the job: queued messages are sent, then the others are told that this worker is done. Idempotent.
+    /// Leaves the job. Returns when all that was sent has been taken by its receivers, or these have left too, as far as
+    /// nothing fails and no signal comes; on rank 0, when the others have left too. Receives and collectives that are
+    /// still pending end with [`NetError::Closed`]. Idempotent.
     pub fn leave(&self) {
-        self.0.leave();
+        self.0.leave(true);
     }
 }
 
@@ -382,7 +393,8 @@ impl Shared {
         }
     }
 
-    fn leave(&self) {
+    /// `patient`: what was sent is not given up while its receiver may still take it.
+    fn leave(&self, patient: bool) {
         // In a forked child the locks may be held for ever, and the job is its parent's.
         if !self.origin.is_here() {
             return;
@@ -391,21 +403,55 @@ impl Shared {
         if std::mem::replace(&mut *closed, true) {
             return;
         }
-        // Bounded: a peer that never reads does not keep this worker from ending for ever.
-        let deadline = Instant::now() + self.settings.leave_timeout;
-        loop {
-            let mut engine = self.lock();
-            engine.progress();
-            if !engine.has_queued() || engine.is_dead() || Instant::now() > deadline {
-                break;
-            }
-            drop(engine);
-            std::thread::yield_now();
-        }
         self.background.stop();
+        self.lock().begin_leaving();
+        self.hand_over(patient);
         let _ = self.control.leave();
         self.stay_for_others();
         self.lock().close();
+    }
+
+    /// Drives the engine until nobody needs anything from this worker any more. Bounded by the others: a receiver takes
+    /// a message, or leaves, or is lost; a wait that takes long is explained as any other.
+    fn hand_over(&self, patient: bool) {
+        let since = Instant::now();
+        let mut warned = false;
+        loop {
+            let armed = self.doorbell.arm(self.epoll_fd);
+            let mut engine = self.lock();
+            if engine.has_left() {
+                return;
+            }
+            let finishing = engine.leaving == engine::Leaving::Finishing;
+            let owed = engine.owes();
+            drop(engine);
+            if !patient && !finishing {
+                std::thread::yield_now();
+                if since.elapsed() > SLICE {
+                    return;
+                }
+                continue;
+            }
+            // Nothing says when the kernel has delivered the last bytes.
+            let woken = armed.sleep(if finishing { Duration::from_millis(1) } else { SLICE });
+            if woken == Woken::Interrupted {
+                let ranks: Vec<Rank> = owed.into_iter().flatten().collect();
+                notice!(
+                    self.rank,
+                    "a signal ended the wait at the program's end: what rank(s) {} have not received is lost",
+                    crate::control::ranks(&ranks)
+                );
+                return;
+            }
+            if woken == Woken::TimedOut {
+                self.faults.judge_links();
+            }
+            let patience = self.settings.stall_warning;
+            if !warned && !patience.is_zero() && since.elapsed() > patience {
+                warned = true;
+                self.warn_of_stall(&HandsOver, since.elapsed());
+            }
+        }
     }
 
     /// Rank 0 is the hub of the control plane: it stays until the others have left too, so that they go on hearing of
@@ -426,8 +472,23 @@ impl Shared {
     }
 }
 
+/// A worker whose program has ended, and which waits until what it sent is received.
+struct HandsOver;
+
+impl Caller for HandsOver {
+    fn describe(&self) -> String {
+        "the end of the program, which waits until what it sent is received".into()
+    }
+
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
+        engine.owes()
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.leave();
+        // The workers of one process may be dropped one after the other, by a thread that will not come to the next one
+        // before this one is gone.
+        self.leave(!self.in_process);
     }
 }

@@ -16,7 +16,7 @@ use crate::fork::Origin;
 use crate::local::{Inbox, InboxAddress, LocalTransport, PeerInbox};
 use crate::tcp::{Listener, TcpTransport};
 use crate::topology::Placement;
-use crate::{OPEN_TIMEOUT, Rank, SegmentError, Transport};
+use crate::{OPEN_TIMEOUT, Rank, SegmentError, Transport, notice};
 
 /// Which transports may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,17 +50,11 @@ pub struct Settings {
     pub transport: TransportChoice,
     /// A wait longer than this is explained once; zero never explains.
     pub stall_warning: Duration,
-    /// How long leaving tries to hand over queued messages.
-    pub leave_timeout: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings {
-            transport: TransportChoice::Auto,
-            stall_warning: Duration::from_secs(10),
-            leave_timeout: Duration::from_secs(5),
-        }
+        Settings { transport: TransportChoice::Auto, stall_warning: Duration::from_secs(10) }
     }
 }
 
@@ -120,6 +114,23 @@ impl Reach {
     }
 }
 
+/// Says what is slower than it could be, once for each reason; not of those whose user wants it so.
+fn tell_lacks(rank: Rank, lacks: &[Option<String>], wanted: &[Rank]) {
+    let mut told: Vec<&str> = Vec::new();
+    for reason in lacks.iter().flatten() {
+        if told.contains(&reason.as_str()) {
+            continue;
+        }
+        told.push(reason);
+        let concerned = (0..lacks.len() as u32).map(Rank);
+        let ranks: Vec<Rank> =
+            concerned.filter(|peer| lacks[peer.index()].as_ref() == Some(reason) && !wanted.contains(peer)).collect();
+        if !ranks.is_empty() {
+            notice!(rank, "slower than it could be to rank(s) {}: {reason}", crate::control::ranks(&ranks));
+        }
+    }
+}
+
 /// Whether the workers of this host have a core each: then waiting by polling takes nothing from anybody.
 fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     let here = || placements.iter().filter(|p| p.host == mine.host);
@@ -153,7 +164,17 @@ impl Endpoint {
             settings.transport != TransportChoice::Tcp && placements[peer.index()].host.shares_memory_with(&mine.host)
         };
         let locals: Vec<Rank> = others().filter(|&p| try_local(p)).collect();
-        let inbox = Inbox::create(&locals, rank, in_process)?;
+        // Nobody else uses one without peers; it has the doorbell.
+        let alone = || Inbox::create(&[], rank, true);
+        let mut no_memory = None;
+        let inbox = match Inbox::create(&locals, rank, in_process || locals.is_empty()) {
+            Ok(inbox) => inbox,
+            // The others are told too: what follows are exchanges.
+            Err(error) => {
+                no_memory = Some(error.to_string());
+                alone()?
+            }
+        };
         // The listener is opened even where shared memory should do: a pair may still fall back.
         let (listener, addresses) = if in_process || size == 1 || settings.transport == TransportChoice::SharedMemory {
             (None, Vec::new())
@@ -162,7 +183,8 @@ impl Endpoint {
                 Listener::bind(&control.local_addresses()).map_err(|e| OpenError::Tcp(e.to_string()))?;
             (Some(listener), addresses)
         };
-        let reach = Reach { inbox: (!locals.is_empty()).then(|| inbox.address()), listener: addresses };
+        let offers_memory = !locals.is_empty() && no_memory.is_none();
+        let reach = Reach { inbox: offers_memory.then(|| inbox.address()), listener: addresses };
         let reaches: Vec<Reach> = control
             .allgather(&reach.encode())?
             .iter()
@@ -170,29 +192,49 @@ impl Endpoint {
             .map(|(r, bytes)| Reach::decode(bytes).ok_or(OpenError::BadAddress { rank: Rank(r as u32) }))
             .collect::<Result<_, _>>()?;
 
+        let mut lacks: Vec<Option<String>> = vec![None; size as usize];
         let mut opened: Vec<(Rank, PeerInbox)> = Vec::new();
         for &peer in &locals {
-            let result = match &reaches[peer.index()].inbox {
-                Some(address) => PeerInbox::open(address, rank).map_err(|e| e.to_string()),
-                None => Err("it offers no shared memory".into()),
+            let result = match (&no_memory, &reaches[peer.index()].inbox) {
+                (Some(reason), _) => Err(reason.clone()),
+                (None, Some(address)) => PeerInbox::open(address, rank).map_err(|e| e.to_string()),
+                (None, None) => Err("it offers none".into()),
             };
             match result {
                 Ok(inbox) => opened.push((peer, inbox)),
                 Err(reason) if settings.transport == TransportChoice::SharedMemory => {
                     return Err(OpenError::NotLocal { rank: peer, reason });
                 }
-                Err(reason) => {
-                    eprintln!(
-                        "tidemill: rank {rank}: no shared memory with rank {peer} on this host, using tcp: {reason}"
-                    );
+                Err(reason) => lacks[peer.index()] = Some(format!("no shared memory on this host: {reason}")),
+            }
+        }
+        const MEMORY: u8 = 1;
+        const SINGLE_COPY: u8 = 2;
+        let mut could = vec![0u8; size as usize];
+        for (peer, inbox) in &opened {
+            could[peer.index()] = if inbox.no_single_copy().is_some() { MEMORY } else { MEMORY | SINGLE_COPY };
+        }
+        let all_could = control.allgather(&could)?;
+        let agreed = |peer: Rank, what: u8| {
+            let theirs = all_could[peer.index()].get(rank.index()).copied().unwrap_or(0);
+            could[peer.index()] & theirs & what != 0
+        };
+        for (peer, _) in opened.extract_if(.., |(peer, _)| !agreed(*peer, MEMORY)) {
+            lacks[peer.index()] = Some("no shared memory on this host: it cannot open this worker's".into());
+        }
+        let mut wanted = Vec::new();
+        for (peer, inbox) in &mut opened {
+            if !agreed(*peer, SINGLE_COPY) {
+                inbox.refuse_single_copy();
+            }
+            if let Some((reason, is_wanted)) = inbox.no_single_copy() {
+                lacks[peer.index()] = Some(format!("no single copies of large messages: {reason}"));
+                if is_wanted {
+                    wanted.push(*peer);
                 }
             }
         }
-        let mut could = vec![0u8; size as usize];
-        opened.iter().for_each(|(peer, _)| could[peer.index()] = 1);
-        let all_could = control.allgather(&could)?;
-        let both = |peer: Rank| could[peer.index()] == 1 && all_could[peer.index()].get(rank.index()) == Some(&1);
-        opened.retain(|(peer, _)| both(*peer));
+        tell_lacks(rank, &lacks, &wanted);
 
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![None; size as usize];
@@ -256,13 +298,14 @@ impl Endpoint {
             placements,
             control: handle,
             settings,
+            lacks,
             stall: Default::default(),
             background: Background::default(),
             this: this.clone(),
             in_process,
             origin: Origin::here(),
             closed: Mutex::new(false),
-            context_next: Default::default(),
+            numbered: Default::default(),
         });
         {
             // Whatever came early is handled before anything later can be: `early` is held while the target is set.

@@ -232,6 +232,16 @@ impl Ops {
         peers
     }
 
+    /// Looks at every pending op.
+    pub(super) fn each(&self, look: impl FnMut(&Op)) {
+        self.ops.iter().flatten().for_each(look);
+    }
+
+    /// Whether any pending op is such.
+    pub(super) fn any(&self, is_such: impl FnMut(&Op) -> bool) -> bool {
+        self.pending_ops > 0 && self.ops.iter().flatten().any(is_such)
+    }
+
     /// Every pending op, for failing them all.
     pub(super) fn indices(&self) -> Vec<OpIndex> {
         (0..self.ops.len() as u32).filter(|&i| self.ops[i as usize].is_some()).collect()

@@ -1,6 +1,7 @@
 //! Nobody waits in the dark: long waits are explained, and calls that contradict each other are named, by asking the
 //! workers concerned over the control plane. Their control threads answer, whatever their program is doing.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,12 +11,25 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Contradiction, Engine, Shared};
 use crate::control::{ControlEvent, Target};
-use crate::{NetError, Rank};
+use crate::{NetError, Rank, notice};
 
 /// How long an asked worker has to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a worker tries to find out where its program is, which needs the interpreter's cooperation.
 const LOCATE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A traceback longer than this is cut in its middle: it must fit into a message, and people read its ends.
+const TEXT_BYTES_MAX: usize = 1 << 20;
+
+/// The text, without its middle if it is very long.
+pub(super) fn shortened(text: &str) -> Cow<'_, str> {
+    if text.len() <= TEXT_BYTES_MAX {
+        return Cow::Borrowed(text);
+    }
+    let half = TEXT_BYTES_MAX / 2;
+    let (head, tail) = (text.floor_char_boundary(half), text.ceil_char_boundary(text.len() - half));
+    Cow::Owned(format!("{}\n[... {} bytes left out ...]\n{}", &text[..head], tail - head, &text[tail..]))
+}
 
 /// Who is waiting, for stall reports. Asked only when a wait has become long.
 pub trait Caller {
@@ -81,8 +95,8 @@ type CallLookup = Arc<dyn Fn(u32) -> Option<[u64; 2]> + Send + Sync>;
 
 #[derive(Default)]
 pub(super) struct Stall {
-    /// Calls asleep now: what, since when.
-    asleep: Mutex<Vec<(u32, String, Instant)>>,
+    /// Calls asleep now: what, since when, and whether on the main thread.
+    asleep: Mutex<Vec<(u32, String, Instant, bool)>>,
     ids: AtomicU32,
     answers: Mutex<HashMap<(u32, Rank), String>>,
     answered: Condvar,
@@ -97,14 +111,16 @@ pub(super) struct Entry<'a>(&'a Stall, u32);
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        self.0.asleep.lock().retain(|(id, _, _)| *id != self.1);
+        self.0.asleep.lock().retain(|(id, ..)| *id != self.1);
     }
 }
 
 impl Stall {
     pub(super) fn enter(&self, caller: &dyn Caller, since: Instant) -> Entry<'_> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        self.asleep.lock().push((id, caller.describe(), since));
+        // SAFETY: asks for numbers of this thread and its process; it cannot fail.
+        let is_main = unsafe { libc::gettid() == libc::getpid() };
+        self.asleep.lock().push((id, caller.describe(), since, is_main));
         Entry(self, id)
     }
 }
@@ -166,7 +182,11 @@ impl Shared {
                     self.stall.answers.lock().insert((id, from), text);
                     self.stall.answered.notify_all();
                 }
-                None => tracing::warn!(%from, "ignored a control message of {} bytes that makes no sense", bytes.len()),
+                None => notice!(
+                    self.rank,
+                    "ignored a message of {} bytes from rank {from} that makes no sense",
+                    bytes.len()
+                ),
             },
             news => self.faults.hear(news),
         }
@@ -177,7 +197,7 @@ impl Shared {
         let shared = Arc::clone(self);
         let spawned = crate::threads::spawn_native("tidemill-answer".into(), move || work(&shared));
         if let Err(error) = spawned {
-            tracing::warn!(%error, "cannot start a thread to answer a question");
+            notice!(self.rank, "cannot start a thread to answer a question: {error}");
         }
     }
 
@@ -199,8 +219,9 @@ impl Shared {
 
     /// What this worker is doing, in words that follow "which is".
     fn activity(&self) -> String {
-        let asleep = self.stall.asleep.lock().iter().min_by_key(|(_, _, since)| *since).cloned();
-        if let Some((_, what, since)) = asleep {
+        // Of several threads the main one is most likely what the user thinks of as the program.
+        let asleep = self.stall.asleep.lock().iter().min_by_key(|(_, _, since, is_main)| (!is_main, *since)).cloned();
+        if let Some((_, what, since, _)) = asleep {
             return format!("in {what} since {:.0} s", since.elapsed().as_secs_f64());
         }
         let busy = self.lock().idle_for().as_secs_f64();
@@ -254,20 +275,26 @@ impl Shared {
                 reasons.push("its peers".into());
             }
             let waited = waited.as_secs_f64();
-            eprintln!("tidemill: rank {}: {what}: waiting for {waited:.0} s for {}", shared.rank, reasons.join("; "));
+            notice!(shared.rank, "{what}: waiting for {waited:.0} s for {}", reasons.join("; "));
         });
     }
 
     /// Calls contradict each other: finds out what the other one was and fails the job with both named.
     #[cold]
     pub(super) fn inquire(&self, engine: &mut Engine) {
-        let Some(Contradiction { context, seq, rank, theirs }) = engine.take_contradiction() else { return };
+        let Some(Contradiction { context, seq, rank, theirs, lengths }) = engine.take_contradiction() else { return };
         let name = self.context_name(context);
         let formatter = *self.stall.formatter.lock();
         let ours = self.describe_call(engine, context, seq);
         let me = self.rank;
         let word = move |theirs: &str| {
             let call = format!("collective #{seq} on comm \"{name}\"");
+            if let Some((sent, expected)) = lengths {
+                return format!(
+                    "{call}: rank {rank} called {theirs}, rank {me} called {ours}, and the first sent {sent} bytes to \
+                     the second, which expected {expected}; are the counts alike on both?"
+                );
+            }
             if ours == theirs {
                 return format!(
                     "{call}: ranks {me} and {rank} both called {ours}, but differed some collectives earlier"
@@ -292,6 +319,16 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A traceback of a recursion that printed its data was told to nobody, as no message took it.
+    #[test]
+    fn the_ends_of_a_long_traceback_are_kept() {
+        let text = format!("begin{}end", "\u{e9}".repeat(9 << 20));
+        let short = shortened(&text);
+        assert!(short.len() < TEXT_BYTES_MAX + 100 && short.starts_with("begin") && short.ends_with("end"));
+        assert!(short.contains("bytes left out"));
+        assert_eq!(shortened("ValueError"), "ValueError");
+    }
 
     /// A message that came out different would blame the wrong worker or line.
     #[test]

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::core::{Core, Link};
-use super::engine::{Engine, coarse_now};
+use super::engine::{Engine, Leaving, coarse_now};
 use super::ops::{Op, OpIndex, Ops, Region, Status};
 use crate::claim::{CHUNKS_MAX, Transfer};
 use crate::{Accept, Header, Kind, Offer, Push, Rank, Transport, TransportError};
@@ -84,6 +84,13 @@ fn shared_chunk_bytes(len: usize) -> usize {
 impl Engine {
     /// Pushes queued frames as far as the transports take them.
     pub(super) fn drain_links(&mut self) -> bool {
+        if self.leaving == Leaving::Finishing {
+            // Credit and the like, of which the others have no more need.
+            for rank in self.core.busy.drain(..) {
+                self.core.links[rank.index()].queue.clear();
+            }
+            return false;
+        }
         let mut moved = false;
         let mut i = 0;
         while i < self.core.busy.len() {
@@ -264,13 +271,14 @@ impl Core {
         };
         *status = Status { source: src, tag: header.tag, len: offer.total_len };
         *sent_bytes = offer.total_len;
+        let region = *region;
+        self.check_length_agreed(src, header, offer.total_len, region.len);
         let len = (offer.total_len as usize).min(region.len);
         if len == 0 {
             self.finish_recv(op);
             self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
         } else if self.links[src.index()].single_copy {
             let mut pull = Pull { op, token: header.token, addr: offer.addr, len, done: 0, shared: None };
-            let region = *region;
             self.share(src, &mut pull, region);
             let pulls = &mut self.links[src.index()].pulls;
             if pulls.waiting.is_empty() {
@@ -303,7 +311,9 @@ impl Core {
 
     pub(super) fn accepted(&mut self, src: Rank, token: u32, accept: Accept) -> Result<(), String> {
         let Some(Op::Send { dest, region, .. }) = self.ops.get_mut(token) else {
-            return Err(format!("accepts send {token}, which is not pending"));
+            // It has left since, and the send has ended with that news.
+            let left = self.links[src.index()].left;
+            return if left { Ok(()) } else { Err(format!("accepts send {token}, which is not pending")) };
         };
         let end = accept.offset.checked_add(accept.len);
         if *dest != src || end.is_none_or(|end| end > region.len as u64) {

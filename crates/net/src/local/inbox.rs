@@ -197,6 +197,18 @@ pub struct PeerInbox {
 }
 
 impl PeerInbox {
+    /// The peer cannot copy, for its own reasons: as both copy a large message, neither does.
+    pub(crate) fn refuse_single_copy(&mut self) {
+        if self.single_copy.lack().is_none() {
+            self.single_copy = SingleCopy::Unavailable("it cannot read this worker's memory".into());
+        }
+    }
+
+    /// Why large messages from and to this peer are copied twice, if they are; and whether the user has it so.
+    pub fn no_single_copy(&self) -> Option<(&str, bool)> {
+        Some((self.single_copy.lack()?, self.single_copy.is_switched_off()))
+    }
+
     /// Opens the inbox of another worker of this host for us, the worker `rank`, and finds out whether single copies
     /// work.
     ///
@@ -233,7 +245,7 @@ impl PeerInbox {
         if in_process {
             single_copy = SingleCopy::SameProcess;
         } else if address.single_copy == 0 && !single_copy::is_disabled() {
-            single_copy = SingleCopy::Unavailable("switched off at the peer".into());
+            single_copy = SingleCopy::SwitchedOff;
         } else {
             single_copy = single_copy::probe(pid, address.nonce_addr, address.nonce);
         }

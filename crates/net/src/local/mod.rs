@@ -114,7 +114,7 @@ impl LocalTransport {
             let consumer = unsafe { Consumer::new(inbox.layout.ring(&inbox.segment, index), inbox.layout.shape) };
             // SAFETY: `PeerInbox::open` made sure that no other worker has the writing end, and `peer` is consumed here.
             let producer = unsafe { Producer::new(peer.layout.ring(&peer.segment, peer.own_index), peer.layout.shape) };
-            let can_single_copy = !matches!(peer.single_copy, SingleCopy::Unavailable(_));
+            let can_single_copy = peer.single_copy.lack().is_none();
             let frame_bytes_max = peer.layout.shape.frame_bytes_max().min(FRAME_BYTES_MAX);
             let eager_bytes_max = if can_single_copy { EAGER_SINGLE_COPY_BYTES_MAX } else { EAGER_BYTES_MAX };
             links.push(Link {
@@ -146,10 +146,7 @@ impl LocalTransport {
 
     /// Why large messages to and from `peer` are copied twice; `None` if they are not. For people.
     pub fn no_single_copy_reason(&self, peer: Rank) -> Option<&str> {
-        match &self.link(peer).single_copy {
-            SingleCopy::Unavailable(reason) => Some(reason),
-            _ => None,
-        }
+        self.link(peer).single_copy.lack()
     }
 
     fn link_index(&self, peer: Rank) -> usize {

@@ -13,10 +13,14 @@ pub(super) enum SingleCopy {
     Process(u32),
     /// It cannot, for this reason.
     Unavailable(String),
+    /// The user wants none.
+    SwitchedOff,
 }
 
 /// Set to `0` to do without single copies: then no worker opens its memory to its user's other processes.
 const SWITCH: &str = "TIDEMILL_SINGLE_COPY";
+
+const SWITCHED_OFF: &str = "switched off by TIDEMILL_SINGLE_COPY=0";
 
 /// Whether the user wants no single copies.
 pub(super) fn is_disabled() -> bool {
@@ -35,7 +39,7 @@ pub(super) fn allow_peers() {
 /// Tries to read the peer's nonce.
 pub(super) fn probe(pid: u32, nonce_addr: u64, nonce: [u64; 2]) -> SingleCopy {
     if is_disabled() {
-        return SingleCopy::Unavailable(format!("switched off by {SWITCH}=0"));
+        return SingleCopy::SwitchedOff;
     }
     let mut found = [0u8; 16];
     let copy = SingleCopy::Process(pid);
@@ -54,6 +58,20 @@ pub(super) fn probe(pid: u32, nonce_addr: u64, nonce: [u64; 2]) -> SingleCopy {
 }
 
 impl SingleCopy {
+    /// Why large messages are copied twice; `None` if they are not.
+    pub fn lack(&self) -> Option<&str> {
+        match self {
+            Self::SameProcess | Self::Process(_) => None,
+            Self::Unavailable(reason) => Some(reason),
+            Self::SwitchedOff => Some(SWITCHED_OFF),
+        }
+    }
+
+    /// Whether the user has it so.
+    pub fn is_switched_off(&self) -> bool {
+        matches!(self, Self::SwitchedOff)
+    }
+
     /// Copies from the peer's memory at `addr`.
     pub fn read(&self, addr: u64, into: &mut [u8]) -> io::Result<()> {
         match self {
@@ -71,6 +89,7 @@ impl SingleCopy {
                 unsafe { libc::process_vm_readv(*pid as i32, &local, 1, &remote, 1, 0) }
             }),
             Self::Unavailable(reason) => Err(io::Error::new(io::ErrorKind::Unsupported, reason.clone())),
+            Self::SwitchedOff => Err(io::Error::new(io::ErrorKind::Unsupported, SWITCHED_OFF)),
         }
     }
 
@@ -91,6 +110,7 @@ impl SingleCopy {
                 unsafe { libc::process_vm_writev(*pid as i32, &local, 1, &remote, 1, 0) }
             }),
             Self::Unavailable(reason) => Err(io::Error::new(io::ErrorKind::Unsupported, reason.clone())),
+            Self::SwitchedOff => Err(io::Error::new(io::ErrorKind::Unsupported, SWITCHED_OFF)),
         }
     }
 }

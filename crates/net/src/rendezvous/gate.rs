@@ -13,8 +13,8 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::conversation::{Conversation, Met};
 use super::proof::{JobKey, Purpose};
-use crate::Rank;
 use crate::fork::Guarded;
+use crate::{Rank, notice};
 
 /// How long one handshake may take.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -113,7 +113,7 @@ impl Gate {
                 // The caller hung up before we looked.
                 Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => continue,
                 Err(e) => {
-                    tracing::warn!("cannot accept connections: {e}");
+                    notice!(self.expects.1, "cannot accept connections: {e}");
                     self.accept_after = Some(now + Duration::from_millis(100));
                     return;
                 }
@@ -134,7 +134,8 @@ impl Gate {
         self.refused += 1;
         // A scanner must not fill the log: every refusal at first, then each power of two.
         if self.refused <= 16 || self.refused.is_power_of_two() {
-            tracing::warn!("refused a connection from {peer}: {reason} ({} refused so far)", self.refused);
+            let refused = self.refused;
+            notice!(self.expects.1, "refused a connection from {peer}: {reason} ({refused} refused so far)");
         }
         self.last_refusal = Some(format!("from {peer}: {reason}"));
     }

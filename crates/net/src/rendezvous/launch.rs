@@ -5,9 +5,9 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use super::{JoinConfig, JoinError, Secret, join, pmi1, pmix, same_host};
-use crate::Rank;
 use crate::control::Control;
 use crate::environment::{Launch, Meeting};
+use crate::{Rank, notice};
 
 /// Joins the job that the environment of this process describes; a process started by hand is a job of one worker.
 ///
@@ -40,7 +40,8 @@ pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
         }
         Meeting::Unprotected { root } => {
             if is_root {
-                tracing::warn!(
+                notice!(
+                    Rank(0),
                     "the job has no secret: whoever can connect to {root} and guess its parameters can take a worker's \
                      place; give all workers one TIDEMILL_SECRET (`openssl rand -hex 32`)"
                 );

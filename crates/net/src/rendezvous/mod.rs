@@ -33,7 +33,7 @@ use crate::control::wire::{Kind, Link};
 use crate::control::{Control, ControlError, Inner, exchange};
 use crate::environment::EnvironmentError;
 use crate::threads::{poll_until, sleep};
-use crate::{FAILURE_TIMEOUT, Rank};
+use crate::{FAILURE_TIMEOUT, Rank, notice};
 use conversation::Met;
 use dial::Dial;
 use gate::Gate;
@@ -255,7 +255,7 @@ fn admit_all(
             if ready_links.next().is_some_and(|flags| !flags.is_empty())
                 && let Err(reason) = link.receive()
             {
-                tracing::warn!("worker {rank} is gone before the job started: {reason}");
+                notice!(config.rank, "rank {rank} is gone before the job started: {reason}");
                 *slot = None;
             }
         }

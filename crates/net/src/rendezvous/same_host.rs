@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use crate::fork::Guarded;
 use crate::threads::{poll_until, sleep, spawn_native};
+use crate::{Rank, notice};
 
 /// Longest card: a few addresses and a secret.
 const CARD_BYTES_MAX: u64 = 4096;
@@ -68,7 +69,7 @@ impl Server {
                 }
                 let Ok((mut stream, _)) = listener.accept() else { continue };
                 if !is_ours(&stream) {
-                    tracing::warn!("refused a process of another user at the meeting point of this job");
+                    notice!(Rank(0), "refused a process of another user at the meeting point of this job");
                     continue;
                 }
                 // A card fits into an empty socket's buffer, so nobody can hold the others up.

@@ -22,6 +22,7 @@ pub(super) struct Connection {
     assembly: Assembly,
     /// Whether epoll reports when there is room to send.
     pub(super) wants_out: bool,
+    finished: bool,
 }
 
 /// How a connection ended.
@@ -41,7 +42,7 @@ impl End {
 
 impl Connection {
     pub(super) fn new(peer: Rank, stream: Guarded<TcpStream>) -> Self {
-        Connection { stream, assembly: Assembly::new(peer), wants_out: false }
+        Connection { stream, assembly: Assembly::new(peer), wants_out: false, finished: false }
     }
 
     /// Sends as much as there is room for. See [`crate::Transport::push`].
@@ -74,6 +75,23 @@ impl Connection {
             }
         }
         Ok(Push::Sent)
+    }
+
+    /// Ends the sending half: the peer reads what was sent, and then the end. Returns whether the peer's host has taken
+    /// all of it. Until then the socket must not be closed: closing it with something unread in it, which the peer may
+    /// have sent at any moment, makes the kernel forget what it has not delivered.
+    pub(super) fn finish(&mut self) -> bool {
+        if !self.finished {
+            self.finished = true;
+            if rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write).is_err() {
+                return true;
+            }
+        }
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: writes an integer into `bytes`.
+        let rc = unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        // It fails only on what is no connection any more.
+        rc != 0 || bytes == 0
     }
 
     /// Takes what has arrived, a turn's worth at most. Returns whether anything had.

@@ -182,6 +182,11 @@ impl Transport for TcpTransport {
         moved
     }
 
+    fn finish(&mut self, peer: Rank) -> bool {
+        // A link that is down has nothing under way.
+        self.connections[peer.index()].as_mut().is_none_or(Connection::finish)
+    }
+
     fn epoll_fd(&self) -> Option<RawFd> {
         Some(self.epoll.as_raw_fd())
     }

@@ -9,13 +9,13 @@ use rustix::event::PollFlags;
 use rustix::net::sockopt;
 
 use super::{Listener, TcpTransport};
-use crate::Rank;
 use crate::control::ranks;
 use crate::rendezvous::conversation::Met;
 use crate::rendezvous::dial::Dial;
 use crate::rendezvous::gate::Gate;
 use crate::rendezvous::proof::{Call, JobKey, Purpose};
 use crate::threads::poll_until;
+use crate::{Rank, notice};
 
 /// Why not all peers were connected.
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +101,7 @@ impl TcpTransport {
                 match met.get_mut(&from) {
                     // The last call counts: a peer calls again only when it has given up the one before.
                     Some(slot) if from > rank => *slot = Some(caller),
-                    _ => tracing::warn!("worker {from} called worker {rank}, though the lower rank has to be called"),
+                    _ => notice!(rank, "rank {from} called it, though the lower rank has to be called"),
                 }
             }
             if now >= deadline {

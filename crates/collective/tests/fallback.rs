@@ -1,0 +1,123 @@
+//! Where the kernel refuses what is fast, a job goes on with what is slower, and can say why.
+//!
+//! Workers are threads, and a filter of system calls is a thread's own: each refuses itself what the test is about.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+
+use tidemill_collective::{Communicator, Op, Table};
+use tidemill_net::rendezvous::{JoinConfig, Secret, join};
+use tidemill_net::{Control, Endpoint, OpenError, Rank, Settings, TransportChoice};
+
+/// From now on the system call fails on this thread, as if the kernel did not have it.
+fn refuse(call: libc::c_long) {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let filter = [
+        // The number of the call is the first word of what a filter sees.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: changes this thread alone; the program outlives the call, which copies it.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    assert!(done, "{}", std::io::Error::last_os_error());
+}
+
+/// Runs `check` on both workers of a job, of which rank 1 is refused `call`.
+fn with_refused<R: Send + 'static>(
+    call: libc::c_long,
+    transport: TransportChoice,
+    check: impl Fn(Result<Endpoint, OpenError>) -> R + Send + Sync + 'static,
+) -> Vec<R> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let root = listener.local_addr().unwrap().to_string();
+    let secret = Secret::random();
+    let config = |rank| JoinConfig::new(Rank(rank), 2, "fallback", secret.clone(), &root);
+    let configs = [JoinConfig { listener: Some(listener.into()), ..config(0) }, config(1)];
+    let check = Arc::new(check);
+    let workers: Vec<_> = configs
+        .into_iter()
+        .map(|config| {
+            let check = Arc::clone(&check);
+            thread::spawn(move || {
+                if config.rank == Rank(1) {
+                    refuse(call);
+                }
+                let control: Control = join(config).unwrap();
+                check(Endpoint::open(control, Settings { transport, ..Settings::default() }))
+            })
+        })
+        .collect();
+    workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+}
+
+/// What a job must be able to do whatever it runs over.
+fn use_it(endpoint: &Endpoint) {
+    let world = Communicator::world(endpoint.clone(), Arc::new(Table::default())).unwrap();
+    for len in [1usize, 300_000] {
+        let mut sum = vec![0i64; len];
+        world.allreduce(&vec![1i64; len], &mut sum, &Op::Sum).unwrap();
+        assert!(sum.iter().all(|&x| x == 2));
+    }
+}
+
+/// Docs say that TCP is what a job falls back to; it failed instead.
+#[test]
+fn without_shared_memory_there_is_tcp() {
+    let lacks = with_refused(libc::SYS_memfd_create, TransportChoice::Auto, |endpoint| {
+        let endpoint = endpoint.unwrap();
+        use_it(&endpoint);
+        let peer = Rank(1 - endpoint.rank().0);
+        assert!(!endpoint.shares_memory_with(peer));
+        let lack = endpoint.lack(peer).unwrap().to_owned();
+        endpoint.leave();
+        lack
+    });
+    assert!(lacks[1].contains("no shared memory") && lacks[1].contains("create"), "{lacks:?}");
+    assert!(lacks[0].contains("no shared memory"), "{lacks:?}");
+}
+
+/// Over TCP alone nothing needs shared memory.
+#[test]
+fn tcp_needs_no_shared_memory() {
+    with_refused(libc::SYS_memfd_create, TransportChoice::Tcp, |endpoint| {
+        let endpoint = endpoint.unwrap();
+        use_it(&endpoint);
+        assert_eq!(endpoint.lack(Rank(1 - endpoint.rank().0)), None, "the user wants it so");
+        endpoint.leave();
+    });
+}
+
+/// Who asks for shared memory shall not get something else.
+#[test]
+fn shared_memory_that_is_asked_for_is_not_replaced() {
+    let errors = with_refused(libc::SYS_memfd_create, TransportChoice::SharedMemory, |endpoint| {
+        endpoint.map(|_| ()).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("TIDEMILL_TRANSPORT=shm")), "{errors:?}");
+}
+
+/// Two copies of every large message are a loss that nobody saw; and where one of two workers could copy and the other not,
+/// the job failed.
+#[test]
+fn without_single_copies_there_are_two_and_a_reason() {
+    let lacks = with_refused(libc::SYS_process_vm_readv, TransportChoice::Auto, |endpoint| {
+        let endpoint = endpoint.unwrap();
+        use_it(&endpoint);
+        let peer = Rank(1 - endpoint.rank().0);
+        assert!(endpoint.shares_memory_with(peer));
+        let lack = endpoint.lack(peer).map(str::to_owned);
+        endpoint.leave();
+        lack
+    });
+    let lacks: Vec<String> = lacks.into_iter().map(Option::unwrap).collect();
+    assert!(lacks[1].contains("process_vm_readv") && lacks[1].contains("single copies"), "{lacks:?}");
+    // One that could alone would ask the other to help with the copying, which it refuses as damage.
+    assert!(lacks[0].contains("it cannot read"), "{lacks:?}");
+}

@@ -1,0 +1,152 @@
+//! A worker may end its program at any time: what it has sent arrives, and who waits for more hears that it has left.
+//!
+//! Over every transport; workers are threads, which meet through a port except in process.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tidemill_collective::{CollectiveError, Communicator, Started, Table};
+use tidemill_net::rendezvous::{JoinConfig, Secret, join};
+use tidemill_net::{Control, Endpoint, NetError, Rank, Region, Settings, TransportChoice};
+
+/// Runs `work` on a job of two over each transport. A worker leaves when its `work` returns.
+fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'static) {
+    let work = Arc::new(work);
+    for (name, transport) in
+        [("in-process", None), ("shm", Some(TransportChoice::SharedMemory)), ("tcp", Some(TransportChoice::Tcp))]
+    {
+        let controls = match transport {
+            None => Control::in_process(2),
+            Some(_) => joined(),
+        };
+        let settings = Settings { transport: transport.unwrap_or_default(), ..Settings::default() };
+        let workers: Vec<_> = controls
+            .into_iter()
+            .map(|control| {
+                let (work, settings) = (Arc::clone(&work), settings.clone());
+                thread::spawn(move || {
+                    let endpoint = Endpoint::open(control, settings).unwrap();
+                    let world = Communicator::world(endpoint.clone(), Arc::new(Table::default())).unwrap();
+                    world.barrier().unwrap();
+                    work(name, &world);
+                    endpoint.leave();
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    }
+}
+
+/// The control planes of a job of two.
+fn joined() -> Vec<Control> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let root = listener.local_addr().unwrap().to_string();
+    let secret = Secret::random();
+    let config = |rank| JoinConfig::new(Rank(rank), 2, "leaving", secret.clone(), &root);
+    let configs = [JoinConfig { listener: Some(listener.into()), ..config(0) }, config(1)];
+    let joins: Vec<_> = configs.into_iter().map(|config| thread::spawn(move || join(config).unwrap())).collect();
+    joins.into_iter().map(|join| join.join().unwrap()).collect()
+}
+
+fn is_left(error: &CollectiveError, rank: u32) -> bool {
+    matches!(error, CollectiveError::Net(NetError::PeerLeft { rank: left }) if left.0 == rank)
+}
+
+/// Rank 0 stays until the others have left. Over TCP its connections were open meanwhile, and who waited for something
+/// from it waited for their end: for ever.
+#[test]
+fn whoever_waits_for_a_worker_that_has_left_is_told() {
+    for first in [0, 1] {
+        over_every_transport(move |name, world| {
+            if world.rank() == first {
+                return;
+            }
+            let error = world.barrier().unwrap_err();
+            assert!(is_left(&error, first), "{name}: {error}");
+            let error = world.recv_slice(&mut [0u8], Some(first), None).unwrap_err();
+            assert!(is_left(&error, first), "{name}: {error}");
+            let error = world.recv_slice(&mut [0u8], None, None).unwrap_err();
+            assert!(is_left(&error, first), "{name}: {error}");
+            let error = world.send_slice(&[0u8; 1 << 20], first, 0).unwrap_err();
+            assert!(is_left(&error, first), "{name}: {error}");
+        });
+    }
+}
+
+/// A message that its sender does not wait for (`Bsend`, a request that was freed) was lost when the program ended
+/// before it was received, and its receiver waited for ever.
+#[test]
+fn what_was_sent_is_received_after_its_sender_has_ended() {
+    const LENS: [usize; 6] = [10, 1 << 20, 3, 5_000_000, 20_000, 1];
+    for sender in [0, 1] {
+        over_every_transport(move |name, world| {
+            if world.rank() == sender {
+                for (tag, len) in LENS.into_iter().enumerate() {
+                    let mut data = Box::new(vec![tag as u8; len]);
+                    // SAFETY: the box is the request's keepalive.
+                    let started = unsafe { world.send(1 - sender, tag as i32, Region::of_mut(&mut data)) }.unwrap();
+                    if let Started::Pending(request) = started {
+                        request.detach(Some(data));
+                    }
+                }
+                return;
+            }
+            // Time enough for the sender to end, if it does not wait.
+            thread::sleep(Duration::from_millis(500));
+            for (tag, len) in LENS.into_iter().enumerate().rev() {
+                let mut got = vec![99u8; len];
+                let status = world.recv_slice(&mut got, Some(sender), Some(tag as i32));
+                assert!(status.is_ok(), "{name}: {status:?}");
+                assert!(got.iter().all(|&byte| byte == tag as u8), "{name}: message {tag}");
+            }
+            let error = world.recv_slice(&mut [0u8], Some(sender), None).unwrap_err();
+            assert!(is_left(&error, sender), "{name}: {error}");
+        });
+    }
+}
+
+/// The end of a connection with something unread in it makes the kernel forget what it has not delivered: messages
+/// were lost that a worker had sent just before it ended, if the other one had sent something too.
+#[test]
+fn what_was_sent_last_is_received_however_much_comes_the_other_way() {
+    const COUNT: i32 = 100;
+    for first in [0, 1] {
+        over_every_transport(move |name, world| {
+            let peer = 1 - world.rank();
+            for tag in 0..COUNT {
+                // Eager, and within the credit of a receiver that does not receive.
+                let sent = world.send_slice(&[tag as u8; 8000], peer, tag);
+                // The other may have ended meanwhile.
+                assert!(sent.is_ok() || world.rank() != first, "{name}: {sent:?}");
+            }
+            if world.rank() == first {
+                return;
+            }
+            thread::sleep(Duration::from_millis(300));
+            let mut got = [0u8; 8000];
+            for tag in 0..COUNT {
+                let status = world.recv_slice(&mut got, Some(peer), Some(tag));
+                assert!(status.is_ok(), "{name}: {status:?}");
+                assert!(got.iter().all(|&byte| byte == tag as u8), "{name}: message {tag}");
+            }
+        });
+    }
+}
+
+/// Two workers that have each sent what the other never receives would wait for each other at their ends.
+#[test]
+fn what_nobody_receives_keeps_nobody() {
+    over_every_transport(move |_, world| {
+        let mut data = Box::new(vec![1u8; 1 << 20]);
+        // SAFETY: the box is the request's keepalive.
+        let started = unsafe { world.send(1 - world.rank(), 5, Region::of_mut(&mut data)) }.unwrap();
+        let Started::Pending(request) = started else { panic!("nobody receives it") };
+        world.barrier().unwrap();
+        request.detach(Some(data));
+        if world.rank() == 0 {
+            thread::sleep(Duration::from_millis(200));
+        }
+    });
+}

@@ -1,0 +1,132 @@
+//! The contexts that are in use, by number. A program may make and free communicators without end: what a freed one leaves
+//! behind is one bit, by which messages that come too late are told from those that come early.
+
+use std::collections::HashMap;
+
+use super::matching::Context;
+
+/// Numbers whose bits lie together.
+const PAGE: u32 = 4096;
+
+/// Latest looks that are remembered.
+const RECENT: usize = 16;
+
+pub(super) struct Contexts {
+    slots: Vec<Context>,
+    /// Slots that no number has.
+    free: Vec<usize>,
+    slot_of: HashMap<u32, usize>,
+    /// Numbers with their slots, of the latest looks, each at its number modulo [`RECENT`].
+    recent: [(u32, usize); RECENT],
+    closed: HashMap<u32, Box<[u64; PAGE as usize / 64]>>,
+}
+
+/// At place `i` a number that has another place, so that no look finds it.
+const NOTHING: [(u32, usize); RECENT] = {
+    let mut nothing = [(0, 0); RECENT];
+    let mut i = 0;
+    while i < RECENT {
+        nothing[i].0 = i as u32 + 1;
+        i += 1;
+    }
+    nothing
+};
+
+impl Default for Contexts {
+    fn default() -> Self {
+        Contexts {
+            slots: Vec::new(),
+            free: Vec::new(),
+            slot_of: HashMap::new(),
+            recent: NOTHING,
+            closed: HashMap::new(),
+        }
+    }
+}
+
+impl Contexts {
+    /// The context, which is opened by that if need be: a message may come before its communicator is made here.
+    #[inline]
+    pub(super) fn get(&mut self, id: u32) -> &mut Context {
+        let slot = match self.recent[id as usize % RECENT] {
+            (recent, slot) if recent == id => slot,
+            _ => self.find(id),
+        };
+        &mut self.slots[slot]
+    }
+
+    fn find(&mut self, id: u32) -> usize {
+        let slot = *self.slot_of.entry(id).or_insert_with(|| {
+            self.free.pop().unwrap_or_else(|| {
+                self.slots.push(Context::default());
+                self.slots.len() - 1
+            })
+        });
+        self.recent[id as usize % RECENT] = (id, slot);
+        slot
+    }
+
+    /// Whether its communicator has ended here.
+    #[inline]
+    pub(super) fn is_closed(&self, id: u32) -> bool {
+        if self.recent[id as usize % RECENT].0 == id || self.slot_of.contains_key(&id) {
+            return false;
+        }
+        self.closed.get(&(id / PAGE)).is_some_and(|page| page[(id % PAGE / 64) as usize] >> (id % 64) & 1 == 1)
+    }
+
+    /// The communicator has ended: what is there for it is dropped, as is what still comes.
+    pub(super) fn close(&mut self, id: u32) {
+        if let Some(slot) = self.slot_of.remove(&id) {
+            self.slots[slot] = Context::default();
+            self.free.push(slot);
+        }
+        self.recent[id as usize % RECENT] = NOTHING[id as usize % RECENT];
+        let page = self.closed.entry(id / PAGE).or_insert_with(|| Box::new([0; PAGE as usize / 64]));
+        page[(id % PAGE / 64) as usize] |= 1 << (id % 64);
+    }
+
+    /// The number is used (again).
+    pub(super) fn open(&mut self, id: u32) {
+        if let Some(page) = self.closed.get_mut(&(id / PAGE)) {
+            page[(id % PAGE / 64) as usize] &= !(1 << (id % 64));
+        }
+        self.find(id);
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Context> {
+        self.slots.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Context> {
+        self.slots.iter_mut()
+    }
+
+    /// Empties all contexts; which numbers are in use stays.
+    pub(super) fn clear(&mut self) {
+        self.slots.iter_mut().for_each(|context| *context = Context::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A freed communicator must leave next to nothing, and a message for it must not be kept for ever.
+    #[test]
+    fn what_is_closed_stays_closed_and_costs_a_bit() {
+        let mut contexts = Contexts::default();
+        for id in 0..100_000 {
+            assert!(!contexts.is_closed(id), "{id} may still be made");
+            contexts.open(id);
+            assert!(!contexts.is_closed(id));
+            contexts.close(id);
+            assert!(contexts.is_closed(id));
+        }
+        assert_eq!((contexts.slots.len(), contexts.slot_of.len()), (1, 0));
+        assert_eq!(contexts.closed.len(), 100_000usize.div_ceil(PAGE as usize));
+        assert!(contexts.is_closed(4095) && !contexts.is_closed(100_000));
+        contexts.open(4095);
+        assert!(!contexts.is_closed(4095) && contexts.is_closed(4096));
+    }
+}

@@ -1,0 +1,14 @@
+"""mpi4py's options of its start. They can be set and change nothing: a job is joined when it is first used, left at the
+program's end, and all threads may communicate.
+"""
+
+from __future__ import annotations
+
+initialize: bool = True
+threads: bool = True
+thread_level: str = "multiple"
+finalize: bool | None = None
+fast_reduce: bool = True
+recv_mprobe: bool = True
+irecv_bufsz: int = 32768
+errors: str = "exception"
