@@ -4,7 +4,7 @@ import type { App } from './app';
 import type { Category } from './colours';
 import { MINE } from './dataset';
 import { byId, make } from './dom';
-import { RAMPS, SCHEMES } from './palettes';
+import { looksOf, RAMPS, SCHEMES } from './palettes';
 import { gradient } from './panels';
 import { NO_COLOUR } from './slots';
 import { shortNumber } from './texts';
@@ -68,13 +68,13 @@ export class Legend {
     const categories = all.filter(({ title }) => title.toLowerCase().includes(wanted));
     this.counts.clear();
     const items = categories.slice(0, LISTED_MAX).map((category) => {
-      const { name, title, colour, shown, code } = category;
+      const { name, title, colour, shape, shown, code } = category;
       const count = make('span', { class: 'count', title: 'points in this frame' });
       this.counts.set(code, count);
       const show = make(
         'button',
         { class: 'show', title: `Show or hide ${title}`, onclick: () => app.show(name, !shown) },
-        make('span', { class: 'swatch', style: shown ? `background: ${colour}` : '' }),
+        make('span', { class: `swatch ${shape}`, style: shown ? `background: ${colour}` : '' }),
         make('span', { text: title }),
         count,
       );
@@ -104,6 +104,10 @@ export class Legend {
     });
     if (categories.length > LISTED_MAX)
       items.push(make('li', { class: 'rest', text: `and ${categories.length - LISTED_MAX} more: find them above` }));
+    const looks = looksOf(app.scheme);
+    // The last is that of points of no category.
+    if (all.length - 1 > looks)
+      items.push(make('li', { class: 'rest', text: `Looks repeat: this scheme tells ${looks} groups apart.` }));
     this.list.replaceChildren(...items);
   }
 

@@ -9,7 +9,6 @@ import { Known } from './known';
 import { decodeView, encodeView } from './link';
 import type { Source } from './loader';
 import { Names } from './names';
-import { categoryColour, RAMPS, ramp, SCHEMES } from './palettes';
 import { type Between, inside, isInside, nearest } from './pick';
 import { advance, faster, grown, type Playback, seek, toggle, wanted } from './playback';
 import { distanceOf } from './scene';
@@ -319,15 +318,6 @@ describe('links', () => {
     expect(decodeView('#frame=abc&camera=1,2&size=-1&opacity=9&camera=')).toEqual({});
     expect(decodeView('')).toEqual({});
   });
-});
-
-it('gives as many colours as there are categories, each one valid', () => {
-  for (const scheme of SCHEMES.keys()) {
-    const colours = Array.from({ length: 40 }, (_, code) => categoryColour(scheme, code, 40));
-    for (const part of colours.flat()) expect(part >= 0 && part <= 255).toBe(true);
-    expect(new Set(colours.map(String)).size).toBe(40);
-  }
-  for (const stops of RAMPS.values()) for (const part of [-1, 0, 0.5, 1, 2]) expect(ramp(stops, part)).toHaveLength(3);
 });
 
 describe('the camera', () => {
