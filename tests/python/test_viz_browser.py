@@ -105,15 +105,15 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     page.tab.keyboard.type(name.lower())
     page.tab.keyboard.press("Enter")
     page.until(f"() => tidemill.view().chosen.join() === {json.dumps(name)}")
-    page.until("() => tidemill.trails.places && tidemill.trails.places.length === 36")
-    trail = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
+    page.until("() => tidemill.chosen.trails.places && tidemill.chosen.trails.places.length === 36")
+    trail = page.get("[...tidemill.chosen.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(
         np.array(trail, float).reshape(12, 3), reader.trajectories([reader.ids.index(name)])[:, 0]
     )
     page.tab.mouse.move(*page.spot(name))
     page.tab.wait_for_selector("#tip:not([hidden])")
     shown = page.tab.inner_text("#tip")
-    front = page.get("tidemill.id(tidemill.hover)")
+    front = page.get("tidemill.id(tidemill.over.hover)")
     row = list(reader[0].rows).index(reader.ids.index(front))
     assert front in shown and str(reader[0].groups["sector"][row]) in shown and "capital" in shown
     page.picture("hover")
@@ -219,7 +219,7 @@ def test_everybody_can_use_it(browser: Any, folder: Path, theme: str) -> None:
         assert page.tab.get_attribute("#query", "aria-activedescendant") == "found-1"
         assert page.accessible() == []
         page.tab.keyboard.press("Enter")
-        page.until("() => tidemill.chosen.length === 3")
+        page.until("() => tidemill.chosen.rows.length === 3")
         page.tab.keyboard.press("?")
         assert page.accessible() == []
         page.tab.keyboard.press("Escape")
@@ -271,9 +271,9 @@ def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
         box = page.tab.locator(tool).bounding_box()
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390, tool
     page.picture("phone")
-    chosen = len(page.get("tidemill.chosen"))
+    chosen = len(page.get("tidemill.chosen.rows"))
     page.tab.touchscreen.tap(*page.spot(page.get("tidemill.known.load([50]).then(() => tidemill.id(50))")))
-    assert len(page.get("tidemill.chosen")) != chosen
+    assert len(page.get("tidemill.chosen.rows")) != chosen
     page.tab.tap("#legend-toggle")
     page.tab.wait_for_selector("#legend:not([hidden])")
     page.picture("phone-legend")
@@ -330,9 +330,9 @@ def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_
     page.tab.on("request", lambda request: asked.append(request.url))
     reader = FrameReader(folder)
     row = int(np.intersect1d(reader[0].rows, reader[11].rows)[5])
-    page.get(f"tidemill.choose([{row}, 0])")
-    page.until("() => tidemill.trails.places")
-    places = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
+    page.get(f"tidemill.chosen.choose([{row}, 0])")
+    page.until("() => tidemill.chosen.trails.places")
+    places = page.get("[...tidemill.chosen.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(np.array(places, float).reshape(12, 2, 3), reader.trajectories([row, 0]), atol=1e-5)
     page.tab.select_option("#colour", "my groups")
     assert page.get("tidemill.categories()[0].name") == "</script><b>mine</b>"
@@ -364,7 +364,7 @@ def test_a_page_that_is_a_file_makes_gifs_and_groups(browser: Any, folder: Path,
     with Image.open(tmp_path / "market.gif") as gif:
         assert getattr(gif, "n_frames", 1) > 1
     # A group of the chosen points, with keys alone.
-    page.get("tidemill.choose([3, 1])")
+    page.get("tidemill.chosen.choose([3, 1])")
     page.tab.keyboard.press("g")
     page.tab.keyboard.press("Enter")
     page.tab.keyboard.type("mine")

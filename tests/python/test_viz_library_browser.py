@@ -118,12 +118,12 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     page.tab.click("button[title='Show or hide Utilities']")
     page.tab.keyboard.press("Escape")
     row = page.get("tidemill.rowsOf(['FI095']).then(([row]) => row ?? 30)")
-    page.get(f"tidemill.choose([{row}])")
+    page.get(f"tidemill.chosen.choose([{row}])")
     page.tab.click("#chosen button:not(.follow)")
     page.tab.fill("#point-name", "the odd one")
     page.tab.select_option("#point-glyph", "star")
     page.tab.click("#edit-point button.primary")
-    page.get("tidemill.saveSelections([{ name: 'mine', rows: [0, 3] }])")
+    page.get("tidemill.groups.save('mine', [0, 3])")
     page.tab.locator("#scrub").fill("3")
     page.settled()
     page.tab.click("#about-toggle")
@@ -151,7 +151,7 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     assert (energy["title"], energy["colour"]) == ("Oil <b>&</b> gas", "rgb(255 0 255)")
     assert not page.get("tidemill.categories().find((c) => c.name === 'Utilities').shown")
     assert page.get("tidemill.playback.position") == 3
-    assert page.get("[...tidemill.marked]")[-1] == [point, "star"]
+    assert page.get("[...tidemill.colours.glyphs()]")[-1] == [point, "star"]
     assert page.tab.inner_text("#chosen").startswith("the odd one")
     page.tab.select_option("#colour", "my groups")
     assert page.get("tidemill.categories()[0].name") == "mine"

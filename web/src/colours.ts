@@ -23,6 +23,11 @@ export class Colours {
 
   constructor(private readonly dataset: Dataset) {}
 
+  /** Points that are drawn large, by their ids, and as what. */
+  glyphs(): Map<string, string> {
+    return new Map([...(this.dataset.header?.glyphs ?? []), ...this.edits.glyphs]);
+  }
+
   valueNames(): string[] {
     return [...new Set(this.dataset.frames.flatMap((frame) => [...frame.values.keys()]))];
   }
@@ -80,6 +85,23 @@ export class Colours {
     const hidden = this.hiddenNames();
     hidden.clear();
     if (!alone) for (const category of categories) if (category.name !== name) hidden.add(category.name);
+  }
+
+  /** The names of the categories that are hidden, or of those that are shown where these are fewer. */
+  visible(): { hidden: string[] } | { shown: string[] } {
+    const names = (shown: boolean) =>
+      this.categories().flatMap((category) => (category.shown === shown ? category.name : []));
+    const [hidden, shown] = [names(false), names(true)];
+    // Without any name neither would be said.
+    return shown.length > 0 && shown.length < hidden.length ? { shown } : { hidden };
+  }
+
+  /** Hides these categories and no others, or shows these and no others. */
+  setVisible({ hidden, shown }: { hidden?: readonly string[]; shown?: readonly string[] }): void {
+    const names = this.hiddenNames();
+    names.clear();
+    for (const name of hidden ?? []) names.add(name);
+    if (shown !== undefined) for (const { name } of this.categories()) if (!shown.includes(name)) names.add(name);
   }
 
   /** Takes over what a version changes. */

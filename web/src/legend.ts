@@ -4,8 +4,7 @@ import type { App } from './app';
 import type { Category } from './colours';
 import { MINE } from './dataset';
 import { byId, make } from './dom';
-import { looksOf, RAMPS, SCHEMES } from './palettes';
-import { gradient } from './panels';
+import { gradient, looksOf, RAMPS, SCHEMES } from './palettes';
 import { NO_COLOUR } from './slots';
 import { shortNumber } from './texts';
 
@@ -97,7 +96,7 @@ export class Legend {
             class: 'small',
             text: 'delete',
             title: `Delete the group ${name}`,
-            onclick: () => void this.remove(code),
+            onclick: () => void this.remove(name),
           }),
         );
       return item;
@@ -125,8 +124,7 @@ export class Legend {
     }
   }
 
-  private async remove(code: number): Promise<void> {
-    const left = this.app.dataset.selections.filter((_, number) => number !== code);
-    if (await this.app.saveSelections(left)) this.app.colourBy(MINE);
+  private async remove(name: string): Promise<void> {
+    if (await this.app.groups.remove(name)) this.app.colourBy(MINE);
   }
 }

@@ -78,6 +78,12 @@ export function ramp(stops: readonly string[], part: number): Rgb {
   return [a[0] + (b[0] - a[0]) * t, a[1] + (b[1] - a[1]) * t, a[2] + (b[2] - a[2]) * t];
 }
 
+/** The colours of a ramp as a CSS gradient. */
+export function gradient(stops: readonly string[]): string {
+  const colours = Array.from({ length: 12 }, (_, i) => css(ramp(stops, i / 11)));
+  return `linear-gradient(to right, ${colours.join(', ')})`;
+}
+
 /** How many categories a scheme can tell apart, by colour and shape. */
 export function looksOf(scheme: string): number {
   const colours = SCHEMES.get(scheme)?.length ?? 0;
