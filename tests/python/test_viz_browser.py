@@ -42,15 +42,33 @@ def url(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(browser: Any, url: str) -> Iterator[Page]:
-    opened = Page(browser, url)
+def size() -> dict[str, Any]:
+    return browsed.DESKTOP
+
+
+@pytest.fixture
+def page(browser: Any, url: str, size: dict[str, Any]) -> Iterator[Page]:
+    opened = Page(browser, url, **size)
     yield opened
     opened.close()
 
 
+def projected(page: Page, at: Any) -> list[float]:
+    """Where a place in the data is on the screen."""
+    where: list[float] = page.tab.evaluate(
+        "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
+        " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
+        " return [(dot(0) / dot(3) + 1) / 2 * s.width, (1 - dot(1) / dot(3)) / 2 * s.height] }",
+        np.asarray(at).tolist(),
+    )
+    return where
+
+
+@browsed.SIZES
 def test_points_are_drawn_where_they_are_and_groups_are_hidden(page: Page, folder: Path) -> None:
     """A mistake between file and screen would show no points, or points of wrong groups."""
-    page.picture("desktop")
+    page.picture("market")
+    page.panel("legend")
     frame = FrameReader(folder)[0]
     assert page.colours() > 2000
     assert page.tab.inner_text("#status") == f"{len(frame.rows)} points"
@@ -68,6 +86,7 @@ def test_points_are_drawn_where_they_are_and_groups_are_hidden(page: Page, folde
     assert page.colours() > 3 * few > 0
 
 
+@browsed.SIZES
 def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
     """Frames must come in their order, and the time that is shown be that of the frame that is shown."""
     reader = FrameReader(folder)
@@ -83,12 +102,7 @@ def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
     row = int(np.intersect1d(reader[4].rows, reader[5].rows)[0])
     here, there = (frame.positions[list(frame.rows).index(row)] for frame in (reader[4], reader[5]))
     middle = page.get(f"tidemill.seen.spotOf({row})")
-    wanted = page.tab.evaluate(
-        "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
-        " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
-        " return [(dot(0) / dot(3) + 1) / 2 * s.width, (1 - dot(1) / dot(3)) / 2 * s.height] }",
-        ((here + there) / 2).tolist(),
-    )
+    wanted = projected(page, (here + there) / 2)
     assert abs(middle["x"] - wanted[0]) < 0.1 and abs(middle["y"] - wanted[1]) < 0.1
     page.tab.keyboard.press("Home")
     page.tab.keyboard.press(".")
@@ -96,6 +110,7 @@ def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
     assert page.tab.inner_text("#time") == reader[1].time
 
 
+@browsed.SIZES
 def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> None:
     """Search, hover and click must all mean the same point, and its trajectory be its own."""
     reader = FrameReader(folder)
@@ -110,7 +125,15 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     np.testing.assert_allclose(
         np.array(trail, float).reshape(12, 3), reader.trajectories([reader.ids.index(name)])[:, 0]
     )
-    page.tab.mouse.move(*page.spot(name))
+    page.tab.keyboard.press("End")
+    page.settled()
+    way_is_drawn(page, reader, reader.ids.index(name))
+    page.tab.keyboard.press("Home")
+    page.settled()
+    if page.phone:
+        page.tab.touchscreen.tap(*page.spot(name))
+    else:
+        page.tab.mouse.move(*page.spot(name))
     page.tab.wait_for_selector("#tip:not([hidden])")
     shown = page.tab.inner_text("#tip")
     front = page.get("tidemill.id(tidemill.over.hover)")
@@ -118,8 +141,31 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     assert front in shown and str(reader[0].groups["sector"][row]) in shown and "capital" in shown
     page.picture("hover")
     page.tab.keyboard.press("Escape")
-    page.tab.mouse.click(*page.spot(name))
+    assert page.get("tidemill.view().chosen") == []
+    (page.tab.touchscreen.tap if page.phone else page.tab.mouse.click)(*page.spot(name))
     page.until(f"() => tidemill.view().chosen.join() === {json.dumps(front)}")
+
+
+def way_is_drawn(page: Page, reader: FrameReader, row: int) -> None:
+    """The only chosen point's way, all of it in the past, its times and its name must be pixels, in their colours and places."""
+    colour = page.get(f"tidemill.seen.colourOf({row})")
+    wanted = np.array([int(word) for word in colour[4:-1].split()])
+    spots = [projected(page, at) for at in reader.trajectories([row])[:, 0] if not np.isnan(at).any()]
+    assert len(spots) > 5
+    inked = 0
+    for x, y in spots:
+        pixels = page.over(x, y, 4)
+        inked += (np.abs(pixels[:, :3].astype(int) - wanted).max(axis=1) < 40)[pixels[:, 3] > 200].any()
+    # A name may lie on one or the other.
+    assert inked >= len(spots) - 2
+    # Where none of the ways is, nothing is drawn.
+    assert (page.over(5, 5, 4)[:, 3] == 0).all()
+    said = page.get(
+        "(() => { const said = [], c = document.querySelector('#overlay').getContext('2d'), fill = c.fillText;"
+        "c.fillText = function (text, ...at) { said.push(text); return fill.call(this, text, ...at) };"
+        "tidemill.drawOver(); c.fillText = fill; return said })()"
+    )
+    assert reader.ids[row] in said and set(said) & {frame.time for frame in reader}, said
 
 
 def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
@@ -138,24 +184,30 @@ def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
     assert page.spot("NEW")
 
 
-def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path) -> None:
+@browsed.SIZES
+def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path, size: dict[str, Any]) -> None:
     """The rest of the tools do what they say, in the dark too."""
     before = page.colours()
+    page.panel("legend")
     page.tab.select_option("#colour", "capital")
     page.settled()
     assert page.tab.is_visible("#ramp") and page.colours() != before
+    page.panel("legend", not page.phone)
     page.tab.keyboard.press("t")
     page.tab.keyboard.press("h")
     page.tab.wait_for_selector("#heat-map:not([hidden])")
     page.settled()
     page.picture("dark")
+    if page.phone:
+        page.tab.click("#heat")
     page.tab.keyboard.press("?")
     page.tab.wait_for_selector("#keys[open]")
     page.tab.click("#keys button")
     with page.tab.expect_download() as download:
         page.tab.click("#picture")
     download.value.save_as(tmp_path / "picture.png")
-    assert Image.open(tmp_path / "picture.png").size == (1100, 720)
+    ratio = size.get("device_scale_factor", 1)
+    assert Image.open(tmp_path / "picture.png").size == (size["width"] * ratio, size["height"] * ratio)
     page.tab.click("#record")
     page.tab.click("#play")
     page.until("() => tidemill.playback.position > 1")
@@ -187,21 +239,46 @@ def test_a_lasso_makes_a_group_that_stays(browser: Any, url: str, folder: Path) 
     page.close()
 
 
-def test_a_link_brings_the_view_back(browser: Any, page: Page, url: str) -> None:
-    """Whoever opens a link must see what its maker saw."""
+@browsed.SIZES
+def test_a_link_brings_the_view_back(browser: Any, page: Page, size: dict[str, Any]) -> None:
+    """Whoever opens a link must see what its maker saw: no more and no fewer groups, in the same light."""
+    page.panel("legend")
     page.tab.select_option("#colour", "change")
-    page.tab.locator("#scrub").fill("7")
     page.tab.click("#categories button[title='Show or hide stayed']")
+    page.tab.select_option("#speed", "16")
+    page.panel("legend", False)
+    page.tab.click("#theme")
+    page.tab.locator("#scrub").fill("7")
     page.tab.locator("#points").press("ArrowLeft")
     page.settled()
-    page.tab.click("#link")
-    page.until("() => location.hash.length > 10")
-    view = page.get("tidemill.view()")
-    other = Page(browser, page.get("location.href"))
-    again = other.get("tidemill.view()")
+
+    def linked() -> str:
+        page.get("history.replaceState(null, '', location.search)")
+        page.tab.click("#link")
+        page.until("() => location.hash.length > 10")
+        link: str = page.get("location.href")
+        return link
+
+    def shown_by(link: str) -> dict[str, Any]:
+        other = Page(browser, link, **size)
+        seen: dict[str, Any] = other.get("tidemill.view()")
+        other.close()
+        return seen
+
+    view, again = page.get("tidemill.view()"), shown_by(linked())
     np.testing.assert_allclose(again.pop("camera"), view.pop("camera"), atol=2e-3)
     assert again == view and view["hidden"] == ["stayed"]
-    other.close()
+    assert (view["theme"], view["speed"], view["lines"]) == ("dark", 16, True)
+    page.panel("legend")
+    page.tab.hover("#categories li:has-text('rose over 2')")
+    page.tab.click("#categories button[title='Show only rose over 2 %, or all']")
+    assert shown_by(linked())["shown"] == ["rose over 2 %"]
+    page.tab.select_option("#colour", "")
+    assert shown_by(linked())["colour"] == ""
+    # The same page follows a link too, and shows again what that does not hide.
+    page.get("location.hash = 'colour=change&hide=stayed'")
+    page.until("() => tidemill.colouring.name === 'change'")
+    assert page.get("tidemill.view().hidden") == ["stayed"]
 
 
 @browsed.AXE_NEEDED
@@ -443,11 +520,6 @@ def test_samples_are_shown_while_very_many_points_move(
         reader = FrameReader(tmp_path / "many")
         middle = (reader[4].positions[35] + reader[5].positions[35]) / 2
         found = page.get("tidemill.seen.spotOf(35)")
-        wanted = page.tab.evaluate(
-            "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
-            " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
-            " return [(dot(0) / dot(3) + 1) / 2 * s.width, (1 - dot(1) / dot(3)) / 2 * s.height] }",
-            middle.tolist(),
-        )
+        wanted = projected(page, middle)
         assert abs(found["x"] - wanted[0]) < 0.1 and abs(found["y"] - wanted[1]) < 0.1
         page.close()

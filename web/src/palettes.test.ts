@@ -70,7 +70,7 @@ const safe = [...SCHEMES].filter(([name]) => name.includes('safe'));
 
 describe.each(safe)('%s', (name, colours) => {
   it.each(Object.entries(SIGHTS))('is told apart by %s, and from grey and the page', (_, sight) => {
-    const groups = Number(/up to (\d+) groups/.exec(name)?.[1]);
+    const groups = Number(/safe to (\d+)/.exec(name)?.[1]);
     const looks = Array.from({ length: groups }, (_, code) => categoryLook(name, code, groups).colour);
     const all = [...looks, GREY].map((colour) => seen(colour, sight));
     let least = Infinity;

@@ -9,7 +9,7 @@ export type Rgb = readonly [number, number, number];
 export const SCHEMES: ReadonlyMap<string, readonly string[]> = new Map([
   // Found by search for the greatest of the least differences; each is as far as may be from those before it.
   [
-    'Distinct (colour-blind safe up to 12 groups)',
+    'Colour-blind safe to 12',
     [
       '#0083ec',
       '#ffd35f',
@@ -26,7 +26,7 @@ export const SCHEMES: ReadonlyMap<string, readonly string[]> = new Map([
     ],
   ],
   // M. Okabe and K. Ito (2008) without black, which a dark page swallows, and purple, which some see as our grey.
-  ['Okabe–Ito (colour-blind safe up to 6 groups)', ['#e69f00', '#56b4e9', '#009e73', '#f0e442', '#0072b2', '#d55e00']],
+  ['Okabe–Ito, safe to 6', ['#e69f00', '#56b4e9', '#009e73', '#f0e442', '#0072b2', '#d55e00']],
   [
     'Tableau',
     ['#4e79a7', '#f28e2b', '#e15759', '#76b7b2', '#59a14f', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#bab0ac'],
@@ -47,7 +47,7 @@ const BLUE_RED = ['#2166ac', '#4393c3', '#76b0d4', '#a3bfd2', '#bcbcbc', '#dbb49
 /** For values. */
 export const RAMPS: ReadonlyMap<string, readonly string[]> = new Map([
   ['Viridis', VIRIDIS],
-  ['Cividis (colour-blind safe)', CIVIDIS],
+  ['Cividis, colour-blind safe', CIVIDIS],
   ['Blue to red', BLUE_RED],
 ]);
 

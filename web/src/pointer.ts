@@ -29,7 +29,9 @@ export class Pointer {
     points.addEventListener('pointercancel', () => {
       this.down = undefined;
     });
-    points.addEventListener('pointerleave', () => {
+    points.addEventListener('pointerleave', (event) => {
+      // A finger leaves whenever it is lifted: what it has tapped stays to be read.
+      if (event.pointerType !== 'mouse') return;
       clearTimeout(this.hovering);
       this.hideTip();
     });
