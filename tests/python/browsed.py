@@ -27,8 +27,8 @@ PICTURES = Path(__file__).parents[2] / "out" / "viewer"
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TOKEN = "a-token-for-these-tests"
 
-DESKTOP = {"width": 1100, "height": 720}
-PHONE = {"width": 390, "height": 844, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+DESKTOP: dict[str, Any] = {"width": 1100, "height": 720}
+PHONE: dict[str, Any] = {"width": 390, "height": 844, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 #: For tests of what must work on both.
 SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 
