@@ -65,6 +65,18 @@ def test_frames_that_are_written_anew_are_shown_and_not_mixed_with_the_old(
     close(page, "409")
 
 
+def test_the_first_frame_may_come_later_with_groups_and_marks(browser: Any, tmp_path: Path) -> None:
+    """As it does for a page that loads again while frames are being written: without colours and glyphs it would look like another."""
+    with FrameWriter(tmp_path / "map", glyphs={"b": "star"}) as writer, Server(tmp_path / "map") as server:
+        page = Page(browser, server.url, wait=False)
+        page.tab.wait_for_selector("#blank:has-text('There is no frame yet')")
+        writer.write_frame([[1, 2, 3], [3, 2, 1]], ids=["a", "b"], groups={"kind": ["x", "y"]})
+        page.until("() => tidemill.chosen.marked.join() === '1' && tidemill.chosen.rows.join() === '1'")
+        page.settled()
+        assert page.get("tidemill.colouring.name") == "kind"
+        page.close()
+
+
 def test_a_server_that_was_gone_is_told_of_and_followed_again(browser: Any, folder: Path) -> None:
     """A notice that goes away after some seconds leaves a page that looks as if nothing were new."""
     with Server(folder, token=TOKEN) as server:

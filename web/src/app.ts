@@ -46,6 +46,7 @@ export class App {
   /** Why nothing new comes; empty as long as it does. */
   trouble = '';
   private readonly feed: Feed;
+  private following = false;
   private moving = true;
   private last: number | undefined;
   private scheduled = false;
@@ -86,8 +87,15 @@ export class App {
     if (!begun.ok) return begun;
     await this.groups.load();
     this.colourBy(this.firstColouring());
+    this.following = true;
     void this.feed.follow();
     return begun;
+  }
+
+  /** What is done at the start where there are frames, when the first of them come later. */
+  private begin(): Promise<void> {
+    this.colourBy(this.firstColouring());
+    return this.chooseMarked();
   }
 
   private grow(pointsBefore: number, framesBefore: number): void {
@@ -104,8 +112,7 @@ export class App {
     this.playback = grown(this.playback, framesBefore, frames.length, calm());
     if (this.colouring.kind !== 'plain') this.colourBy(this.colouring.name);
     this.chosen.follow();
-    // Points that are marked may be among those that have come.
-    if (points !== pointsBefore && pointsBefore > 0) void this.mark();
+    if (this.following && points !== pointsBefore) void (pointsBefore === 0 ? this.begin() : this.mark());
     this.changed('data');
     this.redraw();
   }

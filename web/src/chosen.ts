@@ -13,6 +13,7 @@ export class Chosen {
   /** Rows of the marked points. They are drawn whatever their number, and their ways only if they are chosen too. */
   marked: readonly number[] = [];
   readonly trails = new Trails();
+  private marking: readonly string[] = [];
 
   constructor(
     private readonly known: Known,
@@ -41,7 +42,11 @@ export class Chosen {
 
   /** Marks the points with these ids. */
   async mark(ids: readonly string[]): Promise<void> {
-    this.marked = ids.length > 0 ? await this.known.rowsOf(ids) : [];
+    this.marking = ids;
+    const rows = ids.length > 0 ? await this.known.rowsOf(ids) : [];
+    // Others may have been marked meanwhile.
+    if (this.marking !== ids) return;
+    this.marked = rows;
     this.changed('data');
   }
 
