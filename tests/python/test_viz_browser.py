@@ -282,11 +282,13 @@ def test_a_link_brings_the_view_back(browser: Any, page: Page, size: dict[str, A
 
 
 @browsed.AXE_NEEDED
+@browsed.SIZES
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everybody_can_use_it(browser: Any, folder: Path, theme: str) -> None:
+def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict[str, Any]) -> None:
     """Controls without a name, texts without contrast, lists that a screen reader cannot read; keys that reach nothing."""
     with Server(folder) as server:
-        page = Page(browser, server.url, color_scheme=theme, reduced_motion="reduce")
+        page = Page(browser, server.url, color_scheme=theme, reduced_motion="reduce", **size)
+        page.panel("legend")
         assert page.get("tidemill.scene.controls.enableDamping") is False
         page.tab.click("#heat")
         page.tab.keyboard.press("/")
@@ -394,7 +396,10 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
         page.close()
 
 
-def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_path: Path) -> None:
+@browsed.SIZES
+def test_a_page_with_its_frames_opens_as_a_file(
+    browser: Any, folder: Path, tmp_path: Path, size: dict[str, Any]
+) -> None:
     """It must show what the server shows, with nothing but the file: frames, groups, ways of points."""
     (folder / "selections.json").write_text('[{"name":"</script><b>mine</b>","rows":[1,2]}]')
     ended = launched.run("view", folder, "--export", tmp_path / "market.html")
@@ -402,7 +407,7 @@ def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_
     lone = tmp_path / "alone"
     lone.mkdir()
     (tmp_path / "market.html").rename(lone / "market.html")
-    page = Page(browser, (lone / "market.html").as_uri())
+    page = Page(browser, (lone / "market.html").as_uri(), **size)
     asked: list[str] = []
     page.tab.on("request", lambda request: asked.append(request.url))
     reader = FrameReader(folder)
@@ -411,6 +416,7 @@ def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_
     page.until("() => tidemill.chosen.trails.places")
     places = page.get("[...tidemill.chosen.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(np.array(places, float).reshape(12, 2, 3), reader.trajectories([row, 0]), atol=1e-5)
+    page.panel("legend")
     page.tab.select_option("#colour", "my groups")
     assert page.get("tidemill.categories()[0].name") == "</script><b>mine</b>"
     page.tab.select_option("#colour", "sector")
@@ -423,15 +429,20 @@ def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_
     with page.tab.expect_download() as download:
         page.tab.click("#picture")
     download.value.save_as(tmp_path / "picture.png")
-    assert Image.open(tmp_path / "picture.png").size == (1100, 720)
+    ratio = size.get("device_scale_factor", 1)
+    assert Image.open(tmp_path / "picture.png").size == (size["width"] * ratio, size["height"] * ratio)
     assert [url for url in asked if not url.startswith("blob:")] == []
     page.close()
 
 
-def test_a_page_that_is_a_file_makes_gifs_and_groups(browser: Any, folder: Path, tmp_path: Path) -> None:
+@browsed.SIZES
+def test_a_page_that_is_a_file_makes_gifs_and_groups(
+    browser: Any, folder: Path, tmp_path: Path, size: dict[str, Any]
+) -> None:
     """Without a server there is no script to load for a GIF's worker, and no folder for groups: a file takes them, and gives them back."""
     export_html(folder, tmp_path / "market.html")
-    page = Page(browser, (tmp_path / "market.html").as_uri())
+    page = Page(browser, (tmp_path / "market.html").as_uri(), **size)
+    page.panel("legend")
     page.tab.click("#gif")
     page.tab.click("#play")
     page.until("() => tidemill.playback.position > 1")
@@ -452,7 +463,8 @@ def test_a_page_that_is_a_file_makes_gifs_and_groups(browser: Any, folder: Path,
     download.value.save_as(tmp_path / "selections.json")
     assert json.loads((tmp_path / "selections.json").read_text()) == [{"name": "mine", "rows": [1, 3]}]
     page.close()
-    page = Page(browser, (tmp_path / "market.html").as_uri())
+    page = Page(browser, (tmp_path / "market.html").as_uri(), **size)
+    page.panel("legend")
     page.tab.set_input_files("#load-groups", {"name": "bad.json", "mimeType": "application/json", "buffer": b"[1]"})
     page.tab.wait_for_selector("#notice:has-text('bad.json: a saved group lacks a name or rows')")
     page.tab.set_input_files("#load-groups", tmp_path / "selections.json")

@@ -84,6 +84,7 @@ def test_the_heat_map_has_numbers_and_a_line_where_both_are_the_same(
         page.close()
 
 
+@browsed.AXE_NEEDED
 @browsed.SIZES
 def test_readers_choose_which_figures_they_see(browser: Any, tmp_path: Path, size: dict[str, Any]) -> None:
     """Of six figures the last two could not be seen, and nothing said that there are more."""
@@ -102,4 +103,5 @@ def test_readers_choose_which_figures_they_see(browser: Any, tmp_path: Path, siz
         assert figures.all_inner_texts() == ["2.000", "5.000", "0.000", "3.000"]
         assert page.get("document.querySelectorAll('#plot path').length") == 4
         page.picture("figures")
+        assert page.accessible() == []
         page.close()

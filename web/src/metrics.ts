@@ -10,6 +10,7 @@ export class Metrics {
   /** The figures that are shown, as many as there are hues; where there are more, readers choose which. */
   private shown: string[] = [];
   private scanned = 0;
+  private frame: FrameLine | undefined;
 
   constructor(private readonly frames: readonly FrameLine[]) {}
 
@@ -25,6 +26,7 @@ export class Metrics {
 
   /** Shows the figures of a frame. */
   show(frame: FrameLine | undefined): void {
+    this.frame = frame;
     byId('metrics')
       .querySelectorAll('b')
       .forEach((element, i) => {
@@ -42,6 +44,7 @@ export class Metrics {
         make('li', { title: name }, make('i', { style: `background: ${HUES[i]}` }), this.label(name, i), make('b')),
       ),
     );
+    this.show(this.frame);
   }
 
   private label(name: string, place: number): HTMLElement {
