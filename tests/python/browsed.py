@@ -16,6 +16,7 @@ from typing import Any
 import launched
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from tidemill.viz import _http
 
@@ -25,6 +26,11 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 PICTURES = Path(__file__).parents[2] / "out" / "viewer"
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TOKEN = "a-token-for-these-tests"
+
+DESKTOP: dict[str, Any] = {"width": 1100, "height": 720}
+PHONE: dict[str, Any] = {"width": 390, "height": 844, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+#: For tests of what must work on both.
+SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 
 NEEDED = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; `make setup-browser` installs it"),
@@ -56,6 +62,8 @@ class Page:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=more.pop("color_scheme", "light"), **more
         )
+        #: Whether it is a phone's.
+        self.phone = bool(more.get("is_mobile"))
         self.tab = context.new_page()
         self.tab.set_default_timeout(launched.PATIENCE_S * 1000)
         self.errors: list[str] = []
@@ -89,9 +97,30 @@ class Page:
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
         return int((np.ptp(pixels, axis=2) > 30).sum())
 
+    def over(self, x: float, y: float, radius: float) -> NDArray[np.uint8]:
+        """Colours and alpha of what is drawn over the points, in a square around a place: one row a pixel."""
+        pixels = self.get(
+            "(() => { const c = document.querySelector('#overlay'), r = c.width / c.clientWidth;"
+            f"return [...c.getContext('2d').getImageData({x - radius} * r, {y - radius} * r, {2 * radius} * r, {2 * radius} * r).data]"
+            "})()"
+        )
+        return np.array(pixels, np.uint8).reshape(-1, 4)
+
+    def panel(self, name: str, shown: bool = True) -> None:
+        """Open or close the ``legend``, or what is said ``about`` a plot; a phone begins without either."""
+        if self.tab.is_visible(f"#{name}") != shown:
+            self.tab.click(f"#{name}-toggle")
+
+    def touch(self, kind: str, *fingers: tuple[float, float]) -> None:
+        """Put fingers down (``Start``), move them (``Move``), or lift them all (``End``)."""
+        points = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(fingers)]
+        if not hasattr(self, "_devtools"):
+            self._devtools = self.tab.context.new_cdp_session(self.tab)
+        self._devtools.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+
     def picture(self, name: str) -> None:
         PICTURES.mkdir(parents=True, exist_ok=True)
-        self.tab.screenshot(path=PICTURES / f"{name}.png")
+        self.tab.screenshot(path=PICTURES / f"{name}{'-phone' if self.phone else ''}.png")
 
     def accessible(self) -> list[str]:
         """What axe-core finds wrong with the page as it is now, by the rules of WCAG 2.2 AA and good practice."""

@@ -46,15 +46,33 @@ def url(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(browser: Any, url: str) -> Iterator[Page]:
-    opened = Page(browser, url)
+def size() -> dict[str, Any]:
+    return browsed.DESKTOP
+
+
+@pytest.fixture
+def page(browser: Any, url: str, size: dict[str, Any]) -> Iterator[Page]:
+    opened = Page(browser, url, **size)
     yield opened
     opened.close()
 
 
+def projected(page: Page, at: Any) -> list[float]:
+    """Where a place in the data is on the screen."""
+    where: list[float] = page.tab.evaluate(
+        "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
+        " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
+        " return [(dot(0) / dot(3) + 1) / 2 * s.width, (1 - dot(1) / dot(3)) / 2 * s.height] }",
+        np.asarray(at).tolist(),
+    )
+    return where
+
+
+@browsed.SIZES
 def test_points_are_drawn_where_they_are_and_groups_are_hidden(page: Page, folder: Path) -> None:
     """A mistake between file and screen would show no points, or points of wrong groups."""
-    page.picture("desktop")
+    page.picture("market")
+    page.panel("legend")
     frame = FrameReader(folder)[0]
     assert page.colours() > 2000
     assert page.tab.inner_text("#status") == f"{len(frame.rows)} points"
@@ -72,6 +90,7 @@ def test_points_are_drawn_where_they_are_and_groups_are_hidden(page: Page, folde
     assert page.colours() > 3 * few > 0
 
 
+@browsed.SIZES
 def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
     """Frames must come in their order, and the time that is shown be that of the frame that is shown."""
     reader = FrameReader(folder)
@@ -87,12 +106,7 @@ def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
     row = int(np.intersect1d(reader[4].rows, reader[5].rows)[0])
     here, there = (frame.positions[list(frame.rows).index(row)] for frame in (reader[4], reader[5]))
     middle = page.get(f"tidemill.seen.spotOf({row})")
-    wanted = page.tab.evaluate(
-        "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
-        " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
-        " return [(dot(0) / dot(3) + 1) / 2 * s.width, (1 - dot(1) / dot(3)) / 2 * s.height] }",
-        ((here + there) / 2).tolist(),
-    )
+    wanted = projected(page, (here + there) / 2)
     assert abs(middle["x"] - wanted[0]) < 0.1 and abs(middle["y"] - wanted[1]) < 0.1
     page.tab.keyboard.press("Home")
     page.tab.keyboard.press(".")
@@ -100,6 +114,7 @@ def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
     assert page.tab.inner_text("#time") == reader[1].time
 
 
+@browsed.SIZES
 def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> None:
     """Search, hover and click must all mean the same point, and its trajectory be its own."""
     reader = FrameReader(folder)
@@ -109,21 +124,52 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     page.tab.keyboard.type(name.lower())
     page.tab.keyboard.press("Enter")
     page.until(f"() => tidemill.view().chosen.join() === {json.dumps(name)}")
-    page.until("() => tidemill.trails.places && tidemill.trails.places.length === 36")
-    trail = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
+    page.until("() => tidemill.chosen.trails.places && tidemill.chosen.trails.places.length === 36")
+    trail = page.get("[...tidemill.chosen.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(
         np.array(trail, float).reshape(12, 3), reader.trajectories([reader.ids.index(name)])[:, 0]
     )
-    page.tab.mouse.move(*page.spot(name))
+    page.tab.keyboard.press("End")
+    page.settled()
+    way_is_drawn(page, reader, reader.ids.index(name))
+    page.tab.keyboard.press("Home")
+    page.settled()
+    if page.phone:
+        page.tab.touchscreen.tap(*page.spot(name))
+    else:
+        page.tab.mouse.move(*page.spot(name))
     page.tab.wait_for_selector("#tip:not([hidden])")
     shown = page.tab.inner_text("#tip")
-    front = page.get("tidemill.id(tidemill.hover)")
+    front = page.get("tidemill.id(tidemill.over.hover)")
     row = list(reader[0].rows).index(reader.ids.index(front))
     assert front in shown and str(reader[0].groups["sector"][row]) in shown and "capital" in shown
     page.picture("hover")
     page.tab.keyboard.press("Escape")
-    page.tab.mouse.click(*page.spot(name))
+    assert page.get("tidemill.view().chosen") == []
+    (page.tab.touchscreen.tap if page.phone else page.tab.mouse.click)(*page.spot(name))
     page.until(f"() => tidemill.view().chosen.join() === {json.dumps(front)}")
+
+
+def way_is_drawn(page: Page, reader: FrameReader, row: int) -> None:
+    """The only chosen point's way, all of it in the past, its times and its name must be pixels, in their colours and places."""
+    colour = page.get(f"tidemill.seen.colourOf({row})")
+    wanted = np.array([int(word) for word in colour[4:-1].split()])
+    spots = [projected(page, at) for at in reader.trajectories([row])[:, 0] if not np.isnan(at).any()]
+    assert len(spots) > 5
+    inked = 0
+    for x, y in spots:
+        pixels = page.over(x, y, 4)
+        inked += (np.abs(pixels[:, :3].astype(int) - wanted).max(axis=1) < 40)[pixels[:, 3] > 200].any()
+    # A name may lie on one or the other.
+    assert inked >= len(spots) - 2
+    # Where none of the ways is, nothing is drawn.
+    assert (page.over(5, 5, 4)[:, 3] == 0).all()
+    said = page.get(
+        "(() => { const said = [], c = document.querySelector('#overlay').getContext('2d'), fill = c.fillText;"
+        "c.fillText = function (text, ...at) { said.push(text); return fill.call(this, text, ...at) };"
+        "tidemill.drawOver(); c.fillText = fill; return said })()"
+    )
+    assert reader.ids[row] in said and set(said) & {frame.time for frame in reader}, said
 
 
 def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
@@ -142,24 +188,30 @@ def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
     assert page.spot("NEW")
 
 
-def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path) -> None:
+@browsed.SIZES
+def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path, size: dict[str, Any]) -> None:
     """The rest of the tools do what they say, in the dark too."""
     before = page.colours()
+    page.panel("legend")
     page.tab.select_option("#colour", "capital")
     page.settled()
     assert page.tab.is_visible("#ramp") and page.colours() != before
+    page.panel("legend", not page.phone)
     page.tab.keyboard.press("t")
     page.tab.keyboard.press("h")
     page.tab.wait_for_selector("#heat-map:not([hidden])")
     page.settled()
     page.picture("dark")
+    if page.phone:
+        page.tab.click("#heat")
     page.tab.keyboard.press("?")
     page.tab.wait_for_selector("#keys[open]")
     page.tab.click("#keys button")
     with page.tab.expect_download() as download:
         page.tab.click("#picture")
     download.value.save_as(tmp_path / "picture.png")
-    assert Image.open(tmp_path / "picture.png").size == (1100, 720)
+    ratio = size.get("device_scale_factor", 1)
+    assert Image.open(tmp_path / "picture.png").size == (size["width"] * ratio, size["height"] * ratio)
     page.tab.click("#record")
     page.tab.click("#play")
     page.until("() => tidemill.playback.position > 1")
@@ -191,29 +243,56 @@ def test_a_lasso_makes_a_group_that_stays(browser: Any, url: str, folder: Path) 
     page.close()
 
 
-def test_a_link_brings_the_view_back(browser: Any, page: Page, url: str) -> None:
-    """Whoever opens a link must see what its maker saw."""
+@browsed.SIZES
+def test_a_link_brings_the_view_back(browser: Any, page: Page, size: dict[str, Any]) -> None:
+    """Whoever opens a link must see what its maker saw: no more and no fewer groups, in the same light."""
+    page.panel("legend")
     page.tab.select_option("#colour", "change")
-    page.tab.locator("#scrub").fill("7")
     page.tab.click("#categories button[title='Show or hide stayed']")
+    page.tab.select_option("#speed", "16")
+    page.panel("legend", False)
+    page.tab.click("#theme")
+    page.tab.locator("#scrub").fill("7")
     page.tab.locator("#points").press("ArrowLeft")
     page.settled()
-    page.tab.click("#link")
-    page.until("() => location.hash.length > 10")
-    view = page.get("tidemill.view()")
-    other = Page(browser, page.get("location.href"))
-    again = other.get("tidemill.view()")
+
+    def linked() -> str:
+        page.get("history.replaceState(null, '', location.search)")
+        page.tab.click("#link")
+        page.until("() => location.hash.length > 10")
+        link: str = page.get("location.href")
+        return link
+
+    def shown_by(link: str) -> dict[str, Any]:
+        other = Page(browser, link, **size)
+        seen: dict[str, Any] = other.get("tidemill.view()")
+        other.close()
+        return seen
+
+    view, again = page.get("tidemill.view()"), shown_by(linked())
     np.testing.assert_allclose(again.pop("camera"), view.pop("camera"), atol=2e-3)
     assert again == view and view["hidden"] == ["stayed"]
-    other.close()
+    assert (view["theme"], view["speed"], view["lines"]) == ("dark", 16, True)
+    page.panel("legend")
+    page.tab.hover("#categories li:has-text('rose over 2')")
+    page.tab.click("#categories button[title='Show only rose over 2 %, or all']")
+    assert shown_by(linked())["shown"] == ["rose over 2 %"]
+    page.tab.select_option("#colour", "")
+    assert shown_by(linked())["colour"] == ""
+    # The same page follows a link too, and shows again what that does not hide.
+    page.get("location.hash = 'colour=change&hide=stayed'")
+    page.until("() => tidemill.colouring.name === 'change'")
+    assert page.get("tidemill.view().hidden") == ["stayed"]
 
 
 @browsed.AXE_NEEDED
+@browsed.SIZES
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everybody_can_use_it(browser: Any, folder: Path, theme: str) -> None:
+def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict[str, Any]) -> None:
     """Controls without a name, texts without contrast, lists that a screen reader cannot read; keys that reach nothing."""
     with Server(folder) as server:
-        page = Page(browser, server.url, color_scheme=theme, reduced_motion="reduce")
+        page = Page(browser, server.url, color_scheme=theme, reduced_motion="reduce", **size)
+        page.panel("legend")
         assert page.get("tidemill.scene.controls.enableDamping") is False
         page.tab.click("#heat")
         page.tab.keyboard.press("/")
@@ -223,7 +302,7 @@ def test_everybody_can_use_it(browser: Any, folder: Path, theme: str) -> None:
         assert page.tab.get_attribute("#query", "aria-activedescendant") == "found-1"
         assert page.accessible() == []
         page.tab.keyboard.press("Enter")
-        page.until("() => tidemill.chosen.length === 3")
+        page.until("() => tidemill.chosen.rows.length === 3")
         page.tab.keyboard.press("?")
         assert page.accessible() == []
         page.tab.keyboard.press("Escape")
@@ -275,9 +354,9 @@ def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
         box = page.tab.locator(tool).bounding_box()
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390, tool
     page.picture("phone")
-    chosen = len(page.get("tidemill.chosen"))
+    chosen = len(page.get("tidemill.chosen.rows"))
     page.tab.touchscreen.tap(*page.spot(page.get("tidemill.known.load([50]).then(() => tidemill.id(50))")))
-    assert len(page.get("tidemill.chosen")) != chosen
+    assert len(page.get("tidemill.chosen.rows")) != chosen
     page.tab.tap("#legend-toggle")
     page.tab.wait_for_selector("#legend:not([hidden])")
     page.picture("phone-legend")
@@ -321,7 +400,10 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
         page.close()
 
 
-def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_path: Path) -> None:
+@browsed.SIZES
+def test_a_page_with_its_frames_opens_as_a_file(
+    browser: Any, folder: Path, tmp_path: Path, size: dict[str, Any]
+) -> None:
     """It must show what the server shows, with nothing but the file: frames, groups, ways of points."""
     (folder / "selections.json").write_text('[{"name":"</script><b>mine</b>","rows":[1,2]}]')
     ended = launched.run("view", folder, "--export", tmp_path / "market.html")
@@ -329,15 +411,16 @@ def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_
     lone = tmp_path / "alone"
     lone.mkdir()
     (tmp_path / "market.html").rename(lone / "market.html")
-    page = Page(browser, (lone / "market.html").as_uri())
+    page = Page(browser, (lone / "market.html").as_uri(), **size)
     asked: list[str] = []
     page.tab.on("request", lambda request: asked.append(request.url))
     reader = FrameReader(folder)
     row = int(np.intersect1d(reader[0].rows, reader[11].rows)[5])
-    page.get(f"tidemill.choose([{row}, 0])")
-    page.until("() => tidemill.trails.places")
-    places = page.get("[...tidemill.trails.places].map(x => Number.isNaN(x) ? null : x)")
+    page.get(f"tidemill.chosen.choose([{row}, 0])")
+    page.until("() => tidemill.chosen.trails.places")
+    places = page.get("[...tidemill.chosen.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(np.array(places, float).reshape(12, 2, 3), reader.trajectories([row, 0]), atol=1e-5)
+    page.panel("legend")
     page.tab.select_option("#colour", "my groups")
     assert page.get("tidemill.categories()[0].name") == "</script><b>mine</b>"
     page.tab.select_option("#colour", "sector")
@@ -350,7 +433,8 @@ def test_a_page_with_its_frames_opens_as_a_file(browser: Any, folder: Path, tmp_
     with page.tab.expect_download() as download:
         page.tab.click("#picture")
     download.value.save_as(tmp_path / "picture.png")
-    assert Image.open(tmp_path / "picture.png").size == (1100, 720)
+    ratio = size.get("device_scale_factor", 1)
+    assert Image.open(tmp_path / "picture.png").size == (size["width"] * ratio, size["height"] * ratio)
     assert [url for url in asked if not url.startswith("blob:")] == []
     page.close()
 
@@ -388,10 +472,14 @@ def test_a_notebook_shows_it_in_a_frame(browser: Any, embed: bool, tmp_path: Pat
             view.close()
 
 
-def test_a_page_that_is_a_file_makes_gifs_and_groups(browser: Any, folder: Path, tmp_path: Path) -> None:
+@browsed.SIZES
+def test_a_page_that_is_a_file_makes_gifs_and_groups(
+    browser: Any, folder: Path, tmp_path: Path, size: dict[str, Any]
+) -> None:
     """Without a server there is no script to load for a GIF's worker, and no folder for groups: a file takes them, and gives them back."""
     export_html(folder, tmp_path / "market.html")
-    page = Page(browser, (tmp_path / "market.html").as_uri())
+    page = Page(browser, (tmp_path / "market.html").as_uri(), **size)
+    page.panel("legend")
     page.tab.click("#gif")
     page.tab.click("#play")
     page.until("() => tidemill.playback.position > 1")
@@ -401,7 +489,7 @@ def test_a_page_that_is_a_file_makes_gifs_and_groups(browser: Any, folder: Path,
     with Image.open(tmp_path / "market.gif") as gif:
         assert getattr(gif, "n_frames", 1) > 1
     # A group of the chosen points, with keys alone.
-    page.get("tidemill.choose([3, 1])")
+    page.get("tidemill.chosen.choose([3, 1])")
     page.tab.keyboard.press("g")
     page.tab.keyboard.press("Enter")
     page.tab.keyboard.type("mine")
@@ -412,7 +500,8 @@ def test_a_page_that_is_a_file_makes_gifs_and_groups(browser: Any, folder: Path,
     download.value.save_as(tmp_path / "selections.json")
     assert json.loads((tmp_path / "selections.json").read_text()) == [{"name": "mine", "rows": [1, 3]}]
     page.close()
-    page = Page(browser, (tmp_path / "market.html").as_uri())
+    page = Page(browser, (tmp_path / "market.html").as_uri(), **size)
+    page.panel("legend")
     page.tab.set_input_files("#load-groups", {"name": "bad.json", "mimeType": "application/json", "buffer": b"[1]"})
     page.tab.wait_for_selector("#notice:has-text('bad.json: a saved group lacks a name or rows')")
     page.tab.set_input_files("#load-groups", tmp_path / "selections.json")
@@ -480,11 +569,6 @@ def test_samples_are_shown_while_very_many_points_move(
         reader = FrameReader(tmp_path / "many")
         middle = (reader[4].positions[35] + reader[5].positions[35]) / 2
         found = page.get("tidemill.seen.spotOf(35)")
-        wanted = page.tab.evaluate(
-            "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
-            " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
-            " return [(dot(0) / dot(3) + 1) / 2 * s.width, (1 - dot(1) / dot(3)) / 2 * s.height] }",
-            middle.tolist(),
-        )
+        wanted = projected(page, middle)
         assert abs(found["x"] - wanted[0]) < 0.1 and abs(found["y"] - wanted[1]) < 0.1
         page.close()

@@ -55,21 +55,17 @@ def upload(page: Page, *files: tuple[str, bytes]) -> None:
     page.tab.click("#send")
 
 
-SIZES = [{"width": 1100, "height": 720}, {"width": 390, "height": 844, "has_touch": True, "is_mobile": True}]
-
-
-@pytest.mark.parametrize("size", SIZES, ids=["desktop", "phone"])
+@browsed.SIZES
 def test_uploads_are_taken_in_found_and_described(
     browser: Any, url: str, library: Library, size: dict[str, Any]
 ) -> None:
     """The way of a plot through the page; a bad file is explained in the dialog, and the next one goes through."""
-    name = "phone" if "is_mobile" in size else "desktop"
     page = Page(browser, url, wait=False, **size)
     page.tab.wait_for_selector("text=No plots yet")
     upload(page, ("bad.txt", b"0 0 0 0 1\n1 2 3\n"))
     page.tab.wait_for_selector("#upload-wrong:not([hidden])")
     assert "bad.txt, line 2: it has 3 fields" in page.tab.inner_text("#upload-wrong")
-    page.picture(f"library-upload-{name}")
+    page.picture("library-upload")
     assert page.errors.pop().startswith("Failed to load resource") and library.count() == 0
     page.tab.set_input_files("#files", [{"name": "<b>good.txt", "mimeType": "text/plain", "buffer": POINTS}])
     page.tab.fill("#new-tags", "round, <i>text</i>")
@@ -90,7 +86,7 @@ def test_uploads_are_taken_in_found_and_described(
     page.tab.click("#collections button")
     page.until("() => document.querySelectorAll('#plots > li').length === 1")
     assert page.tab.input_value("#query") == 'in:"Shapes and such"'
-    page.picture(f"library-{name}")
+    page.picture("library")
     page.tab.click("#plots .head button")
     page.tab.fill("#edit-title", "Another name")
     page.tab.press("#edit-title", "Enter")
@@ -105,11 +101,15 @@ def test_uploads_are_taken_in_found_and_described(
     page.close()
 
 
-def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Library, plot: str) -> None:
+@browsed.SIZES
+def test_a_version_is_saved_and_opened_again(
+    browser: Any, url: str, library: Library, plot: str, size: dict[str, Any]
+) -> None:
     """Colours, names, what is hidden, groups, glyphs and the view must all come back, and the original be as it was."""
-    page = Page(browser, url, wait=False)
+    page = Page(browser, url, wait=False, **size)
     page.tab.click("#plots .title")
     page.settled()
+    page.panel("legend")
     page.tab.hover("#categories li:has-text('Energy')")
     page.tab.click("button[title='Edit Energy']")
     page.tab.fill("#category-name", "Oil <b>&</b> gas")
@@ -118,15 +118,16 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     page.tab.click("button[title='Show or hide Utilities']")
     page.tab.keyboard.press("Escape")
     row = page.get("tidemill.rowsOf(['FI095']).then(([row]) => row ?? 30)")
-    page.get(f"tidemill.choose([{row}])")
+    page.get(f"tidemill.chosen.choose([{row}])")
+    page.panel("legend", not page.phone)
     page.tab.click("#chosen button:not(.follow)")
     page.tab.fill("#point-name", "the odd one")
     page.tab.select_option("#point-glyph", "star")
     page.tab.click("#edit-point button.primary")
-    page.get("tidemill.saveSelections([{ name: 'mine', rows: [0, 3] }])")
+    page.get("tidemill.groups.save('mine', [0, 3])")
     page.tab.locator("#scrub").fill("3")
     page.settled()
-    page.tab.click("#about-toggle")
+    page.panel("about")
     page.tab.fill("#version-name", "My version")
     page.tab.fill("#about input.author", "Ada")
     page.tab.click("#save-version button")
@@ -146,19 +147,20 @@ def test_a_version_is_saved_and_opened_again(browser: Any, url: str, library: Li
     assert page.get("tidemill.categories().map((c) => c.title)").count("Energy") == 1
     page.close()
     # Whoever opens the plot sees the newest version.
-    page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?"), **size)
     energy = page.get("tidemill.categories().find((c) => c.name === 'Energy')")
     assert (energy["title"], energy["colour"]) == ("Oil <b>&</b> gas", "rgb(255 0 255)")
     assert not page.get("tidemill.categories().find((c) => c.name === 'Utilities').shown")
     assert page.get("tidemill.playback.position") == 3
-    assert page.get("[...tidemill.marked]")[-1] == [point, "star"]
+    assert page.get("[...tidemill.colours.glyphs()]")[-1] == [point, "star"]
     assert page.tab.inner_text("#chosen").startswith("the odd one")
+    page.panel("legend")
     page.tab.select_option("#colour", "my groups")
     assert page.get("tidemill.categories()[0].name") == "mine"
     # A change that is saved on top of it is the only one in its log.
     page.tab.select_option("#colour", "sector")
     page.tab.click("button[title='Show or hide Utilities']")
-    page.tab.click("#about-toggle")
+    page.panel("about")
     page.tab.fill("#version-name", "Second")
     page.tab.click("#save-version button")
     page.tab.wait_for_selector("#versions [aria-current=true]:has-text('Second')")

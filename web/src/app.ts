@@ -1,41 +1,34 @@
 // What is shown, and the loop that draws it. The page's controls change it through methods and hear of changes.
 
-import { axisLabels } from './axes';
+import { CHOSEN_MAX, Chosen } from './chosen';
 import { type Category, Colours } from './colours';
 import { boxOf, Dataset } from './dataset';
 import { after, type Detail, nextPart, startDetail } from './detail';
-import { calm } from './dom';
+import { calm, isDark, setDark } from './dom';
 import { Edges } from './edges';
 import type { Edits } from './edits';
 import { type Fact, factsOf } from './facts';
 import { Feed } from './feed';
+import { Groups } from './groups';
 import { Known } from './known';
 import { decodeView, type View } from './link';
 import type { FrameCache, Source } from './loader';
-import { drawOverlay, type Mark } from './overlay';
+import { Over, type Theme } from './over';
 import { RAMPS, SCHEMES } from './palettes';
 import { advance, grown, type Playback, seek } from './playback';
 import { type Box, type Margins, PointScene } from './scene';
 import { Seen } from './seen';
 import { Shown } from './shown';
 import { type Colouring, Slots } from './slots';
-import { Trails } from './trails';
-import type { Parsed, Selection } from './wire';
-
-/** Most trajectories that are drawn. */
-export const CHOSEN_MAX = 50;
+import type { Parsed } from './wire';
 
 export type Details = { id: string; label: string; facts: readonly Fact[] };
-export type Theme = { ink: string; soft: string; paper: string };
 
 export class App {
   readonly dataset = new Dataset();
   readonly scene: PointScene;
   playback: Playback = { position: 0, playing: false, framesPerS: 4, loop: false };
   readonly colours = new Colours(this.dataset);
-  chosen: number[] = [];
-  hover: number | undefined;
-  lasso: number[] = [];
   size = 8;
   opacity = 1;
   /** How long our own work on a picture took: filling a frame, and all of a turn of the loop but the fill. */
@@ -45,44 +38,64 @@ export class App {
   readonly seen: Seen;
   readonly shown: Shown;
   private detail: Detail = startDetail();
-  readonly trails = new Trails();
   readonly edges: Edges;
   readonly known: Known;
+  readonly chosen: Chosen;
+  readonly groups: Groups;
+  readonly over: Over;
+  /** Why nothing new comes; empty as long as it does. */
+  trouble = '';
   private readonly feed: Feed;
+  private following = false;
   private moving = true;
   private last: number | undefined;
   private scheduled = false;
-  private world: Box | undefined;
-  private theme: Theme = { ink: '#000', soft: '#555', paper: '#fff' };
+  /** Who waits until all points are there. */
+  private readonly waiting: ((here: boolean) => void)[] = [];
 
   constructor(
     private readonly client: Source,
     /** Whether groups are part of a version, in place of being kept beside the frames. */
     private readonly inLibrary: boolean,
     points: HTMLCanvasElement,
-    private readonly overlay: HTMLCanvasElement,
+    overlay: HTMLCanvasElement,
     /** `data`: what there is has changed; `time`: only what is shown of it. */
     private readonly changed: (what: 'data' | 'time') => void,
-    private readonly notice: (text: string, wrong?: boolean) => void,
+    notice: (text: string, wrong?: boolean) => void,
+    /** The frames were written anew: nothing that the page has is true any more. */
+    anew: () => void,
   ) {
     this.scene = new PointScene(points, () => this.redraw());
     this.known = new Known(client, notice);
-    this.feed = new Feed(client, this.dataset, (points, frames) => this.grow(points, frames), notice);
+    this.feed = new Feed(client, this.dataset, {
+      grew: (points, frames) => this.grow(points, frames),
+      trouble: (reason) => this.setTrouble(reason),
+      anew,
+      notice,
+    });
     this.edges = new Edges(() => this.redraw(), notice);
     this.shown = new Shown(this.dataset, this.scene, client, () => this.redraw(), notice);
     this.seen = new Seen(this.scene, this.shown, () => this.slots);
+    this.groups = new Groups(this.dataset, client, inLibrary ? () => this.colours.edits : undefined, notice);
+    this.chosen = new Chosen(this.known, client, (what) => this.chosenChanged(what), notice);
+    this.over = new Over(overlay, this.dataset, this.colours, this.scene, this.seen, this.known, this.chosen);
   }
 
   /** Loads what there is, then waits for more as long as the page is open. */
   async start(): Promise<Parsed<void>> {
     const begun = await this.feed.start();
     if (!begun.ok) return begun;
-    const saved = this.inLibrary ? undefined : await this.client.selections();
-    if (saved?.ok) this.dataset.takeSelections(saved.value);
-    else if (saved !== undefined) this.notice(saved.reason);
+    await this.groups.load();
     this.colourBy(this.firstColouring());
+    this.following = true;
     void this.feed.follow();
     return begun;
+  }
+
+  /** What is done at the start where there are frames, when the first of them come later. */
+  private begin(): Promise<void> {
+    this.colourBy(this.firstColouring());
+    return this.chooseMarked();
   }
 
   private grow(pointsBefore: number, framesBefore: number): void {
@@ -98,7 +111,19 @@ export class App {
     if (frames.length !== framesBefore) this.setWorld();
     this.playback = grown(this.playback, framesBefore, frames.length, calm());
     if (this.colouring.kind !== 'plain') this.colourBy(this.colouring.name);
-    if (this.chosen.length > 0) void this.loadTrails();
+    this.chosen.follow();
+    if (this.following && points !== pointsBefore) void (pointsBefore === 0 ? this.begin() : this.mark());
+    this.changed('data');
+    this.redraw();
+  }
+
+  private setTrouble(reason: string): void {
+    const over = this.trouble !== '' && reason === '';
+    this.trouble = reason;
+    if (over) {
+      this.shown.retry();
+      this.edges.retry();
+    }
     this.changed('data');
     this.redraw();
   }
@@ -107,12 +132,12 @@ export class App {
   private setWorld(): void {
     const box = boxOf(this.dataset.frames);
     const fits =
-      this.world !== undefined &&
-      box.low.every((x, i) => x >= (this.world as Box).low[i]) &&
-      box.high.every((x, i) => x <= (this.world as Box).high[i]);
+      this.over.world !== undefined &&
+      box.low.every((x, i) => x >= (this.over.world as Box).low[i]) &&
+      box.high.every((x, i) => x <= (this.over.world as Box).high[i]);
     if (fits) return;
-    const first = this.world === undefined;
-    this.world = box;
+    const first = this.over.world === undefined;
+    this.over.world = box;
     this.scene.setWorld(box);
     if (first) this.scene.resetCamera();
     for (const which of [0, 1] as const) {
@@ -185,26 +210,28 @@ export class App {
   /** Shows what a version changes: colours, names, groups, and the view if it has one. */
   async setEdits(edits: Edits): Promise<void> {
     this.colours.setEdits(edits);
-    if (this.inLibrary) this.dataset.takeSelections([...edits.groups].map(([name, rows]) => ({ name, rows })));
+    if (this.inLibrary) await this.groups.load();
     this.colourBy(this.colouring.kind === 'plain' ? this.firstColouring() : this.colouring.name);
     await this.chooseMarked();
     if (edits.view !== undefined) await this.setView(decodeView(edits.view));
   }
 
-  /** Chooses the points that are drawn large. */
+  /** Marks the points that the data marks, and follows them unless they are too many for that. */
   async chooseMarked(): Promise<void> {
-    this.choose(await this.known.rowsOf([...this.marked.keys()]));
+    await this.mark();
+    const { marked } = this.chosen;
+    this.chosen.choose(marked.length <= CHOSEN_MAX ? marked : []);
+  }
+
+  private mark(): Promise<void> {
+    return this.chosen.mark([...this.colours.glyphs().keys()]);
   }
 
   /** Changes something: tells the edits of now, to be changed, and shows them. */
   edit(change: (edits: Edits) => void): void {
     change(this.colours.edits);
+    void this.mark();
     this.paint();
-  }
-
-  /** Points that are drawn large, and how. */
-  get marked(): Map<string, string> {
-    return new Map([...(this.dataset.header?.glyphs ?? []), ...this.colours.edits.glyphs]);
   }
 
   private firstColouring(): string {
@@ -220,43 +247,26 @@ export class App {
 
   setLook(size: number, opacity: number): void {
     [this.size, this.opacity] = [size, opacity];
-    this.scene.setLook(size, opacity, this.theme.paper);
+    this.scene.setLook(size, opacity, this.over.theme.paper);
     this.redraw();
   }
 
   setTheme(theme: Theme): void {
-    this.theme = theme;
+    this.over.theme = theme;
     this.setLook(this.size, this.opacity);
   }
 
   resize(width: number, height: number, margins: Margins): void {
     this.scene.resize(width, height, margins);
-    const ratio = Math.min(window.devicePixelRatio, 2);
-    this.overlay.width = width * ratio;
-    this.overlay.height = height * ratio;
+    this.over.resize(width, height);
     this.redraw();
   }
 
   // ---- points
 
-  choose(rows: readonly number[]): void {
-    this.chosen = [...new Set(rows)].slice(0, CHOSEN_MAX);
-    this.trails.clear();
-    if (this.chosen.length > 0) {
-      void this.loadTrails();
-      void this.learn(this.chosen);
-    }
+  private chosenChanged(what: 'data' | 'picture'): void {
     this.redraw();
-    this.changed('data');
-  }
-
-  /** Asks what these points are called, and shows it; points whose names are known are shown with them at once. */
-  private async learn(rows: readonly number[]): Promise<void> {
-    if (rows.every((row) => this.known.get(row) !== undefined)) return;
-    if (await this.known.load(rows)) {
-      this.redraw();
-      this.changed('data');
-    }
+    if (what === 'data') this.changed('data');
   }
 
   /** The name of a point; its row until the server has said it. */
@@ -268,32 +278,18 @@ export class App {
     return this.known.rowsOf(ids);
   }
 
-  toggleChosen(row: number): void {
-    this.choose(this.chosen.includes(row) ? this.chosen.filter((other) => other !== row) : [...this.chosen, row]);
-  }
-
-  private async loadTrails(): Promise<void> {
-    const loaded = await this.trails.load(this.client, this.chosen);
-    if (!loaded.ok) this.notice(loaded.reason);
-    else if (loaded.value) this.redraw();
-  }
-
   setHover(row: number | undefined): void {
-    if (row === this.hover) return;
-    this.hover = row;
+    if (row === this.over.hover) return;
+    this.over.hover = row;
     this.drawOver();
   }
 
-  async saveSelections(selections: readonly Selection[]): Promise<boolean> {
-    if (this.inLibrary) {
-      this.colours.edits.groups = new Map(selections.map(({ name, rows }) => [name, rows]));
-      this.dataset.takeSelections(selections);
-      return true;
-    }
-    const saved = await this.client.saveSelections(selections);
-    if (!saved.ok) this.notice(saved.reason);
-    else this.dataset.takeSelections(selections);
-    return saved.ok;
+  /** Stops time, and waits until all points of the moment that is shown are there; false if they cannot be read. */
+  allHere(): Promise<boolean> {
+    this.set({ ...this.playback, playing: false });
+    return new Promise((done) => {
+      this.waiting.push(done);
+    });
   }
 
   /** What is known of a point: all, once `known` has been asked for it. */
@@ -325,23 +321,29 @@ export class App {
       frame: this.playback.position,
       colour: this.colouring.kind === 'plain' ? '' : this.colouring.name,
       scheme: this.scheme,
-      hidden: [...this.colours.hiddenNames()],
-      chosen: this.chosen.map((row) => this.id(row)),
+      ...this.colours.visible(),
+      chosen: this.chosen.rows.map((row) => this.id(row)),
       camera: this.scene.cameraState(),
       size: this.size,
       opacity: this.opacity,
+      lines: this.edges.shown,
+      speed: this.playback.framesPerS,
+      theme: isDark() ? 'dark' : 'light',
     };
   }
 
   async setView(view: Partial<View>): Promise<void> {
     if (view.colour !== undefined) this.colourBy(view.colour);
     if (view.scheme !== undefined) this.setScheme(view.scheme);
-    if (view.hidden !== undefined) for (const name of view.hidden) this.colours.hiddenNames().add(name);
+    if (view.hidden !== undefined || view.shown !== undefined) this.colours.setVisible(view);
+    if (view.lines !== undefined) this.edges.shown = view.lines;
+    if (view.speed !== undefined) this.playback = { ...this.playback, framesPerS: view.speed };
+    if (view.theme !== undefined) setDark(view.theme === 'dark');
     if (view.camera !== undefined) this.scene.setCamera(view.camera);
     this.setLook(view.size ?? this.size, view.opacity ?? this.opacity);
     if (view.frame !== undefined) this.seek(view.frame);
     this.paint();
-    if (view.chosen !== undefined) this.choose(await this.known.rowsOf(view.chosen));
+    if (view.chosen !== undefined) this.chosen.choose(await this.known.rowsOf(view.chosen));
   }
 
   // ---- the loop
@@ -394,6 +396,8 @@ export class App {
     if (wasMoving) this.drawOver();
     this.times.turnMs = performance.now() - begin - fillMs;
     if (tookMs !== undefined && wasMoving) this.times.pictureMs = tookMs;
+    const whole = this.shown.isWhole(this.playback.position, this.slots.points);
+    if (whole !== undefined) for (const done of this.waiting.splice(0)) done(whole);
     this.changed('time');
     const more = this.playback.playing || this.detail.drawn < points;
     if (more) this.schedule();
@@ -401,29 +405,6 @@ export class App {
   }
 
   drawOver(): void {
-    const mark = (row: number): Mark[] => {
-      const spot = this.seen.spotOf(row);
-      const id = this.known.get(row)?.id ?? '';
-      if (spot === undefined) return [];
-      const label = this.colours.edits.labels.get(id) ?? id;
-      // Never smaller than the point that it stands for.
-      const radius = Math.max(8, 1.25 * this.scene.radiusAt(spot.depth) + 1);
-      return [{ spot, label, glyph: this.marked.get(id) ?? 'circle', colour: this.seen.colourOf(row), radius }];
-    };
-    drawOverlay(this.overlay, {
-      marks: this.chosen.flatMap(mark),
-      trails: this.trails.seen(this.chosen, this.scene, this.playback.position, (row) => this.seen.colourOf(row)),
-      hover: this.hover === undefined || this.chosen.includes(this.hover) ? undefined : mark(this.hover)[0],
-      axes: this.axisLabels(),
-      lasso: this.lasso,
-      times: this.dataset.frames.map((frame) => frame.time),
-      ...this.theme,
-    });
-  }
-
-  private axisLabels() {
-    const { header } = this.dataset;
-    if (header === undefined || this.world === undefined) return [];
-    return axisLabels(this.scene.screen(), this.scene.half, this.world.low, this.world.high, header.axes);
+    this.over.draw(this.playback.position);
   }
 }

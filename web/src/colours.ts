@@ -2,7 +2,7 @@
 
 import { type Dataset, rangeOf } from './dataset';
 import { categoryKey, type Edits, noEdits } from './edits';
-import { categoryColour, css, RAMPS, type Rgb, ramp, rgb, SCHEMES } from './palettes';
+import { categoryLook, css, type Look, RAMPS, type Rgb, ramp, rgb, SCHEMES, SHAPES } from './palettes';
 import { CODES, type Colouring, NO_COLOUR } from './slots';
 
 export const GREY: Rgb = [138, 144, 152];
@@ -11,7 +11,7 @@ const PLAIN: Rgb = [86, 150, 214];
 export const NONE = '(none)';
 
 /** A category of the grouping that points are coloured by. `name` is the data's, `title` what it is called now. */
-export type Category = { name: string; title: string; colour: string; shown: boolean; code: number };
+export type Category = { name: string; title: string; colour: string; shape: string; shown: boolean; code: number };
 
 export class Colours {
   colouring: Colouring = { kind: 'plain' };
@@ -22,6 +22,11 @@ export class Colours {
   readonly hidden = new Map<string, Set<string>>();
 
   constructor(private readonly dataset: Dataset) {}
+
+  /** Points that are drawn large, by their ids, and as what. */
+  glyphs(): Map<string, string> {
+    return new Map([...(this.dataset.header?.glyphs ?? []), ...this.edits.glyphs]);
+  }
 
   valueNames(): string[] {
     return [...new Set(this.dataset.frames.flatMap((frame) => [...frame.values.keys()]))];
@@ -46,19 +51,19 @@ export class Colours {
     const grouping = this.colouring.name;
     const names = this.dataset.groupings.get(grouping)?.names ?? [];
     const hidden = this.hiddenNames();
-    const list = names.map((name, code) => ({
-      name,
-      title: this.edits.names.get(categoryKey(grouping, name)) ?? name,
-      code,
-      shown: !hidden.has(name),
-      colour: css(this.colourOf(grouping, name, code, names.length)),
-    }));
-    return [...list, { name: NONE, title: NONE, code: NO_COLOUR, shown: !hidden.has(NONE), colour: css(GREY) }];
+    const list = names.map((name, code) => {
+      const { colour, shape } = this.lookOf(grouping, name, code, names.length);
+      const title = this.edits.names.get(categoryKey(grouping, name)) ?? name;
+      return { name, title, code, shown: !hidden.has(name), colour: css(colour), shape: SHAPES[shape] };
+    });
+    const none = { name: NONE, title: NONE, code: NO_COLOUR, colour: css(GREY), shape: SHAPES[0] };
+    return [...list, { ...none, shown: !hidden.has(NONE) }];
   }
 
-  private colourOf(grouping: string, name: string, code: number, of: number): Rgb {
+  private lookOf(grouping: string, name: string, code: number, of: number): Look {
+    const look = categoryLook(this.scheme, code, of);
     const own = this.edits.colours.get(categoryKey(grouping, name));
-    return own === undefined ? categoryColour(this.scheme, code, of) : rgb(own);
+    return own === undefined ? look : { ...look, colour: rgb(own) };
   }
 
   hiddenNames(): Set<string> {
@@ -82,6 +87,23 @@ export class Colours {
     if (!alone) for (const category of categories) if (category.name !== name) hidden.add(category.name);
   }
 
+  /** The names of the categories that are hidden, or of those that are shown where these are fewer. */
+  visible(): { hidden: string[] } | { shown: string[] } {
+    const names = (shown: boolean) =>
+      this.categories().flatMap((category) => (category.shown === shown ? category.name : []));
+    const [hidden, shown] = [names(false), names(true)];
+    // Without any name neither would be said.
+    return shown.length > 0 && shown.length < hidden.length ? { shown } : { hidden };
+  }
+
+  /** Hides these categories and no others, or shows these and no others. */
+  setVisible({ hidden, shown }: { hidden?: readonly string[]; shown?: readonly string[] }): void {
+    const names = this.hiddenNames();
+    names.clear();
+    for (const name of hidden ?? []) names.add(name);
+    if (shown !== undefined) for (const { name } of this.categories()) if (!shown.includes(name)) names.add(name);
+  }
+
   /** Takes over what a version changes. */
   setEdits(edits: Edits): void {
     this.edits = edits;
@@ -101,21 +123,23 @@ export class Colours {
     return { ...this.edits, hidden };
   }
 
-  /** Writes the colour of each code into a table of four bytes each; no alpha hides. */
+  /** Writes the look of each code into a table of four bytes each: a colour, and 0 for what is hidden, else 255 less the shape. */
   paint(table: Uint8Array): void {
-    const put = (code: number, colour: Rgb, alpha: number) => table.set([...colour.map(Math.round), alpha], code * 4);
+    const put = (code: number, colour: Rgb, shown: boolean, shape = 0) =>
+      table.set([...colour.map(Math.round), shown ? 255 - shape : 0], code * 4);
     if (this.colouring.kind === 'grouping') {
       const grouping = this.colouring.name;
       const hidden = this.hiddenNames();
       const names = this.dataset.groupings.get(grouping)?.names ?? [];
       names.forEach((name, code) => {
-        put(code, this.colourOf(grouping, name, code, names.length), hidden.has(name) ? 0 : 255);
+        const { colour, shape } = this.lookOf(grouping, name, code, names.length);
+        put(code, colour, !hidden.has(name), shape);
       });
-      put(NO_COLOUR, GREY, hidden.has(NONE) ? 0 : 255);
+      put(NO_COLOUR, GREY, !hidden.has(NONE));
     } else if (this.colouring.kind === 'value') {
       const stops = RAMPS.get(this.scheme) ?? [];
-      for (let code = 0; code <= CODES; code++) put(code, ramp(stops, code / CODES), 255);
-      put(NO_COLOUR, GREY, 255);
-    } else put(NO_COLOUR, PLAIN, 255);
+      for (let code = 0; code <= CODES; code++) put(code, ramp(stops, code / CODES), true);
+      put(NO_COLOUR, GREY, true);
+    } else put(NO_COLOUR, PLAIN, true);
   }
 }

@@ -61,15 +61,21 @@ export function notice(text: string, wrong = true): void {
   noticed = setTimeout(() => (box.hidden = true), wrong ? 8000 : 2500);
 }
 
-/** Makes the page light or dark as its reader's system is; returns what changes that. */
-export function startTheme(changed: () => void): () => void {
-  const root = document.documentElement;
-  const set = (dark: boolean) => {
-    root.dataset.theme = dark ? 'dark' : 'light';
-    changed();
-  };
-  set(matchMedia('(prefers-color-scheme: dark)').matches);
-  return () => set(root.dataset.theme !== 'dark');
+let themeChanged = (): void => {};
+
+/** Makes the page light or dark as its reader's system is, and tells then and from now on when it changes. */
+export function startTheme(changed: () => void): void {
+  themeChanged = changed;
+  setDark(matchMedia('(prefers-color-scheme: dark)').matches);
+}
+
+export function isDark(): boolean {
+  return document.documentElement.dataset.theme === 'dark';
+}
+
+export function setDark(dark: boolean): void {
+  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
+  themeChanged();
 }
 
 /** Whether its reader wants as little motion as may be. */

@@ -1,6 +1,6 @@
 // Lines between points: those of a tree, or of any graph. They move with their points.
 
-import type { Source } from './loader';
+import { PAUSE_MS, type Source } from './loader';
 import { type Between, codeOf, positionOf } from './pick';
 import type { Slots } from './slots';
 import type { FrameLine } from './wire';
@@ -12,6 +12,8 @@ export class Edges {
   private file: string | undefined;
   private readonly kept = new Map<string, Uint32Array>();
   private readonly underWay = new Set<string>();
+  /** Files that the server refused, or that cannot be read. */
+  private readonly failed = new Set<string>();
   private buffer = new Float32Array(0);
 
   constructor(
@@ -33,12 +35,33 @@ export class Edges {
     return true;
   }
 
+  /** The server was gone and is there again: what it could not give then, it may have now. */
+  retry(): void {
+    for (const file of this.failed) {
+      this.kept.delete(file);
+      if (this.file === file) this.file = undefined;
+    }
+    this.failed.clear();
+  }
+
   private async fetch(file: string, source: Source): Promise<void> {
     this.underWay.add(file);
     const got = await source.tensors(file);
+    if (!got.ok && got.cause !== undefined) {
+      this.wrong(got.reason);
+      setTimeout(() => {
+        this.underWay.delete(file);
+        this.came();
+      }, PAUSE_MS);
+      return;
+    }
+    this.underWay.delete(file);
     const data = got.ok ? got.value.get('edges')?.data : undefined;
     const fits = data instanceof Uint32Array && data.length % 2 === 0;
-    if (!got.ok || !fits) this.wrong(got.ok ? `${file} has no edges` : got.reason);
+    if (!fits) {
+      this.failed.add(file);
+      this.wrong(got.ok ? `${file} has no edges` : got.reason);
+    }
     // What cannot be read is no edges: asking again and again would not make it whole.
     this.kept.set(file, fits ? (data as Uint32Array) : new Uint32Array(0));
     this.came();

@@ -1,5 +1,6 @@
 // Frames that lie in the page itself: a file that `tidemill view --export` has written, which opens without a server.
 
+import { listed } from './groups';
 import type { Source } from './loader';
 import { Names } from './names';
 import { lookUp } from './slots';
@@ -29,6 +30,9 @@ export function isEmbedded(): boolean {
 export class Embedded implements Source {
   private readonly frames: FrameLine[] = [];
   private readonly names = new Names();
+  /** They are there as long as the page is open; its reader can save them as a file. */
+  private groups = new Map<string, readonly number[]>();
+  run: string | undefined;
 
   async index(_from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>> {
     // Nothing comes any more.
@@ -73,12 +77,20 @@ export class Embedded implements Source {
 
   async selections(): Promise<Parsed<Selection[]>> {
     const bytes = read('selections.json');
-    return bytes === undefined ? { ok: true, value: [] } : parseSelections(new TextDecoder().decode(bytes));
+    const saved = bytes === undefined ? undefined : parseSelections(new TextDecoder().decode(bytes));
+    if (saved?.ok === false) return saved;
+    this.groups = new Map((saved?.value ?? []).map(({ name, rows }) => [name, rows]));
+    return listed(this.groups);
   }
 
-  async saveSelections(): Promise<Parsed<unknown>> {
-    // They are there as long as the page is open; its reader can save them as a file.
-    return { ok: true, value: undefined };
+  async saveGroup(name: string, rows: readonly number[]): Promise<Parsed<Selection[]>> {
+    this.groups.set(name, rows);
+    return listed(this.groups);
+  }
+
+  async removeGroup(name: string): Promise<Parsed<Selection[]>> {
+    this.groups.delete(name);
+    return listed(this.groups);
   }
 }
 

@@ -38,7 +38,7 @@ export function listenToKeys(app: App, pointer: Pointer, actions: Readonly<Recor
       keys: ['Escape'],
       shown: 'Esc',
       does: 'let go of chosen points',
-      action: () => (pointer.lassoing ? pointer.setLasso(false) : app.choose([])),
+      action: () => (pointer.lassoing ? pointer.setLasso(false) : app.chosen.choose([])),
     },
     { keys: ['l'], shown: 'L', does: 'legend', action: actions['legend-toggle'] },
     { keys: ['g'], shown: 'G', does: 'lasso', action: actions.lasso },

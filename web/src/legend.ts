@@ -4,8 +4,7 @@ import type { App } from './app';
 import type { Category } from './colours';
 import { MINE } from './dataset';
 import { byId, make } from './dom';
-import { RAMPS, SCHEMES } from './palettes';
-import { gradient } from './panels';
+import { gradient, looksOf, RAMPS, SCHEMES } from './palettes';
 import { NO_COLOUR } from './slots';
 import { shortNumber } from './texts';
 
@@ -68,13 +67,13 @@ export class Legend {
     const categories = all.filter(({ title }) => title.toLowerCase().includes(wanted));
     this.counts.clear();
     const items = categories.slice(0, LISTED_MAX).map((category) => {
-      const { name, title, colour, shown, code } = category;
+      const { name, title, colour, shape, shown, code } = category;
       const count = make('span', { class: 'count', title: 'points in this frame' });
       this.counts.set(code, count);
       const show = make(
         'button',
         { class: 'show', title: `Show or hide ${title}`, onclick: () => app.show(name, !shown) },
-        make('span', { class: 'swatch', style: shown ? `background: ${colour}` : '' }),
+        make('span', { class: `swatch ${shape}`, style: shown ? `background: ${colour}` : '' }),
         make('span', { text: title }),
         count,
       );
@@ -97,13 +96,17 @@ export class Legend {
             class: 'small',
             text: 'delete',
             title: `Delete the group ${name}`,
-            onclick: () => void this.remove(code),
+            onclick: () => void this.remove(name),
           }),
         );
       return item;
     });
     if (categories.length > LISTED_MAX)
       items.push(make('li', { class: 'rest', text: `and ${categories.length - LISTED_MAX} more: find them above` }));
+    const looks = looksOf(app.scheme);
+    // The last is that of points of no category.
+    if (all.length - 1 > looks)
+      items.push(make('li', { class: 'rest', text: `Looks repeat: this scheme tells ${looks} groups apart.` }));
     this.list.replaceChildren(...items);
   }
 
@@ -121,8 +124,7 @@ export class Legend {
     }
   }
 
-  private async remove(code: number): Promise<void> {
-    const left = this.app.dataset.selections.filter((_, number) => number !== code);
-    if (await this.app.saveSelections(left)) this.app.colourBy(MINE);
+  private async remove(name: string): Promise<void> {
+    if (await this.app.groups.remove(name)) this.app.colourBy(MINE);
   }
 }

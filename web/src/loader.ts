@@ -5,20 +5,29 @@ import { bad, parsePoints, parseSelections, parseTensors } from './wire';
 
 /** How long a question for news is left open. */
 const WAIT_S = 25;
+/** How long what was not answered is left alone. */
+export const PAUSE_MS = 3000;
 
 /** Where frames come from. */
 export interface Source {
+  /** The run whose frames are meant; what is asked of another is refused, as the frames were written anew. */
+  run: string | undefined;
   index(from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>>;
   /** The tensors of a file, or those of `only` that it has. */
   tensors(file: string, how?: { stop?: AbortSignal; only?: readonly string[] }): Promise<Parsed<Tensors>>;
   points(which: Which): Promise<Parsed<Point[]>>;
   trajectories(rows: readonly number[]): Promise<Parsed<Float32Array>>;
+  /** The groups that readers have made. */
   selections(): Promise<Parsed<Selection[]>>;
-  saveSelections(selections: readonly Selection[]): Promise<Parsed<unknown>>;
+  /** Adds a group, or replaces its rows, or removes it; all groups as they are then, those of other readers included. */
+  saveGroup(name: string, rows: readonly number[]): Promise<Parsed<Selection[]>>;
+  removeGroup(name: string): Promise<Parsed<Selection[]>>;
 }
 
 /** A server; `base` is where its API of one folder of frames begins. */
 export class Client implements Source {
+  run: string | undefined;
+
   constructor(
     private readonly base: string,
     private readonly token: string,
@@ -26,7 +35,7 @@ export class Client implements Source {
 
   /** The lines of the index from a byte on, and where they end; waits for news if asked to. */
   async index(from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>> {
-    const got = await this.ask(`index?from=${from}&wait=${wait ? WAIT_S : 0}`);
+    const got = await this.ask('index', { from: String(from), wait: String(wait ? WAIT_S : 0) });
     if (!got.ok) return got;
     const text = new TextDecoder().decode(got.value);
     return {
@@ -36,55 +45,68 @@ export class Client implements Source {
   }
 
   async tensors(file: string, { stop, only }: { stop?: AbortSignal; only?: readonly string[] } = {}) {
-    const some = only === undefined ? '' : `?${new URLSearchParams({ tensors: JSON.stringify(only) })}`;
-    const got = await this.ask(`files/${file}${some}`, stop === undefined ? {} : { signal: stop });
+    const some: Record<string, string> = only === undefined ? {} : { tensors: JSON.stringify(only) };
+    const got = await this.ask(`files/${file}`, some, stop === undefined ? {} : { signal: stop });
     if (!got.ok) return got;
     const parsed = parseTensors(got.value);
     return parsed.ok ? parsed : bad(`${file}: ${parsed.reason}`);
   }
 
   async points(which: Which): Promise<Parsed<Point[]>> {
-    const query = new URLSearchParams();
-    if ('rows' in which) query.set('rows', which.rows.join(','));
-    else if ('ids' in which) query.set('ids', JSON.stringify(which.ids));
-    else for (const [name, value] of Object.entries(which)) query.set(name, String(value));
-    const got = await this.ask(`points?${query}`);
+    let query: Record<string, string>;
+    if ('rows' in which) query = { rows: which.rows.join(',') };
+    else if ('ids' in which) query = { ids: JSON.stringify(which.ids) };
+    else query = { text: which.text, most: String(which.most) };
+    const got = await this.ask('points', query);
     return got.ok ? parsePoints(new TextDecoder().decode(got.value)) : got;
   }
 
   /** Where points are in all frames: three numbers for each frame and point, NaN where one is not there. */
   async trajectories(rows: readonly number[]): Promise<Parsed<Float32Array>> {
-    const got = await this.ask(`trajectories?rows=${rows.join(',')}`);
+    const got = await this.ask('trajectories', { rows: rows.join(',') });
     const parsed = got.ok ? parseTensors(got.value) : got;
     if (!parsed.ok) return parsed;
     const data = parsed.value.get('trajectories')?.data;
     return data instanceof Float32Array ? { ok: true, value: data } : bad('the server sent no trajectories');
   }
 
-  async selections(): Promise<Parsed<Selection[]>> {
-    const got = await this.ask('selections');
+  selections(): Promise<Parsed<Selection[]>> {
+    return this.groups('selections');
+  }
+
+  saveGroup(name: string, rows: readonly number[]): Promise<Parsed<Selection[]>> {
+    return this.groups(`selections/${encodeURIComponent(name)}`, { method: 'PUT', body: JSON.stringify({ rows }) });
+  }
+
+  removeGroup(name: string): Promise<Parsed<Selection[]>> {
+    return this.groups(`selections/${encodeURIComponent(name)}`, { method: 'DELETE' });
+  }
+
+  private async groups(path: string, init: RequestInit = {}): Promise<Parsed<Selection[]>> {
+    const got = await this.ask(path, {}, init);
     return got.ok ? parseSelections(new TextDecoder().decode(got.value)) : got;
   }
 
-  async saveSelections(selections: readonly Selection[]): Promise<Parsed<unknown>> {
-    return this.ask('selections', { method: 'PUT', body: JSON.stringify(selections) });
-  }
-
-  private async ask(path: string, init: RequestInit = {}): Promise<Parsed<ArrayBuffer>> {
+  private async ask(
+    path: string,
+    query: Readonly<Record<string, string>>,
+    init: RequestInit = {},
+  ): Promise<Parsed<ArrayBuffer>> {
+    const words = new URLSearchParams(this.run === undefined ? query : { ...query, run: this.run });
     try {
-      const response = await fetch(`${this.base}${path}`, {
+      const response = await fetch(`${this.base}${path}${words.size > 0 ? `?${words}` : ''}`, {
         ...init,
         headers: { Authorization: `Bearer ${this.token}` },
       });
       if (response.ok) return { ok: true, value: await response.arrayBuffer() };
-      return bad((await response.text()).slice(0, 500) || response.statusText);
+      const reason = (await response.text()).slice(0, 500) || response.statusText;
+      if (response.status === 409) return bad(reason, 'anew');
+      // So says a proxy whose server is gone.
+      return response.status >= 502 && response.status <= 504 ? bad(reason, 'lost') : bad(reason);
     } catch (error) {
+      if (error instanceof Error && error.name === 'AbortError') return bad('given up', 'lost');
       // Of network errors a browser tells pages no more than that there was one.
-      return bad(
-        error instanceof Error && error.name === 'AbortError'
-          ? 'given up'
-          : 'the server does not answer; does `tidemill view` still run?',
-      );
+      return bad('the server does not answer; does `tidemill view` still run?', 'lost');
     }
   }
 }
@@ -97,8 +119,10 @@ const FETCHES_MAX = 4;
 export class FrameCache {
   private readonly kept = new Map<number, { tensors: Tensors; bytes: number }>();
   private readonly underWay = new Map<number, AbortController>();
+  /** Frames that the server refuses, or that cannot be read: asking again and again would not make them whole. */
   private readonly failed = new Set<number>();
   private queue: readonly number[] = [];
+  private pausing = false;
   bytes = 0;
 
   constructor(
@@ -117,6 +141,11 @@ export class FrameCache {
     return this.kept.has(frame) || this.failed.has(frame);
   }
 
+  /** The server was gone and is there again: what it could not give then, it may have now. */
+  retry(): void {
+    this.failed.clear();
+  }
+
   /** Fetches these, in this order, and nothing else. */
   want(frames: readonly number[]): void {
     this.queue = frames.filter((frame) => !this.kept.has(frame) && !this.failed.has(frame));
@@ -126,6 +155,7 @@ export class FrameCache {
   }
 
   private next(shown: number): void {
+    if (this.pausing) return;
     for (const frame of this.queue) {
       if (this.underWay.size >= FETCHES_MAX) return;
       if (!this.underWay.has(frame) && !this.kept.has(frame) && !this.failed.has(frame)) void this.fetch(frame, shown);
@@ -145,11 +175,21 @@ export class FrameCache {
       this.drop(shown);
       this.came(frame);
     } else if (!stop.signal.aborted) {
-      // It is passed over; asking again and again would not make it whole.
-      this.failed.add(frame);
+      if (got.cause === undefined) this.failed.add(frame);
+      else this.pause(frame);
       this.wrong(got.reason);
     }
     this.next(shown);
+  }
+
+  /** Nobody answered: after a while whoever draws asks for the frames that are wanted then. */
+  private pause(frame: number): void {
+    if (this.pausing) return;
+    this.pausing = true;
+    setTimeout(() => {
+      this.pausing = false;
+      this.came(frame);
+    }, PAUSE_MS);
   }
 
   private drop(shown: number): void {

@@ -3,13 +3,13 @@
 import { PerspectiveCamera, Vector3 } from 'three';
 import { describe, expect, it } from 'vitest';
 import { axisLabels } from './axes';
+import { Colours, NONE } from './colours';
 import { Dataset } from './dataset';
 import { after, nextPart, startDetail } from './detail';
 import { Known } from './known';
 import { decodeView, encodeView } from './link';
 import type { Source } from './loader';
 import { Names } from './names';
-import { categoryColour, RAMPS, ramp, SCHEMES } from './palettes';
 import { type Between, inside, isInside, nearest } from './pick';
 import { advance, faster, grown, type Playback, seek, toggle, wanted } from './playback';
 import { distanceOf } from './scene';
@@ -32,6 +32,7 @@ function frameLine(count: number, points: number, more: Partial<FrameLine> = {})
     values: new Map(),
     metrics: new Map(),
     edges: undefined,
+    heatMapRange: undefined,
     sample: undefined,
     ...more,
   };
@@ -304,30 +305,47 @@ describe('picking', () => {
 });
 
 describe('links', () => {
+  const view = {
+    frame: 2.25,
+    colour: 'a & b',
+    scheme: 'Tableau',
+    hidden: ['x', 'y=z', ''],
+    chosen: ['#1'],
+    camera: [1, 2, 3, 4, 5, 6],
+    size: 8,
+    opacity: 0.5,
+    lines: false,
+    speed: 0.25,
+    theme: 'dark',
+  } as const;
+
+  const { hidden: _, ...rest } = view;
+
   it('say the view, and what is wrong in them is left out', () => {
-    const view = {
-      frame: 2.25,
-      colour: 'a & b',
-      scheme: 'Tableau',
-      hidden: ['x', 'y=z'],
-      chosen: ['#1'],
-      camera: [1, 2, 3, 4, 5, 6],
-      size: 8,
-      opacity: 0.5,
-    };
     expect(decodeView(`#${encodeView(view)}`)).toEqual(view);
-    expect(decodeView('#frame=abc&camera=1,2&size=-1&opacity=9&camera=')).toEqual({});
+    const other = { ...rest, colour: '', shown: ['only'], chosen: [], lines: true, theme: 'light' } as const;
+    expect(decodeView(encodeView(other))).toEqual(other);
+    expect(decodeView('#frame=abc&camera=1,2&size=-1&opacity=9&camera=&lines=2&speed=7&theme=pink')).toEqual({});
     expect(decodeView('')).toEqual({});
   });
-});
 
-it('gives as many colours as there are categories, each one valid', () => {
-  for (const scheme of SCHEMES.keys()) {
-    const colours = Array.from({ length: 40 }, (_, code) => categoryColour(scheme, code, 40));
-    for (const part of colours.flat()) expect(part >= 0 && part <= 255).toBe(true);
-    expect(new Set(colours.map(String)).size).toBe(40);
-  }
-  for (const stops of RAMPS.values()) for (const part of [-1, 0, 0.5, 1, 2]) expect(ramp(stops, part)).toHaveLength(3);
+  it('say of every group whether it is shown, however many there are, in the fewest names', () => {
+    const dataset = new Dataset();
+    const names = Array.from({ length: 400 }, (_, code) => `group ${code}`);
+    dataset.take({ kind: 'categories', grouping: 'kind', names });
+    const [from, to] = [new Colours(dataset), new Colours(dataset)];
+    const shown = (colours: Colours) => colours.categories().map((category) => category.shown);
+    for (const hide of [names.slice(0, 150), names.slice(3), [...names, NONE], []]) {
+      for (const colours of [from, to]) colours.by('kind');
+      for (const name of names) from.show(name, !hide.includes(name));
+      from.show(NONE, !hide.includes(NONE));
+      const said = encodeView({ ...rest, colour: 'kind', ...from.visible() });
+      to.setVisible(decodeView(said) as { hidden?: string[]; shown?: string[] });
+      expect(shown(to)).toEqual(shown(from));
+    }
+    from.isolate('group 7');
+    expect(from.visible()).toEqual({ shown: ['group 7'] });
+  });
 });
 
 describe('the camera', () => {

@@ -4,18 +4,19 @@ import './base.css';
 import './style.css';
 import { App } from './app';
 import { MINE } from './dataset';
-import { byId, download, make, notice, setIcon, startTheme } from './dom';
+import { byId, download, isDark, make, notice, setDark, setIcon, startTheme } from './dom';
 import { editCategory, editPoint } from './edit';
 import { Embedded, isEmbedded } from './embedded';
 import { Recorder, savePicture } from './export';
 import { GifRecorder, SECONDS_MAX } from './gif';
+import { showHeatMap } from './heat';
 import { listenToKeys } from './keys';
 import { Legend } from './legend';
 import { AboutPanel } from './library/about';
 import { LibraryClient } from './library/client';
 import { decodeView, encodeView } from './link';
 import { Client } from './loader';
-import { drawHeatMap, metricHue, metricNames, metricPath } from './panels';
+import { Metrics } from './metrics';
 import { SPEEDS, toggle } from './playback';
 import { Pointer } from './pointer';
 import { searchBox } from './search';
@@ -65,11 +66,17 @@ const app = new App(
     if (ready) what === 'data' ? showData() : showTime();
   },
   notice,
+  () => {
+    // What the page has is of points that are no more: it begins again, with the same view, and then says why.
+    history.replaceState({ anew: true }, '', `#${encodeView(app.view())}`);
+    location.reload();
+  },
 );
 const about = plot === undefined ? undefined : new AboutPanel(app, new LibraryClient(token), plot, notice);
 const legend = new Legend(app);
 const recorder = new Recorder([points, overlay]);
 const gif = new GifRecorder([points, overlay]);
+const metrics = new Metrics(app.dataset.frames);
 searchBox(app);
 
 // ---- what is shown
@@ -89,28 +96,15 @@ function showData(): void {
   byId('title').textContent = byId('title').title = title;
   blank(app.frames > 0 ? '' : 'There is no frame yet. As soon as one is written, it appears here.', false);
   document.title = title;
+  byId('trouble').textContent = app.trouble;
   scrub.max = String(Math.max(0, app.frames - 1));
   if (byId('timeline').hidden !== app.frames < 2) {
     byId('timeline').hidden = app.frames < 2;
     layOut();
     if (!looked) app.scene.resetCamera();
   }
-  const names = metricNames(dataset.frames);
-  byId('plot').innerHTML = names
-    .map((name, i) => `<path d="${metricPath(dataset.frames, name)}" style="stroke: ${metricHue(i)}"/>`)
-    .join('');
-  byId('metrics').replaceChildren(
-    ...names.map((name, i) =>
-      make(
-        'li',
-        { title: name },
-        make('i', { style: `background: ${metricHue(i)}` }),
-        make('span', { text: name }),
-        make('b'),
-      ),
-    ),
-  );
-  byId('chosen').replaceChildren(...app.chosen.map(chip));
+  metrics.update();
+  byId('chosen').replaceChildren(...app.chosen.rows.map(chip));
   byId('edges').hidden = dataset.frames.every((frame) => frame.edges === undefined);
   byId('edges').setAttribute('aria-pressed', String(app.edges.shown));
   legend.update();
@@ -125,7 +119,7 @@ function chip(row: number): HTMLElement {
   const title = `${label || id}: no longer follow it`;
   const follow = make(
     'button',
-    { class: 'follow', title, onclick: () => app.toggleChosen(row) },
+    { class: 'follow', title, onclick: () => app.chosen.toggle(row) },
     swatch,
     make('span', { class: 'name', text: name }),
   );
@@ -150,11 +144,7 @@ function showTime(): void {
   }
   byId('loop').setAttribute('aria-pressed', String(playback.loop));
   byId<HTMLSelectElement>('speed').value = String(playback.framesPerS);
-  const figures = byId('metrics').querySelectorAll('b');
-  metricNames(dataset.frames).forEach((name, i) => {
-    const figure = frame?.metrics.get(name);
-    if (figures[i] !== undefined) figures[i].textContent = figure === undefined ? '–' : figure.toFixed(3);
-  });
+  metrics.show(frame);
   // Counting a million points sixty times a second would be felt.
   if (performance.now() - slowly > Math.max(250, 25 * countMs)) showCounts();
   else {
@@ -172,13 +162,13 @@ function showCounts(): void {
   byId('chosen')
     .querySelectorAll<HTMLElement>('.swatch')
     .forEach((swatch, place) => {
-      swatch.style.background = app.seen.colourOf(app.chosen[place]);
+      swatch.style.background = app.seen.colourOf(app.chosen.rows[place]);
     });
   if (app.frames > 0) status.textContent = countText(counts);
   const map = app.heatMap();
   byId('heat').hidden = map === undefined;
   if (map !== undefined && !byId('heat-map').hidden)
-    drawHeatMap(byId('heat-map').querySelector('canvas') as HTMLCanvasElement, map);
+    showHeatMap(map, app.dataset.frames[Math.round(app.playback.position)]);
 }
 
 /** How many points there are, how many of them are not hidden, and what of them is drawn: what is left out for speed is said. */
@@ -227,6 +217,8 @@ function layOut(): void {
   const narrow = innerWidth <= 640;
   const side = [byId('legend'), byId('about')].find((panel) => !panel.hidden);
   const timeline = byId('timeline').hidden ? 0 : byId('timeline').offsetHeight;
+  // Panels stand on it.
+  document.documentElement.style.setProperty('--timeline', `${timeline}px`);
   const header = document.querySelector('header') as HTMLElement;
   app.resize(stage.clientWidth, stage.clientHeight, {
     top: narrow ? header.offsetTop + header.offsetHeight : 24,
@@ -238,7 +230,7 @@ function layOut(): void {
 function togglePanel(name: 'legend' | 'about'): void {
   setPanel(byId(name).hidden ? name : undefined);
 }
-const toggleTheme = startTheme(() => {
+startTheme(() => {
   const style = getComputedStyle(document.documentElement);
   const [ink, soft, paper] = ['--ink', '--soft', '--paper'].map((name) => style.getPropertyValue(name).trim());
   app.setTheme({ ink, soft, paper });
@@ -247,19 +239,20 @@ function fileName(): string {
   const time = app.dataset.frames[Math.round(app.playback.position)]?.time ?? '';
   return `${document.title} ${time}`.trim().replace(/[^\p{L}\p{N}.-]+/gu, '-');
 }
+/** So many letters of a URL any program takes. */
+const LINK_LONG = 8000;
 async function copyLink(): Promise<void> {
-  await app.known.load(app.chosen);
+  await app.known.load(app.chosen.rows);
   history.replaceState(null, '', `#${encodeView(app.view())}`);
+  const { length } = location.href;
+  const long = length > LINK_LONG ? ` It has ${length.toLocaleString('en')} letters; some programs cut that off.` : '';
   try {
     await navigator.clipboard.writeText(location.href);
-    if (embedded) {
-      notice('A link to this view is in the clipboard.', false);
-      return;
-    }
     const can = about?.writable ? 'change the whole library; links that only show are made beside the plot' : 'look';
-    notice(`A link to this view is in the clipboard. It has the token: who has it can ${can}.`, false);
+    const token = embedded ? '' : ` It has the token: who has it can ${can}.`;
+    notice(`A link to this view is in the clipboard.${token}${long}`, long !== '');
   } catch {
-    notice('The link is in the address bar.', false);
+    notice(`The link is in the address bar.${long}`, long !== '');
   }
 }
 function record(): void {
@@ -300,7 +293,7 @@ const actions: Record<string, () => void> = {
     showData();
   },
   link: () => void copyLink(),
-  theme: toggleTheme,
+  theme: () => setDark(!isDark()),
   help: () => byId<HTMLDialogElement>('keys').showModal(),
 };
 for (const [name, action] of Object.entries(actions)) byId(name).onclick = action;
@@ -318,7 +311,10 @@ groups.onchange = async () => {
   groups.value = '';
   const read = parseSelections(await file.text());
   if (!read.ok) notice(`${file.name}: ${read.reason}`);
-  else if (await app.saveSelections(read.value)) app.colourBy(MINE);
+  else {
+    for (const { name, rows } of read.value) await app.groups.save(name, rows);
+    app.colourBy(MINE);
+  }
 };
 
 listenToKeys(app, pointer, actions);
@@ -328,7 +324,8 @@ listenToKeys(app, pointer, actions);
 app.scene.controls.addEventListener('start', () => {
   looked = true;
 });
-new ResizeObserver(layOut).observe(stage);
+const sizes = new ResizeObserver(layOut);
+for (const element of [stage, byId('timeline')]) sizes.observe(element);
 setPanel(innerWidth > 640 ? 'legend' : undefined);
 app.scene.resetCamera();
 async function begin(): Promise<void> {
@@ -338,6 +335,10 @@ async function begin(): Promise<void> {
     return;
   }
   ready = true;
+  if ((history.state as { anew?: boolean } | null)?.anew) {
+    history.replaceState(null, '');
+    notice('The frames were written anew; these are the new ones.', false);
+  }
   const view = decodeView(location.hash);
   looked = view.camera !== undefined;
   const wanted = new URLSearchParams(location.search).get('version');

@@ -30,9 +30,14 @@ const TIMES = 6;
 const LABEL_MAX = 28;
 const TIME_MAX = 20;
 
+/** Side of the squares that boxes are sorted into, so that each is compared with its neighbours only: marks may be thousands. */
+const SQUARE_PX = 64;
+
+type Extent = { left: number; top: number; right: number; bottom: number };
+
 /** Room on the screen: two texts in one place cannot be read, so who comes first has it. */
 class Room {
-  private readonly taken: { left: number; top: number; right: number; bottom: number }[] = [];
+  private readonly taken = new Map<number, Extent[]>();
 
   constructor(
     private readonly width: number,
@@ -41,19 +46,34 @@ class Room {
 
   /** Takes the place of a glyph, whatever is there. */
   hold({ x, y }: Spot, radius: number): void {
-    this.taken.push({ left: x - radius, top: y - radius, right: x + radius, bottom: y + radius });
+    const box = { left: x - radius, top: y - radius, right: x + radius, bottom: y + radius };
+    for (const boxes of this.squares(box)) boxes.push(box);
   }
 
   /** Takes a place whose left middle is at `x` and `y`; false if it is taken, or not on the screen. */
   take(x: number, y: number, width: number): boolean {
     const box = { left: x - 3, top: y - LINE_PX / 2, right: x + width + 3, bottom: y + LINE_PX / 2 };
     if (box.left < 0 || box.right > this.width || box.top < 0 || box.bottom > this.height) return false;
-    const free = this.taken.every(
-      (other) =>
-        box.right <= other.left || box.left >= other.right || box.bottom <= other.top || box.top >= other.bottom,
-    );
-    if (free) this.taken.push(box);
+    const squares = this.squares(box);
+    const apart = (other: Extent) =>
+      box.right <= other.left || box.left >= other.right || box.bottom <= other.top || box.top >= other.bottom;
+    const free = squares.every((boxes) => boxes.every(apart));
+    if (free) for (const boxes of squares) boxes.push(box);
     return free;
+  }
+
+  /** What lies in the squares of the screen that a box reaches into. */
+  private squares({ left, top, right, bottom }: Extent): Extent[][] {
+    const clamp = (at: number, most: number) => Math.floor(Math.min(Math.max(0, at), most) / SQUARE_PX);
+    const found: Extent[][] = [];
+    for (let u = clamp(left, this.width); u <= clamp(right, this.width); u++)
+      for (let v = clamp(top, this.height); v <= clamp(bottom, this.height); v++) {
+        const key = u * 65_536 + v;
+        const boxes = this.taken.get(key) ?? [];
+        this.taken.set(key, boxes);
+        found.push(boxes);
+      }
+    return found;
   }
 }
 

@@ -2,18 +2,31 @@
 
 export type Rgb = readonly [number, number, number];
 
-/** For categories. The first two can be told apart by colour-blind readers as well. */
+/**
+ * For categories. The colours of those that are called safe can be told apart, from each other, from the grey of points of no category and
+ * from a light and a dark page, by people who lack any one of the three kinds of cones (palettes.test.ts checks it).
+ */
 export const SCHEMES: ReadonlyMap<string, readonly string[]> = new Map([
-  // P. Tol, "Colour schemes" (2021), muted, from which wine is left out as it is too dark for a dark page.
+  // Found by search for the greatest of the least differences; each is as far as may be from those before it.
   [
-    'Muted (colour-blind safe)',
-    ['#88ccee', '#cc6677', '#ddcc77', '#44aa99', '#aa4499', '#999933', '#6699cc', '#ee8866', '#bbcc33', '#997799'],
+    'Colour-blind safe to 12',
+    [
+      '#0083ec',
+      '#ffd35f',
+      '#4e6537',
+      '#a0376c',
+      '#1bcbff',
+      '#7cae91',
+      '#5d50b5',
+      '#917800',
+      '#eb9046',
+      '#09788a',
+      '#e55264',
+      '#d390c8',
+    ],
   ],
-  // M. Okabe and K. Ito (2008); grey in place of black.
-  [
-    'Okabe–Ito (colour-blind safe)',
-    ['#e69f00', '#56b4e9', '#009e73', '#f0e442', '#0072b2', '#d55e00', '#cc79a7', '#8a8f98'],
-  ],
+  // M. Okabe and K. Ito (2008) without black, which a dark page swallows, and purple, which some see as our grey.
+  ['Okabe–Ito, safe to 6', ['#e69f00', '#56b4e9', '#009e73', '#f0e442', '#0072b2', '#d55e00']],
   [
     'Tableau',
     ['#4e79a7', '#f28e2b', '#e15759', '#76b7b2', '#59a14f', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#bab0ac'],
@@ -21,15 +34,20 @@ export const SCHEMES: ReadonlyMap<string, readonly string[]> = new Map([
   ['Ordered', []],
 ]);
 
+/** What tells categories apart for which a scheme has no more colours: each round of colours has a shape of its own. */
+export const SHAPES = ['circle', 'square', 'diamond', 'triangle', 'cross'] as const;
+export type Look = { colour: Rgb; shape: number };
+
 // Without their darkest part, which a dark page would swallow.
 const VIRIDIS = ['#3e4a89', '#31688e', '#26828e', '#1f9e89', '#35b779', '#6dcd59', '#b4de2c', '#fde725'];
 const CIVIDIS = ['#3b496c', '#575d6d', '#707173', '#8a8678', '#a59c74', '#c3b369', '#e1cc55', '#fee838'];
-const BLUE_RED = ['#2166ac', '#4393c3', '#92c5de', '#d1e5f0', '#e8e8e8', '#fddbc7', '#f4a582', '#d6604d', '#b2182b'];
+// Its middle is as far from white as a light page needs.
+const BLUE_RED = ['#2166ac', '#4393c3', '#76b0d4', '#a3bfd2', '#bcbcbc', '#dbb49f', '#f0a07c', '#d6604d', '#b2182b'];
 
 /** For values. */
 export const RAMPS: ReadonlyMap<string, readonly string[]> = new Map([
   ['Viridis', VIRIDIS],
-  ['Cividis (colour-blind safe)', CIVIDIS],
+  ['Cividis, colour-blind safe', CIVIDIS],
   ['Blue to red', BLUE_RED],
 ]);
 
@@ -60,20 +78,24 @@ export function ramp(stops: readonly string[], part: number): Rgb {
   return [a[0] + (b[0] - a[0]) * t, a[1] + (b[1] - a[1]) * t, a[2] + (b[2] - a[2]) * t];
 }
 
-/** The colour of a category: the scheme's own; beyond those, hues a golden angle apart, so that neighbours differ. */
-export function categoryColour(scheme: string, code: number, categories: number): Rgb {
-  const colours = SCHEMES.get(scheme) ?? [];
-  if (colours.length === 0) return ramp(BLUE_RED, categories > 1 ? code / (categories - 1) : 0.5);
-  if (code < colours.length) return rgb(colours[code]);
-  const hue = (code * 137.508) % 360;
-  return hsl(hue, 0.55, code % 2 === 0 ? 0.62 : 0.48);
+/** The colours of a ramp as a CSS gradient. */
+export function gradient(stops: readonly string[]): string {
+  const colours = Array.from({ length: 12 }, (_, i) => css(ramp(stops, i / 11)));
+  return `linear-gradient(to right, ${colours.join(', ')})`;
 }
 
-function hsl(hue: number, saturation: number, lightness: number): Rgb {
-  const width = saturation * Math.min(lightness, 1 - lightness);
-  const part = (n: number) => {
-    const k = (n + hue / 30) % 12;
-    return 255 * (lightness - width * Math.max(-1, Math.min(k - 3, 9 - k, 1)));
+/** How many categories a scheme can tell apart, by colour and shape. */
+export function looksOf(scheme: string): number {
+  const colours = SCHEMES.get(scheme)?.length ?? 0;
+  return colours === 0 ? Infinity : colours * SHAPES.length;
+}
+
+/** How a category is drawn; `shape` is its place among `SHAPES`. */
+export function categoryLook(scheme: string, code: number, categories: number): Look {
+  const colours = SCHEMES.get(scheme) ?? [];
+  if (colours.length === 0) return { colour: ramp(BLUE_RED, categories > 1 ? code / (categories - 1) : 0.5), shape: 0 };
+  return {
+    colour: rgb(colours[code % colours.length]),
+    shape: Math.floor(code / colours.length) % SHAPES.length,
   };
-  return [part(0), part(8), part(4)];
 }

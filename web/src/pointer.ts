@@ -29,7 +29,9 @@ export class Pointer {
     points.addEventListener('pointercancel', () => {
       this.down = undefined;
     });
-    points.addEventListener('pointerleave', () => {
+    points.addEventListener('pointerleave', (event) => {
+      // A finger leaves whenever it is lifted: what it has tapped stays to be read.
+      if (event.pointerType !== 'mouse') return;
       clearTimeout(this.hovering);
       this.hideTip();
     });
@@ -40,7 +42,7 @@ export class Pointer {
     this.app.scene.controls.enabled = !on;
     byId('stage').classList.toggle('lasso', on);
     byId('lasso').setAttribute('aria-pressed', String(on));
-    this.app.lasso = [];
+    this.app.over.lasso = [];
     this.app.drawOver();
     // Keys mean the points now, not the button that was pressed last.
     if (on) this.points.focus({ preventScroll: true });
@@ -48,21 +50,28 @@ export class Pointer {
 
   /** Makes a group of the chosen points: the lasso of who has no pointer. */
   groupChosen(): void {
-    void this.nameGroup([...this.app.chosen].sort((a, b) => a - b));
+    void this.nameGroup([...this.app.chosen.rows].sort((a, b) => a - b));
   }
 
   private pressed(event: PointerEvent): void {
-    this.down = { x: event.offsetX, y: event.offsetY };
     this.hideTip();
+    // Two fingers turn or zoom; neither of them taps, nor draws.
+    if (!event.isPrimary) {
+      this.down = undefined;
+      if (this.lassoing) this.setLasso(true);
+      return;
+    }
+    this.down = { x: event.offsetX, y: event.offsetY };
     if (!this.lassoing) return;
     this.points.setPointerCapture(event.pointerId);
-    this.app.lasso = [event.offsetX, event.offsetY];
+    this.app.over.lasso = [event.offsetX, event.offsetY];
   }
 
   private moved(event: PointerEvent): void {
     const [x, y] = [event.offsetX, event.offsetY];
-    if (this.lassoing && this.app.lasso.length > 0) {
-      this.app.lasso.push(x, y);
+    if (this.lassoing) {
+      if (this.down === undefined || !event.isPrimary) return;
+      this.app.over.lasso.push(x, y);
       this.app.drawOver();
     } else if (this.down === undefined && event.pointerType === 'mouse') {
       // Where there are very many points only when the pointer rests; where that would stop the page, only a click asks.
@@ -75,15 +84,16 @@ export class Pointer {
 
   private released(event: PointerEvent): void {
     const [x, y] = [event.offsetX, event.offsetY];
-    const still = this.down !== undefined && Math.hypot(x - this.down.x, y - this.down.y) < 5;
+    if (this.down === undefined) return;
+    const still = Math.hypot(x - this.down.x, y - this.down.y) < 5;
     this.down = undefined;
     if (this.lassoing) {
-      if (this.app.lasso.length >= 6) void this.nameGroup(this.app.seen.caught(this.app.lasso));
+      if (this.app.over.lasso.length >= 6) void this.nameCaught();
       else this.setLasso(false);
     } else if (still) {
       const radius = event.pointerType === 'mouse' ? MOUSE_PX : FINGER_PX;
       const row = this.app.seen.pick(x, y, radius);
-      if (row !== undefined) this.app.toggleChosen(row);
+      if (row !== undefined) this.app.chosen.toggle(row);
       void this.showTip(x, y, radius);
     }
   }
@@ -103,7 +113,7 @@ export class Pointer {
     }
     await app.known.load([row]);
     // The pointer may have gone on meanwhile.
-    if (app.hover !== row) return;
+    if (app.over.hover !== row) return;
     app.drawOver();
     tip.hidden = false;
     const { id, label, facts } = app.details(row);
@@ -122,6 +132,21 @@ export class Pointer {
     tip.style.top = `${y + 16 + height > innerHeight - 90 ? y - height - 14 : y + 16}px`;
   }
 
+  /** Makes a group of what is in the lasso: of all points there, also where only a sample of them has come so far. */
+  private async nameCaught(): Promise<void> {
+    const { app } = this;
+    const { lasso } = app.over;
+    const screen = app.scene.screen();
+    const waits = setTimeout(() => this.notice('A moment: not all points have come yet.', false), 300);
+    const here = await app.allHere();
+    clearTimeout(waits);
+    // It may have been let go, or drawn anew, meanwhile.
+    if (app.over.lasso !== lasso) return;
+    if (here) return this.nameGroup(app.seen.caught(lasso, screen));
+    this.setLasso(false);
+    this.notice('No group was made: the points of this frame cannot be read, so those in the lasso are not known.');
+  }
+
   private async nameGroup(rows: readonly number[]): Promise<void> {
     const { app } = this;
     if (rows.length === 0) {
@@ -138,7 +163,6 @@ export class Pointer {
     this.setLasso(false);
     const name = answer?.value('group-name').trim() ?? '';
     if (name === '') return;
-    const others = app.dataset.selections.filter((selection) => selection.name !== name);
-    if (await app.saveSelections([...others, { name, rows }])) app.colourBy(MINE);
+    if (await app.groups.save(name, rows)) app.colourBy(MINE);
   }
 }

@@ -34,7 +34,7 @@ in vec4 a16; in vec4 b16;
 uniform vec3 lowA, stepA, lowB, stepB;
 uniform float t, size, opacity; uniform bool blend;
 uniform sampler2D palette;
-out vec4 shade;
+out vec4 shade; flat out int shape;
 void main() {
   // Fractions of 65535: cards know these, while numbers as they are would be turned into floats before they get there.
   vec4 a = a16 * 65535.0, b = b16 * 65535.0;
@@ -47,20 +47,30 @@ void main() {
   if (blend && max(a.w, b.w) < ${ABSENT - 1}.0) code = floor(mix(a.w, b.w, t) + 0.5);
   int texel = int(code);
   vec4 colour = texelFetch(palette, ivec2(texel & 255, texel >> 8), 0);
-  if (there <= 0.0 || colour.a == 0.0) { gl_Position = vec4(2.0, 2.0, 2.0, 1.0); gl_PointSize = 1.0; shade = vec4(0.0); return; }
+  if (there <= 0.0 || colour.a == 0.0) { gl_Position = vec4(2.0, 2.0, 2.0, 1.0); gl_PointSize = 1.0; shade = vec4(0.0); shape = 0; return; }
   vec4 seen = modelViewMatrix * vec4(at, 1.0);
   gl_Position = projectionMatrix * seen;
   gl_PointSize = clamp(size * there / max(0.05, -seen.z), 1.0, 64.0);
   shade = vec4(colour.rgb, opacity);
+  shape = 255 - int(colour.a * 255.0 + 0.5);
 }`;
 
 const FRAGMENT = `
 precision mediump float;
-in vec4 shade; out vec4 colour;
+in vec4 shade; flat in int shape; out vec4 colour;
+// Whether a place, from -1 to 1 both ways, is outside of a shape of palettes.ts; all are about as large as the circle.
+bool outside(vec2 at) {
+  vec2 far = abs(at);
+  if (shape == 1) return max(far.x, far.y) > 0.84;
+  if (shape == 2) return far.x + far.y > 1.0;
+  if (shape == 3) return at.y > 0.8 || far.x > (at.y + 1.0) * 0.55;
+  if (shape == 4) return min(far.x, far.y) > 0.34;
+  return dot(at, at) > 1.0;
+}
 void main() {
   vec2 from = gl_PointCoord * 2.0 - 1.0;
   float r = dot(from, from);
-  if (r > 1.0) discard;
+  if (outside(from)) discard;
   // As of a ball that is lit from the upper left.
   float light = 0.82 + 0.24 * (0.5 - 0.35 * from.x - 0.5 * from.y) * (1.0 - r * 0.6);
   colour = vec4(shade.rgb * min(light, 1.15), shade.a);

@@ -55,7 +55,7 @@ export function searchBox(app: App): void {
     show();
   };
   const take = (row: number) => {
-    if (!app.chosen.includes(row)) app.toggleChosen(row);
+    if (!app.chosen.rows.includes(row)) app.chosen.toggle(row);
     query.value = '';
     close();
     // Keys mean the view again.

@@ -2,7 +2,7 @@
 
 import { GREY } from './colours';
 import { css } from './palettes';
-import { codeOf, inside, nearest, positionOf, project, type Spot } from './pick';
+import { codeOf, inside, nearest, positionOf, project, type Screen, type Spot } from './pick';
 import type { PointScene } from './scene';
 import type { Shown } from './shown';
 import { ABSENT, type Slots } from './slots';
@@ -25,9 +25,9 @@ export class Seen {
     return slot === undefined ? undefined : this.slots().rowOf(slot);
   }
 
-  /** The rows of the shown points within the lasso. */
-  caught(lasso: readonly number[]): number[] {
-    const slots = inside(this.scene.between(), this.scene.screen(), this.shown.available(), lasso);
+  /** The rows of the shown points within a lasso that was drawn on this screen. */
+  caught(lasso: readonly number[], screen: Screen): number[] {
+    const slots = inside(this.scene.between(), screen, this.shown.available(), lasso);
     return slots.map((slot) => this.slots().rowOf(slot)).sort((a, b) => a - b);
   }
 
@@ -41,6 +41,13 @@ export class Seen {
     const at = new Float64Array(3);
     if (!this.isHere(row) || !positionOf(this.scene.between(), this.slots().slotOf(row), at)) return undefined;
     return project(this.scene.screen(), at);
+  }
+
+  /** Whether a point is there and its group is not hidden. */
+  isShown(row: number): boolean {
+    if (!this.isHere(row)) return false;
+    const between = this.scene.between();
+    return between.shown[codeOf(between, this.slots().slotOf(row))] !== 0;
   }
 
   /** As CSS; grey if it is not there. */

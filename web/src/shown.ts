@@ -49,6 +49,13 @@ export class Shown {
     this.loaded = [-1, -1];
   }
 
+  /** The server was gone and is there again. */
+  retry(): void {
+    this.cache.retry();
+    this.samples.retry();
+    this.categories.retry();
+  }
+
   /** How many slots, from the first on, have points of what is shown. */
   available(): number {
     return this.between ? Math.min(...this.filled) : this.filled[0];
@@ -64,6 +71,14 @@ export class Shown {
     let frame = first;
     while ((this.isSampled(frame + 1) ? this.samples : this.cache).has(frame + 1)) frame++;
     return frame;
+  }
+
+  /** Whether all points of a moment lie in the card; undefined while they may still come. */
+  isWhole(position: number, points: number): boolean | undefined {
+    const frames = [...new Set([Math.floor(position), Math.ceil(position)])];
+    if (frames.some((frame) => this.cache.has(frame) && this.cache.get(frame) === undefined)) return false;
+    const here = frames.every((frame, which) => this.loaded[which] === frame);
+    return here && this.available() === points ? true : undefined;
   }
 
   isSampled(frame: number): boolean {

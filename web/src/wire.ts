@@ -1,6 +1,8 @@
 // What comes from the server, checked once, here. docs/viewer.md has the format in words.
 
-export type Parsed<T> = { ok: true; value: T } | { ok: false; reason: string };
+/** `lost`: nobody answered, so asking again later may help; `anew`: the frames were written anew, and what the page has is no longer true. */
+export type Failed = { ok: false; reason: string; cause?: 'lost' | 'anew' };
+export type Parsed<T> = { ok: true; value: T } | Failed;
 
 export type Vector = readonly [number, number, number];
 
@@ -10,6 +12,8 @@ export type Header = {
   title: string;
   axes: readonly [string, string, string];
   glyphs: ReadonlyMap<string, string>;
+  /** Another one whenever frames are written anew; folders of older releases have none. */
+  run: string | undefined;
 };
 export type PointsLine = { kind: 'points'; count: number; file: string | undefined };
 export type CategoriesLine = { kind: 'categories'; grouping: string; names: readonly string[] };
@@ -27,9 +31,14 @@ export type FrameLine = {
   metrics: ReadonlyMap<string, number>;
   /** The file with the lines between points, if there are any. */
   edges: string | undefined;
+  /** What the edges of the heat map stand for, if that is known. */
+  heatMapRange: HeatMapRange | undefined;
   /** An even sample of the frame, for while things move, if it has very many points. */
   sample: Sample | undefined;
 };
+/** From the low edge to the high one. */
+export type Ends = readonly [number, number];
+export type HeatMapRange = { up: Ends; right: Ends };
 /** The points in the first `strata` of `of` heaps that rows are dealt out to. */
 export type Sample = { file: string; count: number; strata: number; of: number };
 /** A line of a kind that a later release has added. */
@@ -84,6 +93,7 @@ function parseHeader(told: Record<string, unknown>): Parsed<Header> {
       title: typeof told.title === 'string' ? told.title : '',
       axes: [axes[0], axes[1], axes[2]],
       glyphs: new Map(glyphs.map(([id, glyph]) => [id, String(glyph)])),
+      run: typeof told.run === 'string' ? told.run : undefined,
     },
   };
 }
@@ -117,9 +127,18 @@ function parseFrame(told: Record<string, unknown>, file: string | undefined): Pa
       values,
       metrics,
       edges,
+      heatMapRange: parseHeatMapRange(told.heat_map_range),
       sample: parseSample(told.sample),
     },
   };
+}
+
+/** What makes no sense is not known: the map itself is there. */
+function parseHeatMapRange(told: unknown): HeatMapRange | undefined {
+  if (!Array.isArray(told) || told.length !== 2) return undefined;
+  const [up, right] = told;
+  const fits = (ends: unknown): ends is Ends => isNumbers(ends) && ends.length === 2 && ends[0] < ends[1];
+  return fits(up) && fits(right) ? { up, right } : undefined;
 }
 
 /** What is no sample that this page understands is none: the frame itself is there. */
@@ -230,8 +249,8 @@ export function parsePoints(text: string): Parsed<Point[]> {
   return { ok: true, value: points };
 }
 
-export function bad(reason: string): { ok: false; reason: string } {
-  return { ok: false, reason };
+export function bad(reason: string, cause?: Failed['cause']): Failed {
+  return cause === undefined ? { ok: false, reason } : { ok: false, reason, cause };
 }
 
 export function isRecord(value: unknown): value is Record<string, unknown> {

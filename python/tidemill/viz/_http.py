@@ -117,8 +117,8 @@ class Ask(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-        if self._unread:
-            # What nobody asked for must not be taken for the next question.
+        # What nobody asked for must not be taken for the next question; and who stops listening says no more on connections that are open.
+        if self._unread or self.server.closing:
             self.close_connection = True
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET

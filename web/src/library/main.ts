@@ -3,7 +3,7 @@
 import '../base.css';
 import './library.css';
 import { ask } from '../dialog';
-import { byId, make, notice, setIcon, startTheme } from '../dom';
+import { byId, isDark, make, notice, setDark, setIcon, startTheme } from '../dom';
 import { count } from '../texts';
 import { LibraryClient } from './client';
 import { day, size } from './texts';
@@ -163,5 +163,6 @@ const upload = new UploadDialog(client, (plot) => {
 });
 byId('upload').onclick = () => upload.open();
 setIcon(byId('theme'), 'theme');
-byId('theme').onclick = startTheme(() => {});
+startTheme(() => {});
+byId('theme').onclick = () => setDark(!isDark());
 void refresh();

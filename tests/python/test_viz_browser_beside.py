@@ -1,0 +1,107 @@
+"""What stands over and beside the points: glyphs of marked points, the heat map's numbers, lines of figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import browsed
+import numpy as np
+from browsed import Page
+from tidemill.viz import FrameWriter, Server
+
+pytestmark = browsed.NEEDED
+browser = browsed.browser
+
+
+@browsed.SIZES
+def test_all_marked_points_are_drawn_however_many_and_what_is_not_followed_is_said(
+    browser: Any, tmp_path: Path, size: dict[str, Any]
+) -> None:
+    """Of more than fifty marked points the rest were dropped in silence, as they were drawn with the ways."""
+    rng = np.random.default_rng(0)
+    ids = [f"p{number}" for number in range(200)]
+    marked = dict.fromkeys(ids[:120], "star")
+    with FrameWriter(tmp_path / "map", glyphs=marked) as writer:
+        for _ in range(3):
+            writer.write_frame(rng.uniform(-1, 1, size=(200, 3)), ids=ids, groups={"half": [n % 2 for n in range(200)]})
+    with Server(tmp_path / "map") as server:
+        page = Page(browser, server.url, **size)
+        page.until("() => tidemill.chosen.marked.length === 120")
+        page.settled()
+        page.picture("marked")
+        assert page.get("tidemill.chosen.rows.length") == 0 and page.tab.is_hidden("#notice")
+        for row in range(0, 120, 10):
+            x, y = page.spot(f"p{row}")
+            assert (page.over(x, y, 3)[:, 3] == 255).all(), row
+        assert filled(page) == 120
+        # Who is chosen at once, with a link, is told of those that are not.
+        page.get(f"location.hash = '{'&'.join(f'point=p{number}' for number in range(60))}'")
+        page.tab.wait_for_selector("#notice:has-text('At most 50 points can be followed at once: 10 of 60 left out.')")
+        assert page.get("tidemill.chosen.rows.length") == 50
+        page.tab.keyboard.press("Escape")
+        # The glyph of a point whose group is hidden goes with it.
+        page.panel("legend")
+        page.tab.click("button[title='Show or hide 0']")
+        page.settled()
+        assert filled(page) == 60
+        page.close()
+
+
+def filled(page: Page) -> int:
+    """How many shapes are filled over the points: without ways and lasso these are the glyphs."""
+    number: int = page.get(
+        "(() => { let filled = 0; const c = document.querySelector('#overlay').getContext('2d'), fill = c.fill;"
+        "c.fill = function () { filled++; return fill.call(this) }; tidemill.drawOver(); delete c.fill; return filled })()"
+    )
+    return number
+
+
+@browsed.SIZES
+def test_the_heat_map_has_numbers_and_a_line_where_both_are_the_same(
+    browser: Any, tmp_path: Path, size: dict[str, Any]
+) -> None:
+    """Without them nobody can tell whether the picture is true to the data or half its size."""
+    counts = np.diag(np.arange(1, 11))
+    with FrameWriter(tmp_path / "map") as writer:
+        for ends in ([[0, 2.5], [0, 5]], None):
+            writer.write_frame([[0, 0, 0], [1, 1, 1]], heat_map=counts, heat_map_range=ends)
+    with Server(tmp_path / "map") as server:
+        page = Page(browser, server.url, **size)
+        page.tab.click("#heat")
+        page.until("() => document.querySelector('#heat-right-high').textContent === '5'")
+        texts = [page.tab.inner_text(f"#heat-{end}") for end in ("up-low", "up-high", "right-low", "right-high")]
+        assert texts == ["0", "2.5", "0", "5"]
+        page.picture("heat-map")
+        # The line ends in the middle of the upper edge: the original distances go on where the projected ones end.
+        picture, line = (page.tab.locator(f"#heat-{what}").bounding_box() for what in ("picture", "equal"))
+        assert picture is not None and line is not None
+        assert abs(line["width"] - picture["width"] / 2) < 2 and abs(line["height"] - picture["height"]) < 2
+        assert abs(line["x"] - picture["x"]) < 2
+        page.tab.keyboard.press("End")
+        page.until("() => document.querySelector('#heat-right-high').textContent === ''")
+        assert page.get("document.querySelector('#heat-equal').getAttribute('d')") == ""
+        page.close()
+
+
+@browsed.AXE_NEEDED
+@browsed.SIZES
+def test_readers_choose_which_figures_they_see(browser: Any, tmp_path: Path, size: dict[str, Any]) -> None:
+    """Of six figures the last two could not be seen, and nothing said that there are more."""
+    with FrameWriter(tmp_path / "map") as writer:
+        for frame in range(5):
+            metrics = {f"figure {number}": float(number + frame) for number in range(6)}
+            writer.write_frame([[frame, 0, 0], [0, 1, 1]], metrics=metrics)
+    with Server(tmp_path / "map") as server:
+        page = Page(browser, server.url, **size)
+        figures = page.tab.locator("#metrics b")
+        assert figures.all_inner_texts() == ["0.000", "1.000", "2.000", "3.000"]
+        selects = page.tab.locator("#metrics select")
+        selects.nth(1).select_option("figure 5")
+        selects.nth(0).select_option("figure 2")
+        page.until("() => document.querySelector('#metrics b').textContent === '2.000'")
+        assert figures.all_inner_texts() == ["2.000", "5.000", "0.000", "3.000"]
+        assert page.get("document.querySelectorAll('#plot path').length") == 4
+        page.picture("figures")
+        assert page.accessible() == []
+        page.close()

@@ -1,0 +1,193 @@
+"""What changes while a page is open: frames that are written anew, a server that goes and comes, groups that others make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import browsed
+import numpy as np
+import pytest
+from browsed import TOKEN, Page
+from tidemill.viz import FrameReader, FrameWriter, Server, _write
+from tidemill.viz._demo import write_market
+
+pytestmark = browsed.NEEDED
+browser = browsed.browser
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_market(tmp_path / "market", points=120, frames=6)
+    return tmp_path / "market"
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    with Server(folder, token=TOKEN) as server:
+        yield server
+
+
+def close(page: Page, *expected: str) -> None:
+    """Close a page that had reason to complain, of these things only."""
+    page.errors = [error for error in page.errors if not any(words in error for words in expected)]
+    page.close()
+
+
+def test_frames_that_are_written_anew_are_shown_and_not_mixed_with_the_old(
+    browser: Any, server: Server, folder: Path
+) -> None:
+    """Old and new files have the same names: a page that went on would show points where none are, without a word."""
+    page = Page(browser, server.url)
+    page.tab.locator("#scrub").fill("3")
+    page.tab.select_option("#colour", "capital")
+    page.settled()
+    page.get("window.old = true")
+    # More bytes than before, so that the length of the index tells nothing.
+    write_market(folder, points=150, frames=9, seed=7)
+    page.until("() => !window.old && window.tidemill?.frames === 9")
+    page.tab.wait_for_selector("#notice:has-text('The frames were written anew')")
+    page.settled()
+    # The view is that of before.
+    assert page.get("[tidemill.playback.position, tidemill.colouring.name]") == [3, "capital"]
+    reader = FrameReader(folder)
+    here = page.get("tidemill.chosen.choose([3, 5]), 0")
+    page.until("() => tidemill.chosen.trails.places")
+    places = page.get("[...tidemill.chosen.trails.places].map(x => Number.isNaN(x) ? null : x)")
+    np.testing.assert_allclose(np.array(places, float).reshape(9, 2, 3), reader.trajectories([3, 5]), atol=1e-5)
+    assert here == 0 and page.get("tidemill.dataset.points") == reader.points
+    # It was said once, and is not said again to whoever loads the page himself.
+    page.tab.reload()
+    page.settled()
+    assert page.tab.is_hidden("#notice")
+    close(page, "409")
+
+
+def test_the_first_frame_may_come_later_with_groups_and_marks(browser: Any, tmp_path: Path) -> None:
+    """As it does for a page that loads again while frames are being written: without colours and glyphs it would look like another."""
+    with FrameWriter(tmp_path / "map", glyphs={"b": "star"}) as writer, Server(tmp_path / "map") as server:
+        page = Page(browser, server.url, wait=False)
+        page.tab.wait_for_selector("#blank:has-text('There is no frame yet')")
+        writer.write_frame([[1, 2, 3], [3, 2, 1]], ids=["a", "b"], groups={"kind": ["x", "y"]})
+        page.until("() => tidemill.chosen.marked.join() === '1' && tidemill.chosen.rows.join() === '1'")
+        page.settled()
+        assert page.get("tidemill.colouring.name") == "kind"
+        page.close()
+
+
+def test_a_server_that_was_gone_is_told_of_and_followed_again(browser: Any, folder: Path) -> None:
+    """A notice that goes away after some seconds leaves a page that looks as if nothing were new."""
+    with Server(folder, token=TOKEN) as server:
+        page = Page(browser, server.url)
+        port = server._http.server_address[1]
+    page.tab.wait_for_selector("#trouble:has-text('Nothing new comes: the server does not answer')")
+    page.picture("trouble")
+    with Server(folder, token=TOKEN, port=port):
+        page.until("() => document.querySelector('#trouble').textContent === ''")
+        with FrameWriter(folder, mode="a") as writer:
+            writer.write_frame([[0, 0, 0]], ids=["NEW"], time="later")
+        page.until("() => tidemill.frames === 7")
+        close(page, "ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
+
+
+def test_a_frame_that_was_lost_on_the_way_comes_later(browser: Any, server: Server, folder: Path) -> None:
+    """Once failed was failed for good: the frame stayed empty until the page was loaded again."""
+    page = Page(browser, server.url, wait=False)
+    lost: list[str] = []
+
+    def lose(route: Any) -> None:
+        lost.append(route.request.url)
+        if len(lost) > 1:
+            route.continue_()
+        else:
+            route.abort()
+
+    page.tab.route("**/files/frame-000005*", lose)
+    page.settled()
+    page.tab.keyboard.press("End")
+    page.settled()
+    assert len(lost) == 2 and page.tab.inner_text("#time") == FrameReader(folder)[5].time
+    close(page, "ERR_FAILED")
+
+
+def test_groups_of_two_pages_do_not_lose_each_other(browser: Any, server: Server, folder: Path) -> None:
+    """Each page knows the groups of when it was opened: what it saves must not be all that there are then."""
+    one, two = Page(browser, server.url), Page(browser, server.url)
+    for page, name, row in ((one, "first / of two", 1), (two, "second", 2), (one, "third?", 3)):
+        page.tab.keyboard.press("Escape")
+        page.get(f"tidemill.chosen.choose([{row}])")
+        page.tab.keyboard.press("g")
+        page.tab.keyboard.press("Enter")
+        page.tab.fill("#group-name", name)
+        page.tab.keyboard.press("Enter")
+        page.tab.wait_for_selector(f"#categories button[title='Show or hide {name}']")
+    saved = [{"name": "first / of two", "rows": [1]}, {"name": "second", "rows": [2]}, {"name": "third?", "rows": [3]}]
+    assert json.loads((folder / "selections.json").read_text()) == saved
+    # The page that saved last knows the other's group, and may delete it.
+    one.tab.hover("#categories li:has-text('second')")
+    one.tab.click("button[title='Delete the group second']")
+    one.until("() => tidemill.dataset.selections.length === 2")
+    assert json.loads((folder / "selections.json").read_text()) == [saved[0], saved[2]]
+    one.close()
+    two.close()
+
+
+def test_a_lasso_has_all_points_in_it_where_only_a_sample_has_come(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of what happened to be there already is a wrong one, and nothing says so."""
+    monkeypatch.setattr(_write, "SAMPLE_FROM", 10_000)
+    monkeypatch.setattr(_write, "_SAMPLE_POINTS", 2_000)
+    with FrameWriter(tmp_path / "many") as writer:
+        for _ in range(2):
+            writer.write_frame(np.random.default_rng(0).normal(size=(40_000, 3)))
+    with Server(tmp_path / "many") as server:
+        page = Page(browser, server.url, wait=False)
+        held: list[Any] = []
+        page.tab.route("**/files/frame-*", lambda route: held.append(route))
+        page.until("() => window.tidemill?.drawn().drawn > 0 && tidemill.shown.available() < 40000")
+        page.tab.keyboard.press("g")
+        page.tab.mouse.move(300, 100)
+        page.tab.mouse.down()
+        for corner in ((900, 100), (900, 640), (300, 640)):
+            page.tab.mouse.move(*corner)
+        page.tab.mouse.up()
+        page.tab.wait_for_selector("#notice:has-text('not all points have come')")
+        assert page.tab.locator("#name-group").count() == 0
+        page.until("() => tidemill.shown.available() < 40000")
+        while page.tab.locator("#name-group").count() == 0:
+            for route in held[:]:
+                held.remove(route)
+                route.continue_()
+            page.tab.wait_for_timeout(20)
+        title = page.tab.inner_text("#name-group-title")
+        page.tab.fill("#group-name", "all")
+        page.tab.keyboard.press("Enter")
+        page.until("() => tidemill.dataset.selections.length === 1")
+        rows = json.loads((tmp_path / "many" / "selections.json").read_text())[0]["rows"]
+        assert title == f"{len(rows):,} points" and len(rows) > 30_000
+        page.close()
+
+
+def test_a_lasso_makes_no_group_of_a_frame_that_cannot_be_read(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_write, "SAMPLE_FROM", 10_000)
+    monkeypatch.setattr(_write, "_SAMPLE_POINTS", 2_000)
+    with FrameWriter(tmp_path / "many") as writer:
+        writer.write_frame(np.random.default_rng(0).normal(size=(40_000, 3)))
+    (tmp_path / "many" / "frame-000000.safetensors").write_bytes(b"damaged")
+    with Server(tmp_path / "many") as server:
+        page = Page(browser, server.url, wait=False)
+        page.until("() => window.tidemill?.drawn().drawn > 0")
+        page.tab.keyboard.press("g")
+        page.tab.mouse.move(300, 100)
+        page.tab.mouse.down()
+        for corner in ((900, 100), (900, 640), (300, 640)):
+            page.tab.mouse.move(*corner)
+        page.tab.mouse.up()
+        page.tab.wait_for_selector("#notice:has-text('No group was made')")
+        assert page.tab.locator("#name-group").count() == 0
+        page.close()

@@ -1,0 +1,159 @@
+// What the page makes of a server that is gone for a while, refuses, or has other frames than before.
+
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { Categories } from './categories';
+import { Dataset } from './dataset';
+import { Edges } from './edges';
+import { Feed } from './feed';
+import { FrameCache, PAUSE_MS, type Source } from './loader';
+import { bad, type FrameLine, type Parsed, type Tensors } from './wire';
+
+const HEADER = '{"format":"tidemill-frames","version":1,"title":"t","axes":["x","y","z"],"run":"abc"}';
+const POINTS = '{"kind":"points","count":2,"file":"points-000000.safetensors"}';
+const lost = bad('the server does not answer', 'lost');
+const refused = bad('it is gone from the folder');
+
+/** A source whose answers are given one after the other; then it answers no more. */
+function sourceOf<T>(name: 'index' | 'tensors', answers: Parsed<T>[]): { source: Source; asked: unknown[][] } {
+  const asked: unknown[][] = [];
+  const answer = (...words: unknown[]) => {
+    asked.push(words);
+    const next = answers.shift();
+    return next === undefined ? new Promise(() => {}) : Promise.resolve(next);
+  };
+  return { source: { run: undefined, [name]: answer } as unknown as Source, asked };
+}
+
+beforeEach(() => void vi.useFakeTimers());
+afterEach(() => void vi.useRealTimers());
+const settle = () => vi.advanceTimersByTimeAsync(0);
+
+describe('the feed', () => {
+  const lines = (end: number, ...texts: string[]) => ({ ok: true as const, value: { lines: texts, end } });
+
+  it('says as long as nothing comes why, and when it is over; asks for the run that it has', async () => {
+    const { source, asked } = sourceOf('index', [lines(9, HEADER), lost, refused, lines(20, POINTS)]);
+    const said: string[] = [];
+    const dataset = new Dataset();
+    const told = {
+      grew: () => {},
+      trouble: (why: string) => void said.push(why),
+      anew: expect.fail,
+      notice: expect.fail,
+    };
+    const feed = new Feed(source, dataset, told);
+    expect((await feed.start()).ok).toBe(true);
+    expect(source.run).toBe('abc');
+    void feed.follow();
+    await settle();
+    expect(said).toEqual(['Nothing new comes: the server does not answer']);
+    await vi.advanceTimersByTimeAsync(PAUSE_MS);
+    await vi.advanceTimersByTimeAsync(PAUSE_MS);
+    expect(said.slice(1)).toEqual(['Nothing new comes: it is gone from the folder', '']);
+    expect(dataset.points).toBe(2);
+    expect(asked.map(([from]) => from)).toEqual([0, 9, 9, 9, 20]);
+  });
+
+  it('ends when the frames were written anew, and says so to whoever loads them again', async () => {
+    const { source, asked } = sourceOf('index', [lines(9, HEADER), bad('written anew', 'anew')]);
+    const anew = vi.fn();
+    const feed = new Feed(source, new Dataset(), { grew: () => {}, trouble: expect.fail, anew, notice: expect.fail });
+    await feed.start();
+    await feed.follow();
+    expect([anew.mock.calls.length, asked.length]).toEqual([1, 2]);
+  });
+
+  it('ends at a line that makes no sense, and says that what follows is missing', async () => {
+    const { source } = sourceOf('index', [lines(9, HEADER), lines(20, '{"kind":"points"}', POINTS)]);
+    const trouble = vi.fn();
+    const feed = new Feed(source, new Dataset(), { grew: () => {}, trouble, anew: expect.fail, notice: expect.fail });
+    await feed.start();
+    await feed.follow();
+    expect(trouble.mock.calls).toEqual([['What follows in the index is not shown: a line of points has no count']]);
+  });
+});
+
+const some: Parsed<Tensors> = { ok: true, value: new Map() };
+
+describe('frames', () => {
+  const cacheOf = (answers: Parsed<Tensors>[]) => {
+    const { source, asked } = sourceOf('tensors', answers);
+    const wrong: string[] = [];
+    const cache = new FrameCache(
+      source,
+      (frame) => `frame ${frame}`,
+      () => cache.want([3]),
+      (why) => void wrong.push(why),
+    );
+    return { cache, asked, wrong };
+  };
+
+  it('that nobody answered for are asked for again after a while, and play waits for them', async () => {
+    const { cache, asked, wrong } = cacheOf([lost, lost, some]);
+    cache.want([3]);
+    await settle();
+    expect([cache.has(3), wrong.length]).toEqual([false, 1]);
+    cache.want([3]);
+    await settle();
+    expect(asked.length).toBe(1);
+    await vi.advanceTimersByTimeAsync(2 * PAUSE_MS);
+    expect([cache.get(3) !== undefined, asked.length]).toEqual([true, 3]);
+  });
+
+  it('that the server refuses are passed over until it was gone and is there again', async () => {
+    const { cache, asked } = cacheOf([refused, some]);
+    cache.want([3]);
+    await settle();
+    cache.want([3]);
+    await vi.advanceTimersByTimeAsync(10 * PAUSE_MS);
+    expect([cache.has(3), cache.get(3), asked.length]).toEqual([true, undefined, 1]);
+    cache.retry();
+    cache.want([3]);
+    await settle();
+    expect(cache.get(3)).toBeDefined();
+  });
+});
+
+describe('categories', () => {
+  const codes = new Map([['group.kind', { shape: [2], data: new Uint16Array([1, 0]) }]]);
+
+  it('are asked for again when nobody answered, and those refused when the server is there again', async () => {
+    const { source, asked } = sourceOf('tensors', [lost, refused, { ok: true, value: codes }]);
+    const dataset = new Dataset();
+    dataset.take({ kind: 'categories', grouping: 'kind', names: ['a', 'b'] });
+    dataset.take({ kind: 'points', count: 2, file: 'points-000000.safetensors' });
+    const categories = new Categories(
+      dataset,
+      source,
+      () => categories.ready('kind'),
+      () => {},
+    );
+    expect(categories.ready('kind')).toBe(false);
+    await vi.advanceTimersByTimeAsync(5 * PAUSE_MS);
+    expect([categories.ready('kind'), asked.length]).toEqual([true, 2]);
+    categories.retry();
+    expect(categories.ready('kind')).toBe(false);
+    await settle();
+    expect(categories.ready('kind')).toBe(true);
+    expect([...(dataset.groupings.get('kind')?.codes ?? [])]).toEqual([1, 0]);
+  });
+});
+
+describe('lines between points', () => {
+  it('are asked for again when nobody answered, and those refused when the server is there again', async () => {
+    const pairs = new Map([['edges', { shape: [1, 2], data: new Uint32Array([0, 1]) }]]);
+    const { source, asked } = sourceOf('tensors', [lost, refused, { ok: true, value: pairs }]);
+    const frame = { edges: 'edges-000000.safetensors' } as FrameLine;
+    const edges = new Edges(
+      () => edges.follow(frame, source),
+      () => {},
+    );
+    edges.follow(frame, source);
+    await vi.advanceTimersByTimeAsync(5 * PAUSE_MS);
+    expect([asked.length, edges.pairs.length]).toEqual([2, 0]);
+    edges.retry();
+    edges.follow(frame, source);
+    await settle();
+    expect([...edges.pairs]).toEqual([0, 1]);
+  });
+});
