@@ -129,7 +129,7 @@ class StreamTail:
         job = tidemill.init()
         try:
             # An engine of its own, whose only worker is this one.
-            engine = QueryEngine(1, 1, memory_budget(), os.environ.get("TIDEMILL_SPILL_DIR") or None)
+            engine = QueryEngine(1, 1, memory_budget(job), os.environ.get("TIDEMILL_SPILL_DIR") or None)
             write_stream(
                 engine,
                 job._self,
