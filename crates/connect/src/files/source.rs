@@ -387,7 +387,7 @@ impl Reader {
         let ended = self.options.stop_at_end || !self.place.grows();
         if has_header && reading.columns.is_none() && reading.tail.offset > 0 {
             // It goes on behind its header.
-            let mut start = reading.tail.from_start();
+            let mut start = reading.tail.rewound();
             if let Piece::Lines(lines) = start.read(ended)?
                 && let Some((_, header)) = lines.iter().find(|(_, line)| !is_blank(line))
             {

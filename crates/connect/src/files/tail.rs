@@ -117,7 +117,7 @@ impl Tail {
     }
 
     /// The same from its beginning.
-    pub(crate) fn from_start(&self) -> Self {
+    pub(crate) fn rewound(&self) -> Self {
         Tail::new(self.path.clone(), self.held.clone(), 0)
     }
 
