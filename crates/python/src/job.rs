@@ -26,7 +26,7 @@ fn settings(transport: &str, stall_warning_s: f64) -> PyResult<Settings> {
     let stall_warning = Duration::try_from_secs_f64(stall_warning_s)
         .map_err(|_| PyValueError::new_err(format!("stall_warning must be seconds, not {stall_warning_s}")))?;
     let transport = transport.parse().map_err(PyValueError::new_err)?;
-    Ok(Settings { transport, stall_warning, ..Settings::default() })
+    Ok(Settings { transport, stall_warning })
 }
 
 impl Worker {
