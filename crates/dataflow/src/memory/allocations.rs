@@ -45,7 +45,9 @@ mod tests {
         let whole: Buffer = (0..4000_i64).collect();
         let column = |from: usize| Arc::new(Int64Array::new(whole.slice(from * 8).into(), None)) as ArrayRef;
         let numbers = || column(0).slice(0, 1000);
-        let values: ArrayRef = Arc::new(StringArray::from_iter_values((0..1000).map(|i| format!("{i:100}"))));
+        let mut values = StringArray::from_iter_values((0..1000).map(|i| format!("{i:100}")));
+        values.shrink_to_fit();
+        let values: ArrayRef = Arc::new(values);
         let coded = |seed: i32| {
             let keys = (0..1000).map(|row| (row + seed) % 1000).collect();
             Arc::new(DictionaryArray::<Int32Type>::new(keys, Arc::clone(&values))) as ArrayRef
