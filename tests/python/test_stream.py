@@ -383,4 +383,4 @@ def test_guarantees(tmp_path: Path) -> None:
     text = counts.explain()
     assert 'source "source table 1": ' in text and "window 2" in text
     assert "table: is read again from where the checkpoint says" in text
-    assert "a sink that commits has each row exactly once, a function at least once" in text
+    assert "a sink that commits has each row exactly once, a function has each row at least once" in text

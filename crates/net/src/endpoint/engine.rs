@@ -632,8 +632,11 @@ impl Engine {
             // The others hear why over the control plane; that this one has left must not come before.
             return true;
         }
-        let queued = !self.core.busy.is_empty();
-        if self.leaving == Leaving::Settling && !queued && !self.core.ops.any(|op| matches!(op, Op::Recv { .. })) {
+        let has_sent = |core: &Core| core.busy.is_empty();
+        if self.leaving == Leaving::Settling
+            && has_sent(&self.core)
+            && !self.core.ops.any(|op| matches!(op, Op::Recv { .. }))
+        {
             self.leaving = Leaving::Owing;
             for rank in (0..self.core.links.len() as u32).map(Rank) {
                 let link = &self.core.links[rank.index()];
@@ -642,7 +645,12 @@ impl Engine {
                 }
             }
             self.drain_links();
-        } else if self.leaving == Leaving::Owing && !queued && !self.core.ops.any(|op| matches!(op, Op::Send { .. })) {
+        }
+        // At once, if nothing is owed: nobody may come to wake this worker.
+        if self.leaving == Leaving::Owing
+            && has_sent(&self.core)
+            && !self.core.ops.any(|op| matches!(op, Op::Send { .. }))
+        {
             self.leaving = Leaving::Finishing;
         }
         self.flush();

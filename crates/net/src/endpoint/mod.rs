@@ -436,11 +436,13 @@ impl Shared {
             let woken = armed.sleep(if finishing { Duration::from_millis(1) } else { SLICE });
             if woken == Woken::Interrupted {
                 let ranks: Vec<Rank> = owed.into_iter().flatten().collect();
-                notice!(
-                    self.rank,
-                    "a signal ended the wait at the program's end: what rank(s) {} have not received is lost",
-                    crate::control::ranks(&ranks)
-                );
+                if !ranks.is_empty() {
+                    notice!(
+                        self.rank,
+                        "a signal ended the wait at the program's end: what rank(s) {} have not received is lost",
+                        crate::control::ranks(&ranks)
+                    );
+                }
                 return;
             }
             if woken == Woken::TimedOut {
