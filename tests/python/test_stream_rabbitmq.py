@@ -173,7 +173,7 @@ stream.select("x").write_stream(
     done = launched.run("run", "-n", "2", "--restarts", "2", app)
     thread.join()
     assert done.returncode == 0, done.stderr
-    assert b"starting the job again (2 of 2)" in done.stderr
+    assert b"(2 of 2)" in done.stderr
     counts = Counter(lines(tmp_path / "out"))
     assert counts.keys() == set(range(total))
     assert id is None or max(counts.values()) == 1
