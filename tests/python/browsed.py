@@ -111,6 +111,15 @@ class Page:
         if self.tab.is_visible(f"#{name}") != shown:
             self.tab.click(f"#{name}-toggle")
 
+    def lasso(self, *corners: tuple[float, float]) -> None:
+        """Draw around places with the mouse."""
+        self.tab.keyboard.press("g")
+        self.tab.mouse.move(*corners[0])
+        self.tab.mouse.down()
+        for corner in corners[1:]:
+            self.tab.mouse.move(*corner)
+        self.tab.mouse.up()
+
     def touch(self, kind: str, *fingers: tuple[float, float]) -> None:
         """Put fingers down (``Start``), move them (``Move``), or lift them all (``End``)."""
         points = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(fingers)]
@@ -134,4 +143,4 @@ class Page:
 
     def close(self) -> None:
         self.tab.context.close()
-        assert self.errors == []
+        assert not self.errors, self.errors

@@ -224,12 +224,7 @@ def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path, siz
 def test_a_lasso_makes_a_group_that_stays(browser: Any, url: str, folder: Path) -> None:
     """A group that a reader made is there for the next one; its name is text, whatever it looks like."""
     page = Page(browser, url)
-    page.tab.keyboard.press("g")
-    page.tab.mouse.move(350, 150)
-    page.tab.mouse.down()
-    for corner in ((800, 150), (800, 620), (350, 620)):
-        page.tab.mouse.move(*corner)
-    page.tab.mouse.up()
+    page.lasso((350, 150), (800, 150), (800, 620), (350, 620))
     page.tab.fill("#group-name", "<b>mine</b>")
     page.tab.click("#name-group button.primary")
     page.tab.wait_for_selector("text=<b>mine</b>")

@@ -16,7 +16,7 @@ from tidemill._job import Job, init
 from tidemill._tidemill import QueryEngine, memory_bytes
 from tidemill.dataset._errors import DataSetError
 
-__all__ = ["bytes_of", "engine", "memory_budget"]
+__all__ = ["bytes_of", "engine", "memory_budget", "new_engine"]
 
 _lock = threading.Lock()
 _engines: list[QueryEngine] = []
@@ -34,10 +34,14 @@ def engine() -> QueryEngine:
     if not _engines:
         with _lock:
             if not _engines:
-                spill_dir = os.environ.get("TIDEMILL_SPILL_DIR") or None
                 job = init()
-                _engines.append(QueryEngine(_threads(job), job.size, memory_budget(job), spill_dir))
+                _engines.append(new_engine(job, _threads(job), job.size))
     return _engines[0]
+
+
+def new_engine(job: Job, threads: int, workers: int) -> QueryEngine:
+    """An engine of so many workers, with this worker's share of memory."""
+    return QueryEngine(threads, workers, memory_budget(job), os.environ.get("TIDEMILL_SPILL_DIR") or None)
 
 
 def _threads(job: Job) -> int:

@@ -10,7 +10,6 @@ Nothing of it is saved: a job that is started again reads the stream from where 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -19,10 +18,10 @@ from typing import Any
 import numpy as np
 
 import tidemill
-from tidemill._tidemill import QueryEngine, write_stream
+from tidemill._tidemill import write_stream
 from tidemill.dataset import DataSet, coalesce, col, lit
 from tidemill.dataset._dataset import _tables
-from tidemill.dataset._engine import memory_budget
+from tidemill.dataset._engine import new_engine
 from tidemill.dataset._table import Table
 from tidemill.series._read import Columns, SeriesError, find_columns
 from tidemill.series._tail import NewRows
@@ -129,9 +128,8 @@ class StreamTail:
         job = tidemill.init()
         try:
             # An engine of its own, whose only worker is this one.
-            engine = QueryEngine(1, 1, memory_budget(job), os.environ.get("TIDEMILL_SPILL_DIR") or None)
             write_stream(
-                engine,
+                new_engine(job, threads=1, workers=1),
                 job._self,
                 self._windows._native,
                 "series",

@@ -72,9 +72,7 @@ impl Place {
         found.sort_unstable();
         Ok(found)
     }
-}
 
-impl Place {
     /// What reads a file, or an object, of this name.
     pub(crate) fn held(&self, name: &str, pool: &Handle) -> Held {
         match self {
