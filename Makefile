@@ -60,10 +60,11 @@ test-rust: setup ## Run the Rust tests, documentation included
 	@mkdir -p out
 	cargo test $(BUILD) 2>&1 | tee out/cargo-test.log
 
+# Two files of tests at a time: many wait for timers and servers, and all have to live with others beside them.
 .PHONY: test-python
 test-python: setup setup-s3 ## Run the Python and multi-process tests
 	@mkdir -p out
-	$(BIN)/python -m pytest 2>&1 | tee out/pytest.log
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile 2>&1 | tee out/pytest.log
 
 .PHONY: bench
 bench: setup ## Measure beside the peers (installs them first)
