@@ -13,6 +13,7 @@ from pathlib import Path
 
 import launched
 import pytest
+from servers.server import free_ports
 
 ACCESS_KEY = "tidemill"
 SECRET_KEY = "not much of a secret"
@@ -27,7 +28,7 @@ class Server:
         if found is None:
             pytest.skip("no S3 server to test with; make setup-s3 builds it")
         self.root = root
-        self.port = _free_port()
+        self.port = free_ports(1)[0]
         self.log = root.parent / "s3s-fs.log"
         self._program = found
         self.start()
@@ -73,9 +74,3 @@ class Server:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -152,6 +152,48 @@ def test_an_exception_is_told_to_the_others(tmp_path: Path, transport: str) -> N
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
+    "call",
+    [
+        "comm.Allreduce(np.ones(3), np.ones(3), op)",
+        "comm.Allreduce(np.ones(500_000), np.ones(500_000), op)",
+        "comm.Iallreduce(np.ones(3), np.ones(3), op).Wait()",
+        "comm.allreduce(np.ones(500_000), op=add)",
+    ],
+)
+def test_a_function_that_raises_on_one_worker_is_told_to_the_others(tmp_path: Path, transport: str, call: str) -> None:
+    """Whoever catches it lives on, and the others would wait for its part for ever."""
+    program = f"""
+        import numpy as np
+        import tidemill as tm
+        from tidemill.mpi import MPI
+
+        comm = MPI.COMM_WORLD
+
+        def add(left, right, datatype=None):
+            if comm.rank == 0:
+                raise ValueError("it is odd")
+            return left + right if datatype is None else np.add(np.frombuffer(left), np.frombuffer(right), np.frombuffer(right))
+
+        op = MPI.Op.Create(add, commute=True)
+        try:
+            {call}
+            comm.Barrier()
+        except (ValueError, tm.PeerFailed) as error:
+            print(type(error).__name__, getattr(error, "rank", ""))
+            assert "it is odd" in str(error) and "in add" in getattr(error, "traceback", "in add")
+        try:
+            comm.Barrier()
+        except tm.CommError as error:
+            print(type(error).__name__, error.rank)
+    """
+    with workers.Job(tmp_path, 3, program, {"TIDEMILL_TRANSPORT": transport}) as job:
+        outputs = job.succeed()
+    assert outputs[0].startswith("ValueError") and outputs[0].endswith("PeerFailed 0\n"), outputs
+    assert outputs[1] == outputs[2] == 2 * "PeerFailed 0\n", outputs
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
     ("usual", "odd", "words"),
     [
         ("comm.Barrier()", "comm.Allreduce(np.ones(2), np.empty(2))", ["barrier()", "allreduce(2 x float64, op=sum)"]),

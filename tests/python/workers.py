@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import textwrap
@@ -12,12 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import launched
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from servers.server import free_ports
 
 
 class Job:
@@ -37,7 +31,7 @@ class Job:
             **os.environ,
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_ports(1)[0]),
             "TIDEMILL_SECRET": secrets.token_hex(32),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",

@@ -56,7 +56,7 @@ impl Communicator {
                 match poll {
                     Poll::Done => return Ok(Started::Done(Status::default())),
                     Poll::Failed(error) => {
-                        self.abandon();
+                        self.fail(&error);
                         return Err(error.into());
                     }
                     Poll::Waiting | Poll::Moved => {}
@@ -202,9 +202,10 @@ impl Communicator {
     #[inline]
     pub(crate) fn check(&self, call: &Call) -> Result<(), CollectiveError> {
         self.0.endpoint.check_process()?;
-        if self.0.abandoned.load(Ordering::Relaxed) {
+        let faults = self.0.endpoint.faults();
+        if self.0.abandoned.load(Ordering::Relaxed) || faults.has_failed() {
             // A call that failed with the job is no reason of its own.
-            let fatal = self.0.endpoint.faults().fatal().map(CollectiveError::Net);
+            let fatal = faults.fatal().map(CollectiveError::Net);
             return Err(
                 fatal.unwrap_or_else(|| CollectiveError::Abandoned { comm: self.name(), from_parent: self.0.id >= 2 })
             );

@@ -116,7 +116,7 @@ impl Execution {
             };
             let result = match local {
                 Local::Copy { .. } => {
-                    into.copy_from_slice(from);
+                    tidemill_net::copy_slice(into, from);
                     Ok(())
                 }
                 Local::ReduceLeft { .. } => reduce::reduce_left(&self.op, self.dtype, from, into),

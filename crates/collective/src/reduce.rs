@@ -9,6 +9,7 @@
 //! and AVX-512, and the best one is found at run time.
 
 use half::f16;
+use tidemill_net::copy_slice;
 
 #[cfg(target_arch = "x86_64")]
 use crate::long_double::X87;
@@ -27,7 +28,7 @@ pub fn reduce_left(op: &Op, dtype: DType, left: &[u8], into: &mut [u8]) -> Resul
         Op::User(user) => user.call(left, into, dtype),
         Op::Replace => Ok(()),
         Op::NoOp => {
-            into.copy_from_slice(left);
+            copy_slice(into, left);
             Ok(())
         }
         _ => dispatch(op, dtype, Form::Left { left, into }),
@@ -49,11 +50,11 @@ pub fn reduce_right(op: &Op, dtype: DType, into: &mut [u8], right: &[u8]) -> Res
             // A user function overwrites its right operand, which here is a message somebody else may still read.
             let mut result = right.to_vec();
             user.call(into, &mut result, dtype)?;
-            into.copy_from_slice(&result);
+            copy_slice(into, &result);
             Ok(())
         }
         Op::Replace => {
-            into.copy_from_slice(right);
+            copy_slice(into, right);
             Ok(())
         }
         Op::NoOp => Ok(()),
@@ -72,15 +73,15 @@ pub fn combine(op: &Op, dtype: DType, left: &[u8], right: &[u8], out: &mut [u8])
     check_lengths(dtype, &[left.len(), right.len(), out.len()]);
     match op {
         Op::User(user) => {
-            out.copy_from_slice(right);
+            copy_slice(out, right);
             user.call(left, out, dtype)
         }
         Op::Replace => {
-            out.copy_from_slice(right);
+            copy_slice(out, right);
             Ok(())
         }
         Op::NoOp => {
-            out.copy_from_slice(left);
+            copy_slice(out, left);
             Ok(())
         }
         _ => dispatch(op, dtype, Form::Both { left, right, out }),

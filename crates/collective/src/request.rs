@@ -229,9 +229,8 @@ fn step(
         }
     };
     *state = None;
-    if result.is_err() && matches!(what, What::Collective { .. }) {
-        // Peers may be anywhere in it, so that a next one would not meet theirs.
-        comm.abandon();
+    if let (Err(error), What::Collective { .. }) = (&result, what) {
+        comm.fail(error);
     }
     Some(result)
 }

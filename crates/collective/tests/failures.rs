@@ -79,9 +79,13 @@ fn different_counts_of_vector_collectives_are_named_on_every_rank() {
         (Allgatherv, [3, 1, 2], 1, "counts with digest"),
         (ReduceScatter, [3, 1, 2], 6, "counts with digest"),
     ];
-    for (collective, lens, count, words) in cases {
+    // Messages that wait for their receiver, too.
+    for ((collective, lens, count, words), late) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let errors = run_ranks(3, |comm| {
             comm.barrier().unwrap();
+            if late && comm.rank() != 1 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
             let usual = if collective == ReduceScatter { 6 } else { 2 };
             let (lens, count) = if comm.rank() == 1 { (lens, count) } else { ([2; 3], usual) };
             net_error(vector(&comm, collective, lens, count).and_then(|()| (0..1000).try_for_each(|_| comm.barrier())))

@@ -7,6 +7,7 @@ compile_error!("tidemill-net runs on 64-bit little-endian Linux");
 
 pub mod claim;
 pub mod control;
+mod copy;
 mod doorbell;
 pub mod endpoint;
 pub mod environment;
@@ -31,6 +32,7 @@ pub mod topology;
 mod transport;
 
 pub use control::{Control, ControlError, ControlEvent, ControlHandle, FAILURE_TIMEOUT, Target};
+pub use copy::{copy, copy_or_move, copy_slice};
 pub use doorbell::{Armed, Bell, Doorbell, Woken};
 pub use endpoint::{
     Caller, Contradiction, Endpoint, Engine, Envelope, Faults, GroupId, Matched, OpenError, Pattern, Region, Settings,

@@ -112,7 +112,9 @@ impl Operation {
                     Python::attach(|py| {
                         let datatype = datatype.as_ref().map(|d| d.bind(py));
                         call_user_function(function.bind(py), left, right, datatype, dtype).map_err(|error| {
-                            let text = error.to_string();
+                            // The other workers are told, and see no more of it than this.
+                            let traceback = error.traceback(py).and_then(|traceback| traceback.format().ok());
+                            let text = format!("{error}\n{}", traceback.unwrap_or_default());
                             raised.lock().get_or_insert(error);
                             text.into()
                         })

@@ -9,11 +9,13 @@ ranks is noticed there. What is large follows, from who has it to who needs it.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tidemill._job import tell_others
 from tidemill.mpi import _constants as c
 from tidemill.mpi._datatype import Bytes
 from tidemill.mpi._op import Op
@@ -267,9 +269,23 @@ def _all_if_small(comm: Comm, slot: Slot) -> list[Any] | None:
     return [pickle.loads(body) for body in small] if len(small) == len(bodies) else None
 
 
+def _telling(op: Combine) -> Combine:
+    """An operation whose result others wait for: they are told when it raises."""
+
+    def call(left: Any, right: Any) -> Any:
+        try:
+            return op(left, right)
+        except BaseException:
+            tell_others(traceback.format_exc())
+            raise
+
+    return call
+
+
 def _reduce_in_tree(comm: Comm, obj: Any, op: Combine) -> Any:
     """Combines large objects towards rank 0 along a binomial tree, in rank order. The result is rank 0's alone."""
     rank, size, distance = comm.rank, comm.size, 1
+    op = _telling(op)
     while distance < size:
         if rank & distance:
             _give(comm, Pickled(obj), rank - distance, _REDUCE).Wait()
@@ -312,7 +328,7 @@ def scan(comm: Comm, obj: Any, op: Combine) -> Any:
     objects = _all_if_small(comm, slot)
     if objects is not None:
         return fold(objects[: comm.rank + 1], op)
-    result = op(_take(comm, comm.rank - 1, _REDUCE), obj) if comm.rank else slot.pickled.copied()
+    result = _telling(op)(_take(comm, comm.rank - 1, _REDUCE), obj) if comm.rank else slot.pickled.copied()
     if comm.rank + 1 < comm.size:
         _give(comm, Pickled(result), comm.rank + 1, _REDUCE).Wait()
     return result
@@ -325,7 +341,7 @@ def exscan(comm: Comm, obj: Any, op: Combine) -> Any:
         return fold(objects[: comm.rank], op) if comm.rank else None
     before = _take(comm, comm.rank - 1, _REDUCE) if comm.rank else None
     if comm.rank + 1 < comm.size:
-        total = op(before, obj) if comm.rank else obj
+        total = _telling(op)(before, obj) if comm.rank else obj
         _give(comm, Pickled(total), comm.rank + 1, _REDUCE).Wait()
     return before
 

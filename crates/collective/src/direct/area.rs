@@ -122,7 +122,7 @@ impl Area {
     pub(crate) unsafe fn publish(&self, rank: usize, turn: u32, signature: u32, bytes: &[u8]) {
         debug_assert!(bytes.len() <= DATA_BYTES);
         // SAFETY: the slot is `DATA_BYTES` (or the line's rest) long, ours, and read by nobody until the stamp is set.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.data(rank, turn, bytes.len()), bytes.len()) };
+        unsafe { tidemill_net::copy(bytes.as_ptr(), self.data(rank, turn, bytes.len()), bytes.len()) };
         let stamp = u64::from(signature) << 32 | u64::from(turn);
         self.word64(self.stamp_offset(rank, turn)).store(stamp, Ordering::Release);
     }

@@ -93,6 +93,15 @@ impl Communicator {
         }
     }
 
+    /// A collective failed here: peers may be anywhere in it, so that a next one would not meet theirs. What only this rank
+    /// knows, it tells them: they would wait for its part.
+    pub(crate) fn fail(&self, error: &NetError) {
+        self.abandon();
+        if let (NetError::Operation(text), true) = (error, self.0.ranks.len() > 1) {
+            self.0.endpoint.report_failure(text);
+        }
+    }
+
     /// A collective was given up halfway.
     pub(crate) fn abandon(&self) {
         self.0.abandoned.store(true, Ordering::Relaxed);

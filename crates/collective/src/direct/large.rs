@@ -10,7 +10,7 @@
 //! the single-copy exchange of Chakraborty et al., "Designing efficient shared address space reduction collectives"
 //! (IPDPS 2018).
 
-use tidemill_net::{Engine, NetError, Rank};
+use tidemill_net::{Engine, NetError, Rank, copy_or_move};
 
 use super::{Direct, Job, Poll};
 use crate::stream::{self, STREAM_BYTES_MIN};
@@ -173,9 +173,9 @@ impl Direct {
                     } else if part.len >= STREAM_BYTES_MIN && from.abs_diff(into.as_ptr() as u64) >= n as u64 {
                         // SAFETY: the own part lies in the send buffer, readable by this function's contract.
                         unsafe { stream::copy(from as *const u8, into.as_mut_ptr(), n) };
-                    } else if from != into.as_ptr() as u64 {
-                        // SAFETY: as above; `copy` because an in-place caller's buffers may be one.
-                        unsafe { std::ptr::copy(from as *const u8, into.as_mut_ptr(), n) };
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { copy_or_move(from as *const u8, into.as_mut_ptr(), n) };
                     }
                 }
                 progress.stage = if offset + n == part.len {

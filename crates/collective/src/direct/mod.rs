@@ -21,7 +21,7 @@ mod large;
 
 use std::sync::atomic::{Ordering, fence};
 
-use tidemill_net::{NetError, Region};
+use tidemill_net::{NetError, Region, copy_slice};
 
 pub(crate) use area::{Area, DATA_BYTES};
 pub(crate) use large::LargeProgress;
@@ -288,16 +288,16 @@ impl Direct {
             Collective::Barrier => {}
             Collective::Bcast => {
                 let len = (job.recv.len - progress.offset).min(chunk_bytes(job));
-                recv(progress.offset, len).copy_from_slice(theirs(len));
+                copy_slice(recv(progress.offset, len), theirs(len));
             }
             Collective::Scatter => {
                 let len = job.recv.len;
-                recv(0, len).copy_from_slice(&theirs(len * self.size)[self.rank * len..][..len]);
+                copy_slice(recv(0, len), &theirs(len * self.size)[self.rank * len..][..len]);
             }
-            Collective::Gather | Collective::Allgather => recv(rank * n, n).copy_from_slice(theirs(n)),
+            Collective::Gather | Collective::Allgather => copy_slice(recv(rank * n, n), theirs(n)),
             Collective::Alltoall => {
                 let len = n / self.size;
-                recv(rank * len, len).copy_from_slice(&theirs(n)[self.rank * len..][..len]);
+                copy_slice(recv(rank * len, len), &theirs(n)[self.rank * len..][..len]);
             }
             Collective::Reduce | Collective::Allreduce => {
                 let len = (n - progress.offset).min(DATA_BYTES);
@@ -317,7 +317,7 @@ impl Direct {
     #[inline]
     fn fold(&self, job: &Job, op: &Op, rank: usize, theirs: &[u8], into: &mut [u8]) -> Result<(), NetError> {
         if rank == 0 {
-            into.copy_from_slice(theirs);
+            copy_slice(into, theirs);
             return Ok(());
         }
         reduce::reduce_right(op, job.dtype, into, theirs).map_err(|error| NetError::Operation(error.to_string()))

@@ -75,7 +75,7 @@ pub(super) fn new_recv(group: GroupId, region: Region) -> Op {
 pub(super) fn copy_message(source: Rank, tag: i32, data: &[u8], region: Region) -> Result<Status, NetError> {
     let n = data.len().min(region.len);
     // SAFETY: `post_recv`'s caller keeps the region writable while the receive is pending, and `n` is within both.
-    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), region.ptr, n) };
+    unsafe { crate::copy(data.as_ptr(), region.ptr, n) };
     check_length(source, tag, data.len() as u64, region.len)
 }
 
@@ -348,7 +348,7 @@ impl Sink for Core {
             },
             Some(Kind::Piece) => self.piece_room(src, header).map(|room| {
                 // SAFETY: `piece_room` checked that `len` bytes of the pending receive's region start at `room`.
-                unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), room, payload.len()) };
+                unsafe { crate::copy(payload.as_ptr(), room, payload.len()) };
                 self.piece_landed(header);
             }),
             Some(Kind::Done) => match self.ops.get_mut(header.token) {

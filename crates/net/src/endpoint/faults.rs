@@ -1,7 +1,7 @@
 //! What has gone wrong in the job, as one worker knows it. Written by the control plane's thread and by transports,
 //! read by every waiting call through one atomic.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -22,6 +22,7 @@ struct State {
 #[derive(Default)]
 pub struct Faults {
     epoch: AtomicU32,
+    has_failed: AtomicBool,
     state: Mutex<State>,
     on_news: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
@@ -35,6 +36,12 @@ impl Faults {
     #[inline]
     pub(super) fn epoch(&self) -> u32 {
         self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Whether the job cannot go on, as [`Faults::fatal`] tells at a lock's cost.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
     fn announce(&self) {
@@ -56,6 +63,7 @@ impl Faults {
     /// The job cannot go on. The first reason is the one every call reports.
     pub fn fail(&self, error: NetError) {
         self.state.lock().fatal.get_or_insert(error);
+        self.has_failed.store(true, Ordering::Relaxed);
         self.announce();
     }
 
@@ -85,9 +93,8 @@ impl Faults {
         let overdue = down.iter().find(|(_, _, since)| since.elapsed() > VERDICT_TIMEOUT);
         if let (Some((rank, reason, _)), None) = (overdue, &fatal) {
             let error = NetError::WorkerLost { rank: *rank, reason: reason.clone() };
-            *fatal = Some(error);
             drop(state);
-            self.announce();
+            self.fail(error);
         }
     }
 

@@ -386,6 +386,11 @@ impl Shared {
         match step(engine) {
             Some(result) => {
                 engine.flush();
+                if engine.is_suspect() {
+                    // Found by the step itself, in a message that was there before its receive.
+                    self.inquire(engine);
+                    return self.faults.fatal().map(Err);
+                }
                 Some(result)
             }
             None if engine.is_dead() => Some(Err(self.faults.fatal().unwrap_or(NetError::Closed))),

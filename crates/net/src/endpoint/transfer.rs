@@ -8,6 +8,7 @@ use super::core::{Core, Link};
 use super::engine::{Engine, Leaving, coarse_now};
 use super::ops::{Op, OpIndex, Ops, Region, Status};
 use crate::claim::{CHUNKS_MAX, Transfer};
+use crate::copy::copy_or_move;
 use crate::{Accept, Header, Kind, Offer, Push, Rank, Transport, TransportError};
 
 /// Bytes copied out of a peer's memory before other work gets its turn.
@@ -206,9 +207,8 @@ impl Engine {
         let result = match link.transport {
             Some(transport) => self.transports[transport].read_peer(from, addr, into),
             None => {
-                // SAFETY: a message to oneself: the send op keeps the source alive until `Done`; MPI forbids the
-                // two buffers to overlap, but `copy` would be right even then.
-                unsafe { std::ptr::copy(addr as *const u8, into.as_mut_ptr(), n) };
+                // SAFETY: a message to oneself: the send op keeps the source alive until `Done`.
+                unsafe { copy_or_move(addr as *const u8, into.as_mut_ptr(), n) };
                 Ok(())
             }
         };

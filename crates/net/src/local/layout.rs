@@ -193,7 +193,7 @@ unsafe impl RingMemory for Mapped {
     #[inline]
     unsafe fn write_bulk(&self, offset: usize, payload: &[u8]) {
         // SAFETY: the ring keeps the range within the bulk part; by contract nobody else accesses it.
-        unsafe { self.bulk.as_ptr().add(offset).copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
+        unsafe { crate::copy(payload.as_ptr(), self.bulk.as_ptr().add(offset), payload.len()) };
     }
 
     #[inline]

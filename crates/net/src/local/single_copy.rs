@@ -4,6 +4,8 @@
 
 use std::io;
 
+use crate::copy::{read_around, write_around};
+
 /// Whether memory of a peer can be read and written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SingleCopy {
@@ -78,15 +80,16 @@ impl SingleCopy {
             // SAFETY: the peer, a thread of this process, keeps what it offered alive and unwritten until told, and
             // `into` is exclusively ours, so the two do not overlap.
             Self::SameProcess => unsafe {
-                into.as_mut_ptr()
-                    .copy_from_nonoverlapping(std::ptr::with_exposed_provenance(addr as usize), into.len());
+                crate::copy(std::ptr::with_exposed_provenance(addr as usize), into.as_mut_ptr(), into.len());
                 Ok(())
             },
-            Self::Process(pid) => all_of(into.len(), |done| {
-                let local = libc::iovec { iov_base: into[done..].as_mut_ptr().cast(), iov_len: into.len() - done };
-                let remote = libc::iovec { iov_base: (addr as usize + done) as *mut _, iov_len: local.iov_len };
-                // SAFETY: `local` is writable; the kernel checks `remote` against the peer's address space.
-                unsafe { libc::process_vm_readv(*pid as i32, &local, 1, &remote, 1, 0) }
+            Self::Process(pid) => read_around(addr as usize, into, |addr, into| {
+                all_of(into.len(), |done| {
+                    let local = libc::iovec { iov_base: into[done..].as_mut_ptr().cast(), iov_len: into.len() - done };
+                    let remote = libc::iovec { iov_base: (addr + done) as *mut _, iov_len: local.iov_len };
+                    // SAFETY: `local` is writable; the kernel checks `remote` against the peer's address space.
+                    unsafe { libc::process_vm_readv(*pid as i32, &local, 1, &remote, 1, 0) }
+                })
             }),
             Self::Unavailable(reason) => Err(io::Error::new(io::ErrorKind::Unsupported, reason.clone())),
             Self::SwitchedOff => Err(io::Error::new(io::ErrorKind::Unsupported, SWITCHED_OFF)),
@@ -99,15 +102,16 @@ impl SingleCopy {
             // SAFETY: the peer, a thread of this process, accepted `from.len()` bytes at `addr` and keeps them alive and
             // untouched until told.
             Self::SameProcess => unsafe {
-                let to = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
-                to.copy_from_nonoverlapping(from.as_ptr(), from.len());
+                crate::copy(from.as_ptr(), std::ptr::with_exposed_provenance_mut(addr as usize), from.len());
                 Ok(())
             },
-            Self::Process(pid) => all_of(from.len(), |done| {
-                let local = libc::iovec { iov_base: from[done..].as_ptr() as *mut _, iov_len: from.len() - done };
-                let remote = libc::iovec { iov_base: (addr as usize + done) as *mut _, iov_len: local.iov_len };
-                // SAFETY: `local` is readable; the kernel checks `remote` against the peer's address space.
-                unsafe { libc::process_vm_writev(*pid as i32, &local, 1, &remote, 1, 0) }
+            Self::Process(pid) => write_around(from, addr as usize, |from, addr| {
+                all_of(from.len(), |done| {
+                    let local = libc::iovec { iov_base: from[done..].as_ptr() as *mut _, iov_len: from.len() - done };
+                    let remote = libc::iovec { iov_base: (addr + done) as *mut _, iov_len: local.iov_len };
+                    // SAFETY: `local` is readable; the kernel checks `remote` against the peer's address space.
+                    unsafe { libc::process_vm_writev(*pid as i32, &local, 1, &remote, 1, 0) }
+                })
             }),
             Self::Unavailable(reason) => Err(io::Error::new(io::ErrorKind::Unsupported, reason.clone())),
             Self::SwitchedOff => Err(io::Error::new(io::ErrorKind::Unsupported, SWITCHED_OFF)),

@@ -102,7 +102,7 @@ impl Assembly {
             } else {
                 let at = sink.begin(self.peer, &header);
                 // SAFETY: `begin` gives `len` writable bytes, more than `payload` has, and the buffer is our own.
-                unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), at, payload.len()) };
+                unsafe { crate::copy(payload.as_ptr(), at, payload.len()) };
                 self.placing = Some(Placing { header, at, filled: payload.len() });
                 self.start = self.end;
             }
