@@ -354,7 +354,7 @@ class _Command:
         names |= {role: names[role] or role for role in ("id", "time", "value")}
         types = {"id": "str", "time": "timestamp[us]"}
         schema = {name: types.get(role, "float64") for role, name in names.items() if name is not None}
-        return from_url(url, schema, names["time"])
+        return from_url(url, schema, names["time"], self.options.settle)
 
     def _following(self, follower: series.Follower, name: str) -> None:
         options = self.options
