@@ -167,7 +167,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--follow",
         action="store_true",
-        help="wait for more rows, until Ctrl-C: a CSV file that grows, a folder that files come into, or a stream: "
+        help="wait for more rows, until Ctrl-C: a CSV file that grows, a folder that CSV or Parquet files come into, or a stream: "
         + ", ".join(shape for scheme, shape in SHAPES.items() if scheme not in ("rediss", "wss")),
     )
     add(
