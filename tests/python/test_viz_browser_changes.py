@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,8 @@ from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
 browser = browsed.browser
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_market(tmp_path / "market", points=120, frames=6)
-    return tmp_path / "market"
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
-    with Server(folder, token=TOKEN) as server:
-        yield server
+folder = browsed.market(points=120, frames=6)
+server = browsed.server
 
 
 def close(page: Page, *expected: str) -> None:

@@ -12,25 +12,19 @@ import numpy as np
 import pytest
 from browsed import PHONE, Page
 from tidemill.viz import Server
-from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
 browser = browsed.browser
+folder = browsed.market(points=200, frames=3)
+server = browsed.server
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_market(tmp_path / "market", points=200, frames=3)
-    return tmp_path / "market"
-
-
-@pytest.fixture
-def page(browser: Any, folder: Path) -> Iterator[Page]:
-    with Server(folder) as server:
-        opened = Page(browser, server.url, **PHONE)
-        opened.tab.keyboard.press("Escape")
-        yield opened
-        opened.close()
+def page(browser: Any, server: Server) -> Iterator[Page]:
+    opened = Page(browser, server.url, **PHONE)
+    opened.tab.keyboard.press("Escape")
+    yield opened
+    opened.close()
 
 
 def looked(page: Page) -> tuple[Any, Any]:
