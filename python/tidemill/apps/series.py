@@ -281,7 +281,7 @@ class _Command:
             else:
                 self._batch(files)
             if self.server is not None:
-                self.say("Ctrl-C ends it")
+                self.say(f"the page is at {self.server.url}; Ctrl-C ends it")
                 self.server.wait()
         finally:
             self.bar.clear()
