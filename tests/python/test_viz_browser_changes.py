@@ -101,6 +101,27 @@ def test_a_frame_that_was_lost_on_the_way_comes_later(browser: Any, server: Serv
     close(page, "ERR_FAILED")
 
 
+def test_what_somebody_has_gone_down_to_outlives_a_late_answer(browser: Any, server: Server) -> None:
+    """The first of those that a later key has found took its place, and Enter chose that one."""
+    page = Page(browser, server.url)
+    page.tab.fill("#query", "te")
+    page.tab.wait_for_selector("#found-1")
+    held: list[Any] = []
+    page.tab.route("**/points?text=te0*", lambda route: held.append(route))
+    page.tab.keyboard.type("0")
+    while not held:
+        page.tab.wait_for_timeout(20)
+    page.tab.keyboard.press("ArrowDown")
+    name = page.tab.inner_text("#found .at span")
+    with page.tab.expect_response("**/points?text=te0*"):
+        held[0].continue_()
+    page.tab.wait_for_timeout(100)
+    assert page.tab.inner_text("#found .at span") == name != page.tab.inner_text("#found-0 span")
+    page.tab.keyboard.press("Enter")
+    page.until(f"() => tidemill.chosen.rows.some((row) => tidemill.id(row) === '{name}')")
+    page.close()
+
+
 def test_groups_of_two_pages_do_not_lose_each_other(browser: Any, server: Server, folder: Path) -> None:
     """Each page knows the groups of when it was opened: what it saves must not be all that there are then."""
     one, two = Page(browser, server.url), Page(browser, server.url)

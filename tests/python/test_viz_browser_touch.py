@@ -75,7 +75,7 @@ def test_a_finger_draws_a_lasso_and_a_second_one_gives_it_up(page: Page, folder:
         page.touch("Move", at)
     # The browser puts moves together that come faster than pictures.
     page.until("() => tidemill.over.lasso.length >= 6")
-    assert (page.over(195, 470, 190)[:, 3] > 0).any()
+    assert (page.over(*page.get("tidemill.over.lasso.slice(4, 6)"), 3)[:, 3] > 0).any()
     page.touch("Start", circle()[9], (20, 500))
     assert page.get("tidemill.over.lasso.length") == 0
     page.touch("End")
