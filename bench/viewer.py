@@ -43,9 +43,9 @@ PLAYED = """(seconds) => new Promise((done) => {
   let last = begin;
   t.set({ ...t.playback, playing: true, loop: true, framesPerS: 4, position: 0 });
   const look = (now) => {
-    turns.push(t.times.turnMs); pictures.push(now - last); last = now;
+    turns.push(t.loop.times.turnMs); pictures.push(now - last); last = now;
     if (now - begin < 1000 * seconds) requestAnimationFrame(look);
-    else { t.set({ ...t.playback, playing: false }); done({ turns, pictures: pictures.slice(1), drawn: t.detail.budget }) }
+    else { t.set({ ...t.playback, playing: false }); done({ turns, pictures: pictures.slice(1), drawn: t.loop.detail.budget }) }
   };
   requestAnimationFrame(look);
 })"""

@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from tidemill.viz import _http
+from tidemill.viz import Server, _http
+from tidemill.viz._demo import write_market
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -53,6 +54,24 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+def market(points: int, frames: int) -> Callable[[Path], Path]:
+    """A fixture `folder`: frames of a generated market."""
+
+    @pytest.fixture
+    def folder(tmp_path: Path) -> Path:
+        write_market(tmp_path / "market", points=points, frames=frames)
+        return tmp_path / "market"
+
+    return folder
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    """Serves the frames of `folder`, from this process."""
+    with Server(folder, token=TOKEN) as server:
+        yield server
+
+
 class Page:
     """A tab that shows the viewer. Whatever the page complains about fails the test."""
 
@@ -83,7 +102,7 @@ class Page:
         """Wait until what is to be shown is drawn."""
         self.until(
             "() => { const t = window.tidemill; return t && t.frames > 0 && t.loaded[0] === Math.floor(t.playback.position)"
-            " && t.drawn().of > 0 && t.drawn().drawn === t.drawn().of && !t.scheduled }"
+            " && t.drawn().of > 0 && t.drawn().drawn === t.drawn().of && !t.loop.scheduled }"
         )
 
     def spot(self, name: str) -> tuple[float, float]:

@@ -152,7 +152,9 @@ def test_view_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     while "Ctrl-C ends it" not in (line := running.stdout.readline().decode()):
         assert line, "it ended by itself"
         lines.append(line)
+    # From the first frame on, and again below all else that is said.
     assert any(re.search(r"the frames are at http://127\.0\.0\.1:\d+/\?token=", line) for line in lines)
+    assert re.match(r"the page is at http://127\.0\.0\.1:\d+/\?token=\S+; Ctrl-C ends it", line)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=launched.PATIENCE_S)
     assert errors == b""

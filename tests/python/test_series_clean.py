@@ -13,7 +13,7 @@ import pytest
 import tidemill as tm
 from tidemill import series
 from tidemill.series._read import find_columns, steps_or_dates
-from tidemill.series._splits import Split, detect
+from tidemill.series._splits import Evidence, Split, adjust, detect, weigh
 
 #: Each rule has its rows; what a table must become is below it.
 ROWS = """\
@@ -359,12 +359,60 @@ def test_splits_as_crsp_tells_them(ratio: float, told: float, tmp_path: Path) ->
         series.Rules(split_is="factor")  # type: ignore[arg-type]
 
 
-def test_small_splits_are_taken_as_told(tmp_path: Path) -> None:
-    """A twentieth more shares cannot be seen in a day's change, whatever the price does."""
-    path = tmp_path / "quotes.csv"
-    path.write_text("date,id,price,split\n2024-01-02,a,100,\n2024-01-03,a,100,1.05\n")
+#: Days and series of splits by a tenth and a twentieth, the first of them before any large one.
+SMALL = [(3, 0, 1.1), (9, 4, 2.0), (15, 1, 1.05), (20, 2, 1.1), (28, 3, 1.05)]
+
+
+def small_splits(adjusted: bool) -> tuple[list[str], set[float]]:
+    """Lines of prices, adjusted for those splits or not, that change by 2 % on a usual day; and the ratios that they must be divided by."""
+    rng = np.random.default_rng(4)
+    price = 100 * np.exp(np.cumsum(rng.normal(scale=0.02, size=(40, 5)), axis=0))
+    split = np.zeros(price.shape)
+    for day, one, ratio in SMALL:
+        split[day, one] = ratio
+        if not adjusted:
+            price[:day, one] *= ratio
+    days = np.busday_offset("2024-01-01", np.arange(40), roll="forward").astype(str).tolist()
+    return [
+        f"{day},s{one},{price[n, one]},{split[n, one]}\n" for n, day in enumerate(days) for one in range(5)
+    ], set() if adjusted else {ratio for _, _, ratio in SMALL}
+
+
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_small_splits_go_by_those_of_the_table(adjusted: bool, tmp_path: Path) -> None:
+    """A twentieth more shares cannot be seen in one day's change, but a table is adjusted throughout or not at all. Followed, it is the same."""
+    lines, _ = small_splits(adjusted)
+    path = tmp_path / "prices.csv"
+    path.write_text("date,id,price,split\n" + "".join(lines))
     panel, report = series.clean(path)
-    assert (panel.values[0, 0], report.counts["splits"]) == (pytest.approx(100 / 1.05), 1)
+    assert report.counts["splits" if adjusted else "flat_splits"] == 0
+    assert report.counts["flat_splits" if adjusted else "splits"] == len(SMALL)
+    again = tmp_path / "again.csv"
+    again.write_text("date,id,price,split\n")
+    with series.Follower(again, settle_s=3600, every_s=0.001) as follower:
+        for line in range(0, len(lines), 7):
+            with again.open("a") as file:
+                file.writelines(lines[line : line + 7])
+            while follower.poll():
+                pass
+        assert follower.panel is not None and follower.report is not None
+        np.testing.assert_array_equal(follower.panel.values, panel.values[:-1])
+        assert (follower.report.flat == []) is not adjusted
+
+
+def test_what_no_value_shows_of_a_split() -> None:
+    """It is taken as told, and changes nothing for the others; nor do one that is far too large, or those that come later."""
+    values = np.full((2, 9), 100.0)
+    values[0, 3] = np.nan
+    values[1, 6:] /= 1.1
+    splits = [Split(0, 3, 1.1), Split(1, 6, 1.1), Split(0, 7, 1e9)]
+    each = weigh(values, splits)
+    assert np.isnan(each[0]) and each[1] > 0 > each[2] and each[1] + each[2] < 0
+    table = Evidence((split.place, part) for split, part in zip(splits, each, strict=True))
+    assert [table.up_to(place) for place in (2, 3, 6, 8)] == [0, 0, each[1], table.all]
+    assert table.flat(splits, each) == [splits[2]]
+    adjust(values, splits[:2])
+    np.testing.assert_allclose(values[1], 100 / 1.1)
 
 
 def test_detected_splits_are_adjusted_and_listed(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import launched
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tidemill import series
 from tidemill.viz import FrameError, FrameReader
@@ -165,6 +167,74 @@ def test_files_that_come_into_a_folder(tmp_path: Path) -> None:
     np.testing.assert_array_equal(of(follower).values, expected.values)
 
 
+def parquet(path: Path, numbers: range) -> bytes:
+    """Write rows of some days into a Parquet file of several row groups; returns its bytes."""
+    fields = [row.rstrip("\n").split(",") for row in rows(numbers)]
+    table = pa.table(
+        {
+            "date": pa.array([np.datetime64(row[0], "us") for row in fields], pa.timestamp("us")),
+            "ticker": [row[1] for row in fields],
+            "price": [float(row[2]) for row in fields],
+            "volume": [int(row[3]) for row in fields],
+        }
+    )
+    pq.write_table(table, path, row_group_size=20)
+    return path.read_bytes()
+
+
+def test_parquet_files_that_come_into_a_folder(tmp_path: Path) -> None:
+    """Each is read when its end is there, and no later file before it: days that come first end those before them."""
+    folder, whole = tmp_path / "days", tmp_path / "whole"
+    folder.mkdir()
+    whole.mkdir()
+    parts = [parquet(whole / f"{number}.parquet", range(9 * number, 9 * number + 9)) for number in range(3)]
+    follower = series.Follower(folder, settle_s=3600, every_s=0.001)
+    (folder / "0.parquet").write_bytes(parts[0])
+    until(follower, lambda: follower.panel is not None)
+    (folder / "1.parquet").write_bytes(parts[1][:-3])
+    (folder / "2.parquet").write_bytes(parts[2])
+    for _ in range(5):
+        assert not follower.poll()
+    assert len(of(follower).times) == 8
+    with (folder / "1.parquet").open("ab") as file:
+        file.write(parts[1][-3:])
+    until(follower, lambda: len(of(follower).times) == 26)
+    expected, _ = series.clean(whole)
+    np.testing.assert_array_equal(of(follower).values, expected.values[:26])
+    assert of(follower).times.tolist() == expected.times[:26].tolist()
+    assert counts(follower) == {}
+    parquet(folder / "2.parquet", range(18, 50))
+    with pytest.raises(series.SeriesError, match=r"2\.parquet has grown since it was read: .* a file of their own"):
+        until(follower, lambda: False)
+
+
+def test_parquet_files_that_cannot_be_followed(tmp_path: Path) -> None:
+    path = tmp_path / "prices.parquet"
+    path.write_bytes(parquet(path, range(3))[:-3])
+    with pytest.raises(series.SeriesError, match=r"prices\.parquet: .*(?i:parquet)"):
+        until(series.Follower(path, settle_s=0.1, every_s=0.01), lambda: False)
+    pq.write_table(pa.table({"date": ["soon", "now"], "id": ["a", "b"], "price": [1.0, 2.0]}), path)
+    with pytest.raises(series.SeriesError, match=r"prices\.parquet: times in column 'date' are .*, such as 'soon'"):
+        series.Follower(path).poll()
+    pq.write_table(pa.table({"date": [1.5], "price": [1.0]}), path)
+    with pytest.raises(series.SeriesError, match=r"prices\.parquet: no column is called like a id"):
+        series.Follower(path).poll()
+
+
+def test_parquet_and_csv_may_lie_in_one_folder(tmp_path: Path) -> None:
+    """Numbers that are dates, rows without an id: what is left out and what is a date does not depend on the file's kind."""
+    dates = [20240102, 20240102, 20240103, 20240103]
+    named = pa.table({"date": dates, "ticker": ["a", None, "a", "b"], "price": [1.0, 2.0, None, 4.0]})
+    pq.write_table(named, tmp_path / "0.parquet")
+    (tmp_path / "1.csv").write_text("date,ticker,price\n20240104,a,5\n20240104,b,6\n")
+    follower = series.Follower(tmp_path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 3)
+    assert of(follower).times.astype("datetime64[D]").astype(str).tolist() == ["2024-01-02", "2024-01-03", "2024-01-04"]
+    np.testing.assert_array_equal(of(follower).values, [[1, np.nan], [np.nan, 4], [5, 6]])
+    assert follower.report is not None and follower.report.rows == 6
+    assert counts(follower) == {"without_key": 1, "missing": 1, "gaps": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -201,7 +271,7 @@ def test_what_cannot_be_followed(tmp_path: Path) -> None:
         follower.poll()
     packed = tmp_path / "prices.csv.gz"
     packed.write_bytes(b"")
-    with pytest.raises(series.SeriesError, match="only plain text can be followed"):
+    with pytest.raises(series.SeriesError, match="only CSV that is not compressed and Parquet files can be followed"):
         series.Follower(packed).poll()
     folder = tmp_path / "days"
     folder.mkdir()
@@ -358,6 +428,25 @@ def test_the_command_follows_a_file_into_an_open_page(workers: int, tmp_path: Pa
         assert one.time == other.time
         size_of = np.abs(other.positions).max()
         np.testing.assert_allclose(one.positions, other.positions, atol=5e-3 * size_of)
+
+
+def test_the_command_follows_a_folder_of_parquet_on_two_workers(tmp_path: Path) -> None:
+    """Only worker 0 reads them; a query that all must run would wait for ever."""
+    folder, out = tmp_path / "prices", tmp_path / "out"
+    folder.mkdir()
+    parquet(folder / "0.parquet", range(25))
+    running = launched.start(
+        "series", "-n", "2", "--no-prefix", folder, "--follow", "--settle", "3600",
+        "--window", "20d", "--shift", "2d", "--out", out,
+    )  # fmt: skip
+    launched.wait_until(lambda: frames_in(out) == 3 or running.poll() is not None, "the frames of the first file")
+    parquet(folder / ".1.parquet", range(25, 27))
+    (folder / ".1.parquet").rename(folder / "1.parquet")
+    launched.wait_until(lambda: frames_in(out) == 4 or running.poll() is not None, "the frame of the second")
+    running.send_signal(signal.SIGINT)
+    printed, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert (running.returncode, errors) == (0, b""), printed
+    assert FrameReader(out)[-1].time == day(25)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

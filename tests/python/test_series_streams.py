@@ -1,13 +1,16 @@
-"""Panels that streams grow: tables, files and a real Redis, on one and two workers, ended and started again."""
+"""Panels that streams grow: tables, files, a real Redis, Kafka and WebSocket, on one and two workers, ended and started again."""
 
 from __future__ import annotations
 
 import json
+import queue
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ import launched
 import numpy as np
 import pytest
 import tidemill as tm
-from servers import Redis
+import websockets.sync.server
+from servers import Kafka, Redis
 from tidemill import series
 from tidemill.apps._arriving import from_url
 from tidemill.viz import FrameError, FrameReader
@@ -119,12 +123,54 @@ def test_a_file_that_grows_and_closing_it(tmp_path: Path) -> None:
     assert not any(thread.name == "tidemill-series-stream" for thread in threading.enumerate())
 
 
-def add(server: Redis, key: str, numbers: range) -> None:
-    # In one transaction: nobody sees half of a day, and takes it for one that has settled.
-    with server.client().pipeline() as pipeline:
+#: Adds the rows of some days to a stream.
+Add = Callable[[range], None]
+
+
+def in_redis(server: Redis, key: str) -> tuple[str, Add]:
+    """A stream of Redis: the URL that follows it, and what adds to it."""
+
+    def add(numbers: range) -> None:
+        with server.client().pipeline() as pipeline:
+            for row in rows(numbers):
+                pipeline.xadd(key, row)
+            pipeline.execute()
+
+    return f"{server.url}?streams={key}", add
+
+
+def in_kafka(server: Kafka, topic: str) -> tuple[str, Add]:
+    """The same of Kafka, with half of the ids in each of two partitions: a day is over when both have gone on."""
+    server.create_topic(topic, 2)
+
+    def add(numbers: range) -> None:
+        for partition in (0, 1):
+            told = [json.dumps(row) for row in rows(numbers) if int(row["id"][1:]) % 2 == partition]
+            server.produce(topic, told, partition=partition)
+
+    return f"kafka://{server.bootstrap}/{topic}", add
+
+
+@contextmanager
+def websocket() -> Iterator[tuple[str, Add]]:
+    """A server that sends to whoever connects first."""
+    coming: queue.Queue[str | None] = queue.Queue()
+
+    def talk(connection: websockets.sync.server.ServerConnection) -> None:
+        for message in iter(coming.get, None):
+            connection.send(message)
+
+    def add(numbers: range) -> None:
         for row in rows(numbers):
-            pipeline.xadd(key, row)
-        pipeline.execute()
+            coming.put(json.dumps(row))
+
+    with websockets.sync.server.serve(talk, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/prices", add
+        coming.put(None)
+        server.shutdown()
+        thread.join(launched.PATIENCE_S)
 
 
 def frames_in(folder: Path) -> int:
@@ -135,56 +181,118 @@ def frames_in(folder: Path) -> int:
 
 
 def following(url: str, out: Path, workers: int) -> subprocess.Popen[bytes]:
+    """Follow a stream whose days are over when a later one has come to all its parts, and not before."""
     return launched.start(
-        "series", "-n", str(workers), "--no-prefix", url, "--follow", "--settle", "0.2", "--out", out,
+        "series", "-n", str(workers), "--no-prefix", url, "--follow", "--settle", "3600", "--out", out,
         "--window", "20d", "--shift", "2d", "--volume", "volume",
     )  # fmt: skip
+
+
+def followed(running: subprocess.Popen[bytes], out: Path, add: Add, how: int = signal.SIGINT) -> None:
+    """The first 30 days become six frames, two days that arrive later one more; then it is ended."""
+    add(range(31))
+    launched.wait_until(lambda: frames_in(out) == 6 or running.poll() is not None, "the frames of what there was")
+    add(range(31, 33))
+    launched.wait_until(lambda: frames_in(out) == 7 or running.poll() is not None, "the frame of what has come")
+    ended(running, how)
 
 
 def ended(running: subprocess.Popen[bytes], how: int = signal.SIGINT) -> str:
     running.send_signal(how)
     printed, errors = running.communicate(timeout=launched.PATIENCE_S)
     if how == signal.SIGINT:
-        assert (running.returncode, errors) == (0, b"")
+        assert (running.returncode, errors) == (0, b""), errors.decode()
     return printed.decode()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_command_follows_a_stream_of_redis(workers: int, how: int, redis_server: Redis, tmp_path: Path) -> None:
+def same_as_a_batch(out: Path, days: int, frames: int) -> None:
+    """Look whether the frames are, to the bit, those of a file with the rows of so many days."""
+    path, whole = out.with_name("prices.csv"), out.with_name("whole")
+    told = "".join(",".join(map(str, row.values())) + "\n" for row in rows(range(days)))
+    path.write_text("time,id,value,volume\n" + told)
+    done = launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", whole)
+    assert done.returncode == 0, done.stderr
+    assert frames_in(out) == len(list(whole.glob("frame-*"))) == frames
+    for file in whole.glob("frame-*"):
+        assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+@pytest.mark.parametrize(
+    ("server", "workers", "how"),
+    [
+        ("redis_server", 1, signal.SIGINT),
+        ("redis_server", 2, signal.SIGINT),
+        ("redis_server", 1, signal.SIGKILL),
+        ("redis_server", 2, signal.SIGKILL),
+        ("kafka", 2, signal.SIGKILL),
+    ],
+)
+def test_the_command_follows_a_stream_that_a_server_keeps(
+    server: str, workers: int, how: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """A day that arrives is a frame; a job that was ended or killed goes on behind its frames; and they are those of a batch over the same rows."""
-    key, out, whole = f"prices:{workers}:{how}", tmp_path / "out", tmp_path / "whole"
-    url = f"{redis_server.url}?streams={key}"
-    add(redis_server, key, range(30))
-    running = following(url, out, workers)
-    launched.wait_until(lambda: frames_in(out) == 6 or running.poll() is not None, "the frames of what there was")
-    add(redis_server, key, range(30, 32))
-    launched.wait_until(lambda: frames_in(out) == 7 or running.poll() is not None, "the frame of what has come")
-    ended(running, how)
+    there = request.getfixturevalue(server)
+    url, add = (in_redis if server == "redis_server" else in_kafka)(there, tmp_path.name)
+    out = tmp_path / "out"
+    followed(following(url, out, workers), out, add, how)
     before = {file.name: file.stat().st_mtime_ns for file in out.glob("frame-*")}
     assert len(before) == 7
-    add(redis_server, key, range(32, 36))
+    add(range(33, 37))
     running = following(url, out, workers)
     launched.wait_until(lambda: frames_in(out) == 9 or running.poll() is not None, "the frames of what came meanwhile")
     printed = ended(running)
     assert f"7 frames are there, up to {day(31)}" in printed
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
-    path = tmp_path / "prices.csv"
-    path.write_text(
-        "time,id,value,volume\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows(range(36)))
-    )
-    done = launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", whole)
-    assert done.returncode == 0, done.stderr
-    assert len(list(whole.glob("frame-*"))) == 9
-    for file in whole.glob("frame-*"):
-        assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+    same_as_a_batch(out, days=36, frames=9)
+
+
+def test_a_part_of_a_stream_that_is_slow_is_waited_for(redis_server: Redis, tmp_path: Path) -> None:
+    """A key that had nothing for a second held time back no longer, however long one was to wait, and its rows were late then."""
+    schema = {"time": "timestamp[us]", "id": "str", "value": "float64"}
+    keys = [f"{tmp_path.name}:{part}" for part in (0, 1)]
+    stream = from_url(f"{redis_server.url}?streams={','.join(keys)}", schema, "time", settle_s=3600)
+    with redis_server.client() as client, series.Follower(stream, settle_s=3600, every_s=0.01) as follower:
+
+        def add(part: int, numbers: range) -> None:
+            for row in rows(numbers):
+                if int(row["id"][1:]) % 2 == part:
+                    client.xadd(keys[part], row)
+
+        def look(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                follower.poll()
+
+        def has(days: int) -> bool:
+            follower.poll()
+            return follower.panel is not None and len(follower.panel.times) == days
+
+        add(0, range(4))
+        add(1, range(4))
+        launched.wait_until(lambda: has(3), "three days")
+        add(0, range(4, 8))
+        look(1.3)
+        add(0, range(8, 9))
+        look(0.2)
+        assert has(3)
+        add(1, range(4, 9))
+        launched.wait_until(lambda: has(8), "the other days")
+        assert follower.report is not None
+        assert follower.report.counts["late"] == follower.report.counts["gaps"] == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_command_follows_a_websocket(workers: int, tmp_path: Path) -> None:
+    """What it sends while it is followed becomes frames; nothing of it can be read again."""
+    out = tmp_path / "out"
+    with websocket() as (url, add):
+        followed(following(url, out, workers), out, add)
+    same_as_a_batch(out, days=32, frames=7)
 
 
 def test_lines_that_a_server_sends() -> None:
-    """By URL, as the command opens them; of Kafka and a WebSocket only that they are what they are."""
+    """By URL, as the command opens them; its last day is over when nothing more comes."""
     schema = {"time": "timestamp[us]", "id": "str", "value": "float64"}
-    for url in ("kafka://127.0.0.1:1,127.0.0.1:2/prices", "ws://127.0.0.1:1/prices"):
-        assert from_url(url, schema, "time").columns == list(schema)
     sent = "".join(json.dumps({name: row[name] for name in schema}) + "\n" for row in rows(range(3)))
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -197,7 +305,7 @@ def test_lines_that_a_server_sends() -> None:
         over = threading.Event()
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
-        stream = from_url(f"tcp://127.0.0.1:{server.getsockname()[1]}", schema, "time")
+        stream = from_url(f"tcp://127.0.0.1:{server.getsockname()[1]}", schema, "time", settle_s=0.5)
         with series.Follower(stream, settle_s=0.5, every_s=0.01) as follower:
 
             def look() -> bool:

@@ -23,16 +23,10 @@ import tidemill as tm
 from browsed import TOKEN, Page
 from PIL import Image
 from tidemill.viz import FrameError, FrameReader, FrameWriter, Server, _write, export_html
-from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
 browser = browsed.browser
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_market(tmp_path / "market", points=300, frames=12)
-    return tmp_path / "market"
+folder = browsed.market(points=300, frames=12)
 
 
 @pytest.fixture
@@ -382,7 +376,7 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
     with Server(tmp_path / "many") as server:
         page = Page(browser, server.url)
         # As if the machine were slow; that it finds this out is tested without a browser.
-        page.get("tidemill.detail = { budget: 20000, drawn: 0 }; tidemill.redraw()")
+        page.get("tidemill.loop.detail = { budget: 20000, drawn: 0 }; tidemill.redraw()")
         page.until("() => tidemill.drawn().drawn >= 20000")
         page.settled()
         assert page.get("tidemill.drawn()") == {"drawn": 200_000, "of": 200_000}

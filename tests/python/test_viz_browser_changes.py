@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,8 @@ from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
 browser = browsed.browser
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_market(tmp_path / "market", points=120, frames=6)
-    return tmp_path / "market"
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
-    with Server(folder, token=TOKEN) as server:
-        yield server
+folder = browsed.market(points=120, frames=6)
+server = browsed.server
 
 
 def close(page: Page, *expected: str) -> None:
@@ -110,6 +99,27 @@ def test_a_frame_that_was_lost_on_the_way_comes_later(browser: Any, server: Serv
     page.settled()
     assert len(lost) == 2 and page.tab.inner_text("#time") == FrameReader(folder)[5].time
     close(page, "ERR_FAILED")
+
+
+def test_what_somebody_has_gone_down_to_outlives_a_late_answer(browser: Any, server: Server) -> None:
+    """The first of those that a later key has found took its place, and Enter chose that one."""
+    page = Page(browser, server.url)
+    page.tab.fill("#query", "te")
+    page.tab.wait_for_selector("#found-1")
+    held: list[Any] = []
+    page.tab.route("**/points?text=te0*", lambda route: held.append(route))
+    page.tab.keyboard.type("0")
+    while not held:
+        page.tab.wait_for_timeout(20)
+    page.tab.keyboard.press("ArrowDown")
+    name = page.tab.inner_text("#found .at span")
+    with page.tab.expect_response("**/points?text=te0*"):
+        held[0].continue_()
+    page.tab.wait_for_timeout(100)
+    assert page.tab.inner_text("#found .at span") == name != page.tab.inner_text("#found-0 span")
+    page.tab.keyboard.press("Enter")
+    page.until(f"() => tidemill.chosen.rows.some((row) => tidemill.id(row) === '{name}')")
+    page.close()
 
 
 def test_groups_of_two_pages_do_not_lose_each_other(browser: Any, server: Server, folder: Path) -> None:

@@ -12,25 +12,19 @@ import numpy as np
 import pytest
 from browsed import PHONE, Page
 from tidemill.viz import Server
-from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
 browser = browsed.browser
+folder = browsed.market(points=200, frames=3)
+server = browsed.server
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_market(tmp_path / "market", points=200, frames=3)
-    return tmp_path / "market"
-
-
-@pytest.fixture
-def page(browser: Any, folder: Path) -> Iterator[Page]:
-    with Server(folder) as server:
-        opened = Page(browser, server.url, **PHONE)
-        opened.tab.keyboard.press("Escape")
-        yield opened
-        opened.close()
+def page(browser: Any, server: Server) -> Iterator[Page]:
+    opened = Page(browser, server.url, **PHONE)
+    opened.tab.keyboard.press("Escape")
+    yield opened
+    opened.close()
 
 
 def looked(page: Page) -> tuple[Any, Any]:
@@ -81,7 +75,7 @@ def test_a_finger_draws_a_lasso_and_a_second_one_gives_it_up(page: Page, folder:
         page.touch("Move", at)
     # The browser puts moves together that come faster than pictures.
     page.until("() => tidemill.over.lasso.length >= 6")
-    assert (page.over(195, 470, 190)[:, 3] > 0).any()
+    assert (page.over(*page.get("tidemill.over.lasso.slice(4, 6)"), 3)[:, 3] > 0).any()
     page.touch("Start", circle()[9], (20, 500))
     assert page.get("tidemill.over.lasso.length") == 0
     page.touch("End")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tidemill.viz import FrameError, FrameReader, FrameWriter, _write
+from tidemill.viz import FrameError, FrameReader, FrameWriter, _selections, _write
 from tidemill.viz._demo import write_market
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -173,6 +174,26 @@ def test_groups_that_readers_made_outlive_frames_that_are_written_anew(tmp_path:
     with pytest.warns(UserWarning, match="groups that readers have made are lost with the frames: .*selections.json"):
         FrameWriter(tmp_path, mode="w").write_frame(np.zeros((1, 3)), ids=["a"])
     assert not (tmp_path / "selections.json").exists()
+
+
+def test_a_group_that_is_made_just_before_frames_are_written_anew_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups were looked for before the lock was taken that keeps readers from making more."""
+    with FrameWriter(tmp_path) as writer:
+        writer.write_frame(np.zeros((2, 3)), ids=["a", "b"])
+    locked = _selections.locked
+
+    def made_before(folder: Path) -> AbstractContextManager[None]:
+        (folder / "selections.json").write_text('[{"name":"mine","rows":[1]}]')
+        return locked(folder)
+
+    monkeypatch.setattr(_selections, "locked", made_before)
+    writer = FrameWriter(tmp_path, mode="w")
+    monkeypatch.undo()
+    writer.write_frame(np.zeros((2, 3)), ids=["b", "a"])
+    writer.close()
+    assert json.loads((tmp_path / "selections.json").read_text()) == [{"name": "mine", "rows": [0]}]
 
 
 def test_groups_of_points_without_ids_are_those_of_the_same_numbers(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-// What is shown, and the loop that draws it. The page's controls change it through methods and hear of changes.
+// What is shown. The page's controls change it through methods and hear of changes.
 
 import { CHOSEN_MAX, Chosen } from './chosen';
 import { type Category, Colours } from './colours';
 import { boxOf, Dataset } from './dataset';
-import { after, type Detail, nextPart, startDetail } from './detail';
 import { calm, isDark, setDark } from './dom';
 import { Edges } from './edges';
 import type { Edits } from './edits';
@@ -13,9 +12,10 @@ import { Groups } from './groups';
 import { Known } from './known';
 import { decodeView, type View } from './link';
 import type { FrameCache, Source } from './loader';
+import { Loop } from './loop';
 import { Over, type Theme } from './over';
 import { RAMPS, SCHEMES } from './palettes';
-import { advance, grown, type Playback, seek } from './playback';
+import { grown, type Playback, seek } from './playback';
 import { type Box, type Margins, PointScene } from './scene';
 import { Seen } from './seen';
 import { Shown } from './shown';
@@ -31,13 +31,11 @@ export class App {
   readonly colours = new Colours(this.dataset);
   size = 8;
   opacity = 1;
-  /** How long our own work on a picture took: filling a frame, and all of a turn of the loop but the fill. */
-  readonly times = { fillMs: 0, turnMs: 0, pictureMs: 0 };
 
-  private slots = new Slots(0);
+  slots = new Slots(0);
+  readonly loop: Loop;
   readonly seen: Seen;
   readonly shown: Shown;
-  private detail: Detail = startDetail();
   readonly edges: Edges;
   readonly known: Known;
   readonly chosen: Chosen;
@@ -47,14 +45,9 @@ export class App {
   trouble = '';
   private readonly feed: Feed;
   private following = false;
-  private moving = true;
-  private last: number | undefined;
-  private scheduled = false;
-  /** Who waits until all points are there. */
-  private readonly waiting: ((here: boolean) => void)[] = [];
 
   constructor(
-    private readonly client: Source,
+    client: Source,
     /** Whether groups are part of a version, in place of being kept beside the frames. */
     private readonly inLibrary: boolean,
     points: HTMLCanvasElement,
@@ -65,6 +58,7 @@ export class App {
     /** The frames were written anew: nothing that the page has is true any more. */
     anew: () => void,
   ) {
+    this.loop = new Loop(this, client, () => changed('time'));
     this.scene = new PointScene(points, () => this.redraw());
     this.known = new Known(client, notice);
     this.feed = new Feed(client, this.dataset, {
@@ -287,9 +281,7 @@ export class App {
   /** Stops time, and waits until all points of the moment that is shown are there; false if they cannot be read. */
   allHere(): Promise<boolean> {
     this.set({ ...this.playback, playing: false });
-    return new Promise((done) => {
-      this.waiting.push(done);
-    });
+    return this.loop.allHere();
   }
 
   /** What is known of a point: all, once `known` has been asked for it. */
@@ -307,7 +299,7 @@ export class App {
 
   /** How many of the points are drawn now. */
   drawn(): { drawn: number; of: number } {
-    return { drawn: Math.min(this.detail.drawn, this.shown.available()), of: this.slots.points };
+    return { drawn: this.loop.drawn(), of: this.slots.points };
   }
 
   heatMap() {
@@ -346,62 +338,11 @@ export class App {
     if (view.chosen !== undefined) this.chosen.choose(await this.known.rowsOf(view.chosen));
   }
 
-  // ---- the loop
-
-  /** Brings what is shown into the graphics card; returns how long that took. */
-  private load(): number {
-    if (this.frames === 0) return 0;
-    const begin = performance.now();
-    if (this.shown.load(this.playback, this.slots, this.colouring)) {
-      this.moving = true;
-      this.times.fillMs = this.shown.fillMs;
-    }
-    return performance.now() - begin;
-  }
+  // ---- drawing
 
   /** What was drawn is no longer true: draws anew. */
   redraw(): void {
-    this.moving = true;
-    this.schedule();
-  }
-
-  private schedule(): void {
-    if (this.scheduled) return;
-    this.scheduled = true;
-    requestAnimationFrame((now) => this.turn(now));
-  }
-
-  private turn(now: number): void {
-    this.scheduled = false;
-    const begin = performance.now();
-    const tookMs = this.last === undefined ? undefined : now - this.last;
-    const playing = this.playback.playing;
-    if (playing) {
-      const ready = this.shown.ready(Math.floor(this.playback.position));
-      this.playback = advance(this.playback, (tookMs ?? 16) / 1000, this.frames, ready);
-    }
-    const fillMs = this.load();
-    // Damping: goes on for a while after the pointer was let go; it calls `redraw`.
-    this.scene.controls.update();
-    if (this.edges.follow(this.dataset.frames[this.shown.loaded[0]], this.client)) this.moving = true;
-    const points = this.shown.available();
-    const part = nextPart(this.detail, points, this.moving || playing);
-    const wasMoving = this.moving || playing;
-    this.moving = false;
-    if (part !== undefined && this.frames > 0) {
-      if (part.clear) this.scene.setLines(this.edges.places(this.scene.between(), this.slots, points));
-      this.scene.draw(part);
-      this.detail = after(this.detail, part, points, wasMoving ? tookMs : undefined);
-    }
-    if (wasMoving) this.drawOver();
-    this.times.turnMs = performance.now() - begin - fillMs;
-    if (tookMs !== undefined && wasMoving) this.times.pictureMs = tookMs;
-    const whole = this.shown.isWhole(this.playback.position, this.slots.points);
-    if (whole !== undefined) for (const done of this.waiting.splice(0)) done(whole);
-    this.changed('time');
-    const more = this.playback.playing || this.detail.drawn < points;
-    if (more) this.schedule();
-    this.last = more || this.scheduled ? now : undefined;
+    this.loop.redraw();
   }
 
   drawOver(): void {

@@ -4,8 +4,8 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Categories } from './categories';
 import { Dataset } from './dataset';
 import { Edges } from './edges';
-import { Feed } from './feed';
-import { FrameCache, PAUSE_MS, type Source } from './loader';
+import { Feed, PAUSE_MS_MAX, PAUSE_MS_MIN } from './feed';
+import { Client, FrameCache, PAUSE_MS, type Source } from './loader';
 import { bad, type FrameLine, type Parsed, type Tensors } from './wire';
 
 const HEADER = '{"format":"tidemill-frames","version":1,"title":"t","axes":["x","y","z"],"run":"abc"}';
@@ -47,11 +47,26 @@ describe('the feed', () => {
     void feed.follow();
     await settle();
     expect(said).toEqual(['Nothing new comes: the server does not answer']);
-    await vi.advanceTimersByTimeAsync(PAUSE_MS);
-    await vi.advanceTimersByTimeAsync(PAUSE_MS);
+    await vi.advanceTimersByTimeAsync(PAUSE_MS_MIN);
+    await vi.advanceTimersByTimeAsync(2 * PAUSE_MS_MIN);
     expect(said.slice(1)).toEqual(['Nothing new comes: it is gone from the folder', '']);
     expect(dataset.points).toBe(2);
-    expect(asked.map(([from]) => from)).toEqual([0, 9, 9, 9, 20]);
+    // Who is in trouble does not wait for news, as there may be none for long.
+    const waits = [false, true, false, false, true];
+    expect(asked).toEqual([0, 9, 9, 9, 20].map((from, i) => [from, waits[i]]));
+  });
+
+  it('asks less and less often while nobody answers', async () => {
+    const at: number[] = [];
+    const index = () => Promise.resolve(at.push(Date.now()) === 1 ? lines(9, HEADER) : lost);
+    const told = { grew: () => {}, trouble: () => {}, anew: expect.fail, notice: expect.fail };
+    const feed = new Feed({ run: undefined, index } as unknown as Source, new Dataset(), told);
+    await feed.start();
+    void feed.follow();
+    await vi.advanceTimersByTimeAsync(60_000);
+    const pauses = at.slice(2).map((time, i) => time - at[i + 1]);
+    expect(pauses.slice(0, 6)).toEqual([1, 2, 4, 8, 8, 8].map((times) => times * PAUSE_MS_MIN));
+    expect(Math.max(...pauses)).toBe(PAUSE_MS_MAX);
   });
 
   it('ends when the frames were written anew, and says so to whoever loads them again', async () => {
@@ -70,6 +85,31 @@ describe('the feed', () => {
     await feed.start();
     await feed.follow();
     expect(trouble.mock.calls).toEqual([['What follows in the index is not shown: a line of points has no count']]);
+  });
+});
+
+describe('a server that says nothing', () => {
+  afterEach(() => void vi.unstubAllGlobals());
+  const never = (signal: AbortSignal) =>
+    new Promise((_, fail) => signal.addEventListener('abort', () => fail(signal.reason)));
+
+  it('counts as gone within ten seconds', async () => {
+    vi.stubGlobal('fetch', (_: string, { signal }: { signal: AbortSignal }) => never(signal));
+    const asked = new Client('/api/', 'token').index(9, true);
+    await vi.advanceTimersByTimeAsync(10_000);
+    expect(await asked).toMatchObject({ ok: false, cause: 'lost' });
+  });
+
+  it('does not while an answer is on its way, however long that takes', async () => {
+    const body = (signal: AbortSignal) =>
+      Promise.race([never(signal), new Promise((done) => setTimeout(() => done(new ArrayBuffer(0)), 60_000))]);
+    vi.stubGlobal('fetch', async (_: string, { signal }: { signal: AbortSignal }) => ({
+      ok: true,
+      arrayBuffer: () => body(signal),
+    }));
+    const asked = new Client('/api/', 'token').index(9, true);
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect((await asked).ok).toBe(true);
   });
 });
 

@@ -1,8 +1,12 @@
 // Follows an index as it grows: its lines, checked, into the dataset.
 
 import type { Dataset } from './dataset';
-import { PAUSE_MS, type Source } from './loader';
+import type { Source } from './loader';
 import { bad, type Line, type Parsed, parseLine } from './wire';
+
+/** How long a server that does not answer is left alone: at first, and at most, after pauses that double. */
+export const PAUSE_MS_MIN = 1000;
+export const PAUSE_MS_MAX = 8000;
 
 /** What a feed tells of itself. */
 export type Told = {
@@ -22,7 +26,6 @@ export class Feed {
     private readonly source: Source,
     private readonly dataset: Dataset,
     private readonly told: Told,
-    private readonly pauseMs = PAUSE_MS,
   ) {}
 
   /** Takes what there is, or says why there is nothing. */
@@ -33,18 +36,23 @@ export class Feed {
 
   /** Waits for more as long as the page is open. */
   async follow(): Promise<void> {
-    let trouble = false;
+    /** Since the last answer. */
+    let pauseMs = 0;
     while (true) {
-      const got = await this.source.index(this.end, true);
-      if (!got.ok && got.cause === 'anew') return this.told.anew();
-      if (!got.ok) this.told.trouble(`Nothing new comes: ${got.reason}`);
-      else if (trouble) this.told.trouble('');
-      trouble = !got.ok;
+      // That the trouble is over shall be said at once, and not with the next frame.
+      const got = await this.source.index(this.end, pauseMs === 0);
       if (got.ok) {
+        if (pauseMs > 0) this.told.trouble('');
+        pauseMs = 0;
         const taken = this.take(got.value);
         // Asked for again, a line would be no better.
         if (!taken.ok) return this.told.trouble(`What follows in the index is not shown: ${taken.reason}`);
-      } else await new Promise((wake) => setTimeout(wake, this.pauseMs));
+      } else {
+        if (got.cause === 'anew') return this.told.anew();
+        this.told.trouble(`Nothing new comes: ${got.reason}`);
+        pauseMs = Math.min(Math.max(2 * pauseMs, PAUSE_MS_MIN), PAUSE_MS_MAX);
+        await new Promise((wake) => setTimeout(wake, pauseMs));
+      }
     }
   }
 

@@ -3,8 +3,9 @@
 import type { Parsed, Point, Selection, Tensors, Which } from './wire';
 import { bad, parsePoints, parseSelections, parseTensors } from './wire';
 
-/** How long a question for news is left open. */
-const WAIT_S = 25;
+/** How long a question for news is left open, and how long after that there may be no answer before the server counts as gone. */
+const WAIT_S = 3;
+const LATE_S = 6;
 /** How long what was not answered is left alone. */
 export const PAUSE_MS = 3000;
 
@@ -35,7 +36,8 @@ export class Client implements Source {
 
   /** The lines of the index from a byte on, and where they end; waits for news if asked to. */
   async index(from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>> {
-    const got = await this.ask('index', { from: String(from), wait: String(wait ? WAIT_S : 0) });
+    const waitS = wait ? WAIT_S : 0;
+    const got = await this.ask('index', { from: String(from), wait: String(waitS) }, {}, waitS + LATE_S);
     if (!got.ok) return got;
     const text = new TextDecoder().decode(got.value);
     return {
@@ -91,13 +93,19 @@ export class Client implements Source {
     path: string,
     query: Readonly<Record<string, string>>,
     init: RequestInit = {},
+    withinS?: number,
   ): Promise<Parsed<ArrayBuffer>> {
+    const late = new AbortController();
+    const timer = withinS === undefined ? undefined : setTimeout(() => late.abort(new Error('late')), withinS * 1000);
     const words = new URLSearchParams(this.run === undefined ? query : { ...query, run: this.run });
     try {
       const response = await fetch(`${this.base}${path}${words.size > 0 ? `?${words}` : ''}`, {
+        signal: late.signal,
         ...init,
         headers: { Authorization: `Bearer ${this.token}` },
       });
+      // It answers; how long the rest takes is up to the line.
+      clearTimeout(timer);
       if (response.ok) return { ok: true, value: await response.arrayBuffer() };
       const reason = (await response.text()).slice(0, 500) || response.statusText;
       if (response.status === 409) return bad(reason, 'anew');

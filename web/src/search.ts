@@ -45,7 +45,13 @@ export function searchBox(app: App): void {
     const got = await app.known.find(text, FOUND_MAX);
     // Answers to what was typed before are late.
     if (mine !== asked) return;
-    [points, at, shown] = [got, 0, text];
+    // What somebody has gone down to meanwhile stays the one, if it is still among them.
+    const pointed = at > 0 ? points[at]?.row : undefined;
+    at = Math.max(
+      0,
+      got.findIndex(({ row }) => row === pointed),
+    );
+    [points, shown] = [got, text];
     show();
   };
   const close = () => {

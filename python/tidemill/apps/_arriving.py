@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Mapping
+from typing import Any
 
 from tidemill import stream
 from tidemill.dataset import DataSet, DataSetError
@@ -34,7 +35,7 @@ def named(text: str) -> str:
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def from_url(url: str, schema: Mapping[str, str], time: str) -> DataSet:
+def from_url(url: str, schema: Mapping[str, str], time: str, settle_s: float) -> DataSet:
     """Open a stream: entries of streams of Redis by their fields; records of Kafka, lines of a TCP server and messages of a WebSocket as JSON.
 
     Parameters
@@ -45,6 +46,8 @@ def from_url(url: str, schema: Mapping[str, str], time: str) -> DataSet:
         Types by column.
     time : str
         The column of event times.
+    settle_s : float
+        A part of the stream that has had nothing for so long, such as a partition, holds time back no longer.
 
     Raises
     ------
@@ -54,16 +57,16 @@ def from_url(url: str, schema: Mapping[str, str], time: str) -> DataSet:
     parts = urllib.parse.urlsplit(url)
     query = dict(urllib.parse.parse_qsl(parts.query))
     path = parts.path.strip("/")
-    schema = dict(schema)
+    told: dict[str, Any] = {"schema": dict(schema), "time": time, "idle_after": settle_s}
     if parts.scheme in ("redis", "rediss") and query.keys() == {"streams"}:
         server = urllib.parse.urlunsplit(parts._replace(query=""))
-        return stream.from_redis(server, query["streams"].split(","), schema, time=time)
+        return stream.from_redis(server, query["streams"].split(","), **told)
     if parts.scheme == "kafka" and parts.netloc and path:
-        return stream.from_kafka(parts.netloc, path, schema, time=time)
+        return stream.from_kafka(parts.netloc, path, **told)
     if parts.scheme == "tcp" and parts.hostname and _port(parts) and not path:
-        return stream.from_socket(parts.hostname, _port(parts), schema, time=time)
+        return stream.from_socket(parts.hostname, _port(parts), **told)
     if parts.scheme in ("ws", "wss") and parts.netloc:
-        return stream.from_websocket(url, schema, time=time)
+        return stream.from_websocket(url, **told)
     raise DataSetError(f"{named(url)!r} names no stream; one looks like {SHAPES[parts.scheme]}")
 
 

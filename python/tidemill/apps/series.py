@@ -167,7 +167,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--follow",
         action="store_true",
-        help="wait for more rows, until Ctrl-C: a CSV file that grows, a folder that files come into, or a stream: "
+        help="wait for more rows, until Ctrl-C: a CSV file that grows, a folder that CSV or Parquet files come into, or a stream: "
         + ", ".join(shape for scheme, shape in SHAPES.items() if scheme not in ("rediss", "wss")),
     )
     add(
@@ -281,7 +281,7 @@ class _Command:
             else:
                 self._batch(files)
             if self.server is not None:
-                self.say("Ctrl-C ends it")
+                self.say(f"the page is at {self.server.url}; Ctrl-C ends it")
                 self.server.wait()
         finally:
             self.bar.clear()
@@ -354,7 +354,7 @@ class _Command:
         names |= {role: names[role] or role for role in ("id", "time", "value")}
         types = {"id": "str", "time": "timestamp[us]"}
         schema = {name: types.get(role, "float64") for role, name in names.items() if name is not None}
-        return from_url(url, schema, names["time"])
+        return from_url(url, schema, names["time"], self.options.settle)
 
     def _following(self, follower: series.Follower, name: str) -> None:
         options = self.options

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from tidemill import _progress
 from tidemill._job import init
 from tidemill._tidemill import Comm, NativeDataSet, NativeTable
-from tidemill.dataset._engine import engine
+from tidemill.dataset._engine import engine, new_engine
 from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._table import Table
 
@@ -62,14 +62,19 @@ def collect_local(data: NativeDataSet) -> Table:
     return Table(table)
 
 
-def collect_in_order(data: NativeDataSet) -> tuple[NativeTable, list[int]]:
+def collect_in_order(data: NativeDataSet, *, alone: bool = False) -> tuple[NativeTable, list[int]]:
     """Run a query; every worker gets the rows that it has made, and how many of them are in each partition. Collective.
+
+    `alone`: not collective; this worker runs the query by itself, and has all of its rows.
 
     If ``data.is_in_order``, partitions follow each other in the order of the source: files in the order of their paths, and places in
     them. Which worker has which partition says nothing; with several threads each has some from here and there.
     """
+    job = init()
+    if alone:
+        return data.collect_in_order(new_engine(job, threads=1, workers=1), job._self)
     with reading() as watch:
-        table, counts = data.collect_in_order(engine(), init().comm, watch)
+        table, counts = data.collect_in_order(engine(), job.comm, watch)
     report_bad_rows(data)
     return table, counts
 

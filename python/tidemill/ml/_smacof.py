@@ -4,6 +4,8 @@ Positions are those of all points, (n, k) float64 in the problem's unit, and the
 and one Allgatherv of k + 1 numbers a point tells all. Sums that decide something are formed in the points' order, never by a library that may add
 differently on another processor.
 
+Numbers in brackets are those of the steps in ``docs/mds.md``.
+
 Source: de Leeuw (1977); de Leeuw and Mair (2009); Bae, Qiu and Fox (2010); Ruan and Fox (2013).
 """
 
@@ -91,13 +93,13 @@ class _Passes:
         return rows.copy() if rows is self.local else rows
 
     def laplacian(self, points: Array) -> Array:
-        """V times `points`, and the degrees in one more column."""
+        """V (3) times `points`, and the degrees in one more column."""
         p = self.problem
         p.cells.laplacian(p.pool, "weights", np.ascontiguousarray(points), self.local)
         return self._gathered()
 
     def guttman(self, z: Array, shift: float = 0.0) -> tuple[Array, float]:
-        """B(Z) Z and the stress of `z`, both of distances less `shift`. Of weights of columns, each row of the former less the row's own weight."""
+        """B(Z) Z (4) and the stress (1) of `z`, both of distances less `shift` (9). Of weights of columns, each row of the former less the row's own weight."""
         p = self.problem
         p.cells.guttman(p.pool, z[p.own], z, self.columns, shift, self.local)
         rows = self._gathered()
@@ -105,14 +107,14 @@ class _Passes:
         return rows[:, :-1], 0.5 * total(stresses)
 
     def solve(self, b: Array, z: Array) -> Array:
-        """The X that minimizes the majorizing function: V X = B(Z) Z."""
+        """The X that minimizes the majorizing function: V X = B(Z) Z (5)."""
         if self.columns is not None:
-            # w_ij = u_i u_j makes V = m diag(u) - u u', m the sum of u. Where u'X = 0, which a translation brings about, V X = m diag(u) X.
+            # (7), and where all are 1 (6): w_ij = u_i u_j makes V = m diag(u) - u u', m the sum of u. Where u'X = 0, which a translation brings about, V X = m diag(u) X.
             return b / self.mass
         return self._conjugate_gradients(b, z)
 
     def _conjugate_gradients(self, b: Array, z: Array) -> Array:
-        """For all coordinates at once, preconditioned by the degrees (Jacobi)."""
+        """(8), for all coordinates at once, preconditioned by the degrees (Jacobi)."""
         x = z.copy()
         residual = b - self.laplacian(x)[:, :-1]
         preconditioned = residual / self.degrees
@@ -145,7 +147,7 @@ def sum_of_squares(problem: Problem) -> float:
 
 
 def temperatures(problem: Problem, k: int, alpha: float, t_min: float | None) -> list[float]:
-    """The falling temperatures of annealing, in the problem's unit, without the 0 at the end.
+    """The falling temperatures of annealing (10), in the problem's unit, without the 0 at the end.
 
     They begin below that at which all distances vanish, ``largest / sqrt(2 k)``, fall by the factor `alpha`, and end before `t_min`, by default a
     hundredth of the first.
@@ -253,7 +255,7 @@ def interpolate(
     max_iter: int,
     tol: float,
 ) -> Array:
-    """Where new points lie best among others that stay: (q, k), in the unit of `positions` (n, k).
+    """Where new points lie best among others that stay (12): (q, k), in the unit of `positions` (n, k).
 
     Each new point minimizes its own weighted stress by majorization, from two starts: the position of its nearest neighbour, and where the distances would
     intersect if they were exact. The better end counts.
@@ -294,7 +296,7 @@ def _majorize(
     max_iter: int,
     tol: float,
 ) -> tuple[Array, Array]:
-    """Each row's positions and stress after iterating until none moves by more than `tol` of its root mean squared error."""
+    """Each row's positions and stress after iterating (13) until none moves by more than `tol` of its root mean squared error."""
     z = np.ascontiguousarray(start)
     out = np.empty((len(z), z.shape[1] + 1))
     cells.guttman(pool, z, positions, columns, 0.0, out)

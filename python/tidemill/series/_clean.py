@@ -11,6 +11,7 @@ cleans the ids that it has.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from tidemill.series._read import (
     steps_or_dates,
     together,
 )
-from tidemill.series._splits import Split, adjust, detect, given
+from tidemill.series._splits import Evidence, Split, adjust, detect, given, weigh
 from tidemill.series._windows import label
 
 __all__ = ["Report", "Rules", "clean", "pivot"]
@@ -234,7 +235,12 @@ def clean(
     values, caps, splits, counts = together(comm, shaped)
     if rules.splits == "detect":
         splits = detect(values)
-    flat = adjust(values, splits, look=rules.splits == "column")
+    flat: list[Split] = []
+    if rules.splits == "column":
+        each = weigh(values, splits)
+        parts = comm.allgather([(split.place, part) for split, part in zip(splits, each, strict=True)])
+        flat = Evidence(chain.from_iterable(parts)).flat(splits, each)
+    adjust(values, splits, flat)
     counts["splits"], counts["flat_splits"] = len(splits) - len(flat), len(flat)
     filled = ~np.isnan(values)
     lives = filled.any(axis=1)

@@ -26,7 +26,7 @@ from tidemill.series._arriving import StreamTail
 from tidemill.series._clean import Report, Rules, pivot
 from tidemill.series._panel import Panel
 from tidemill.series._read import Columns, SeriesError, together
-from tidemill.series._splits import adjust, detect
+from tidemill.series._splits import Evidence, Split, adjust, detect, weigh
 from tidemill.series._tail import FileTail, NewRows, Tail
 from tidemill.series._windows import label
 
@@ -42,8 +42,8 @@ class Follower:
     Parameters
     ----------
     source : path or DataSet
-        A CSV file, a folder (the files in it), or a glob; plain text with a header in each file. Worker 0 must see it. It may be
-        empty, or not there yet. Or a stream, such as of `tidemill.stream.from_kafka`, with steps that work on each batch as it comes; its event time is
+        A CSV file, a folder (the files in it), or a glob. Worker 0 must see it. It may be empty, or not there yet. CSV is plain
+        text with a header in each file; Parquet files do not grow, but may come. Or a stream, such as of `tidemill.stream.from_kafka`, with steps that work on each batch as it comes; its event time is
         the column of times. Worker 0 alone reads it, from where its source begins.
     rules : Rules, optional
     columns : mapping of str to str, optional
@@ -97,6 +97,8 @@ class Follower:
         self.report: Report | None = None
         self.ended = False
         self._taken = 0
+        #: What the splits of the panel show together.
+        self._evidence = 0.0
         self._digest = b""
         self._digests: dict[int, str] = {}
 
@@ -195,7 +197,12 @@ class Follower:
             self.report.found += [(ids[one.series], _at(old, stamps, one.place), one.ratio) for one in splits]
         else:
             splits = [type(one)(one.series, one.place + width, one.ratio) for one in splits]
-        flat = adjust(values, splits, look=self._rules.splits == "column")
+        flat: list[Split] = []
+        if self._rules.splits == "column":
+            each = weigh(values, splits)
+            table = Evidence(((one.place, part) for one, part in zip(splits, each, strict=True)), self._evidence)
+            flat, self._evidence = table.flat(splits, each), table.all
+        adjust(values, splits, flat)
         made["splits"], made["flat_splits"] = len(splits) - len(flat), len(flat)
         for rule, count in made.items():
             counts[rule] += count

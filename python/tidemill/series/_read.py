@@ -39,6 +39,7 @@ __all__ = [
     "Source",
     "delimiter_of",
     "find_columns",
+    "format_of",
     "open_source",
     "open_texts",
     "read_rows",
@@ -181,7 +182,7 @@ def open_source(
     paths = [os.fspath(path) for path in ([source] if isinstance(source, (str, os.PathLike)) else source)]
     if not paths:
         raise SeriesError("no file was given")
-    kind = _kind(paths[0])
+    kind = format_of(paths[0])
     if kind == "parquet":
         data = read_parquet(paths)
     elif kind == "ipc":
@@ -203,7 +204,7 @@ def open_source(
     return data, find_columns(data.columns, chosen)
 
 
-def _kind(path: str) -> str:
+def format_of(path: str) -> str:
     """The format of a file, or of the first file of a folder, by its name."""
     place = Path(path)
     if "://" not in path and place.is_dir():
@@ -228,7 +229,7 @@ def _kind(path: str) -> str:
 
 def delimiter_of(path: str) -> str:
     """What separates fields of a CSV, by its name."""
-    return "\t" if _kind(path) == "tsv" else ","
+    return "\t" if format_of(path) == "tsv" else ","
 
 
 def _time_type(texts: DataSet, name: str) -> str:
@@ -242,8 +243,8 @@ def _time_type(texts: DataSet, name: str) -> str:
     return "timestamp[us]" if all(re.match(r"\d{4}-\d\d-\d\d", text.strip()) for text in first) else "str"
 
 
-def read_rows(data: DataSet, columns: Columns) -> Rows:
-    """Read this worker's share of the rows. Collective.
+def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
+    """Read this worker's share of the rows. Collective; or, if it is `alone`, all of them, and no other worker need call it.
 
     Raises
     ------
@@ -258,16 +259,17 @@ def read_rows(data: DataSet, columns: Columns) -> Rows:
     elif kind.startswith(("Int", "UInt")):
         time, dated = col(columns.time).cast("int64"), False
     else:
-        first = data.select(col(columns.time)).limit(1).to_dict()[columns.time]
+        first, _ = collect_in_order(data.select(col(columns.time)).limit(1)._native, alone=alone)
+        such = next(iter(first.column(columns.time)), "none at all")
         raise SeriesError(
-            f"times in column {columns.time!r} are {kind}, such as {first[0] if first else 'none at all'!r}; dates as 2016-12-30, "
+            f"times in column {columns.time!r} are {kind}, such as {such!r}; dates as 2016-12-30, "
             "times as 2016-12-30T17:00:00 or whole numbers are read; of a DataSet, .str.to_date(...) makes dates of texts"
         )
     parts: dict[str, Any] = {"id": col(columns.id).cast("str"), "time": time}
     for role, name in columns.named().items():
         if role not in ("id", "time"):
             parts[role] = coalesce(col(name).cast("float64"), lit(float("nan")))
-    table, counts = collect_in_order(data.select(**parts)._native)
+    table, counts = collect_in_order(data.select(**parts)._native, alone=alone)
     codes, names = _coded(table, "id")
     places, times = _coded(table, "time")
     ids = [text.strip() for text in names]
@@ -331,7 +333,7 @@ def open_texts(source: Source) -> DataSet:
     if hasattr(source, "__arrow_c_stream__"):
         return from_arrow(source)
     path = os.fspath(source)
-    kind = _kind(path)
+    kind = format_of(path)
     if kind == "parquet":
         return read_parquet(path)
     if kind == "ipc":

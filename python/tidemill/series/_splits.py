@@ -1,12 +1,13 @@
 """Splits of shares: told by a column, or found by their jumps; values before them are divided by the ratio.
 
-Many tables have splits beside prices that are adjusted for them already. So at a split that is told, the value must jump: whether it does is
-seen in the two values around it alone, so that rows that come later change nothing.
+Many tables have splits beside prices that are adjusted for them already. So at a split that is told, the value must jump. Of a large one that is seen
+in the two values around it. A small one, such as a dividend of shares, may hide in what a value does on any day; but a table whose values are
+adjusted is so throughout, so what all splits up to then show together decides. What rows show that come later changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from tidemill.series._read import SeriesError
 from tidemill.series._windows import label
 
-__all__ = ["Split", "adjust", "detect", "given"]
+__all__ = ["Evidence", "Split", "adjust", "detect", "given", "weigh"]
 
 Array = NDArray[np.float64]
 
@@ -31,7 +32,7 @@ _WITHIN = 2.0
 _WITHIN_MAX = 0.06
 #: Changes around a jump that tell what is usual.
 _AROUND = 20
-#: A split by less than this ratio, up or down, cannot be told from what a value does on any day.
+#: A split by less than this ratio, up or down, may not be told from what a value does on any day.
 _SEEN = np.log(1.25)
 
 
@@ -73,29 +74,73 @@ def given(
     return [Split(series, place, ratio) for (series, place), ratio in found.items()]
 
 
-def adjust(values: Array, splits: Sequence[Split], *, look: bool = False) -> list[Split]:
-    """Divide the values (series, times) before each split by its ratio, in place.
+def weigh(values: Array, splits: Sequence[Split]) -> list[float]:
+    """How much each split shows in the values (series, times), which are not adjusted for it.
 
-    With `look`, splits at which the value does not jump are left alone. They are returned.
+    That is the square of the change from the value before, less the square of what is left of it without the split: above 0 where the value
+    jumps rather than not. The larger a split is the more it counts; all large ones count alike. NaN: a value is missing.
     """
-    flat: list[Split] = []
-    for split in sorted(splits, key=lambda one: (one.series, one.place)):
+    found = []
+    for split in splits:
         row = values[split.series]
-        if look and not _jumps(row, split):
-            flat.append(split)
+        before = np.flatnonzero(row[: split.place] > 0)
+        if len(before) and row[split.place] > 0:
+            change, jump = np.log(row[split.place] / row[before[-1]]), -np.log(split.ratio)
+            found.append(float(np.clip(jump * (2 * change - jump), -(_SEEN**2), _SEEN**2)))
         else:
-            row[: split.place] /= split.ratio
-    return flat
+            found.append(float("nan"))
+    return found
 
 
-def _jumps(row: Array, split: Split) -> bool:
-    """Whether the value changes by what the split says rather than not at all; yes where that cannot be seen."""
-    before = np.flatnonzero(row[: split.place] > 0)
-    jump = -np.log(split.ratio)
-    if not len(before) or not row[split.place] > 0 or abs(jump) < _SEEN:
-        return True
-    change = np.log(row[split.place] / row[before[-1]])
-    return bool(abs(change - jump) <= abs(change))
+class Evidence:
+    """What the splits of a table show together, up to each time.
+
+    Parameters
+    ----------
+    parts : iterable of (int, float)
+        Place, and what was `weigh`ed, of all splits of all series.
+    before : float
+        What those at earlier times than these show.
+    """
+
+    def __init__(self, parts: Iterable[tuple[int, float]], before: float = 0.0) -> None:
+        seen = sorted(part for part in parts if not np.isnan(part[1]))
+        self._places = [place for place, _ in seen]
+        # In the order of times, so that the sum is the same wherever a table that grows was cut.
+        self._sums = np.add.accumulate([before, *(part for _, part in seen)])
+
+    @property
+    def all(self) -> float:
+        """Of all splits."""
+        return float(self._sums[-1])
+
+    def up_to(self, place: int) -> float:
+        """Of all splits at `place` or before."""
+        return float(self._sums[np.searchsorted(self._places, place, side="right")])
+
+    def flat(self, splits: Sequence[Split], each: Sequence[float]) -> list[Split]:
+        """Those at which the value does not jump.
+
+        A large one shows that itself; of a small one, or where a value is missing, all those of the table do that are not later. If
+        nothing shows, it jumps.
+        """
+
+        def jumps(split: Split, part: float) -> bool:
+            is_clear = abs(np.log(split.ratio)) >= _SEEN and not np.isnan(part)
+            return (part if is_clear else self.up_to(split.place)) >= 0
+
+        found = [split for split, part in zip(splits, each, strict=True) if not jumps(split, part)]
+        return sorted(found, key=_order)
+
+
+def adjust(values: Array, splits: Iterable[Split], flat: Iterable[Split] = ()) -> None:
+    """Divide the values (series, times) before each split by its ratio, in place; but for those that are `flat`."""
+    for split in sorted({*splits} - {*flat}, key=_order):
+        values[split.series, : split.place] /= split.ratio
+
+
+def _order(split: Split) -> tuple[int, int]:
+    return split.series, split.place
 
 
 def detect(values: Array, begin: int = 1) -> list[Split]:

@@ -3,6 +3,8 @@
 Lines become the rows that `tidemill.series.clean` makes of them: what it leaves out is left out, what it refuses is refused. A line is whole when its
 line feed is there; the last one may have none, so it is one, too, when nothing has come for a while, or when a later file of the
 folder has come and this one does not grow. Until then later files wait, as their days would end its.
+
+A Parquet file is read once, when it is there as a whole, which its last bytes say.
 """
 
 from __future__ import annotations
@@ -13,18 +15,30 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.dataset import DataSetError
 from tidemill.series._panel import Array
-from tidemill.series._read import Columns, SeriesError, delimiter_of, find_columns, steps_or_dates
+from tidemill.series._read import (
+    Columns,
+    SeriesError,
+    delimiter_of,
+    find_columns,
+    format_of,
+    open_source,
+    read_rows,
+    steps_or_dates,
+)
 
 __all__ = ["FileTail", "NewRows", "Tail"]
 
 #: Bytes that are read at a time, so that a long file does not fill the memory with texts.
 _PIECE_BYTES = 64 << 20
+#: What a Parquet file begins and ends with, and how short none is.
+_PARQUET, _PARQUET_BYTES_MIN = b"PAR1", 12
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d(?:\.\d+)?))?(Z|[+-]\d\d:?\d\d)?")
 _NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
@@ -172,8 +186,9 @@ class FileTail:
         paths = self._paths()
         self._is_behind = False
         for path in paths:
-            if path.endswith((".gz", ".zst", ".bz2", ".xz", ".parquet")):
-                raise SeriesError(f"{path}: only plain text can be followed while it grows")
+            kind = format_of(path)
+            if kind not in ("csv", "tsv", "parquet") or path.endswith((".gz", ".zst", ".bz2", ".xz")):
+                raise SeriesError(f"{path}: only CSV that is not compressed and Parquet files can be followed")
             state = self._files.setdefault(path, _File())
             with Path(path).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -185,6 +200,12 @@ class FileTail:
                 if not still:
                     self._quiet_since = time.monotonic()
                 if size == state.offset:
+                    continue
+                if kind == "parquet":
+                    if not settled and not _is_whole(file, size):
+                        break
+                    rows += self._table(path, state)
+                    state.offset, self._quiet_since = size, time.monotonic()
                     continue
                 file.seek(state.offset)
                 piece = file.read(min(_PIECE_BYTES, size - state.offset))
@@ -202,6 +223,33 @@ class FileTail:
             if rest:
                 break
         return rows
+
+    def _table(self, path: str, state: _File) -> list[_Row]:
+        """The rows of a Parquet file."""
+        if state.offset:
+            raise SeriesError(f"{path} has grown since it was read: rows that are new go into a file of their own")
+        try:
+            data, columns = open_source(path, self._chosen)
+            read = read_rows(data, columns, alone=True)
+            stamps = read.times.astype("datetime64[us]") if read.dated else read.times
+            times = [self._time(text) for text in stamps.astype(str).tolist()]
+        except (DataSetError, ValueError) as error:
+            raise SeriesError(f"{path}: {error}") from error
+        self._agree(path, columns)
+        codes = [self._codes.setdefault(name, len(self._codes)) if name else -1 for name in read.ids]
+        keyed = (read.codes >= 0) & (read.places >= 0)
+        self.left_out["without_key"] += int(len(keyed) - keyed.sum())
+        numbers = [read.numbers[role][keyed].tolist() for role in columns.named() if role not in ("id", "time")]
+        places = zip(read.codes[keyed].tolist(), read.places[keyed].tolist(), zip(*numbers, strict=True), strict=True)
+        return [(codes[code], times[place], row) for code, place, row in places]
+
+    def _agree(self, path: str, columns: Columns) -> None:
+        """All files have the same columns."""
+        if self.columns is not None and columns != self.columns:
+            raise SeriesError(
+                f"{path} has other columns than the files before: {columns.named()}, not {self.columns.named()}"
+            )
+        self.columns = columns
 
     def _lines(self, path: str, state: _File, piece: bytes) -> list[_Row]:
         try:
@@ -257,11 +305,7 @@ class FileTail:
             columns = find_columns(names, self._chosen)
         except SeriesError as error:
             raise SeriesError(f"{path}: {error}") from error
-        if self.columns is not None and columns != self.columns:
-            raise SeriesError(
-                f"{path} has other columns than the files before: {columns.named()}, not {self.columns.named()}"
-            )
-        self.columns = columns
+        self._agree(path, columns)
         state.fields = {role: names.index(name) for role, name in columns.named().items()}
         state.width = len(names)
 
@@ -297,6 +341,14 @@ class FileTail:
         if micros is None:
             raise ValueError(f"{text!r} is no time such as 2016-12-30 or 2016-12-30T17:00:00")
         return micros
+
+
+def _is_whole(file: BinaryIO, size: int) -> bool:
+    """Whether the end of a Parquet file is there."""
+    if size < _PARQUET_BYTES_MIN:
+        return False
+    file.seek(-len(_PARQUET), os.SEEK_END)
+    return file.read() == _PARQUET
 
 
 def _date_of_number(number: int) -> int | None:

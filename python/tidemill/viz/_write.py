@@ -119,14 +119,8 @@ class FrameWriter:
                 known.setdefault(name, len(known))
 
     def _begin(self, title: str, axes: Sequence[str], glyphs: Mapping[Any, str]) -> None:
-        old = self._old()
         with _selections.locked(self.folder) if (self.folder / INDEX).exists() else nullcontext():
-            if old is not None:
-                self._carried_named = old.named
-                for group, rows in _selections.read(self.folder).items():
-                    for row in rows:
-                        if row < old.points:
-                            self._carried.setdefault(old.id(row), []).append(group)
+            self._take_groups()
             # The index goes first: what it names must be there as long as it is.
             (self.folder / INDEX).unlink(missing_ok=True)
             (self.folder / _selections.NAME).unlink(missing_ok=True)
@@ -140,17 +134,21 @@ class FrameWriter:
             header["glyphs"] = {str(name): glyph for name, glyph in glyphs.items()}
         self._append(header)
 
-    def _old(self) -> FrameReader | None:
-        """The frames that are replaced, if readers have made groups of their points."""
-        if not (self.folder / _selections.NAME).exists() or not (self.folder / INDEX).exists():
-            return None
+    def _take_groups(self) -> None:
+        """Note what readers' groups are of, by id, before the frames are replaced."""
         try:
-            _selections.read(self.folder)
-            return FrameReader(self.folder)
+            groups = _selections.read(self.folder)
+            old = FrameReader(self.folder) if groups else None
         except FrameError as error:
             warnings.warn(f"groups that readers have made are lost with the frames: {error}", stacklevel=4)
-            (self.folder / _selections.NAME).unlink()
-            return None
+            return
+        if old is None:
+            return
+        self._carried_named = old.named
+        for group, rows in groups.items():
+            for row in rows:
+                if row < old.points:
+                    self._carried.setdefault(old.id(row), []).append(group)
 
     def _resume(self) -> None:
         reader = FrameReader(self.folder)
