@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import launched
+import pytest
 import tidemill
 
 
@@ -25,6 +26,16 @@ def test_info_names_what_is_wrong_and_the_remedy() -> None:
     result = subprocess.run(["sh", "-c", f"ulimit -n 64; {command}"], capture_output=True, timeout=launched.PATIENCE_S)
     assert result.returncode == 0
     assert b"! open files" in result.stdout and b"remedy: ulimit -n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [([], ["shm", "same host"]), (["--transport", "tcp"], ["tcp", "TIDEMILL_TRANSPORT"])]
+)
+def test_info_of_a_job_measures_its_links(options: list[str], words: list[str]) -> None:
+    done = launched.run("info", "--job", "-n", "2", *options)
+    assert done.returncode == 0, done.stderr.decode()
+    [link] = [line for line in done.stdout.decode().splitlines() if " us " in line]
+    assert "GB/s" in link and all(word in link for word in words), link
 
 
 def test_few_open_files_are_enough_to_start_many_workers() -> None:

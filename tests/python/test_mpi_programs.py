@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import launched
 import pytest
 from launched import run
 
@@ -41,6 +43,26 @@ def test_without_single_copy() -> None:
     """Kernels that forbid reading another process's memory: large messages go in pieces."""
     for name in ("p2p_buffers", "p2p_objects", "collectives_buffers"):
         check(name, 2, TIDEMILL_SINGLE_COPY="0")
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root"], ["mpiexec.hydra"]],
+    ids=["openmpi", "mpich"],
+)
+def test_started_by_mpirun(launcher: list[str]) -> None:
+    """Who has a cluster starts programs by what is there."""
+    if shutil.which(launcher[0]) is None:
+        pytest.skip(f"needs {launcher[0]} (make setup-peers installs it)")
+    if "openmpi" in launcher[0] and os.geteuid() != 0:
+        launcher = launcher[:-1]
+    for name in ("p2p_objects", "collectives_buffers"):
+        done = subprocess.run(
+            [*launcher, "-n", "3", sys.executable, PROGRAMS / f"{name}.py"],
+            capture_output=True,
+            timeout=launched.PATIENCE_S,
+        )
+        assert done.returncode == 0 and b"on 3 ranks" in done.stdout, done.stdout.decode() + done.stderr.decode()
 
 
 @pytest.mark.skipif(

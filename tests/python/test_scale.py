@@ -73,6 +73,13 @@ def test_messages_over_2_gib(tmp_path: Path, transport: str) -> None:
         data[0] = 1
         comm.Allreduce(MPI.IN_PLACE, data)
         assert data[0] == 2 and data[-1] == 14
+        # As an object: the array travels beside its pickle.
+        if comm.rank == 0:
+            comm.send({"data": data}, 1)
+        else:
+            del data
+            data = comm.recv(source=0)["data"]
+            assert data.size == n and data[0] == 2 and data[-1] == 14
     """
     with workers.Job(tmp_path, 2, program, {"TIDEMILL_TRANSPORT": transport}) as job:
         job.succeed()

@@ -39,7 +39,11 @@ impl Worker {
             let endpoint = Endpoint::open(meet()?, settings).map_err(|e| e.to_string())?;
             // Rank 0's table becomes everybody's.
             let table = match endpoint.rank() {
-                Rank(0) => Table::load_default().map_err(|e| e.to_string())?,
+                Rank(0) => Table::load_default().map_err(|error| {
+                    let text = error.to_string();
+                    endpoint.report_failure(&text);
+                    text
+                })?,
                 _ => Table::default(),
             };
             let table = Arc::new(table);

@@ -1,0 +1,42 @@
+"""``tidemill tune`` measures, writes a table, and jobs follow it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import launched
+
+PROGRAM = """
+import numpy as np
+from tidemill.mpi import MPI
+total = np.zeros(3)
+MPI.COMM_WORLD.Allreduce(np.ones(3), total)
+assert total.tolist() == [MPI.COMM_WORLD.size] * 3
+"""
+
+
+def test_a_table_is_measured_and_followed(tmp_path: Path) -> None:
+    table = tmp_path / "tune.toml"
+    done = launched.run("tune", "-n", "2", "--out", table, "--budget", "0.0002", "--largest", "512")
+    assert done.returncode == 0, done.stderr.decode()
+    assert f"written: {table}" in done.stdout.decode()
+    rules = table.read_text()
+    assert 'collective = "allreduce", ranks = 2, hosts = 1' in rules and 'order = "repeatable"' in rules
+    (tmp_path / "app.py").write_text(PROGRAM)
+    done = launched.run("run", "-n", "2", tmp_path / "app.py", env={"TIDEMILL_TUNE": str(table)})
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A job that went on without it would be slow, and nobody would know why."""
+    table, app = tmp_path / "tune.toml", tmp_path / "app.py"
+    app.write_text(PROGRAM)
+    for text, words in [
+        ("rules = [", "line 1"),
+        ('version = 1\nrules = [{ collective = "fold", ranks = 2, hosts = 1, algorithm = "ring" }]\n', "fold"),
+    ]:
+        table.write_text(text)
+        done = launched.run("run", "-n", "2", app, env={"TIDEMILL_TUNE": str(table)})
+        said = done.stdout.decode() + done.stderr.decode()
+        assert done.returncode == 1 and str(table) in said and words in said, said
+        assert "worker 0 failed" in said, said
