@@ -96,7 +96,7 @@ export class App {
     const { points, frames } = this.dataset;
     if (points !== pointsBefore) {
       // Until a reader chooses another, the size of a point leaves room for the others.
-      if (pointsBefore === 0) this.size = Math.max(1, Math.min(8, Math.round(16 * (2000 / points) ** 0.3) / 2));
+      if (pointsBefore === 0) this.size = Math.max(1, Math.min(12, Math.round(16 * (2000 / points) ** 0.3) / 2));
       this.slots = new Slots(points);
       this.scene.allocate(points);
       this.shown.forget();
