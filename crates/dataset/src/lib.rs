@@ -6,7 +6,8 @@
 //! | `engine`  | threads and memory that queries run with; actions that can be cancelled    |
 //! | `dataset` | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
 //! | `distribute` | queries on all workers of a job                                      |
-//! | `join`    | joins of two DataSets                                                      |
+//! | `join`    | joins of two DataSets; `hash_join` runs them within the memory budget       |
+//! | `within_memory` | steps in forms that can spill                                       |
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `map`     | functions of programs as steps                                            |
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
@@ -34,6 +35,7 @@ pub mod expr;
 mod file_table;
 mod files;
 mod group;
+mod hash_join;
 mod held;
 mod join;
 mod lenient;
@@ -49,6 +51,7 @@ mod split;
 mod stores;
 mod stream;
 pub mod types;
+mod within_memory;
 mod write;
 
 pub use datafusion;

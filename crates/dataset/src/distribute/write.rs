@@ -256,7 +256,8 @@ impl Workers {
             let inside = folder.join(&format!("part-{copy:05}/"));
             let inside = inside.map_err(|error| DataSetError::Internal(error.to_string()))?;
             let copy = empty.copy_to(&inside, output, Vec::new())?;
-            let planned = engine.run(async move { Ok(prepare(copy, partitions, None, 0).await?) })?;
+            let governor = engine.governor().clone();
+            let planned = engine.run(async move { Ok(prepare(copy, partitions, None, &governor, 0).await?) })?;
             match planned.plan.downcast_ref::<DataSinkExec>() {
                 Some(sink) => Ok(Arc::new(sink.clone())),
                 None => Err(DataSetError::Internal("a query that writes has no sink".into())),
