@@ -17,7 +17,7 @@
 //! | `types`   | column types by name                                                       |
 //! | `reading` | how far an action is                                                      |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
-//! | `records` | files of records of a fixed length                                        |
+//! | `records` | files of records of a fixed length; `part_sink` writes them, texts and arrays |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
 //! | `stream`  | queries over streams: windows of event time                               |
@@ -41,6 +41,7 @@ mod join;
 mod lenient;
 mod lines;
 mod map;
+mod part_sink;
 mod parts;
 mod read;
 mod reading;
@@ -59,10 +60,11 @@ pub use dataset::{DataSet, Explain};
 pub use distribute::{ActionError, To, Watch, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
-pub use files::read_bytes;
+pub use files::{find_files, read_bytes};
 pub use join::How;
 pub use lenient::{BadRow, OnError};
 pub use map::BatchFunction;
+pub use part_sink::PartFormat;
 pub use read::{CsvLayout, Format, read};
 pub use reading::Reading;
 pub use records::read_records;
