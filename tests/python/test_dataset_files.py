@@ -7,6 +7,7 @@ import datetime as dt
 import gzip
 import lzma
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,114 @@ def test_output_is_all_or_nothing(data: tm.DataSet, tmp_path: Path) -> None:
     assert data.select("n").write_csv(out, overwrite=True) == 3
     assert tm.read_csv(out).columns == ["n"]
     assert os.listdir(tmp_path) == ["out"], "nothing unfinished is left"
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "zstd"])
+def test_text_comes_back(tmp_path: Path, compression: Any) -> None:
+    """A line more or less, or in another place, would be another text; empty lines and a carriage return within one are lines too."""
+    lines = ["", " spaces ", "a\rb", '"quoted", not', "ä" * 1000, ""] + [f"line {number}" for number in range(50_000)]
+    data = tm.from_dict({"text": lines})
+    assert data.write_text(tmp_path / "out", compression=compression) == len(lines)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert all(name.endswith({None: ".txt", "gzip": ".txt.gz", "zstd": ".txt.zst"}[compression]) for name in names), (
+        names
+    )
+    assert tm.read_text(tmp_path / "out").to_dict() == {"line": lines}
+    assert data.sort("text").write_text(tmp_path / "out", overwrite=True, compression=compression) == len(lines)
+    assert tm.read_text(tmp_path / "out").to_dict() == {"line": sorted(lines)}
+    assert data.filter(tm.col("text") == "?").write_text(tmp_path / "none") == 0
+    assert tm.read_text(tmp_path / "none").count() == 0
+    coded = tm.from_arrow(pytest.importorskip("pyarrow").table({"text": ["b", "a"]}))
+    assert coded.write_text(tmp_path / "two") == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": ["x"], "b": ["y"]}, "lines are of one column, and there are 2"),
+        ({"a": [1]}, 'lines are of texts, and "a" is Int64'),
+        ({"a": ["x", None]}, r"row 2 of part-00000\.txt: \"a\" is null"),
+        ({"a": ["x", "y", "two\nlines"]}, r'row 3 of part-00000\.txt: "two\\nlines" has a line end'),
+        ({"a": ["ends\r"]}, r"row 1 of part-00000\.txt: .* has a line end"),
+    ],
+)
+def test_what_is_no_text_is_not_written(tmp_path: Path, columns: dict[str, list[Any]], message: str) -> None:
+    with pytest.raises(tm.DataSetError, match=message):
+        tm.from_dict(columns).write_text(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+DTYPES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_come_back(tmp_path: Path, dtype: str) -> None:
+    """Of one column and of several, of each type, over several files, by NumPy's own reader and by ours."""
+    array = (np.arange(60_000).reshape(20_000, 3) * 7919 % 251).astype(dtype)
+    for name, whole in ("one", array[:, :1]), ("three", array):
+        data = tm.from_arrow(
+            tm.Table.from_numpy({f"x{at}": np.ascontiguousarray(whole[:, at]) for at in range(whole.shape[1])})
+        )
+        assert data.write_npy(tmp_path / name) == 20_000
+        parts = [np.load(path) for path in sorted((tmp_path / name).iterdir())]
+        found = np.concatenate(parts)
+        assert found.dtype == dtype and (found == whole.squeeze()).all() and found.ndim == len(name) // 5 + 1
+        back = tm.read_npy(tmp_path / name, columns=data.columns)
+        assert back.to_dict() == data.to_dict()
+
+
+def test_columns_of_an_array_become_of_one_type(tmp_path: Path) -> None:
+    data = tm.from_dict({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]})
+    assert data.write_npy(tmp_path / "out") == 2
+    file = next((tmp_path / "out").iterdir())
+    assert (np.load(file) == [[1, 0.5, 1], [2, 1.5, 0]]).all()
+    assert data.filter(tm.col("a") > 9).write_npy(tmp_path / "none") == 0
+    assert np.load(tmp_path / "none" / "empty.npy").shape == (0, 3)
+    for columns, message in [
+        ({"a": [1], "s": ["x"]}, '"s" is Utf8'),
+        ({"a": [1, None]}, r'row 2 of part-00000\.npy: "a" is null'),
+    ]:
+        with pytest.raises(tm.DataSetError, match=message):
+            tm.from_dict(columns).write_npy(tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+    np.save(tmp_path / "out" / "z.npy", np.zeros(3))
+    with pytest.raises(tm.DataSetError, match=r"z\.npy is of float64 and \(\), the files before it"):
+        tm.read_npy(tmp_path / "out")
+
+
+def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
+    """Who writes hears where there is no room and what to do, of formats of our own; nothing is left, and room is there again."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"needs a small file system, which cannot be mounted: {mounted.stderr.strip()}")
+    try:
+        data = tm.from_dict({"x": list(range(300_000))}).select(x=(tm.col("x") * 7919).cast("str"))
+        for write in [data.write_text, data.sort("x").write_text, data.select(n=tm.col("x").cast("int64")).write_npy]:
+            with pytest.raises(
+                tm.DataSetError, match=r"small/out cannot be written there: free space, write to another folder"
+            ):
+                write(small / "out")
+            assert list(small.iterdir()) == []
+        assert tm.from_dict({"x": ["fits"]}).write_text(small / "out") == 1
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
 
 
 @pytest.mark.parametrize(

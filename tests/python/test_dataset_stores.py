@@ -74,6 +74,12 @@ def test_records_text_and_npy(bucket: Path) -> None:
     lines = [f"line {number} {'ä' * (number % 90)}" for number in range(60_000)]
     (bucket / "a.txt").write_text("\n".join(lines))
     assert sorted(tm.read_text(url(bucket, "a.txt")).to_dict()["line"]) == sorted(lines)
+    data = tm.from_dict({"text": lines})
+    assert data.write_text(url(bucket, "texts"), compression="zstd") == len(lines)
+    assert tm.read_text(url(bucket, "texts")).to_dict() == {"line": lines}
+    numbers = tm.from_dict({"a": list(range(200_000)), "b": [0.5] * 200_000})
+    assert numbers.write_npy(url(bucket, "arrays")) == 200_000
+    assert tm.read_npy(url(bucket, "arrays"), columns=["a", "b"]).to_dict() == numbers.to_dict()
     np.save(bucket / "a.npy", np.arange(6.0).reshape(3, 2))
     assert tm.read_npy(url(bucket, "a.npy")).to_dict() == {"column_1": [0.0, 2.0, 4.0], "column_2": [1.0, 3.0, 5.0]}
     with pytest.raises(tm.DataSetError, match=r"there is no object or folder s3://.*none\.npy"):

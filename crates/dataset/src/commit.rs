@@ -57,6 +57,23 @@ impl Target {
     }
 }
 
+/// The error of output into `folder`; where a disk is full, with the folders that are on it and what can be done.
+pub(crate) fn when_full(error: DataSetError, folder: &Path, engine: &Engine) -> DataSetError {
+    /// `ENOSPC` and `EDQUOT`. By the time it is here an error is a text: of a store, or of another worker.
+    const FULL: [&str; 2] = ["(os error 28)", "(os error 122)"];
+    let text = error.to_string();
+    // What spills tells by itself.
+    if text.contains("--spill-dir") || !FULL.iter().any(|full| text.contains(full)) {
+        return error;
+    }
+    DataSetError::Io(format!(
+        "{text}; {} cannot be written there: free space, write to another folder, or let queries spill elsewhere than to {} with \
+         --spill-dir",
+        folder.display(),
+        engine.governor().settings().spill_dir.display()
+    ))
+}
+
 /// Output into a local folder under way. Dropping it before `end` removes what was written.
 pub(crate) struct FolderCommit {
     target: PathBuf,

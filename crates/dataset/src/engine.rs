@@ -31,6 +31,7 @@ use crate::spill::SpillDir;
 use crate::split::SplitExec;
 use crate::stores::Stores;
 use crate::stream::sql_functions;
+use crate::within_memory::WithinMemory;
 
 /// Between looks at what a query that somebody waits for does to the machine.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -46,7 +47,7 @@ pub struct EngineConfig {
     pub threads: usize,
     /// Workers of the job, each with an engine; at least 1.
     pub workers: usize,
-    /// Memory of queries and exchanges: beyond it sorts, aggregations and exchanges spill; `None`: no limit.
+    /// Memory of queries and exchanges: beyond it sorts, aggregations, joins and exchanges spill; `None`: no limit.
     pub memory_bytes: Option<usize>,
     /// Where spilled runs go; `None`: the system's folder for temporary files.
     pub spill_dir: Option<PathBuf>,
@@ -181,7 +182,7 @@ impl Engine {
             .set_bool("datafusion.sql_parser.enable_ident_normalization", false)
             // It mixes up columns with and without a table's name where a struct's field is read (apache/datafusion#25446).
             .set_bool("datafusion.optimizer.enable_leaf_expression_pushdown", false);
-        let context = session_of(session, environment.build_arc()?);
+        let context = session_of(session, environment.build_arc()?, &governor);
         Ok(Engine {
             threads: runtime.handle().clone(),
             runtime: Some(runtime),
@@ -225,7 +226,7 @@ impl Engine {
 
     /// A session that has the engine's settings, and no tables.
     pub(crate) fn session(&self) -> SessionContext {
-        session_of(self.context.copied_config(), self.context.runtime_env())
+        session_of(self.context.copied_config(), self.context.runtime_env(), &self.governor)
     }
 
     /// DataFusion's session of this engine.
@@ -294,13 +295,15 @@ impl PhysicalOptimizerRule for Replace {
     }
 }
 
-/// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; that of groups comes
-/// last, when both are known.
-fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> SessionContext {
+/// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; those of groups and
+/// of what is to spill come last, when both are known.
+fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Governor) -> SessionContext {
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
         vec![Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) })];
     rules.extend(PhysicalOptimizer::new().rules);
     rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Some(Arc::new(GroupExec::instead_of(node)?)) }));
+    let budget_bytes = governor.settings().budget_bytes;
+    rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
     let context = SessionContext::new_with_state(builder.with_physical_optimizer_rules(rules).build());
     sql_functions().for_each(|function| context.register_udf(function));

@@ -283,6 +283,14 @@ pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOpt
     Ok(Found { files, folder: folder.filter(|_| paths.len() == 1) })
 }
 
+/// The files that paths and URLs stand for, as paths and URLs.
+///
+/// # Errors
+/// `Io` if there are none, or they cannot be listed.
+pub async fn find_files(engine: &Engine, paths: &[String], storage: &StorageOptions) -> Result<Vec<String>> {
+    Ok(find(engine, paths, storage).await?.files.iter().map(ToString::to_string).collect())
+}
+
 /// All bytes of one file.
 ///
 /// # Errors

@@ -6,7 +6,8 @@
 //! | `engine`  | threads and memory that queries run with; actions that can be cancelled    |
 //! | `dataset` | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
 //! | `distribute` | queries on all workers of a job                                      |
-//! | `join`    | joins of two DataSets                                                      |
+//! | `join`    | joins of two DataSets; `hash_join` runs them within the memory budget       |
+//! | `within_memory` | steps in forms that can spill                                       |
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `map`     | functions of programs as steps                                            |
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
@@ -16,7 +17,7 @@
 //! | `types`   | column types by name                                                       |
 //! | `reading` | how far an action is                                                      |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
-//! | `records` | files of records of a fixed length                                        |
+//! | `records` | files of records of a fixed length; `part_sink` writes them, texts and arrays |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
 //! | `stream`  | queries over streams: windows of event time                               |
@@ -34,11 +35,13 @@ pub mod expr;
 mod file_table;
 mod files;
 mod group;
+mod hash_join;
 mod held;
 mod join;
 mod lenient;
 mod lines;
 mod map;
+mod part_sink;
 mod parts;
 mod read;
 mod reading;
@@ -49,6 +52,7 @@ mod split;
 mod stores;
 mod stream;
 pub mod types;
+mod within_memory;
 mod write;
 
 pub use datafusion;
@@ -56,10 +60,11 @@ pub use dataset::{DataSet, Explain};
 pub use distribute::{ActionError, To, Watch, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
-pub use files::read_bytes;
+pub use files::{find_files, read_bytes};
 pub use join::How;
 pub use lenient::{BadRow, OnError};
 pub use map::BatchFunction;
+pub use part_sink::PartFormat;
 pub use read::{CsvLayout, Format, read};
 pub use reading::Reading;
 pub use records::read_records;

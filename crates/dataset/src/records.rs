@@ -1,35 +1,27 @@
 //! Files of records of a fixed length, without headers: each column is the same bytes of every record.
 
-use std::fmt;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, FixedSizeBinaryArray};
+use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray};
 use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
-use async_trait::async_trait;
 use datafusion::catalog::streaming::StreamingTable;
-use datafusion::datasource::listing::ListingTableUrl;
-use datafusion::datasource::sink::DataSink;
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::streaming::PartitionStream;
-use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
-use futures::StreamExt;
-use tokio::io::AsyncWriteExt;
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::files::{File, find};
-use crate::stores::{StorageOptions, shown};
+use crate::part_sink::Refused;
+use crate::stores::StorageOptions;
 
 /// Records of a batch: DataFusion's own batch size.
 const BATCH_RECORDS: u64 = 8192;
-/// Written at once, about.
-const BLOCK_BYTES: usize = 1 << 20;
 
 /// A table of all records of the files that `paths` stand for, as for [`read`](crate::read()); `columns` are names and bytes,
 /// in their order in a record.
@@ -143,115 +135,35 @@ fn columns(block: &[u8], width: usize, schema: &SchemaRef) -> datafusion::error:
     Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns?)?)
 }
 
-/// Writes records into one file, by the session's store for it.
-#[derive(Debug)]
-pub(crate) struct RecordSink {
-    pub(crate) file: ListingTableUrl,
-    pub(crate) schema: SchemaRef,
-}
-
-impl RecordSink {
-    /// Whether these columns make records.
-    pub(crate) fn check(schema: &Schema) -> Result<()> {
-        let fixed = |field: &&Arc<Field>| !matches!(field.data_type(), DataType::FixedSizeBinary(_));
-        match schema.fields().iter().find(fixed) {
-            None => Ok(()),
-            Some(field) => Err(DataSetError::Query(format!(
-                "records are of columns of a fixed number of bytes; {:?} is {}",
-                field.name(),
-                field.data_type()
-            ))),
-        }
+/// Whether these columns make records.
+pub(crate) fn check(schema: &Schema) -> Result<()> {
+    let fixed = |field: &&Arc<Field>| !matches!(field.data_type(), DataType::FixedSizeBinary(_));
+    match schema.fields().iter().find(fixed) {
+        None => Ok(()),
+        Some(field) => Err(DataSetError::Query(format!(
+            "records are of columns of a fixed number of bytes; {:?} is {}",
+            field.name(),
+            field.data_type()
+        ))),
     }
 }
 
-impl DisplayAs for RecordSink {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RecordSink: {}", shown(self.file.get_url()))
-    }
-}
-
-#[async_trait]
-impl DataSink for RecordSink {
-    fn schema(&self) -> &SchemaRef {
-        &self.schema
-    }
-
-    async fn write_all(
-        &self,
-        mut data: SendableRecordBatchStream,
-        context: &Arc<TaskContext>,
-    ) -> datafusion::error::Result<u64> {
-        let failed = |error: std::io::Error| {
-            DataFusionError::from(DataSetError::Io(format!("{}: {error}", shown(self.file.get_url()))))
-        };
-        let mut file = Writer::create(&self.file, context).map_err(failed)?;
-        let mut rows = 0;
-        let mut block = Vec::with_capacity(BLOCK_BYTES);
-        while let Some(batch) = data.next().await {
-            let batch = batch?;
-            let columns: Vec<&FixedSizeBinaryArray> =
-                batch.columns().iter().map(|column| column.as_fixed_size_binary()).collect();
-            if let Some(at) = columns.iter().position(|column| column.null_count() > 0) {
-                let name = batch.schema().field(at).name().clone();
-                return Err(DataSetError::Data(format!("a record cannot hold a null of {name:?}")).into());
-            }
-            append_records(&columns, batch.num_rows(), &mut block);
-            if block.len() >= BLOCK_BYTES {
-                file.write(&block).await.map_err(failed)?;
-                block.clear();
-            }
-            rows += batch.num_rows() as u64;
-        }
-        file.write(&block).await.map_err(failed)?;
-        file.finish().await.map_err(failed)?;
-        Ok(rows)
-    }
-}
-
-/// Appends the records of these columns: a column at a time, so that each value goes from one sequence to another.
-fn append_records(columns: &[&FixedSizeBinaryArray], rows: usize, block: &mut Vec<u8>) {
+/// Appends records to `block`: a column at a time, so that each value goes from one sequence to another.
+pub(crate) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Refused> {
+    Refused::null(batch, "a record")?;
+    let columns: Vec<&FixedSizeBinaryArray> =
+        batch.columns().iter().map(|column| column.as_fixed_size_binary()).collect();
     let width: usize = columns.iter().map(|column| column.value_size()).sum();
     let start = block.len();
-    block.resize(start + rows * width, 0);
+    block.resize(start + batch.num_rows() * width, 0);
     let mut from = 0;
     for column in columns.iter().filter(|column| column.value_size() > 0) {
         let bytes = column.value_size();
-        let values = column.value_data()[..rows * bytes].chunks_exact(bytes);
+        let values = column.value_data()[..batch.num_rows() * bytes].chunks_exact(bytes);
         block[start..].chunks_exact_mut(width).zip(values).for_each(|(record, value)| {
             record[from..from + bytes].copy_from_slice(value);
         });
         from += bytes;
     }
-}
-
-/// A file under way. Local ones are written directly: a store would make a task of every part.
-enum Writer {
-    Local(std::fs::File),
-    Object(Box<object_store::buffered::BufWriter>),
-}
-
-impl Writer {
-    fn create(url: &ListingTableUrl, context: &TaskContext) -> std::io::Result<Self> {
-        if let Ok(path) = url.get_url().to_file_path() {
-            return Ok(Writer::Local(std::fs::File::create(path)?));
-        }
-        let store = context.runtime_env().object_store(url.object_store()).map_err(std::io::Error::other)?;
-        let object = object_store::buffered::BufWriter::new(store, url.prefix().clone());
-        Ok(Writer::Object(Box::new(object)))
-    }
-
-    async fn write(&mut self, block: &[u8]) -> std::io::Result<()> {
-        match self {
-            Writer::Local(file) => file.write_all(block),
-            Writer::Object(object) => object.write_all(block).await,
-        }
-    }
-
-    async fn finish(mut self) -> std::io::Result<()> {
-        match &mut self {
-            Writer::Local(_) => Ok(()),
-            Writer::Object(object) => object.shutdown().await,
-        }
-    }
+    Ok(())
 }

@@ -20,15 +20,16 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use tidemill_dataflow::memory::Governor;
 
 use url::Url;
 
-use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, write_id};
+use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, when_full, write_id};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::part_sink::{PartFormat, PartSink};
 use crate::reading::Reading;
-use crate::records::RecordSink;
 use crate::sources::Sources;
 use crate::stores::StorageOptions;
 
@@ -56,11 +57,37 @@ pub enum Output {
     },
     /// Arrow IPC files.
     Ipc,
-    /// Records of a fixed length, one file for each partition, in the order of the partitions.
-    Records,
+    /// A file for each partition, in the order of the partitions.
+    Parts(PartFormat),
 }
 
 impl Output {
+    /// Records of a fixed length.
+    pub fn records() -> Self {
+        Output::Parts(PartFormat::Records)
+    }
+
+    /// Lines of text, of the only column; `compression` as for CSV.
+    ///
+    /// # Errors
+    /// `Query` for a compression that there is not.
+    pub fn text(compression: &str) -> Result<Self> {
+        Ok(Output::Parts(PartFormat::Text(whole_file(compression)?.into())))
+    }
+
+    /// Arrays of NumPy.
+    pub fn npy() -> Self {
+        Output::Parts(PartFormat::Npy)
+    }
+
+    /// How partitions are written, if each is a file.
+    pub(crate) fn part_format(&self, partition_by: &[String]) -> Option<&PartFormat> {
+        match self {
+            Output::Parts(format) if partition_by.is_empty() => Some(format),
+            _ => None,
+        }
+    }
+
     fn factory(&self) -> Result<Arc<dyn FileFormatFactory>> {
         Ok(match self {
             Output::Csv { delimiter, has_header, compression } => {
@@ -81,8 +108,8 @@ impl Output {
                 Arc::new(ParquetFormatFactory::new_with_options(options))
             }
             Output::Ipc => Arc::new(ArrowFormatFactory::new()),
-            Output::Records => {
-                return Err(DataSetError::Unsupported("folders by the values of columns, of records".into()));
+            Output::Parts(_) => {
+                return Err(DataSetError::Unsupported("folders by the values of columns, in this format".into()));
             }
         })
     }
@@ -118,16 +145,20 @@ impl DataSet {
             Target::Folder(path) => {
                 let commit = FolderCommit::begin(&path, overwrite)?;
                 let schema = self.schema();
-                let rows = self.write_into(&folder_url(&commit.hidden)?, &output, partition_by, "", reading).await?;
-                commit.end(if rows == 0 { Some(empty_file(&output, &schema, "")?) } else { None })?;
-                Ok(rows)
+                let folder = folder_url(&commit.hidden)?;
+                let rows = self.write_into(engine, &folder, &output, partition_by, "", reading).await;
+                let ended = rows.and_then(|rows| {
+                    commit.end(if rows == 0 { Some(empty_file(&output, &schema, "")?) } else { None })?;
+                    Ok(rows)
+                });
+                ended.map_err(|error| when_full(error, &path, engine))
             }
             Target::Objects(at) => {
                 let id = write_id();
                 let commit = ObjectCommit::begin(&at, overwrite, &id).await?;
                 let held = HeldFolder::open(engine, &at, &id)?;
                 let schema = self.schema();
-                let written = match self.write_into(&held.url, &output, partition_by, &id, reading).await {
+                let written = match self.write_into(engine, &held.url, &output, partition_by, &id, reading).await {
                     Ok(0) => match empty_file(&output, &schema, &id) {
                         Ok((name, bytes)) => held.add(&name, bytes).await.map(|()| 0),
                         Err(error) => Err(error),
@@ -151,6 +182,7 @@ impl DataSet {
     /// Writes into a folder of DataFusion's session; names of files that could be there already get `suffix`.
     async fn write_into(
         self,
+        engine: &Engine,
         folder: &Url,
         output: &Output,
         partition_by: Vec<String>,
@@ -158,18 +190,19 @@ impl DataSet {
         reading: Reading,
     ) -> Result<u64> {
         let sources = Sources::of(self.frame());
-        if !matches!(output, Output::Records) || !partition_by.is_empty() {
+        let Some(format) = output.part_format(&partition_by) else {
             let copy = self.copy_to(folder, output, partition_by)?;
             let counts = reading.collect(copy).await.map_err(|error| sources.name_in(error))?;
             return Ok(written(&counts.concat()));
-        }
-        RecordSink::check(&self.schema())?;
+        };
+        format.check(&self.schema())?;
         let context = Arc::new(self.frame().task_ctx());
         let work = async {
             let plan = self.frame().clone().create_physical_plan().await?;
             reading.expect(&plan);
             let plan = reading.counted(plan)?;
-            let sinks = record_sinks(&plan, folder, plan.output_partitioning().partition_count(), suffix)?;
+            let partitions = plan.output_partitioning().partition_count();
+            let sinks = part_sinks(&plan, format, folder, partitions, suffix, engine.governor())?;
             let written = sinks.iter().enumerate().map(|(partition, sink)| {
                 let (plan, context) = (Arc::clone(&plan), Arc::clone(&context));
                 async move { sink.sink().write_all(plan.execute(partition, Arc::clone(&context))?, &context).await }
@@ -208,17 +241,20 @@ fn is_sorted(plan: &LogicalPlan) -> bool {
     }
 }
 
-/// A file of records for each partition.
-pub(crate) fn record_sinks(
+/// A file for each partition.
+pub(crate) fn part_sinks(
     plan: &Arc<dyn ExecutionPlan>,
+    format: &PartFormat,
     folder: &Url,
     partitions: usize,
     suffix: &str,
+    governor: &Governor,
 ) -> datafusion::error::Result<Vec<Arc<DataSinkExec>>> {
     let sink = |partition: usize| {
-        let name = format!("part-{partition:05}{}.bin", tagged(suffix));
+        let name = format!("part-{partition:05}{}.{}", tagged(suffix), format.extension());
         let file = folder.join(&name).map_err(|error| DataFusionError::External(Box::new(error)))?;
-        let sink = RecordSink { file: ListingTableUrl::parse(file.as_str())?, schema: plan.schema() };
+        let file = ListingTableUrl::parse(file.as_str())?;
+        let sink = PartSink { file, schema: plan.schema(), format: format.clone(), governor: governor.clone() };
         Ok(Arc::new(DataSinkExec::new(Arc::clone(plan), Arc::new(sink), None)))
     };
     (0..partitions).map(sink).collect()
@@ -253,7 +289,11 @@ pub(crate) fn empty_file(output: &Output, schema: &Schema, suffix: &str) -> Resu
             FileWriter::try_new(&mut bytes, schema)?.finish()?;
             "arrow"
         }
-        Output::Records => "bin",
+        Output::Parts(PartFormat::Text(_)) => "txt",
+        Output::Parts(format) => {
+            bytes = format.header(schema, 0);
+            if matches!(format, PartFormat::Npy) { "npy" } else { "bin" }
+        }
     };
     Ok((format!("empty{}.{extension}", tagged(suffix)), bytes))
 }

@@ -44,8 +44,8 @@ impl Contract {
         if let Some(wait) = options.stall_warning {
             common.push(("TIDEMILL_STALL_WARNING", wait.as_secs_f64().to_string().into()));
         }
-        if let Some(bytes) = options.memory {
-            common.push(("TIDEMILL_MEMORY", bytes.to_string().into()));
+        if let Some(memory) = options.memory {
+            common.push(("TIDEMILL_MEMORY", memory.text().into()));
         }
         if let Some(dir) = &options.spill_dir {
             common.push(("TIDEMILL_SPILL_DIR", dir.into()));

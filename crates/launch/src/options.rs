@@ -29,9 +29,10 @@ pub struct JobOptions {
     #[arg(long, value_name = "T", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
 
-    /// Memory of each worker, such as 512MiB or 2GiB: beyond it queries and exchanges spill to disk [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub memory: Option<u64>,
+    /// Memory of each worker, such as 512MiB or 2GiB: beyond it queries and exchanges spill to disk; none for no limit
+    /// [default: 80 % of the machine's, shared by its workers]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    pub memory: Option<Memory>,
 
     /// Where they spill to [default: the system's folder for temporary files]
     #[arg(long, value_name = "DIR")]
@@ -81,6 +82,23 @@ impl TransportKind {
             Self::Auto => "auto",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// Values of `--memory`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    Bytes(u64),
+    Unlimited,
+}
+
+impl Memory {
+    /// The value of `TIDEMILL_MEMORY`.
+    pub fn text(self) -> String {
+        match self {
+            Self::Bytes(bytes) => bytes.to_string(),
+            Self::Unlimited => "none".into(),
         }
     }
 }
@@ -235,6 +253,10 @@ Examples:
   tidemill run -n 2 --memory 2GiB --spill-dir /scratch query.py
   tidemill run -n 2 --transport tcp app.py";
 
+fn parse_memory(text: &str) -> Result<Memory, String> {
+    if text == "none" { Ok(Memory::Unlimited) } else { parse_size(text).map(Memory::Bytes) }
+}
+
 /// `512MiB`, `2GiB`, `1.5G`: powers of 1024, however they are spelled.
 fn parse_size(text: &str) -> Result<u64, String> {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -245,7 +267,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
         (Ok(number), Some(power)) if number > 0.0 && number.is_finite() => {
             Ok((number * 1024_f64.powi(power as i32)) as u64)
         }
-        _ => Err("must be a size such as 512MiB or 2GiB".into()),
+        _ => Err("must be a size such as 512MiB or 2GiB, or none".into()),
     }
 }
 
@@ -324,6 +346,15 @@ mod tests {
         assert_eq!(args.args, ["--help"]);
     }
 
+    /// What the environment takes, the command line takes too.
+    #[test]
+    fn memory_is_a_size_or_none() {
+        for (line, text) in [("--memory 2GiB", "2147483648"), ("--memory=none", "none"), ("--memory none", "none")] {
+            let memory = run(&format!("tidemill run {line} a.py")).options.memory;
+            assert_eq!(memory.map(Memory::text).as_deref(), Some(text), "{line}");
+        }
+    }
+
     #[test]
     fn impossible_numbers_are_refused() {
         for line in [
@@ -334,6 +365,7 @@ mod tests {
             "run --threads 0 a.py",
             "run --memory 0 a.py",
             "run --memory 2XB a.py",
+            "run --memory nothing a.py",
         ] {
             assert!(request(&format!("tidemill {line}")).is_err(), "{line}");
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -626,6 +627,54 @@ class DataSet:
         """Write records of a fixed length, a file for each partition, in their order; all columns are of fixed bytes."""
         return self._write(path, "records", "", (), overwrite, storage_options)
 
+    def write_text(
+        self,
+        path: str | Path,
+        *,
+        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
+        overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
+    ) -> int:
+        r"""Write the only column, of texts, as lines: what `read_text` reads; otherwise like `write_csv`.
+
+        There is a file for each partition, in their order. Lines end with ``\n``.
+
+        Raises
+        ------
+        DataSetError
+            Also for a null, and for a text that has a line end in it (``\n``, or ``\r`` at its end), which would be read as other
+            lines; the error names row and file.
+        """
+        return self._write(path, "text", compression or "", (), overwrite, storage_options)
+
+    def write_npy(
+        self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
+    ) -> int:
+        """Write NumPy's ``.npy`` files: what `read_npy` reads; otherwise like `write_csv`.
+
+        There is a file for each partition, in their order: an array of shape (rows, columns), of one column of shape (rows,). All
+        columns are of bool, integers and floats; of different types, they become the one that NumPy makes of them (``float64``
+        of ``int64`` and ``float32``, say). Rows that are sorted keep their order if they are of one type before they are sorted.
+
+        Raises
+        ------
+        DataSetError
+            Also for a column of another type, and for a null, which no array can have; the error names row and file.
+        """
+        return self._as_one_type()._write(path, "npy", "", (), overwrite, storage_options)
+
+    def _as_one_type(self) -> DataSet:
+        """With all columns of the type that NumPy makes of theirs, if there is one."""
+        import numpy as np
+
+        from tidemill.dataset._expr import col
+
+        kinds = [kind.lower().replace("boolean", "bool") for kind in self.schema.values()]
+        if len(set(kinds)) == 1 or not all(re.fullmatch(r"bool|u?int\d+|float\d+", kind) for kind in kinds):
+            return self
+        whole = np.result_type(*kinds).name
+        return self.select(*(col(name).cast(whole) for name in self.columns))
+
     def write_stream(
         self,
         sink: Sink | Connector | Callable[[Table], None],
@@ -754,8 +803,8 @@ class DataSet:
         from tidemill.dataset._read import _told
 
         keys = _names(partition_by)
-        # Sorted records go the way of several workers also on one: in ranges, one for each thread, which is faster.
-        workers = init().comm if format == "records" else _workers.comm()
+        # What is sorted goes the way of several workers also on one: in ranges, one for each thread, which is faster.
+        workers = init().comm if format in ("records", "text", "npy") else _workers.comm()
         with _workers.reading() as watch:
             rows = self._native.write(
                 engine(),

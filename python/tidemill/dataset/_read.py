@@ -219,17 +219,18 @@ def read_text(
 
 
 def read_npy(
-    path: str | os.PathLike[str],
+    paths: Paths,
     columns: Sequence[str] | None = None,
     *,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    """Read an array of NumPy's ``.npy`` format: of shape (n,) as one column, of shape (n, d) as d columns.
+    """Read arrays of NumPy's ``.npy`` format: of shape (n,) as one column, of shape (n, d) as d columns.
 
     Parameters
     ----------
-    path : str or path-like
-        A local file, or a URL of an object store, from which every worker reads the whole array.
+    paths : str, path-like, or iterable of them
+        As for `read_csv`: also a folder that `DataSet.write_npy` has written. Several arrays, one below the other, are of the same
+        type and number of columns. From an object store every worker reads all of them.
     columns : sequence of str, optional
         Their names; by default ``value``, or ``column_1``, ``column_2``, ...
     storage_options : mapping of str to str, optional
@@ -240,27 +241,42 @@ def read_npy(
     DataSetError
         If it is no such file, or its type is none of bool, integer and float.
     """
+    sets: list[DataSet] = []
+    first = None
+    for file in engine().find_files(_paths(paths), _told(storage_options)):
+        array = _array(file, storage_options)
+        shape = (array.dtype, array.shape[1:])
+        if first is None:
+            first = shape
+        elif shape != first:
+            raise DataSetError(
+                f"{file} is of {shape[0]} and {shape[1]}, the files before it are of {first[0]} and {first[1]}"
+            )
+        parts = [array] if array.ndim == 1 else list(array.T)
+        names = columns
+        if names is None:
+            names = ["value"] if array.ndim == 1 else [f"column_{place + 1}" for place in range(len(parts))]
+        if len(names) != len(parts):
+            raise DataSetError(f"{file} has {len(parts)} columns, not {len(names)}")
+        table = Table.from_numpy(dict(zip(names, parts, strict=True)))
+        sets.append(DataSet(engine().table(table._native)))
+    return sets[0].union(*sets[1:]) if len(sets) > 1 else sets[0]
+
+
+def _array(file: str, storage_options: StorageOptions | None) -> Any:
+    """The array in a file, which is mapped if it is one of this machine."""
     import numpy as np
 
     try:
-        if _is_url(path):
-            array = np.load(
-                io.BytesIO(engine().read_bytes(os.fspath(path), _told(storage_options))), allow_pickle=False
-            )
+        if _is_url(file):
+            array = np.load(io.BytesIO(engine().read_bytes(file, _told(storage_options))), allow_pickle=False)
         else:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataSetError(f"{os.fspath(path)} cannot be read as .npy: {error}") from None
+        raise DataSetError(f"{file} cannot be read as .npy: {error}") from None
     if array.ndim not in (1, 2) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise DataSetError(
-            f"{os.fspath(path)} has shape {array.shape} and type {array.dtype}; a table has at most 2 axes"
-        )
-    parts = [array] if array.ndim == 1 else list(array.T)
-    if columns is None:
-        columns = ["value"] if array.ndim == 1 else [f"column_{place + 1}" for place in range(len(parts))]
-    if len(columns) != len(parts):
-        raise DataSetError(f"{os.fspath(path)} has {len(parts)} columns, not {len(columns)}")
-    return DataSet(engine().table(Table.from_numpy(dict(zip(columns, parts, strict=True)))._native))
+        raise DataSetError(f"{file} has shape {array.shape} and type {array.dtype}; a table has at most 2 axes")
+    return array
 
 
 def read_records(paths: Paths, columns: Mapping[str, int], *, storage_options: StorageOptions | None = None) -> DataSet:

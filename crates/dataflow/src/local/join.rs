@@ -18,8 +18,6 @@ use crate::memory::{Governor, Partitions, Reservation, SpillFile, SpillReader};
 
 /// Rows of a batch of results, about.
 const ROWS_MAX: usize = 8192;
-/// How often sides that do not fit are split.
-const LEVELS_MAX: u32 = 6;
 /// The end of a chain.
 const NONE: u32 = u32::MAX;
 
@@ -175,7 +173,7 @@ impl Joiner {
         // The rows, twice for a moment when they are put together; their keys; the table.
         let bytes = 2 * batch_bytes(&batch) + 64 * batch.num_rows() as u64;
         if !self.reservation.try_grow(bytes) {
-            if self.level < LEVELS_MAX {
+            if self.level < Partitions::LEVELS {
                 self.begin_spill()?;
                 return self.push_right(batch);
             }
@@ -189,7 +187,8 @@ impl Joiner {
     fn begin_spill(&mut self) -> Result<(), TaskError> {
         let parts = |side: &Side| {
             let hasher = KeyHasher::new(side.keys.clone());
-            Partitions::new(&self.governor, &side.schema, hasher, self.level)
+            let hash = Box::new(move |rows: &RecordBatch, hashes: &mut Vec<u64>| Ok(hasher.hash(rows, hashes)?));
+            Partitions::new(&self.governor, &side.schema, hash, self.level)
         };
         let (left, mut right) = (parts(&self.left)?, parts(&self.right)?);
         for batch in self.build.drain(..) {

@@ -20,8 +20,6 @@ use crate::memory::{Governor, Partitions, Reservation, SpillFile};
 const FOLD_ROWS_MIN: usize = 64 << 10;
 /// Rows of a batch of results, at most.
 const ROWS_MAX: usize = 8192;
-/// How often groups that do not fit are split further.
-const LEVELS_MAX: u32 = 6;
 
 /// How one column is reduced. Nulls are left out; a group of nulls is null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -370,7 +368,7 @@ impl Reducer {
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {
-        if self.level >= LEVELS_MAX || self.plan.keys == 0 {
+        if self.level >= Partitions::LEVELS || self.plan.keys == 0 {
             // Splitting does not help: it is one group, or many of one hash.
             let bytes = self.groups.bytes() + batch_bytes(&self.folded);
             return Ok(self.reservation.grow(bytes.saturating_sub(self.reservation.bytes()))?);
@@ -379,7 +377,8 @@ impl Reducer {
         let plan = &self.plan;
         if self.spilled.is_none() {
             let hasher = KeyHasher::new((0..plan.keys).collect());
-            self.spilled = Some(Partitions::new(&plan.governor, &plan.schema, hasher, self.level)?);
+            let hash = Box::new(move |rows: &RecordBatch, hashes: &mut Vec<u64>| Ok(hasher.hash(rows, hashes)?));
+            self.spilled = Some(Partitions::new(&plan.governor, &plan.schema, hash, self.level)?);
         }
         self.spilled.as_mut().expect("just made").write(&results)?;
         let values = self.folded.schema();

@@ -220,7 +220,7 @@ struct Merging {
 
 impl Merging {
     fn new(order: Order, runs: Vec<SpillFile>) -> Result<Self, DataflowError> {
-        let readers: Vec<SpillReader> = runs.into_iter().map(SpillFile::read).collect::<Result<_, _>>()?;
+        let readers: Vec<SpillReader> = runs.iter().map(SpillFile::read).collect::<Result<_, _>>()?;
         Ok(Merging { merge: Merge::new(order, readers.len(), ROWS_MAX), readers })
     }
 

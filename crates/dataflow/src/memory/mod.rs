@@ -27,8 +27,8 @@ use parking_lot::Mutex;
 pub use allocations::Allocations;
 pub use machine::memory_bytes;
 pub use mapped::{Cell, Cells, MapWriter};
-pub(crate) use partitions::Partitions;
-pub use spill::{SpillFile, SpillReader, SpillWriter};
+pub use partitions::{HashKeys, Partitions};
+pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file};
 pub(crate) use stash::Stash;
 
 use crate::error::DataflowError;
@@ -165,10 +165,14 @@ impl Governor {
         self.0.settings.budget_bytes / 100 * SPILL_PERCENT
     }
 
+    /// What an operator may hold however large the process is.
+    pub fn floor_bytes(&self) -> u64 {
+        (self.0.settings.budget_bytes / FLOOR_SHARE).max(FLOOR_BYTES_MIN)
+    }
+
     /// Whether an operator that holds `held` bytes may have `bytes` more before it is to spill.
     fn has_room(&self, held: u64, bytes: u64) -> bool {
-        let (budget, limit) = (self.0.settings.budget_bytes, self.limit_bytes());
-        let floor = (budget / FLOOR_SHARE).max(FLOOR_BYTES_MIN);
+        let (budget, limit, floor) = (self.0.settings.budget_bytes, self.limit_bytes(), self.floor_bytes());
         let reserved = self.reserved_bytes();
         budget == 0
             || reserved.saturating_add(bytes) <= limit

@@ -4,7 +4,9 @@
 //! left. Its blocks are frames as on the wire, their bodies pieces of an Arrow IPC stream with LZ4.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Error, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, BufWriter, Error, ErrorKind, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use arrow::array::RecordBatch;
@@ -18,6 +20,8 @@ use crate::wire::{Decoder, Encoder, Frame, HEADER_BYTES, Header, Kind, Received}
 
 /// Read and written at once.
 pub(super) const IO_BYTES: usize = 256 << 10;
+/// A file from which on so much may have been freed that it is to leave the process.
+const TRIM_BYTES_MIN: u64 = 1 << 20;
 
 pub(super) fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
     let reason = match (error.kind(), error.raw_os_error()) {
@@ -42,6 +46,14 @@ pub(super) fn allow_many_files() {
     }
 }
 
+/// A file without a name in the governor's spill directory: it is there as long as it is open.
+///
+/// # Errors
+/// When it cannot be made there.
+pub fn nameless_file(governor: &Governor) -> Result<File, DataflowError> {
+    tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|error| spill_error(governor, &error))
+}
+
 /// A file being written.
 pub struct SpillWriter {
     governor: Governor,
@@ -59,7 +71,7 @@ impl SpillWriter {
     /// # Errors
     /// When it cannot be made there.
     pub fn new(governor: &Governor, schema: &SchemaRef) -> Result<Self, DataflowError> {
-        let file = tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|e| spill_error(governor, &e))?;
+        let file = nameless_file(governor)?;
         Ok(SpillWriter {
             governor: governor.clone(),
             file: BufWriter::with_capacity(IO_BYTES, file),
@@ -98,15 +110,18 @@ impl SpillWriter {
     pub fn finish(self) -> Result<SpillFile, DataflowError> {
         let SpillWriter { governor, file, schema, blocks, rows, bytes, .. } = self;
         let file = file.into_inner().map_err(|error| spill_error(&governor, error.error()))?;
-        super::trim();
-        Ok(SpillFile { governor, file, schema, blocks, rows, bytes })
+        // To look for what has been freed takes longer than to write a small file.
+        if bytes >= TRIM_BYTES_MIN {
+            super::trim();
+        }
+        Ok(SpillFile { governor, file: Arc::new(file), schema, blocks, rows, bytes })
     }
 }
 
 /// A file that was written.
 pub struct SpillFile {
     governor: Governor,
-    file: File,
+    file: Arc<File>,
     schema: SchemaRef,
     blocks: u64,
     rows: u64,
@@ -129,23 +144,35 @@ impl SpillFile {
         &self.schema
     }
 
-    /// Reads it once, from the start.
+    /// Reads it from the start. It is there as long as any of its readers.
     ///
     /// # Errors
-    /// When the disk fails.
-    pub fn read(self) -> Result<SpillReader, DataflowError> {
-        let SpillFile { governor, mut file, schema, blocks, bytes, .. } = self;
-        file.seek(SeekFrom::Start(0)).map_err(|error| spill_error(&governor, &error))?;
-        let decoder = Decoder::new(&schema)?;
-        let file = BufReader::with_capacity(IO_BYTES, file);
-        Ok(SpillReader { governor, file, decoder, next: 0, blocks, left_bytes: bytes })
+    /// When a schema's batches cannot be read.
+    pub fn read(&self) -> Result<SpillReader, DataflowError> {
+        let file = BufReader::with_capacity(IO_BYTES, Place { file: Arc::clone(&self.file), at: 0 });
+        let (governor, decoder) = (self.governor.clone(), Decoder::new(&self.schema)?);
+        Ok(SpillReader { governor, file, decoder, next: 0, blocks: self.blocks, left_bytes: self.bytes })
+    }
+}
+
+/// Where a reader is in a file that others read too.
+struct Place {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for Place {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read_at(bytes, self.at)?;
+        self.at += read as u64;
+        Ok(read)
     }
 }
 
 /// The batches of a file, in order.
 pub struct SpillReader {
     governor: Governor,
-    file: BufReader<File>,
+    file: BufReader<Place>,
     decoder: Decoder,
     next: u64,
     blocks: u64,
@@ -194,9 +221,6 @@ impl SpillReader {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt;
-    use std::sync::Arc;
-
     use arrow::array::{ArrayRef, DictionaryArray, Int64Array, StringArray};
     use arrow::datatypes::Int32Type;
 
@@ -222,7 +246,7 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    /// What comes back must be what went in, dictionaries and empty batches included, and smaller on the way.
+    /// What comes back must be what went in, dictionaries and empty batches included, whoever else reads it, and smaller on the way.
     #[test]
     fn batches_come_back() {
         let batches: Vec<_> = [(1, 5000), (2, 0), (3, 1), (4, 3000)].map(|(seed, rows)| batch(seed, rows)).into();
@@ -230,11 +254,15 @@ mod tests {
         batches.iter().for_each(|batch| writer.write(batch).unwrap());
         let raw: u64 = batches.iter().map(crate::flow::batch_bytes).sum();
         assert!(writer.bytes() < raw / 2, "{} of {raw} bytes", writer.bytes());
-        let mut reader = writer.finish().unwrap().read().unwrap();
+        let file = writer.finish().unwrap();
+        let mut readers = [file.read().unwrap(), file.read().unwrap()];
+        drop(file);
         for batch in &batches {
-            assert_eq!(reader.next_batch().unwrap().as_ref(), Some(batch));
+            for reader in &mut readers {
+                assert_eq!(reader.next_batch().unwrap().as_ref(), Some(batch));
+            }
         }
-        assert!(reader.next_batch().unwrap().is_none());
+        assert!(readers[0].next_batch().unwrap().is_none());
     }
 
     /// A disk that returns other bytes is an error that says so, never rows.

@@ -18,6 +18,8 @@ use crate::reading::ReadExec;
 struct Counts {
     sums: Vec<u64>,
     most: Vec<u64>,
+    /// What steps have spilled here that the run counts, too.
+    in_steps: u64,
 }
 
 impl Workers {
@@ -46,7 +48,9 @@ impl Workers {
 impl Counts {
     fn see_step(&mut self, step: &dyn ExecutionPlan, rows: usize) {
         let metrics = step.metrics().unwrap_or_default();
-        self.sums.extend([rows as u64, metrics.spilled_bytes().unwrap_or(0) as u64]);
+        let spilled = metrics.spilled_bytes().unwrap_or(0) as u64;
+        self.in_steps += if step.name() == "JoinExec" { spilled } else { 0 };
+        self.sums.extend([rows as u64, spilled]);
         self.most.push(metrics.elapsed_compute().unwrap_or(0) as u64);
     }
 
@@ -55,7 +59,7 @@ impl Counts {
             self.sums.extend([edge.rows_sent, edge.local_bytes, edge.remote_bytes]);
             self.most.extend([edge.blocked_ns, edge.queue_bytes_max]);
         }
-        self.sums.push(report.spilled_bytes);
+        self.sums.push(report.spilled_bytes.saturating_sub(self.in_steps));
         self.most.push(report.wall_ns);
     }
 

@@ -200,8 +200,9 @@ impl Workers {
     fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources) -> Result<Prepared> {
         let now = self.tell_sizes(set)?;
         let (frame, partitions, memory_bytes) = (set.frame().clone(), self.partitions, self.memory_bytes);
+        let governor = engine.governor().clone();
         let planned = engine.run(async move {
-            let prepared = prepare(frame, partitions, memory_bytes, now).await;
+            let prepared = prepare(frame, partitions, memory_bytes, &governor, now).await;
             // Errors name their files outside, where the sources are.
             Ok(prepared)
         });
@@ -497,7 +498,7 @@ async fn run_whole(
 }
 
 /// The batch with the schema that its plan announced: operators differ in what they say of nulls and metadata.
-fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> datafusion::error::Result<RecordBatch> {
+pub(crate) fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> datafusion::error::Result<RecordBatch> {
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), batch.columns().to_vec(), &options)?)
 }

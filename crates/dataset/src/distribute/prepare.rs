@@ -6,20 +6,22 @@
 use std::sync::Arc;
 
 use chrono::DateTime;
-use datafusion::common::JoinType;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::dataframe::DataFrame;
 use datafusion::error::Result;
 use datafusion::execution::SessionState;
 use datafusion::execution::session_state::SessionStateBuilder;
-use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, NestedLoopJoinExec, PartitionMode};
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, replace_children_if_necessary};
 
+use tidemill_dataflow::memory::Governor;
+
 use super::broadcast::BroadcastSmaller;
 use super::stages::collects_left;
+use crate::hash_join::gives_left_rows;
+use crate::within_memory::WithinMemory;
 
 /// A query's plan and the session to run it in.
 pub(super) struct Prepared {
@@ -33,12 +35,14 @@ pub(super) async fn prepare(
     frame: DataFrame,
     partitions: usize,
     memory_bytes: Option<usize>,
+    governor: &Governor,
     now: i64,
 ) -> Result<Prepared> {
     let (state, logical) = frame.into_parts();
     let state = session(state, partitions, memory_bytes, now);
-    let plan = plan(&state, &logical).await?;
-    Ok(Prepared { plan, state })
+    let plan = state.create_physical_plan(&logical).await?.transform_up(apart)?.data;
+    let within = WithinMemory { governor: governor.clone(), budget_bytes: memory_bytes.unwrap_or(0) as u64 };
+    Ok(Prepared { plan: within.apply(plan)?, state })
 }
 
 fn session(state: SessionState, partitions: usize, memory_bytes: Option<usize>, now: i64) -> SessionState {
@@ -53,6 +57,8 @@ fn session(state: SessionState, partitions: usize, memory_bytes: Option<usize>, 
         // A filter made of one worker's build side would drop rows that have their partners on another.
         .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
     let mut rules = state.physical_optimizers().to_vec();
+    // Joins take their form before that.
+    rules.retain(|rule| rule.name() != WithinMemory::NAME);
     let choice = rules.iter().position(|rule| rule.name() == "join_selection");
     let broadcast = Arc::new(BroadcastSmaller { partitions, memory_bytes });
     rules.insert(choice.expect("DataFusion chooses how to join") + 1, broadcast);
@@ -62,14 +68,14 @@ fn session(state: SessionState, partitions: usize, memory_bytes: Option<usize>, 
     state
 }
 
-async fn plan(state: &SessionState, logical: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
-    let plan = state.create_physical_plan(logical).await?;
-    Ok(plan.transform_up(apart)?.data)
-}
-
 /// A join in a form whose partitions can run in different processes.
 fn apart(plan: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
-    if !collects_left(&plan) || !gives_left_rows(&plan) {
+    let kind = match (plan.downcast_ref::<HashJoinExec>(), plan.downcast_ref::<NestedLoopJoinExec>()) {
+        (Some(join), _) => *join.join_type(),
+        (_, Some(join)) => *join.join_type(),
+        _ => return Ok(Transformed::no(plan)),
+    };
+    if !collects_left(&plan) || !gives_left_rows(kind) {
         return Ok(Transformed::no(plan));
     }
     let (left, right) = (Arc::clone(plan.children()[0]), Arc::clone(plan.children()[1]));
@@ -112,14 +118,4 @@ fn apart(plan: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn ExecutionPl
         other => Partitioning::RoundRobinBatch(other.partition_count()),
     };
     Ok(Transformed::yes(Arc::new(RepartitionExec::try_new(join, again)?)))
-}
-
-/// Whether rows of the left side come out by themselves, for having or not having a partner.
-fn gives_left_rows(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    let join_type = match (plan.downcast_ref::<HashJoinExec>(), plan.downcast_ref::<NestedLoopJoinExec>()) {
-        (Some(join), _) => *join.join_type(),
-        (_, Some(join)) => *join.join_type(),
-        _ => return false,
-    };
-    matches!(join_type, JoinType::Left | JoinType::Full | JoinType::LeftSemi | JoinType::LeftAnti | JoinType::LeftMark)
 }

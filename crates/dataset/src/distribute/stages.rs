@@ -33,11 +33,12 @@ use tidemill_dataflow::exchange::{Exchange, Sort, SortKey};
 
 use super::arrival::Arrival;
 use crate::error::{DataSetError, Result};
+use crate::hash_join::JoinExec;
 use crate::parts::PartsExec;
 use crate::reading::Reading;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 27] = [
+const APART: [&str; 28] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -51,6 +52,7 @@ const APART: [&str; 27] = [
     "GroupExec",
     "HashJoinExec",
     "InterleaveExec",
+    "JoinExec",
     "LazyMemoryExec",
     "LocalLimitExec",
     "MapExec",
@@ -318,9 +320,10 @@ fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
 
 /// Whether a join holds all of its left side in memory, once for all partitions of its right side.
 pub(super) fn collects_left(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    match plan.downcast_ref::<HashJoinExec>() {
-        Some(join) => *join.partition_mode() == PartitionMode::CollectLeft,
-        None => matches!(plan.name(), "CrossJoinExec" | "NestedLoopJoinExec"),
+    match (plan.downcast_ref::<HashJoinExec>(), plan.downcast_ref::<JoinExec>()) {
+        (Some(join), _) => *join.partition_mode() == PartitionMode::CollectLeft,
+        (_, Some(join)) => join.collects_left(),
+        _ => matches!(plan.name(), "CrossJoinExec" | "NestedLoopJoinExec"),
     }
 }
 

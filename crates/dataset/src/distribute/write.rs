@@ -17,14 +17,13 @@ use url::Url;
 use super::prepare::prepare;
 use super::stages::{Kind, Stages};
 use super::{ActionError, To, Watch, Workers};
-use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, write_id};
+use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, when_full, write_id};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
 use crate::held::{Upload, abort, decode, encode};
-use crate::records::RecordSink;
 use crate::stores::{Location, StorageOptions};
-use crate::write::{Output, empty_file, record_sinks, written};
+use crate::write::{Output, empty_file, part_sinks, written};
 
 /// What is written.
 struct Query<'a> {
@@ -53,7 +52,13 @@ impl Workers {
         self.agree(set.check_columns(&partition_by))?;
         let query = Query { set, output, partition_by };
         match self.agree(Target::of(engine, dir, storage))? {
-            Target::Folder(path) => self.write_folder(engine, query, &path, overwrite, watch),
+            Target::Folder(path) => {
+                let written = self.write_folder(engine, query, &path, overwrite, watch);
+                written.map_err(|error| match error {
+                    ActionError::DataSet(error) => when_full(error, &path, engine).into(),
+                    other => other,
+                })
+            }
             Target::Objects(at) => self.write_objects(engine, query, &at, overwrite, watch),
         }
     }
@@ -203,22 +208,22 @@ impl Workers {
     ) -> Result<u64, ActionError> {
         let Query { set, output, partition_by } = query;
         let by_folders = !partition_by.is_empty();
-        let records = matches!(output, Output::Records) && !by_folders;
-        let seen = match records {
-            true => RecordSink::check(&set.schema()).map(|()| set.clone()),
-            false => set.copy_to(folder, output, partition_by).and_then(DataSet::new),
+        let format = output.part_format(&partition_by);
+        let seen = match format {
+            Some(format) => format.check(&set.schema()).map(|()| set.clone()),
+            None => set.copy_to(folder, output, partition_by).and_then(DataSet::new),
         };
         let copy = self.agree(seen)?;
         let (plan, mut action) = self.begin(engine, &copy, watch)?;
         let plan = self.resolve(plan, &mut action)?;
         let mut stages = Stages::of(&plan)?;
-        if records {
+        if let Some(format) = format {
             if stages.undivided.is_some() {
                 let first = &mut stages.stages[0];
                 first.plan = Arc::new(CoalescePartitionsExec::new(Arc::clone(&first.plan)));
             }
             let copies = stages.stages[0].copies;
-            let sinks = record_sinks(&stages.stages[0].plan, folder, copies, suffix);
+            let sinks = part_sinks(&stages.stages[0].plan, format, folder, copies, suffix, engine.governor());
             stages.stages[0].kind = Kind::Write(sinks.map_err(DataSetError::from)?);
         } else if let Some(sink) = plan.downcast_ref::<DataSinkExec>() {
             // Files take rows in any order, so what was gathered for one writer goes to many.
@@ -256,7 +261,8 @@ impl Workers {
             let inside = folder.join(&format!("part-{copy:05}/"));
             let inside = inside.map_err(|error| DataSetError::Internal(error.to_string()))?;
             let copy = empty.copy_to(&inside, output, Vec::new())?;
-            let planned = engine.run(async move { Ok(prepare(copy, partitions, None, 0).await?) })?;
+            let governor = engine.governor().clone();
+            let planned = engine.run(async move { Ok(prepare(copy, partitions, None, &governor, 0).await?) })?;
             match planned.plan.downcast_ref::<DataSinkExec>() {
                 Some(sink) => Ok(Arc::new(sink.clone())),
                 None => Err(DataSetError::Internal("a query that writes has no sink".into())),

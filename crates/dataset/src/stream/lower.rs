@@ -139,7 +139,7 @@ fn hold_tables<'a>(
     })
 }
 
-fn has_stream(plan: &Arc<dyn ExecutionPlan>) -> bool {
+pub(crate) fn has_stream(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let any: &dyn Any = plan.as_ref();
     any.is::<StreamExec>() || plan.children().into_iter().any(has_stream)
 }

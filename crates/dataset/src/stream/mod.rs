@@ -59,6 +59,7 @@ use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::{Look, RunReport};
 
 pub use late::{LateRows, MakeLateSink};
+pub(crate) use lower::has_stream;
 pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 pub use spans::Calendar;

@@ -12,8 +12,8 @@ use tidemill_collective::Communicator;
 use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, OnError, StorageOptions, Workers, expr, read,
-    read_bytes, read_records, types,
+    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, OnError, StorageOptions, Workers, expr, find_files,
+    read, read_bytes, read_records, types,
 };
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -176,6 +176,14 @@ impl QueryEngine {
     fn take_bad_rows(&self) -> (u64, Option<(String, u64, String)>) {
         let (count, first) = self.engine.take_bad_rows();
         (count, first.map(|row| (row.file, row.line, row.reason)))
+    }
+
+    /// The files that paths stand for.
+    #[pyo3(signature = (paths, storage_options = StorageOptions::new()))]
+    fn find_files(&self, py: Python<'_>, paths: Vec<String>, storage_options: StorageOptions) -> PyResult<Vec<String>> {
+        let engine = Arc::clone(&self.engine);
+        let work = async move { find_files(&engine, &paths, &storage_options).await };
+        finish(py, self.engine.start(work))
     }
 
     /// The bytes of one file.

@@ -302,7 +302,9 @@ impl NativeDataSet {
             "csv" => Output::Csv { delimiter: super::engine::byte(delimiter)?, has_header: header, compression },
             "json" => Output::Json { compression },
             "parquet" => Output::Parquet { compression },
-            "records" => Output::Records,
+            "records" => Output::records(),
+            "text" => Output::text(&compression).map_err(|error| raised(py, &error))?,
+            "npy" => Output::npy(),
             _ => Output::Ipc,
         };
         let set = self.0.clone();

@@ -1,0 +1,107 @@
+//! The build side of a join in memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use datafusion::error::DataFusionError;
+use datafusion::physical_plan::SendableRecordBatchStream;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::{StreamExt, TryStreamExt, stream};
+use tidemill_dataflow::flow::batch_bytes;
+use tidemill_dataflow::memory::{Allocations, Governor, Reservation};
+
+/// Of a row in DataFusion's hash table, at most: a slot of 17 bytes, of which up to 2.3 for a row, and a link of 4.
+const ROW_BYTES: u64 = 44;
+
+/// Rows for which there is room, with the hash table that is to be made of them.
+pub(super) struct Build {
+    batches: Vec<RecordBatch>,
+    allocations: Allocations,
+    /// Of `batches`, which go when they have been put together.
+    batches_bytes: u64,
+    floor_bytes: u64,
+    reservation: Reservation,
+}
+
+impl Build {
+    pub(super) fn new(governor: &Governor) -> Self {
+        Build {
+            batches: Vec::new(),
+            allocations: Allocations::default(),
+            batches_bytes: 0,
+            floor_bytes: governor.floor_bytes(),
+            reservation: governor.reservation("join"),
+        }
+    }
+
+    /// Takes a batch, or gives it back if there is no room for it.
+    pub(super) fn push(&mut self, batch: RecordBatch) -> Result<(), RecordBatch> {
+        let bytes = batch_bytes(&batch);
+        // Of a table in memory that is the program's own, rows count that come out.
+        let held_bytes = self.allocations.add(&batch).min(bytes);
+        // The rows lie there twice for a moment, when they are put together.
+        let wanted = held_bytes + bytes + ROW_BYTES * batch.num_rows() as u64;
+        if !self.reservation.try_grow(wanted) {
+            // A little there is always, whatever others hold: parts have to fit when they are small.
+            if self.reservation.bytes() + wanted > self.floor_bytes {
+                return Err(batch);
+            }
+            self.reservation.grow_anyway(wanted);
+        }
+        self.batches_bytes += held_bytes;
+        self.batches.push(batch);
+        Ok(())
+    }
+
+    /// Takes a batch that has to be taken.
+    pub(super) fn push_anyway(&mut self, batch: RecordBatch) {
+        if let Err(batch) = self.push(batch) {
+            let bytes = batch_bytes(&batch);
+            self.reservation.grow_anyway(2 * bytes + ROW_BYTES * batch.num_rows() as u64);
+            self.batches_bytes += bytes;
+            self.batches.push(batch);
+        }
+    }
+
+    /// The rows, which hold nothing any more.
+    pub(super) fn into_batches(self) -> Vec<RecordBatch> {
+        self.batches
+    }
+
+    /// The rows, and what holds their memory as long as they are joined.
+    pub(super) fn hand_over(self, schema: SchemaRef) -> (SendableRecordBatchStream, Arc<Held>) {
+        let held = Held { reservation: self.reservation, batches_bytes: self.batches_bytes.into() };
+        let rows = stream::iter(self.batches.into_iter().map(Ok));
+        (Box::pin(RecordBatchStreamAdapter::new(schema, rows)), Arc::new(held))
+    }
+}
+
+/// The memory of a build side that is being joined.
+pub(super) struct Held {
+    reservation: Reservation,
+    batches_bytes: AtomicU64,
+}
+
+impl Held {
+    /// The other side's rows. When they are first asked for the table is there, and what it was made of is gone.
+    pub(super) fn probe(self: &Arc<Self>, rows: SendableRecordBatchStream) -> SendableRecordBatchStream {
+        let (held, schema) = (Arc::clone(self), rows.schema());
+        let rows = stream::once(async move {
+            held.reservation.shrink(held.batches_bytes.swap(0, Ordering::Relaxed));
+            Ok::<_, DataFusionError>(rows)
+        });
+        Box::pin(RecordBatchStreamAdapter::new(schema, rows.try_flatten()))
+    }
+
+    /// The rows of the join, as long as which this is held.
+    pub(super) fn until_read(self: Arc<Self>, rows: SendableRecordBatchStream) -> SendableRecordBatchStream {
+        let schema = rows.schema();
+        let rows = rows.map(move |batch| {
+            let _held = &self;
+            batch
+        });
+        Box::pin(RecordBatchStreamAdapter::new(schema, rows))
+    }
+}

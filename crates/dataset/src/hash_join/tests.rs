@@ -1,0 +1,116 @@
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow::util::display::{ArrayFormatter, FormatOptions};
+use datafusion::logical_expr::Expr;
+
+use crate::dataset::{DataSet, Explain};
+use crate::engine::{Engine, EngineConfig};
+use crate::expr::{binary, column};
+use crate::join::How;
+use crate::reading::Reading;
+
+fn engine(memory_bytes: Option<usize>, threads: usize) -> Engine {
+    Engine::new(&EngineConfig { threads, workers: 1, memory_bytes, spill_dir: None }).unwrap()
+}
+
+/// Rows with keys that `key` makes of their numbers.
+fn table(engine: &Engine, rows: i64, key: impl Fn(i64) -> Option<i64>) -> DataSet {
+    let columns: Vec<(&str, ArrayRef, bool)> = vec![
+        ("k", Arc::new((0..rows).map(key).collect::<Int64Array>()), true),
+        ("v", Arc::new(Int64Array::from_iter_values(0..rows)), false),
+        ("s", Arc::new(StringArray::from_iter_values((0..rows).map(|row| format!("text {row:040}")))), false),
+    ];
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+    DataSet::from_batches(engine, batch.schema(), &[batch]).unwrap()
+}
+
+/// The rows as texts, sorted.
+fn rows(engine: &Engine, set: DataSet) -> Vec<String> {
+    let mut rows = Vec::new();
+    for batch in engine.run(set.collect(Reading::default())).unwrap() {
+        let options = FormatOptions::default().with_null("null");
+        let columns: Vec<_> =
+            batch.columns().iter().map(|column| ArrayFormatter::try_new(column, &options).unwrap()).collect();
+        rows.extend(
+            (0..batch.num_rows())
+                .map(|row| columns.iter().map(|column| column.value(row).to_string()).collect::<Vec<_>>().join(",")),
+        );
+    }
+    rows.sort_unstable();
+    rows
+}
+
+const KINDS: [How; 6] = [How::Inner, How::Left, How::Right, How::Full, How::Semi, How::Anti];
+
+/// Two tables, of which the first is the smaller one, and a heavy key in it: `heavy` of a hundred rows have it.
+fn sides(engine: &Engine, heavy: i64) -> [DataSet; 2] {
+    let key = move |row: i64| match row {
+        row if row % 100 < heavy => Some(7),
+        row if row % 11 == 0 => None,
+        row => Some(row),
+    };
+    let few = move |row: i64| match row {
+        0..3 => Some(7),
+        row if row % 13 == 0 => None,
+        row => Some(row / 2 + 100),
+    };
+    [table(engine, 20_000, key), table(engine, 30_000, few)]
+}
+
+fn joined(sides: &[DataSet; 2], swapped: bool, how: How, condition: Option<Expr>) -> DataSet {
+    let on = [("k".to_owned(), "k".to_owned())];
+    let (left, right) = if swapped { (&sides[1], &sides[0]) } else { (&sides[0], &sides[1]) };
+    left.join(right, &on, how, "_right", condition).unwrap()
+}
+
+/// Whatever the kind of the join, whichever side is built, with keys that are null or far too many to be parted: rows are those of
+/// a join in memory, and they have been on disk.
+#[test]
+fn joins_on_disk_are_those_in_memory() {
+    for heavy in [0, 60] {
+        let (roomy, tight) = (engine(None, 2), engine(Some(1 << 20), 2));
+        let (in_memory, on_disk) = (sides(&roomy, heavy), sides(&tight, heavy));
+        let condition = || binary("<", column("v"), column("v_right")).unwrap();
+        for how in KINDS {
+            for (swapped, condition) in [(false, None), (true, None), (false, Some(condition()))] {
+                let what = format!("{how:?} of {heavy} % of one key, swapped: {swapped}, {condition:?}");
+                let before = tight.governor().spilled_bytes();
+                let seen = rows(&tight, joined(&on_disk, swapped, how, condition.clone()));
+                assert!(tight.governor().spilled_bytes() > before, "{what}");
+                assert_eq!(tight.governor().reserved_bytes(), 0, "{what}");
+                let expected = rows(&roomy, joined(&in_memory, swapped, how, condition));
+                assert!(!expected.is_empty() && seen == expected, "{what}: {} of {}", seen.len(), expected.len());
+            }
+        }
+        assert_eq!(roomy.governor().spilled_bytes(), 0);
+    }
+}
+
+/// A limit that the join has taken over, and sides without rows.
+#[test]
+fn limits_and_empty_sides() {
+    let tight = engine(Some(1 << 20), 2);
+    let [few, many] = sides(&tight, 0);
+    let limited = joined(&[few.clone(), many.clone()], false, How::Left, None).limit(0, Some(123)).unwrap();
+    assert_eq!(rows(&tight, limited).len(), 123);
+    let none = table(&tight, 0, Some);
+    for how in KINDS {
+        let both = joined(&[none.clone(), many.clone()], false, how, None);
+        let expected = if matches!(how, How::Right | How::Full) { 30_000 } else { 0 };
+        assert_eq!(rows(&tight, both).len(), expected, "{how:?}");
+    }
+}
+
+/// What was spilled must be told by `explain`.
+#[test]
+fn spilling_is_told() {
+    for (memory_bytes, spills) in [(None, false), (Some(1 << 20), true)] {
+        let engine = engine(memory_bytes, 2);
+        let [few, many] = sides(&engine, 0);
+        let set = joined(&[few, many], false, How::Inner, None);
+        let text = engine.run(set.explain(Explain::Analyze)).unwrap();
+        let join = text.lines().find(|line| line.contains("JoinExec, as HashJoinExec")).unwrap();
+        assert_eq!(join.contains("spilled_bytes=") && !join.contains("spilled_bytes=0"), spills, "{join}");
+    }
+}

@@ -1,0 +1,73 @@
+//! Steps that hold all of their rows in memory, in forms that can spill.
+
+use std::sync::Arc;
+
+use arrow::datatypes::Schema;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::Result;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::limit::LocalLimitExec;
+use datafusion::physical_plan::sorts::sort::SortExec;
+use tidemill_dataflow::memory::Governor;
+
+use crate::hash_join::JoinExec;
+
+/// Of the budget, what the first rows of a sorted table may take that are held in memory.
+const TOP_SHARE: u64 = 16;
+/// Of a text, a list and their like, about.
+const VALUE_BYTES: usize = 32;
+
+/// The rule that does it.
+#[derive(Debug, Clone)]
+pub(crate) struct WithinMemory {
+    pub(crate) governor: Governor,
+    /// By which plans go; 0: no limit. The same on all workers.
+    pub(crate) budget_bytes: u64,
+}
+
+impl WithinMemory {
+    pub(crate) const NAME: &str = "within_memory";
+
+    pub(crate) fn apply(&self, plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+        plan.transform_up(|node| {
+            if let Some(join) = JoinExec::instead_of(&node, &self.governor) {
+                return Ok(Transformed::yes(Arc::new(join) as _));
+            }
+            match node.downcast_ref::<SortExec>().and_then(|sort| self.sort_all(sort)) {
+                Some(sorted) => Ok(Transformed::yes(sorted)),
+                None => Ok(Transformed::no(node)),
+            }
+        })
+        .data()
+    }
+
+    /// A sort of all rows, which spills, for the first ones of it, which do not, if those are many.
+    fn sort_all(&self, sort: &SortExec) -> Option<Arc<dyn ExecutionPlan>> {
+        let fetch = sort.fetch()?;
+        // The rows, and what they are compared by.
+        let bytes = 2 * (fetch as u64).saturating_mul(row_bytes(&sort.schema()));
+        let is_large = self.budget_bytes > 0 && bytes > self.budget_bytes / TOP_SHARE;
+        is_large.then(|| Arc::new(LocalLimitExec::new(Arc::new(sort.with_fetch(None)), fetch)) as _)
+    }
+}
+
+fn row_bytes(schema: &Schema) -> u64 {
+    let widths = schema.fields().iter().map(|field| field.data_type().primitive_width().unwrap_or(VALUE_BYTES));
+    widths.sum::<usize>() as u64
+}
+
+impl PhysicalOptimizerRule for WithinMemory {
+    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
+        self.apply(plan)
+    }
+
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
