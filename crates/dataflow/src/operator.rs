@@ -221,8 +221,11 @@ pub(crate) async fn drive(
                 };
                 let Some(found) = found else {
                     let flow = operator.on_tick(&mut emit)?;
-                    send(&mut operator, flow, &mut emit, &mut outputs).await?;
-                    outputs.flush().await?;
+                    // Most often there is nothing to say, and what the outputs collect goes on being collected.
+                    if flow == Flow::More || !emit.0.is_empty() {
+                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                        outputs.flush().await?;
+                    }
                     continue;
                 };
                 found

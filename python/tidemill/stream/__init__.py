@@ -12,6 +12,7 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
 from tidemill.stream._connect import Connector, from_files, from_kafka, rate, to_files, to_kafka
+from tidemill.stream._items import ListState, MapState
 from tidemill.stream._late import LateRowsWarning, late_rows
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
@@ -27,6 +28,8 @@ __all__ = [
     "Duration",
     "KeyContext",
     "LateRowsWarning",
+    "ListState",
+    "MapState",
     "Move",
     "Running",
     "Sink",
