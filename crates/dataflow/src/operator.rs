@@ -90,6 +90,16 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
+    /// Nothing comes for now, and the time of other copies goes on without this one's: what they are to count comes before that is
+    /// told.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn on_idle(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let _ = emit;
+        Ok(Flow::Done)
+    }
+
     /// How often [`Operator::on_tick`] is wanted, by the machine's clock; `None`: never. Asked once.
     fn ticks(&self) -> Option<Duration> {
         None
@@ -239,7 +249,10 @@ pub(crate) async fn drive(
                         let flow = operator.on_watermark(*time, &mut emit)?;
                         send(&mut operator, flow, &mut emit, &mut outputs).await?;
                     }
-                    Mark::Idle => {}
+                    Mark::Idle => {
+                        let flow = operator.on_idle(&mut emit)?;
+                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                    }
                     Mark::Barrier(barrier) => {
                         let flow = operator.before_barrier(&mut emit)?;
                         send(&mut operator, flow, &mut emit, &mut outputs).await?;
