@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from tidemill._tidemill import launch_main
+
+#: Applications that no workers run: they look at jobs, or at files.
+_NO_JOBS = ("stop", "top", "view")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,14 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         program cannot be started, 2 for a wrong command line, else 0.
     """
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["top"]:
-        # No job: it looks at those that run.
-        from tidemill.apps.top import main as top
-
-        return top(words[1:])
-    if words[:1] == ["view"]:
-        # Nor is this one.
-        from tidemill.apps.view import main as view
-
-        return view(words[1:])
+    if words and words[0] in _NO_JOBS:
+        app = importlib.import_module(f"tidemill.apps.{words[0]}")
+        return int(app.main(words[1:]))
     return launch_main(["tidemill", *words], sys.executable)

@@ -100,19 +100,24 @@ def different(rows: tm.DataSet) -> tm.DataSet:
 
 
 def by_hand(rows: tm.DataSet) -> tm.DataSet:
-    """What `windows` gives, by a function with states and timers."""
+    """What `windows` gives, by a function that keeps a state, a list and a map, and sets timers."""
     schema = {"key": "int64", "window_start": "timestamp[us]", "window_end": "timestamp[us]", "n": "int64"}
     if not rows._native.is_stream():
         return windows(rows)
 
     def count(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
-        counts = context.state or {}
+        counts, numbers = context.map_state("counts"), context.list_state("numbers")
         for row in rows:
             end = row["ts"].replace(microsecond=0) + SECOND
             counts[end] = counts.get(end, 0) + 1
+            numbers.append(row["row"])
             context.set_timer(end)
+        context.state = (context.state or 0) + len(rows)
+        assert len(set(numbers)) == len(numbers) == context.state, "the list is of another time than the state"
         made = [{**key, "window_start": at - SECOND, "window_end": at, "n": counts.pop(at)} for at in context.timers]
-        context.state = counts or None
+        if not counts:
+            numbers.clear()
+            context.state = None
         return made
 
     return rows.key_by("key").process(count, schema)

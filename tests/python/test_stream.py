@@ -187,7 +187,8 @@ def test_late_rows() -> None:
 
 def test_rows_without_a_time_are_in_no_window() -> None:
     rows = [(0, "a", 1.0), (None, "a", 1.0), (100, "a", 1.0), (None, None, 1.0)]
-    seen = written(counted(tm.stream.from_table(table(rows), time="ts", rows_per_batch=2), "1s"))
+    with pytest.warns(tm.stream.NoTimeWarning, match="^2 rows had no time"):
+        seen = written(counted(tm.stream.from_table(table(rows), time="ts", rows_per_batch=2), "1s"))
     assert [(row["key"], row["n"]) for row in seen] == [("a", 2)]
 
 

@@ -6,7 +6,9 @@ import contextlib
 import json
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,82 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     found = [json.loads(value) for value in kafka.values("counts")]
     assert len({(row["key"], row["window_start"]) for row in found}) == len(found) == 5 * 4
     assert sum(row["n"] for row in found) == 2000
+
+
+def test_what_is_known_of_records(kafka: Kafka) -> None:
+    """Columns behind those of values, bad ones left out; a time among them; and where reading begins by it."""
+    kafka.create_topic("known", 2)
+    producer = kafka.producer()
+    second = 1_790_000_000_000
+    for at, value in enumerate([b'{"x": 0}', b"{", b'{"x": 2}', b'{"x": 3}']):
+        headers = [("a", b"\xff"), ("a", None)] if at == 2 else None
+        key = None if at == 3 else f"key {at}".encode()
+        producer.produce("known", value, key, partition=1, timestamp=second + 500 * at, headers=headers)
+    assert producer.flush(60) == 0
+
+    def read(start: Any = "earliest", **metadata: Any) -> list[dict[str, Any]]:
+        stream = tm.stream.from_kafka(
+            kafka.bootstrap, "known", {"x": "int64"}, start=start, metadata=metadata, on_error="skip", stop_at_end=True,
+            time="at" if "at" in metadata else None,
+        )  # fmt: skip
+        seen: list[dict[str, Any]] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tm.BadRowsWarning)
+            stream.write_stream(lambda rows: seen.extend(rows.to_pylist()))
+        return seen
+
+    when = datetime.fromtimestamp(second / 1000, timezone.utc).replace(tzinfo=None)
+    seen = read(of="topic", at="timestamp", k="key", h="headers", p="partition", o="offset")
+    two = [{"name": "a", "value": b"\xff"}, {"name": "a", "value": None}]
+    assert seen == [
+        {"x": 0, "of": "known", "at": when, "k": b"key 0", "h": [], "p": 1, "o": 0},
+        {"x": 2, "of": "known", "at": when + timedelta(seconds=1), "k": b"key 2", "h": two, "p": 1, "o": 2},
+        {"x": 3, "of": "known", "at": when + timedelta(seconds=1.5), "k": None, "h": [], "p": 1, "o": 3},
+    ]
+    later = when + timedelta(seconds=0.75)
+    assert read(later, o="offset") == read(later.replace(tzinfo=timezone.utc), o="offset") == [
+        {"x": 2, "o": 2},
+        {"x": 3, "o": 3},
+    ]  # fmt: skip
+    assert read(when + timedelta(days=1)) == []
+    with pytest.raises(tm.DataSetError, match='adds a column "x", which there is already'):
+        read(x="offset")
+    with pytest.raises(tm.DataSetError, match="unknown variant `size`"):
+        read(o="size")
+
+
+def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:
+    """What ends a transaction is no record: a partition that ends with it has nothing, and holds nobody's time back."""
+    kafka.create_topic("transacted", 2)
+    writer = kafka.producer(transactional_id="writer")
+    writer.init_transactions(60)
+    writer.begin_transaction()
+    begun = 1_790_000_000_000
+    writer.produce("transacted", b'{"n": 0}', partition=0, timestamp=begun)
+    writer.commit_transaction(60)
+    # So many that there is something to read all the time.
+    count = 300_000
+    other = kafka.producer(queue_buffering_max_messages=count)
+    for n in range(1, count):
+        other.produce("transacted", b'{"n": %d}' % n, partition=1, timestamp=begun + n)
+    assert other.flush(60) == 0
+    taken = 0
+    over: list[int] = []
+
+    def slowly(rows: tm.Table) -> tm.Table:
+        nonlocal taken
+        time.sleep(0.05)
+        taken += rows.num_rows
+        return rows
+
+    stream = tm.stream.from_kafka(
+        kafka.bootstrap, "transacted", {"n": "int64"}, metadata={"at": "timestamp"}, time="at", idle_after="50ms"
+    )
+    read = stream.map_batches(slowly, schema={"n": "int64", "at": "timestamp[ms]"})
+    counts = read.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count())
+    counts.write_stream(lambda _: over.append(taken), checkpoint=tmp_path / "c", stop=lambda: taken == count)
+    assert over and over[0] < count * 3 // 4, "the first window was over when all was read"
+    assert tm.stream.late_rows() == 0
 
 
 def test_avro(kafka: Kafka) -> None:

@@ -10,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import tidemill as tm
 
@@ -22,6 +24,15 @@ def shuffled(seed: int, rows: int = 300) -> tm.Table:
     seconds = sorted(range(rows), key=lambda second: second + dice.uniform(0, 60))
     columns = {"s": seconds, "user": [dice.choice("abc") for _ in seconds], "n": list(range(rows))}
     return tm.from_dict(columns).select("user", "n", at=tm.col("s").cast("timestamp[s]")).collect()
+
+
+def tens(times: pa.Array) -> tuple[Any, Any]:
+    """Windows of ten seconds for all but the row of second 11."""
+    at = times.cast(pa.int64())
+    starts = pc.subtract(at, pc.subtract(at, pc.multiply(pc.divide(at, 10_000_000), 10_000_000)))
+    ends = pc.add(starts, 10_000_000)
+    starts = pc.if_else(pc.equal(at, 11_000_000), None, starts)
+    return starts.cast(pa.timestamp("us")), ends.cast(pa.timestamp("us"))
 
 
 def written(stream: tm.DataSet, late: bool) -> tuple[list[Row], list[Row]]:
@@ -91,6 +102,21 @@ def test_they_are_told_of() -> None:
         warnings.simplefilter("error")
         counts.write_stream(lambda _: None)
     assert tm.stream.late_rows() == 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("windows", [tm.tumbling("10s"), tm.stream.session("3s"), tm.stream.custom(tens)])
+def test_rows_without_a_time(windows: tm.stream.Windows, late: bool) -> None:
+    """They are in no window, and told of apart from late ones; a function's null is no such row."""
+    seconds = [0, None, 1, 2, None, None, 11, 23]
+    table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]")).collect()
+    stream = tm.stream.from_table(table, time="at", out_of_order="1h", rows_per_batch=3)
+    seen: list[Row] = []
+    counts = stream.group_by(tm.window(windows, on="at")).agg(n=tm.count())
+    with pytest.warns(tm.stream.NoTimeWarning, match=r"3 rows had no time and were left out \(window \d+: 3\)"):
+        counts.write_stream(lambda rows: seen.extend(rows.to_pylist()), late_to=(lambda _: None) if late else None)
+    assert (tm.stream.rows_without_time(), tm.stream.late_rows()) == (3, 0)
+    assert sum(row["n"] for row in seen) == (4 if windows.kind == "custom" else 5)
 
 
 def test_rows_that_are_late_for_joins() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tidemill as tm
+from tidemill.stream._process import Processor
 
 SECOND = timedelta(seconds=1)
 START = datetime(1970, 1, 1)
@@ -32,8 +33,8 @@ def stream(of: pa.Table, **options: Any) -> tm.DataSet:
     return tm.stream.from_table(of, time="at", rows_per_batch=options.pop("rows_per_batch", 50), **options)
 
 
-def written(data: tm.DataSet, **options: Any) -> Rows:
-    seen: Rows = []
+def written(data: tm.DataSet, into: Rows | None = None, **options: Any) -> Rows:
+    seen: Rows = [] if into is None else into
     data.write_stream(lambda rows: seen.extend(rows.to_pylist()), **options)
     return seen
 
@@ -139,6 +140,102 @@ def test_keys_of_all_kinds() -> None:
     for row in seen:
         last[str(row["b"])] = max(row["n"], last.get(str(row["b"]), 0))
     assert last == {"None": 2, "x": 1, "y": 2, "z": 1}
+
+
+def test_lists_and_maps(tmp_path: Any) -> None:
+    """Each key has its own; what is in them is gone when it is taken out, and with it the key."""
+
+    def words(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        times, last = context.map_state("times"), context.list_state("last")
+        for row in rows:
+            times[row["x"] % 3] = times.get(row["x"] % 3, 0) + 1
+            last.append(row["x"])
+        if len(last) >= 100:
+            made = {**key, "zeros": times.pop(0, 0), "sum": sum(last), "kinds": len(times)}
+            last.clear()
+            return made
+        return None
+
+    schema = {"k": "int64", "zeros": "int64", "sum": "int64", "kinds": "int64"}
+    seen = written(stream(table()).key_by("k").process(words, schema))
+    expected = [x for x in range(2000) if x * 7 % 13 == 4]
+    of_key = [row for row in seen if row["k"] == 4]
+    assert 0 < sum(row["zeros"] for row in of_key) <= len([x for x in expected if x % 3 == 0])
+    assert 0 < sum(row["sum"] for row in of_key) <= sum(expected) and all(row["kinds"] == 2 for row in of_key)
+
+    def both(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.map_state("items")["a"] = 1
+        context.list_state("items")
+
+    with pytest.raises(tm.DataSetError, match="'items' is a MapState of the key, not a ListState"):
+        written(stream(table(100)).key_by("k").process(both, SCHEMA))
+
+
+def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
+    """A checkpoint has what was put, changed in place or removed since the last one, not all there is."""
+
+    def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        items = context.map_state("items")
+        for row in rows:
+            if row["x"] >= 0:
+                items[row["x"]] = [row["x"]]
+            else:
+                items[0].append(row["x"])
+                del items[1]
+
+    def rows(of: Processor, numbers: list[int]) -> None:
+        keys = tm.from_dict({"k": [1]}).collect()._native
+        of.rows(keys, [5], [len(numbers)], tm.from_dict({"k": [1] * len(numbers), "x": numbers}).collect()._native)
+
+    def processor() -> Processor:
+        return Processor(keep, "keep", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+
+    first = processor()
+    rows(first, list(range(10_000)))
+    parts = [part for _, _, part in first.snapshot(whole=True)]
+    rows(first, [-1, 20_000])
+    parts += [part for _, _, part in first.snapshot(whole=False)]
+    assert len(parts) == 2 and len(parts[1]) * 100 < len(parts[0])
+    again = processor()
+    again.restore(0, 5, parts)
+    (entry,) = again._entries.values()
+    expected = {number: [number] for number in [*range(10_000), 20_000] if number != 1} | {0: [0, -1]}
+    assert dict(entry.items["items"]._values) == expected
+
+
+def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
+    """Without a row or the stream's time; one that is set before the job stops goes off when it goes on."""
+
+    def wait(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        if context.alarms:
+            assert not rows and not context.timers and context.alarms[0] <= context.now
+            assert context.time is None or context.time.year < 9999, "at the end they all do"
+            return [{**key, "at": at} for at in context.alarms]
+        if context.state is None:
+            context.state = context.now
+            for ms in (30, 31, 500):
+                context.set_alarm(context.state + ms * SECOND / 1000)
+            context.delete_alarm(context.state + 31 * SECOND / 1000)
+        return None
+
+    # It has no end.
+    source = tm.stream.rate(10, keys=1).key_by("key")
+    seen: Rows = []
+    waiting = source.process(wait, {"key": "int64", "at": "timestamp[us]"})
+    written(waiting, into=seen, checkpoint=tmp_path / "c", stop=lambda: len(seen) >= 1)
+    written(waiting, into=seen, checkpoint=tmp_path / "c", stop=lambda: len(seen) >= 2)
+    assert [(row["at"] - seen[0]["at"]) / SECOND for row in seen] == [0, pytest.approx(0.47)]
+
+
+def test_alarms_at_the_end() -> None:
+    """Those that are set go off, however far they are."""
+
+    def wait(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.set_alarm(context.now + 1000 * SECOND)
+        return [{**key, "n": len(context.alarms)}] if context.alarms else None
+
+    seen = written(stream(table(13), rows_per_batch=13).key_by("k").process(wait, {"k": "int64", "n": "int64"}))
+    assert sorted(row["k"] for row in seen) == list(range(13)) and all(row["n"] == 1 for row in seen)
 
 
 def test_what_cannot_be(tmp_path: Any) -> None:

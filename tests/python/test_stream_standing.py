@@ -10,6 +10,7 @@ from typing import Any
 
 import launched
 import pytest
+import tidemill as tm
 
 APP = """
 import sys
@@ -115,3 +116,17 @@ def test_an_idle_split_holds_nothing_back(tmp_path: Path) -> None:
         _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()
     assert b"holds it back" not in err
+
+
+def test_rows_of_a_split_that_is_idle(tmp_path: Path) -> None:
+    """What a split has brought before it fell silent is in its window, and does not come too late for it."""
+    (tmp_path / "one.json").write_text('{"time": "2026-01-01T00:00:05"}\n')
+    schema = {"time": "timestamp[us]"}
+    one = tm.stream.from_files(tmp_path / "one.json", schema, time="time", idle_after="50ms")
+    many = tm.stream.rate(200, step="1s").select("time")
+    counts = one.union(many).group_by(tm.window(tm.tumbling("10s"), on="time")).agg(n=tm.count())
+    seen: list[dict[str, Any]] = []
+    counts.write_stream(
+        lambda rows: seen.extend(rows.to_pylist()), checkpoint=tmp_path / "checkpoints", stop=lambda: bool(seen)
+    )
+    assert (seen[0]["n"], tm.stream.late_rows()) == (11, 0)

@@ -97,20 +97,40 @@ def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
 
 
 def test_states_in_the_store(tmp_path: Path) -> None:
-    """States that come and go between memory and disk, timers and keys that are forgotten among them, are as if all stayed in memory."""
+    """States, lists and maps that come and go between memory and disk, timers, alarms and keys that are forgotten among them, are as if
+    all stayed in memory; and so are checkpoints of what has changed."""
     start, ms, dice = datetime(1970, 1, 1), timedelta(milliseconds=1), random.Random(3)
+    clock = 0
 
     def function(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
+        seen, log = context.map_state("seen"), context.list_state("log")
         if context.timers:
             context.state = None
+            seen.clear()
             return {"k": key["k"], "n": -1}
-        context.state = (context.state or 0) + sum(row["x"] for row in rows)
+        if context.alarms:
+            assert context.alarms[0] <= context.now or context.time == datetime.max
+            told = -2 - sum(log)
+            log.clear()
+            return {"k": key["k"], "n": told}
+        x = sum(row["x"] for row in rows)
+        context.state = (context.state or 0) + x
         if context.state % 5 == 0:
             context.set_timer(start + context.state * ms)
-        return {"k": key["k"], "n": context.state}
+        # Changed in place; removed; and put again.
+        seen.setdefault(x, []).append(context.state)
+        if context.state % 4 == 0:
+            seen.pop(dice_of[context.state % 7], None)
+        log.append(context.state)
+        if context.state % 3 == 0:
+            context.set_alarm(context.now + 30 * ms)
+        return {"k": key["k"], "n": context.state * 1000 + sum(map(len, seen.values()))}
+
+    dice_of = [dice.randrange(7) for _ in range(7)]
 
     def processor() -> Processor:
-        return Processor(function, "f", ("k",), {"k": "str", "n": "int64"}, 400_000, str(tmp_path), True)
+        options = (400_000, str(tmp_path), True, None, lambda: clock)
+        return Processor(function, "f", ("k",), {"k": "str", "n": "int64"}, *options)
 
     def listed(made: list[Any]) -> list[tuple[str, int]]:
         return [(row["k"], row["n"]) for native in made for row in tm.Table(native).to_pylist()]
@@ -123,15 +143,27 @@ def test_states_in_the_store(tmp_path: Path) -> None:
             found += listed(made)
         return sorted(found)
 
-    def restored(saved: dict[int, list[bytes]], now: int) -> dict[Any, tuple[int, set[int], int, int]]:
+    def all_rung(one: Processor) -> list[tuple[str, int]]:
+        found, more = [], True
+        while more and (first := one.next_alarm()) is not None and first <= clock:
+            made, more = one.ring()
+            found += listed(made)
+        assert (one.next_alarm() or clock + 1) > clock
+        return sorted(found)
+
+    def restored(saved: dict[int, list[bytes]], now: int) -> dict[Any, tuple[Any, ...]]:
         new = processor()
         for bucket, parts in saved.items():
             new.restore(now, bucket, parts)
-        return {key: (one.state, one.timers, one.touched, one.bucket) for key, one in new._entries.items()}
+        return {key: (*kept(one), one.touched, one.bucket) for key, one in new._entries.items()}
+
+    def kept(one: Any) -> tuple[Any, ...]:
+        items = {name: dict(items._values) for name, items in one.items.items() if len(items)}
+        return one.state, one.timers, one.alarms, items
 
     spilling, model = processor(), processor()
     saved: tuple[dict[int, list[bytes]], dict[int, list[bytes]]] = ({}, {})
-    stored = 0
+    stored = alarms = 0
     for turn in range(80):
         keys = dice.sample(range(1500), 200)
         table = tm.from_dict({"k": [f"key {key}" for key in keys], "x": [key % 7 for key in keys]}).collect()
@@ -140,6 +172,10 @@ def test_states_in_the_store(tmp_path: Path) -> None:
         assert listed(spilling.rows(names, *arguments)) == listed(model.rows(names, *arguments))
         now = turn * 10_000
         assert all_at(spilling, now) == all_at(model, now)
+        clock += 10_000
+        rung = all_rung(model)
+        assert all_rung(spilling) == rung
+        alarms += len(rung)
         if turn % 3 == 0:
             spilling.spill()
             assert spilling._store is not None
@@ -148,8 +184,12 @@ def test_states_in_the_store(tmp_path: Path) -> None:
             for one, parts in zip((spilling, model), saved, strict=True):
                 for bucket, whole, part in one.snapshot(turn % 21 == 0):
                     parts[bucket] = [part] if whole else [*parts.get(bucket, []), part]
-            assert restored(saved[0], now) == restored(saved[1], now) != {}
-    assert stored > 300
+            there = restored(saved[1], now)
+            assert restored(saved[0], now) == there != {}
+            assert {key: kept(one) for key, one in model._entries.items()} == {
+                key: one[:4] for key, one in there.items()
+            }
+    assert stored > 300 and alarms > 300
     released = [dict(one.release([1, 2, 3])) for one in (spilling, model)]
     assert restored({bucket: [part] for bucket, part in released[0].items()}, 0) == restored(
         {bucket: [part] for bucket, part in released[1].items()}, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ APP = """
 import tidemill as tm
 
 clicks = tm.stream.rate(20_000, keys=100, splits=2)
+clicks = clicks.with_columns(time=tm.when(tm.col("number") % 1000 > 0).then(tm.col("time")))
 counts = clicks.group_by("key", tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
 counts.write_stream(lambda rows: None, name="clicks", checkpoint="checkpoints", every="200ms")
 """
@@ -55,8 +57,12 @@ def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
     assert {first["worker"], second["worker"]} == {0, 1} and first["job"] == "clicks"
     shown = launched.run("top", "--once", "--every", "1.5", env=env)
     assert shown.returncode == 0, shown.stderr
-    head, heading, *edges = (line for line in shown.stdout.decode().splitlines() if "held back by split" not in line)
-    assert head.startswith("stream 'clicks'  2 of 2 workers here  running ") and "checkpoint " in head
+    head, untimed, heading, *edges = (
+        line for line in shown.stdout.decode().splitlines() if "held back by split" not in line
+    )
+    assert head.startswith("stream 'clicks'  2 of 2 workers here  running ")
+    assert re.search(r"  checkpoint \d+, \d+\.\d s old, \d[\d.]* k?B$", head), head
+    assert re.fullmatch(r"  had no time: \d+ rows for window \d+", untimed), untimed
     assert heading.split()[:3] == ["rows/s", "remote/s", "queued"]
     source = next(line for line in edges if line.strip().startswith("source rate"))
     assert " 2026-01-01 00:00:" in source

@@ -90,6 +90,16 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
+    /// Nothing comes for now, and the time of other copies goes on without this one's: what they are to count comes before that is
+    /// told.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn on_idle(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let _ = emit;
+        Ok(Flow::Done)
+    }
+
     /// How often [`Operator::on_tick`] is wanted, by the machine's clock; `None`: never. Asked once.
     fn ticks(&self) -> Option<Duration> {
         None
@@ -221,8 +231,11 @@ pub(crate) async fn drive(
                 };
                 let Some(found) = found else {
                     let flow = operator.on_tick(&mut emit)?;
-                    send(&mut operator, flow, &mut emit, &mut outputs).await?;
-                    outputs.flush().await?;
+                    // Most often there is nothing to say, and what the outputs collect goes on being collected.
+                    if flow == Flow::More || !emit.0.is_empty() {
+                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                        outputs.flush().await?;
+                    }
                     continue;
                 };
                 found
@@ -236,7 +249,10 @@ pub(crate) async fn drive(
                         let flow = operator.on_watermark(*time, &mut emit)?;
                         send(&mut operator, flow, &mut emit, &mut outputs).await?;
                     }
-                    Mark::Idle => {}
+                    Mark::Idle => {
+                        let flow = operator.on_idle(&mut emit)?;
+                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                    }
                     Mark::Barrier(barrier) => {
                         let flow = operator.before_barrier(&mut emit)?;
                         send(&mut operator, flow, &mut emit, &mut outputs).await?;

@@ -24,6 +24,8 @@ pub const APPS: &[App] = &[
         module: "tidemill.apps.series",
         about: "Show time series, such as a stock market, as points that move",
     },
+    // Not run as a job: the console script takes it before.
+    App { name: "stop", module: "tidemill.apps.stop", about: "Let a stream make a last checkpoint and end" },
     App { name: "teragen", module: "tidemill.apps.teragen", about: "Make records of 100 bytes to be sorted" },
     App {
         name: "terasort",
@@ -35,7 +37,7 @@ pub const APPS: &[App] = &[
         module: "tidemill.apps.teravalidate",
         about: "Check that records are in order, and none is lost",
     },
-    // Not run as a job: the console script takes it before.
+    // Neither is this.
     App { name: "top", module: "tidemill.apps.top", about: "Show the streams that run on this machine" },
     App { name: "tpch", module: "tidemill.apps.tpch", about: "Run the queries of TPC-H" },
     App {
@@ -43,7 +45,7 @@ pub const APPS: &[App] = &[
         module: "tidemill.apps.tune",
         about: "Measure the collectives here, so that the fastest algorithms are chosen",
     },
-    // Neither is this.
+    // Nor this.
     App { name: "view", module: "tidemill.apps.view", about: "Show moving points in the browser" },
 ];
 

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -67,21 +68,19 @@ def _lines(job: list[Status], before: list[Status]) -> list[str]:
     earlier = {(status["pid"], status["begun_s"]): status for status in before}
     first = job[0]
     running = _short(max(status["at_s"] for status in job) - min(status["begun_s"] for status in job))
-    durable = max((status["durable"] or 0 for status in job), default=0)
-    epochs = (
-        "no checkpoints" if first["durable"] is None else f"checkpoint {durable}" if durable else "no checkpoint yet"
-    )
-    late: dict[str, int] = {}
-    for step, count in (count for status in job for count in status.get("late", [])):
-        late[step] = late.get(step, 0) + count
+    epochs = _checkpoint(job)
     here = f"{len(job)} of {first['workers']} workers here"
     spilled = sum(status["spilled_bytes"] for status in job)
     lines = [
         f"stream {first['job']!r}  {here}  running {running}  {epochs}"
         + (f"  spilled {_bytes(spilled)}" if spilled else "")
     ]
-    if late:
-        lines.append("  came too late: " + ", ".join(f"{count:,} rows for {step}" for step, count in late.items()))
+    for what, counted in (("came too late", "late"), ("had no time", "untimed")):
+        counts: Counter[str] = Counter()
+        for step, count in (count for status in job for count in status.get(counted, [])):
+            counts[step] += count
+        if counts:
+            lines.append(f"  {what}: " + ", ".join(f"{count:,} rows for {step}" for step, count in counts.items()))
     rows: dict[str, list[Any]] = {}
     for status in job:
         old = earlier.get((status["pid"], status["begun_s"]))
@@ -122,6 +121,20 @@ def _lines(job: list[Status], before: list[Status]) -> list[str]:
         lines.append("  ".join(["", *cells_]).rstrip())
     lines += _held_back([source for status in job for source in status.get("sources", [])])
     return [*lines, ""]
+
+
+def _checkpoint(job: list[Status]) -> str:
+    """The last checkpoint; worker 0 knows when it was made, and how much state it refers to."""
+    if job[0]["durable"] is None:
+        return "no checkpoints"
+    durable = max(status["durable"] for status in job)
+    words = [f"checkpoint {durable}"] if durable else ["no checkpoint yet"]
+    for status in job:
+        if (made := status.get("checkpoint")) is not None:
+            if not durable:
+                words = ["going on from a checkpoint"]
+            words += [f"{_short(max(status['at_s'] - made['at_s'], 0))} old", _bytes(made["bytes"])]
+    return ", ".join(words)
 
 
 def _held_back(sources: list[dict[str, Any]]) -> list[str]:

@@ -202,7 +202,7 @@ class KeyedRows:
         """What ``function(key, rows, context)`` makes of a stream's rows of each key, with a state of its own and timers.
 
         It is called with the key, a dict of the key columns, and a list of rows (dicts) that have come, in their order; and with
-        no rows when a timer goes off. Its state is part of checkpoints.
+        no rows when a timer or an alarm goes off. What it keeps is part of checkpoints.
 
         Parameters
         ----------
@@ -211,8 +211,8 @@ class KeyedRows:
         schema : mapping of str to str, or Arrow schema
             What it returns.
         ttl : str, number of seconds or timedelta, optional
-            Forget the state of a key and its timers when the stream's time has gone on for so long without a row of it; by
-            default never.
+            Forget all that is kept of a key, its timers and alarms too, when the stream's time has gone on for so long without a row
+            of it; by default never.
         state : mapping of str to str, or Arrow schema, optional
             What the state of a key has, which is then a dict of these: other names and types are an error. A program whose state
             has more of them than its checkpoint goes on from that, with None for what is new; one whose state has less, or has

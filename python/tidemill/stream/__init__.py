@@ -12,7 +12,8 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
 from tidemill.stream._connect import Connector, from_files, from_kafka, rate, to_files, to_kafka
-from tidemill.stream._late import LateRowsWarning, late_rows
+from tidemill.stream._items import ListState, MapState
+from tidemill.stream._late import LateRowsWarning, NoTimeWarning, late_rows, rows_without_time
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
 from tidemill.stream._redis import from_redis, redis_hashes, to_redis
@@ -27,7 +28,10 @@ __all__ = [
     "Duration",
     "KeyContext",
     "LateRowsWarning",
+    "ListState",
+    "MapState",
     "Move",
+    "NoTimeWarning",
     "Running",
     "Sink",
     "Time",
@@ -50,6 +54,7 @@ __all__ = [
     "punctuated",
     "rate",
     "redis_hashes",
+    "rows_without_time",
     "session",
     "sliding",
     "to_files",

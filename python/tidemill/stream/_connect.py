@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
 from tidemill._tidemill import stream_of
@@ -17,6 +18,9 @@ from tidemill.stream._time import Duration, Time, micros, times
 from tidemill.stream._tls import Tls, files
 
 __all__ = ["Connector", "bad", "described", "from_files", "from_kafka", "rate", "times", "to_files", "to_kafka"]
+
+#: What is known of a record of Kafka besides its value.
+Metadata = Literal["topic", "partition", "offset", "timestamp", "key", "headers"]
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,8 @@ def from_kafka(
     time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
-    start: Literal["earliest", "latest"] = "earliest",
+    start: Literal["earliest", "latest"] | datetime = "earliest",
+    metadata: Mapping[str, Metadata] | None = None,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
@@ -211,8 +216,13 @@ def from_kafka(
         Who asks is in the URL, else in ``TIDEMILL_REGISTRY_USER`` and ``TIDEMILL_REGISTRY_PASSWORD``.
     time, out_of_order, idle_after
         As for `from_table`.
-    start : {"earliest", "latest"}, default="earliest"
-        Where a job begins that goes on from no checkpoint.
+    start : {"earliest", "latest"} or datetime, default="earliest"
+        Where a job begins that goes on from no checkpoint; of each partition at the first record that is not older than a time (UTC
+        without a time zone), or at its end where there is none.
+    metadata : mapping of str to str, optional
+        More columns, behind those of values: what each is called, and which of these it has: ``"topic"`` (str), ``"partition"``
+        (int32), ``"offset"`` (int64), ``"timestamp"`` (timestamp[ms], when the record was written; `time` may name it), ``"key"`` (binary),
+        ``"headers"`` (list of structs of ``name``, str, and ``value``, binary). ``"raw"`` has its own.
     stop_at_end : bool, default=False
         End when every partition has been read as far as there is anything.
     on_error, quarantine
@@ -235,13 +245,20 @@ def from_kafka(
         avro_schema=avro_schema,
         avro_writers=avro_writers,
         registry=registry,
-        start=start,
+        start={"timestamp_ms": _millis(start)} if isinstance(start, datetime) else start,
+        metadata=list(metadata.items()) if metadata else None,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
         tls=files(tls),
         config=dict(config) if config else None,
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+
+
+def _millis(at: datetime) -> int:
+    """The first millisecond that is not before a time."""
+    at = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+    return -((datetime(1970, 1, 1, tzinfo=timezone.utc) - at) // timedelta(milliseconds=1))
 
 
 def to_kafka(

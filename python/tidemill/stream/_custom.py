@@ -75,13 +75,16 @@ def assigned(data: DataSet, window: CustomWindow) -> DataSet:
         raise DataSetError(f"custom: no column {missing[0]!r}; there are {', '.join(data.columns)}")
     timed = data.with_columns(**{_TIME: window.time.cast("timestamp[us]")})
     before = data._native.empty()
-    names = data.columns
+    names, is_stream = data.columns, data._native.is_stream()
 
     def call(native: NativeTable) -> list[NativeTable]:
         import pyarrow
 
-        table = pyarrow.table(Table(native)).combine_chunks()
-        made = [_in_windows(batch, window, names) for batch in table.to_batches()]
+        batches = pyarrow.table(Table(native)).combine_chunks().to_batches()
+        made = [_in_windows(batch, window, names) for batch in batches]
+        if is_stream:
+            # They go into no window, and are counted there.
+            made += [_without_time(batch, names) for batch in batches]
         return [_taken(batch) for batch in made] or [before.beside(_added())]
 
     native = timed._native.map_batches(_name(window.assign), call, before.beside(_added()))
@@ -129,6 +132,15 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
         )
     columns = [*taken.columns, starts, ends]
     return pyarrow.RecordBatch.from_arrays(columns, names=[*names, _START, _END])
+
+
+def _without_time(batch: pyarrow.RecordBatch, names: list[str]) -> pyarrow.RecordBatch:
+    import pyarrow
+    import pyarrow.compute as pc
+
+    rows = batch.filter(pc.is_null(batch[_TIME])).select(names)
+    nulls = pyarrow.nulls(rows.num_rows, pyarrow.timestamp("us"))
+    return pyarrow.RecordBatch.from_arrays([*rows.columns, nulls, nulls], names=[*names, _START, _END])
 
 
 def _array(pyarrow: Any, array: Any) -> Any:

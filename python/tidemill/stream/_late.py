@@ -1,4 +1,4 @@
-"""Rows that came too late for a step of a stream, and were left out."""
+"""Rows that came too late for a step of a stream, or had no time, and were left out."""
 
 from __future__ import annotations
 
@@ -7,29 +7,47 @@ from collections import Counter
 
 from tidemill._job import init
 
-__all__ = ["LateRowsWarning", "late_rows", "report"]
+__all__ = ["LateRowsWarning", "NoTimeWarning", "late_rows", "report", "rows_without_time"]
 
 _late = 0
+_untimed = 0
 
 
 class LateRowsWarning(UserWarning):
     """Rows of a stream came too late for a step, and were left out; the message says how many for which."""
 
 
-def report(counts: list[tuple[str, int]]) -> None:
+class NoTimeWarning(UserWarning):
+    """Rows of a stream have null as their time, so that they are in no window; the message says how many for which."""
+
+
+def report(counts: list[tuple[str, int, int]]) -> None:
     """After a stream: add up what all workers have left out, by step, and warn of it on worker 0. Collective."""
-    global _late
+    global _late, _untimed
     job = init()
     everybody = [counts] if job.size == 1 else job.comm.allgather(counts)
-    by_step: Counter[str] = Counter()
-    for step, rows in (count for counts in everybody for count in counts):
-        by_step[step] += rows
-    _late = by_step.total()
-    if _late and job.rank == 0:
-        rows = "1 row" if _late == 1 else f"{_late} rows"
-        steps = ", ".join(f"{step}: {count}" for step, count in sorted(by_step.items()))
-        message = f"{rows} came too late and {'was' if _late == 1 else 'were'} left out ({steps}); wait longer with out_of_order="
+    late: Counter[str] = Counter()
+    untimed: Counter[str] = Counter()
+    for step, rows, without in (count for counts in everybody for count in counts):
+        late[step] += rows
+        untimed[step] += without
+    _late, _untimed = late.total(), untimed.total()
+    if job.rank != 0:
+        return
+    if _late:
+        message = f"{_told(_late, 'came too late and')} left out ({_by_step(late)}); wait longer with out_of_order="
         warnings.warn(f"{message}, or take them with late= or late_to=", LateRowsWarning, stacklevel=3)
+    if _untimed:
+        message = f"{_told(_untimed, 'had no time and')} left out ({_by_step(untimed)}); give them one, or filter them out before"
+        warnings.warn(message, NoTimeWarning, stacklevel=3)
+
+
+def _told(rows: int, what: str) -> str:
+    return f"1 row {what} was" if rows == 1 else f"{rows} rows {what} were"
+
+
+def _by_step(counts: Counter[str]) -> str:
+    return ", ".join(f"{step}: {count}" for step, count in sorted(counts.items()) if count)
 
 
 def late_rows() -> int:
@@ -38,3 +56,11 @@ def late_rows() -> int:
     A job that goes on from a checkpoint counts anew.
     """
     return _late
+
+
+def rows_without_time() -> int:
+    """Count the rows that the last `DataSet.write_stream` left out of windows because their time is null, on all workers.
+
+    A job that goes on from a checkpoint counts anew.
+    """
+    return _untimed

@@ -8,15 +8,17 @@ import itertools
 import math
 import pickle
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tidemill._tidemill import NativeTable
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._map import Row, Schema, _table
 from tidemill.dataset._table import Table
+from tidemill.stream._items import ListState, MapState, Part
 from tidemill.stream._state import StateFields
 from tidemill.stream._store import Store, Stored
 
@@ -26,16 +28,37 @@ _EPOCH = datetime(1970, 1, 1)
 _US = timedelta(microseconds=1)
 #: What the engine says of time before there is any, and at the end.
 _NEVER, _END = -(2**63), 2**63 - 1
-#: States are saved whole again when changes are so many more.
-_CHANGES_MIN = 1000
+#: States are saved whole again when changes since then take twice as much, and so many bytes more.
+_CHANGED_BYTES_MIN = 1 << 20
 #: What a key takes in memory besides its state, a timer, and a key that is gone, about, in bytes.
 _KEY_BYTES, _TIMER_BYTES, _GONE_BYTES = 600, 150, 200
-#: The state of one call in so many is measured, and so many things of it are looked at.
-_MEASURE_EVERY, _MEASURED_MAX = 32, 500
+#: The state of one call in so many is measured, by so many things in it, in these, and so on.
+_MEASURE_EVERY, _MEASURED = 32, (30, 10, 3, 1)
 #: So many keys stay in memory, whatever there is of it.
 _KEYS_MIN = 64
 
 _Key = tuple[Hashable, ...]
+_Kind = TypeVar("_Kind", ListState, MapState)
+
+
+class _Kept(NamedTuple):
+    """What is saved of a key: pickled as a tuple, which may be shorter by what is as it is here."""
+
+    state: Any
+    timers: list[int]
+    touched: int
+    alarms: list[int] = []  # noqa: RUF012 (nobody changes it)
+    #: Whether these are all lists and maps, and not those that have changed.
+    whole: bool = True
+    items: dict[str, tuple[Any, ...]] = {}  # noqa: RUF012
+
+    def after(self, before: _Kept | None) -> _Kept:
+        """All that is kept, given what was before, which is used up."""
+        items = {} if self.whole or before is None else dict(before.items)
+        for name, part in self.items.items():
+            old = items.get(name)
+            items[name] = Part(*part).after(None if old is None else Part(*old))
+        return self._replace(whole=True, items=items)
 
 
 @dataclass(slots=True)
@@ -44,10 +67,72 @@ class _Entry:
 
     bucket: int
     state: Any = None
+    #: Lists and maps, by name.
+    items: dict[str, ListState | MapState] = field(default_factory=dict)
+    #: Whether a snapshot may not build on what was saved of them before.
+    whole: bool = True
     timers: set[int] = field(default_factory=set)
+    alarms: set[int] = field(default_factory=set)
     #: When rows came last, and when that is looked at next.
     touched: int = _NEVER
     looked_at: int | None = None
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to keep."""
+        return self.state is None and not self.timers and not self.alarms and not any(self.items.values())
+
+    def kept(self, whole: bool) -> tuple[Any, ...]:
+        """What is saved; not `whole`: of lists and maps what has changed."""
+        whole = whole or self.whole
+        timers, alarms = sorted(self.timers), sorted(self.alarms)
+        if not self.items and not alarms:
+            return (self.state, timers, self.touched)
+        parts = ((name, items._part(whole)) for name, items in self.items.items())
+        some = {name: tuple(part) for name, part in parts if part.values or part.gone or (part.cleared and not whole)}
+        return (self.state, timers, self.touched, alarms, whole, some)
+
+    def saved(self) -> None:
+        """A snapshot has it, or there are none."""
+        self.whole = False
+        for items in self.items.values():
+            items._saved()
+
+
+class _Due:
+    """Keys by the time at which something of them is due."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, _Key]] = []
+        # Breaks ties: keys may have no order.
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, at: int, key: _Key) -> None:
+        """Note a time of a key."""
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, key))
+
+    def first(self) -> int | None:
+        """Return the earliest time."""
+        return self._heap[0][0] if self._heap else None
+
+    def until(self, now: int) -> Iterator[tuple[int, _Key]]:
+        """Iterate over what is due by now, also if it was added only meanwhile; at the end over what is there."""
+        if now == _END:
+            # A function that sets its next timer each time would go on for ever.
+            heap, self._heap = sorted(self._heap), []
+            yield from ((at, key) for at, _, key in heap)
+            return
+        while self._heap and self._heap[0][0] <= now:
+            at, _, key = heapq.heappop(self._heap)
+            yield at, key
+
+    def keep(self, keys: Container[_Key]) -> None:
+        """Forget all other keys."""
+        self._heap = [one for one in self._heap if one[2] in keys]
+        heapq.heapify(self._heap)
 
 
 class KeyContext:
@@ -57,21 +142,70 @@ class KeyContext:
     ----------
     state : object
         What the function keeps of the key: anything that can be pickled, or with ``state=`` a dict of its fields; ``None`` at first
-        and to forget the key. It may be changed in place.
+        and to forget it. It may be changed in place.
     time : datetime or None
         The stream's time (UTC): every earlier row has come. None before any is known.
     timers : list of datetime
         The timers that have gone off: that is why the function is called. Empty when it is called for rows.
+    alarms : list of datetime
+        The same of alarms.
+
+    A key of which there is neither a state nor a timer, an alarm or an item of a list or map is forgotten.
     """
 
-    __slots__ = ("_entry", "_set", "state", "time", "timers")
+    __slots__ = ("_alarms", "_clock", "_entry", "_set", "alarms", "state", "time", "timers")
 
-    def __init__(self, entry: _Entry, time: datetime | None, timers: list[datetime]) -> None:
+    def __init__(
+        self,
+        entry: _Entry,
+        time: datetime | None,
+        clock: Callable[[], int],
+        timers: list[datetime] | None = None,
+        alarms: list[datetime] | None = None,
+    ) -> None:
         self.state = entry.state
         self.time = time
-        self.timers = timers
+        self.timers = timers or []
+        self.alarms = alarms or []
         self._entry = entry
+        self._clock = clock
         self._set: list[int] = []
+        self._alarms: list[int] = []
+
+    @property
+    def now(self) -> datetime:
+        """The machine's clock (UTC)."""
+        return _EPOCH + self._clock() * _US
+
+    def list_state(self, name: str) -> ListState:
+        """Return a list of the key's own: it can be appended to, iterated over and cleared, and is empty at first.
+
+        Checkpoints save what was appended since the last, and items that were read and could have been changed in place.
+
+        Raises
+        ------
+        DataSetError
+            If the key has a map by this name.
+        """
+        return self._items(name, ListState)
+
+    def map_state(self, name: str) -> MapState:
+        """Return a map of the key's own, which is used like a dict and empty at first; the order of its items is not kept.
+
+        Checkpoints save the items that were put, removed, or read and could have been changed in place since the last.
+
+        Raises
+        ------
+        DataSetError
+            If the key has a list by this name.
+        """
+        return self._items(name, MapState)
+
+    def _items(self, name: str, kind: type[_Kind]) -> _Kind:
+        items = self._entry.items.setdefault(name, kind())
+        if not isinstance(items, kind):
+            raise DataSetError(f"{name!r} is a {type(items).__name__} of the key, not a {kind.__name__}")
+        return items
 
     def set_timer(self, at: datetime) -> None:
         """Call the function for this key when the stream's time passes `at`; at once, if it has. One for each time.
@@ -87,6 +221,21 @@ class KeyContext:
     def delete_timer(self, at: datetime) -> None:
         """Forget a timer; it is no error if there is none."""
         self._entry.timers.discard(_micros(at))
+
+    def set_alarm(self, at: datetime) -> None:
+        """Call the function for this key when the machine's clock (`now`) passes `at`, within a twentieth of a second or so.
+
+        One for each time. A job that goes on after a failure goes on with its alarms: those whose time has passed meanwhile go off
+        at once. At the end of the stream all go off that have been set before, whatever the clock says.
+        """
+        time = _micros(at)
+        if time not in self._entry.alarms:
+            self._entry.alarms.add(time)
+            self._alarms.append(time)
+
+    def delete_alarm(self, at: datetime) -> None:
+        """Forget an alarm; it is no error if there is none."""
+        self._entry.alarms.discard(_micros(at))
 
 
 #: Called as ``function(key, rows, context)``; it returns a row, rows, or None.
@@ -111,6 +260,7 @@ class Processor:
         folder: str,
         saves: bool,
         fields: StateFields | None = None,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._function = function
         self._name = name
@@ -122,13 +272,15 @@ class Processor:
         self._fields = fields
         self._entries: dict[_Key, _Entry] = {}
         self._store: Store | None = None
-        self._timers: list[tuple[int, int, _Key]] = []
-        # Breaks ties: keys may have no order.
-        self._timers_set = 0
+        self._clock = clock
+        self._timers, self._alarms = _Due(), _Due()
+        # In the store none is earlier.
+        self._stored_alarm: int | None = None
         self._now = _NEVER
         # Of each key the bucket, for those that are gone.
         self._changed: dict[_Key, int] = {}
-        self._changes = 0
+        # What was saved whole, and as changes since then.
+        self._whole_bytes = self._changed_bytes = 0
         self._saved: set[int] = set()
         # What states take, on average.
         self._calls = 0
@@ -148,7 +300,7 @@ class Processor:
             if self._ttl is not None:
                 entry.touched = self._now
                 self._look_at(entry, key)
-            made += self._call(key, entry, found[start:end], [])
+            made += self._call(key, entry, found[start:end])
             start = end
         made += self._due()
         return self._made(made)
@@ -156,15 +308,37 @@ class Processor:
     def time(self, now: int) -> tuple[list[NativeTable], bool]:
         """Time has passed, in microseconds. Returns also whether this must be called again."""
         self._now = max(now, self._now)
-        stored = [] if self._store is None else self._store.take_due(self._now)
+        more = self._bring("due", self._now)
+        made = self._due()
+        if self._now == _END:
+            more = self._bring("alarm", _END) or more
+            made += self._ring(_END)
+        return self._made(made), more
+
+    def next_alarm(self) -> int | None:
+        """When `ring` is to be called, in microseconds of the machine's clock; None: not before another call."""
+        return min((at for at in (self._alarms.first(), self._stored_alarm) if at is not None), default=None)
+
+    def ring(self) -> tuple[list[NativeTable], bool]:
+        """Alarms may go off. Returns also whether this must be called again."""
+        now = self._clock()
+        more = self._bring("alarm", now)
+        if self._store is not None:
+            self._stored_alarm = self._store.first_alarm()
+        return self._made(self._ring(now)), more
+
+    def _bring(self, column: Literal["due", "alarm"], now: int) -> bool:
+        """Bring keys back from the store that something is due of. Whether there were any."""
+        stored = [] if self._store is None else self._store.take_due(column, now)
         for state in stored:
             self._keep(state)
-        return self._made(self._due()), bool(stored)
+        return bool(stored)
 
     def held_bytes(self) -> int:
         """What is in memory takes so many bytes, about."""
         each = _KEY_BYTES + int(self._state_bytes)
-        return len(self._entries) * each + len(self._timers) * _TIMER_BYTES + len(self._changed) * _GONE_BYTES
+        timers = len(self._timers) + len(self._alarms)
+        return len(self._entries) * each + timers * _TIMER_BYTES + len(self._changed) * _GONE_BYTES
 
     def spill(self) -> None:
         """Put half of what is in memory into the store."""
@@ -176,23 +350,24 @@ class Processor:
             self._store = Store(self._folder)
         evicted = list(itertools.islice(self._entries, count))
         self._store.put(itertools.chain(map(self._evict, evicted), map(self._evict, gone)))
-        self._timers = [timer for timer in self._timers if timer[2] in self._entries]
-        heapq.heapify(self._timers)
+        self._timers.keep(self._entries)
+        self._alarms.keep(self._entries)
+        self._stored_alarm = self._store.first_alarm()
 
     def _evict(self, key: _Key) -> Stored:
         entry = self._entries.pop(key, None)
         changed = self._changed.pop(key, None)
         if entry is None:
-            return Stored(_name(key), changed or 0, None, True, True, self._pickled((key, None)))
-        due = None
+            return Stored(_name(key), changed or 0, None, None, True, True, self._pickled((key, None)))
+        due = alarm = None
         # At the end no timer goes off that is still there.
         if self._now < _END:
-            due = min(entry.timers, default=None)
+            due, alarm = min(entry.timers, default=None), min(entry.alarms, default=None)
             if self._ttl is not None:
                 looked_at = entry.touched + self._ttl if entry.looked_at is None else entry.looked_at
                 due = looked_at if due is None else min(due, looked_at)
-        value = self._pickled((key, (entry.state, sorted(entry.timers), entry.touched)))
-        return Stored(_name(key), entry.bucket, due, changed is not None, False, value)
+        value = self._pickled((key, entry.kept(whole=True)))
+        return Stored(_name(key), entry.bucket, due, alarm, changed is not None, False, value)
 
     def _fetch(self, key: _Key) -> _Entry | None:
         """The entry of a key that may be in the store."""
@@ -209,41 +384,51 @@ class Processor:
         if stored.changed:
             self._changed[key] = stored.bucket
         if kept is not None:
-            self._add(key, stored.bucket, kept)
+            # Which items have changed is not kept there.
+            self._add(key, stored.bucket, _Kept(*kept), whole=stored.changed)
 
-    def _add(self, key: _Key, bucket: int, kept: tuple[Any, list[int], int]) -> None:
-        state, timers, touched = kept
-        entry = self._entries[key] = _Entry(bucket, state, set(timers), touched)
-        for at in timers:
-            self._timer(at, key)
+    def _add(self, key: _Key, bucket: int, kept: _Kept, whole: bool = False) -> None:
+        items: dict[str, ListState | MapState] = {}
+        for name, saved in kept.items.items():
+            part = Part(*saved)
+            items[name] = ListState(part.values) if part.is_list else MapState(part.values)
+        timers, alarms = set(kept.timers), set(kept.alarms)
+        entry = self._entries[key] = _Entry(bucket, kept.state, items, whole, timers, alarms, kept.touched)
+        for at in kept.timers:
+            self._timers.add(at, key)
+        for at in kept.alarms:
+            self._alarms.add(at, key)
         if self._ttl is not None:
             self._look_at(entry, key)
 
     def snapshot(self, whole: bool) -> Iterator[tuple[int, bool, bytes]]:
         """What is kept, by bucket: what has changed, or all; with no bytes, nothing."""
         store = self._store
-        stored = 0 if store is None else len(store)
-        whole = whole or self._changes > 2 * (len(self._entries) + stored) + _CHANGES_MIN
+        whole = whole or self._changed_bytes > 2 * self._whole_bytes + _CHANGED_BYTES_MIN
         parts: dict[int, list[tuple[Any, ...]]] = {}
         keys: Iterable[tuple[_Key, int]] = self._changed.items()
         if whole:
             keys = ((key, entry.bucket) for key, entry in self._entries.items())
         for key, bucket in keys:
             entry = self._entries.get(key)
-            kept = None if entry is None else (entry.state, sorted(entry.timers), entry.touched)
-            parts.setdefault(bucket, []).append((key, kept))
+            parts.setdefault(bucket, []).append((key, None if entry is None else entry.kept(whole)))
         if whole:
-            self._changes = len(self._entries) + stored
-        else:
-            self._changes += len(self._changed) + (0 if store is None else store.changes())
-        self._changed.clear()
+            self._whole_bytes = self._changed_bytes = 0
         buckets = parts.keys() | (set() if store is None else store.buckets(changed=not whole))
         for bucket in sorted(buckets):
             part = io.BytesIO()
             part.write(self._pickled(parts.pop(bucket, [])))
             if store is not None:
                 part.writelines(store.values(bucket, changed=not whole))
+            if whole:
+                self._whole_bytes += part.tell()
+            else:
+                self._changed_bytes += part.tell()
             yield bucket, whole, part.getvalue()
+        for key in self._changed:
+            if key in self._entries:
+                self._entries[key].saved()
+        self._changed.clear()
         if store is not None:
             store.saved()
         if whole:
@@ -262,7 +447,7 @@ class Processor:
         parts: dict[int, list[tuple[Any, ...]]] = {bucket: [] for bucket in buckets}
         for key, entry in list(self._entries.items()):
             if entry.bucket in parts:
-                parts[entry.bucket].append((key, (entry.state, sorted(entry.timers), entry.touched)))
+                parts[entry.bucket].append((key, entry.kept(whole=True)))
                 del self._entries[key]
         self._changed = {key: bucket for key, bucket in self._changed.items() if bucket not in parts}
         self._saved -= parts.keys()
@@ -280,40 +465,32 @@ class Processor:
         """Take what was kept: a whole, and the changes since."""
         self._now = now
         self._saved.add(bucket)
-        kept: dict[_Key, tuple[Any, list[int], int]] = {}
+        kept: dict[_Key, _Kept] = {}
+        self._whole_bytes += sum(map(len, parts[:1]))
+        self._changed_bytes += sum(map(len, parts[1:]))
         for part in parts:
             for values, state in _states(part):
                 key = _key(values)
-                self._changes += 1
-                kept.pop(key, None)
+                before = kept.pop(key, None)
                 if state is not None:
-                    kept[key] = state if self._fields is None else (self._fields.filled(state[0]), *state[1:])
-        for key, state in kept.items():
-            self._add(key, bucket, state)
-
-    def _timer(self, at: int, key: _Key) -> None:
-        self._timers_set += 1
-        heapq.heappush(self._timers, (at, self._timers_set, key))
+                    kept[key] = _Kept(*state).after(before)
+        for key, one in kept.items():
+            self._add(key, bucket, one if self._fields is None else one._replace(state=self._fields.filled(one.state)))
 
     def _look_at(self, entry: _Entry, key: _Key) -> None:
         """See to it that a key is forgotten when nothing has come for too long."""
         if entry.looked_at is None and self._ttl is not None:
             entry.looked_at = entry.touched + self._ttl
-            self._timer(entry.looked_at, key)
+            self._timers.add(entry.looked_at, key)
 
     def _due(self) -> list[Row]:
         """Call the function for timers that have gone off; forget what nobody has touched for too long."""
         made: list[Row] = []
-        waiting: list[tuple[int, int, _Key]] = []
-        if self._now == _END:
-            # A function that sets its next timer each time would go on for ever.
-            waiting, self._timers = sorted(self._timers), []
-        while waiting or (self._timers and self._timers[0][0] <= self._now < _END):
-            at, _, key = waiting.pop(0) if waiting else heapq.heappop(self._timers)
+        for at, key in self._timers.until(self._now):
             entry = self._entries.get(key)
             if entry is not None and at in entry.timers:
                 entry.timers.remove(at)
-                made += self._call(key, entry, [], [_EPOCH + at * _US])
+                made += self._call(key, entry, [], timers=[_EPOCH + at * _US])
             elif entry is not None and at == entry.looked_at and self._ttl is not None and self._now < _END:
                 entry.looked_at = None
                 if entry.touched == _NEVER:
@@ -326,9 +503,19 @@ class Processor:
                     self._look_at(entry, key)
         return made
 
-    def _call(self, key: _Key, entry: _Entry, rows: list[Row], timers: list[datetime]) -> Iterable[Row]:
+    def _ring(self, now: int) -> list[Row]:
+        """Call the function for alarms that have gone off."""
+        made: list[Row] = []
+        for at, key in self._alarms.until(now):
+            entry = self._entries.get(key)
+            if entry is not None and at in entry.alarms:
+                entry.alarms.remove(at)
+                made += self._call(key, entry, [], alarms=[_EPOCH + at * _US])
+        return made
+
+    def _call(self, key: _Key, entry: _Entry, rows: list[Row], **gone_off: list[datetime]) -> Iterable[Row]:
         time = None if self._now == _NEVER else datetime.max if self._now == _END else _EPOCH + self._now * _US
-        context = KeyContext(entry, time, timers)
+        context = KeyContext(entry, time, self._clock, **gone_off)
         named = dict(zip(self._names, key, strict=True))
         try:
             returned = self._function(named, rows, context)
@@ -339,21 +526,24 @@ class Processor:
             raise DataSetError(f"{self._name}: the state of the key {named!r} {wrong}")
         entry.state = context.state
         if self._calls % _MEASURE_EVERY == 0:
-            self._state_bytes += (_bytes_of(entry.state) - self._state_bytes) / min(
-                self._calls // _MEASURE_EVERY + 1, 50
-            )
+            size = _bytes_of([entry.state, *(items._values for items in entry.items.values())])
+            self._state_bytes += (size - self._state_bytes) / min(self._calls // _MEASURE_EVERY + 1, 50)
         self._calls += 1
         if self._now < _END:
             for at in context._set:
-                self._timer(at, key)
+                self._timers.add(at, key)
+            for at in context._alarms:
+                self._alarms.add(at, key)
         self._change(key, entry)
-        if entry.state is None and not entry.timers:
+        if entry.is_empty():
             self._entries.pop(key, None)
         return made
 
     def _change(self, key: _Key, entry: _Entry) -> None:
         if self._saves:
             self._changed[key] = entry.bucket
+        else:
+            entry.saved()
 
     def _made(self, rows: list[Row]) -> list[NativeTable]:
         return [_table(rows, self._schema)] if rows else []
@@ -377,21 +567,22 @@ def _states(part: bytes) -> Iterator[tuple[Iterable[Any], tuple[Any, list[int], 
         yield from found if isinstance(found, list) else [found]
 
 
-def _bytes_of(state: object) -> float:
+def _bytes_of(one: object, level: int = 0) -> float:
     """What an object and all that is in it take in memory, about: of much a part is looked at."""
-    left, looked_at, size = [state], 0, 0
-    while left and looked_at < _MEASURED_MAX:
-        one = left.pop()
-        looked_at += 1
-        size += sys.getsizeof(one)
-        if isinstance(one, Mapping):
-            left.extend(one.keys())
-            left.extend(one.values())
-        elif isinstance(one, (list, tuple, set, frozenset)):
-            left.extend(one)
-        elif hasattr(one, "__dict__"):
-            left.append(vars(one))
-    return size * (looked_at + len(left)) / looked_at
+    size = float(sys.getsizeof(one))
+    if isinstance(one, Mapping):
+        inside: Iterable[object] = itertools.chain.from_iterable(one.items())
+        count = 2 * len(one)
+    elif isinstance(one, (list, tuple, set, frozenset)):
+        inside, count = one, len(one)
+    elif hasattr(one, "__dict__"):
+        inside, count = [vars(one)], 1
+    else:
+        return size
+    if level == len(_MEASURED):
+        return size
+    sizes = [_bytes_of(part, level + 1) for part in itertools.islice(inside, _MEASURED[level])]
+    return size + count * sum(sizes) / max(len(sizes), 1)
 
 
 def _micros(at: datetime) -> int:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["folder", "jobs", "place"]
+__all__ = ["folder", "jobs", "place", "stopping"]
 
 _NUMBERS = itertools.count()
 
@@ -37,7 +37,7 @@ def place(job: str, comm: Any) -> tuple[str, str] | None:
 
 
 def jobs() -> list[dict[str, Any]]:
-    """What workers on this machine tell now; files that killed ones have left behind are removed."""
+    """What workers on this machine tell now, and in which file; files that killed ones have left behind are removed."""
     found = []
     for file in sorted(folder().glob("*.json")):
         try:
@@ -49,5 +49,11 @@ def jobs() -> list[dict[str, Any]]:
             # It has just gone.
             continue
         else:
-            found.append(status)
+            found.append({**status, "file": str(file)})
     return found
+
+
+def stopping(status: dict[str, Any]) -> tuple[Path, Path]:
+    """The file that asks a job to stop, given what its worker 0 tells, and the one that says that it has."""
+    file = Path(status["file"])
+    return file.with_suffix(".stop"), file.with_suffix(".stopped")

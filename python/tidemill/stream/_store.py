@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tidemill.dataset._errors import DataSetError
 
@@ -25,8 +25,10 @@ class Stored(NamedTuple):
     #: Says which key it is; two keys have two of them.
     name: str
     bucket: int
-    #: When it must be looked at; None: not before something of the key comes.
+    #: When it must be looked at, by the stream's time; None: not before something of the key comes.
     due: int | None
+    #: The same by the machine's clock.
+    alarm: int | None
     #: Whether that is in no snapshot yet.
     changed: bool
     #: Whether there is nothing any more, which the next snapshot must say.
@@ -57,11 +59,12 @@ class Store:
             ):
                 self._data.execute(f"PRAGMA {setting}")
             self._do(
-                "CREATE TABLE states (name TEXT PRIMARY KEY, bucket INTEGER, due INTEGER, changed INTEGER, gone INTEGER,"
-                " value BLOB)"
+                "CREATE TABLE states (name TEXT PRIMARY KEY, bucket INTEGER, due INTEGER, alarm INTEGER, changed INTEGER,"
+                " gone INTEGER, value BLOB)"
             )
             self._do("CREATE INDEX by_bucket ON states (bucket)")
             self._do("CREATE INDEX by_due ON states (due) WHERE due IS NOT NULL")
+            self._do("CREATE INDEX by_alarm ON states (alarm) WHERE alarm IS NOT NULL")
             self._do("CREATE INDEX by_change ON states (bucket) WHERE changed")
         finally:
             # Without a name it is gone when the process is, however that ends.
@@ -85,7 +88,7 @@ class Store:
     def put(self, states: Iterable[Stored]) -> None:
         """Keep states of keys that have none here."""
         for state in states:
-            self._do("INSERT INTO states VALUES (?, ?, ?, ?, ?, ?)", state)
+            self._do("INSERT INTO states VALUES (?, ?, ?, ?, ?, ?, ?)", state)
             self._count += 1
 
     def take(self, name: str) -> Stored | None:
@@ -99,11 +102,16 @@ class Store:
         self._count -= 1
         return Stored(*row)
 
-    def take_due(self, now: int) -> list[Stored]:
+    def first_alarm(self) -> int | None:
+        """Return the earliest alarm."""
+        (first,) = self._do("SELECT min(alarm) FROM states WHERE alarm IS NOT NULL").fetchone()
+        return None if first is None else int(first)
+
+    def take_due(self, column: Literal["due", "alarm"], now: int) -> list[Stored]:
         """Return some states that must be looked at by now, no longer kept here; none when there are no more."""
         if not self._count:
             return []
-        query = "SELECT * FROM states WHERE due <= ? ORDER BY due LIMIT ?"
+        query = f"SELECT * FROM states WHERE {column} <= ? ORDER BY {column} LIMIT ?"
         found = [Stored(*row) for row in self._do(query, (now, _AT_ONCE)).fetchall()]
         for state in found:
             self._do("DELETE FROM states WHERE name = ?", (state.name,))
@@ -120,11 +128,6 @@ class Store:
         """Return the buckets of which `values` gives anything."""
         where = "changed" if changed else "NOT gone"
         return {bucket for (bucket,) in self._do(f"SELECT DISTINCT bucket FROM states WHERE {where}")}
-
-    def changes(self) -> int:
-        """Return how many states have changed since the last snapshot."""
-        (count,) = self._do("SELECT count(*) FROM states WHERE changed").fetchone()
-        return int(count)
 
     def saved(self) -> None:
         """Remember that a snapshot has all that is kept."""

@@ -112,7 +112,7 @@ def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, 
         Each row's time: a timestamp or a date. None for `counting`, whose windows go by the order in which rows come.
     late : str, number of seconds or timedelta, default=0
         How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
-        that come later than that are left out, or go to ``late_to`` of `DataSet.write_stream`; rows without a time are left out.
+        that come later than that are left out, or go to ``late_to`` of `DataSet.write_stream`; rows without a time are left out, and counted.
         Sessions take none.
     early : str, number of seconds or timedelta, optional
         Also give what a window has so far, so often by the machine's clock, if it has changed since. The result has a column

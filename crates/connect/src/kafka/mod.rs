@@ -6,11 +6,13 @@
 //! | `source` | partitions of a topic, dealt to copies, their offsets in checkpoints   |
 //! | `sink`   | rows into a topic, in a transaction for each checkpoint or plainly     |
 //! | `commit` | the transactions                                                      |
+//! | `metadata` | what is known of a record besides its value                         |
 //! | `registry` | schemas of values, in a registry                                    |
 //! | `schema` | rows as values that have one                                          |
 
 mod client;
 mod commit;
+mod metadata;
 mod registry;
 mod schema;
 mod sink;

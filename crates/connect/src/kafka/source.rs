@@ -19,7 +19,7 @@ use bytes::Bytes;
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::BorrowedMessage;
+use rdkafka::message::{BorrowedMessage, Headers};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -27,6 +27,7 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::{Connection, Context, failed, partitions, plain};
+use super::metadata::{Known, Metadata, with_metadata};
 use super::registry::{Registry, Schemas};
 use crate::avro::Avro;
 use crate::bad::{BadRecords, Handler, OnError};
@@ -92,6 +93,9 @@ struct Options {
     confluent_header: bool,
     /// The schema registry that knows the schemas of Avro values, and of JSON, whose numbers are in Confluent's header.
     registry: Option<Secret>,
+    /// Columns behind those of values: what each is called, and what of a record it has.
+    #[serde(default)]
+    metadata: Vec<(String, Metadata)>,
     /// Of Avro: what values are read as; with a registry, by default the newest schema of the topic's values.
     avro_schema: Option<Value>,
     /// Of Avro values with Confluent's header: the schemas they were written with, by number.
@@ -167,7 +171,11 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         (_, Some(layout)) => Some(Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?),
         (_, None) => None,
     };
-    let schema = decoder.as_ref().map_or(schema, |decoder| SchemaRef::clone(decoder.schema()));
+    let schema = match &decoder {
+        Some(decoder) => with_metadata(decoder.schema(), &options.metadata).map_err(wrong)?,
+        None if options.metadata.is_empty() => schema,
+        None => return Err(wrong("raw rows have all that is known of a record: give them no `metadata`".into())),
+    };
     let Options { servers, user, password, tls, config, .. } = options.clone();
     let connection = Connection::new(servers, (user, password), tls.as_ref(), config).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
@@ -360,15 +368,19 @@ impl Source for Kafka {
 struct Buffer {
     bytes: Vec<u8>,
     records: Vec<Record>,
+    /// Bytes of these, with headers.
+    size: usize,
     next: i64,
 }
 
 /// Where a record's key and value end in the buffer; each begins where the one before ends.
-struct Record {
-    offset: i64,
-    timestamp_ms: Option<i64>,
+pub(super) struct Record {
+    pub(super) offset: i64,
+    pub(super) timestamp_ms: Option<i64>,
     key: Option<usize>,
     value: Option<usize>,
+    /// Where they are wanted: names and values.
+    pub(super) headers: Vec<(String, Option<Vec<u8>>)>,
 }
 
 /// Reads on a thread of its own.
@@ -594,35 +606,51 @@ impl Reader {
     fn keep(&mut self, message: &BorrowedMessage<'_>) {
         let buffer = self.buffers.entry(message.partition()).or_default();
         let before = buffer.bytes.len();
+        let mut header_bytes = 0;
         let mut put = |bytes: Option<&[u8]>| {
             buffer.bytes.extend_from_slice(bytes?);
             Some(buffer.bytes.len())
         };
-        // Keys are of use to raw rows only.
-        let key = put(if self.decoder.is_none() { message.key() } else { None });
+        let wants = |what: Metadata| self.options.metadata.iter().any(|(_, of)| *of == what);
+        let key = put(if self.decoder.is_none() || wants(Metadata::Key) { message.key() } else { None });
         let value = put(message.payload());
+        let headers = message.headers().filter(|_| wants(Metadata::Headers));
+        let headers = headers.into_iter().flat_map(|headers| headers.iter());
+        let headers = headers.map(|header| {
+            header_bytes += header.key.len() + header.value.map_or(0, <[u8]>::len);
+            (header.key.to_owned(), header.value.map(<[u8]>::to_vec))
+        });
+        let headers = headers.collect();
         buffer.next = message.offset() + 1;
         self.quiet.remove(&message.partition());
         self.next.insert(message.partition(), buffer.next);
         let timestamp_ms = message.timestamp().to_millis();
-        buffer.records.push(Record { offset: message.offset(), timestamp_ms, key, value });
+        buffer.records.push(Record { offset: message.offset(), timestamp_ms, key, value, headers });
+        let more = buffer.bytes.len() - before + header_bytes;
+        buffer.size += more;
         self.waiting.0 += 1;
-        self.waiting.1 += buffer.bytes.len() - before;
+        self.waiting.1 += more;
     }
 
     /// Says of partitions that had nothing more that they still have nothing, when it is time to. That is so when nothing at all has
     /// come; else (`asking`) the broker is asked whether there is something behind what was read, which may wait in the consumer's
-    /// queue behind records of others. Behind a transaction there always is, so that such a partition is idle when nothing comes.
+    /// queue behind records of others. What was read is told by the consumer's position, which is behind the mark that ends a
+    /// transaction and is no record; before the first record of a partition it has none, and it is where reading began.
     fn tell_quiet(&mut self, asking: Option<&BaseConsumer<Context>>, feeder: &Feeder<Event>) -> bool {
         let now = Instant::now();
+        let topic = &self.options.topic;
         for (&partition, quiet) in &mut self.quiet {
             if !quiet.goes_on(now) {
                 continue;
             }
             let is_so = asking.is_none_or(|consumer| {
-                let end = consumer.fetch_watermarks(&self.options.topic, partition, ASK);
+                let position = consumer.position().ok();
+                let position = position.and_then(|list| list.find_partition(topic, partition)?.offset().to_raw());
+                // Before the first record it is no number of one.
+                let read = self.next.get(&partition).copied().max(position.filter(|position| *position >= 0));
                 // A broker that is away may have something.
-                end.is_ok_and(|(_, end)| self.next.get(&partition) == Some(&end))
+                let end = consumer.fetch_watermarks(topic, partition, ASK);
+                end.is_ok_and(|(_, end)| read == Some(end))
             });
             if is_so && !feeder.give(Event::CaughtUp { partition, at: now }) {
                 return false;
@@ -640,7 +668,7 @@ impl Reader {
         for partition in chosen {
             let Some(buffer) = self.buffers.remove(&partition) else { continue };
             self.waiting.0 -= buffer.records.len();
-            self.waiting.1 -= buffer.bytes.len();
+            self.waiting.1 -= buffer.size;
             let rows = match self.decoder.is_some() {
                 true => self.decode(partition, &buffer)?,
                 false => self.raw(partition, &buffer)?,
@@ -653,12 +681,12 @@ impl Reader {
     }
 
     fn decode(&mut self, partition: i32, buffer: &Buffer) -> Result<RecordBatch, TaskError> {
-        let Reader { bad, options, decoder, schemas, .. } = self;
+        let Reader { bad, options, decoder, schemas, schema, .. } = self;
         let decoder = decoder.as_mut().expect("asked for by who has one");
         let is_json = options.format == Format::Json;
         let strips = (options.confluent_header || schemas.is_some()) && is_json;
-        let (mut values, mut offsets, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
-        for (record, _, value) in buffer.iter() {
+        let (mut values, mut records, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
+        for (record, key, value) in buffer.iter() {
             let body = match (value, strips) {
                 (None, _) => Err("it has no value"),
                 (Some([0, _, _, _, _, body @ ..]), true) => Ok(body),
@@ -678,13 +706,15 @@ impl Reader {
             match known.and(body) {
                 Ok(body) => {
                     values.push(body);
-                    offsets.push(record.offset);
+                    records.push((record, key));
                 }
                 Err(reason) => wrong.push((record.offset, reason, value.unwrap_or_default())),
             }
         }
+        let mut is_row = vec![true; values.len()];
         let Ok(rows) = decoder.decode(&values, |at, reason| {
-            wrong.push((offsets[at], reason.to_owned(), values[at]));
+            wrong.push((records[at].0.offset, reason.to_owned(), values[at]));
+            is_row[at] = false;
             Ok::<(), Infallible>(())
         });
         // The first one is told first.
@@ -694,7 +724,14 @@ impl Reader {
             bad.bad(&place, &reason, bytes)?;
         }
         bad.flush()?;
-        Ok(rows)
+        if options.metadata.is_empty() {
+            return Ok(rows);
+        }
+        let records = records.into_iter().zip(is_row).filter(|(_, is_row)| *is_row).map(|(record, _)| record).collect();
+        let found = Known { topic: &options.topic, partition, records };
+        let more = options.metadata.iter().map(|(_, what)| found.column(*what));
+        let columns = rows.columns().iter().cloned().chain(more).collect();
+        Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns)?)
     }
 
     fn raw(&self, partition: i32, buffer: &Buffer) -> Result<RecordBatch, TaskError> {

@@ -54,6 +54,23 @@ pub(crate) struct Hub {
     routes: Mutex<BTreeMap<String, Arc<RouteMap>>>,
     /// Manifests that are being written, and the clearing away behind them.
     writing: Mutex<Vec<JoinHandle<()>>>,
+    /// On worker 0: the last one that was, or that the run goes on from.
+    made: Mutex<Option<CheckpointMade>>,
+}
+
+/// A checkpoint that is there.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckpointMade {
+    /// When, in milliseconds since 1970 UTC.
+    pub at_ms: u64,
+    /// Bytes of state that it refers to, also those of checkpoints before.
+    pub bytes: u64,
+}
+
+impl CheckpointMade {
+    fn of(manifest: &Manifest) -> Self {
+        CheckpointMade { at_ms: manifest.at_ms, bytes: manifest.state_bytes() }
+    }
 }
 
 impl Hub {
@@ -80,6 +97,7 @@ impl Hub {
             events,
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             writing: Mutex::default(),
+            made: Mutex::default(),
         };
         (Arc::new(hub), heard)
     }
@@ -106,6 +124,11 @@ impl Hub {
     /// The last epoch that is durable, as this worker knows.
     pub(crate) fn last_durable(&self) -> u64 {
         self.news.last_durable()
+    }
+
+    /// The last checkpoint that was written, or that the run goes on from, as worker 0 knows.
+    pub(crate) fn last_made(&self) -> Option<CheckpointMade> {
+        *self.made.lock()
     }
 
     /// Asks the coordinator for a barrier; only worker 0 has one.
@@ -178,6 +201,7 @@ impl Hub {
         // Rows that a checkpoint has, and that are also on their way, would come twice.
         let unaligned_after = settings.unaligned_after.filter(|_| !settings.at_most_once);
         let (interval, timeout) = (settings.interval, settings.timeout);
+        *self.made.lock() = begin.from.as_deref().map(CheckpointMade::of);
         let mut coordinator = Coordinator::new(&job, members, Pace { interval, unaligned_after, timeout }, &begin);
         let begun = Instant::now();
         // Who is still in here when this ends hears so.
@@ -257,6 +281,9 @@ impl Hub {
             Err(error) => Err(error),
         };
         let stored = result.is_ok();
+        if stored {
+            *self.made.lock() = Some(CheckpointMade::of(&manifest));
+        }
         let failure = |error: StoreError| StoreFailure {
             reason: error.to_string(),
             fenced: matches!(error, StoreError::Taken { .. }),

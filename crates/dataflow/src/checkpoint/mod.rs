@@ -46,6 +46,7 @@ pub use store::{CheckpointStore, StoreError};
 
 use crate::error::TaskError;
 
+pub use hub::CheckpointMade;
 pub(crate) use hub::{CopyStates, Heard, Hub};
 pub(crate) use in_flight::{Dealing, Replay};
 

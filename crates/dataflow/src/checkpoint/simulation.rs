@@ -7,8 +7,8 @@
 //! The story may have crashes at any step, with another number of copies afterwards; a job that is taken for dead and goes on
 //! beside its successor; manifests and states that cannot be written, are cut short, are written although the writer was told
 //! otherwise, or land when their job is long gone; a clock that jumps, so that checkpoints are given up; control frames that
-//! come twice; barriers that stop the job, asked for at any time and more than once; sources without rows; buckets that move,
-//! or are asked to move where they cannot.
+//! come twice; barriers that stop the job, asked for at any time and more than once; sources without rows; sinks that are full and
+//! ask for a checkpoint; buckets that move, or are asked to move where they cannot.
 //!
 //! Always: what a manifest says of each split, each key and each sink fits together; nothing is visible outside that no
 //! checkpoint has; each key's rows are visible once and in order; a copy gets rows of its own buckets only, and has what is
@@ -81,6 +81,8 @@ struct Plan {
     timeout: Duration,
     /// Splits become idle now and then: then rows may be late.
     idles: bool,
+    /// Rows that a sink keeps at most until the next checkpoint: at half of them it asks for one. 0: any number.
+    sink_max: usize,
     /// The step at which faults stop.
     faults_end: usize,
     crash: usize,
@@ -107,6 +109,7 @@ impl Plan {
             unaligned_after: [None, Some(0), Some(20)][random.below(3)].map(Duration::from_millis),
             timeout: Duration::from_millis(random.one_of(&[30, 300, 100_000]) as u64),
             idles: random.once_in(2),
+            sink_max: random.one_of(&[0, 2, 10]),
             faults_end: random.one_of(&[0, 500, 3000, 10_000]),
             crash: random.one_of(&[0, 150, 500, 1500]),
             rival: random.one_of(&[0, 0, 400]),
@@ -174,6 +177,8 @@ pub(super) struct World {
     moved: usize,
     /// Rows that barriers have overtaken.
     overtaken: usize,
+    /// Checkpoints that full sinks have asked for.
+    full: usize,
     tell: bool,
 }
 
@@ -198,6 +203,7 @@ impl World {
             runs: 0,
             moved: 0,
             overtaken: 0,
+            full: 0,
             tell,
         }
     }
@@ -363,8 +369,8 @@ impl World {
     }
 }
 
-/// Tells the story of a seed. Returns its steps, runs, rebalances, and rows that barriers have overtaken.
-fn story(seed: u64, tell: bool) -> (usize, usize, usize, usize) {
+/// Tells the story of a seed. Returns its steps, and how it came to its end.
+fn story(seed: u64, tell: bool) -> (usize, World) {
     let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let mut world = World::new(&mut random, tell);
     let mut jobs: Vec<Job> = Vec::new();
@@ -407,7 +413,7 @@ fn story(seed: u64, tell: bool) -> (usize, usize, usize, usize) {
     }
     let splits = world.plan.splits();
     world.check_rows(&world.visible, &[], world.plan.counts(&splits), true, "at the end");
-    (step, world.runs, world.moved, world.overtaken)
+    (step, world)
 }
 
 /// What fails here loses rows, or counts them twice, or hangs, when something fails at the wrong moment; the seed tells it
@@ -415,22 +421,27 @@ fn story(seed: u64, tell: bool) -> (usize, usize, usize, usize) {
 #[test]
 fn whatever_fails_every_row_counts_once() {
     if let Ok(seed) = std::env::var("SIMULATION_SEED") {
-        let (steps, runs, moved, overtaken) = story(seed.parse().expect("a seed is a number"), true);
-        println!("{steps} steps, {runs} runs, {moved} rebalances, {overtaken} rows overtaken");
+        let (steps, World { runs, moved, overtaken, full, .. }) =
+            story(seed.parse().expect("a seed is a number"), true);
+        println!("{steps} steps, {runs} runs, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times");
         return;
     }
-    let (mut steps, mut runs, mut moved, mut overtaken) = (0, 0, 0, 0);
+    let (mut steps, mut runs, mut moved, mut overtaken, mut full) = (0, 0, 0, 0, 0);
     for seed in 0..SEEDS {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| story(seed, false)));
-        let Ok((of_story, of_runs, of_moved, of_overtaken)) = told else {
+        let Ok((of_story, world)) = told else {
             panic!("seed {seed} fails: SIMULATION_SEED={seed} tells its story");
         };
         steps += of_story;
-        runs += of_runs;
-        moved += of_moved;
-        overtaken += of_overtaken;
+        runs += world.runs;
+        moved += world.moved;
+        overtaken += world.overtaken;
+        full += world.full;
     }
-    println!("{SEEDS} seeds: {runs} runs, {steps} steps, {moved} rebalances, {overtaken} rows overtaken");
+    println!(
+        "{SEEDS} seeds: {runs} runs, {steps} steps, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times"
+    );
     assert!(overtaken > 10 * SEEDS as usize, "hardly any row was overtaken");
     assert!(moved > SEEDS as usize, "hardly anything has moved");
+    assert!(full > SEEDS as usize, "hardly any sink was full");
 }

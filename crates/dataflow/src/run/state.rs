@@ -10,7 +10,7 @@ use tidemill_net::NetError;
 
 use super::cancel::Cancel;
 use super::fault::Fault;
-use crate::checkpoint::Hub;
+use crate::checkpoint::{CheckpointMade, Hub};
 use crate::error::DataflowError;
 use crate::flow::Edge;
 use crate::link::{Inbox, Links};
@@ -101,6 +101,11 @@ impl Progress {
     /// The last checkpoint that is durable; 0 before the first. `None` if the run makes none.
     pub fn durable(&self) -> Option<u64> {
         self.checkpoints.as_ref().map(|hub| hub.last_durable())
+    }
+
+    /// The last checkpoint that is durable, or that the run goes on from. `None` if there is none, and on other workers than 0.
+    pub fn checkpoint(&self) -> Option<CheckpointMade> {
+        self.checkpoints.as_ref()?.last_made()
     }
 
     /// Tells how far this worker is.

@@ -1,5 +1,5 @@
-//! Rows that come too late. The step that leaves them out counts them; those of windows go to a sink of their own, if the job has
-//! one. A query does not say which columns rows have beside those that it uses, so then a rule adds all of them to the window's
+//! Rows that come too late, and rows without a time. The step that leaves them out counts them; late ones of windows go to a sink of
+//! their own, if the job has one. A query does not say which columns rows have beside those that it uses, so then a rule adds all of them to the window's
 //! call, which the planner leaves alone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,16 +23,18 @@ use crate::error::DataSetError;
 /// Makes the sink for rows that come too late, given what they are.
 pub type MakeLateSink = Arc<dyn Fn(&SchemaRef) -> std::result::Result<StreamSink, DataSetError> + Send + Sync>;
 
-/// How many rows each step of a job has left out in this process because they came too late; may be read while it runs.
+/// How many rows each step of a job has left out in this process because they came too late, or had no time; may be read while it
+/// runs.
 #[derive(Debug, Default)]
 pub struct LateRows(Mutex<Vec<(String, LateCount)>>);
 
 impl LateRows {
-    /// By the name of the step, those that have left out any.
-    pub fn counts(&self) -> Vec<(String, u64)> {
+    /// By the name of the step, those that have left out any: how many that came too late, and how many without a time.
+    pub fn counts(&self) -> Vec<(String, u64, u64)> {
         let counts = self.0.lock().expect("nothing panics with it locked");
-        let counts = counts.iter().map(|(step, count)| (step.clone(), count.0.load(Ordering::Relaxed)));
-        counts.filter(|(_, rows)| *rows > 0).collect()
+        let of = |count: &LateCount| (count.late.load(Ordering::Relaxed), count.untimed.load(Ordering::Relaxed));
+        let counts = counts.iter().map(|(step, count)| (step.clone(), of(count)));
+        counts.filter(|(_, of)| *of != (0, 0)).map(|(step, (late, untimed))| (step, late, untimed)).collect()
     }
 
     /// The count of a step.
@@ -45,11 +47,23 @@ impl LateRows {
 
 /// The rows that one step has left out.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LateCount(Arc<AtomicU64>);
+pub(crate) struct LateCount {
+    late: Arc<AtomicU64>,
+    untimed: Arc<AtomicU64>,
+}
 
 impl LateCount {
+    /// They came too late.
     pub(crate) fn add(&self, rows: usize) {
-        self.0.fetch_add(rows as u64, Ordering::Relaxed);
+        self.late.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
+    /// They have no time.
+    pub(crate) fn add_untimed(&self, rows: usize) {
+        // Most often there are none, and copies would pass its memory around for nothing.
+        if rows > 0 {
+            self.untimed.fetch_add(rows as u64, Ordering::Relaxed);
+        }
     }
 }
 

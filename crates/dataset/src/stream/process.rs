@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::compute::take_record_batch;
@@ -69,6 +70,16 @@ pub trait KeyedFunction: Send {
     /// # Errors
     /// Fails the job.
     fn time(&mut self, now: EventTime) -> std::result::Result<(Vec<RecordBatch>, bool), String>;
+
+    /// When it wants `ring` to be called, in microseconds of the machine's clock since 1970; `None`: not before another call.
+    fn next_alarm(&self) -> Option<i64>;
+
+    /// The machine's clock has come to [`KeyedFunction::next_alarm`]. Returns rows, and whether there is more to do: then this is
+    /// called again.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn ring(&mut self) -> std::result::Result<(Vec<RecordBatch>, bool), String>;
 
     /// What it keeps in memory, in bytes, about.
     ///
@@ -265,6 +276,9 @@ impl ExecutionPlan for ProcessExec {
     }
 }
 
+/// Between two looks at the machine's clock.
+const CLOCK_INTERVAL: Duration = Duration::from_millis(20);
+
 /// See the module.
 pub(crate) struct ProcessTask {
     process: Arc<Process>,
@@ -276,6 +290,8 @@ pub(crate) struct ProcessTask {
     now: Micros,
     /// What the function is being told.
     telling: EventTime,
+    /// Whether it is being told that the machine's clock has come to an alarm.
+    ringing: bool,
     held: Held,
 }
 
@@ -305,7 +321,8 @@ impl ProcessTask {
         let (held, telling) = (Held::new(context), EventTime(Micros::MIN));
         let (keyed, rows) = (Arc::clone(keyed), Arc::clone(rows));
         let (projection, now) = (exec.1.clone(), Micros::MIN);
-        let mut new = ProcessTask { process, projection, keyed, rows, function, now, telling, held };
+        let ringing = false;
+        let mut new = ProcessTask { process, projection, keyed, rows, function, now, telling, ringing, held };
         if let Some(restored) = context.restored() {
             new.now = fired_of(restored)?;
             for (&bucket, parts) in &restored.buckets {
@@ -324,7 +341,10 @@ impl ProcessTask {
 
     /// Tells the function what time it is.
     fn tell(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let (made, more) = self.function.time(self.telling)?;
+        let (made, more) = match self.ringing {
+            true => self.function.ring()?,
+            false => self.function.time(self.telling)?,
+        };
         self.send(made, emit)?;
         if more {
             self.weigh(WEIGH_EVERY_ROWS)?;
@@ -375,12 +395,26 @@ impl Operator for ProcessTask {
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.now = self.now.max(time.0);
-        self.telling = time;
+        (self.telling, self.ringing) = (time, false);
+        self.tell(emit)
+    }
+
+    fn ticks(&self) -> Option<Duration> {
+        Some(CLOCK_INTERVAL)
+    }
+
+    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let Some(alarm) = self.function.next_alarm() else { return Ok(Flow::Done) };
+        let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as i64);
+        if alarm > now {
+            return Ok(Flow::Done);
+        }
+        self.ringing = true;
         self.tell(emit)
     }
 
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.telling = EventTime::MAX;
+        (self.telling, self.ringing) = (EventTime::MAX, false);
         self.tell(emit)
     }
 

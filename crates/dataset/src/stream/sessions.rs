@@ -154,13 +154,14 @@ impl SessionAggregation {
         batch(&self.session_schema, columns, count)
     }
 
-    /// The rows of a batch that have a time, and their times.
+    /// The rows of a batch that have a time, and their times; the others are counted.
     fn timed(&self, rows: RecordBatch) -> Result<(RecordBatch, TimestampMicrosecondArray)> {
         let times = |rows: &RecordBatch| micros(&self.time.evaluate(rows)?.into_array(rows.num_rows())?);
         let known = times(&rows)?;
         if known.null_count() == 0 {
             return Ok((rows, known));
         }
+        self.late.add_untimed(known.null_count());
         let kept = BooleanArray::from_iter(known.iter().map(|time| Some(time.is_some())));
         let rows = filter_record_batch(&rows, &kept)?;
         let known = times(&rows)?;

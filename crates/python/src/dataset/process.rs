@@ -21,6 +21,21 @@ use super::table::NativeTable;
 struct PythonKeyed {
     object: Py<PyAny>,
     governor: Governor,
+    /// As the object said last.
+    alarm: Option<i64>,
+}
+
+impl PythonKeyed {
+    /// Calls the object, which may set alarms then.
+    fn call<T>(&mut self, work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T>) -> Result<T, String> {
+        let object = &self.object;
+        let (done, alarm) = call(|py| {
+            let done = work(py, object)?;
+            Ok((done, object.call_method0(py, "next_alarm")?.extract(py)?))
+        })?;
+        self.alarm = alarm;
+        Ok(done)
+    }
 }
 
 /// Makes one by calling `factory`.
@@ -28,7 +43,7 @@ pub fn keyed_function(factory: Py<PyAny>) -> MakeKeyedFunction {
     std::sync::Arc::new(move |context| {
         let governor = context.governor().clone();
         let object = call(|py| factory.call1(py, (&governor.settings().spill_dir, context.makes_checkpoints())))?;
-        Ok(Box::new(PythonKeyed { object, governor }) as Box<dyn KeyedFunction>)
+        Ok(Box::new(PythonKeyed { object, governor, alarm: None }) as Box<dyn KeyedFunction>)
     })
 }
 
@@ -46,12 +61,24 @@ impl KeyedFunction for PythonKeyed {
     fn rows(&mut self, batch: KeyedBatch) -> Result<Vec<RecordBatch>, String> {
         let table = |rows: RecordBatch| NativeTable { schema: rows.schema(), batches: vec![rows] };
         let KeyedBatch { keys, buckets, ends, rows } = batch;
-        call(|py| batches(py, &self.object.call_method1(py, "rows", (table(keys), buckets, ends, table(rows)))?))
+        let arguments = (table(keys), buckets, ends, table(rows));
+        self.call(|py, object| batches(py, &object.call_method1(py, "rows", arguments)?))
     }
 
     fn time(&mut self, now: EventTime) -> Result<(Vec<RecordBatch>, bool), String> {
-        call(|py| {
-            let (made, more): (Py<PyAny>, bool) = self.object.call_method1(py, "time", (now.0,))?.extract(py)?;
+        self.call(|py, object| {
+            let (made, more): (Py<PyAny>, bool) = object.call_method1(py, "time", (now.0,))?.extract(py)?;
+            Ok((batches(py, &made)?, more))
+        })
+    }
+
+    fn next_alarm(&self) -> Option<i64> {
+        self.alarm
+    }
+
+    fn ring(&mut self) -> Result<(Vec<RecordBatch>, bool), String> {
+        self.call(|py, object| {
+            let (made, more): (Py<PyAny>, bool) = object.call_method0(py, "ring")?.extract(py)?;
             Ok((batches(py, &made)?, more))
         })
     }
@@ -96,10 +123,10 @@ impl KeyedFunction for PythonKeyed {
     }
 
     fn restore(&mut self, now: EventTime, buckets: Vec<(u32, Vec<Bytes>)>) -> Result<(), String> {
-        call(|py| {
+        self.call(|py, object| {
             for (bucket, parts) in buckets {
                 let parts = PyList::new(py, parts.iter().map(|part| PyBytes::new(py, part)))?;
-                self.object.call_method1(py, "restore", (now.0, bucket, parts))?;
+                object.call_method1(py, "restore", (now.0, bucket, parts))?;
             }
             Ok(())
         })

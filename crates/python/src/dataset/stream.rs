@@ -169,13 +169,13 @@ impl Checkpoints {
 /// Between lines that tell of what was left out.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The records that this process has left out because they are no rows, and the rows that came too late: what all of them were at
-/// the end, and meanwhile a line now and then.
+/// The records that this process has left out because they are no rows, and the rows that came too late or had no time: what all of
+/// them were at the end, and meanwhile a line now and then.
 struct LeftOut {
     count: u64,
     first: Option<String>,
     late: Arc<LateRows>,
-    late_told: BTreeMap<String, u64>,
+    late_told: BTreeMap<String, [u64; 2]>,
     looked: Instant,
 }
 
@@ -200,11 +200,15 @@ impl LeftOut {
             let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
             eprintln!("tidemill: {records} left out; the first: {first}");
         }
-        for (step, rows) in self.late.counts() {
-            let told = self.late_told.insert(step.clone(), rows).unwrap_or(0);
-            if let more @ 1.. = rows - told {
+        for (step, late, untimed) in self.late.counts() {
+            let told = self.late_told.insert(step.clone(), [late, untimed]).unwrap_or_default();
+            if let more @ 1.. = late - told[0] {
                 let came = if more == 1 { "1 row came" } else { &format!("{more} rows came") };
                 eprintln!("tidemill: {came} too late for {step}: left out");
+            }
+            if let more @ 1.. = untimed - told[1] {
+                let had = if more == 1 { "1 row had" } else { &format!("{more} rows had") };
+                eprintln!("tidemill: {had} no time for {step}: left out");
             }
         }
     }
@@ -220,8 +224,8 @@ impl LeftOut {
 }
 
 /// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and by step how
-/// many rows because they came too late.
-type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64)>);
+/// many rows because they came too late, and because they had no time.
+type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64)>);
 
 /// Writes a stream until it ends; collective.
 #[pyfunction]
@@ -264,7 +268,7 @@ pub fn write_stream<'py>(
         late,
         left_out: Arc::clone(&left_out.late),
     };
-    let status = status.map(|(file, about)| Ok::<_, PyErr>(Status { file, about: described_by(&about)?, told: None }));
+    let status = status.map(|(file, about)| Status::new(file, &about));
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
@@ -272,8 +276,11 @@ pub fn write_stream<'py>(
     let report = together_with(py, engine, comm, |workers, look| {
         workers.stream(&engine.engine, &set.0, &job, &mut |run| {
             left_out.look(engine);
-            if let Some(status) = &mut status {
-                status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled);
+            if let Some(status) = &mut status
+                && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled)
+                && !std::mem::replace(&mut stopping, true)
+            {
+                run.request(Control::Stop);
             }
             look(&mut |py| {
                 if let (Some(watch), Some(running)) = (&watch, &running) {
@@ -293,6 +300,9 @@ pub fn write_stream<'py>(
     });
     match report {
         Ok(report) => {
+            if let Some(status) = &mut status {
+                status.has_stopped();
+            }
             left_out.take(engine);
             Ok((described(py, &report)?, left_out.count, left_out.first, left_out.late.counts()))
         }
@@ -304,7 +314,8 @@ pub fn write_stream<'py>(
 }
 
 /// What a job tells of itself while it runs, in a file that `tidemill top` reads. A worker that is killed leaves it behind: readers
-/// look whether its process is there.
+/// look whether its process is there. Beside it `tidemill stop` puts an empty file, to ask worker 0 for a last checkpoint; when the job
+/// has stopped, that has another name.
 struct Status {
     file: PathBuf,
     /// Who it is.
@@ -315,10 +326,23 @@ struct Status {
 impl Status {
     const EVERY: Duration = Duration::from_millis(500);
 
-    /// Writes it now and then. It is of no use to the job itself, so failures are passed over.
-    fn tell(&mut self, run: &Progress, late: &LateRows, spilled_bytes: u64) {
+    fn new(file: PathBuf, about: &str) -> PyResult<Self> {
+        let status = Status { file, about: described_by(about)?, told: None };
+        // Of a process that had the same number once.
+        status.asked().iter().for_each(|left| drop(std::fs::remove_file(left)));
+        Ok(status)
+    }
+
+    /// The file that asks for a stop, and that says that the job has stopped.
+    fn asked(&self) -> [PathBuf; 2] {
+        ["stop", "stopped"].map(|name| self.file.with_extension(name))
+    }
+
+    /// Writes it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody asks the job
+    /// to stop, which it can if it makes checkpoints.
+    fn tell(&mut self, run: &Progress, late: &LateRows, spilled_bytes: u64) -> bool {
         if self.told.is_some_and(|told| told.elapsed() < Self::EVERY) {
-            return;
+            return false;
         }
         self.told = Some(Instant::now());
         let mut edges = run.edges();
@@ -329,17 +353,34 @@ impl Status {
         let mut status = self.about.clone();
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
         status["durable"] = json!(run.durable());
+        let checkpoint = run.checkpoint();
+        status["checkpoint"] =
+            json!(checkpoint.map(|made| json!({"at_s": made.at_ms as f64 / 1e3, "bytes": made.bytes})));
         status["edges"] = json!(edges);
         status["sources"] = json!(run.sources());
-        status["late"] = json!(late.counts());
+        let left_out = late.counts();
+        let of = |count: fn(&(String, u64, u64)) -> u64| {
+            let counts = left_out.iter().map(|step| (&step.0, count(step)));
+            counts.filter(|(_, rows)| *rows > 0).collect::<Vec<_>>()
+        };
+        status["late"] = json!(of(|step| step.1));
+        status["untimed"] = json!(of(|step| step.2));
         status["spilled_bytes"] = json!(spilled_bytes);
         let new = self.file.with_extension("new");
         drop(std::fs::write(&new, status.to_string()).and_then(|()| std::fs::rename(&new, &self.file)));
+        run.durable().is_some() && self.asked()[0].exists()
+    }
+
+    /// The job has come to its end, or to the last checkpoint that somebody asked for, who hears so.
+    fn has_stopped(&mut self) {
+        let [asked, stopped] = self.asked();
+        drop(std::fs::rename(asked, stopped));
     }
 }
 
 impl Drop for Status {
     fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.asked()[0]));
         drop(std::fs::remove_file(&self.file));
     }
 }

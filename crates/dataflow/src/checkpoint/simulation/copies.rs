@@ -332,6 +332,9 @@ pub(super) struct Outside {
     prepared: BTreeMap<(u64, String), Bytes>,
     last: u64,
     durable: Option<watch::Receiver<u64>>,
+    barriers: Option<watch::Receiver<Option<Barrier>>>,
+    /// Behind which epoch it has asked for a checkpoint.
+    asked: Option<u64>,
 }
 
 pub(super) enum Body {
@@ -505,7 +508,8 @@ impl Count {
 
 impl Outside {
     pub(super) fn new(inputs: Gather) -> Self {
-        Outside { inputs, rows: Vec::new(), prepared: BTreeMap::new(), last: 0, durable: None }
+        let (rows, prepared) = Default::default();
+        Outside { inputs, rows, prepared, last: 0, durable: None, barriers: None, asked: None }
     }
 
     fn prepare(&mut self, epoch: u64, copy: u32, run: &str) {
@@ -700,6 +704,7 @@ impl Copy {
                     sink.commit(ALL, with.world);
                 }
                 sink.durable = Some(with.news.epochs());
+                sink.barriers = Some(with.news.barriers());
             }
         }
         Phase::Running
@@ -807,6 +812,18 @@ impl Copy {
             let epoch = *durable.borrow_and_update();
             sink.commit(epoch, with.world);
             return Some(Phase::Running);
+        }
+        let max = with.world.plan.sink_max;
+        let barrier = sink.barriers.as_ref().expect("it has begun").borrow().as_ref().map(|barrier| barrier.epoch);
+        if max > 0 && barrier.is_none_or(|epoch| epoch <= sink.last) {
+            if 2 * sink.rows.len() >= max && sink.asked.replace(sink.last) != Some(sink.last) {
+                with.said.push(Said::Full);
+                with.world.full += 1;
+            }
+            if sink.rows.len() >= max {
+                // What is on its way must wait for the barrier that comes before it.
+                return None;
+            }
         }
         let copy = self.id.1;
         let hurry = *with.news.hurries().borrow();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch};
 use datafusion::error::Result;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
@@ -56,6 +56,7 @@ impl FirstHalf {
     fn add(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
+        shape.late.add_untimed(times.null_count());
         let all = shape.of.arguments(batch)?;
         for (pane, rows) in by_pane(&times, |time| shape.spans.pane(time)) {
             if shape.over(pane) <= self.time {
@@ -115,6 +116,12 @@ impl Operator for FirstHalf {
         let shape = Arc::clone(&self.shape);
         self.send(|pane| shape.spans.pane(pane).1 <= time.0, true, emit)?;
         self.time = time.0;
+        Ok(Flow::Done)
+    }
+
+    fn on_idle(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        // The owner of a key no longer waits for these.
+        self.send(|_| true, false, emit)?;
         Ok(Flow::Done)
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{AsArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{Array, AsArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
 use bytes::Bytes;
@@ -185,6 +185,7 @@ impl SecondHalf {
     fn take_rows(&mut self, batch: &RecordBatch, of: &LateOutput, emit: &mut Emit) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
+        shape.late.add_untimed(times.null_count());
         let all = shape.of.arguments(batch)?;
         for (pane, rows) in by_pane(&times, |time| shape.spans.pane(time)) {
             match (self.open(pane)?, rows) {

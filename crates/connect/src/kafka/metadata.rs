@@ -1,0 +1,98 @@
+//! What is known of a record besides its value, as columns behind those of the value.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, BinaryBuilder, Int32Array, Int64Array, ListBuilder, StringArray, StringBuilder, StructBuilder,
+    TimestampMillisecondArray,
+};
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use serde::Deserialize;
+
+use super::source::Record;
+
+/// One thing that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Metadata {
+    Topic,
+    Partition,
+    Offset,
+    /// When it was written, as its producer or the broker says.
+    Timestamp,
+    Key,
+    /// Names and values, in their order.
+    Headers,
+}
+
+fn header_fields() -> Fields {
+    Fields::from(vec![Field::new("name", DataType::Utf8, false), Field::new("value", DataType::Binary, true)])
+}
+
+impl Metadata {
+    fn data_type(self) -> DataType {
+        match self {
+            Metadata::Topic => DataType::Utf8,
+            Metadata::Partition => DataType::Int32,
+            Metadata::Offset => DataType::Int64,
+            Metadata::Timestamp => DataType::Timestamp(TimeUnit::Millisecond, None),
+            Metadata::Key => DataType::Binary,
+            Metadata::Headers => DataType::new_list(DataType::Struct(header_fields()), true),
+        }
+    }
+}
+
+/// The schema of values with these columns behind them.
+///
+/// # Errors
+/// In words, when there is a column of that name.
+pub(crate) fn with_metadata(values: &SchemaRef, metadata: &[(String, Metadata)]) -> Result<SchemaRef, String> {
+    let mut fields: Vec<Arc<Field>> = values.fields().iter().cloned().collect();
+    for (name, what) in metadata {
+        if fields.iter().any(|field| field.name() == name) {
+            return Err(format!("`metadata` adds a column \"{name}\", which there is already: give it another name"));
+        }
+        fields.push(Arc::new(Field::new(name, what.data_type(), true)));
+    }
+    Ok(Arc::new(Schema::new(fields)))
+}
+
+/// Records of a partition, with their keys.
+pub(crate) struct Known<'a> {
+    pub(crate) topic: &'a str,
+    pub(crate) partition: i32,
+    pub(crate) records: Vec<(&'a Record, Option<&'a [u8]>)>,
+}
+
+impl Known<'_> {
+    pub(crate) fn column(&self, what: Metadata) -> ArrayRef {
+        let records = || self.records.iter().map(|(record, _)| record);
+        let count = self.records.len();
+        match what {
+            Metadata::Topic => Arc::new(StringArray::from_iter_values(std::iter::repeat_n(self.topic, count))),
+            Metadata::Partition => Arc::new(Int32Array::from(vec![self.partition; count])),
+            Metadata::Offset => Arc::new(Int64Array::from_iter_values(records().map(|record| record.offset))),
+            Metadata::Timestamp => {
+                Arc::new(records().map(|record| record.timestamp_ms).collect::<TimestampMillisecondArray>())
+            }
+            Metadata::Key => {
+                let mut keys = BinaryBuilder::new();
+                self.records.iter().for_each(|(_, key)| keys.append_option(*key));
+                Arc::new(keys.finish())
+            }
+            Metadata::Headers => {
+                let mut lists = ListBuilder::new(StructBuilder::from_fields(header_fields(), 0));
+                for record in records() {
+                    let headers = lists.values();
+                    for (name, value) in &record.headers {
+                        headers.field_builder::<StringBuilder>(0).expect("names").append_value(name);
+                        headers.field_builder::<BinaryBuilder>(1).expect("values").append_option(value.as_deref());
+                        headers.append(true);
+                    }
+                    lists.append(true);
+                }
+                Arc::new(lists.finish())
+            }
+        }
+    }
+}

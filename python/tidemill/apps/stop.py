@@ -1,0 +1,75 @@
+"""``tidemill stop``: a stream that runs on this machine makes a last checkpoint and ends."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tidemill.stream import _status
+
+__all__ = ["main"]
+
+#: Between two looks whether it has.
+_LOOK_S = 0.1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code is 0 when the stream has stopped, 1 when it has not or cannot, which is explained."""
+    parser = argparse.ArgumentParser(
+        prog="tidemill stop",
+        description="Let a stream make a last checkpoint, commit, and end; started again it goes on from there. To be called on the "
+        "machine of its worker 0.",
+    )
+    add = parser.add_argument
+    add("name", nargs="?", help="of the job, as write_stream(name=) has it; not needed where one stream runs")
+    add("--pid", type=int, help="the process of its worker 0, where several have one name")
+    add("--timeout", type=float, metavar="S", help="seconds to wait until it has stopped (default: for ever)")
+    options = parser.parse_args(argv)
+    jobs = [status for status in _status.jobs() if status["worker"] == 0]
+    found = [job for job in jobs if options.name in (None, job["job"]) and options.pid in (None, job["pid"])]
+    if len(found) != 1:
+        return _fail(
+            f"{'several streams run' if found else 'no such stream runs'} on this machine{_listed(found or jobs)}"
+        )
+    job = found[0]
+    if job["durable"] is None:
+        return _fail(f"stream {job['job']!r} makes no checkpoints that it could go on from; end it with Ctrl-C")
+    return _stop(job, options.timeout)
+
+
+def _stop(job: dict[str, Any], timeout_s: float | None) -> int:
+    asked, stopped = _status.stopping(job)
+    try:
+        asked.touch()
+    except OSError as error:
+        return _fail(f"stream {job['job']!r} cannot be asked: {error}")
+    begun = time.monotonic()
+    while not stopped.exists():
+        # In this order: it says that it has stopped, and only then goes.
+        gone = not any(one["file"] == job["file"] for one in _status.jobs())
+        if gone and not stopped.exists():
+            asked.unlink(missing_ok=True)
+            return _fail(f"stream {job['job']!r} ended before it had made its last checkpoint; its own output says why")
+        if timeout_s is not None and time.monotonic() - begun > timeout_s:
+            return _fail(f"stream {job['job']!r} has not stopped after {timeout_s:g} s; it goes on trying")
+        time.sleep(_LOOK_S)
+    stopped.unlink(missing_ok=True)
+    print(f"stream {job['job']!r} has stopped; started again it goes on from its last checkpoint")
+    return 0
+
+
+def _listed(jobs: list[dict[str, Any]]) -> str:
+    named = ", ".join(f"{job['job']!r} (--pid {job['pid']})" for job in jobs)
+    return f": {named}" if named else ""
+
+
+def _fail(message: str) -> int:
+    print(f"tidemill stop: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Lists and maps that a function keeps of a key: a checkpoint saves of them what has changed, however much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+__all__ = ["Items", "ListState", "MapState", "Part"]
+
+#: What nobody can change in place.
+_FIXED = frozenset((type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta))
+
+
+class Part(NamedTuple):
+    """What is saved of a list or a map: all of it, or what has changed."""
+
+    is_list: bool
+    #: Whether nothing of what was there before is left.
+    cleared: bool
+    values: dict[Any, Any]
+    gone: list[Any]
+
+    def after(self, before: Part | None) -> Part:
+        """All of it, given what it was before, which is used up."""
+        values = {} if before is None or self.cleared else before.values
+        values.update(self.values)
+        for name in self.gone:
+            values.pop(name, None)
+        return Part(self.is_list, True, values, [])
+
+
+class Items:
+    """Items by name, and which of them have changed since they were saved."""
+
+    __slots__ = ("_changed", "_cleared", "_values")
+
+    def __init__(self, values: dict[Any, Any] | None = None) -> None:
+        self._values = {} if values is None else values
+        # In the order in which they did.
+        self._changed: dict[Any, None] = {}
+        self._cleared = False
+
+    def _put(self, name: Any, value: Any) -> None:
+        self._values[name] = value
+        self._changed[name] = None
+
+    def _read(self, name: Any) -> Any:
+        value = self._values[name]
+        if type(value) not in _FIXED:
+            # Whoever has it may change it.
+            self._changed[name] = None
+        return value
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def clear(self) -> None:
+        """Forget all items."""
+        self._values.clear()
+        self._changed.clear()
+        self._cleared = True
+
+    def _part(self, whole: bool) -> Part:
+        """What is to be saved; `whole`: all of it."""
+        is_list = isinstance(self, ListState)
+        if whole:
+            return Part(is_list, True, self._values, [])
+        values = {name: self._values[name] for name in self._changed if name in self._values}
+        return Part(is_list, self._cleared, values, [name for name in self._changed if name not in values])
+
+    def _saved(self) -> None:
+        """What has changed so far is saved, or need not be."""
+        self._changed.clear()
+        self._cleared = False
+
+
+class ListState(Items):
+    """A list that a function keeps of a key; see `KeyContext.list_state`."""
+
+    __slots__ = ()
+
+    def append(self, value: Any) -> None:
+        """Add a value: anything that can be pickled."""
+        # Names are numbers, in order.
+        self._put(next(reversed(self._values), -1) + 1, value)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add values."""
+        for value in values:
+            self.append(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._read, self._values)
+
+    def __repr__(self) -> str:
+        return f"ListState({list(self._values.values())!r})"
+
+
+class MapState(Items, MutableMapping[Any, Any]):
+    """A map that a function keeps of a key, which is used like a dict; see `KeyContext.map_state`."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._read(name)
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self._put(name, value)
+
+    def __delitem__(self, name: Any) -> None:
+        del self._values[name]
+        self._changed[name] = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __repr__(self) -> str:
+        return f"MapState({self._values!r})"

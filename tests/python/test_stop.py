@@ -1,0 +1,96 @@
+"""``tidemill stop``: a stream makes a last checkpoint, ends, and goes on from there when it is started again."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import launched
+import pytest
+
+APP = """
+import sys
+import tidemill as tm
+
+checkpoint = {"checkpoint": "checkpoints", "every": "1h"} if "unsaved" not in sys.argv else {}
+tm.stream.rate(300).select("number").write_stream(tm.stream.to_files("results"), name="numbers", **checkpoint)
+print("on it goes")
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[list[Popen[bytes]]]:
+    (tmp_path / "app.py").write_text(APP)
+    running: list[Popen[bytes]] = []
+    yield running
+    for job in running:
+        if job.poll() is None:
+            job.send_signal(signal.SIGINT)
+        job.communicate(timeout=launched.PATIENCE_S)
+
+
+def told(env: dict[str, str]) -> list[dict[str, Any]]:
+    workers: list[dict[str, Any]] = json.loads(launched.run("top", "--json", env=env).stdout)
+    return workers
+
+
+def has_rows(env: dict[str, str], workers: int, job: Popen[bytes]) -> bool:
+    assert job.poll() is None, "the job has ended"
+    found = told(env)
+    return len(found) == workers and any(edge["rows_sent"] for one in found for edge in one["edges"])
+
+
+def test_a_stream_that_is_stopped(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
+    """It ends well, although no checkpoint was due; with another number of workers it goes on, and no row is lost or doubled."""
+    before = 0
+    for workers in (2, 1):
+        job = launched.start("run", "-n", str(workers), "app.py", env=env, cwd=tmp_path)
+        jobs.append(job)
+        launched.wait_until(functools.partial(has_rows, env, workers, job), "rows")
+        stopped = launched.run("stop", "numbers", env=env)
+        assert stopped.returncode == 0, stopped.stderr
+        assert stopped.stdout == b"stream 'numbers' has stopped; started again it goes on from its last checkpoint\n"
+        out, err = job.communicate(timeout=launched.PATIENCE_S)
+        assert job.returncode == 0, err
+        assert out.count(b"on it goes") == workers
+        lines = [line for file in (tmp_path / "results").glob("part-*") for line in file.read_text().splitlines()]
+        numbers = sorted(json.loads(line)["number"] for line in lines)
+        assert numbers == list(range(len(numbers))) and len(numbers) > before
+        before = len(numbers)
+    assert list((tmp_path / f"tidemill-{os.getuid()}" / "streams").iterdir()) == []
+
+
+def test_what_cannot_be_stopped(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
+    """None that there is not, none that could not go on, and not one of several."""
+    nobody = launched.run("stop", env=env)
+    assert (nobody.returncode, nobody.stderr) == (1, b"tidemill stop: no such stream runs on this machine\n")
+    jobs.append(launched.start("run", "-n", "1", "app.py", "unsaved", env=env, cwd=tmp_path))
+    launched.wait_until(lambda: jobs[0].poll() is not None or len(told(env)) == 1, "the first")
+    unsaved = launched.run("stop", env=env)
+    assert unsaved.returncode == 1 and b"stream 'numbers' makes no checkpoints" in unsaved.stderr
+    other = launched.run("stop", "others", env=env)
+    pid = told(env)[0]["pid"]
+    assert (
+        other.returncode == 1
+        and f"no such stream runs on this machine: 'numbers' (--pid {pid})" in other.stderr.decode()
+    )
+    (tmp_path / "beside").mkdir()
+    jobs.append(launched.start("run", "-n", "1", "../app.py", env=env, cwd=tmp_path / "beside"))
+    launched.wait_until(lambda: jobs[1].poll() is not None or len(told(env)) == 2, "the second")
+    several = launched.run("stop", "numbers", env=env)
+    assert several.returncode == 1 and b"several streams run on this machine: " in several.stderr
+    second = next(worker["pid"] for worker in told(env) if worker["pid"] != pid)
+    stopped = launched.run("stop", "--pid", str(second), env=env)
+    assert stopped.returncode == 0, stopped.stderr
+    assert jobs[1].wait(launched.PATIENCE_S) == 0 and jobs[0].poll() is None
