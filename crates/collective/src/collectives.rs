@@ -362,7 +362,8 @@ fn is_large(call: &Call, ranks: usize) -> bool {
         Bcast => ranks > 2 && bytes >= LARGE_BYTES_MIN,
         Gather | Allgather | Scatter => bytes >= LARGE_BYTES_MIN / 2,
         // In place it would overwrite what others still have to read.
-        Alltoall => call.send.is_some() && bytes * ranks >= LARGE_BYTES_MIN,
+        Alltoall if ranks > 2 => call.send.is_some() && bytes * ranks >= LARGE_BYTES_MIN,
+        Alltoall => call.send.is_some() && bytes >= LARGE_BYTES_MIN * 8,
         _ => false,
     }
 }

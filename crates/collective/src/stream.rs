@@ -4,7 +4,7 @@
 //! saves a third of the memory's bandwidth. Source: Intel 64 Optimization Reference Manual, section 9.4.1.
 
 /// Blocks from this size on no longer fit a core's own cache beside their source.
-pub(crate) const STREAM_BYTES_MIN: usize = 1 << 20;
+pub(crate) const STREAM_BYTES_MIN: usize = 4 << 20;
 
 /// Copies `len` bytes past the caches.
 ///

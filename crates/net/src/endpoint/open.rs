@@ -236,12 +236,17 @@ impl Endpoint {
         }
         tell_lacks(rank, &lacks, &wanted);
 
+        let has_own_core = has_own_core(&placements, &mine);
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![None; size as usize];
         let doorbell = inbox.doorbell();
         if !opened.is_empty() {
             opened.iter().for_each(|(peer, _)| routes[peer.index()] = Some(transports.len()));
-            transports.push(Box::new(LocalTransport::open(rank, inbox, opened)));
+            let mut local = LocalTransport::open(rank, inbox, opened);
+            if has_own_core {
+                local.copy_twice_in_step();
+            }
+            transports.push(Box::new(local));
         }
         let remote: Vec<(Rank, Vec<std::net::SocketAddr>)> = others()
             .filter(|peer| routes[peer.index()].is_none())
@@ -259,7 +264,7 @@ impl Endpoint {
         // Nobody goes on before everybody can be reached, so that a failure to open is everybody's error.
         control.allgather(&[])?;
 
-        let polls = if has_own_core(&placements, &mine) { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
+        let polls = if has_own_core { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
         let faults = Arc::new(Faults::default());
         let engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
         let bell = doorbell.bell();

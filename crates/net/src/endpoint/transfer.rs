@@ -277,7 +277,7 @@ impl Core {
         if len == 0 {
             self.finish_recv(op);
             self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
-        } else if self.links[src.index()].single_copy {
+        } else if self.links[src.index()].single_copy_bytes_min.is_some_and(|min| len >= min) {
             let mut pull = Pull { op, token: header.token, addr: offer.addr, len, done: 0, shared: None };
             self.share(src, &mut pull, region);
             let pulls = &mut self.links[src.index()].pulls;
