@@ -391,3 +391,26 @@ fn repeatable_reductions_do_not_depend_on_size_or_neighbours() {
         }
     }
 }
+
+/// The guide promises what can be asked for by name.
+#[test]
+fn the_guide_lists_every_algorithm() {
+    let guide = include_str!("../../../docs/mpi.md");
+    let table =
+        guide.split("| collective | algorithms |\n|---|---|\n").nth(1).expect("the guide has a table of algorithms");
+    let mut listed = Vec::new();
+    for row in table.lines().take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        for name in cells[0].split(", ") {
+            let collective: Collective = name.parse().unwrap();
+            let names: Vec<&str> = algorithms::supported(collective).iter().map(|e| e.algorithm.name()).collect();
+            assert_eq!(cells[1], names.join(", "), "{collective}");
+            listed.push(collective);
+        }
+    }
+    listed.sort();
+    assert_eq!(listed, Collective::ALL);
+    for &algorithm in Algorithm::ALL {
+        assert!(guide.contains(algorithm.name()), "{algorithm}");
+    }
+}
