@@ -206,7 +206,7 @@ def _watch(job: Job) -> None:
     def thread_hook(args: Any) -> None:
         earlier(args)
         # The thread is gone and whatever it was to send with it; the others must not wait for that.
-        if os.getpid() == process and args.exc_type is not SystemExit and not _is_consequence(args.exc_value):
+        if os.getpid() == process and args.exc_type is not SystemExit and not is_consequence(args.exc_value):
             tell_others("".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)))
 
     threading.excepthook = thread_hook
@@ -214,7 +214,8 @@ def _watch(job: Job) -> None:
     job._worker.set_locator(_locate)
 
 
-def _is_consequence(error: BaseException | None) -> bool:
+def is_consequence(error: BaseException | None) -> bool:
+    """Whether an error only tells that another worker failed."""
     from tidemill._errors import PeerFailed, WorkerLost
 
     return isinstance(error, (PeerFailed, WorkerLost))

@@ -17,7 +17,7 @@ def tune(
     path: str | None,
     budget_s: float,
     largest_bytes: int,
-    report: Callable[[str, str, int, str, int, float, float], None],
+    report: Callable[[str, str, int, str, int, str | None, float, float], None],
 ) -> str: ...
 
 # Kernels: private to `tidemill.ml`. Arrays are C-contiguous; `x` is (n, d) float32 or float64, `shift` (d,) of its dtype,

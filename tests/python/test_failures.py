@@ -193,6 +193,63 @@ def test_a_function_that_raises_on_one_worker_is_told_to_the_others(tmp_path: Pa
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_reduction_that_fails_in_the_background_is_told_at_once(tmp_path: Path, transport: str) -> None:
+    """Who looks at its request only after hearing from the others, who wait for its part, waits for ever."""
+    program = """
+        import numpy as np
+        import tidemill as tm
+        from tidemill.mpi import MPI
+
+        comm = MPI.COMM_WORLD
+
+        def add(left, right, datatype):
+            if comm.rank == 0:
+                raise ValueError("it is odd")
+            np.frombuffer(right)[:] += np.frombuffer(left)
+
+        request = comm.Iallreduce(np.ones(3), np.ones(3), MPI.Op.Create(add, commute=True))
+        try:
+            if comm.rank == 0:
+                comm.Recv(np.empty(1), 1)
+            request.Wait()
+            comm.Send(np.ones(1), 0)
+        except tm.PeerFailed as error:
+            assert "it is odd" in str(error)
+            print(error.rank)
+    """
+    with workers.Job(tmp_path, 3, program, {"TIDEMILL_TRANSPORT": transport}) as job:
+        assert job.succeed() == ["0\n"] * 3
+
+
+@pytest.mark.parametrize("call", ["reduce(big, odd, 1)", "allreduce(big, odd)", "scan(big, odd)", "exscan(big, odd)"])
+def test_results_that_cannot_be_sent_are_told_to_who_waits_for_them(tmp_path: Path, call: str) -> None:
+    """An operation that works and gives what no pickle takes: an error on one worker, a hang on the next."""
+    program = f"""
+        import numpy as np
+        import tidemill as tm
+        from tidemill.mpi import MPI
+
+        comm = MPI.COMM_WORLD
+        big = np.ones(100_000)
+
+        def odd(left, right):
+            return lambda: None
+
+        try:
+            comm.{call}
+            comm.Barrier()
+        except tm.PeerFailed as error:
+            assert "pickle" in str(error)
+            print("told")
+        except Exception as error:
+            print(type(error).__name__)
+    """
+    with workers.Job(tmp_path, 3, program) as job:
+        outputs = job.succeed()
+    assert len([out for out in outputs if out == "told\n"]) == 2, outputs
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("usual", "odd", "words"),
     [

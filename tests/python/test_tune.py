@@ -33,7 +33,7 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     app.write_text(PROGRAM)
     for text, words in [
         ("rules = [", "line 1"),
-        ('version = 1\nrules = [{ collective = "fold", ranks = 2, hosts = 1, algorithm = "ring" }]\n', "fold"),
+        ('version = 2\nrules = [{ collective = "fold", ranks = 2, hosts = 1, algorithm = "ring" }]\n', "fold"),
     ]:
         table.write_text(text)
         done = launched.run("run", "-n", "2", app, env={"TIDEMILL_TUNE": str(table)})

@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering;
 
 use tidemill_net::{Envelope, Region, Status};
 
-use crate::Collective;
-use crate::algorithms::{self, Params};
+use crate::algorithms::{self, Params, Unsupported};
 use crate::call::{self, Call};
 use crate::communicator::{CollectiveError, Communicator, ScheduleKey};
-use crate::direct::{DATA_BYTES, Direct, Job, LargeProgress, Poll};
-use crate::exec::Execution;
+use crate::direct::{Direct, Job, LargeProgress, Poll};
+use crate::exec::{Execution, Telling};
 use crate::request::{Request, Started, State, What, spin_direct};
 use crate::schedule::Schedule;
 use crate::tuner::{Choice, Query};
+use crate::{Algorithm, Collective};
 
 /// Schedules remembered per communicator.
 const SCHEDULES_MAX: usize = 256;
@@ -38,12 +38,13 @@ impl Communicator {
         let what = What::Collective { collective: call.collective, seq, signature };
         if let Some(direct) = &mut collectives_ref.direct {
             direct.area().set_call(self.0.rank as usize, seq, signature, code);
-            if collectives_ref.single_copy && is_large(call, self.0.ranks.len()) {
+            let way = collectives_ref.chooser.choose(call, || self.total_bytes(call));
+            if way == Some(Algorithm::SingleCopy) {
                 let job = self.job(call, direct.chain(signature));
                 let state = State::large(job, call.op, LargeProgress::new(call.collective));
                 return Ok(Started::Pending(Request::new(self, what, state)));
             }
-            if is_direct(call, self.0.ranks.len()) {
+            if way == Some(Algorithm::SharedMemory) {
                 let job = self.job(call, direct.chain(signature));
                 let mut progress = Direct::start();
                 // SAFETY: by this function's contract; `check` has checked the lengths.
@@ -93,7 +94,7 @@ impl Communicator {
         let what = What::Collective { collective: call.collective, seq, signature };
         let execution = self.execution(call, seq, signature, code)?;
         let mut engine = self.0.endpoint.lock();
-        let group = engine.add_task(Box::new(execution));
+        let group = engine.add_task(Box::new(Telling::new(execution, self)));
         engine.flush();
         drop(engine);
         self.0.endpoint.leave_to_background();
@@ -260,6 +261,8 @@ impl Communicator {
         };
         let table = Arc::clone(&self.0.table.read());
         let choice = match (call.options.algorithm, call.options.chunk) {
+            (Some(algorithm), _) if algorithm.is_direct() && size > 1 => return Err(self.not_direct(call, algorithm)),
+            (Some(algorithm), _) if algorithm.is_direct() => table.choose(&query),
             (Some(algorithm), Some(chunk)) => Choice { algorithm, chunk },
             (Some(algorithm), None) => Choice { algorithm, chunk: table.estimate_chunk(&query, algorithm) },
             (None, _) => table.choose(&query),
@@ -306,6 +309,31 @@ impl Communicator {
         Ok(schedule)
     }
 
+    /// The algorithm without messages that would run a blocking call: the one asked for if it can, else the one of choice where
+    /// nothing was measured.
+    pub(crate) fn direct_way(&self, call: &Call) -> Option<Algorithm> {
+        let collectives = self.0.collectives.lock();
+        collectives.direct.as_ref()?;
+        let chooser = &collectives.chooser;
+        match call.options.algorithm {
+            None => chooser.built_in(call),
+            Some(asked) => chooser.obstacle(asked, call).is_none().then_some(asked),
+        }
+    }
+
+    /// Why a call that was to go without messages came here.
+    fn not_direct(&self, call: &Call, algorithm: Algorithm) -> CollectiveError {
+        let collectives = self.0.collectives.lock();
+        let reason = match &collectives.direct {
+            None => "it is for 2 to 32 workers of one host that share memory",
+            Some(_) => collectives.chooser.obstacle(algorithm, call).unwrap_or("it is for blocking calls"),
+        };
+        let (commutative, repeatable) = (!call.reduces() || call.op.is_commutative(), call.options.repeatable);
+        let params = Params { commutative, repeatable, hosts: &self.0.hosts, ..Params::new(self.0.rank, self.size()) };
+        let alternatives = algorithms::alternatives(call.collective, &params);
+        Unsupported { collective: call.collective, algorithm, reason, alternatives }.into()
+    }
+
     /// Bytes of the vector, or of all blocks together, as every rank knows them alike.
     pub(crate) fn total_bytes(&self, call: &Call) -> usize {
         use Collective::*;
@@ -331,45 +359,3 @@ fn in_place_send(call: &Call) -> usize {
         _ => usize::MAX,
     }
 }
-
-/// Whether a call runs in shared memory. Depends only on what every rank passes alike.
-#[inline]
-fn is_direct(call: &Call, ranks: usize) -> bool {
-    use Collective::*;
-    if call.options.algorithm.is_some() || (call.options.repeatable && ranks > 2) {
-        return false;
-    }
-    let bytes = call.count * call.dtype.size_bytes();
-    match call.collective {
-        Barrier => true,
-        Bcast | Reduce | Allreduce => bytes <= DIRECT_CHUNKED_BYTES_MAX,
-        Gather | Allgather | Scan | Exscan => bytes <= DATA_BYTES,
-        Scatter | Alltoall | ReduceScatterBlock => bytes * ranks <= DATA_BYTES,
-        _ => false,
-    }
-}
-
-/// Whether a call reads the peers' memory. Depends only on what every rank passes alike.
-fn is_large(call: &Call, ranks: usize) -> bool {
-    use Collective::*;
-    if call.options.algorithm.is_some() || (call.options.repeatable && ranks > 2) {
-        return false;
-    }
-    let bytes = call.count * call.dtype.size_bytes();
-    match call.collective {
-        Allreduce => bytes >= LARGE_BYTES_MIN,
-        // Between two ranks a message is copied by both at once.
-        Bcast => ranks > 2 && bytes >= LARGE_BYTES_MIN,
-        Gather | Allgather | Scatter => bytes >= LARGE_BYTES_MIN / 2,
-        // In place it would overwrite what others still have to read.
-        Alltoall if ranks > 2 => call.send.is_some() && bytes * ranks >= LARGE_BYTES_MIN,
-        Alltoall => call.send.is_some() && bytes >= LARGE_BYTES_MIN * 8,
-        _ => false,
-    }
-}
-
-/// Smallest vector for which reading the peers' memory pays.
-const LARGE_BYTES_MIN: usize = 128 << 10;
-
-/// Largest vector that goes through shared memory in chunks.
-const DIRECT_CHUNKED_BYTES_MAX: usize = 128 << 10;

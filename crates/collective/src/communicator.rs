@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 use tidemill_net::{Endpoint, NetError, Pattern, Rank};
 
 use crate::call::{self};
-use crate::direct::Direct;
+use crate::direct::{Chooser, Direct};
 use crate::schedule::Schedule;
 use crate::tuner::Table;
 use crate::{Algorithm, Collective, OpError, Unsupported};
@@ -89,8 +89,8 @@ pub(crate) struct Inner {
 pub(crate) struct Collectives {
     pub(crate) seq: u32,
     pub(crate) direct: Option<Direct>,
-    /// Every rank can read every other's memory.
-    pub(crate) single_copy: bool,
+    /// Whether a blocking call is direct.
+    pub(crate) chooser: Chooser,
     /// Where the direct collective under way waits.
     pub(crate) waits_for: Option<usize>,
     pub(crate) schedules: HashMap<ScheduleKey, Arc<Schedule>>,

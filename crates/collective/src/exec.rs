@@ -4,10 +4,11 @@
 //! of the engine, by whoever drives. It posts a round's messages, waits until all are complete, does the local work and
 //! goes on.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tidemill_net::{Engine, Envelope, GroupId, NetError, Pattern, Rank, Region, Task};
 
+use crate::communicator::{Communicator, Inner};
 use crate::schedule::{Buffer, Local, Message, Range, Schedule};
 use crate::{DType, Op, reduce};
 
@@ -172,5 +173,32 @@ impl Task for Execution {
 
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
         self.group.map_or_else(Vec::new, |group| engine.waiting_for(group))
+    }
+}
+
+/// A non-blocking collective. That it failed here the others must hear at once: when this rank looks at its request, if ever,
+/// may depend on them.
+pub(crate) struct Telling {
+    execution: Execution,
+    comm: Weak<Inner>,
+}
+
+impl Telling {
+    pub(crate) fn new(execution: Execution, comm: &Communicator) -> Self {
+        Telling { execution, comm: Arc::downgrade(&comm.0) }
+    }
+}
+
+impl Task for Telling {
+    fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
+        let result = self.execution.step(engine);
+        if let (Some(Err(error)), Some(comm)) = (&result, self.comm.upgrade()) {
+            Communicator(comm).fail(error);
+        }
+        result
+    }
+
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
+        self.execution.waiting_for(engine)
     }
 }

@@ -28,6 +28,7 @@ mod request;
 mod typed;
 pub use call::{Call, Options};
 pub use communicator::{CollectiveError, Communicator};
+pub use direct::direct_algorithms;
 #[doc(hidden)]
 pub use exec::Execution;
 pub use request::{Request, Started};

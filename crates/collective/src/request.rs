@@ -228,8 +228,9 @@ fn step(
             polled(comm, what, poll, engine)?
         }
     };
+    let told = matches!(state, Some(State::Group(_)));
     *state = None;
-    if let (Err(error), What::Collective { .. }) = (&result, what) {
+    if let (Err(error), What::Collective { .. }, false) = (&result, what, told) {
         comm.fail(error);
     }
     Some(result)

@@ -3,7 +3,8 @@
 //! count, root and size is the business of `schedules/`.)
 
 use tidemill_collective::{
-    Algorithm, Block, Call, Collective, Communicator, DType, Op, Options, Started, algorithms, run_ranks,
+    Algorithm, Block, Call, Collective, Communicator, DType, Op, Options, Started, algorithms, direct_algorithms,
+    run_ranks,
 };
 use tidemill_net::Region;
 
@@ -280,9 +281,36 @@ fn cases(p: usize) -> Vec<Case> {
     cases
 }
 
+/// The same by the algorithms without messages, where they are able.
+fn direct_cases(p: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &collective in Collective::ALL {
+        for &algorithm in direct_algorithms(collective) {
+            for root in [0, p - 1] {
+                for count in [0, 1, 13, 500, 70_000] {
+                    for in_place in [false, true] {
+                        let is_chunked = matches!(
+                            collective,
+                            Collective::Barrier | Collective::Bcast | Collective::Reduce | Collective::Allreduce
+                        );
+                        let is_able = match algorithm {
+                            Algorithm::SharedMemory => is_chunked || count <= 500,
+                            _ => collective != Collective::Alltoall || !in_place,
+                        };
+                        if is_able {
+                            cases.push(Case { collective, algorithm: Some(algorithm), root, count, in_place });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
 fn blocking(comm: &Communicator, p: usize) {
     let me = comm.rank() as usize;
-    for case in cases(p) {
+    for case in cases(p).into_iter().chain(direct_cases(p)) {
         let mut plan = plan(&case, me, p);
         // SAFETY: the plan's buffers live until `run` returns.
         if let Err(error) = unsafe { comm.run(&call(&case, &mut plan)) } {
@@ -361,5 +389,28 @@ fn repeatable_reductions_do_not_depend_on_size_or_neighbours() {
                 assert!(short.iter().zip(long.iter()).all(|(a, b)| a.to_bits() == b.to_bits()), "{p} ranks");
             }
         }
+    }
+}
+
+/// The guide promises what can be asked for by name.
+#[test]
+fn the_guide_lists_every_algorithm() {
+    let guide = include_str!("../../../docs/mpi.md");
+    let table =
+        guide.split("| collective | algorithms |\n|---|---|\n").nth(1).expect("the guide has a table of algorithms");
+    let mut listed = Vec::new();
+    for row in table.lines().take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        for name in cells[0].split(", ") {
+            let collective: Collective = name.parse().unwrap();
+            let names: Vec<&str> = algorithms::supported(collective).iter().map(|e| e.algorithm.name()).collect();
+            assert_eq!(cells[1], names.join(", "), "{collective}");
+            listed.push(collective);
+        }
+    }
+    listed.sort();
+    assert_eq!(listed, Collective::ALL);
+    for &algorithm in Algorithm::ALL {
+        assert!(guide.contains(algorithm.name()), "{algorithm}");
     }
 }

@@ -212,3 +212,43 @@ fn impossible_algorithms_are_refused() {
     })
     .unwrap();
 }
+
+/// Algorithms without messages say what keeps them from a call; the communicator stays in order.
+#[test]
+fn direct_algorithms_say_what_they_cannot_do() {
+    use tidemill_collective::Algorithm;
+    run_ranks(3, |comm| {
+        let mut data = vec![0i64; 3 * 5000];
+        let mut other = data.clone();
+        let region = |data: &mut Vec<i64>| Some(Region { ptr: data.as_mut_ptr().cast(), len: data.len() * 8 });
+        let (send, recv) = (region(&mut data), region(&mut other));
+        let by = |algorithm| Options { algorithm: Some(algorithm), ..Options::default() };
+        let call = |collective, algorithm| Call {
+            dtype: DType::I64,
+            op: &Op::Sum,
+            count: 5000,
+            send,
+            recv,
+            options: by(algorithm),
+            ..Call::new(collective)
+        };
+        use Algorithm::{SharedMemory, SingleCopy};
+        use Collective::{Allgather, Allreduce, Alltoall, Barrier};
+        let repeatable = Options { repeatable: true, ..by(SharedMemory) };
+        for (call, words) in [
+            (call(Allgather, SharedMemory), "32 KiB"),
+            (call(Barrier, SingleCopy), "does not run this"),
+            (Call { send: None, ..call(Alltoall, SingleCopy) }, "in place"),
+            (Call { options: repeatable, ..call(Allreduce, SharedMemory) }, "canonical"),
+        ] {
+            // SAFETY: the buffers outlive the call, and no other is under way.
+            let error = unsafe { comm.run(&call) }.unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("it can be one of"), "{error}");
+        }
+        // SAFETY: as above; it is refused.
+        let error = unsafe { comm.start_nonblocking(&call(Allreduce, SingleCopy)) }.map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("blocking calls"), "{error}");
+        comm.barrier().unwrap();
+    })
+    .unwrap();
+}

@@ -44,7 +44,9 @@ pub unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
 /// `from` is readable and `into` writable for `len` bytes.
 #[inline]
 pub unsafe fn copy_or_move(from: *const u8, into: *mut u8, len: usize) {
-    if from.addr().abs_diff(into.addr()) >= len {
+    if from.addr() == into.addr() {
+        // In place: others may be reading the same bytes.
+    } else if from.addr().abs_diff(into.addr()) >= len {
         // SAFETY: they do not overlap, as just seen; the rest is this function's contract.
         unsafe { copy(from, into, len) }
     } else {

@@ -14,8 +14,9 @@ use crate::wait::detach;
 /// Measures every algorithm on the ranks of `comm` and adds the best to the table in `path` (default: this user's).
 ///
 /// Collective. `budget_s` is the time spent on each way of running a collective at one size. `report` is called with
-/// (collective, order, bytes, algorithm, chunk_bytes, seconds, seconds_estimated) after each size. Rank 0 writes the
-/// file; returns its path. Raises `OSError` when it cannot be read or written.
+/// (collective, order, bytes, algorithm, chunk_bytes, blocking, seconds, seconds_untuned) after each size; `blocking` is the
+/// algorithm without messages that is better for blocking calls, or None. Rank 0 writes the file; returns its path. Raises
+/// `OSError` when it cannot be read or written.
 #[pyfunction]
 #[pyo3(signature = (comm, path, budget_s, largest_bytes, report))]
 pub fn tune(
@@ -57,7 +58,8 @@ pub fn tune(
 
 fn call(py: Python<'_>, report: &Py<PyAny>, finding: &Finding) -> PyResult<()> {
     let (algorithm, chunk_bytes, time) = finding.best;
+    let (blocking, time) = finding.blocking.map_or((None, time), |(direct, time)| (Some(direct.name()), time));
     let names = (finding.collective.name(), finding.order.name(), finding.bytes, algorithm.name());
-    let numbers = (chunk_bytes, time.as_secs_f64(), finding.estimated.as_secs_f64());
-    report.call1(py, (names.0, names.1, names.2, names.3, numbers.0, numbers.1, numbers.2)).map(|_| ())
+    let numbers = (chunk_bytes, blocking, time.as_secs_f64(), finding.untuned.as_secs_f64());
+    report.call1(py, (names.0, names.1, names.2, names.3, numbers.0, numbers.1, numbers.2, numbers.3)).map(|_| ())
 }

@@ -49,11 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
     def report(
-        collective: str, order: str, size: int, algorithm: str, chunk: int, seconds: float, estimated: float
+        collective: str,
+        order: str,
+        size: int,
+        algorithm: str,
+        chunk: int,
+        blocking: str | None,
+        seconds: float,
+        untuned: float,
     ) -> None:
         if job.rank == 0:
             how = f"{algorithm}, chunks of {_size(chunk)}" if chunk else algorithm
-            gain = f"{estimated / seconds:5.2f}x" if seconds > 0 and estimated > 0 else ""
+            if blocking:
+                how = f"{blocking} (non-blocking: {how})"
+            gain = f"{untuned / seconds:5.2f}x" if seconds > 0 and untuned > 0 else ""
             print(f"{collective:21} {order:10} {_size(size):>8}  {seconds * 1e6:10.1f} us  {gain:7} {how}", flush=True)
 
     if job.rank == 0:
@@ -64,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tidemill tune: {error}", file=sys.stderr)
         return 1
     if job.rank == 0:
-        print(f"written: {path} (gain: over what the built-in estimate would have chosen)")
+        print(f"written: {path} (gain: over what runs where nothing was measured)")
     return 0
 
 

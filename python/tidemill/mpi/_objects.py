@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tidemill._job import tell_others
+from tidemill._job import is_consequence, tell_others
 from tidemill.mpi import _constants as c
 from tidemill.mpi._datatype import Bytes
 from tidemill.mpi._op import Op
@@ -269,23 +270,20 @@ def _all_if_small(comm: Comm, slot: Slot) -> list[Any] | None:
     return [pickle.loads(body) for body in small] if len(small) == len(bodies) else None
 
 
-def _telling(op: Combine) -> Combine:
-    """An operation whose result others wait for: they are told when it raises."""
-
-    def call(left: Any, right: Any) -> Any:
-        try:
-            return op(left, right)
-        except BaseException:
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Others wait for what is made here: they are told when the operation or a pickle raises."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_consequence(error):
             tell_others(traceback.format_exc())
-            raise
-
-    return call
+        raise
 
 
 def _reduce_in_tree(comm: Comm, obj: Any, op: Combine) -> Any:
     """Combines large objects towards rank 0 along a binomial tree, in rank order. The result is rank 0's alone."""
     rank, size, distance = comm.rank, comm.size, 1
-    op = _telling(op)
     while distance < size:
         if rank & distance:
             _give(comm, Pickled(obj), rank - distance, _REDUCE).Wait()
@@ -302,13 +300,14 @@ def reduce(comm: Comm, obj: Any, op: Combine, root: int) -> Any:
     objects = _all_if_small(comm, slot)
     if objects is not None:
         return fold(objects, op) if comm.rank == root else None
-    result = slot.pickled.copied() if comm.size == 1 else _reduce_in_tree(comm, obj, op)
-    if root == 0:
-        return result
-    if comm.rank == 0:
-        _give(comm, Pickled(result), root, _REDUCE).Wait()
-        return None
-    return _take(comm, 0, _REDUCE) if comm.rank == root else None
+    with _telling():
+        result = slot.pickled.copied() if comm.size == 1 else _reduce_in_tree(comm, obj, op)
+        if root == 0:
+            return result
+        if comm.rank == 0:
+            _give(comm, Pickled(result), root, _REDUCE).Wait()
+            return None
+        return _take(comm, 0, _REDUCE) if comm.rank == root else None
 
 
 def allreduce(comm: Comm, obj: Any, op: Combine) -> Any:
@@ -319,7 +318,8 @@ def allreduce(comm: Comm, obj: Any, op: Combine) -> Any:
         return fold(objects, op)
     if comm.size == 1:
         return slot.pickled.copied()
-    return bcast(comm, _reduce_in_tree(comm, obj, op), 0)
+    with _telling():
+        return bcast(comm, _reduce_in_tree(comm, obj, op), 0)
 
 
 def scan(comm: Comm, obj: Any, op: Combine) -> Any:
@@ -328,9 +328,10 @@ def scan(comm: Comm, obj: Any, op: Combine) -> Any:
     objects = _all_if_small(comm, slot)
     if objects is not None:
         return fold(objects[: comm.rank + 1], op)
-    result = _telling(op)(_take(comm, comm.rank - 1, _REDUCE), obj) if comm.rank else slot.pickled.copied()
-    if comm.rank + 1 < comm.size:
-        _give(comm, Pickled(result), comm.rank + 1, _REDUCE).Wait()
+    with _telling():
+        result = op(_take(comm, comm.rank - 1, _REDUCE), obj) if comm.rank else slot.pickled.copied()
+        if comm.rank + 1 < comm.size:
+            _give(comm, Pickled(result), comm.rank + 1, _REDUCE).Wait()
     return result
 
 
@@ -339,10 +340,11 @@ def exscan(comm: Comm, obj: Any, op: Combine) -> Any:
     objects = _all_if_small(comm, Slot(obj))
     if objects is not None:
         return fold(objects[: comm.rank], op) if comm.rank else None
-    before = _take(comm, comm.rank - 1, _REDUCE) if comm.rank else None
-    if comm.rank + 1 < comm.size:
-        total = _telling(op)(before, obj) if comm.rank else obj
-        _give(comm, Pickled(total), comm.rank + 1, _REDUCE).Wait()
+    with _telling():
+        before = _take(comm, comm.rank - 1, _REDUCE) if comm.rank else None
+        if comm.rank + 1 < comm.size:
+            total = op(before, obj) if comm.rank else obj
+            _give(comm, Pickled(total), comm.rank + 1, _REDUCE).Wait()
     return before
 
 

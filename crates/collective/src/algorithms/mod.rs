@@ -45,6 +45,7 @@ mod scatter_allgather;
 mod tree;
 mod two_level;
 
+pub(crate) use catalog::alternatives;
 pub use catalog::{Entry, supported};
 pub use params::{Algorithm, Block, Collective, Params, UnknownName};
 

@@ -136,6 +136,17 @@ named_enum! {
         Dissemination = "dissemination",
         /// Within hosts, then between their leaders.
         TwoLevel = "two_level",
+        /// Through shared memory, without messages or a schedule. Only for blocking calls, on one host.
+        SharedMemory = "shared_memory",
+        /// Straight out of the peers' memory; else the same.
+        SingleCopy = "single_copy",
+    }
+}
+
+impl Algorithm {
+    /// Whether it does without messages, and so has no schedule.
+    pub fn is_direct(self) -> bool {
+        matches!(self, Algorithm::SharedMemory | Algorithm::SingleCopy)
     }
 }
 

@@ -7,7 +7,7 @@ use tidemill_net::{Engine, NetError, Pattern, Rank, Region, Segment};
 
 use crate::call::Call;
 use crate::communicator::{CollectiveError, Communicator};
-use crate::direct::{Area, Direct, Job, LargeProgress, Poll, Progress};
+use crate::direct::{Area, Chooser, Direct, Job, LargeProgress, Poll, Progress};
 use crate::{Collective, DType, Op};
 
 /// Direct collectives up to this many ranks; the flat exchange reads P lines per rank.
@@ -135,7 +135,8 @@ impl Communicator {
             let single_copy = self.agree_min(u64::from(reads_all))? == 1;
             let mut collectives = self.0.collectives.lock();
             collectives.direct = Some(Direct::new(area, self.0.rank as usize, size));
-            collectives.single_copy = single_copy;
+            let rules = self.0.table.read().blocking(size as u32);
+            collectives.chooser = Chooser { ranks: size, single_copy, rules };
             drop(collectives);
             let (weak, me) = (Arc::downgrade(&self.0.collectives), self.0.rank as usize);
             let lookup = move |seq| {

@@ -10,12 +10,13 @@
 //!
 //! Large allreduces read the peers' memory instead, see [`large`]. bcast, reduce and allreduce of more than a slot go in chunks, one turn each, which overlap on the ranks. Operands are
 //! combined in rank order, so any operation will do, and the result does not depend on timing. Messages win for large
-//! payloads and many ranks; the communicator decides, from what every rank knows alike.
+//! payloads and many ranks; [`choose`] decides, from what every rank knows alike.
 //!
 //! Source: the flat shared-memory collectives of Open MPI's `sm` and MPICH's release/gather (Jain et al., SC 2018),
 //! with the stamp in the data's cache line.
 
 mod area;
+mod choose;
 pub(crate) mod drive;
 mod large;
 
@@ -24,6 +25,8 @@ use std::sync::atomic::{Ordering, fence};
 use tidemill_net::{NetError, Region, copy_slice};
 
 pub(crate) use area::{Area, DATA_BYTES};
+pub(crate) use choose::Chooser;
+pub use choose::direct_algorithms;
 pub(crate) use large::LargeProgress;
 
 use crate::{Collective, DType, Op, reduce};

@@ -10,7 +10,7 @@ use super::{Order, Rule, Table};
 use crate::{Algorithm, Collective};
 
 /// The format this code reads and writes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Largest file that is read.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -38,7 +38,7 @@ pub enum TableError {
         reason: String,
     },
     /// The rule's algorithm cannot do what the rule says.
-    #[error("algorithm {algorithm} cannot run {collective} with order {order:?}")]
+    #[error("algorithm {algorithm} cannot run {collective} with order {order:?} here")]
     Unable {
         /// The collective.
         collective: Collective,
@@ -67,6 +67,7 @@ struct Line {
     bytes_max: Option<u64>,
     chunk_bytes: Option<u64>,
     order: Option<String>,
+    blocking: Option<String>,
 }
 
 impl Table {
@@ -135,7 +136,7 @@ impl Table {
         let mut text = format!(
             "# Written by `tidemill tune`. The format is described in the crate tidemill-collective, module tuner.\nversion = {VERSION}\nrules = [\n"
         );
-        for Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes } in self.rules() {
+        for Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes, blocking } in self.rules() {
             let _ = write!(text, "  {{ collective = \"{collective}\", ranks = {ranks}, hosts = {hosts}");
             if bytes_max < usize::MAX {
                 let _ = write!(text, ", bytes_max = {bytes_max}");
@@ -143,6 +144,9 @@ impl Table {
             let _ = write!(text, ", algorithm = \"{algorithm}\"");
             if chunk_bytes > 0 {
                 let _ = write!(text, ", chunk_bytes = {chunk_bytes}");
+            }
+            if let Some(direct) = blocking {
+                let _ = write!(text, ", blocking = \"{direct}\"");
             }
             if order != Order::Any {
                 let _ = write!(text, ", order = \"{}\"", order.name());
@@ -186,9 +190,11 @@ impl Line {
         if self.ranks == 0 || self.hosts == 0 {
             return Err("ranks and hosts are at least 1".into());
         }
+        let algorithm = |name: String| name.parse::<Algorithm>().map_err(|e| e.to_string());
         Ok(Rule {
             collective: self.collective.parse().map_err(|e: crate::algorithms::UnknownName| e.to_string())?,
-            algorithm: self.algorithm.parse().map_err(|e: crate::algorithms::UnknownName| e.to_string())?,
+            algorithm: algorithm(self.algorithm)?,
+            blocking: self.blocking.map(algorithm).transpose()?,
             order,
             hosts: self.hosts,
             ranks: self.ranks,
@@ -202,13 +208,23 @@ impl Line {
 mod tests {
     use super::super::Query;
     use super::*;
+    use crate::{Call, Options};
 
     fn query(collective: Collective, bytes: usize, ranks: u32) -> Query {
         Query { collective, bytes, item_bytes: 8, ranks, hosts: 1, commutative: true, repeatable: false }
     }
 
     fn rule(bytes_max: usize, ranks: u32, algorithm: Algorithm, order: Order) -> Rule {
-        Rule { collective: Collective::Allreduce, order, hosts: 1, ranks, bytes_max, algorithm, chunk_bytes: 4096 }
+        Rule {
+            collective: Collective::Allreduce,
+            order,
+            hosts: 1,
+            ranks,
+            bytes_max,
+            algorithm,
+            chunk_bytes: 4096,
+            blocking: None,
+        }
     }
 
     /// A rule lost or changed on the way to disk and back would silently mistune every later job.
@@ -220,6 +236,7 @@ mod tests {
             rule(usize::MAX, 2, Algorithm::Ring, Order::Any),
             rule(usize::MAX, 8, Algorithm::Chain, Order::InOrder),
             rule(100, 8, Algorithm::HalvingDoubling, Order::Repeatable),
+            Rule { blocking: Some(Algorithm::SingleCopy), ..rule(200, 8, Algorithm::Ring, Order::Any) },
         ] {
             table.insert(rule).unwrap();
         }
@@ -253,13 +270,42 @@ mod tests {
         assert!(table.insert(rule(1, 1, Algorithm::Bruck, Order::Any)).is_err());
     }
 
+    /// Blocking calls of workers who share memory are looked up apart, and a rule for several hosts says nothing about them.
+    #[test]
+    fn blocking_calls_have_rules_of_their_own() {
+        let by = |blocking, rule| Rule { blocking, ..rule };
+        let mut table = Table::default();
+        table.insert(Rule { hosts: 2, ..rule(usize::MAX, 4, Algorithm::Ring, Order::Any) }).unwrap();
+        assert!(table.blocking(4).is_empty());
+        table.insert(by(Some(Algorithm::SharedMemory), rule(64, 4, Algorithm::Linear, Order::Any))).unwrap();
+        table.insert(rule(4096, 4, Algorithm::Ring, Order::Any)).unwrap();
+        table.insert(by(Some(Algorithm::SingleCopy), rule(8192, 4, Algorithm::Ring, Order::Any))).unwrap();
+        let blocking = table.blocking(6);
+        let call = Call { op: &crate::Op::Sum, ..Call::new(Collective::Allreduce) };
+        let found = [0, 64, 65, 4096, 4097, 1 << 40].map(|bytes| blocking.find(&call, bytes).unwrap());
+        use Algorithm::{Ring, SharedMemory, SingleCopy};
+        assert_eq!(found, [SharedMemory, SharedMemory, Ring, Ring, SingleCopy, SingleCopy]);
+        let repeatable = Call { options: Options { repeatable: true, ..Options::default() }, ..call };
+        assert_eq!(blocking.find(&repeatable, 8), None);
+        assert_eq!(blocking.find(&Call::new(Collective::Bcast), 8), None);
+        assert_eq!(table.lookup(&query(Collective::Allreduce, 8, 4)).unwrap().algorithm, Algorithm::Linear);
+        for wrong in [
+            by(Some(Ring), rule(1, 4, Ring, Order::Any)),
+            by(Some(SharedMemory), Rule { hosts: 2, ..rule(1, 4, Ring, Order::Any) }),
+            by(Some(SingleCopy), Rule { collective: Collective::Barrier, ..rule(1, 4, Algorithm::Flat, Order::Any) }),
+            rule(1, 4, SharedMemory, Order::Any),
+        ] {
+            assert!(table.insert(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
     /// An error without the line sends a user through a thousand rules.
     #[test]
     fn bad_files_name_the_line() {
         let good =
-            "version = 1\nrules = [\n  { collective = \"bcast\", ranks = 2, hosts = 1, algorithm = \"flat\" },\n";
+            "version = 2\nrules = [\n  { collective = \"bcast\", ranks = 2, hosts = 1, algorithm = \"flat\" },\n";
         for (text, line, word) in [
-            ("version = 2\n".to_owned(), 1, "version 2"),
+            ("version = 1\n".to_owned(), 1, "version 1"),
             ("\n\nversion = \n".to_owned(), 3, ""),
             ("rules = []".to_owned(), 1, "version"),
             (format!("{good}  {{ collective = \"bcasd\", ranks = 2, hosts = 1, algorithm = \"flat\" }}]"), 4, "bcasd"),

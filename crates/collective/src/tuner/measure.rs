@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tidemill_net::Region;
 
 use super::{Order, Query, Rule, Table, candidates};
-use crate::{Algorithm, Call, Collective, CollectiveError, Communicator, DType, Op, Options};
+use crate::{Algorithm, Call, Collective, CollectiveError, Communicator, DType, Op, Options, direct_algorithms};
 
 /// Sizes to measure unless told otherwise, in bytes of the vector or of one rank's blocks together.
 pub const SIZES_BYTES: [usize; 8] = [8, 128, 2 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
@@ -33,10 +33,12 @@ pub struct Finding {
     pub order: Order,
     /// Bytes.
     pub bytes: usize,
-    /// The best way and its time per call.
+    /// The best way by messages, its chunk in bytes and its time per call.
     pub best: (Algorithm, usize, Duration),
-    /// Time per call of what the cost model would have chosen.
-    pub estimated: Duration,
+    /// The best way of a blocking call without messages, where that is better.
+    pub blocking: Option<(Algorithm, Duration)>,
+    /// Time per call of what blocking calls are run by where nothing was measured.
+    pub untuned: Duration,
 }
 
 /// Measures all collectives on `comm` at `sizes_bytes` (ascending), `budget` of time for each way of running one at one
@@ -68,74 +70,113 @@ pub fn measure(
                     repeatable: order == Order::Repeatable,
                 };
                 let estimate = table.estimate(&query);
+                let mut trial = Trial::new(collective, bytes, ranks);
                 let mut best: Option<(Algorithm, usize, Duration)> = None;
-                let mut estimated = Duration::ZERO;
+                let mut untuned = Duration::ZERO;
                 for (algorithm, chunk_bytes) in candidates(&query) {
                     let chunk = chunk_bytes / query.item_bytes;
                     let options =
                         Options { algorithm: Some(algorithm), chunk: Some(chunk), repeatable: query.repeatable };
-                    let time = time_calls(comm, collective, bytes, options, budget)?;
+                    let time = trial.time(comm, options, budget)?;
                     if (algorithm, chunk) == (estimate.algorithm, estimate.chunk) {
-                        estimated = time;
+                        untuned = time;
                     }
                     if best.is_none_or(|(_, _, least)| time < least) {
                         best = Some((algorithm, chunk_bytes, time));
                     }
                 }
                 let best = best.expect("every collective has an algorithm for every order");
+                let mut blocking: Option<(Algorithm, Duration)> = None;
+                let repeatable = query.repeatable;
+                let plain = Options { repeatable, ..Options::default() };
+                let built_in = comm.direct_way(&trial.call(plain));
+                for &direct in direct_algorithms(collective) {
+                    let options = Options { algorithm: Some(direct), ..plain };
+                    if comm.direct_way(&trial.call(options)).is_none() {
+                        continue;
+                    }
+                    let time = trial.time(comm, options, budget)?;
+                    if built_in == Some(direct) {
+                        untuned = time;
+                    }
+                    if time < blocking.map_or(best.2, |(_, least)| least) {
+                        blocking = Some((direct, time));
+                    }
+                }
                 let last = bytes == *sizes.last().expect("sizes are not empty");
                 // A rule holds to the middle (on a log scale) between its size and the next.
                 let next = sizes.iter().find(|&&b| b > bytes).copied().unwrap_or(bytes);
                 let bytes_max = if last { usize::MAX } else { ((bytes as f64) * (next as f64)).sqrt() as usize };
                 let (algorithm, chunk_bytes, _) = best;
                 table
-                    .insert(Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes })
+                    .insert(Rule {
+                        collective,
+                        order,
+                        hosts,
+                        ranks,
+                        bytes_max,
+                        algorithm,
+                        chunk_bytes,
+                        blocking: blocking.map(|(direct, _)| direct),
+                    })
                     .expect("only able algorithms are measured");
-                report(&Finding { collective, order, bytes, best, estimated });
+                report(&Finding { collective, order, bytes, best, blocking, untuned });
             }
         }
     }
     Ok(())
 }
 
-/// Time per call on the slowest rank, the same on all: the median of a few rounds.
-fn time_calls(
-    comm: &Communicator,
+/// A collective of one size, with its buffers.
+struct Trial {
     collective: Collective,
-    bytes: usize,
-    options: Options,
-    budget: Duration,
-) -> Result<Duration, CollectiveError> {
-    use Collective::*;
-    let ranks = comm.size() as usize;
-    let in_blocks = matches!(collective, Gather | Allgather | Scatter | Alltoall | ReduceScatterBlock);
-    let count = if in_blocks { (bytes / 8).div_ceil(ranks) } else { bytes / 8 };
-    let mut send = vec![1u64; count * if in_blocks { ranks } else { 1 }];
-    let mut recv = send.clone();
-    let region = |data: &mut Vec<u64>| Region { ptr: data.as_mut_ptr().cast(), len: data.len() * 8 };
-    let call = Call {
-        dtype: DType::U64,
-        op: &Op::Bxor,
-        count,
-        send: (!matches!(collective, Bcast | Barrier)).then(|| region(&mut send)),
-        recv: (collective != Barrier).then(|| region(&mut recv)),
-        options,
-        ..Call::new(collective)
-    };
-    let run = |repeats: u64| -> Result<Duration, CollectiveError> {
-        comm.barrier()?;
-        let start = Instant::now();
-        for _ in 0..repeats {
-            // SAFETY: the buffers live until the end of this function, and each call is over when `run` returns.
-            unsafe { comm.run(&call)? };
+    count: usize,
+    send: Vec<u64>,
+    recv: Vec<u64>,
+}
+
+impl Trial {
+    fn new(collective: Collective, bytes: usize, ranks: u32) -> Self {
+        use Collective::*;
+        let ranks = ranks as usize;
+        let in_blocks = matches!(collective, Gather | Allgather | Scatter | Alltoall | ReduceScatterBlock);
+        let count = if in_blocks { (bytes / 8).div_ceil(ranks) } else { bytes / 8 };
+        let send = vec![1; count * if in_blocks { ranks } else { 1 }];
+        Trial { collective, count, recv: send.clone(), send }
+    }
+
+    fn call(&mut self, options: Options) -> Call<'static> {
+        use Collective::{Barrier, Bcast};
+        let region = |data: &mut Vec<u64>| Region { ptr: data.as_mut_ptr().cast(), len: data.len() * 8 };
+        Call {
+            dtype: DType::U64,
+            op: &Op::Bxor,
+            count: self.count,
+            send: (!matches!(self.collective, Bcast | Barrier)).then(|| region(&mut self.send)),
+            recv: (self.collective != Barrier).then(|| region(&mut self.recv)),
+            options,
+            ..Call::new(self.collective)
         }
-        let mut slowest = [0u64];
-        comm.allreduce(&[start.elapsed().as_nanos() as u64], &mut slowest, &Op::Max)?;
-        Ok(Duration::from_nanos(slowest[0]))
-    };
-    let once = run(2)? / 2;
-    let repeats = (budget.as_nanos() / (ROUNDS as u128) / once.as_nanos().max(1)).clamp(1, 10_000) as u64;
-    let mut times = (0..ROUNDS).map(|_| run(repeats)).collect::<Result<Vec<_>, _>>()?;
-    times.sort_unstable();
-    Ok(times[ROUNDS / 2] / repeats as u32)
+    }
+
+    /// Time per call on the slowest rank, the same on all: the median of a few rounds.
+    fn time(&mut self, comm: &Communicator, options: Options, budget: Duration) -> Result<Duration, CollectiveError> {
+        let call = self.call(options);
+        let run = |repeats: u64| -> Result<Duration, CollectiveError> {
+            comm.barrier()?;
+            let start = Instant::now();
+            for _ in 0..repeats {
+                // SAFETY: the buffers live as long as this trial, and each call is over when `run` returns.
+                unsafe { comm.run(&call)? };
+            }
+            let mut slowest = [0u64];
+            comm.allreduce(&[start.elapsed().as_nanos() as u64], &mut slowest, &Op::Max)?;
+            Ok(Duration::from_nanos(slowest[0]))
+        };
+        let once = run(2)? / 2;
+        let repeats = (budget.as_nanos() / (ROUNDS as u128) / once.as_nanos().max(1)).clamp(1, 10_000) as u64;
+        let mut times = (0..ROUNDS).map(|_| run(repeats)).collect::<Result<Vec<_>, _>>()?;
+        times.sort_unstable();
+        Ok(times[ROUNDS / 2] / repeats as u32)
+    }
 }

@@ -4,15 +4,17 @@
 //! [`Model`] does. All ranks of a communicator must use equal tables, or their schedules will not fit together: read the file
 //! on one rank and pass its text to the others ([`Table::to_text`], [`Table::parse`]).
 //!
-//! # File format, version 1
+//! # File format, version 2
 //!
 //! TOML; `tidemill tune` writes it, people may edit it. Without `bytes_max` a rule has no upper end, without `chunk_bytes`
-//! there are no chunks, without `order` it is `"any"`.
+//! there are no chunks, without `order` it is `"any"`. On one host `blocking` may name an algorithm without messages
+//! (`"shared_memory"`, `"single_copy"`) for calls that block; those that do not, and workers that share no memory, go by
+//! `algorithm`.
 //!
 //! ```toml
-//! version = 1
+//! version = 2
 //! rules = [
-//!   { collective = "allreduce", ranks = 4, hosts = 1, bytes_max = 8192, algorithm = "linear" },
+//!   { collective = "allreduce", ranks = 4, hosts = 1, bytes_max = 8192, algorithm = "linear", blocking = "shared_memory" },
 //!   { collective = "allreduce", ranks = 4, hosts = 1, algorithm = "chain", chunk_bytes = 65536, order = "in_order" },
 //! ]
 //! ```
@@ -34,7 +36,7 @@ pub use measure::{Finding, SIZES_BYTES, measure};
 pub use model::{Link, Model};
 
 use crate::algorithms::supported;
-use crate::{Algorithm, Collective};
+use crate::{Algorithm, Call, Collective, direct_algorithms};
 
 /// What the choice may depend on; alike on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,7 +91,12 @@ impl Order {
     }
 
     fn of(q: &Query) -> Order {
-        match (q.repeatable, q.commutative) {
+        Order::new(q.commutative, q.repeatable)
+    }
+
+    #[inline]
+    fn new(commutative: bool, repeatable: bool) -> Order {
+        match (repeatable, commutative) {
             (true, _) => Order::Repeatable,
             (false, false) => Order::InOrder,
             (false, true) => Order::Any,
@@ -129,10 +136,35 @@ pub struct Rule {
     pub algorithm: Algorithm,
     /// Its chunk; 0: none.
     pub chunk_bytes: usize,
+    /// What is better still for calls that block: one of [`direct_algorithms`].
+    pub blocking: Option<Algorithm>,
 }
 
+/// The best for a range of sizes: algorithm, chunk in bytes, and what runs blocking calls.
+type Best = (Algorithm, usize, Option<Algorithm>);
+
 /// Rules of one collective and order class: by hosts, then ranks, then the end of the range of bytes.
-type Rules = BTreeMap<u32, BTreeMap<u32, BTreeMap<usize, (Algorithm, usize)>>>;
+type Rules = BTreeMap<u32, BTreeMap<u32, BTreeMap<usize, Best>>>;
+
+/// The rules of blocking calls of some ranks on one host, made flat: they are looked up on each call.
+#[derive(Default)]
+pub(crate) struct Blocking(Vec<Vec<(usize, Algorithm)>>);
+
+impl Blocking {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The rule for a call of `bytes` in all.
+    pub(crate) fn find(&self, call: &Call, bytes: usize) -> Option<Algorithm> {
+        let reduces = call.reduces();
+        let order = Order::new(!reduces || call.op.is_commutative(), reduces && call.options.repeatable);
+        let rules = self.0.get(call.collective as usize * Order::ALL.len() + order as usize)?;
+        let rule = rules.iter().find(|(bytes_max, _)| bytes <= *bytes_max).or_else(|| rules.last());
+        rule.map(|&(_, algorithm)| algorithm)
+    }
+}
 
 /// Measured rules over a cost model. The default has no rules.
 #[derive(Default)]
@@ -171,7 +203,19 @@ impl Table {
         let by_bytes = nearest(by_ranks, query.ranks)?;
         // Above the largest size measured, what was best there.
         let rule = by_bytes.range(query.bytes..).next().or_else(|| by_bytes.last_key_value());
-        rule.map(|(_, &(algorithm, chunk_bytes))| choice(query, algorithm, chunk_bytes))
+        rule.map(|(_, &(algorithm, chunk_bytes, _))| choice(query, algorithm, chunk_bytes))
+    }
+
+    /// What runs blocking calls of `ranks` on one host. Empty without rules of one host.
+    pub(crate) fn blocking(&self, ranks: u32) -> Blocking {
+        let flat = |collective, order| -> Vec<(usize, Algorithm)> {
+            let by_ranks = self.rules.get(&(collective, order)).and_then(|by_hosts| by_hosts.get(&1));
+            let Some(by_bytes) = by_ranks.and_then(|by_ranks| nearest(by_ranks, ranks)) else { return Vec::new() };
+            by_bytes.iter().map(|(&max, &(algorithm, _, blocking))| (max, blocking.unwrap_or(algorithm))).collect()
+        };
+        let all = Collective::ALL.iter().flat_map(|&c| Order::ALL.map(|order| flat(c, order)));
+        let all: Vec<_> = all.collect();
+        Blocking(if all.iter().all(Vec::is_empty) { Vec::new() } else { all })
     }
 
     /// The choice of the cost model, whatever the table says.
@@ -194,15 +238,21 @@ impl Table {
     /// Adds a rule, replacing one for the same range.
     ///
     /// # Errors
-    /// [`TableError::Unable`] when the algorithm cannot run the collective in that order.
+    /// [`TableError::Unable`] when one of its algorithms cannot run the collective in that order.
     pub fn insert(&mut self, rule: Rule) -> Result<(), TableError> {
-        let Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes } = rule;
+        let Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes, blocking } = rule;
+        let unable = |algorithm| Err(TableError::Unable { collective, algorithm, order: order.name() });
         if !order.allows(collective, algorithm) {
-            return Err(TableError::Unable { collective, algorithm, order: order.name() });
+            return unable(algorithm);
+        }
+        if let Some(direct) = blocking
+            && !(hosts == 1 && direct_algorithms(collective).contains(&direct))
+        {
+            return unable(direct);
         }
         let by_hosts = self.rules.entry((collective, order)).or_default();
         let by_bytes = by_hosts.entry(hosts).or_default().entry(ranks).or_default();
-        by_bytes.insert(bytes_max, (algorithm, chunk_bytes));
+        by_bytes.insert(bytes_max, (algorithm, chunk_bytes, blocking));
         self.answers.lock().clear();
         Ok(())
     }
@@ -212,7 +262,7 @@ impl Table {
         self.rules.iter().flat_map(|(&(collective, order), by_hosts)| {
             by_hosts.iter().flat_map(move |(&hosts, by_ranks)| {
                 by_ranks.iter().flat_map(move |(&ranks, by_bytes)| {
-                    by_bytes.iter().map(move |(&bytes_max, &(algorithm, chunk_bytes))| Rule {
+                    by_bytes.iter().map(move |(&bytes_max, &(algorithm, chunk_bytes, blocking))| Rule {
                         collective,
                         order,
                         hosts,
@@ -220,6 +270,7 @@ impl Table {
                         bytes_max,
                         algorithm,
                         chunk_bytes,
+                        blocking,
                     })
                 })
             })

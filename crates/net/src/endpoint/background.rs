@@ -73,13 +73,16 @@ fn run(weak: &Weak<Shared>) {
             return;
         }
         // Calls that follow each other closely drive enough; to sleep on the doorbell between them would only make the
-        // peers pay for waking this thread.
+        // peers pay for waking this thread. What is under way still moves with each tick: perhaps the caller computes now.
         let (pending, driven) = match shared.engine.try_lock() {
             None => (true, true),
-            Some(engine) if engine.idle_for() < TICK * 8 => (engine.has_pending(), true),
             Some(mut engine) => {
-                while engine.progress() {}
-                (engine.has_pending(), false)
+                let driven = engine.idle_for() < TICK * 8;
+                if !driven || engine.has_pending() {
+                    while engine.progress() {}
+                    engine.flush();
+                }
+                (engine.has_pending(), driven)
             }
         };
         if pending || background.wanted.swap(0, Ordering::Relaxed) != 0 {

@@ -41,6 +41,8 @@ const POLLS_SHARED_CORE: u32 = 1;
 const YIELDS: u32 = 200;
 /// Polls of [`Endpoint::poll_briefly`], a microsecond or two.
 const POLLS_BRIEF: u32 = 60;
+/// Polls in vain after which peers that sleep are rung for what went out between polls.
+const POLLS_BEFORE_BELLS: u32 = 32;
 /// A sleep ends after this long even if nothing happens, to look at signals and stalls.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -185,6 +187,10 @@ impl Endpoint {
                 continue;
             }
             polls += 1;
+            // What progress has sent may be what a peer sleeps for; one that polls as well has answered by now.
+            if polls == POLLS_BEFORE_BELLS.min(shared.polls) {
+                engine.flush();
+            }
             if polls < shared.polls {
                 std::hint::spin_loop();
                 if shared.contenders.load(Ordering::Relaxed) > 0 {

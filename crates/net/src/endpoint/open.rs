@@ -131,7 +131,8 @@ fn tell_lacks(rank: Rank, lacks: &[Option<String>], wanted: &[Rank]) {
     }
 }
 
-/// Whether the workers of this host have a core each: then waiting by polling takes nothing from anybody.
+/// Whether the workers of this host have a core each: then waiting by polling takes nothing from anybody. All of them judge
+/// alike.
 fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     let here = || placements.iter().filter(|p| p.host == mine.host);
     let mut processors: Vec<u32> = here().flat_map(|p| p.processors.iter().copied()).collect();
@@ -139,8 +140,11 @@ fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     processors.dedup();
     // A quota may allow less than the processors; it counts for workers that share them, not for bound ones.
     let bound = here().all(|p| p.processors.len() < processors.len());
-    let cores = if bound { processors.len() } else { processors.len().min(mine.cores_allowed) };
-    here().count() <= cores
+    let allowed = here().map(|p| p.cores_allowed).min().unwrap_or(1);
+    let cores = if bound { processors.len() } else { processors.len().min(allowed) };
+    // No set of cores may hold more workers than it has cores (Hall's condition, for the sets that workers are bound to).
+    let within = |set: &[u32]| here().filter(|p| p.processors.iter().all(|core| set.contains(core))).count();
+    here().count() <= cores && here().all(|p| within(&p.processors) <= p.processors.len())
 }
 
 impl Endpoint {
@@ -334,5 +338,34 @@ impl Endpoint {
                 .collect();
             openers.into_iter().map(|opener| opener.join().expect("opening does not panic")).collect()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Workers that poll on a core another one needs take it from who could end their wait, and all must judge alike.
+    #[test]
+    fn a_core_of_its_own_is_one_that_no_other_worker_has_to_use() {
+        let judged = |sets: &[&[u32]], allowed: &[usize]| {
+            let one = |(set, &cores_allowed): (&&[u32], &usize)| Placement {
+                processors: set.to_vec(),
+                cores_allowed,
+                ..Placement::here()
+            };
+            let placements: Vec<Placement> = sets.iter().zip(allowed).map(one).collect();
+            let all: Vec<bool> = placements.iter().map(|mine| has_own_core(&placements, mine)).collect();
+            assert!(all.iter().all(|own| *own == all[0]), "{sets:?}: {all:?}");
+            all[0]
+        };
+        let four: &[u32] = &[0, 1, 2, 3];
+        assert!(judged(&[four; 4], &[4; 4]));
+        assert!(!judged(&[four; 5], &[4; 5]));
+        assert!(!judged(&[four; 2], &[4, 1]), "a quota of one counts for all");
+        assert!(judged(&[&[0], &[1]], &[1, 1]));
+        assert!(!judged(&[&[0], &[0], &[1, 2, 3]], &[1, 1, 3]), "two share core 0");
+        assert!(judged(&[&[0, 1], &[0, 1], &[2, 3]], &[2; 3]));
+        assert!(!judged(&[&[0, 1], &[0, 1], &[0, 1], &[2, 3]], &[2; 4]));
     }
 }

@@ -26,7 +26,7 @@ use single_copy::SingleCopy;
 /// Frames taken from one peer before the next one's turn.
 const FRAMES_PER_TURN: u32 = 32;
 
-/// Above this size, a single copy with its handshake beats two copies through the ring (bench `local`).
+/// Above this size, an offer and what follows it beat a message that nobody asked for (bench `local`).
 const EAGER_SINGLE_COPY_BYTES_MAX: usize = 16 << 10;
 /// The same where memory cannot be read, and an offer only saves the receiver a copy.
 const EAGER_BYTES_MAX: usize = 16 << 10;
@@ -34,7 +34,7 @@ const EAGER_BYTES_MAX: usize = 16 << 10;
 /// from 16 KiB to 64 KiB the stream is as fast as it gets (bench `local`).
 const FRAME_BYTES_MAX: usize = 32 << 10;
 /// Messages from which on the kernel copies between workers with cores of their own.
-const KERNEL_COPY_BYTES_MIN: usize = 1 << 20;
+pub const KERNEL_COPY_BYTES_MIN: usize = 1 << 20;
 
 /// A claim over shared memory, for a message that both sides copy. See [`crate::claim`].
 pub type LocalClaim = Claim<Shared<ClaimWords>>;
@@ -157,7 +157,7 @@ impl LocalTransport {
         self.links.iter().map(|link| link.rank)
     }
 
-    /// Why large messages to and from `peer` are copied twice; `None` if they are not. For people.
+    /// Why even the largest messages to and from `peer` are copied twice; `None` if they are not. For people.
     pub fn no_single_copy_reason(&self, peer: Rank) -> Option<&str> {
         self.link(peer).single_copy.lack()
     }

@@ -1,0 +1,108 @@
+//! Which blocking calls go without messages, and how: through slots of shared memory, or straight out of the peers' memory.
+//!
+//! Every rank must come to the same answer, so it depends only on what all of them pass alike.
+
+use super::DATA_BYTES;
+use crate::call::Call;
+use crate::tuner::Blocking;
+use crate::{Algorithm, Collective};
+
+/// Smallest vector for which reading the peers' memory pays, where nothing was measured.
+const SINGLE_COPY_BYTES_MIN: usize = 128 << 10;
+
+/// Largest vector that goes through the slots chunk by chunk, where nothing was measured.
+const CHUNKED_BYTES_MAX: usize = 128 << 10;
+
+/// What a communicator whose ranks share memory chooses by.
+#[derive(Default)]
+pub(crate) struct Chooser {
+    pub ranks: usize,
+    /// Every rank can read every other's memory.
+    pub single_copy: bool,
+    /// What was measured.
+    pub rules: Blocking,
+}
+
+impl Chooser {
+    /// The algorithm without messages that runs a call of `bytes` in all; `None`: it goes by messages.
+    #[inline]
+    pub(crate) fn choose(&self, call: &Call, bytes: impl FnOnce() -> usize) -> Option<Algorithm> {
+        if let Some(asked) = call.options.algorithm {
+            return (self.obstacle(asked, call).is_none()).then_some(asked);
+        }
+        if self.rules.is_empty() {
+            return self.built_in(call);
+        }
+        match self.rules.find(call, bytes()) {
+            Some(rule) if !rule.is_direct() => None,
+            Some(rule) if self.obstacle(rule, call).is_none() => Some(rule),
+            _ => self.built_in(call),
+        }
+    }
+
+    /// The choice where nothing was measured.
+    #[inline]
+    pub(crate) fn built_in(&self, call: &Call) -> Option<Algorithm> {
+        if self.single_copy && self.single_copy_pays(call) && self.obstacle(Algorithm::SingleCopy, call).is_none() {
+            return Some(Algorithm::SingleCopy);
+        }
+        let short = call.count * call.dtype.size_bytes() <= CHUNKED_BYTES_MAX;
+        (short && self.obstacle(Algorithm::SharedMemory, call).is_none()).then_some(Algorithm::SharedMemory)
+    }
+
+    fn single_copy_pays(&self, call: &Call) -> bool {
+        use Collective::*;
+        let bytes = call.count * call.dtype.size_bytes();
+        match call.collective {
+            Allreduce => bytes >= SINGLE_COPY_BYTES_MIN,
+            // Two ranks have one message, which the transport copies as well.
+            Bcast => self.ranks > 2 && bytes >= SINGLE_COPY_BYTES_MIN,
+            Gather | Allgather | Scatter => bytes >= SINGLE_COPY_BYTES_MIN / 2,
+            Alltoall if self.ranks > 2 => bytes * self.ranks >= SINGLE_COPY_BYTES_MIN,
+            // Two ranks with cores of their own copy messages in step up to here.
+            Alltoall => bytes >= tidemill_net::local::KERNEL_COPY_BYTES_MIN,
+            _ => false,
+        }
+    }
+
+    /// Why `algorithm` cannot run the call without messages, if so.
+    #[inline]
+    pub(crate) fn obstacle(&self, algorithm: Algorithm, call: &Call) -> Option<&'static str> {
+        use Collective::*;
+        let bytes = call.count * call.dtype.size_bytes();
+        if call.options.repeatable && call.reduces() && self.ranks > 2 {
+            return Some("it combines in rank order, not in the canonical one, which `repeatable` asks for");
+        }
+        match algorithm {
+            _ if !direct_algorithms(call.collective).contains(&algorithm) => Some("it does not run this collective"),
+            Algorithm::SharedMemory => {
+                let part = match call.collective {
+                    Gather | Allgather | Scan | Exscan => bytes,
+                    Scatter | Alltoall | ReduceScatterBlock => bytes * self.ranks,
+                    // In chunks.
+                    _ => 0,
+                };
+                (part > DATA_BYTES).then_some("what a rank contributes is longer than the 32 KiB of a slot")
+            }
+            _ if !self.single_copy => Some("these workers cannot read each other's memory (`tidemill info` says why)"),
+            _ if call.collective == Alltoall && call.send.is_none() => {
+                Some("in place it would overwrite what others still have to read")
+            }
+            _ => None,
+        }
+    }
+}
+
+const _: () = assert!(DATA_BYTES == 32 << 10, "the message above says so");
+
+/// The algorithms without messages that can run `collective` at some size.
+pub fn direct_algorithms(collective: Collective) -> &'static [Algorithm] {
+    use Collective::*;
+    match collective {
+        Barrier | Reduce | Scan | Exscan | ReduceScatterBlock => &[Algorithm::SharedMemory],
+        Bcast | Allreduce | Gather | Allgather | Scatter | Alltoall => {
+            &[Algorithm::SharedMemory, Algorithm::SingleCopy]
+        }
+        Gatherv | Allgatherv | Scatterv | Alltoallv | ReduceScatter => &[],
+    }
+}
