@@ -309,9 +309,11 @@ class Processor:
         """Time has passed, in microseconds. Returns also whether this must be called again."""
         self._now = max(now, self._now)
         more = self._bring("due", self._now)
+        if self._now == _END:
+            # Before anything goes off: of what goes back to the store meanwhile nothing is due any more.
+            more = self._bring("alarm", _END) or more
         made = self._due()
         if self._now == _END:
-            more = self._bring("alarm", _END) or more
             made += self._ring(_END)
         return self._made(made), more
 
