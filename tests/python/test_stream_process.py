@@ -203,6 +203,61 @@ def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
     assert dict(entry.items["items"]._values) == expected
 
 
+@pytest.mark.parametrize("ttl", [None, 5_000_000])
+@pytest.mark.parametrize("step_ms", [0, 1])
+def test_what_is_deleted_takes_no_memory(tmp_path: Any, step_ms: int, ttl: int | None) -> None:
+    """A function that puts its alarm and its timer off at each call has one of each, not all that it has ever set."""
+    clock = 0
+
+    def put_off(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        if context.timers or context.alarms:
+            context.state = None
+            return [{**key, "timers": len(context.timers), "alarms": len(context.alarms)}]
+        if context.state is not None:
+            context.delete_timer(context.state)
+            context.delete_alarm(context.state)
+        context.state = context.now + 3600 * SECOND
+        context.set_timer(context.state)
+        context.set_alarm(context.state)
+        return None
+
+    options = (ttl, str(tmp_path), True, None, lambda: clock)
+    one = Processor(put_off, "put_off", ("k",), {"k": "int64", "timers": "int64", "alarms": "int64"}, *options)
+    one.time(0)
+    keys, ends = 3, [1, 2, 3]
+    names = tm.from_dict({"k": list(range(keys))}).collect()._native
+    for _ in range(5000):
+        assert one.rows(names, [1] * keys, ends, names) == []
+        clock += 1000 * step_ms
+    assert one.held_bytes() < 1_000_000
+    one.time(3_600_000_000 - 1)
+    assert len(one._entries) == (keys if ttl is None else 0)
+    if ttl is None:
+        made, _ = one.time(3_600_000_000 + clock)
+        assert [tuple(row.values()) for native in made for row in tm.Table(native).to_pylist()] == [
+            (key, 1, 0) for key in range(keys)
+        ]
+
+
+def test_a_timer_when_a_key_is_forgotten(tmp_path: Any) -> None:
+    """Both are due at once, and looked for once after timers that were deleted have been cleared away: both happen."""
+
+    def again(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.state = True
+        for _ in range(2000 if rows else 0):
+            context.delete_timer(START + 7 * SECOND)
+            context.set_timer(START + 7 * SECOND)
+        return [{**key, "n": 1} for _ in context.timers]
+
+    one = Processor(again, "again", ("k",), {"k": "int64", "n": "int64"}, 7_000_000, str(tmp_path), True)
+    one.time(0)
+    key = tm.from_dict({"k": [1]}).collect()._native
+    one.rows(key, [1], [1], key)
+    assert len(one._timers) == 1
+    made, _ = one.time(7_000_000)
+    assert len(made) == 1 and not one._entries
+
+
 def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
     """Without a row or the stream's time; one that is set before the job stops goes off when it goes on."""
 

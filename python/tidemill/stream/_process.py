@@ -9,7 +9,7 @@ import math
 import pickle
 import sys
 import time
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -36,6 +36,8 @@ _KEY_BYTES, _TIMER_BYTES, _GONE_BYTES = 600, 150, 200
 _MEASURE_EVERY, _MEASURED = 32, (30, 10, 3, 1)
 #: So many keys stay in memory, whatever there is of it.
 _KEYS_MIN = 64
+#: Timers are not looked through for those that have been deleted before there are so many.
+_DUE_MIN = 1000
 
 _Key = tuple[Hashable, ...]
 _Kind = TypeVar("_Kind", ListState, MapState)
@@ -99,10 +101,11 @@ class _Entry:
 
 
 class _Due:
-    """Keys by the time at which something of them is due."""
+    """Keys by the time at which something of them is due. What is due no longer stays until somebody says so (`keep`)."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, _Key]] = []
+        self._keep_at = _DUE_MIN
         # Breaks ties: keys may have no order.
         self._count = 0
 
@@ -129,10 +132,17 @@ class _Due:
             at, _, key = heapq.heappop(self._heap)
             yield at, key
 
-    def keep(self, keys: Container[_Key]) -> None:
-        """Forget all other keys."""
-        self._heap = [one for one in self._heap if one[2] in keys]
-        heapq.heapify(self._heap)
+    def has_doubled(self) -> bool:
+        """Whether there is twice as much as `keep` left, so that much of it may be due no longer."""
+        return len(self._heap) > self._keep_at
+
+    def keep(self, is_due: Callable[[int, _Key], bool]) -> None:
+        """Forget all others, and what is there twice: it was deleted and noted again."""
+        # Of these the first.
+        left = {(at, key): count for at, count, key in sorted(self._heap, reverse=True) if is_due(at, key)}
+        # In order it is a heap.
+        self._heap = sorted((at, count, key) for (at, key), count in left.items())
+        self._keep_at = max(2 * len(self._heap), _DUE_MIN)
 
 
 class KeyContext:
@@ -352,8 +362,8 @@ class Processor:
             self._store = Store(self._folder)
         evicted = list(itertools.islice(self._entries, count))
         self._store.put(itertools.chain(map(self._evict, evicted), map(self._evict, gone)))
-        self._timers.keep(self._entries)
-        self._alarms.keep(self._entries)
+        self._timers.keep(self._is_timer)
+        self._alarms.keep(self._is_alarm)
         self._stored_alarm = self._store.first_alarm()
 
     def _evict(self, key: _Key) -> Stored:
@@ -479,6 +489,15 @@ class Processor:
         for key, one in kept.items():
             self._add(key, bucket, one if self._fields is None else one._replace(state=self._fields.filled(one.state)))
 
+    def _is_timer(self, at: int, key: _Key) -> bool:
+        """Whether something of the key in memory is still due then: functions delete timers, and keys go."""
+        entry = self._entries.get(key)
+        return entry is not None and (at in entry.timers or at == entry.looked_at)
+
+    def _is_alarm(self, at: int, key: _Key) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and at in entry.alarms
+
     def _look_at(self, entry: _Entry, key: _Key) -> None:
         """See to it that a key is forgotten when nothing has come for too long."""
         if entry.looked_at is None and self._ttl is not None:
@@ -493,7 +512,9 @@ class Processor:
             if entry is not None and at in entry.timers:
                 entry.timers.remove(at)
                 made += self._call(key, entry, [], timers=[_EPOCH + at * _US])
-            elif entry is not None and at == entry.looked_at and self._ttl is not None and self._now < _END:
+                # It may be both: what is due twice may be there once.
+                entry = self._entries.get(key)
+            if entry is not None and at == entry.looked_at and self._ttl is not None and self._now < _END:
                 entry.looked_at = None
                 if entry.touched == _NEVER:
                     # Rows came before there was any time.
@@ -536,6 +557,10 @@ class Processor:
                 self._timers.add(at, key)
             for at in context._alarms:
                 self._alarms.add(at, key)
+            if self._timers.has_doubled():
+                self._timers.keep(self._is_timer)
+            if self._alarms.has_doubled():
+                self._alarms.keep(self._is_alarm)
         self._change(key, entry)
         if entry.is_empty():
             self._entries.pop(key, None)
