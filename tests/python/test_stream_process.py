@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tidemill as tm
-from tidemill.stream._process import Processor
+from tidemill.stream._process import _CHANGES_MAX, Processor
 
 SECOND = timedelta(seconds=1)
 START = datetime(1970, 1, 1)
@@ -201,6 +201,60 @@ def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
     (entry,) = again._entries.values()
     expected = {number: [number] for number in [*range(10_000), 20_000] if number != 1} | {0: [0, -1]}
     assert dict(entry.items["items"]._values) == expected
+
+
+def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
+    """Checkpoints do not come to name thousands of parts: of a bucket that changes at each all is saved again now and then, of others nothing."""
+
+    def put(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        items = context.map_state("items")
+        for row in rows:
+            items[row["x"] % 1000] = row["x"]
+
+    def rows(of: Processor, key: int, numbers: range) -> None:
+        keys = tm.from_dict({"k": [key]}).collect()._native
+        all_rows = tm.from_dict({"k": [key] * len(numbers), "x": list(numbers)}).collect()
+        of.rows(keys, [key], [len(numbers)], all_rows._native)
+
+    def processor() -> Processor:
+        return Processor(put, "put", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+
+    def take(of: Processor) -> set[int]:
+        """Take a snapshot; returns which buckets were saved whole."""
+        wholes = set()
+        for bucket, whole, part in of.snapshot(whole=False):
+            saved[bucket] = [part] if whole else [*saved.get(bucket, []), part]
+            wholes |= {bucket} if whole else set()
+        return wholes
+
+    def restored() -> Processor:
+        again = processor()
+        for bucket, parts in saved.items():
+            again.restore(0, bucket, parts)
+        return again
+
+    def items(of: Processor) -> dict[Any, Any]:
+        return {key: dict(entry.items["items"]._values) for key, entry in of._entries.items()}
+
+    first, saved, wholes, longest = processor(), dict[int, list[bytes]](), [], 0
+    rows(first, 1, range(1000))
+    rows(first, 2, range(1000))
+    for number in range(2000):
+        rows(first, 1, range(1000 + number, 1001 + number))
+        if number % 100 == 0:
+            rows(first, 2, range(number, number + 1))
+        wholes.append(take(first))
+        longest = max(longest, *map(len, saved.values()))
+    assert longest <= 1 + _CHANGES_MAX < 500
+    assert 0 < sum(1 in whole for whole in wholes) < 10 and not any(2 in whole for whole in wholes)
+    again = restored()
+    assert items(again) == items(first)
+    # Who goes on from many parts, of another version of the program perhaps, does not add to them.
+    saved[2] += [b""] * _CHANGES_MAX
+    again = restored()
+    rows(again, 1, range(1))
+    assert 2 in take(again) and len(saved[2]) == 1
+    assert items(restored()) == items(again)
 
 
 @pytest.mark.parametrize("ttl", [None, 5_000_000])
