@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import tidemill as tm
 from tidemill.stream._process import _CHANGES_MAX, Processor
+from tidemill.stream._store import Store
 
 SECOND = timedelta(seconds=1)
 START = datetime(1970, 1, 1)
@@ -201,6 +202,54 @@ def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
     (entry,) = again._entries.values()
     expected = {number: [number] for number in [*range(10_000), 20_000] if number != 1} | {0: [0, -1]}
     assert dict(entry.items["items"]._values) == expected
+
+
+def test_a_map_with_nan_for_a_name(tmp_path: Any) -> None:
+    """One name, in a tuple too: what was removed does not come back from a checkpoint or from disk, and what was put again is there once."""
+
+    def change(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        items = context.map_state("items")
+        for row in rows:
+            # Each is another object.
+            name, pair = float("nan"), ("a", float("nan"))
+            if row["x"] > 0:
+                items[name] = items.get(name, 0) + row["x"]
+                items[pair] = row["x"]
+            elif name in items:
+                assert pair in items
+                del items[name], items[pair]
+
+    def rows(of: Processor, x: int) -> None:
+        of.rows(key, [5], [1], tm.from_dict({"k": [1], "x": [x]}).collect()._native)
+
+    def processor() -> Processor:
+        return Processor(change, "change", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+
+    def items(of: Processor) -> list[Any]:
+        return [list(entry.items["items"]._values.values()) for entry in of._entries.values()]
+
+    def restored() -> Processor:
+        again = processor()
+        again.restore(0, 5, parts)
+        return again
+
+    key = tm.from_dict({"k": [1]}).collect()._native
+    one, parts = processor(), []
+    for x, expected in [(1, [1, 1]), (2, [3, 2]), (3, [6, 3]), (-1, [])]:
+        rows(one, x)
+        parts += [part for _, _, part in one.snapshot(whole=False)]
+        again = restored()
+        assert items(one) == items(again) == ([expected] if expected else [])
+        if expected:
+            rows(again, 10)
+            assert items(again) == [[expected[0] + 10, 10]]
+        one = restored()
+    # To disk, and back.
+    rows(one, 7)
+    one._store = Store(str(tmp_path))
+    one._store.put([one._evict((1,))])
+    rows(one, 10)
+    assert items(one) == [[17, 10]]
 
 
 def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
