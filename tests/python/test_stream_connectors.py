@@ -156,6 +156,8 @@ def test_what_is_known_of_records(kafka: Kafka) -> None:
         {"x": 3, "o": 3},
     ]  # fmt: skip
     assert read(when + timedelta(days=1)) == []
+    # No broker knows such a time, and all records are behind it.
+    assert [row["x"] for row in read(datetime(1969, 12, 31))] == [0, 2, 3]
     with pytest.raises(tm.DataSetError, match='adds a column "x", which there is already'):
         read(x="offset")
     with pytest.raises(tm.DataSetError, match="unknown variant `size`"):

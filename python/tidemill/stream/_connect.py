@@ -256,9 +256,9 @@ def from_kafka(
 
 
 def _millis(at: datetime) -> int:
-    """The first millisecond that is not before a time."""
+    """The first millisecond that is not before a time; brokers know none before 1970."""
     at = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-    return -((datetime(1970, 1, 1, tzinfo=timezone.utc) - at) // timedelta(milliseconds=1))
+    return max(0, -((datetime(1970, 1, 1, tzinfo=timezone.utc) - at) // timedelta(milliseconds=1)))
 
 
 def to_kafka(
