@@ -162,6 +162,17 @@ def test_what_is_known_of_records(kafka: Kafka) -> None:
         read(x="offset")
     with pytest.raises(tm.DataSetError, match="unknown variant `size`"):
         read(o="size")
+    raw = tm.stream.from_kafka(
+        kafka.bootstrap, "known", format="raw", metadata={"of": "topic", "h": "headers"}, stop_at_end=True
+    )
+    found: list[dict[str, Any]] = []
+    raw.write_stream(lambda rows: found.extend(rows.to_pylist()))
+    assert [(row["key"], row["value"], row["offset"], row["of"], row["h"]) for row in found] == [
+        (b"key 0", b'{"x": 0}', 0, "known", []),
+        (b"key 1", b"{", 1, "known", []),
+        (b"key 2", b'{"x": 2}', 2, "known", two),
+        (None, b'{"x": 3}', 3, "known", []),
+    ]
 
 
 def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def from_kafka(
     metadata : mapping of str to str, optional
         More columns, behind those of values: what each is called, and which of these it has: ``"topic"`` (str), ``"partition"``
         (int32), ``"offset"`` (int64), ``"timestamp"`` (timestamp[ms], when the record was written; `time` may name it), ``"key"`` (binary),
-        ``"headers"`` (list of structs of ``name``, str, and ``value``, binary). ``"raw"`` has its own.
+        ``"headers"`` (list of structs of ``name``, str, and ``value``, binary). ``"raw"`` has most of them without being asked.
     stop_at_end : bool, default=False
         End when every partition has been read as far as there is anything.
     on_error, quarantine
