@@ -191,8 +191,11 @@ def test_parquet_files_that_come_into_a_folder(tmp_path: Path) -> None:
     follower = series.Follower(folder, settle_s=3600, every_s=0.001)
     (folder / "0.parquet").write_bytes(parts[0])
     until(follower, lambda: follower.panel is not None)
-    (folder / "1.parquet").write_bytes(parts[1][:-3])
+    (folder / "1.parquet").touch()
     (folder / "2.parquet").write_bytes(parts[2])
+    for _ in range(5):
+        assert not follower.poll()
+    (folder / "1.parquet").write_bytes(parts[1][:-3])
     for _ in range(5):
         assert not follower.poll()
     assert len(of(follower).times) == 8

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -13,6 +15,8 @@ from typing import Any
 
 import launched
 import pytest
+from tidemill.apps import stop
+from tidemill.stream import _status
 
 APP = """
 import sys
@@ -68,7 +72,59 @@ def test_a_stream_that_is_stopped(tmp_path: Path, env: dict[str, str], jobs: lis
         numbers = sorted(json.loads(line)["number"] for line in lines)
         assert numbers == list(range(len(numbers))) and len(numbers) > before
         before = len(numbers)
-    assert list((tmp_path / f"tidemill-{os.getuid()}" / "streams").iterdir()) == []
+    left = list((tmp_path / f"tidemill-{os.getuid()}" / "streams").iterdir())
+    assert len(left) == 2 and {file.suffix for file in left} == {".stopped"}
+
+
+def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hear that the stream has stopped, whoever hears it first."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    _status.folder().mkdir(parents=True)
+    file = _status.folder() / "1-0.json"
+    about = {"job": "numbers", "worker": 0, "pid": os.getpid(), "at_s": time.time(), "durable": 1}
+    file.write_text(json.dumps(about))
+    jobs, waiting, codes = _status.jobs, set[int](), list[int]()
+
+    def seen() -> list[dict[str, Any]]:
+        """Who looks has asked."""
+        waiting.add(threading.get_ident())
+        return jobs()
+
+    asked, stopped = _status.stopping({"file": str(file)})
+    asking = [threading.Thread(target=lambda: codes.append(stop._stop(jobs()[0], None))) for _ in range(3)]
+    monkeypatch.setattr(_status, "jobs", seen)
+    for one in asking:
+        one.start()
+    launched.wait_until(lambda: len(waiting) == 3, "all to ask")
+    # As a job does.
+    asked.rename(stopped)
+    file.unlink()
+    for one in asking:
+        one.join(launched.PATIENCE_S)
+    assert codes == [0, 0, 0]
+
+
+def test_what_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was killed does not run because another process has its number, and files of jobs that have stopped go some time."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = _status.folder()
+    folder.mkdir(parents=True)
+
+    def tells(name: str, at_s: float) -> None:
+        (folder / name).write_text(json.dumps({"job": name, "worker": 0, "pid": os.getpid(), "at_s": at_s}))
+
+    def files() -> list[str]:
+        return sorted(file.name for file in folder.iterdir())
+
+    tells("1-0.json", time.time())
+    tells("2-0.json", time.time() - 3600)
+    for name in ("1-0.stop", "2-0.stop", "3-0.stop", "3-0.stopped", "3-0.new"):
+        (folder / name).touch()
+    assert [job["job"] for job in _status.jobs()] == ["1-0.json"]
+    assert files() == ["1-0.json", "1-0.stop", "2-0.stop", "3-0.new", "3-0.stop", "3-0.stopped"]
+    monkeypatch.setattr(_status, "_STOPPED_S", -1)
+    _status.jobs()
+    assert files() == ["1-0.json", "1-0.stop"]
 
 
 def test_what_cannot_be_stopped(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:

@@ -156,10 +156,23 @@ def test_what_is_known_of_records(kafka: Kafka) -> None:
         {"x": 3, "o": 3},
     ]  # fmt: skip
     assert read(when + timedelta(days=1)) == []
+    # No broker knows such a time, and all records are behind it.
+    assert [row["x"] for row in read(datetime(1969, 12, 31))] == [0, 2, 3]
     with pytest.raises(tm.DataSetError, match='adds a column "x", which there is already'):
         read(x="offset")
     with pytest.raises(tm.DataSetError, match="unknown variant `size`"):
         read(o="size")
+    raw = tm.stream.from_kafka(
+        kafka.bootstrap, "known", format="raw", metadata={"of": "topic", "h": "headers"}, stop_at_end=True
+    )
+    found: list[dict[str, Any]] = []
+    raw.write_stream(lambda rows: found.extend(rows.to_pylist()))
+    assert [(row["key"], row["value"], row["offset"], row["of"], row["h"]) for row in found] == [
+        (b"key 0", b'{"x": 0}', 0, "known", []),
+        (b"key 1", b"{", 1, "known", []),
+        (b"key 2", b'{"x": 2}', 2, "known", two),
+        (None, b'{"x": 3}', 3, "known", []),
+    ]
 
 
 def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:

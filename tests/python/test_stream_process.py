@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tidemill as tm
-from tidemill.stream._process import Processor
+from tidemill.stream._process import _CHANGES_MAX, Processor
+from tidemill.stream._store import Store
 
 SECOND = timedelta(seconds=1)
 START = datetime(1970, 1, 1)
@@ -31,6 +33,18 @@ def among_others(rows: Iterable[tuple[int, str]]) -> pa.Table:
 
 def stream(of: pa.Table, **options: Any) -> tm.DataSet:
     return tm.stream.from_table(of, time="at", rows_per_batch=options.pop("rows_per_batch", 50), **options)
+
+
+def driven(one: Processor, of: pa.Table) -> Rows:
+    """What a processor gives for rows, each followed by its time; with `written` it depends on speed what time it is at a row."""
+    made = []
+    for row in of.to_pylist():
+        rows = tm.from_dict({name: [value] for name, value in row.items()}).collect()
+        keys = tm.from_dict({"k": [row["k"]]}).collect()
+        made += one.rows(keys._native, [1], [1], rows._native)
+        made += one.time((row["at"] - START) // timedelta(microseconds=1))[0]
+    made += one.time(2**63 - 1)[0]
+    return [row for native in made for row in tm.Table(native).to_pylist()]
 
 
 def written(data: tm.DataSet, into: Rows | None = None, **options: Any) -> Rows:
@@ -65,7 +79,7 @@ def test_a_state_for_each_key(rows_per_batch: int) -> None:
     assert totals == expected
 
 
-def test_timers_go_off_when_time_has_passed() -> None:
+def test_timers_go_off_when_time_has_passed(tmp_path: Any) -> None:
     """A user who does nothing for a twentieth of a second is reported once, with how much there was before."""
 
     def idle(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -83,13 +97,17 @@ def test_timers_go_off_when_time_has_passed() -> None:
 
     at = [0, 10, 20, 200, 250, 500, 520, 1000]
     rows = among_others(zip(at, ["a", "b", "a", "a", "b", "a", "a", "b"], strict=True))
-    result = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=1000)
-    seen = written(result.key_by("k").process(idle, {"k": "str", "n": "int64", "until": "timestamp[us]"}))
-    found = sorted(
-        (row["k"], row["n"], (row["until"] - START) // SECOND * 1000 + row["until"].microsecond // 1000) for row in seen
-    )
+    schema = {"k": "str", "n": "int64", "until": "timestamp[us]"}
+    seen = driven(Processor(idle, "idle", ("k",), schema, None, str(tmp_path), False), rows)
+    found = sorted((row["k"], row["n"], round((row["until"] - START) / SECOND * 1000)) for row in seen)
     found = [row for row in found if row[0] != "other"]
     assert found == [("a", 1, 200), ("a", 2, 20), ("a", 2, 520), ("b", 1, 10), ("b", 1, 250), ("b", 1, 1000)]
+    # How far time is when a row comes depends on how fast all goes, but each counts once.
+    result = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=1000)
+    counts = Counter[str]()
+    for row in written(result.key_by("k").process(idle, schema)):
+        counts[row["k"]] += row["n"]
+    assert counts == Counter(rows["k"].to_pylist())
 
 
 def test_a_timer_that_sets_the_next() -> None:
@@ -108,19 +126,26 @@ def test_a_timer_that_sets_the_next() -> None:
     assert len(ticked) in (19, 20, 21)
 
 
-def test_states_are_forgotten() -> None:
+def test_states_are_forgotten(tmp_path: Any) -> None:
     """With `ttl`, a key of which nothing comes for so long begins anew."""
 
     def count(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.state = (context.state or 0) + len(rows)
         return {**key, "n": context.state}
 
+    schema = {"k": "str", "n": "int64"}
     rows = among_others(zip([0, 30, 50, 400, 450, 800], ["a", "a", "b", "b", "a", "b"], strict=True))
+
+    def counts(ttl: int | None) -> list[tuple[str, int]]:
+        made = driven(Processor(count, "count", ("k",), schema, ttl, str(tmp_path), False), rows)
+        return sorted((row["k"], row["n"]) for row in made if row["k"] != "other")
+
+    assert counts(None) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
+    assert counts(200_000) == [("a", 1), ("a", 1), ("a", 2), ("b", 1), ("b", 1), ("b", 1)]
+    # How far time is when a row comes depends on how fast all goes.
     source = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=1000).key_by("k")
-    kept = written(source.process(count, {"k": "str", "n": "int64"}).filter(tm.col("k") != "other"))
-    assert sorted((row["k"], row["n"]) for row in kept) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
-    fresh = written(source.process(count, {"k": "str", "n": "int64"}, ttl="200ms").filter(tm.col("k") != "other"))
-    assert sorted((row["k"], row["n"]) for row in fresh) == [("a", 1), ("a", 1), ("a", 2), ("b", 1), ("b", 1), ("b", 1)]
+    seen = written(source.process(count, schema, ttl="200ms"))
+    assert {row["k"] for row in seen} == {"a", "b", "other"}
 
 
 def test_keys_of_all_kinds() -> None:
@@ -143,25 +168,47 @@ def test_keys_of_all_kinds() -> None:
 
 
 def test_lists_and_maps(tmp_path: Any) -> None:
-    """Each key has its own; what is in them is gone when it is taken out, and with it the key."""
+    """They are as those of Python, each key has its own, and a key of which all is taken out is gone."""
 
-    def words(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+    def count(x: int, times: Any, last: Any) -> Rows:
+        times[x % 3] = times.get(x % 3, 0) + 1
+        last.append(x)
+        if len(last) < 10:
+            return []
+        made = {"zeros": times.pop(0, 0), "has_two": int(2 in times), "sum": sum(last), "kinds": len(times)}
+        last.clear()
+        return [made]
+
+    def counts(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        times, last = context.map_state("times"), context.list_state("last")
+        return [{**key, **made} for row in rows for made in count(row["number"], times, last)]
+
+    # All rows in one order.
+    source = tm.stream.rate(rows=2000, keys=13, splits=1)
+    schema = dict.fromkeys(("key", "zeros", "has_two", "sum", "kinds"), "int64")
+    seen = written(source.key_by("key").process(counts, schema))
+    model: dict[int, tuple[dict[int, int], list[int], Rows]] = {}
+    for row in written(source):
+        times, last, made = model.setdefault(row["key"], ({}, [], []))
+        made += [{"key": row["key"], **one} for one in count(row["number"], times, last)]
+    assert len(model) == 13 and len(seen) > 150
+    for key, (_, _, made) in model.items():
+        assert [row for row in seen if row["key"] == key] == made
+
+    def empty(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         times, last = context.map_state("times"), context.list_state("last")
         for row in rows:
-            times[row["x"] % 3] = times.get(row["x"] % 3, 0) + 1
-            last.append(row["x"])
-        if len(last) >= 100:
-            made = {**key, "zeros": times.pop(0, 0), "sum": sum(last), "kinds": len(times)}
-            last.clear()
-            return made
-        return None
+            if row["x"] > 0:
+                times[row["x"]] = last.append(row["x"])
+            else:
+                del times[-row["x"]]
+                last.clear()
 
-    schema = {"k": "int64", "zeros": "int64", "sum": "int64", "kinds": "int64"}
-    seen = written(stream(table()).key_by("k").process(words, schema))
-    expected = [x for x in range(2000) if x * 7 % 13 == 4]
-    of_key = [row for row in seen if row["k"] == 4]
-    assert 0 < sum(row["zeros"] for row in of_key) <= len([x for x in expected if x % 3 == 0])
-    assert 0 < sum(row["sum"] for row in of_key) <= sum(expected) and all(row["kinds"] == 2 for row in of_key)
+    one = Processor(empty, "empty", ("k",), {"k": "int64"}, None, str(tmp_path), False)
+    key = tm.from_dict({"k": [1]}).collect()._native
+    for x in (3, -3):
+        one.rows(key, [5], [1], tm.from_dict({"k": [1], "x": [x]}).collect()._native)
+        assert list(one._entries) == ([(1,)] if x > 0 else [])
 
     def both(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.map_state("items")["a"] = 1
@@ -201,6 +248,163 @@ def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
     (entry,) = again._entries.values()
     expected = {number: [number] for number in [*range(10_000), 20_000] if number != 1} | {0: [0, -1]}
     assert dict(entry.items["items"]._values) == expected
+
+
+def test_a_map_with_nan_for_a_name(tmp_path: Any) -> None:
+    """One name, in a tuple too: what was removed does not come back from a checkpoint or from disk, and what was put again is there once."""
+
+    def change(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        items = context.map_state("items")
+        for row in rows:
+            # Each is another object.
+            name, pair = float("nan"), ("a", float("nan"))
+            if row["x"] > 0:
+                items[name] = items.get(name, 0) + row["x"]
+                items[pair] = row["x"]
+            elif name in items:
+                assert pair in items
+                del items[name], items[pair]
+
+    def rows(of: Processor, x: int) -> None:
+        of.rows(key, [5], [1], tm.from_dict({"k": [1], "x": [x]}).collect()._native)
+
+    def processor() -> Processor:
+        return Processor(change, "change", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+
+    def items(of: Processor) -> list[Any]:
+        return [list(entry.items["items"]._values.values()) for entry in of._entries.values()]
+
+    def restored() -> Processor:
+        again = processor()
+        again.restore(0, 5, parts)
+        return again
+
+    key = tm.from_dict({"k": [1]}).collect()._native
+    one, parts = processor(), []
+    for x, expected in [(1, [1, 1]), (2, [3, 2]), (3, [6, 3]), (-1, [])]:
+        rows(one, x)
+        parts += [part for _, _, part in one.snapshot(whole=False)]
+        again = restored()
+        assert items(one) == items(again) == ([expected] if expected else [])
+        if expected:
+            rows(again, 10)
+            assert items(again) == [[expected[0] + 10, 10]]
+        one = restored()
+    # To disk, and back.
+    rows(one, 7)
+    one._store = Store(str(tmp_path))
+    one._store.put([one._evict((1,))])
+    rows(one, 10)
+    assert items(one) == [[17, 10]]
+
+
+def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
+    """Checkpoints do not come to name thousands of parts: of a bucket that changes at each all is saved again now and then, of others nothing."""
+
+    def put(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        items = context.map_state("items")
+        for row in rows:
+            items[row["x"] % 1000] = row["x"]
+
+    def rows(of: Processor, key: int, numbers: range) -> None:
+        keys = tm.from_dict({"k": [key]}).collect()._native
+        all_rows = tm.from_dict({"k": [key] * len(numbers), "x": list(numbers)}).collect()
+        of.rows(keys, [key], [len(numbers)], all_rows._native)
+
+    def processor() -> Processor:
+        return Processor(put, "put", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+
+    def take(of: Processor) -> set[int]:
+        """Take a snapshot; returns which buckets were saved whole."""
+        wholes = set()
+        for bucket, whole, part in of.snapshot(whole=False):
+            saved[bucket] = [part] if whole else [*saved.get(bucket, []), part]
+            wholes |= {bucket} if whole else set()
+        return wholes
+
+    def restored() -> Processor:
+        again = processor()
+        for bucket, parts in saved.items():
+            again.restore(0, bucket, parts)
+        return again
+
+    def items(of: Processor) -> dict[Any, Any]:
+        return {key: dict(entry.items["items"]._values) for key, entry in of._entries.items()}
+
+    first, saved, wholes, longest = processor(), dict[int, list[bytes]](), [], 0
+    rows(first, 1, range(1000))
+    rows(first, 2, range(1000))
+    for number in range(2000):
+        rows(first, 1, range(1000 + number, 1001 + number))
+        if number % 100 == 0:
+            rows(first, 2, range(number, number + 1))
+        wholes.append(take(first))
+        longest = max(longest, *map(len, saved.values()))
+    assert longest <= 1 + _CHANGES_MAX < 500
+    assert 0 < sum(1 in whole for whole in wholes) < 10 and not any(2 in whole for whole in wholes)
+    again = restored()
+    assert items(again) == items(first)
+    # Who goes on from many parts, of another version of the program perhaps, does not add to them.
+    saved[2] += [b""] * _CHANGES_MAX
+    again = restored()
+    rows(again, 1, range(1))
+    assert 2 in take(again) and len(saved[2]) == 1
+    assert items(restored()) == items(again)
+
+
+@pytest.mark.parametrize("ttl", [None, 5_000_000])
+@pytest.mark.parametrize("step_ms", [0, 1])
+def test_what_is_deleted_takes_no_memory(tmp_path: Any, step_ms: int, ttl: int | None) -> None:
+    """A function that puts its alarm and its timer off at each call has one of each, not all that it has ever set."""
+    clock = 0
+
+    def put_off(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        if context.timers or context.alarms:
+            context.state = None
+            return [{**key, "timers": len(context.timers), "alarms": len(context.alarms)}]
+        if context.state is not None:
+            context.delete_timer(context.state)
+            context.delete_alarm(context.state)
+        context.state = context.now + 3600 * SECOND
+        context.set_timer(context.state)
+        context.set_alarm(context.state)
+        return None
+
+    options = (ttl, str(tmp_path), True, None, lambda: clock)
+    one = Processor(put_off, "put_off", ("k",), {"k": "int64", "timers": "int64", "alarms": "int64"}, *options)
+    one.time(0)
+    keys, ends = 3, [1, 2, 3]
+    names = tm.from_dict({"k": list(range(keys))}).collect()._native
+    for _ in range(5000):
+        assert one.rows(names, [1] * keys, ends, names) == []
+        clock += 1000 * step_ms
+    assert one.held_bytes() < 1_000_000
+    one.time(3_600_000_000 - 1)
+    assert len(one._entries) == (keys if ttl is None else 0)
+    if ttl is None:
+        made, _ = one.time(3_600_000_000 + clock)
+        assert [tuple(row.values()) for native in made for row in tm.Table(native).to_pylist()] == [
+            (key, 1, 0) for key in range(keys)
+        ]
+
+
+def test_a_timer_when_a_key_is_forgotten(tmp_path: Any) -> None:
+    """Both are due at once, and looked for once after timers that were deleted have been cleared away: both happen."""
+
+    def again(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.state = True
+        for _ in range(2000 if rows else 0):
+            context.delete_timer(START + 7 * SECOND)
+            context.set_timer(START + 7 * SECOND)
+        return [{**key, "n": 1} for _ in context.timers]
+
+    one = Processor(again, "again", ("k",), {"k": "int64", "n": "int64"}, 7_000_000, str(tmp_path), True)
+    one.time(0)
+    key = tm.from_dict({"k": [1]}).collect()._native
+    one.rows(key, [1], [1], key)
+    assert len(one._timers) == 1
+    made, _ = one.time(7_000_000)
+    assert len(made) == 1 and not one._entries
 
 
 def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:

@@ -245,6 +245,8 @@ pub(crate) async fn drive(
             Some((port, Some(Item::Batch(batch)))) => operator.on_batch(port, batch, &mut emit)?,
             Some((_, Some(Item::Mark(mark)))) => {
                 match &mark {
+                    // It ends idleness, and tells nothing of time.
+                    Mark::Watermark(EventTime::MIN) => {}
                     Mark::Watermark(time) => {
                         let flow = operator.on_watermark(*time, &mut emit)?;
                         send(&mut operator, flow, &mut emit, &mut outputs).await?;

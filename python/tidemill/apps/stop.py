@@ -56,7 +56,8 @@ def _stop(job: dict[str, Any], timeout_s: float | None) -> int:
         if timeout_s is not None and time.monotonic() - begun > timeout_s:
             return _fail(f"stream {job['job']!r} has not stopped after {timeout_s:g} s; it goes on trying")
         time.sleep(_LOOK_S)
-    stopped.unlink(missing_ok=True)
+    # That it has stopped stays there for whoever has asked, too. It may not have seen this one's question.
+    asked.unlink(missing_ok=True)
     print(f"stream {job['job']!r} has stopped; started again it goes on from its last checkpoint")
     return 0
 

@@ -199,6 +199,9 @@ class FileTail:
                 still, state.size = size == state.size, size
                 if not still:
                     self._quiet_since = time.monotonic()
+                if kind == "parquet" and not size and not settled:
+                    # It has just been made: its rows come before those of later files.
+                    break
                 if size == state.offset:
                     continue
                 if kind == "parquet":

@@ -222,7 +222,7 @@ def from_kafka(
     metadata : mapping of str to str, optional
         More columns, behind those of values: what each is called, and which of these it has: ``"topic"`` (str), ``"partition"``
         (int32), ``"offset"`` (int64), ``"timestamp"`` (timestamp[ms], when the record was written; `time` may name it), ``"key"`` (binary),
-        ``"headers"`` (list of structs of ``name``, str, and ``value``, binary). ``"raw"`` has its own.
+        ``"headers"`` (list of structs of ``name``, str, and ``value``, binary). ``"raw"`` has most of them without being asked.
     stop_at_end : bool, default=False
         End when every partition has been read as far as there is anything.
     on_error, quarantine
@@ -256,9 +256,9 @@ def from_kafka(
 
 
 def _millis(at: datetime) -> int:
-    """The first millisecond that is not before a time."""
+    """The first millisecond that is not before a time; brokers know none before 1970."""
     at = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-    return -((datetime(1970, 1, 1, tzinfo=timezone.utc) - at) // timedelta(milliseconds=1))
+    return max(0, -((datetime(1970, 1, 1, tzinfo=timezone.utc) - at) // timedelta(milliseconds=1)))
 
 
 def to_kafka(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, MutableMapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -25,9 +26,9 @@ class Part(NamedTuple):
     def after(self, before: Part | None) -> Part:
         """All of it, given what it was before, which is used up."""
         values = {} if before is None or self.cleared else before.values
-        values.update(self.values)
+        values.update(_found_again(self.values))
         for name in self.gone:
-            values.pop(name, None)
+            values.pop(_name(name), None)
         return Part(self.is_list, True, values, [])
 
 
@@ -103,21 +104,39 @@ class MapState(Items, MutableMapping[Any, Any]):
 
     __slots__ = ()
 
+    def __init__(self, values: dict[Any, Any] | None = None) -> None:
+        super().__init__(None if values is None else _found_again(values))
+
     def __getitem__(self, name: Any) -> Any:
-        return self._read(name)
+        return self._read(_name(name))
 
     def __setitem__(self, name: Any, value: Any) -> None:
-        self._put(name, value)
+        self._put(_name(name), value)
 
     def __delitem__(self, name: Any) -> None:
+        name = _name(name)
         del self._values[name]
         self._changed[name] = None
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values
+        return _name(name) in self._values
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values)
 
     def __repr__(self) -> str:
         return f"MapState({self._values!r})"
+
+
+def _name(name: Any) -> Any:
+    """A name as it is kept: a NaN is unlike any other, but one that is always the same object is like itself."""
+    if isinstance(name, float) and name != name:
+        return math.nan
+    return tuple(map(_name, name)) if type(name) is tuple else name
+
+
+def _found_again(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Items that were pickled, by names as they are kept."""
+    if any(issubclass(kind, (float, tuple)) for kind in set(map(type, values))):
+        return {_name(name): value for name, value in values.items()}
+    return values

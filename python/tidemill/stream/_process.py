@@ -9,7 +9,7 @@ import math
 import pickle
 import sys
 import time
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -30,12 +30,16 @@ _US = timedelta(microseconds=1)
 _NEVER, _END = -(2**63), 2**63 - 1
 #: States are saved whole again when changes since then take twice as much, and so many bytes more.
 _CHANGED_BYTES_MIN = 1 << 20
+#: So are those of a bucket when there are so many changes, however small: every checkpoint names all of them, and who goes on reads all.
+_CHANGES_MAX = 300
 #: What a key takes in memory besides its state, a timer, and a key that is gone, about, in bytes.
 _KEY_BYTES, _TIMER_BYTES, _GONE_BYTES = 600, 150, 200
 #: The state of one call in so many is measured, by so many things in it, in these, and so on.
 _MEASURE_EVERY, _MEASURED = 32, (30, 10, 3, 1)
 #: So many keys stay in memory, whatever there is of it.
 _KEYS_MIN = 64
+#: Timers are not looked through for those that have been deleted before there are so many.
+_DUE_MIN = 1000
 
 _Key = tuple[Hashable, ...]
 _Kind = TypeVar("_Kind", ListState, MapState)
@@ -98,11 +102,21 @@ class _Entry:
             items._saved()
 
 
+@dataclass(slots=True)
+class _Saved:
+    """What snapshots have of a bucket: a whole, and changes since."""
+
+    whole_bytes: int = 0
+    changed_bytes: int = 0
+    changes: int = 0
+
+
 class _Due:
-    """Keys by the time at which something of them is due."""
+    """Keys by the time at which something of them is due. What is due no longer stays until somebody says so (`keep`)."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, _Key]] = []
+        self._keep_at = _DUE_MIN
         # Breaks ties: keys may have no order.
         self._count = 0
 
@@ -129,10 +143,17 @@ class _Due:
             at, _, key = heapq.heappop(self._heap)
             yield at, key
 
-    def keep(self, keys: Container[_Key]) -> None:
-        """Forget all other keys."""
-        self._heap = [one for one in self._heap if one[2] in keys]
-        heapq.heapify(self._heap)
+    def has_doubled(self) -> bool:
+        """Whether there is twice as much as `keep` left, so that much of it may be due no longer."""
+        return len(self._heap) > self._keep_at
+
+    def keep(self, is_due: Callable[[int, _Key], bool]) -> None:
+        """Forget all others, and what is there twice: it was deleted and noted again."""
+        # Of these the first.
+        left = {(at, key): count for at, count, key in sorted(self._heap, reverse=True) if is_due(at, key)}
+        # In order it is a heap.
+        self._heap = sorted((at, count, key) for (at, key), count in left.items())
+        self._keep_at = max(2 * len(self._heap), _DUE_MIN)
 
 
 class KeyContext:
@@ -279,9 +300,8 @@ class Processor:
         self._now = _NEVER
         # Of each key the bucket, for those that are gone.
         self._changed: dict[_Key, int] = {}
-        # What was saved whole, and as changes since then.
-        self._whole_bytes = self._changed_bytes = 0
-        self._saved: set[int] = set()
+        # By bucket.
+        self._saved: dict[int, _Saved] = {}
         # What states take, on average.
         self._calls = 0
         self._state_bytes = 0.0
@@ -309,9 +329,11 @@ class Processor:
         """Time has passed, in microseconds. Returns also whether this must be called again."""
         self._now = max(now, self._now)
         more = self._bring("due", self._now)
+        if self._now == _END:
+            # Before anything goes off: of what goes back to the store meanwhile nothing is due any more.
+            more = self._bring("alarm", _END) or more
         made = self._due()
         if self._now == _END:
-            more = self._bring("alarm", _END) or more
             made += self._ring(_END)
         return self._made(made), more
 
@@ -350,8 +372,8 @@ class Processor:
             self._store = Store(self._folder)
         evicted = list(itertools.islice(self._entries, count))
         self._store.put(itertools.chain(map(self._evict, evicted), map(self._evict, gone)))
-        self._timers.keep(self._entries)
-        self._alarms.keep(self._entries)
+        self._timers.keep(self._is_timer)
+        self._alarms.keep(self._is_alarm)
         self._stored_alarm = self._store.first_alarm()
 
     def _evict(self, key: _Key) -> Stored:
@@ -402,39 +424,57 @@ class Processor:
             self._look_at(entry, key)
 
     def snapshot(self, whole: bool) -> Iterator[tuple[int, bool, bytes]]:
-        """What is kept, by bucket: what has changed, or all; with no bytes, nothing."""
-        store = self._store
-        whole = whole or self._changed_bytes > 2 * self._whole_bytes + _CHANGED_BYTES_MIN
+        """What is kept, by bucket: what has changed, or all (`whole`: of each bucket); with no bytes, nothing."""
+        store, saved = self._store, self._saved
+        changed_bytes = sum(one.changed_bytes for one in saved.values())
+        whole = whole or changed_bytes > 2 * sum(one.whole_bytes for one in saved.values()) + _CHANGED_BYTES_MIN
+        anew = self._buckets() | saved.keys() if whole else self._long()
         parts: dict[int, list[tuple[Any, ...]]] = {}
-        keys: Iterable[tuple[_Key, int]] = self._changed.items()
-        if whole:
-            keys = ((key, entry.bucket) for key, entry in self._entries.items())
-        for key, bucket in keys:
-            entry = self._entries.get(key)
-            parts.setdefault(bucket, []).append((key, None if entry is None else entry.kept(whole)))
-        if whole:
-            self._whole_bytes = self._changed_bytes = 0
-        buckets = parts.keys() | (set() if store is None else store.buckets(changed=not whole))
-        for bucket in sorted(buckets):
+        if not whole:
+            for key, bucket in self._changed.items():
+                if bucket not in anew:
+                    entry = self._entries.get(key)
+                    parts.setdefault(bucket, []).append((key, None if entry is None else entry.kept(whole=False)))
+        if anew:
+            for key, entry in self._entries.items():
+                if entry.bucket in anew:
+                    parts.setdefault(entry.bucket, []).append((key, entry.kept(whole=True)))
+        changed = set() if whole or store is None else store.buckets(changed=True)
+        for bucket in sorted(anew | parts.keys() | changed):
+            is_whole = bucket in anew
             part = io.BytesIO()
-            part.write(self._pickled(parts.pop(bucket, [])))
+            if states := parts.pop(bucket, None):
+                part.write(self._pickled(states))
             if store is not None:
-                part.writelines(store.values(bucket, changed=not whole))
-            if whole:
-                self._whole_bytes += part.tell()
+                part.writelines(store.values(bucket, changed=not is_whole))
+            if not is_whole:
+                one = saved.setdefault(bucket, _Saved())
+                one.changed_bytes += part.tell()
+                one.changes += 1
+            elif part.tell():
+                saved[bucket] = _Saved(whole_bytes=part.tell())
             else:
-                self._changed_bytes += part.tell()
-            yield bucket, whole, part.getvalue()
+                saved.pop(bucket, None)
+            yield bucket, is_whole, part.getvalue()
         for key in self._changed:
             if key in self._entries:
                 self._entries[key].saved()
         self._changed.clear()
         if store is not None:
             store.saved()
-        if whole:
-            yield from ((bucket, True, b"") for bucket in self._saved - buckets)
-            self._saved.clear()
-        self._saved |= buckets
+
+    def _buckets(self) -> set[int]:
+        """The buckets in which there is anything."""
+        stored = set() if self._store is None else self._store.buckets(changed=False)
+        return stored | {entry.bucket for entry in self._entries.values()}
+
+    def _long(self) -> set[int]:
+        """The buckets of which too many changes have been saved. To save any whole all keys are looked through, so if there is one, those
+        that will soon be are among them.
+        """
+        if all(one.changes < _CHANGES_MAX for one in self._saved.values()):
+            return set()
+        return {bucket for bucket, one in self._saved.items() if one.changes >= _CHANGES_MAX // 2}
 
     def _pickled(self, what: object) -> bytes:
         try:
@@ -450,7 +490,8 @@ class Processor:
                 parts[entry.bucket].append((key, entry.kept(whole=True)))
                 del self._entries[key]
         self._changed = {key: bucket for key, bucket in self._changed.items() if bucket not in parts}
-        self._saved -= parts.keys()
+        for bucket in buckets:
+            self._saved.pop(bucket, None)
         for bucket, states in parts.items():
             part = io.BytesIO()
             if states:
@@ -464,10 +505,8 @@ class Processor:
     def restore(self, now: int, bucket: int, parts: list[bytes]) -> None:
         """Take what was kept: a whole, and the changes since."""
         self._now = now
-        self._saved.add(bucket)
+        self._saved[bucket] = _Saved(sum(map(len, parts[:1])), sum(map(len, parts[1:])), len(parts[1:]))
         kept: dict[_Key, _Kept] = {}
-        self._whole_bytes += sum(map(len, parts[:1]))
-        self._changed_bytes += sum(map(len, parts[1:]))
         for part in parts:
             for values, state in _states(part):
                 key = _key(values)
@@ -476,6 +515,15 @@ class Processor:
                     kept[key] = _Kept(*state).after(before)
         for key, one in kept.items():
             self._add(key, bucket, one if self._fields is None else one._replace(state=self._fields.filled(one.state)))
+
+    def _is_timer(self, at: int, key: _Key) -> bool:
+        """Whether something of the key in memory is still due then: functions delete timers, and keys go."""
+        entry = self._entries.get(key)
+        return entry is not None and (at in entry.timers or at == entry.looked_at)
+
+    def _is_alarm(self, at: int, key: _Key) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and at in entry.alarms
 
     def _look_at(self, entry: _Entry, key: _Key) -> None:
         """See to it that a key is forgotten when nothing has come for too long."""
@@ -491,7 +539,9 @@ class Processor:
             if entry is not None and at in entry.timers:
                 entry.timers.remove(at)
                 made += self._call(key, entry, [], timers=[_EPOCH + at * _US])
-            elif entry is not None and at == entry.looked_at and self._ttl is not None and self._now < _END:
+                # It may be both: what is due twice may be there once.
+                entry = self._entries.get(key)
+            if entry is not None and at == entry.looked_at and self._ttl is not None and self._now < _END:
                 entry.looked_at = None
                 if entry.touched == _NEVER:
                     # Rows came before there was any time.
@@ -534,6 +584,10 @@ class Processor:
                 self._timers.add(at, key)
             for at in context._alarms:
                 self._alarms.add(at, key)
+            if self._timers.has_doubled():
+                self._timers.keep(self._is_timer)
+            if self._alarms.has_doubled():
+                self._alarms.keep(self._is_alarm)
         self._change(key, entry)
         if entry.is_empty():
             self._entries.pop(key, None)

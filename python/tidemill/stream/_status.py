@@ -13,6 +13,10 @@ from typing import Any
 __all__ = ["folder", "jobs", "place", "stopping"]
 
 _NUMBERS = itertools.count()
+#: Who runs tells so every half second. When one has not for so long, it is another process that has its number now.
+_SILENT_S = 60
+#: How long others may still find that a job has stopped.
+_STOPPED_S = 300
 
 
 def folder() -> Path:
@@ -42,6 +46,8 @@ def jobs() -> list[dict[str, Any]]:
     for file in sorted(folder().glob("*.json")):
         try:
             status: dict[str, Any] = json.loads(file.read_text())
+            if status["at_s"] < time.time() - _SILENT_S:
+                raise ProcessLookupError
             os.kill(status["pid"], 0)
         except ProcessLookupError:
             file.unlink(missing_ok=True)
@@ -50,7 +56,21 @@ def jobs() -> list[dict[str, Any]]:
             continue
         else:
             found.append({**status, "file": str(file)})
+    _clear()
     return found
+
+
+def _clear() -> None:
+    """Remove what jobs that were asked to stop have left behind, when nobody waits for it any more."""
+    for kind in ("stop", "stopped", "new"):
+        for file in folder().glob(f"*.{kind}"):
+            try:
+                # When it was named so.
+                since_s = time.time() - file.stat().st_ctime
+            except OSError:
+                continue
+            if since_s > _STOPPED_S and (kind == "stopped" or not file.with_suffix(".json").exists()):
+                file.unlink(missing_ok=True)
 
 
 def stopping(status: dict[str, Any]) -> tuple[Path, Path]:

@@ -171,11 +171,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         (_, Some(layout)) => Some(Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?),
         (_, None) => None,
     };
-    let schema = match &decoder {
-        Some(decoder) => with_metadata(decoder.schema(), &options.metadata).map_err(wrong)?,
-        None if options.metadata.is_empty() => schema,
-        None => return Err(wrong("raw rows have all that is known of a record: give them no `metadata`".into())),
-    };
+    let values = decoder.as_ref().map_or(&schema, Decoder::schema);
+    let schema = with_metadata(values, &options.metadata).map_err(wrong)?;
     let Options { servers, user, password, tls, config, .. } = options.clone();
     let connection = Connection::new(servers, (user, password), tls.as_ref(), config).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
@@ -748,6 +745,10 @@ impl Reader {
             Arc::new(Int64Array::from_iter_values(records().map(|record| record.offset))),
             Arc::new(records().map(|record| record.timestamp_ms).collect::<TimestampMillisecondArray>()),
         ];
+        let records = buffer.iter().map(|(record, key, _)| (record, key)).collect();
+        let found = Known { topic: &self.options.topic, partition, records };
+        let more = self.options.metadata.iter().map(|(_, what)| found.column(*what));
+        let columns = columns.into_iter().chain(more).collect();
         Ok(RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)
     }
 }

@@ -221,7 +221,8 @@ impl Input {
             if let Some(mark) = self.marks.as_mut().and_then(Confluence::next) {
                 match &mark {
                     Mark::Watermark(time) => {
-                        self.inlet.note_time(Some(*time), self.held_back_by(), self.ahead_of_others())
+                        let known = Some(*time).filter(|&time| time > EventTime::MIN);
+                        self.inlet.note_time(known, self.held_back_by(), self.ahead_of_others())
                     }
                     Mark::Barrier(barrier) => self.overtaking.iter().for_each(|of| of.hurry.pass(barrier.epoch)),
                     Mark::Idle => {}

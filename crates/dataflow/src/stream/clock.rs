@@ -152,8 +152,11 @@ impl Clock {
         match &self.told_by {
             Told::Rows { time, told, less } => {
                 self.latest = latest(rows.column(*time)).unwrap_or(EventTime::MIN).max(self.latest);
-                if let Some(at) = latest(rows.column(*told)) {
-                    let news = self.watermarks.advance(split, at.minus(*less));
+                let at = latest(rows.column(*told)).map(|at| at.minus(*less));
+                // Those that tell no time are rows all the same: when their split falls silent, that is to be told again, so that nobody
+                // keeps them back. Without rows it is as it was.
+                if at.is_some() || rows.num_rows() > 0 {
+                    let news = self.watermarks.advance(split, at.unwrap_or(EventTime::MIN));
                     self.news = news.or(self.news.take());
                 }
                 Ok(rows)
@@ -258,6 +261,38 @@ mod tests {
         assert_eq!(clock.tell(now, true), Some(Mark::Watermark(EventTime(15))));
         clock.rows(0, read(vec![None], vec![Some(12)])).unwrap();
         assert_eq!((clock.tell(now, true), clock.latest()), (None, EventTime(60)));
+    }
+
+    /// Rows that tell no time, of a split that was idle, would stay where windows keep them until something else comes, and be late.
+    #[test]
+    fn rows_that_tell_no_time_end_idleness() {
+        let begun = Instant::now();
+        let times = EventTimes::of("at").told_by(ToldBy::Column("told".into()));
+        let idle_after = times.idle_after;
+        let mut clock = Clock::new(times, &read(vec![], vec![]).schema(), None).unwrap();
+        let silent = |clock: &mut Clock, split| {
+            clock.caught_up(split, begun);
+            clock.caught_up(split, begun + idle_after);
+            clock.tell(begun, true)
+        };
+        let rows = |clock: &mut Clock, split, told| {
+            clock.rows(split, read(vec![Some(50)], vec![told])).unwrap();
+            clock.tell(begun, true)
+        };
+        // Before any time is known, too.
+        for (told, active) in [(None, None), (None, Some(EventTime::MIN)), (Some(15), Some(EventTime(15)))] {
+            assert_eq!(rows(&mut clock, 0, told), active.map(Mark::Watermark));
+            assert_eq!(silent(&mut clock, 0), Some(Mark::Idle));
+        }
+        assert_eq!(rows(&mut clock, 0, None), Some(Mark::Watermark(EventTime(15))));
+        assert_eq!(silent(&mut clock, 0), Some(Mark::Idle));
+        clock.rows(0, read(vec![], vec![])).unwrap();
+        assert_eq!((clock.tell(begun, true), silent(&mut clock, 0)), (None, None), "no row has come");
+        // It holds back time again while its rows come, and not when it is silent.
+        assert_eq!(rows(&mut clock, 1, Some(20)), Some(Mark::Watermark(EventTime(20))));
+        assert_eq!(rows(&mut clock, 0, None), None);
+        assert_eq!(rows(&mut clock, 1, Some(30)), None);
+        assert_eq!(silent(&mut clock, 0), Some(Mark::Watermark(EventTime(30))));
     }
 
     /// A split whose rows wait behind others, because there is no room for these, would be taken for idle, and its rows would be

@@ -39,7 +39,7 @@ impl fmt::Display for EventTime {
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// Every row with an earlier event time has come.
+    /// Every row with an earlier event time has come. With [`EventTime::MIN`]: nothing is known of time, but rows come again.
     Watermark(EventTime),
     /// Nothing comes for now: until its next watermark this stream holds nobody's time back.
     Idle,

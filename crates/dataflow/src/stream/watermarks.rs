@@ -62,8 +62,9 @@ impl Watermarks {
     fn news(&mut self) -> Option<Mark> {
         let active = self.streams.iter().filter(|(_, state)| *state == State::Active).map(|(time, _)| *time).min();
         let now = match active {
+            // Nothing is known, which is no news unless there was idleness before.
+            Some(EventTime::MIN) if self.told.is_none() => return None,
             // A stream that comes back from idleness may be behind; what was told stays true.
-            Some(EventTime::MIN) if self.time.is_none() => return None,
             Some(time) => Mark::Watermark(time.max(self.time())),
             None if self.streams.iter().any(|(_, state)| *state == State::Idle) => Mark::Idle,
             None => return None,
@@ -105,6 +106,20 @@ mod tests {
         assert_eq!((time.idle(0), time.idle(1)), (at(10), Some(Mark::Idle)));
         assert_eq!(time.advance(1, EventTime(10)), at(10), "the end of idleness is news");
         assert_eq!((time.over(1), time.over(0)), (Some(Mark::Idle), None));
+    }
+
+    /// Idleness is told again when there was something in between, also before there is any time.
+    #[test]
+    fn the_end_of_idleness_is_news_without_a_time() {
+        let mut time = Watermarks::default();
+        (0..2).for_each(|_| time.add());
+        assert_eq!(time.advance(0, EventTime::MIN), None);
+        assert_eq!((time.idle(0), time.idle(1)), (None, Some(Mark::Idle)));
+        for _ in 0..2 {
+            assert_eq!(time.advance(0, EventTime::MIN), at(i64::MIN));
+            assert_eq!((time.advance(0, EventTime::MIN), time.idle(0)), (None, Some(Mark::Idle)));
+        }
+        assert_eq!((time.time(), time.advance(1, EventTime(3))), (EventTime::MIN, at(3)));
     }
 
     proptest! {

@@ -314,8 +314,8 @@ pub fn write_stream<'py>(
 }
 
 /// What a job tells of itself while it runs, in a file that `tidemill top` reads. A worker that is killed leaves it behind: readers
-/// look whether its process is there. Beside it `tidemill stop` puts an empty file, to ask worker 0 for a last checkpoint; when the job
-/// has stopped, that has another name.
+/// look whether its process is there, and when it told last. Beside it `tidemill stop` puts an empty file, to ask worker 0 for a last
+/// checkpoint; when the job has stopped, that has another name.
 struct Status {
     file: PathBuf,
     /// Who it is.
