@@ -252,8 +252,9 @@ impl Coordinator {
                 }
                 return;
             }
-            Said::Full => {
-                let coming = self.pending.as_ref().is_some_and(|pending| pending.missing.contains(&id));
+            Said::Full { behind } => {
+                // The copy may have passed the barrier under way already, and what it saves for it may still be being written.
+                let coming = self.pending.as_ref().is_some_and(|pending| pending.barrier.epoch > behind);
                 let asked = self.requests.iter().any(|(_, control)| *control == Control::Checkpoint);
                 if !coming && !asked {
                     self.requests.push((0, Control::Checkpoint));

@@ -452,9 +452,9 @@ impl CopyStates {
         }));
     }
 
-    /// The copy keeps nearly as much as it may until the next checkpoint, which is to come soon.
-    pub(crate) fn full(&self) {
-        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Full });
+    /// The copy keeps nearly as much as it may until the checkpoint after the one of epoch `behind`, which is to come soon.
+    pub(crate) fn full(&self, behind: u64) {
+        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Full { behind } });
     }
 
     /// The copy has handed over and taken what a rebalance moves.

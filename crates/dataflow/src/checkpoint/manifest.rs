@@ -199,8 +199,8 @@ pub(crate) enum Said {
     Ended { parts: Vec<(Key, Entry)> },
     /// It has handed over and taken what a rebalance moves.
     Moved(Moved),
-    /// It keeps nearly as much as it may until the next checkpoint.
-    Full,
+    /// It keeps nearly as much as it may until the next checkpoint behind this epoch.
+    Full { behind: u64 },
 }
 
 impl Report {

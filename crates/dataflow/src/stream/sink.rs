@@ -77,7 +77,7 @@ pub trait Sink: Send {
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>>;
 
     /// What it keeps in memory until the next `prepare`, as a part of what it may. From a half on it is asked for that soon, and from 1
-    /// on it is given no rows that need not come before.
+    /// on it is given no rows that need not come before, or before the end of a checkpoint that is under way.
     fn fullness(&self) -> f64 {
         0.0
     }
@@ -149,6 +149,8 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
     let mut tick = Instant::now() + COMMIT_INTERVAL;
     // Behind which epoch a checkpoint was asked for.
     let mut asked = None;
+    // The last epoch that is durable.
+    let mut done = last;
     loop {
         let fullness = sink.fullness();
         if fullness >= 0.5 && states.is_none() {
@@ -159,9 +161,11 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         if let Some(states) = states.filter(|_| fullness >= 0.5 && !barrier_comes)
             && asked.replace(last) != Some(last)
         {
-            states.full();
+            states.full(last);
         }
-        let is_full = fullness >= 1.0 && !barrier_comes && states.is_some();
+        // Nor does it hold up a checkpoint that is under way: a barrier that has overtaken rows comes to those who send only when
+        // these rows have gone on.
+        let is_full = fullness >= 1.0 && !barrier_comes && done >= last && states.is_some();
         let wake = tokio::select! {
             biased;
             Ok(()) = durable.changed(), if states.is_some() => Wake::Durable,
@@ -189,8 +193,8 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
             Wake::Item(None) if inputs.is_over() => break,
             Wake::Item(None) | Wake::Injected => {}
             Wake::Durable => {
-                let epoch = *durable.borrow_and_update();
-                commit(&mut sink, &mut prepared, epoch).await?;
+                done = *durable.borrow_and_update();
+                commit(&mut sink, &mut prepared, done).await?;
             }
             Wake::Tick => {
                 last += 1;

@@ -331,6 +331,8 @@ pub(super) struct Outside {
     rows: Vec<(u32, u32)>,
     prepared: BTreeMap<(u64, String), Bytes>,
     last: u64,
+    /// The last epoch that is durable.
+    done: u64,
     durable: Option<watch::Receiver<u64>>,
     barriers: Option<watch::Receiver<Option<Barrier>>>,
     /// Behind which epoch it has asked for a checkpoint.
@@ -509,7 +511,7 @@ impl Count {
 impl Outside {
     pub(super) fn new(inputs: Gather) -> Self {
         let (rows, prepared) = Default::default();
-        Outside { inputs, rows, prepared, last: 0, durable: None, barriers: None, asked: None }
+        Outside { inputs, rows, prepared, last: 0, done: 0, durable: None, barriers: None, asked: None }
     }
 
     fn prepare(&mut self, epoch: u64, copy: u32, run: &str) {
@@ -696,7 +698,7 @@ impl Copy {
             Body::Count(_) => {}
             Body::Outside(sink) => {
                 if let Some(restored) = &self.restored {
-                    sink.last = restored.epoch;
+                    (sink.last, sink.done) = (restored.epoch, restored.epoch);
                     for (name, bytes) in &restored.splits {
                         let epoch = name.split('.').next().unwrap().parse().unwrap();
                         sink.prepared.insert((epoch, name.clone()), bytes.clone());
@@ -809,18 +811,18 @@ impl Copy {
         let Body::Outside(sink) = &mut self.body else { unreachable!("asked of sinks") };
         let durable = sink.durable.as_mut().expect("it has begun");
         if durable.has_changed().unwrap_or(false) {
-            let epoch = *durable.borrow_and_update();
-            sink.commit(epoch, with.world);
+            sink.done = *durable.borrow_and_update();
+            sink.commit(sink.done, with.world);
             return Some(Phase::Running);
         }
         let max = with.world.plan.sink_max;
         let barrier = sink.barriers.as_ref().expect("it has begun").borrow().as_ref().map(|barrier| barrier.epoch);
         if max > 0 && barrier.is_none_or(|epoch| epoch <= sink.last) {
             if 2 * sink.rows.len() >= max && sink.asked.replace(sink.last) != Some(sink.last) {
-                with.said.push(Said::Full);
+                with.said.push(Said::Full { behind: sink.last });
                 with.world.full += 1;
             }
-            if sink.rows.len() >= max {
+            if sink.rows.len() >= max && sink.done >= sink.last {
                 // What is on its way must wait for the barrier that comes before it.
                 return None;
             }
