@@ -22,7 +22,7 @@ use datafusion::execution::memory_pool::UnboundedMemoryPool;
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
+use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, PartitionMode};
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
@@ -56,11 +56,20 @@ impl JoinExec {
         if node.output_ordering().is_some() || has_stream(node) {
             return None;
         }
-        let (left, right) = (Slot::over(join.left()), Slot::over(join.right()));
+        JoinExec::over(join.left(), join.right(), join.builder(), governor).ok()
+    }
+
+    fn over(
+        left: &Arc<dyn ExecutionPlan>,
+        right: &Arc<dyn ExecutionPlan>,
+        join: HashJoinExecBuilder,
+        governor: &Governor,
+    ) -> Result<Self> {
+        let (left, right) = (Slot::over(left), Slot::over(right));
         let sides: Vec<Arc<dyn ExecutionPlan>> = vec![Arc::clone(&left) as _, Arc::clone(&right) as _];
-        let join = join.builder().with_new_children(sides).and_then(|builder| builder.build()).ok()?;
-        let (join, governor, shared) = (Arc::new(join), governor.clone(), Mutex::default());
-        Some(JoinExec { join, left, right, governor, shared, metrics: ExecutionPlanMetricsSet::new() })
+        let join = Arc::new(join.with_new_children(sides)?.build()?);
+        let (governor, shared) = (governor.clone(), Mutex::default());
+        Ok(JoinExec { join, left, right, governor, shared, metrics: ExecutionPlanMetricsSet::new() })
     }
 
     /// Whether all partitions share a build side.
@@ -134,6 +143,12 @@ impl ExecutionPlan for JoinExec {
 
     fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
+    }
+
+    /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join within.
+    fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
+        let join = self.join.builder().reset_state();
+        Ok(Arc::new(JoinExec::over(self.left.input(), self.right.input(), join, &self.governor)?))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

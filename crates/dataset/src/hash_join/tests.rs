@@ -41,6 +41,12 @@ fn rows(engine: &Engine, set: DataSet) -> Vec<String> {
     rows
 }
 
+fn sql(engine: &Arc<Engine>, query: &str, tables: &[(&str, &DataSet)]) -> DataSet {
+    let (asked, query) = (Arc::clone(engine), query.to_owned());
+    let tables = tables.iter().map(|&(name, table)| (name.to_owned(), table.clone())).collect();
+    engine.run(async move { DataSet::from_sql(&asked, &query, tables).await }).unwrap()
+}
+
 const KINDS: [How; 6] = [How::Inner, How::Left, How::Right, How::Full, How::Semi, How::Anti];
 
 /// Two tables, of which the first is the smaller one, and a heavy key in it: `heavy` of a hundred rows have it.
@@ -84,6 +90,29 @@ fn joins_on_disk_are_those_in_memory() {
             }
         }
         assert_eq!(roomy.governor().spilled_bytes(), 0);
+    }
+}
+
+/// Each round of a recursive query has a build side of its own: with that of the first round, rows would come again without end.
+#[test]
+fn recursive_queries_join_what_is_new() {
+    for threads in [1, 2] {
+        let engine = Arc::new(engine(None, threads));
+        let numbers = |query: &str, name: &str, table: &DataSet| {
+            let found = rows(&engine, sql(&engine, query, &[(name, table)]));
+            let mut found: Vec<i64> = found.iter().map(|row| row.parse().unwrap()).collect();
+            found.sort_unstable();
+            found
+        };
+        let banned = table(&engine, 3, |row| Some(row + 20));
+        let query = "with recursive t as (select 1 as i union all select i + 1 from t where i < 50 and i not in (select k from banned)) \
+                     select i from t limit 100";
+        assert_eq!(numbers(query, "banned", &banned), (1..=20).collect::<Vec<_>>(), "{threads} threads");
+        // A tree: `v` is the number of a node, `k` that of its parent.
+        let nodes = table(&engine, 1000, |row| (row > 0).then_some((row - 1) / 2));
+        let query = "with recursive r as (select v from nodes where k is null union all select n.v from r join nodes n on n.k = r.v) \
+                     select v from r limit 2000";
+        assert_eq!(numbers(query, "nodes", &nodes), (0..1000).collect::<Vec<_>>(), "{threads} threads");
     }
 }
 
