@@ -3,9 +3,11 @@
 //!
 //! [`JoinExec`] collects the build side, of each partition, or the one that all of them share. If it fits, it is handed to
 //! DataFusion's join as it is, and so is the other side: nothing is copied. If not, both sides go to disk, parted by the hash of
-//! their keys, and each pair of parts becomes a join of its own ([`pairs`]).
+//! their keys, and each pair of parts becomes a join of its own ([`pairs`]). Steps above may count on the order that rows of the
+//! other side had: those of the pairs are sorted so again ([`order`]).
 
 mod build;
+mod order;
 mod pairs;
 mod slot;
 #[cfg(test)]
@@ -18,7 +20,7 @@ use datafusion::common::JoinType;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::Result;
 use datafusion::execution::TaskContext;
-use datafusion::execution::memory_pool::UnboundedMemoryPool;
+use datafusion::execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
@@ -50,10 +52,10 @@ pub(crate) struct JoinExec {
 }
 
 impl JoinExec {
-    /// `None` where the order of rows counts, and over streams, whose joins are others.
+    /// `None` over streams, whose joins are others.
     pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
         let join = node.downcast_ref::<HashJoinExec>()?;
-        if node.output_ordering().is_some() || has_stream(node) {
+        if has_stream(node) {
             return None;
         }
         JoinExec::over(join.left(), join.right(), join.builder(), governor).ok()
@@ -154,7 +156,7 @@ impl ExecutionPlan for JoinExec {
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let joining = Joining {
             join: Arc::clone(&self.join),
-            context: Arc::new(reserved(&context)),
+            context: Arc::new(with_memory(&context, Arc::new(UnboundedMemoryPool::default()))),
             governor: self.governor.clone(),
             partition,
             metrics: self.metrics.clone(),
@@ -193,10 +195,9 @@ impl ExecutionPlan for JoinExec {
     }
 }
 
-/// The context of joins whose memory has been reserved before they begin.
-fn reserved(context: &TaskContext) -> TaskContext {
-    let env = context.runtime_env();
-    let runtime = RuntimeEnv { memory_pool: Arc::new(UnboundedMemoryPool::default()), ..env.as_ref().clone() };
+/// The context with other memory: without limit for joins, which have reserved theirs before they begin.
+fn with_memory(context: &TaskContext, memory_pool: Arc<dyn MemoryPool>) -> TaskContext {
+    let runtime = RuntimeEnv { memory_pool, ..context.runtime_env().as_ref().clone() };
     TaskContext::new(
         context.task_id(),
         context.session_id(),
