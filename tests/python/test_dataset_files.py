@@ -164,7 +164,7 @@ def test_text_comes_back(tmp_path: Path, compression: Any) -> None:
     assert tm.read_text(tmp_path / "out").to_dict() == {"line": lines}
     assert data.sort("text").write_text(tmp_path / "out", overwrite=True, compression=compression) == len(lines)
     assert tm.read_text(tmp_path / "out").to_dict() == {"line": sorted(lines)}
-    assert data.filter(tm.col("text") == "?").write_text(tmp_path / "none") == 0
+    assert data.filter(tm.col("text") == "?").write_text(tmp_path / "none", compression=compression) == 0
     assert tm.read_text(tmp_path / "none").count() == 0
     coded = tm.from_arrow(pytest.importorskip("pyarrow").table({"text": ["b", "a"]}))
     assert coded.write_text(tmp_path / "two") == 2
@@ -216,6 +216,8 @@ def test_arrays_come_back(tmp_path: Path, dtype: str) -> None:
         assert found.dtype == dtype and (found == whole.squeeze()).all() and found.ndim == len(name) // 5 + 1
         back = tm.read_npy(tmp_path / name, columns=data.columns)
         assert back.to_dict() == data.to_dict()
+        # Many files do not make many partitions.
+        assert "Union" not in back.explain("logical")
 
 
 def test_columns_of_an_array_become_of_one_type(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_columns_of_an_array_become_of_one_type(tmp_path: Path) -> None:
     file = next((tmp_path / "out").iterdir())
     assert (np.load(file) == [[1, 0.5, 1], [2, 1.5, 0]]).all()
     assert data.filter(tm.col("a") > 9).write_npy(tmp_path / "none") == 0
-    assert np.load(tmp_path / "none" / "empty.npy").shape == (0, 3)
+    assert np.load(tmp_path / "none" / "part-00000.npy").shape == (0, 3)
     for columns, message in [
         ({"a": [1], "s": ["x"]}, '"s" is Utf8'),
         ({"a": [1, None]}, r'row 2 of part-00000\.npy: "a" is null'),

@@ -47,7 +47,7 @@ impl WithinMemory {
     fn sort_all(&self, sort: &SortExec) -> Option<Arc<dyn ExecutionPlan>> {
         let fetch = sort.fetch()?;
         // The rows, and what they are compared by.
-        let bytes = 2 * (fetch as u64).saturating_mul(row_bytes(&sort.schema()));
+        let bytes = (fetch as u64).saturating_mul(row_bytes(&sort.schema())).saturating_mul(2);
         let is_large = self.budget_bytes > 0 && bytes > self.budget_bytes / TOP_SHARE;
         is_large.then(|| Arc::new(LocalLimitExec::new(Arc::new(sort.with_fetch(None)), fetch)) as _)
     }
@@ -69,5 +69,28 @@ impl PhysicalOptimizerRule for WithinMemory {
 
     fn schema_check(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::datatypes::{DataType, Field};
+    use datafusion::physical_expr::PhysicalSortExpr;
+    use datafusion::physical_expr::expressions::Column;
+    use datafusion::physical_plan::empty::EmptyExec;
+    use tidemill_dataflow::memory::MemorySettings;
+
+    use super::*;
+
+    /// Of so many rows that their bytes are no number any more, too.
+    #[test]
+    fn the_first_of_very_many_rows_are_sorted_on_disk() {
+        let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Int64, true)]));
+        let order = [PhysicalSortExpr::new_default(Arc::new(Column::new("x", 0)))];
+        let sort = SortExec::new(order.into(), Arc::new(EmptyExec::new(schema)));
+        let within = WithinMemory { governor: Governor::new(MemorySettings::default()), budget_bytes: 1 << 20 };
+        for (fetch, spills) in [(10, false), (1 << 20, true), (1 << 60, true), (usize::MAX, true)] {
+            assert_eq!(within.sort_all(&sort.with_fetch(Some(fetch))).is_some(), spills, "{fetch}");
+        }
     }
 }

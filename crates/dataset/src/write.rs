@@ -148,7 +148,7 @@ impl DataSet {
                 let folder = folder_url(&commit.hidden)?;
                 let rows = self.write_into(engine, &folder, &output, partition_by, "", reading).await;
                 let ended = rows.and_then(|rows| {
-                    commit.end(if rows == 0 { Some(empty_file(&output, &schema, "")?) } else { None })?;
+                    commit.end(if rows == 0 { empty_file(&output, &schema, "")? } else { None })?;
                     Ok(rows)
                 });
                 ended.map_err(|error| when_full(error, &path, engine))
@@ -160,7 +160,8 @@ impl DataSet {
                 let schema = self.schema();
                 let written = match self.write_into(engine, &held.url, &output, partition_by, &id, reading).await {
                     Ok(0) => match empty_file(&output, &schema, &id) {
-                        Ok((name, bytes)) => held.add(&name, bytes).await.map(|()| 0),
+                        Ok(Some((name, bytes))) => held.add(&name, bytes).await.map(|()| 0),
+                        Ok(None) => Ok(0),
                         Err(error) => Err(error),
                     },
                     written => written,
@@ -270,8 +271,8 @@ pub(crate) fn written(counts: &[RecordBatch]) -> u64 {
     columns.flat_map(|column| column.iter().flatten()).sum()
 }
 
-/// A file without rows, by name and content: of no rows DataFusion makes no file, and the columns would be lost.
-pub(crate) fn empty_file(output: &Output, schema: &Schema, suffix: &str) -> Result<(String, Vec<u8>)> {
+/// A file without rows, by name and content, for formats of DataFusion: of no rows it makes no file, and the columns would be lost.
+pub(crate) fn empty_file(output: &Output, schema: &Schema, suffix: &str) -> Result<Option<(String, Vec<u8>)>> {
     let mut bytes = Vec::new();
     let extension = match output {
         Output::Csv { delimiter, has_header, .. } => {
@@ -289,11 +290,8 @@ pub(crate) fn empty_file(output: &Output, schema: &Schema, suffix: &str) -> Resu
             FileWriter::try_new(&mut bytes, schema)?.finish()?;
             "arrow"
         }
-        Output::Parts(PartFormat::Text(_)) => "txt",
-        Output::Parts(format) => {
-            bytes = format.header(schema, 0);
-            if matches!(format, PartFormat::Npy) { "npy" } else { "bin" }
-        }
+        // Partitions without rows are files too.
+        Output::Parts(_) => return Ok(None),
     };
-    Ok((format!("empty{}.{extension}", tagged(suffix)), bytes))
+    Ok(Some((format!("empty{}.{extension}", tagged(suffix)), bytes)))
 }

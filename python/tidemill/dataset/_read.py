@@ -241,7 +241,7 @@ def read_npy(
     DataSetError
         If it is no such file, or its type is none of bool, integer and float.
     """
-    sets: list[DataSet] = []
+    tables: list[NativeTable] = []
     first = None
     for file in engine().find_files(_paths(paths), _told(storage_options)):
         array = _array(file, storage_options)
@@ -258,9 +258,9 @@ def read_npy(
             names = ["value"] if array.ndim == 1 else [f"column_{place + 1}" for place in range(len(parts))]
         if len(names) != len(parts):
             raise DataSetError(f"{file} has {len(parts)} columns, not {len(names)}")
-        table = Table.from_numpy(dict(zip(names, parts, strict=True)))
-        sets.append(DataSet(engine().table(table._native)))
-    return sets[0].union(*sets[1:]) if len(sets) > 1 else sets[0]
+        tables.append(Table.from_numpy(dict(zip(names, parts, strict=True)))._native)
+    # One table: as many partitions as one file has, however many files there are.
+    return DataSet(engine().table(NativeTable.concat(tables[0], tables[1:])))
 
 
 def _array(file: str, storage_options: StorageOptions | None) -> Any:

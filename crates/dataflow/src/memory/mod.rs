@@ -28,7 +28,7 @@ pub use allocations::Allocations;
 pub use machine::memory_bytes;
 pub use mapped::{Cell, Cells, MapWriter};
 pub use partitions::{HashKeys, Partitions};
-pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file};
+pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};
 pub(crate) use stash::Stash;
 
 use crate::error::DataflowError;

@@ -23,7 +23,8 @@ pub(super) const IO_BYTES: usize = 256 << 10;
 /// A file from which on so much may have been freed that it is to leave the process.
 const TRIM_BYTES_MIN: u64 = 1 << 20;
 
-pub(super) fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
+/// The error of a file in the governor's spill directory, with what can be done about it.
+pub fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
     let reason = match (error.kind(), error.raw_os_error()) {
         (ErrorKind::StorageFull | ErrorKind::QuotaExceeded, _) => {
             format!("{error}; free space there, or name another directory with --spill-dir")

@@ -88,8 +88,8 @@ impl Workers {
         let folder = self.agree(seen)?;
         let (schema, output) = (query.set.schema(), query.output);
         let rows = self.write_into(engine, query, &folder, "", watch)?;
-        let ended = commit
-            .map_or(Ok(()), |commit| commit.end(if rows == 0 { Some(empty_file(output, &schema, "")?) } else { None }));
+        let ended =
+            commit.map_or(Ok(()), |commit| commit.end(if rows == 0 { empty_file(output, &schema, "")? } else { None }));
         self.agree(ended)?;
         Ok(rows)
     }
@@ -156,9 +156,10 @@ impl Workers {
         };
         let store = Arc::clone(&held.store);
         let added = match self.comm.rank() {
-            0 if rows == 0 => {
-                empty_file(output, &schema, id).and_then(|(name, bytes)| engine.run(held.add(&name, bytes)))
-            }
+            0 if rows == 0 => empty_file(output, &schema, id).and_then(|file| match file {
+                Some((name, bytes)) => engine.run(held.add(&name, bytes)),
+                None => Ok(()),
+            }),
             _ => Ok(()),
         };
         self.agree(added)?;

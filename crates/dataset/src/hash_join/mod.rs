@@ -3,9 +3,11 @@
 //!
 //! [`JoinExec`] collects the build side, of each partition, or the one that all of them share. If it fits, it is handed to
 //! DataFusion's join as it is, and so is the other side: nothing is copied. If not, both sides go to disk, parted by the hash of
-//! their keys, and each pair of parts becomes a join of its own ([`pairs`]).
+//! their keys, and each pair of parts becomes a join of its own ([`pairs`]). Steps above may count on the order that rows of the
+//! other side had: those of the pairs are sorted so again ([`order`]).
 
 mod build;
+mod order;
 mod pairs;
 mod slot;
 #[cfg(test)]
@@ -18,11 +20,11 @@ use datafusion::common::JoinType;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::Result;
 use datafusion::execution::TaskContext;
-use datafusion::execution::memory_pool::UnboundedMemoryPool;
+use datafusion::execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
+use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, PartitionMode};
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
@@ -50,17 +52,26 @@ pub(crate) struct JoinExec {
 }
 
 impl JoinExec {
-    /// `None` where the order of rows counts, and over streams, whose joins are others.
+    /// `None` over streams, whose joins are others.
     pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
         let join = node.downcast_ref::<HashJoinExec>()?;
-        if node.output_ordering().is_some() || has_stream(node) {
+        if has_stream(node) {
             return None;
         }
-        let (left, right) = (Slot::over(join.left()), Slot::over(join.right()));
+        JoinExec::over(join.left(), join.right(), join.builder(), governor).ok()
+    }
+
+    fn over(
+        left: &Arc<dyn ExecutionPlan>,
+        right: &Arc<dyn ExecutionPlan>,
+        join: HashJoinExecBuilder,
+        governor: &Governor,
+    ) -> Result<Self> {
+        let (left, right) = (Slot::over(left), Slot::over(right));
         let sides: Vec<Arc<dyn ExecutionPlan>> = vec![Arc::clone(&left) as _, Arc::clone(&right) as _];
-        let join = join.builder().with_new_children(sides).and_then(|builder| builder.build()).ok()?;
-        let (join, governor, shared) = (Arc::new(join), governor.clone(), Mutex::default());
-        Some(JoinExec { join, left, right, governor, shared, metrics: ExecutionPlanMetricsSet::new() })
+        let join = Arc::new(join.with_new_children(sides)?.build()?);
+        let (governor, shared) = (governor.clone(), Mutex::default());
+        Ok(JoinExec { join, left, right, governor, shared, metrics: ExecutionPlanMetricsSet::new() })
     }
 
     /// Whether all partitions share a build side.
@@ -136,10 +147,16 @@ impl ExecutionPlan for JoinExec {
         self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
     }
 
+    /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join within.
+    fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
+        let join = self.join.builder().reset_state();
+        Ok(Arc::new(JoinExec::over(self.left.input(), self.right.input(), join, &self.governor)?))
+    }
+
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let joining = Joining {
             join: Arc::clone(&self.join),
-            context: Arc::new(reserved(&context)),
+            context: Arc::new(with_memory(&context, Arc::new(UnboundedMemoryPool::default()))),
             governor: self.governor.clone(),
             partition,
             metrics: self.metrics.clone(),
@@ -178,10 +195,9 @@ impl ExecutionPlan for JoinExec {
     }
 }
 
-/// The context of joins whose memory has been reserved before they begin.
-fn reserved(context: &TaskContext) -> TaskContext {
-    let env = context.runtime_env();
-    let runtime = RuntimeEnv { memory_pool: Arc::new(UnboundedMemoryPool::default()), ..env.as_ref().clone() };
+/// The context with other memory: without limit for joins, which have reserved theirs before they begin.
+fn with_memory(context: &TaskContext, memory_pool: Arc<dyn MemoryPool>) -> TaskContext {
+    let runtime = RuntimeEnv { memory_pool, ..context.runtime_env().as_ref().clone() };
     TaskContext::new(
         context.task_id(),
         context.session_id(),

@@ -33,6 +33,7 @@ use tidemill_dataflow::keys::KeyHasher;
 use tidemill_dataflow::memory::{Governor, HashKeys, Partitions, SpillFile};
 
 use super::build::{Build, Held};
+use super::order::in_order;
 use super::slot::{Promise, Slot};
 use crate::distribute::as_planned;
 use crate::error::DataSetError;
@@ -151,7 +152,12 @@ impl Joining {
             }
         };
         let (fetch, metrics) = (self.join.fetch(), BaselineMetrics::new(&self.metrics, self.partition));
-        Ok(Box::pin(LimitStream::new(self.with_parts(left, right).await?, 0, fetch, metrics)))
+        let rows = self.clone().with_parts(left, right).await?;
+        let rows = match self.join.properties().output_ordering() {
+            Some(order) => in_order(rows, order, &self.context, &self.governor)?,
+            None => rows,
+        };
+        Ok(Box::pin(LimitStream::new(rows, 0, fetch, metrics)))
     }
 
     fn nothing(&self) -> SendableRecordBatchStream {

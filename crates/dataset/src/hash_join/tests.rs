@@ -1,3 +1,4 @@
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
@@ -27,6 +28,12 @@ fn table(engine: &Engine, rows: i64, key: impl Fn(i64) -> Option<i64>) -> DataSe
 
 /// The rows as texts, sorted.
 fn rows(engine: &Engine, set: DataSet) -> Vec<String> {
+    let mut rows = rows_as_they_come(engine, set);
+    rows.sort_unstable();
+    rows
+}
+
+fn rows_as_they_come(engine: &Engine, set: DataSet) -> Vec<String> {
     let mut rows = Vec::new();
     for batch in engine.run(set.collect(Reading::default())).unwrap() {
         let options = FormatOptions::default().with_null("null");
@@ -37,8 +44,13 @@ fn rows(engine: &Engine, set: DataSet) -> Vec<String> {
                 .map(|row| columns.iter().map(|column| column.value(row).to_string()).collect::<Vec<_>>().join(",")),
         );
     }
-    rows.sort_unstable();
     rows
+}
+
+fn sql(engine: &Arc<Engine>, query: &str, tables: &[(&str, &DataSet)]) -> DataSet {
+    let (asked, query) = (Arc::clone(engine), query.to_owned());
+    let tables = tables.iter().map(|&(name, table)| (name.to_owned(), table.clone())).collect();
+    engine.run(async move { DataSet::from_sql(&asked, &query, tables).await }).unwrap()
 }
 
 const KINDS: [How; 6] = [How::Inner, How::Left, How::Right, How::Full, How::Semi, How::Anti];
@@ -84,6 +96,91 @@ fn joins_on_disk_are_those_in_memory() {
             }
         }
         assert_eq!(roomy.governor().spilled_bytes(), 0);
+    }
+}
+
+/// A build side that is small enough to be one for all partitions, and does not fit: whatever the kind of the join, its rows come
+/// out once, and not once for each partition.
+#[test]
+fn a_build_side_of_all_partitions_goes_to_disk() {
+    // Batches with memory of their own: DataFusion counts that of pieces of one batch for each of them.
+    let batch = |rows: Range<i64>, key: fn(i64) -> i64| {
+        let numbers = || Arc::new(Int64Array::from_iter_values(rows.clone()));
+        let keys = Arc::new(Int64Array::from_iter_values(rows.clone().map(key)));
+        RecordBatch::try_from_iter([("k", keys as ArrayRef), ("v", numbers() as _), ("w", numbers() as _)]).unwrap()
+    };
+    let narrow = |engine: &Engine, count: i64, key: fn(i64) -> i64| {
+        let batches: Vec<_> = (0..count).map(|at| batch(at * 8000..(at + 1) * 8000, key)).collect();
+        DataSet::from_batches(engine, batches[0].schema(), &batches).unwrap()
+    };
+    let sides = |engine: &Engine| [narrow(engine, 3, |row| row), narrow(engine, 8, |row| row / 3 + 12_000)];
+    let (roomy, tight) = (engine(None, 2), engine(Some(1 << 20), 2));
+    let (in_memory, on_disk) = (sides(&roomy), sides(&tight));
+    let condition = || binary("<", column("v"), column("v_right")).unwrap();
+    for how in KINDS {
+        for (swapped, condition) in [(false, None), (true, None), (false, Some(condition())), (true, Some(condition()))]
+        {
+            let what = format!("{how:?}, swapped: {swapped}, {condition:?}");
+            let set = joined(&on_disk, swapped, how, condition.clone());
+            let plan = tight.run(set.clone().explain(Explain::Physical)).unwrap();
+            assert!(plan.contains("JoinExec, as HashJoinExec: mode=CollectLeft"), "{what}: {plan}");
+            let before = tight.governor().spilled_bytes();
+            let seen = rows(&tight, set);
+            assert!(tight.governor().spilled_bytes() > before, "{what}");
+            assert_eq!(tight.governor().reserved_bytes(), 0, "{what}");
+            let expected = rows(&roomy, joined(&in_memory, swapped, how, condition));
+            assert!(!expected.is_empty() && seen == expected, "{what}: {} of {}", seen.len(), expected.len());
+        }
+    }
+}
+
+/// A query that counts on the order of the other side, which has one by itself, must get it from the disk too; a limit is one of the
+/// rows in that order.
+#[test]
+fn rows_that_have_an_order_keep_it() {
+    let joined = |kind: &str| {
+        let numbered = "(select k, v, s, row_number() over () as n from b)";
+        format!("select a.v, w.v as u, w.n, a.s, w.s as t from a {kind} {numbered} w on a.k = w.k order by w.n")
+    };
+    for query in [joined("join"), joined("join") + " limit 10", joined("right join")] {
+        let seen = [None, Some(1 << 20)].map(|memory_bytes| {
+            // Of one thread: others exchange rows, which then have no order.
+            let engine = Arc::new(engine(memory_bytes, 1));
+            let a = table(&engine, 20_000, |row| Some(row * 7 % 20_000));
+            let b = table(&engine, 130_000, |row| (row % 13 > 0).then_some(row * 11 % 40_000));
+            let set = sql(&engine, &query, &[("a", &a), ("b", &b)]);
+            let plan = engine.run(set.clone().explain(Explain::Physical)).unwrap();
+            let (above, _) = plan.split_once("JoinExec, as HashJoinExec").expect(&plan);
+            assert!(!above.contains("SortExec"), "{plan}");
+            let rows = rows_as_they_come(&engine, set);
+            assert_eq!(engine.governor().spilled_bytes() > 0, memory_bytes.is_some(), "{query}");
+            assert_eq!(engine.governor().reserved_bytes(), 0, "{query}");
+            rows
+        });
+        assert!(!seen[0].is_empty() && seen[0] == seen[1], "{query}: {} and {} rows", seen[0].len(), seen[1].len());
+    }
+}
+
+/// Each round of a recursive query has a build side of its own: with that of the first round, rows would come again without end.
+#[test]
+fn recursive_queries_join_what_is_new() {
+    for threads in [1, 2] {
+        let engine = Arc::new(engine(None, threads));
+        let numbers = |query: &str, name: &str, table: &DataSet| {
+            let found = rows(&engine, sql(&engine, query, &[(name, table)]));
+            let mut found: Vec<i64> = found.iter().map(|row| row.parse().unwrap()).collect();
+            found.sort_unstable();
+            found
+        };
+        let banned = table(&engine, 3, |row| Some(row + 20));
+        let query = "with recursive t as (select 1 as i union all select i + 1 from t where i < 50 and i not in (select k from banned)) \
+                     select i from t limit 100";
+        assert_eq!(numbers(query, "banned", &banned), (1..=20).collect::<Vec<_>>(), "{threads} threads");
+        // A tree: `v` is the number of a node, `k` that of its parent.
+        let nodes = table(&engine, 1000, |row| (row > 0).then_some((row - 1) / 2));
+        let query = "with recursive r as (select v from nodes where k is null union all select n.v from r join nodes n on n.k = r.v) \
+                     select v from r limit 2000";
+        assert_eq!(numbers(query, "nodes", &nodes), (0..1000).collect::<Vec<_>>(), "{threads} threads");
     }
 }
 

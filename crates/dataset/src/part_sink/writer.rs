@@ -6,13 +6,14 @@ use std::os::unix::fs::FileExt;
 
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::datasource::listing::ListingTableUrl;
-use datafusion::error::{DataFusionError, Result};
+use datafusion::error::Result;
 use datafusion::execution::TaskContext;
 use object_store::buffered::BufWriter;
-use tidemill_dataflow::memory::{Governor, nameless_file};
+use tidemill_dataflow::memory::{Governor, nameless_file, spill_error};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::BLOCK_BYTES;
+use crate::error::DataSetError;
 
 type Object = Box<dyn AsyncWrite + Send + Unpin>;
 
@@ -20,8 +21,25 @@ pub(super) enum Writer {
     /// Written directly: a store would make a task of every part.
     Local(File),
     Object(Object),
-    /// An object whose beginning is known at the end: it lies on this worker's disk until then.
-    Held(File, Object),
+    /// An object whose beginning is known at the end: it lies where this worker spills until then.
+    Held(Held, Object),
+}
+
+pub(super) struct Held {
+    file: File,
+    governor: Governor,
+}
+
+impl Held {
+    fn new(governor: &Governor) -> Result<Self> {
+        let file = nameless_file(governor).map_err(|error| DataSetError::Io(error.to_string()))?;
+        Ok(Held { file, governor: governor.clone() })
+    }
+
+    /// The disk's errors are none of the object's: they name the folder, and what to do.
+    fn on_disk<T>(&mut self, work: impl FnOnce(&mut File) -> std::io::Result<T>) -> std::io::Result<T> {
+        work(&mut self.file).map_err(|error| std::io::Error::other(spill_error(&self.governor, &error)))
+    }
 }
 
 impl Writer {
@@ -35,20 +53,21 @@ impl Writer {
     ) -> Result<Self> {
         let is_plain = compression == FileCompressionType::UNCOMPRESSED;
         if is_plain && let Ok(path) = url.get_url().to_file_path() {
-            return Ok(Writer::Local(File::create(path)?));
+            let file = File::create(&path).map_err(|error| DataSetError::Io(format!("{}: {error}", path.display())))?;
+            return Ok(Writer::Local(file));
         }
         let store = context.runtime_env().object_store(url.object_store())?;
         let object = compression.convert_async_writer(BufWriter::new(store, url.prefix().clone()))?;
         if !has_header {
             return Ok(Writer::Object(object));
         }
-        let held = nameless_file(governor).map_err(|error| DataFusionError::External(Box::new(error)))?;
-        Ok(Writer::Held(held, object))
+        Ok(Writer::Held(Held::new(governor)?, object))
     }
 
     pub(super) async fn write(&mut self, block: &[u8]) -> std::io::Result<()> {
         match self {
-            Writer::Local(file) | Writer::Held(file, _) => file.write_all(block),
+            Writer::Local(file) => file.write_all(block),
+            Writer::Held(held, _) => held.on_disk(|file| file.write_all(block)),
             Writer::Object(object) => object.write_all(block).await,
         }
     }
@@ -58,17 +77,51 @@ impl Writer {
         match self {
             Writer::Local(file) => file.write_all_at(header, 0),
             Writer::Object(mut object) => object.shutdown().await,
-            Writer::Held(mut file, mut object) => {
-                file.write_all_at(header, 0)?;
-                file.rewind()?;
+            Writer::Held(mut held, mut object) => {
+                held.on_disk(|file| file.write_all_at(header, 0).and_then(|()| file.rewind()))?;
                 let mut block = vec![0; BLOCK_BYTES];
                 loop {
-                    match file.read(&mut block)? {
+                    match held.on_disk(|file| file.read(&mut block))? {
                         0 => return object.shutdown().await,
                         read => object.write_all(&block[..read]).await?,
                     }
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Engine, EngineConfig};
+
+    fn engine() -> Engine {
+        Engine::new(&EngineConfig { threads: 1, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()
+    }
+
+    /// An object that cannot be put together for want of space on the worker's own disk must not look like one that its store
+    /// refused. `/dev/full` is a disk without any.
+    #[test]
+    fn a_full_disk_is_not_the_stores() {
+        let engine = engine();
+        let governor = engine.governor().clone();
+        let error = engine.run(async move {
+            let file = File::options().write(true).open("/dev/full").unwrap();
+            let mut writer = Writer::Held(Held { file, governor }, Box::new(tokio::io::sink()));
+            Ok(writer.write(b"rows").await.unwrap_err().to_string())
+        });
+        let (error, folder) = (error.unwrap(), engine.governor().settings().spill_dir.display().to_string());
+        assert!(error.contains(&folder) && error.contains("--spill-dir"), "{error}");
+    }
+
+    /// Of many files the one that cannot be made must be named.
+    #[test]
+    fn a_file_that_cannot_be_made_is_named() {
+        let (engine, url) = (engine(), ListingTableUrl::parse("file:///nowhere/at/all.bin").unwrap());
+        let context = engine.context().task_ctx();
+        let made = Writer::create(&url, FileCompressionType::UNCOMPRESSED, false, &context, engine.governor());
+        let error = made.err().unwrap().to_string();
+        assert!(error.contains("/nowhere/at/all.bin: No such file"), "{error}");
     }
 }

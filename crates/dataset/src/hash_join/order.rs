@@ -1,0 +1,84 @@
+//! The order of rows, where steps above a join count on it and its sides went to disk.
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
+use datafusion::physical_expr::LexOrdering;
+use datafusion::physical_plan::empty::EmptyExec;
+use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::{ExecutionPlan, SendableRecordBatchStream};
+use tidemill_dataflow::memory::{Governor, Reservation};
+
+use super::slot::Slot;
+use super::with_memory;
+
+/// What a sort gets, whatever others hold: some batches, and room to merge what it has spilled.
+const SORT_BYTES_MIN: u64 = 16 << 20;
+/// Of it, kept for merging.
+const MERGE_BYTES: usize = 4 << 20;
+
+/// Sorts rows; on disk, what of them does not fit beside the parts that are joined meanwhile.
+pub(super) fn in_order(
+    rows: SendableRecordBatchStream,
+    order: &LexOrdering,
+    context: &TaskContext,
+    governor: &Governor,
+) -> Result<SendableRecordBatchStream> {
+    let input: Arc<dyn ExecutionPlan> = Arc::new(EmptyExec::new(rows.schema()));
+    let slot = Slot::over(&input);
+    slot.give(0, rows);
+    let memory = SortMemory { held: governor.reservation("join") };
+    let config = context.session_config().clone().with_sort_spill_reservation_bytes(MERGE_BYTES);
+    let context = with_memory(context, Arc::new(memory)).with_session_config(config);
+    SortExec::new(order.clone(), slot).execute(0, Arc::new(context))
+}
+
+/// The memory of one sort. It is not that of other queries' steps: a join holds most of theirs while its rows are sorted.
+#[derive(Debug)]
+struct SortMemory {
+    held: Reservation,
+}
+
+impl fmt::Display for SortMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl MemoryPool for SortMemory {
+    fn name(&self) -> &'static str {
+        "sort of a join"
+    }
+
+    fn grow(&self, _: &MemoryReservation, additional: usize) {
+        self.held.grow_anyway(additional as u64);
+    }
+
+    fn shrink(&self, _: &MemoryReservation, shrink: usize) {
+        self.held.shrink(shrink as u64);
+    }
+
+    /// Refused, the sort spills.
+    fn try_grow(&self, _: &MemoryReservation, additional: usize) -> Result<()> {
+        let wanted = additional as u64;
+        if self.held.try_grow(wanted) {
+            return Ok(());
+        }
+        if self.held.bytes() + wanted > SORT_BYTES_MIN {
+            return Err(DataFusionError::ResourcesExhausted(format!(
+                "the rows of a join are to keep their order, and are too long to be sorted: {wanted} bytes more beside {} are \
+                 not there; give more memory with --memory",
+                self.held.bytes()
+            )));
+        }
+        self.held.grow_anyway(wanted);
+        Ok(())
+    }
+
+    fn reserved(&self) -> usize {
+        self.held.bytes() as usize
+    }
+}
