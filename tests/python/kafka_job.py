@@ -19,7 +19,7 @@ SCHEMA = {"ts": "timestamp[us]", "key": "int64", "row": "int64"}
 
 def paced(rows: tm.Table) -> tm.Table:
     """Of some seconds in all, and never much at once: the job has to get on between two kills."""
-    time.sleep(len(rows) / 4000)
+    time.sleep(len(rows) / 2500)
     return rows
 
 

@@ -32,14 +32,16 @@ def kill_one(folder: Path, dice: random.Random) -> bool:
 def run_and_kill(folder: Path, most: int, pause: Callable[[random.Random, int], float], *job: str | Path) -> None:
     """Run a job on two workers to its end, while one of them dies again and again, at most `most` times.
 
-    `pause` gives the seconds from when there is a checkpoint to the next kill, from the dice and the number of kills so far.
+    The first dies as soon as there is a checkpoint, lest the job be over; `pause` gives the seconds until each further one, from the
+    dice and the number of kills so far.
     """
     dice = random.Random(os.getpid())
     running = launched.start("run", "-n", "2", "--restarts", "30", *job)
     kills = 0
     while running.poll() is None and kills < most:
         launched.wait_until(lambda: running.poll() is not None or has_checkpoint(folder), "the first checkpoint")
-        time.sleep(pause(dice, kills))
+        if kills:
+            time.sleep(pause(dice, kills))
         kills += running.poll() is None and kill_one(folder, dice)
     _, err = running.communicate(timeout=launched.PATIENCE_S)
     assert running.returncode == 0, err.decode()

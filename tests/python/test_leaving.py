@@ -8,6 +8,7 @@ from pathlib import Path
 import launched
 import pytest
 import workers
+from servers.server import free_ports
 
 TRANSPORTS = ["auto", "tcp"]
 
@@ -72,7 +73,7 @@ def test_an_ordinary_job_says_nothing(tmp_path: Path) -> None:
 
 def test_a_stranger_is_refused_and_named(tmp_path: Path) -> None:
     """Somebody who tries the job's port shall not go unnoticed."""
-    port = workers._free_port()
+    (port,) = free_ports(1)
     late = {1: ["sh", "-c", 'while [ ! -e go ]; do sleep 0.05; done; exec "$@"', "sh"]}
     program = "import tidemill as tm; tm.init().comm.Barrier()"
     with workers.Job(tmp_path, 2, program, {"MASTER_PORT": str(port)}, late) as job:

@@ -120,7 +120,9 @@ def test_late_rows_and_early_results() -> None:
 
     assert written() == [(0, 4), (10, 8), (20, 9)]
     assert tm.stream.late_rows() == 1
-    assert written(late="1h") == [(0, 4), (10, 8), (0, 5), (20, 9)]
+    # When the late row is counted has nothing to do with the last window, which the end of the stream ends.
+    again = written(late="1h")
+    assert sorted(again) == [(0, 4), (0, 5), (10, 8), (20, 9)] and again.index((0, 4)) < again.index((0, 5))
     data = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=40)
     found = seen(counts(data, tm.stream.custom(tens), early="20ms"))
     assert any(not row["window_final"] for row in found)
