@@ -1,4 +1,4 @@
-"""Messages of all sizes, by each of the ways that their length and the workers' cores choose between."""
+"""Messages of all sizes, by each of the ways that length and transport choose between."""
 
 from __future__ import annotations
 
@@ -77,14 +77,16 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize(
+    "env", [{}, {"TIDEMILL_SINGLE_COPY": "0"}, {"TIDEMILL_TRANSPORT": "tcp"}], ids=["single copy", "pieces", "tcp"]
+)
 @pytest.mark.parametrize("own_cores", [True, False])
-def test_messages_arrive_whole_by_every_way(tmp_path: Path, own_cores: bool, transport: str) -> None:
-    """Between workers with cores of their own, and with one core for both, messages take different ways."""
+def test_messages_arrive_whole_by_every_way(tmp_path: Path, own_cores: bool, env: dict[str, str]) -> None:
+    """Workers with cores of their own poll for each other; those with one core for both have to sleep."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if own_cores and len(cores) < 2:
         pytest.skip("needs two cores")
     chosen = cores if own_cores else cores[:1]
     program = PROGRAM.replace("CORES", str(chosen))
-    with workers.Job(tmp_path, 2, program, {"TIDEMILL_TRANSPORT": transport}) as job:
+    with workers.Job(tmp_path, 2, program, env) as job:
         assert job.succeed() == ["all\n"] * 2

@@ -58,9 +58,7 @@ impl Chooser {
             // Two ranks have one message, which the transport copies as well.
             Bcast => self.ranks > 2 && bytes >= SINGLE_COPY_BYTES_MIN,
             Gather | Allgather | Scatter => bytes >= SINGLE_COPY_BYTES_MIN / 2,
-            Alltoall if self.ranks > 2 => bytes * self.ranks >= SINGLE_COPY_BYTES_MIN,
-            // Two ranks with cores of their own copy messages in step up to here.
-            Alltoall => bytes >= tidemill_net::local::KERNEL_COPY_BYTES_MIN,
+            Alltoall => bytes * self.ranks >= SINGLE_COPY_BYTES_MIN,
             _ => false,
         }
     }

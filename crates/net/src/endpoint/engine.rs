@@ -4,7 +4,7 @@
 //!   spent by sending and returned when the receiver has taken the message, so a receiver that does not receive holds at
 //!   most that much per sender.
 //! - Larger messages, and any message out of credit, are *offered*: the receiver answers when a receive matches, and
-//!   then copies them straight out of the sender's memory where the transport can and it pays, else gets them in pieces.
+//!   then copies them straight out of the sender's memory where the transport can, else gets them in pieces.
 //!
 //! `Engine` is a plain state machine behind one lock: callers post ops and call `progress`; nothing here blocks.
 

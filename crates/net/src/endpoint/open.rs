@@ -246,11 +246,7 @@ impl Endpoint {
         let doorbell = inbox.doorbell();
         if !opened.is_empty() {
             opened.iter().for_each(|(peer, _)| routes[peer.index()] = Some(transports.len()));
-            let mut local = LocalTransport::open(rank, inbox, opened);
-            if has_own_core {
-                local.copy_twice_in_step();
-            }
-            transports.push(Box::new(local));
+            transports.push(Box::new(LocalTransport::open(rank, inbox, opened)));
         }
         let remote: Vec<(Rank, Vec<std::net::SocketAddr>)> = others()
             .filter(|peer| routes[peer.index()].is_none())

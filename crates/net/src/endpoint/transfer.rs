@@ -1,5 +1,5 @@
 //! Messages too large to send unasked: copied out of their sender's memory, by both sides at once if they are long, or
-//! sent in pieces where that is not possible or not faster ([`Limits::single_copy_bytes_min`](crate::Limits)).
+//! sent in pieces where that is not possible ([`Limits::single_copy_bytes_min`](crate::Limits)).
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -26,15 +26,13 @@ use single_copy::SingleCopy;
 /// Frames taken from one peer before the next one's turn.
 const FRAMES_PER_TURN: u32 = 32;
 
-/// Above this size, an offer and what follows it beat a message that nobody asked for (bench `local`).
+/// Above this size, a single copy with its handshake beats two copies through the ring (bench `local`).
 const EAGER_SINGLE_COPY_BYTES_MAX: usize = 16 << 10;
 /// The same where memory cannot be read, and an offer only saves the receiver a copy.
 const EAGER_BYTES_MAX: usize = 16 << 10;
 /// Pieces of large messages: smaller ones cost more frames, larger ones are copied in and out less in parallel, and
 /// from 16 KiB to 64 KiB the stream is as fast as it gets (bench `local`).
 const FRAME_BYTES_MAX: usize = 32 << 10;
-/// Messages from which on the kernel copies between workers with cores of their own.
-pub const KERNEL_COPY_BYTES_MIN: usize = 1 << 20;
 
 /// A claim over shared memory, for a message that both sides copy. See [`crate::claim`].
 pub type LocalClaim = Claim<Shared<ClaimWords>>;
@@ -141,23 +139,12 @@ impl LocalTransport {
         Self { name, links, link_of_rank, to_ring, first: 0, losses_to_tell: 0, _inbox: inbox }
     }
 
-    /// Both ends of a copy have a core of their own: two copies in step, through shared memory, are faster than one by the kernel,
-    /// which looks up every page, until they no longer fit the cores' caches. Where cores are shared, the kernel's needs no turn of
-    /// the sender.
-    pub fn copy_twice_in_step(&mut self) {
-        for link in &mut self.links {
-            if matches!(link.single_copy, SingleCopy::Process(_)) {
-                link.limits.single_copy_bytes_min = Some(KERNEL_COPY_BYTES_MIN);
-            }
-        }
-    }
-
     /// Who can be reached.
     pub fn peers(&self) -> impl Iterator<Item = Rank> {
         self.links.iter().map(|link| link.rank)
     }
 
-    /// Why even the largest messages to and from `peer` are copied twice; `None` if they are not. For people.
+    /// Why large messages to and from `peer` are copied twice; `None` if they are not. For people.
     pub fn no_single_copy_reason(&self, peer: Rank) -> Option<&str> {
         self.link(peer).single_copy.lack()
     }
