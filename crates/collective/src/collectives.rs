@@ -309,16 +309,11 @@ impl Communicator {
         Ok(schedule)
     }
 
-    /// The algorithm without messages that would run a blocking call: the one asked for if it can, else the one of choice where
-    /// nothing was measured.
+    /// The algorithm without messages that runs a blocking call where nothing was measured.
     pub(crate) fn direct_way(&self, call: &Call) -> Option<Algorithm> {
         let collectives = self.0.collectives.lock();
         collectives.direct.as_ref()?;
-        let chooser = &collectives.chooser;
-        match call.options.algorithm {
-            None => chooser.built_in(call),
-            Some(asked) => chooser.obstacle(asked, call).is_none().then_some(asked),
-        }
+        collectives.chooser.untuned(call)
     }
 
     /// Why a call that was to go without messages came here.

@@ -53,9 +53,8 @@ pub struct Limits {
     pub eager_bytes_max: usize,
     /// Bytes in flight to one peer before `push` blocks.
     pub in_flight_bytes_max: usize,
-    /// Messages of at least this many bytes should be copied by [`Transport::read_peer`] and [`Transport::write_peer`]; `None`:
-    /// these do not work for this peer.
-    pub single_copy_bytes_min: Option<usize>,
+    /// Whether [`Transport::read_peer`] and [`Transport::write_peer`] work for this peer.
+    pub single_copy: bool,
 }
 
 /// Where arriving frames go. The engine implements it; a transport calls it from `poll`.
@@ -117,7 +116,7 @@ pub trait Transport: Send {
         true
     }
 
-    /// Copies `into.len()` bytes at `addr` in `peer`'s memory. Only where [`Limits::single_copy_bytes_min`]. An offer must have
+    /// Copies `into.len()` bytes at `addr` in `peer`'s memory. Only where [`Limits::single_copy`]. An offer must have
     /// named the region and its owner must keep it alive until told.
     ///
     /// # Errors
@@ -137,7 +136,7 @@ pub trait Transport: Send {
     }
 
     /// The claims by which this worker and `peer` copy one large message together: of messages from it, and to it. Only
-    /// where [`Limits::single_copy_bytes_min`].
+    /// where [`Limits::single_copy`].
     fn claims(&self, peer: Rank) -> Option<(LocalClaim, LocalClaim)> {
         let _ = peer;
         None

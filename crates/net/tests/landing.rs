@@ -32,12 +32,7 @@ impl Transport for Scripted {
     }
 
     fn limits(&self, _peer: Rank) -> Limits {
-        Limits {
-            frame_bytes_max: 1 << 20,
-            eager_bytes_max: 1 << 16,
-            in_flight_bytes_max: 1 << 20,
-            single_copy_bytes_min: None,
-        }
+        Limits { frame_bytes_max: 1 << 20, eager_bytes_max: 1 << 16, in_flight_bytes_max: 1 << 20, single_copy: false }
     }
 
     fn push(&mut self, _: Rank, header: &Header, _: &[u8], sent: &mut usize) -> Result<Push, TransportError> {

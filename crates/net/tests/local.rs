@@ -104,11 +104,7 @@ fn single_copy_reads_and_writes() {
     for in_process in [true, false] {
         let mut workers = connect(2, in_process, None);
         let transport = &mut workers[0].1;
-        assert!(
-            transport.limits(Rank(1)).single_copy_bytes_min.is_some(),
-            "{:?}",
-            transport.no_single_copy_reason(Rank(1))
-        );
+        assert!(transport.limits(Rank(1)).single_copy, "{:?}", transport.no_single_copy_reason(Rank(1)));
         let source: Vec<u8> = (0..300_000u32).map(|i| i as u8).collect();
         let mut target = vec![0u8; source.len()];
         transport.read_peer(Rank(1), source.as_ptr().expose_provenance() as u64, &mut target).unwrap();

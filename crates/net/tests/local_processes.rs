@@ -306,7 +306,7 @@ fn single_copies_can_be_switched_off() {
 
 fn uncopied(transport: &mut LocalTransport) {
     let peer = transport.peers().next().unwrap();
-    assert!(transport.limits(peer).single_copy_bytes_min.is_none() && transport.claims(peer).is_none());
+    assert!(!transport.limits(peer).single_copy && transport.claims(peer).is_none());
     assert!(transport.no_single_copy_reason(peer).unwrap().contains("TIDEMILL_SINGLE_COPY=0"));
     transport.read_peer(peer, 4096, &mut [0; 8]).unwrap_err();
 }

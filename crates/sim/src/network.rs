@@ -222,7 +222,7 @@ impl Transport for SimTransport {
             frame_bytes_max: options.frame_bytes_max,
             eager_bytes_max: options.eager_bytes_max,
             in_flight_bytes_max: options.in_flight_bytes_max,
-            single_copy_bytes_min: None,
+            single_copy: false,
         }
     }
 

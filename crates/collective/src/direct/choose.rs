@@ -27,22 +27,22 @@ impl Chooser {
     /// The algorithm without messages that runs a call of `bytes` in all; `None`: it goes by messages.
     #[inline]
     pub(crate) fn choose(&self, call: &Call, bytes: impl FnOnce() -> usize) -> Option<Algorithm> {
-        if let Some(asked) = call.options.algorithm {
-            return (self.obstacle(asked, call).is_none()).then_some(asked);
-        }
-        if self.rules.is_empty() {
-            return self.built_in(call);
+        if call.options.algorithm.is_some() || self.rules.is_empty() {
+            return self.untuned(call);
         }
         match self.rules.find(call, bytes()) {
             Some(rule) if !rule.is_direct() => None,
             Some(rule) if self.obstacle(rule, call).is_none() => Some(rule),
-            _ => self.built_in(call),
+            _ => self.untuned(call),
         }
     }
 
-    /// The choice where nothing was measured.
+    /// The choice where nothing was measured: the algorithm that is asked for, if it is able.
     #[inline]
-    pub(crate) fn built_in(&self, call: &Call) -> Option<Algorithm> {
+    pub(crate) fn untuned(&self, call: &Call) -> Option<Algorithm> {
+        if let Some(asked) = call.options.algorithm {
+            return self.obstacle(asked, call).is_none().then_some(asked);
+        }
         if self.single_copy && self.single_copy_pays(call) && self.obstacle(Algorithm::SingleCopy, call).is_none() {
             return Some(Algorithm::SingleCopy);
         }

@@ -40,7 +40,7 @@ pub(super) struct Link {
     pub(super) landing: Landing,
     pub(super) eager_bytes_max: usize,
     pub(super) frame_bytes_max: usize,
-    pub(super) single_copy_bytes_min: Option<usize>,
+    pub(super) single_copy: bool,
     /// Shared copying of messages from the peer, and to it.
     pub(super) claims: Option<(LocalClaim, LocalClaim)>,
     /// A message from the peer is being copied by both: one at a time.

@@ -155,7 +155,7 @@ impl Engine {
                     landing: Landing::Nothing,
                     eager_bytes_max: limits.map_or(4096, |l| l.eager_bytes_max.min(l.frame_bytes_max)),
                     frame_bytes_max: limits.map_or(usize::MAX, |l| l.frame_bytes_max),
-                    single_copy_bytes_min: limits.map_or(Some(0), |l| l.single_copy_bytes_min),
+                    single_copy: limits.is_none_or(|l| l.single_copy),
                     claims: transport.and_then(|t| transports[t].claims(Rank(peer as u32))),
                     claimed: false,
                     down: None,

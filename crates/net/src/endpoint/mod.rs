@@ -317,7 +317,7 @@ impl Endpoint {
 
     /// Whether this worker can read `peer`'s memory (or is it).
     pub fn reads_memory_of(&self, peer: Rank) -> bool {
-        self.0.engine.lock().route(peer).is_none_or(|(_, limits)| limits.single_copy_bytes_min.is_some())
+        self.0.engine.lock().route(peer).is_none_or(|(_, limits)| limits.single_copy)
     }
 
     /// Why `peer`, on this host, is reached by less than the best: no shared memory, or no single copies.

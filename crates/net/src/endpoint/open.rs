@@ -240,7 +240,6 @@ impl Endpoint {
         }
         tell_lacks(rank, &lacks, &wanted);
 
-        let has_own_core = has_own_core(&placements, &mine);
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![None; size as usize];
         let doorbell = inbox.doorbell();
@@ -264,7 +263,7 @@ impl Endpoint {
         // Nobody goes on before everybody can be reached, so that a failure to open is everybody's error.
         control.allgather(&[])?;
 
-        let polls = if has_own_core { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
+        let polls = if has_own_core(&placements, &mine) { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
         let faults = Arc::new(Faults::default());
         let engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
         let bell = doorbell.bell();

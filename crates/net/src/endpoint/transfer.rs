@@ -1,5 +1,5 @@
 //! Messages too large to send unasked: copied out of their sender's memory, by both sides at once if they are long, or
-//! sent in pieces where that is not possible ([`Limits::single_copy_bytes_min`](crate::Limits)).
+//! sent in pieces where that is not possible ([`Limits::single_copy`](crate::Limits)).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -277,7 +277,7 @@ impl Core {
         if len == 0 {
             self.finish_recv(op);
             self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
-        } else if self.links[src.index()].single_copy_bytes_min.is_some_and(|min| len >= min) {
+        } else if self.links[src.index()].single_copy {
             let mut pull = Pull { op, token: header.token, addr: offer.addr, len, done: 0, shared: None };
             self.share(src, &mut pull, region);
             let pulls = &mut self.links[src.index()].pulls;

@@ -127,7 +127,7 @@ impl LocalTransport {
                     frame_bytes_max,
                     eager_bytes_max: eager_bytes_max.min(frame_bytes_max),
                     in_flight_bytes_max: peer.layout.shape.bulk_bytes as usize,
-                    single_copy_bytes_min: can_single_copy.then_some(0),
+                    single_copy: can_single_copy,
                 },
                 claim_in: inbox.layout.claim(&inbox.segment, index),
                 claim_out: peer.layout.claim(&peer.segment, peer.own_index),
@@ -266,7 +266,7 @@ impl Transport for LocalTransport {
 
     fn claims(&self, peer: Rank) -> Option<(LocalClaim, LocalClaim)> {
         let link = self.link(peer);
-        link.limits.single_copy_bytes_min.map(|_| (link.claim_in.clone(), link.claim_out.clone()))
+        link.limits.single_copy.then(|| (link.claim_in.clone(), link.claim_out.clone()))
     }
 
     fn wake(&mut self, peer: Rank) {

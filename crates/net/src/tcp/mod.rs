@@ -111,7 +111,7 @@ impl Transport for TcpTransport {
             frame_bytes_max: FRAME_BYTES_MAX,
             eager_bytes_max: EAGER_BYTES_MAX,
             in_flight_bytes_max: IN_FLIGHT_BYTES_MAX,
-            single_copy_bytes_min: None,
+            single_copy: false,
         }
     }
 
