@@ -256,6 +256,7 @@ impl Communicator {
             item_bytes,
             ranks: size,
             hosts: self.hosts(),
+            within_host: self.within_host(),
             commutative,
             repeatable,
         };

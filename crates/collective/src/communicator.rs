@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, RwLock};
+use tidemill_net::topology::HostLinks;
 use tidemill_net::{Endpoint, NetError, Pattern, Rank};
 
 use crate::call::{self};
@@ -78,6 +79,8 @@ pub(crate) struct Inner {
     pub(crate) id: u32,
     /// Host of each rank; empty when they all share one.
     pub(crate) hosts: Box<[u32]>,
+    /// What holds for all of these hosts.
+    pub(crate) within_host: HostLinks,
     pub(crate) name: Mutex<String>,
     pub(crate) table: RwLock<Arc<Table>>,
     pub(crate) collectives: Arc<Mutex<Collectives>>,
@@ -173,6 +176,7 @@ impl Communicator {
             hosts.clear();
         }
         let polls = endpoint.polls();
+        let within_host = ranks.iter().map(|&r| endpoint.host_links(r)).fold(HostLinks::BEST, HostLinks::and);
         let comm = Communicator(Arc::new(Inner {
             endpoint,
             ranks,
@@ -180,6 +184,7 @@ impl Communicator {
             rank,
             id,
             hosts: hosts.into(),
+            within_host,
             name: Mutex::new(String::new()),
             table: RwLock::new(table),
             collectives: Arc::default(),
@@ -236,6 +241,11 @@ impl Communicator {
     /// Hosts its ranks are on.
     pub fn hosts(&self) -> u32 {
         self.0.hosts.iter().max().map_or(1, |m| m + 1)
+    }
+
+    /// What messages within a host go by, if it is the same on all its hosts; else what holds for all of them.
+    pub fn within_host(&self) -> HostLinks {
+        self.0.within_host
     }
 
     /// The endpoint below.

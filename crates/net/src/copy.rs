@@ -19,7 +19,7 @@ const DETOUR_BYTES: usize = 64 << 10;
 
 /// Whether a copy of `len` bytes would stumble.
 #[inline]
-fn is_trap(from: usize, into: usize, len: usize) -> bool {
+pub(crate) fn is_trap(from: usize, into: usize, len: usize) -> bool {
     len >= TRAPPED_BYTES_MIN && (1..TRAP_BYTES).contains(&(into.wrapping_sub(from) % PAGE_BYTES))
 }
 

@@ -37,6 +37,28 @@ impl HostIdentity {
     }
 }
 
+/// What the workers of a host have for messages among them. All workers of a job judge alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HostLinks {
+    /// Every pair of them uses shared memory; else some, or all, use TCP.
+    pub shared_memory: bool,
+    /// They have a core each: then waiting by polling takes nothing from anybody.
+    pub own_cores: bool,
+}
+
+impl HostLinks {
+    /// As good as can be.
+    pub const BEST: HostLinks = HostLinks { shared_memory: true, own_cores: true };
+
+    /// What holds for both hosts.
+    pub fn and(self, other: HostLinks) -> HostLinks {
+        HostLinks {
+            shared_memory: self.shared_memory && other.shared_memory,
+            own_cores: self.own_cores && other.own_cores,
+        }
+    }
+}
+
 /// Where one worker runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {

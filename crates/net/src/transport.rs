@@ -126,6 +126,15 @@ pub trait Transport: Send {
         Err(TransportError::PeerLost { peer, reason: "this transport cannot read a peer's memory".into() })
     }
 
+    /// As [`Transport::read_peer`] for each of up to [`PARTS_MAX`] parts, an address and where it goes; faster where they are
+    /// short. When it fails, any of them may have been copied.
+    ///
+    /// # Errors
+    /// [`TransportError::PeerLost`] when the peer is gone.
+    fn read_peer_parts(&mut self, peer: Rank, parts: &mut [(u64, &mut [u8])]) -> Result<(), TransportError> {
+        parts.iter_mut().try_for_each(|(addr, into)| self.read_peer(peer, *addr, into))
+    }
+
     /// The twin of [`Transport::read_peer`]: copies `from` to `addr` in `peer`'s memory.
     ///
     /// # Errors
@@ -148,6 +157,9 @@ pub trait Transport: Send {
         None
     }
 }
+
+/// Most parts of one [`Transport::read_peer_parts`].
+pub(crate) const PARTS_MAX: usize = 8;
 
 /// How long to wait for a peer to take part in opening a transport.
 pub const OPEN_TIMEOUT: Duration = Duration::from_secs(60);

@@ -3,7 +3,7 @@
 //!
 //! Ranks are taken to be spread evenly over the hosts, neighbours together.
 
-use super::{Model, Query};
+use super::{Link, Model, Query};
 use crate::{Algorithm, Collective};
 
 /// Seconds that `algorithm` takes for the call with chunks of `chunk_bytes` (0: no chunks).
@@ -77,17 +77,21 @@ pub(crate) fn seconds(model: &Model, q: &Query, algorithm: Algorithm, chunk_byte
 }
 
 /// A communicator as the formulas see it.
-struct Net<'a> {
-    model: &'a Model,
+#[derive(Clone, Copy)]
+struct Net {
+    /// Within a host, and between hosts.
+    near: Link,
+    far: Link,
     /// Ranks, and how many of them a host has.
     p: f64,
     per_host: f64,
 }
 
-impl<'a> Net<'a> {
-    fn new(model: &'a Model, q: &Query) -> Net<'a> {
+impl Net {
+    fn new(model: &Model, q: &Query) -> Net {
         let p = f64::from(q.ranks.max(1));
-        Net { model, p, per_host: (p / f64::from(q.hosts.max(1))).max(1.0) }
+        let (near, far) = model.links(q.within_host);
+        Net { near, far, p, per_host: (p / f64::from(q.hosts.max(1))).max(1.0) }
     }
 
     fn hosts(&self) -> f64 {
@@ -95,12 +99,12 @@ impl<'a> Net<'a> {
     }
 
     /// The ranks of one host.
-    fn within_host(&self) -> Net<'a> {
+    fn within_host(&self) -> Net {
         Net { p: self.per_host, ..*self }
     }
 
     /// One rank of each host.
-    fn between_hosts(&self) -> Net<'a> {
+    fn between_hosts(&self) -> Net {
         Net { p: self.hosts(), per_host: 1.0, ..*self }
     }
 
@@ -112,13 +116,13 @@ impl<'a> Net<'a> {
 
     /// One message within a host.
     fn local(&self, bytes: f64) -> f64 {
-        let link = &self.model.same_host;
+        let link = &self.near;
         link.latency_s + 2.0 * link.overhead_s + bytes * link.per_byte_s
     }
 
     /// One message from each of `flows` ranks of a host to other hosts.
     fn remote(&self, bytes: f64, flows: f64) -> f64 {
-        let link = &self.model.other_host;
+        let link = &self.far;
         link.latency_s + 2.0 * link.overhead_s + flows * bytes * link.per_byte_s
     }
 
@@ -150,7 +154,7 @@ impl<'a> Net<'a> {
 
     /// Everybody to everybody at once.
     fn everybody(&self, bytes: f64) -> f64 {
-        let (local, remote) = (&self.model.same_host, &self.model.other_host);
+        let (local, remote) = (&self.near, &self.far);
         let (near, far) = (self.per_host - 1.0, self.p - self.per_host);
         // Links work while the processor sees to the next message.
         let processor = self.posting();
@@ -162,7 +166,7 @@ impl<'a> Net<'a> {
     /// The processor's time for one message to, or from, everybody.
     fn posting(&self) -> f64 {
         let (near, far) = (self.per_host - 1.0, self.p - self.per_host);
-        near * self.model.same_host.overhead_s + far * self.model.other_host.overhead_s
+        near * self.near.overhead_s + far * self.far.overhead_s
     }
 
     /// Ranks beyond a power of two hand their vector over and get one back.
@@ -201,7 +205,7 @@ impl<'a> Net<'a> {
         if self.p <= 1.0 {
             return 0.0;
         }
-        let (local, remote) = (&self.model.same_host, &self.model.other_host);
+        let (local, remote) = (&self.near, &self.far);
         let (hosts, per_host) = (self.hosts(), self.per_host);
         let levels = |ranks: f64| ranks.log2().ceil();
         // Depth, children of the busiest node, and how many of these a chunk has to wait for on its way; near and far.

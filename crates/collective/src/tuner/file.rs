@@ -206,12 +206,23 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use tidemill_net::topology::HostLinks;
+
     use super::super::Query;
     use super::*;
     use crate::{Call, Options};
 
     fn query(collective: Collective, bytes: usize, ranks: u32) -> Query {
-        Query { collective, bytes, item_bytes: 8, ranks, hosts: 1, commutative: true, repeatable: false }
+        Query {
+            collective,
+            bytes,
+            item_bytes: 8,
+            ranks,
+            hosts: 1,
+            within_host: HostLinks::BEST,
+            commutative: true,
+            repeatable: false,
+        }
     }
 
     fn rule(bytes_max: usize, ranks: u32, algorithm: Algorithm, order: Order) -> Rule {

@@ -66,6 +66,7 @@ pub fn measure(
                     item_bytes: 8,
                     ranks,
                     hosts,
+                    within_host: comm.within_host(),
                     commutative: order == Order::Any,
                     repeatable: order == Order::Repeatable,
                 };

@@ -30,6 +30,7 @@ mod model;
 use std::collections::{BTreeMap, HashMap};
 
 use parking_lot::Mutex;
+use tidemill_net::topology::HostLinks;
 
 pub use file::TableError;
 pub use measure::{Finding, SIZES_BYTES, measure};
@@ -51,6 +52,8 @@ pub struct Query {
     pub ranks: u32,
     /// Hosts they are on.
     pub hosts: u32,
+    /// What messages within a host go by.
+    pub within_host: HostLinks,
     /// Whether operands may be exchanged.
     pub commutative: bool,
     /// Whether the canonical order is asked for.

@@ -30,7 +30,7 @@ pub use stall::Caller;
 
 use crate::control::{ControlHandle, Target};
 use crate::fork::Origin;
-use crate::topology::Placement;
+use crate::topology::{HostLinks, Placement};
 use crate::{Doorbell, NetError, Rank, Woken, notice};
 
 /// Polls before a waiting call first yields its core, when every worker has a core of its own.
@@ -74,6 +74,7 @@ pub(crate) struct Shared {
     epoll_fd: Option<std::os::fd::RawFd>,
     polls: u32,
     placements: Vec<Placement>,
+    host_links: Vec<HostLinks>,
     control: ControlHandle,
     settings: Settings,
     /// By rank: why it is reached by less than the best.
@@ -308,6 +309,11 @@ impl Endpoint {
     /// How often a waiting call polls before it yields; few where workers share cores.
     pub fn polls(&self) -> u32 {
         self.0.polls
+    }
+
+    /// What the workers of `rank`'s host have for messages among them; alike on all workers.
+    pub fn host_links(&self, rank: Rank) -> HostLinks {
+        self.0.host_links[rank.index()]
     }
 
     /// Whether messages to `peer` go through shared memory (or it is this worker).

@@ -3,6 +3,7 @@
 //! Steps, each an exchange over the control plane: who is where; how to reach each other's shared memory and listeners;
 //! whose shared memory could really be opened. A pair uses shared memory only if both ends could; all others use TCP.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::control::{Control, ControlError, ControlEvent};
 use crate::fork::Origin;
 use crate::local::{Inbox, InboxAddress, LocalTransport, PeerInbox};
 use crate::tcp::{Listener, TcpTransport};
-use crate::topology::Placement;
+use crate::topology::{HostIdentity, HostLinks, Placement};
 use crate::{OPEN_TIMEOUT, Rank, SegmentError, Transport, notice};
 
 /// Which transports may be used.
@@ -131,8 +132,7 @@ fn tell_lacks(rank: Rank, lacks: &[Option<String>], wanted: &[Rank]) {
     }
 }
 
-/// Whether the workers of this host have a core each: then waiting by polling takes nothing from anybody. All of them judge
-/// alike.
+/// Whether the workers of this host have a core each. All of them judge alike.
 fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     let here = || placements.iter().filter(|p| p.host == mine.host);
     let mut processors: Vec<u32> = here().flat_map(|p| p.processors.iter().copied()).collect();
@@ -145,6 +145,24 @@ fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     // No set of cores may hold more workers than it has cores (Hall's condition, for the sets that workers are bound to).
     let within = |set: &[u32]| here().filter(|p| p.processors.iter().all(|core| set.contains(core))).count();
     here().count() <= cores && here().all(|p| within(&p.processors) <= p.processors.len())
+}
+
+/// What a worker could open of another one: its shared memory, and single copies of its memory.
+const MEMORY: u8 = 1;
+const SINGLE_COPY: u8 = 2;
+
+/// What the workers of each worker's host have, given what each could open of each other one.
+fn host_links(placements: &[Placement], all_could: &[Vec<u8>]) -> Vec<HostLinks> {
+    let could = |a: usize, b: usize| all_could[a].get(b).is_some_and(|could| could & MEMORY != 0);
+    let mut of_host: BTreeMap<HostIdentity, HostLinks> = BTreeMap::new();
+    let mut one = |mine: &Placement| {
+        *of_host.entry(mine.host).or_insert_with(|| {
+            let here: Vec<usize> = (0..placements.len()).filter(|&r| placements[r].host == mine.host).collect();
+            let pairs = || here.iter().flat_map(|&a| here.iter().map(move |&b| (a, b))).filter(|(a, b)| a != b);
+            HostLinks { shared_memory: pairs().all(|(a, b)| could(a, b)), own_cores: has_own_core(placements, mine) }
+        })
+    };
+    placements.iter().map(&mut one).collect()
 }
 
 impl Endpoint {
@@ -212,8 +230,6 @@ impl Endpoint {
                 Err(reason) => lacks[peer.index()] = Some(format!("no shared memory on this host: {reason}")),
             }
         }
-        const MEMORY: u8 = 1;
-        const SINGLE_COPY: u8 = 2;
         let mut could = vec![0u8; size as usize];
         for (peer, inbox) in &opened {
             could[peer.index()] = if inbox.no_single_copy().is_some() { MEMORY } else { MEMORY | SINGLE_COPY };
@@ -263,7 +279,8 @@ impl Endpoint {
         // Nobody goes on before everybody can be reached, so that a failure to open is everybody's error.
         control.allgather(&[])?;
 
-        let polls = if has_own_core(&placements, &mine) { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
+        let host_links = host_links(&placements, &all_could);
+        let polls = if host_links[rank.index()].own_cores { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
         let faults = Arc::new(Faults::default());
         let engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
         let bell = doorbell.bell();
@@ -300,6 +317,7 @@ impl Endpoint {
             epoll_fd,
             polls,
             placements,
+            host_links,
             control: handle,
             settings,
             lacks,
@@ -362,5 +380,17 @@ mod tests {
         assert!(!judged(&[&[0], &[0], &[1, 2, 3]], &[1, 1, 3]), "two share core 0");
         assert!(judged(&[&[0, 1], &[0, 1], &[2, 3]], &[2; 3]));
         assert!(!judged(&[&[0, 1], &[0, 1], &[0, 1], &[2, 3]], &[2; 4]));
+    }
+
+    /// Ranks that judged a host otherwise than its other ranks would choose other schedules, which do not fit together; a
+    /// pair without shared memory would be taken for a hundred times as fast as it is.
+    #[test]
+    fn a_host_shares_memory_if_every_pair_on_it_does() {
+        let here = || Placement { processors: vec![0, 1], cores_allowed: 2, ..Placement::here() };
+        let links = |could: [[u8; 3]; 3]| host_links(&[here(), here(), here()], &could.map(Vec::from));
+        let shared = HostLinks { shared_memory: true, own_cores: false };
+        assert_eq!(links([[0, 3, 3], [3, 0, 3], [3, 3, 0]]), [shared; 3]);
+        assert_eq!(links([[0, 3, 3], [3, 0, 3], [3, 2, 0]]), [HostLinks { shared_memory: false, ..shared }; 3]);
+        assert_eq!(host_links(&[here()], &[vec![0]]), [HostLinks::BEST], "who is alone lacks nothing");
     }
 }

@@ -9,6 +9,7 @@ use super::engine::{Engine, Leaving, coarse_now};
 use super::ops::{Op, OpIndex, Ops, Region, Status};
 use crate::claim::{CHUNKS_MAX, Transfer};
 use crate::copy::copy_or_move;
+use crate::transport::PARTS_MAX;
 use crate::{Accept, Header, Kind, Offer, Push, Rank, Transport, TransportError};
 
 /// Bytes copied out of a peer's memory before other work gets its turn.
@@ -136,6 +137,10 @@ impl Engine {
     }
 
     fn pull_from(&mut self, from: Rank) -> bool {
+        let several = self.short_pulls(from);
+        if several >= 2 {
+            return self.pull_several(from, several);
+        }
         let Some(mut first) = self.core.links[from.index()].pulls.waiting.pop_front() else { return false };
         let pulled = self.pull_chunk(from, &mut first, PULL_CHUNK_BYTES);
         match pulled {
@@ -169,6 +174,51 @@ impl Engine {
                 moved
             }
         }
+    }
+
+    /// How many of the messages of `from` that come first are short, untouched and not shared: one call copies them all.
+    fn short_pulls(&self, from: Rank) -> usize {
+        let mut left = PULL_CHUNK_BYTES;
+        let short = |pull: &&Pull| {
+            let short = pull.shared.is_none() && pull.done == 0 && pull.len <= left;
+            left -= if short { pull.len } else { 0 };
+            short
+        };
+        self.core.links[from.index()].pulls.waiting.iter().take(PARTS_MAX).take_while(short).count()
+    }
+
+    /// Copies the first `count` messages of `from`, at most [`PARTS_MAX`], whole and at once.
+    fn pull_several(&mut self, from: Rank, count: usize) -> bool {
+        let link = &mut self.core.links[from.index()];
+        let mut parts: [(u64, &mut [u8]); PARTS_MAX] = Default::default();
+        for (part, pull) in parts.iter_mut().zip(link.pulls.waiting.iter().take(count)) {
+            let Some(Op::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
+                unreachable!("a pull's receive is pending until the pull is over")
+            };
+            // SAFETY: `post_recv`'s caller keeps the region valid while the op is pending, and gives no byte to two
+            // receives; `accept` cut `len` to it.
+            *part = (pull.addr, unsafe { std::slice::from_raw_parts_mut(region.ptr, pull.len) });
+        }
+        let parts = &mut parts[..count];
+        let result = match link.transport {
+            Some(transport) => self.transports[transport].read_peer_parts(from, parts),
+            None => {
+                for (addr, into) in parts {
+                    // SAFETY: a message to oneself: the send op keeps the source alive until `Done`.
+                    unsafe { copy_or_move(*addr as *const u8, into.as_mut_ptr(), into.len()) };
+                }
+                Ok(())
+            }
+        };
+        for _ in 0..count {
+            let pull = self.core.links[from.index()].pulls.waiting.pop_front().expect("counted");
+            // If one failed none must look complete.
+            if result.is_ok() {
+                self.core.finish_pull(from, &pull);
+            }
+        }
+        self.core.lost.extend(result.err());
+        true
     }
 
     /// Copies the next chunk of a message of `from`, of at most `bytes_max` if its sender does not copy too.

@@ -277,6 +277,10 @@ impl Transport for LocalTransport {
         self.link(peer).single_copy.read(addr, into).map_err(|error| lost_in_copy(peer, "process_vm_readv", &error))
     }
 
+    fn read_peer_parts(&mut self, peer: Rank, parts: &mut [(u64, &mut [u8])]) -> Result<(), TransportError> {
+        self.link(peer).single_copy.read_parts(parts).map_err(|error| lost_in_copy(peer, "process_vm_readv", &error))
+    }
+
     fn write_peer(&mut self, peer: Rank, addr: u64, from: &[u8]) -> Result<(), TransportError> {
         self.link(peer).single_copy.write(addr, from).map_err(|error| lost_in_copy(peer, "process_vm_writev", &error))
     }

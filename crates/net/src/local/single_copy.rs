@@ -4,7 +4,8 @@
 
 use std::io;
 
-use crate::copy::{read_around, write_around};
+use crate::copy::{is_trap, read_around, write_around};
+use crate::transport::PARTS_MAX;
 
 /// Whether memory of a peer can be read and written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +97,32 @@ impl SingleCopy {
         }
     }
 
+    /// Copies up to [`PARTS_MAX`] parts of the peer's memory, each from its address, by one system call where that can be.
+    pub fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        let plain = |(addr, into): &(u64, &mut [u8])| !is_trap(*addr as usize, into.as_ptr().addr(), into.len());
+        if let Self::Process(pid) = self
+            && parts.len() > 1
+            && parts.iter().all(plain)
+        {
+            let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+            let (mut local, mut remote) = ([nothing; PARTS_MAX], [nothing; PARTS_MAX]);
+            for (i, (addr, into)) in parts.iter_mut().enumerate() {
+                local[i] = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+                remote[i] = libc::iovec { iov_base: *addr as usize as *mut _, iov_len: into.len() };
+            }
+            let (count, total) =
+                (parts.len() as libc::c_ulong, parts.iter().map(|(_, into)| into.len()).sum::<usize>());
+            // SAFETY: `local` is writable; the kernel checks `remote` against the peer's address space.
+            let moved =
+                unsafe { libc::process_vm_readv(*pid as i32, local.as_ptr(), count, remote.as_ptr(), count, 0) };
+            if moved == total as isize {
+                return Ok(());
+            }
+            // It was cut short, or failed: one by one, which also finds out at which part.
+        }
+        parts.iter_mut().try_for_each(|(addr, into)| self.read(*addr, into))
+    }
+
     /// Copies to the peer's memory at `addr`.
     pub fn write(&self, addr: u64, from: &[u8]) -> io::Result<()> {
         match self {
@@ -164,6 +191,12 @@ mod tests {
         let mut target = [0u8; 3];
         copy.write(target.as_mut_ptr().expose_provenance() as u64, &[1, 2, 3]).unwrap();
         assert_eq!(target, [1, 2, 3]);
+        let (one, two) = (vec![5u8; 5000], vec![6u8; 70_000]);
+        let (mut first, mut second) = (vec![0u8; 5000], vec![0u8; 70_000]);
+        let addr = |source: &[u8]| source.as_ptr().expose_provenance() as u64;
+        copy.read_parts(&mut [(addr(&one), &mut first[..]), (addr(&two), &mut second[..])]).unwrap();
+        assert!(first == one && second == two);
+        assert!(copy.read_parts(&mut [(addr(&one), &mut first[..]), (8, &mut second[..])]).is_err());
         let wrong = probe(pid, nonce.as_ptr().expose_provenance() as u64, [4, 4]);
         assert!(matches!(wrong, SingleCopy::Unavailable(_)));
         assert!(copy.read(8, &mut target).is_err(), "a bad address is an error, not a crash");
