@@ -44,6 +44,20 @@ PROGRAM = """
     if comm.rank == 1:
         assert all((room == data).all() for room, data in zip(rooms, messages, strict=True))
 
+    # Windows of messages that are offered and short, several of which one call may copy; every other one lies where
+    # copies stumble.
+    for size in 17 * KIB, 40 * KIB, 64 * KIB:
+        window = [message(0, size + i) for i in range(40)]
+        if comm.rank == 0:
+            comm.Barrier()
+            MPI.Request.Waitall([comm.Isend(data, peer, 4) for data in window])
+        else:
+            rooms = [np.empty(data.size + 16, np.uint8)[i % 2 * 16 :][: data.size] for i, data in enumerate(window)]
+            requests = [comm.Irecv(room, peer, 4) for room in rooms]
+            comm.Barrier()
+            MPI.Request.Waitall(requests)
+            assert all((room == data).all() for room, data in zip(rooms, window, strict=True)), size
+
     # A receive that is too short says so, and the next message arrives.
     for size in sizes[-1], 200 * KIB:
         if comm.rank == 0:

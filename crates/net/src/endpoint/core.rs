@@ -11,8 +11,15 @@ use super::transfer::{Help, Pulls, Stream};
 use crate::local::LocalClaim;
 use crate::{Accept, Header, Kind, NetError, Offer, Rank, Sink, TransportError};
 
-/// Eager bytes a receiver stores at most for one sender that it does not receive from.
-pub(super) const CREDIT_BYTES: u64 = 1 << 20;
+/// Eager bytes that a receiver stores at most for one sender that it does not receive from: so many messages of the largest
+/// eager size, within a share of what it stores for all `peers` together, and never less than the minimum.
+pub(super) fn credit_bytes(eager_bytes_max: usize, peers: usize) -> u64 {
+    const MESSAGES: u64 = 64;
+    const ALL_BYTES: u64 = 16 << 20;
+    const BYTES_MIN: u64 = 1 << 20;
+    (MESSAGES * eager_bytes_max as u64).min(ALL_BYTES / peers.max(1) as u64).max(BYTES_MIN)
+}
+
 /// What a stored message costs beside its bytes.
 pub(super) const MESSAGE_COST_BYTES: u64 = 64;
 
@@ -35,6 +42,8 @@ pub(super) struct Link {
     /// A queued frame that is partly sent must be continued before anything else.
     pub(super) streaming: bool,
     pub(super) credit: u64,
+    /// What it is at most, and was at the start; alike at both ends.
+    pub(super) credit_max: u64,
     /// Credit taken from the peer and not yet returned.
     pub(super) owed: u64,
     pub(super) landing: Landing,
@@ -132,7 +141,7 @@ impl Core {
         }
         let link = &mut self.links[src.index()];
         link.owed += len + MESSAGE_COST_BYTES;
-        if link.owed >= CREDIT_BYTES / 4 && !link.left && link.down.is_none() {
+        if link.owed >= link.credit_max / 4 && !link.left && link.down.is_none() {
             let header = Header { seq: link.owed as u32, ..Header::new(Kind::Credit, 0) };
             link.owed = 0;
             self.reply(src, header, &[]);
@@ -362,7 +371,7 @@ impl Sink for Core {
             },
             Some(Kind::Credit) => {
                 let link = &mut self.links[src.index()];
-                link.credit = (link.credit + u64::from(header.seq)).min(CREDIT_BYTES);
+                link.credit = (link.credit + u64::from(header.seq)).min(link.credit_max);
                 Ok(())
             }
             Some(Kind::Left) => {
@@ -478,5 +487,21 @@ impl Sink for Core {
 
     fn lost(&mut self, error: TransportError) {
         self.lost.push(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Too little makes short messages wait for an answer each; too much fills the memory of who waits for many.
+    #[test]
+    fn credit_is_bounded_for_one_sender_and_for_all() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(credit_bytes(16 << 10, 1), MIB, "64 messages");
+        assert_eq!(credit_bytes(64 << 10, 1), 4 * MIB);
+        assert_eq!(credit_bytes(64 << 10, 8), 2 * MIB);
+        assert_eq!(credit_bytes(64 << 10, 1000), MIB);
+        assert_eq!(credit_bytes(4096, 0), MIB, "alone");
     }
 }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::contexts::Contexts;
-use super::core::{CREDIT_BYTES, Core, Landing, Link, MESSAGE_COST_BYTES, copy_message, new_recv};
+use super::core::{Core, Landing, Link, MESSAGE_COST_BYTES, copy_message, credit_bytes, new_recv};
 use super::faults::Faults;
 use super::matching::{Body, Pattern, Unexpected};
 use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
@@ -144,16 +144,19 @@ impl Engine {
             .enumerate()
             .map(|(peer, &transport)| {
                 let limits = transport.map(|t| transports[t].limits(Rank(peer as u32)));
+                let eager_bytes_max = limits.map_or(4096, |l| l.eager_bytes_max.min(l.frame_bytes_max));
+                let credit_max = credit_bytes(eager_bytes_max, routes.len() - 1);
                 Link {
                     transport,
                     queue: VecDeque::new(),
                     streams: VecDeque::new(),
                     pulls: Pulls::default(),
                     streaming: false,
-                    credit: CREDIT_BYTES,
+                    credit: credit_max,
+                    credit_max,
                     owed: 0,
                     landing: Landing::Nothing,
-                    eager_bytes_max: limits.map_or(4096, |l| l.eager_bytes_max.min(l.frame_bytes_max)),
+                    eager_bytes_max,
                     frame_bytes_max: limits.map_or(usize::MAX, |l| l.frame_bytes_max),
                     single_copy: limits.is_none_or(|l| l.single_copy),
                     claims: transport.and_then(|t| transports[t].claims(Rank(peer as u32))),
