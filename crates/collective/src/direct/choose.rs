@@ -13,10 +13,16 @@ const SINGLE_COPY_BYTES_MIN: usize = 128 << 10;
 /// Largest vector that goes through the slots chunk by chunk, where nothing was measured.
 const CHUNKED_BYTES_MAX: usize = 128 << 10;
 
+/// The same two for a broadcast among ranks that share cores: they take turns, and a chunk that one has just written, or read, is
+/// still in the core's cache when the next one reads it.
+const BCAST_TURNS_BYTES_MAX: usize = 4 << 20;
+
 /// What a communicator whose ranks share memory chooses by.
 #[derive(Default)]
 pub(crate) struct Chooser {
     pub ranks: usize,
+    /// Every rank has a core for itself.
+    pub own_cores: bool,
     /// Every rank can read every other's memory.
     pub single_copy: bool,
     /// What was measured.
@@ -46,8 +52,14 @@ impl Chooser {
         if self.single_copy && self.single_copy_pays(call) && self.obstacle(Algorithm::SingleCopy, call).is_none() {
             return Some(Algorithm::SingleCopy);
         }
-        let short = call.count * call.dtype.size_bytes() <= CHUNKED_BYTES_MAX;
+        let takes_turns = call.collective == Collective::Bcast && self.takes_turns();
+        let bytes_max = if takes_turns { BCAST_TURNS_BYTES_MAX } else { CHUNKED_BYTES_MAX };
+        let short = call.count * call.dtype.size_bytes() <= bytes_max;
         (short && self.obstacle(Algorithm::SharedMemory, call).is_none()).then_some(Algorithm::SharedMemory)
+    }
+
+    fn takes_turns(&self) -> bool {
+        self.ranks > 2 && !self.own_cores
     }
 
     fn single_copy_pays(&self, call: &Call) -> bool {
@@ -56,6 +68,7 @@ impl Chooser {
         match call.collective {
             Allreduce => bytes >= SINGLE_COPY_BYTES_MIN,
             // Two ranks have one message, which the transport copies as well.
+            Bcast if self.takes_turns() => bytes > BCAST_TURNS_BYTES_MAX,
             Bcast => self.ranks > 2 && bytes >= SINGLE_COPY_BYTES_MIN,
             Gather | Allgather | Scatter => bytes >= SINGLE_COPY_BYTES_MIN / 2,
             Alltoall => bytes * self.ranks >= SINGLE_COPY_BYTES_MIN,

@@ -136,7 +136,7 @@ impl Communicator {
             let mut collectives = self.0.collectives.lock();
             collectives.direct = Some(Direct::new(area, self.0.rank as usize, size));
             let rules = self.0.table.read().blocking(size as u32);
-            collectives.chooser = Chooser { ranks: size, single_copy, rules };
+            collectives.chooser = Chooser { ranks: size, own_cores: self.0.within_host.own_cores, single_copy, rules };
             drop(collectives);
             let (weak, me) = (Arc::downgrade(&self.0.collectives), self.0.rank as usize);
             let lookup = move |seq| {
