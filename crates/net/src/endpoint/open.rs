@@ -280,9 +280,13 @@ impl Endpoint {
         control.allgather(&[])?;
 
         let host_links = host_links(&placements, &all_could);
-        let polls = if host_links[rank.index()].own_cores { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
+        let own_cores = host_links[rank.index()].own_cores;
+        let polls = if own_cores { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
         let faults = Arc::new(Faults::default());
-        let engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
+        let mut engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
+        if !own_cores {
+            engine.copy_alone();
+        }
         let bell = doorbell.bell();
         faults.set_wake(Box::new(move || bell.ring()));
 

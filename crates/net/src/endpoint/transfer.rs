@@ -84,6 +84,12 @@ fn shared_chunk_bytes(len: usize) -> usize {
 }
 
 impl Engine {
+    /// Has receivers alone copy long messages, for workers that share cores: a sender that is to help needs a core first, and
+    /// who waits for its last chunk gives one up. All workers of a host call it, or none.
+    pub(super) fn copy_alone(&mut self) {
+        self.core.links.iter_mut().for_each(|link| link.claims = None);
+    }
+
     /// Pushes queued frames as far as the transports take them.
     pub(super) fn drain_links(&mut self) -> bool {
         if self.leaving == Leaving::Finishing {
