@@ -1,52 +1,15 @@
-//! Communicators: the methods of `tidemill._tidemill.Comm`, one line each, and point to point.
+//! Point to point, on buffers.
 
-#![allow(non_snake_case)] // MPI and mpi4py write them so.
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-
-use numpy::{PyArray1, PyArrayMethods, PyUntypedArrayMethods};
-use parking_lot::Mutex;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
-use tidemill_collective::{Call, Collective, Communicator, DType, Started};
-use tidemill_net::{Matched, Region, Wait};
+use tidemill_collective::{Communicator, Started};
+use tidemill_net::{Region, Wait};
 
+use super::Comm;
 use crate::errors::{class, fail, from_collective};
 use crate::handles::{ANY, PROC_NULL, Status};
 use crate::message::{Access, Message};
-use crate::parcel::{self, Outgoing};
 use crate::request::{self, Kept, Outcome, Received, State};
-use crate::wait::{Owners, blocking, detach, detached};
-
-/// A communicator or none. Handles made from one another share it, and are all invalid once it is freed.
-#[pyclass(subclass, frozen, module = "tidemill._tidemill")]
-pub struct Comm {
-    shared: Option<Arc<Shared>>,
-}
-
-struct Shared {
-    comm: Communicator,
-    freed: AtomicBool,
-    /// Names the next object message whose arrays travel apart.
-    next_key: AtomicU32,
-}
-
-impl Comm {
-    pub fn of(comm: Communicator) -> Self {
-        let shared = Shared { comm, freed: AtomicBool::new(false), next_key: AtomicU32::new(0) };
-        Comm { shared: Some(Arc::new(shared)) }
-    }
-
-    /// The native communicator.
-    #[inline]
-    pub fn get(&self, py: Python<'_>) -> PyResult<&Communicator> {
-        match &self.shared {
-            Some(shared) if !shared.freed.load(Ordering::Relaxed) => Ok(&shared.comm),
-            _ => Err(fail(py, class::COMM, "the communicator is COMM_NULL (or was freed)")),
-        }
-    }
-}
+use crate::wait::{blocking, detach};
 
 #[cold]
 fn bad_rank(py: Python<'_>, comm: &Communicator, what: &str, rank: i32) -> PyErr {
@@ -56,21 +19,21 @@ fn bad_rank(py: Python<'_>, comm: &Communicator, what: &str, rank: i32) -> PyErr
 
 /// `None` for `PROC_NULL`.
 #[inline]
-fn dest_of(py: Python<'_>, comm: &Communicator, dest: i32) -> PyResult<Option<u32>> {
+pub(super) fn dest_of(py: Python<'_>, comm: &Communicator, dest: i32) -> PyResult<Option<u32>> {
     if (dest as u32) < comm.size() {
         return Ok(Some(dest as u32));
     }
     if dest == PROC_NULL { Ok(None) } else { Err(bad_rank(py, comm, "destination", dest)) }
 }
 
-enum Source {
+pub(super) enum Source {
     Rank(u32),
     Any,
     Nobody,
 }
 
 #[inline]
-fn source_of(py: Python<'_>, comm: &Communicator, source: i32) -> PyResult<Source> {
+pub(super) fn source_of(py: Python<'_>, comm: &Communicator, source: i32) -> PyResult<Source> {
     if (source as u32) < comm.size() {
         return Ok(Source::Rank(source as u32));
     }
@@ -82,7 +45,7 @@ fn source_of(py: Python<'_>, comm: &Communicator, source: i32) -> PyResult<Sourc
 }
 
 impl Source {
-    fn rank(&self) -> Option<u32> {
+    pub(super) fn rank(&self) -> Option<u32> {
         match self {
             Source::Rank(rank) => Some(*rank),
             _ => None,
@@ -91,12 +54,12 @@ impl Source {
 }
 
 #[inline]
-fn send_tag(py: Python<'_>, tag: i32) -> PyResult<i32> {
+pub(super) fn send_tag(py: Python<'_>, tag: i32) -> PyResult<i32> {
     if tag >= 0 { Ok(tag) } else { Err(fail(py, class::TAG, format!("tag {tag} is negative"))) }
 }
 
 #[inline]
-fn recv_tag(py: Python<'_>, tag: i32) -> PyResult<Option<i32>> {
+pub(super) fn recv_tag(py: Python<'_>, tag: i32) -> PyResult<Option<i32>> {
     match tag {
         ANY => Ok(None),
         0.. => Ok(Some(tag)),
@@ -105,25 +68,25 @@ fn recv_tag(py: Python<'_>, tag: i32) -> PyResult<Option<i32>> {
 }
 
 #[inline]
-fn report(status: Option<&Bound<'_, Status>>, received: Received) {
+pub(super) fn report(status: Option<&Bound<'_, Status>>, received: Received) {
     if let Some(status) = status {
         status.get().fill(received.source, received.tag, received.nbytes);
     }
 }
 
 /// Calls what moves received bytes of a non-contiguous datatype into place.
-fn unpack(message: &Message<'_>, nbytes: u64) -> PyResult<()> {
+pub(super) fn unpack(message: &Message<'_>, nbytes: u64) -> PyResult<()> {
     match &message.unpack {
         Some(unpack) => unpack.call1((nbytes,)).map(|_| ()),
         None => Ok(()),
     }
 }
 
-fn send_region(message: &Message<'_>) -> Region {
+pub(super) fn send_region(message: &Message<'_>) -> Region {
     message.cut(message.bytes())
 }
 
-fn kept(message: &Message<'_>, is_receive: bool) -> Kept {
+pub(super) fn kept(message: &Message<'_>, is_receive: bool) -> Kept {
     Kept {
         is_receive,
         owners: message.owners(),
@@ -133,7 +96,7 @@ fn kept(message: &Message<'_>, is_receive: bool) -> Kept {
 }
 
 /// The request of a message to or from `PROC_NULL`.
-pub fn with_nobody<'py>(py: Python<'py>, is_receive: bool) -> PyResult<Bound<'py, PyAny>> {
+pub(super) fn with_nobody<'py>(py: Python<'py>, is_receive: bool) -> PyResult<Bound<'py, PyAny>> {
     let status = is_receive.then_some(Received::FROM_NOBODY);
     request::make(py, State::Over(Outcome { status, ..Outcome::default() }))
 }
@@ -196,244 +159,10 @@ impl Comm {
             started => request::started(py, comm, started, kept(&message, false)),
         }
     }
-
-    /// Receives a matched message.
-    fn take<'py>(
-        &self,
-        py: Python<'py>,
-        matched: Matched,
-        buf: &Bound<'py, PyAny>,
-        status: Option<&Bound<'_, Status>>,
-    ) -> PyResult<()> {
-        let comm = self.get(py)?;
-        let message = Message::new(buf, Access::Write, 1)?;
-        // SAFETY: as in `Recv`.
-        let started = unsafe { comm.recv_matched(matched, send_region(&message)) };
-        let got = blocking(py, started, None, || message.owners())?;
-        unpack(&message, got.len)?;
-        report(status, Received::new(comm, &got));
-        Ok(())
-    }
-
-    /// Waits for a message and takes it out of matching.
-    fn matched(&self, py: Python<'_>, source: &Source, tag: Option<i32>) -> PyResult<Matched> {
-        let comm = self.get(py)?;
-        let mut wait = Wait::default();
-        if let Some(matched) = comm.improbe(source.rank(), tag).map_err(|e| from_collective(py, &e))? {
-            return Ok(matched);
-        }
-        loop {
-            match detach(py, || comm.mprobe_slice(source.rank(), tag, &mut wait)) {
-                Ok(Some(matched)) => return Ok(matched),
-                Ok(None) => py.check_signals()?,
-                Err(error) => return Err(from_collective(py, &error)),
-            }
-        }
-    }
-
-    /// A parcel with a key of its own.
-    fn parcel<'py>(
-        &self,
-        py: Python<'py>,
-        body: &Bound<'py, PyBytes>,
-        arrays: Vec<Bound<'py, PyAny>>,
-    ) -> PyResult<Outgoing<'py>> {
-        let key = self.shared.as_ref().map_or(0, |s| s.next_key.fetch_add(1, Ordering::Relaxed));
-        Outgoing::new(py, body, arrays, -1 - (key & 0x3fff_ffff) as i32)
-    }
-}
-
-/// A message taken out of matching by `Mprobe`.
-#[pyclass(subclass, frozen, module = "tidemill._tidemill")]
-pub struct MatchedMessage {
-    taken: Mutex<Option<(Matched, Py<Comm>)>>,
-    nobody: AtomicU8,
-}
-
-/// `MatchedMessage::nobody`: a message from `PROC_NULL`, and the constant that stands for all of them.
-const ONCE: u8 = 1;
-const ALWAYS: u8 = 2;
-
-impl MatchedMessage {
-    fn take(&self, py: Python<'_>) -> PyResult<Option<(Matched, Py<Comm>)>> {
-        match self.taken.lock().take() {
-            Some(taken) => Ok(Some(taken)),
-            None if self.nobody.load(Ordering::Relaxed) == ALWAYS => Ok(None),
-            None if self.nobody.swap(0, Ordering::Relaxed) == ONCE => Ok(None),
-            None => Err(fail(py, class::REQUEST, "the message is MESSAGE_NULL (or was received)")),
-        }
-    }
-}
-
-#[pymethods]
-impl MatchedMessage {
-    #[new]
-    #[pyo3(signature = (message=None, nobody=false))]
-    fn new(message: Option<&Bound<'_, MatchedMessage>>, nobody: bool) -> Self {
-        let taken = message.and_then(|m| m.get().taken.lock().take());
-        let of_nobody = message.is_some_and(|m| m.get().nobody.load(Ordering::Relaxed) != 0);
-        let nobody = if nobody { ALWAYS } else { u8::from(of_nobody) };
-        MatchedMessage { taken: Mutex::new(taken), nobody: nobody.into() }
-    }
-
-    /// Receives the message. Source: MPI 4.1 section 3.8.3.
-    #[pyo3(signature = (buf, status=None))]
-    fn Recv(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, status: Option<&Bound<'_, Status>>) -> PyResult<()> {
-        match self.take(py)? {
-            Some((matched, comm)) => comm.get().take(py, matched, buf, status),
-            None => {
-                report(status, Received::FROM_NOBODY);
-                Ok(())
-            }
-        }
-    }
-
-    /// Begins to receive the message. Source: MPI 4.1 section 3.8.3.
-    fn Irecv<'py>(&self, py: Python<'py>, buf: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let Some((matched, comm)) = self.take(py)? else { return with_nobody(py, true) };
-        let comm = comm.get().get(py)?;
-        let message = Message::new(buf, Access::Write, 1)?;
-        // SAFETY: the request owns the memory.
-        let started = unsafe { comm.recv_matched(matched, send_region(&message)) };
-        request::started(py, comm, started, kept(&message, true))
-    }
-
-    /// The parcel of the message, as `Comm._recv_parcel` gives it; `None` from nobody.
-    fn _recv_parcel<'py>(&self, py: Python<'py>) -> PyResult<Option<parcel::Contents<'py>>> {
-        let Some((matched, comm)) = self.take(py)? else { return Ok(None) };
-        let comm = comm.get().get(py)?;
-        let source = comm.rank_of(matched.status().source);
-        parcel::receive(py, comm, Some(source), None, Some(matched)).map(Some)
-    }
-
-    /// Begins to receive the parcel of the message.
-    fn _irecv_parcel<'py>(&self, py: Python<'py>, finish: Py<PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let Some((matched, comm)) = self.take(py)? else { return with_nobody(py, true) };
-        let comm = comm.get().get(py)?;
-        let source = comm.rank_of(matched.status().source);
-        parcel::receive_later(py, comm, Some(source), None, Some(matched), finish)
-    }
-
-    /// Whether there is a message to receive.
-    #[getter]
-    fn _is_null(&self) -> bool {
-        self.taken.lock().is_none() && self.nobody.load(Ordering::Relaxed) == 0
-    }
-
-    /// Whether it stands for a message from `PROC_NULL`.
-    #[getter]
-    fn _is_nobody(&self) -> bool {
-        self.nobody.load(Ordering::Relaxed) != 0
-    }
 }
 
 #[pymethods]
 impl Comm {
-    #[new]
-    #[pyo3(signature = (comm=None))]
-    fn new(comm: Option<&Bound<'_, Comm>>) -> Self {
-        Comm { shared: comm.and_then(|c| c.get().shared.clone()) }
-    }
-
-    // The communicator itself
-
-    /// This process's rank.
-    #[inline]
-    fn Get_rank(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.get(py)?.rank())
-    }
-
-    /// How many ranks there are.
-    #[inline]
-    fn Get_size(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.get(py)?.size())
-    }
-
-    /// This process's rank.
-    #[getter]
-    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
-        self.Get_rank(py)
-    }
-
-    /// How many ranks there are.
-    #[getter]
-    fn size(&self, py: Python<'_>) -> PyResult<u32> {
-        self.Get_size(py)
-    }
-
-    fn _is_usable(&self) -> bool {
-        self.shared.as_ref().is_some_and(|s| !s.freed.load(Ordering::Relaxed))
-    }
-
-    fn _is_same(&self, other: &Bound<'_, Comm>) -> bool {
-        match (&self.shared, &other.get().shared) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            _ => !self._is_usable() && !other.get()._is_usable(),
-        }
-    }
-
-    fn _id(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.get(py)?.id())
-    }
-
-    fn _world_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        Ok(self.get(py)?.world_ranks().iter().map(|r| r.0).collect())
-    }
-
-    fn _rename(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        self.get(py)?.set_name(name);
-        Ok(())
-    }
-
-    fn _name(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.get(py)?.name())
-    }
-
-    fn _free(&self, py: Python<'_>) -> PyResult<()> {
-        self.get(py)?;
-        if let Some(shared) = &self.shared {
-            shared.freed.store(true, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    fn _dup(&self, py: Python<'_>) -> PyResult<Comm> {
-        let comm = self.get(py)?;
-        let new = self._split(py, Some(0), i64::from(comm.rank()))?.expect("every rank has a colour");
-        new.get(py)?.set_name(&format!("{} (dup)", comm.name()));
-        Ok(new)
-    }
-
-    /// One communicator for each colour; none for this rank without one.
-    fn _split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Comm>> {
-        let comm = self.get(py)?;
-        // Gathered here and not by `Communicator::split`: a rank that never comes must not keep Ctrl-C from working.
-        let mine = PyArray1::from_slice(py, &comm.split_words(color, key));
-        let all = PyArray1::<u64>::zeros(py, 3 * comm.size() as usize, false);
-        let region = |array: &Bound<'_, PyArray1<u64>>| Region { ptr: array.data().cast(), len: 8 * array.len() };
-        let call = Call {
-            dtype: DType::U64,
-            count: 3,
-            send: Some(region(&mine)),
-            recv: Some(region(&all)),
-            ..Call::new(Collective::Allgather)
-        };
-        // SAFETY: the arrays are nobody else's and live until this returns; should the wait be given up, `owners` has them.
-        let started = unsafe { comm.start(&call) };
-        blocking(py, started, None, || {
-            Owners::from_iter([mine.clone().into_any().unbind(), all.clone().into_any().unbind()])
-        })?;
-        let words = all.to_vec().map_err(|e| fail(py, class::OTHER, e.to_string()))?;
-        Ok(detached(py, || comm.split_agreed(color, &words))?.map(Comm::of))
-    }
-
-    fn _create_group(&self, py: Python<'_>, ranks: Vec<u32>, tag: i32) -> PyResult<Comm> {
-        let comm = self.get(py)?;
-        detached(py, || comm.create_group(&ranks, tag)).map(Comm::of)
-    }
-
-    // Point to point
-
     /// Sends a buffer; returns when it may be reused.
     ///
     /// `buf` is a contiguous array or ``[buffer, count, datatype]`` (see `tidemill.mpi`). Raises `MPI.Exception` with
@@ -670,116 +399,6 @@ impl Comm {
             report(status, Received::new(comm, got));
         }
         Ok(found.is_some())
-    }
-
-    /// Takes a message out of matching, waiting for it if `block`. `message` is the handle that gets it.
-    #[pyo3(signature = (message, source, tag, status, block))]
-    fn _match(
-        slf: &Bound<'_, Self>,
-        message: &Bound<'_, MatchedMessage>,
-        source: i32,
-        tag: i32,
-        status: Option<&Bound<'_, Status>>,
-        block: bool,
-    ) -> PyResult<bool> {
-        let py = slf.py();
-        let comm = slf.get().get(py)?;
-        let tag = recv_tag(py, tag)?;
-        let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
-            message.get().nobody.store(ONCE, Ordering::Relaxed);
-            report(status, Received::FROM_NOBODY);
-            return Ok(true);
-        }
-        let matched = if block {
-            slf.get().matched(py, &source, tag)?
-        } else {
-            match comm.improbe(source.rank(), tag).map_err(|e| from_collective(py, &e))? {
-                Some(matched) => matched,
-                None => return Ok(false),
-            }
-        };
-        report(status, Received::new(comm, &matched.status()));
-        *message.get().taken.lock() = Some((matched, slf.clone().unbind()));
-        Ok(true)
-    }
-
-    // Object messages
-
-    // The caller has checked the tags of the next four: negative ones are for the hidden traffic of collectives.
-
-    /// Begins to send a pickled object and the arrays that travel apart; see `tidemill_collective::parcel`.
-    #[pyo3(signature = (body, arrays, dest, tag, synchronous=false))]
-    fn _isend_parcel<'py>(
-        &self,
-        py: Python<'py>,
-        body: &Bound<'py, PyBytes>,
-        arrays: Vec<Bound<'py, PyAny>>,
-        dest: i32,
-        tag: i32,
-        synchronous: bool,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let comm = self.get(py)?;
-        let Some(dest) = dest_of(py, comm, dest)? else { return with_nobody(py, false) };
-        let outgoing = self.parcel(py, body, arrays)?;
-        // SAFETY: the request owns the memory.
-        let started = unsafe { outgoing.start(comm, dest, tag, synchronous) };
-        let owners = outgoing.owners();
-        request::started(py, comm, started, Kept { owners, ..Kept::default() })
-    }
-
-    /// The blocking twin of `_isend_parcel`.
-    #[pyo3(signature = (body, arrays, dest, tag, synchronous=false))]
-    fn _send_parcel<'py>(
-        &self,
-        py: Python<'py>,
-        body: &Bound<'py, PyBytes>,
-        arrays: Vec<Bound<'py, PyAny>>,
-        dest: i32,
-        tag: i32,
-        synchronous: bool,
-    ) -> PyResult<()> {
-        let comm = self.get(py)?;
-        let Some(dest) = dest_of(py, comm, dest)? else { return Ok(()) };
-        let outgoing = self.parcel(py, body, arrays)?;
-        // SAFETY: `outgoing` owns the memory until this returns; should the wait be given up, `owners` does.
-        let started = unsafe { outgoing.start(comm, dest, tag, synchronous) };
-        blocking(py, started, None, || outgoing.owners())?;
-        Ok(())
-    }
-
-    /// Raises for a tag that no message can have.
-    #[staticmethod]
-    fn _check_tag(py: Python<'_>, tag: i32, receiving: bool) -> PyResult<()> {
-        if receiving { recv_tag(py, tag).map(|_| ()) } else { send_tag(py, tag).map(|_| ()) }
-    }
-
-    /// Receives a parcel: body, arrays, source, tag, bytes of the message.
-    fn _recv_parcel<'py>(&self, py: Python<'py>, source: i32, tag: i32) -> PyResult<Option<parcel::Contents<'py>>> {
-        let comm = self.get(py)?;
-        let tag = (tag != ANY).then_some(tag);
-        let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
-            return Ok(None);
-        }
-        parcel::receive(py, comm, source.rank(), tag, None).map(Some)
-    }
-
-    /// Begins to receive a parcel; `finish(body, arrays)` makes the object of it.
-    fn _irecv_parcel<'py>(
-        &self,
-        py: Python<'py>,
-        source: i32,
-        tag: i32,
-        finish: Py<PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let comm = self.get(py)?;
-        let tag = (tag != ANY).then_some(tag);
-        let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
-            return with_nobody(py, true);
-        }
-        parcel::receive_later(py, comm, source.rank(), tag, None, finish)
     }
 
     /// Begins to send in the hidden traffic of the communicator, where `key` (negative) takes the place of a tag.

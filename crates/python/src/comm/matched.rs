@@ -1,0 +1,171 @@
+//! Messages that a probe takes out of matching, to be received later by whoever has the handle.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use tidemill_net::{Matched, Wait};
+
+use super::Comm;
+use super::messages::{Source, kept, recv_tag, report, send_region, source_of, unpack, with_nobody};
+use crate::errors::{class, fail, from_collective};
+use crate::handles::Status;
+use crate::message::{Access, Message};
+use crate::parcel;
+use crate::request::{self, Received};
+use crate::wait::{blocking, detach};
+
+/// A message taken out of matching by `Mprobe`.
+#[pyclass(subclass, frozen, module = "tidemill._tidemill")]
+pub struct MatchedMessage {
+    taken: Mutex<Option<(Matched, Py<Comm>)>>,
+    nobody: AtomicU8,
+}
+
+/// `MatchedMessage::nobody`: a message from `PROC_NULL`, and the constant that stands for all of them.
+const ONCE: u8 = 1;
+const ALWAYS: u8 = 2;
+
+impl MatchedMessage {
+    fn take(&self, py: Python<'_>) -> PyResult<Option<(Matched, Py<Comm>)>> {
+        match self.taken.lock().take() {
+            Some(taken) => Ok(Some(taken)),
+            None if self.nobody.load(Ordering::Relaxed) == ALWAYS => Ok(None),
+            None if self.nobody.swap(0, Ordering::Relaxed) == ONCE => Ok(None),
+            None => Err(fail(py, class::REQUEST, "the message is MESSAGE_NULL (or was received)")),
+        }
+    }
+}
+
+#[pymethods]
+impl MatchedMessage {
+    #[new]
+    #[pyo3(signature = (message=None, nobody=false))]
+    fn new(message: Option<&Bound<'_, MatchedMessage>>, nobody: bool) -> Self {
+        let taken = message.and_then(|m| m.get().taken.lock().take());
+        let of_nobody = message.is_some_and(|m| m.get().nobody.load(Ordering::Relaxed) != 0);
+        let nobody = if nobody { ALWAYS } else { u8::from(of_nobody) };
+        MatchedMessage { taken: Mutex::new(taken), nobody: nobody.into() }
+    }
+
+    /// Receives the message. Source: MPI 4.1 section 3.8.3.
+    #[pyo3(signature = (buf, status=None))]
+    fn Recv(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, status: Option<&Bound<'_, Status>>) -> PyResult<()> {
+        match self.take(py)? {
+            Some((matched, comm)) => comm.get().take(py, matched, buf, status),
+            None => {
+                report(status, Received::FROM_NOBODY);
+                Ok(())
+            }
+        }
+    }
+
+    /// Begins to receive the message. Source: MPI 4.1 section 3.8.3.
+    fn Irecv<'py>(&self, py: Python<'py>, buf: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let Some((matched, comm)) = self.take(py)? else { return with_nobody(py, true) };
+        let comm = comm.get().get(py)?;
+        let message = Message::new(buf, Access::Write, 1)?;
+        // SAFETY: the request owns the memory.
+        let started = unsafe { comm.recv_matched(matched, send_region(&message)) };
+        request::started(py, comm, started, kept(&message, true))
+    }
+
+    /// The parcel of the message, as `Comm._recv_parcel` gives it; `None` from nobody.
+    fn _recv_parcel<'py>(&self, py: Python<'py>) -> PyResult<Option<parcel::Contents<'py>>> {
+        let Some((matched, comm)) = self.take(py)? else { return Ok(None) };
+        let comm = comm.get().get(py)?;
+        let source = comm.rank_of(matched.status().source);
+        parcel::receive(py, comm, Some(source), None, Some(matched)).map(Some)
+    }
+
+    /// Begins to receive the parcel of the message.
+    fn _irecv_parcel<'py>(&self, py: Python<'py>, finish: Py<PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let Some((matched, comm)) = self.take(py)? else { return with_nobody(py, true) };
+        let comm = comm.get().get(py)?;
+        let source = comm.rank_of(matched.status().source);
+        parcel::receive_later(py, comm, Some(source), None, Some(matched), finish)
+    }
+
+    /// Whether there is a message to receive.
+    #[getter]
+    fn _is_null(&self) -> bool {
+        self.taken.lock().is_none() && self.nobody.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether it stands for a message from `PROC_NULL`.
+    #[getter]
+    fn _is_nobody(&self) -> bool {
+        self.nobody.load(Ordering::Relaxed) != 0
+    }
+}
+
+impl Comm {
+    /// Receives a matched message.
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        matched: Matched,
+        buf: &Bound<'py, PyAny>,
+        status: Option<&Bound<'_, Status>>,
+    ) -> PyResult<()> {
+        let comm = self.get(py)?;
+        let message = Message::new(buf, Access::Write, 1)?;
+        // SAFETY: as in `Recv`.
+        let started = unsafe { comm.recv_matched(matched, send_region(&message)) };
+        let got = blocking(py, started, None, || message.owners())?;
+        unpack(&message, got.len)?;
+        report(status, Received::new(comm, &got));
+        Ok(())
+    }
+
+    /// Waits for a message and takes it out of matching.
+    fn matched(&self, py: Python<'_>, source: &Source, tag: Option<i32>) -> PyResult<Matched> {
+        let comm = self.get(py)?;
+        let mut wait = Wait::default();
+        if let Some(matched) = comm.improbe(source.rank(), tag).map_err(|e| from_collective(py, &e))? {
+            return Ok(matched);
+        }
+        loop {
+            match detach(py, || comm.mprobe_slice(source.rank(), tag, &mut wait)) {
+                Ok(Some(matched)) => return Ok(matched),
+                Ok(None) => py.check_signals()?,
+                Err(error) => return Err(from_collective(py, &error)),
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Comm {
+    /// Takes a message out of matching, waiting for it if `block`. `message` is the handle that gets it.
+    #[pyo3(signature = (message, source, tag, status, block))]
+    fn _match(
+        slf: &Bound<'_, Self>,
+        message: &Bound<'_, MatchedMessage>,
+        source: i32,
+        tag: i32,
+        status: Option<&Bound<'_, Status>>,
+        block: bool,
+    ) -> PyResult<bool> {
+        let py = slf.py();
+        let comm = slf.get().get(py)?;
+        let tag = recv_tag(py, tag)?;
+        let source = source_of(py, comm, source)?;
+        if matches!(source, Source::Nobody) {
+            message.get().nobody.store(ONCE, Ordering::Relaxed);
+            report(status, Received::FROM_NOBODY);
+            return Ok(true);
+        }
+        let matched = if block {
+            slf.get().matched(py, &source, tag)?
+        } else {
+            match comm.improbe(source.rank(), tag).map_err(|e| from_collective(py, &e))? {
+                Some(matched) => matched,
+                None => return Ok(false),
+            }
+        };
+        report(status, Received::new(comm, &matched.status()));
+        *message.get().taken.lock() = Some((matched, slf.clone().unbind()));
+        Ok(true)
+    }
+}

@@ -1,0 +1,154 @@
+//! Communicators: the class `tidemill._tidemill.Comm`, and those of its methods that are about the communicator itself. The others
+//! are in [`messages`], [`matched`], [`objects`] and `collectives.rs`.
+
+#![allow(non_snake_case)] // MPI and mpi4py write them so.
+
+mod matched;
+mod messages;
+mod objects;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use numpy::{PyArray1, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use tidemill_collective::{Call, Collective, Communicator, DType};
+use tidemill_net::Region;
+
+pub use matched::MatchedMessage;
+
+use crate::errors::{class, fail};
+use crate::wait::{Owners, blocking, detached};
+
+/// A communicator or none. Handles made from one another share it, and are all invalid once it is freed.
+#[pyclass(subclass, frozen, module = "tidemill._tidemill")]
+pub struct Comm {
+    shared: Option<Arc<Shared>>,
+}
+
+struct Shared {
+    comm: Communicator,
+    freed: AtomicBool,
+    /// Names the next object message whose arrays travel apart.
+    next_key: AtomicU32,
+}
+
+impl Comm {
+    pub fn of(comm: Communicator) -> Self {
+        let shared = Shared { comm, freed: AtomicBool::new(false), next_key: AtomicU32::new(0) };
+        Comm { shared: Some(Arc::new(shared)) }
+    }
+
+    /// The native communicator.
+    #[inline]
+    pub fn get(&self, py: Python<'_>) -> PyResult<&Communicator> {
+        match &self.shared {
+            Some(shared) if !shared.freed.load(Ordering::Relaxed) => Ok(&shared.comm),
+            _ => Err(fail(py, class::COMM, "the communicator is COMM_NULL (or was freed)")),
+        }
+    }
+}
+
+#[pymethods]
+impl Comm {
+    #[new]
+    #[pyo3(signature = (comm=None))]
+    fn new(comm: Option<&Bound<'_, Comm>>) -> Self {
+        Comm { shared: comm.and_then(|c| c.get().shared.clone()) }
+    }
+
+    /// This process's rank.
+    #[inline]
+    fn Get_rank(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.get(py)?.rank())
+    }
+
+    /// How many ranks there are.
+    #[inline]
+    fn Get_size(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.get(py)?.size())
+    }
+
+    /// This process's rank.
+    #[getter]
+    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
+        self.Get_rank(py)
+    }
+
+    /// How many ranks there are.
+    #[getter]
+    fn size(&self, py: Python<'_>) -> PyResult<u32> {
+        self.Get_size(py)
+    }
+
+    fn _is_usable(&self) -> bool {
+        self.shared.as_ref().is_some_and(|s| !s.freed.load(Ordering::Relaxed))
+    }
+
+    fn _is_same(&self, other: &Bound<'_, Comm>) -> bool {
+        match (&self.shared, &other.get().shared) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => !self._is_usable() && !other.get()._is_usable(),
+        }
+    }
+
+    fn _id(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.get(py)?.id())
+    }
+
+    fn _world_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        Ok(self.get(py)?.world_ranks().iter().map(|r| r.0).collect())
+    }
+
+    fn _rename(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.get(py)?.set_name(name);
+        Ok(())
+    }
+
+    fn _name(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.get(py)?.name())
+    }
+
+    fn _free(&self, py: Python<'_>) -> PyResult<()> {
+        self.get(py)?;
+        if let Some(shared) = &self.shared {
+            shared.freed.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn _dup(&self, py: Python<'_>) -> PyResult<Comm> {
+        let comm = self.get(py)?;
+        let new = self._split(py, Some(0), i64::from(comm.rank()))?.expect("every rank has a colour");
+        new.get(py)?.set_name(&format!("{} (dup)", comm.name()));
+        Ok(new)
+    }
+
+    /// One communicator for each colour; none for this rank without one.
+    fn _split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Comm>> {
+        let comm = self.get(py)?;
+        // Gathered here and not by `Communicator::split`: a rank that never comes must not keep Ctrl-C from working.
+        let mine = PyArray1::from_slice(py, &comm.split_words(color, key));
+        let all = PyArray1::<u64>::zeros(py, 3 * comm.size() as usize, false);
+        let region = |array: &Bound<'_, PyArray1<u64>>| Region { ptr: array.data().cast(), len: 8 * array.len() };
+        let call = Call {
+            dtype: DType::U64,
+            count: 3,
+            send: Some(region(&mine)),
+            recv: Some(region(&all)),
+            ..Call::new(Collective::Allgather)
+        };
+        // SAFETY: the arrays are nobody else's and live until this returns; should the wait be given up, `owners` has them.
+        let started = unsafe { comm.start(&call) };
+        blocking(py, started, None, || {
+            Owners::from_iter([mine.clone().into_any().unbind(), all.clone().into_any().unbind()])
+        })?;
+        let words = all.to_vec().map_err(|e| fail(py, class::OTHER, e.to_string()))?;
+        Ok(detached(py, || comm.split_agreed(color, &words))?.map(Comm::of))
+    }
+
+    fn _create_group(&self, py: Python<'_>, ranks: Vec<u32>, tag: i32) -> PyResult<Comm> {
+        let comm = self.get(py)?;
+        detached(py, || comm.create_group(&ranks, tag)).map(Comm::of)
+    }
+}

@@ -1,0 +1,105 @@
+//! Object messages: a pickled body, and the arrays that travel apart; see `tidemill_collective::parcel`.
+//!
+//! The caller has checked the tags: negative ones are for the hidden traffic of collectives.
+
+use std::sync::atomic::Ordering;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::Comm;
+use super::messages::{Source, dest_of, recv_tag, send_tag, source_of, with_nobody};
+use crate::handles::ANY;
+use crate::parcel::{self, Outgoing};
+use crate::request::{self, Kept};
+use crate::wait::blocking;
+
+impl Comm {
+    /// A parcel with a key of its own.
+    fn parcel<'py>(
+        &self,
+        py: Python<'py>,
+        body: &Bound<'py, PyBytes>,
+        arrays: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Outgoing<'py>> {
+        let key = self.shared.as_ref().map_or(0, |s| s.next_key.fetch_add(1, Ordering::Relaxed));
+        Outgoing::new(py, body, arrays, -1 - (key & 0x3fff_ffff) as i32)
+    }
+}
+
+#[pymethods]
+impl Comm {
+    /// Begins to send an object.
+    #[pyo3(signature = (body, arrays, dest, tag, synchronous=false))]
+    fn _isend_parcel<'py>(
+        &self,
+        py: Python<'py>,
+        body: &Bound<'py, PyBytes>,
+        arrays: Vec<Bound<'py, PyAny>>,
+        dest: i32,
+        tag: i32,
+        synchronous: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let comm = self.get(py)?;
+        let Some(dest) = dest_of(py, comm, dest)? else { return with_nobody(py, false) };
+        let outgoing = self.parcel(py, body, arrays)?;
+        // SAFETY: the request owns the memory.
+        let started = unsafe { outgoing.start(comm, dest, tag, synchronous) };
+        let owners = outgoing.owners();
+        request::started(py, comm, started, Kept { owners, ..Kept::default() })
+    }
+
+    /// The blocking twin of `_isend_parcel`.
+    #[pyo3(signature = (body, arrays, dest, tag, synchronous=false))]
+    fn _send_parcel<'py>(
+        &self,
+        py: Python<'py>,
+        body: &Bound<'py, PyBytes>,
+        arrays: Vec<Bound<'py, PyAny>>,
+        dest: i32,
+        tag: i32,
+        synchronous: bool,
+    ) -> PyResult<()> {
+        let comm = self.get(py)?;
+        let Some(dest) = dest_of(py, comm, dest)? else { return Ok(()) };
+        let outgoing = self.parcel(py, body, arrays)?;
+        // SAFETY: `outgoing` owns the memory until this returns; should the wait be given up, `owners` does.
+        let started = unsafe { outgoing.start(comm, dest, tag, synchronous) };
+        blocking(py, started, None, || outgoing.owners())?;
+        Ok(())
+    }
+
+    /// Raises for a tag that no message can have.
+    #[staticmethod]
+    fn _check_tag(py: Python<'_>, tag: i32, receiving: bool) -> PyResult<()> {
+        if receiving { recv_tag(py, tag).map(|_| ()) } else { send_tag(py, tag).map(|_| ()) }
+    }
+
+    /// Receives a parcel: body, arrays, source, tag, bytes of the message.
+    fn _recv_parcel<'py>(&self, py: Python<'py>, source: i32, tag: i32) -> PyResult<Option<parcel::Contents<'py>>> {
+        let comm = self.get(py)?;
+        let tag = (tag != ANY).then_some(tag);
+        let source = source_of(py, comm, source)?;
+        if matches!(source, Source::Nobody) {
+            return Ok(None);
+        }
+        parcel::receive(py, comm, source.rank(), tag, None).map(Some)
+    }
+
+    /// Begins to receive a parcel; `finish(body, arrays)` makes the object of it.
+    fn _irecv_parcel<'py>(
+        &self,
+        py: Python<'py>,
+        source: i32,
+        tag: i32,
+        finish: Py<PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let comm = self.get(py)?;
+        let tag = (tag != ANY).then_some(tag);
+        let source = source_of(py, comm, source)?;
+        if matches!(source, Source::Nobody) {
+            return with_nobody(py, true);
+        }
+        parcel::receive_later(py, comm, source.rank(), tag, None, finish)
+    }
+}
