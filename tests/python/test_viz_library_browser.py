@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from browsed import TOKEN, Page
 from PIL import Image
-from tidemill.viz import Library
+from tidemill.viz import FrameReader, Library
 from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
@@ -204,6 +206,77 @@ def test_a_shared_link_only_shows(browser: Any, url: str, library: Library, plot
     tab.wait_for_selector("#blank:not([hidden])")
     assert "withdrawn" in tab.inner_text("#blank")
     context.close()
+
+
+@browsed.SIZES
+def test_an_exported_plot_has_its_versions(
+    browser: Any, library: Library, plot: str, tmp_path: Path, size: dict[str, Any]
+) -> None:
+    """Versions that are missing in the file, in another order, or built on the wrong one; a control that would change something, or a question to a
+    server that is not there."""
+    grouping = next(iter(FrameReader(library.frames(plot)).categories))
+    category = FrameReader(library.frames(plot)).categories[grouping][0]
+    about = {"grouping": grouping, "category": category}
+    first = library.save_version(plot, "Red", [{"set": "colour", **about, "value": "#ff0000"}], author="Ada").number
+    renamed = [
+        {"set": "name", **about, "value": "</script><i>ours</i>"},
+        {"set": "group", "name": "few", "value": [1, 4]},
+        {"set": "view", "value": "frame=3"},
+    ]
+    library.save_version(plot, "Red and named", renamed, parent=first)
+    library.save_version(plot, "Other", [{"set": "colour", **about, "value": "#00ff00"}], note="Not red", parent=0)
+    library.comment(plot, "between us")
+    file = tmp_path / "plot.html"
+    ended = launched.run("view", "--library", library.folder, "--plot", plot, "--export", file)
+    assert ended.returncode == 0 and "with its versions" in ended.stdout.decode(), ended
+    told = re.search(r'data-file="about.json">([^<]*)<', file.read_text())
+    assert told is not None and b"between us" not in base64.b64decode(told[1])
+    file.rename(tmp_path / "alone.html")
+    page = Page(browser, (tmp_path / "alone.html").as_uri(), **size)
+    asked: list[str] = []
+    page.tab.on("request", lambda request: asked.append(request.url))
+
+    # The newest comes first; then the others, each with what is its own.
+    assert page.get("tidemill.colours.edits.colours.size") == 1
+    page.panel("about")
+    names = page.tab.locator("#versions button span").all_inner_texts()
+    assert names == ["original", "Red", "Red and named", "Other"]
+    assert page.tab.locator("#versions [aria-current=true] span").all_inner_texts() == ["Other"]
+    page.picture("exported-versions")
+    edits = "[[...tidemill.colours.edits.colours.values()], [...tidemill.colours.edits.names.values()], tidemill.dataset.selections]"
+    few = [{"name": "few", "rows": [1, 4]}]
+    for name, expected in (
+        ("Red and named", [["#ff0000"], ["</script><i>ours</i>"], few]),
+        ("Red", [["#ff0000"], [], []]),
+        ("original", [[], [], []]),
+        ("Other", [["#00ff00"], [], []]),
+    ):
+        page.tab.click(f"#versions button:has(span:text-is('{name}'))")
+        page.tab.wait_for_selector(f"#versions [aria-current=true]:has(span:text-is('{name}'))")
+        page.settled()
+        assert page.get(edits) == expected, name
+        if name == "Red and named":
+            page.until("() => tidemill.playback.position === 3")
+            page.picture("exported-versions-named")
+    # It only shows.
+    for control in ("#save-version", "#about-comments", "#make-share", "#back", "#chosen button:not(.follow)"):
+        assert not page.tab.locator(control).first.is_visible(), control
+    assert [url for url in asked if not url.startswith("blob:")] == []
+    page.close()
+    # Which version is asked for can be part of the address.
+    page = Page(browser, (tmp_path / "alone.html").as_uri() + f"?version={first}", **size)
+    assert page.get(edits) == [["#ff0000"], [], []]
+    page.close()
+
+
+def test_what_cannot_be_exported_of_a_library_is_explained(library: Library, plot: str, tmp_path: Path) -> None:
+    file = tmp_path / "plot.html"
+    unknown = launched.run("view", "--library", library.folder, "--plot", "0" * 16, "--export", file)
+    assert unknown.returncode == 1 and b"tidemill view: there is no plot" in unknown.stderr, unknown
+    for arguments in (["--export", file], ["--plot", plot]):
+        refused = launched.run("view", "--library", library.folder, *arguments)
+        assert refused.returncode == 2 and b"--library DIR --plot ID --export FILE" in refused.stderr, refused
+    assert not file.exists()
 
 
 def test_a_gif_is_recorded(browser: Any, url: str, plot: str, tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 // Frames that lie in the page itself: a file that `tidemill view --export` has written, which opens without a server.
 
+import { type Change, parseChanges } from './edits';
 import { listed } from './groups';
+import type { Looks } from './library/client';
+import { type About, parseAbout } from './library/wire';
 import type { Source } from './loader';
 import { Names } from './names';
 import { lookUp } from './slots';
 import {
   bad,
   type FrameLine,
+  isRecord,
   type Parsed,
   type Point,
   parseLine,
@@ -17,6 +21,8 @@ import {
   type Tensors,
   type Which,
 } from './wire';
+
+const ABOUT = 'about.json';
 
 /** The elements of the page with files in them, in base64, and by their names. */
 function element(file: string): HTMLElement | null {
@@ -94,6 +100,36 @@ export class Embedded implements Source {
   }
 }
 
+/** What a library knew of the plot when the page was written: its versions, each a log of changes over its parent. */
+export class EmbeddedVersions implements Looks {
+  static there(): boolean {
+    return element(ABOUT) !== null;
+  }
+
+  async about(): Promise<Parsed<About>> {
+    return parseAbout(json(ABOUT));
+  }
+
+  async changes(_id: string, version: number): Promise<Parsed<Change[]>> {
+    const told = json(ABOUT);
+    const about = parseAbout(told);
+    if (!about.ok) return about;
+    const logs = isRecord(told) && isRecord(told.logs) ? told.logs : {};
+    const { versions } = about.value;
+    const changes: unknown[] = [];
+    // From the version back to the original; a parent is older than what is built on it, so that this ends.
+    for (let at: number | null = version; at !== null; ) {
+      const log: unknown = logs[String(at)];
+      const parent: number | null | undefined = versions.find(({ number }) => number === at)?.parent;
+      if (!Array.isArray(log) || parent === undefined || (parent !== null && parent >= at))
+        return bad(`the page has no version ${at}`);
+      changes.unshift(...log);
+      at = parent;
+    }
+    return parseChanges(changes);
+  }
+}
+
 /** Writes where points are in a frame, three numbers each, and leaves alone those that are not there. */
 export function placesIn(line: FrameLine, tensors: Tensors, rows: readonly number[], to: Float32Array): void {
   const steps = tensors.get('position')?.data;
@@ -103,6 +139,15 @@ export function placesIn(line: FrameLine, tensors: Tensors, rows: readonly numbe
     for (let axis = 0; axis < 3; axis++)
       to[k * 3 + axis] = line.low[axis] + (steps[at * 3 + axis] * (line.high[axis] - line.low[axis])) / STEPS;
   });
+}
+
+function json(file: string): unknown {
+  const bytes = read(file);
+  try {
+    return bytes === undefined ? undefined : JSON.parse(new TextDecoder().decode(bytes));
+  } catch {
+    return undefined;
+  }
 }
 
 function read(file: string): Uint8Array<ArrayBuffer> | undefined {

@@ -6,7 +6,7 @@ import { App } from './app';
 import { MINE } from './dataset';
 import { byId, download, isDark, make, notice, setDark, setIcon, startTheme } from './dom';
 import { editCategory, editPoint } from './edit';
-import { Embedded, isEmbedded } from './embedded';
+import { Embedded, EmbeddedVersions, isEmbedded } from './embedded';
 import { Recorder, savePicture } from './export';
 import { GifRecorder, SECONDS_MAX } from './gif';
 import { showHeatMap } from './heat';
@@ -57,9 +57,10 @@ let ready = false;
 /** Whether somebody has chosen from where to look. */
 let looked = false;
 const embedded = isEmbedded();
+const versioned = embedded && EmbeddedVersions.there();
 const app = new App(
   embedded ? new Embedded() : new Client(plot === undefined ? '/api/' : `/api/plots/${plot}/frames/`, token),
-  plot !== undefined,
+  plot !== undefined || versioned,
   points,
   overlay,
   (what) => {
@@ -72,12 +73,20 @@ const app = new App(
     location.reload();
   },
 );
-const about = plot === undefined ? undefined : new AboutPanel(app, new LibraryClient(token), plot, notice);
+const about = aboutPanel();
 const legend = new Legend(app);
 const recorder = new Recorder([points, overlay]);
 const gif = new GifRecorder([points, overlay]);
 const metrics = new Metrics(app.dataset.frames);
 searchBox(app);
+
+/** What there is to say of a plot of a library, on its page or in a file that has it. */
+function aboutPanel(): AboutPanel | undefined {
+  if (versioned) return new AboutPanel(app, new EmbeddedVersions(), undefined, '', notice);
+  if (plot === undefined) return undefined;
+  const client = new LibraryClient(token);
+  return new AboutPanel(app, client, client, plot, notice);
+}
 
 // ---- what is shown
 

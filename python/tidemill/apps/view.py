@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("--library", type=Path, metavar="DIR", help="a library of plots instead, made if it is not there")
     add("--export", type=Path, metavar="FILE", help="write the frames and the page into one HTML file, and end")
+    add("--plot", metavar="ID", help="the plot of the library that --export writes, with its versions")
     add("--demo", action="store_true", help="write a generated market into the folder first")
     add("--points", type=int, default=600, metavar="N", help="points of the generated market (default %(default)s)")
     add("--frames", type=int, default=120, metavar="N", help="frames of the generated market (default %(default)s)")
@@ -43,8 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("give a folder of frames, or --library DIR")
     if options.library is not None and options.demo:
         parser.error("--demo wants a folder of frames")
-    if options.library is not None and options.export:
-        parser.error("--export wants a folder of frames: that of a plot is in plots/ID of the library")
+    if (options.plot is not None) != (options.library is not None and options.export is not None):
+        parser.error(
+            "of a library one plot can be exported: --library DIR --plot ID --export FILE, the ID as in the plot's URL"
+        )
     if options.points < 2 or options.frames < 1:
         parser.error("--points is at least 2, --frames at least 1")
     if not 0 <= options.port < 65536:
@@ -54,14 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             if (options.folder / INDEX).exists():
                 raise FrameError(f"{options.folder} has frames already; leave out --demo to see them")
             write_market(options.folder, options.points, options.frames, mode="x")
+        if options.plot is not None:
+            Library(options.library).export_html(options.plot, options.export)
+            print(f"{options.export} has plot {options.plot} in it, with its versions; any browser opens it")
+            return 0
         if options.export:
             export_html(options.folder, options.export)
             print(f"{options.export} has {options.folder} in it; any browser opens it")
             return 0
         what = options.folder if options.library is None else Library(options.library)
         server = Server(what, host=options.host, port=options.port, token=options.token)
-    except (FrameError, ValueError, OSError) as error:
-        print(f"tidemill view: {error}", file=sys.stderr)
+    except (FrameError, ValueError, OSError, KeyError) as error:
+        print(f"tidemill view: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 1
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"{options.folder or options.library} is at {server.url}", flush=True)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from tidemill.viz._format import INDEX, FrameError
 from tidemill.viz._http import STATIC
 from tidemill.viz._read import FrameReader
 from tidemill.viz._write import OURS
 
-__all__ = ["export_html"]
+__all__ = ["export_html", "write_page"]
 
 #: Most that frames may take: browsers hold a page as text, and base64 takes a third more.
 BYTES_MAX = 256 << 20
+#: What the page calls that which a library knows of the plot.
+ABOUT = "about.json"
 
 
 def export_html(folder: str | PathLike[str], path: str | PathLike[str]) -> None:
@@ -38,7 +43,11 @@ def export_html(folder: str | PathLike[str], path: str | PathLike[str]) -> None:
     FrameError
         There are no frames, they take more than 256 MiB, or the page was not built.
     """
-    folder, path = Path(folder), Path(path)
+    write_page(Path(folder), Path(path))
+
+
+def write_page(folder: Path, path: Path, about: Mapping[str, Any] | None = None) -> None:
+    """`export_html`; `about` is what a library knows of the plot, its versions with their changes."""
     reader = FrameReader(folder)
     if not len(reader):
         raise FrameError(f"{folder} has no frame yet")
@@ -81,6 +90,9 @@ def export_html(folder: str | PathLike[str], path: str | PathLike[str]) -> None:
             for file in files:
                 data = base64.b64encode(index if file.name == INDEX else file.read_bytes()).decode()
                 out.write(f'<script type="text/plain" data-file="{file.name}">{data}</script>\n')
+            if about is not None:
+                data = base64.b64encode(json.dumps(about, ensure_ascii=False).encode()).decode()
+                out.write(f'<script type="text/plain" data-file="{ABOUT}">{data}</script>\n')
             # Behind the data, which it reads.
             out.write(f'<script type="module">{script}</script>\n</body>{end}')
         made.replace(path)

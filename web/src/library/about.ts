@@ -4,26 +4,36 @@ import type { App } from '../app';
 import { byId, make } from '../dom';
 import { diff, fold, noEdits } from '../edits';
 import { encodeView } from '../link';
-import type { Parsed } from '../wire';
-import type { LibraryClient } from './client';
+import { bad, type Parsed } from '../wire';
+import type { LibraryClient, Looks } from './client';
 import { author, day, keepAuthor } from './texts';
 import type { About, Version } from './wire';
+
+type Remove = (number: number) => Promise<Parsed<unknown>>;
+const NOBODY = bad('nothing can be changed here');
 
 export class AboutPanel {
   private about: About | undefined;
   /** The version that is shown, and what it changes. */
   private version = 0;
   private base = noEdits();
+  private removeComment: Remove = () => Promise.resolve(NOBODY);
+  private withdraw: Remove = () => Promise.resolve(NOBODY);
 
   constructor(
     private readonly app: App,
-    private readonly client: LibraryClient,
+    private readonly looks: Looks,
+    /** Who keeps what is changed or said; a page that is a file has nobody. */
+    client: LibraryClient | undefined,
     private readonly id: string,
     private readonly notice: (text: string, wrong?: boolean) => void,
   ) {
-    byId('save-version').onsubmit = (event) => this.submitted(event, () => this.save());
-    byId('add-comment').onsubmit = (event) => this.submitted(event, () => this.comment());
-    byId('make-share').onsubmit = (event) => this.submitted(event, () => this.share());
+    if (client === undefined) return;
+    byId('save-version').onsubmit = (event) => this.submitted(event, () => this.save(client));
+    byId('add-comment').onsubmit = (event) => this.submitted(event, () => this.comment(client));
+    byId('make-share').onsubmit = (event) => this.submitted(event, () => this.share(client));
+    this.removeComment = (number) => client.removeComment(this.id, number);
+    this.withdraw = (number) => client.withdraw(this.id, number);
     for (const field of document.querySelectorAll<HTMLInputElement>('input.author')) {
       field.value = author();
       field.onchange = () => keepAuthor(field.value);
@@ -47,7 +57,7 @@ export class AboutPanel {
   }
 
   private async refresh(): Promise<boolean> {
-    const got = await this.client.about(this.id);
+    const got = await this.looks.about(this.id);
     if (!got.ok) {
       this.notice(got.reason);
       return false;
@@ -59,7 +69,7 @@ export class AboutPanel {
 
   /** Shows a version; what was changed and not saved is gone. */
   async open(version: number): Promise<boolean> {
-    const got = await this.client.changes(this.id, version);
+    const got = await this.looks.changes(this.id, version);
     if (!got.ok) {
       this.notice(got.reason);
       return false;
@@ -71,30 +81,30 @@ export class AboutPanel {
     return true;
   }
 
-  private async save(): Promise<boolean> {
+  private async save(client: LibraryClient): Promise<boolean> {
     const name = byId<HTMLInputElement>('version-name');
     const note = byId<HTMLTextAreaElement>('version-note');
     const changes = diff(this.base, { ...this.app.colours.currentEdits(), view: encodeView(this.app.view()) });
     const told = { name: name.value.trim(), note: note.value, author: author(), parent: this.version, changes };
-    const saved = await this.client.saveVersion(this.id, told);
+    const saved = await client.saveVersion(this.id, told);
     if (!saved.ok) return this.wrong(saved);
     name.value = note.value = '';
     this.notice(`Saved as “${saved.value.name}”.`, false);
     return (await this.refresh()) && this.open(saved.value.number);
   }
 
-  private async comment(): Promise<boolean> {
+  private async comment(client: LibraryClient): Promise<boolean> {
     const text = byId<HTMLTextAreaElement>('comment-text');
-    const said = await this.client.comment(this.id, { text: text.value, author: author() });
+    const said = await client.comment(this.id, { text: text.value, author: author() });
     if (!said.ok) return this.wrong(said);
     text.value = '';
     return this.refresh();
   }
 
-  private async share(): Promise<boolean> {
+  private async share(client: LibraryClient): Promise<boolean> {
     const name = byId<HTMLInputElement>('share-name');
     const only = byId<HTMLInputElement>('share-only').checked;
-    const made = await this.client.share(this.id, { name: name.value, version: only ? this.version : null });
+    const made = await client.share(this.id, { name: name.value, version: only ? this.version : null });
     if (!made.ok) return this.wrong(made);
     name.value = '';
     const link = `${location.origin}/plots/${this.id}?token=${made.value.token}`;
@@ -149,7 +159,7 @@ export class AboutPanel {
           {},
           make('p', { text }),
           make('small', { text: `${author || 'somebody'}, ${day(created)}` }),
-          this.remover('Delete this comment', () => this.client.removeComment(this.id, number)),
+          this.remover('Delete this comment', () => this.removeComment(number)),
         ),
       ),
     );
@@ -160,7 +170,7 @@ export class AboutPanel {
           {},
           make('p', { text: name || 'a link' }),
           make('small', { text: `${version === null ? 'all versions' : `version ${version} only`}, ${day(created)}` }),
-          this.remover('Withdraw this link', () => this.client.withdraw(this.id, number)),
+          this.remover('Withdraw this link', () => this.withdraw(number)),
         ),
       ),
     );

@@ -16,6 +16,9 @@ import {
   type Version,
 } from './wire';
 
+/** What it takes to look at the versions of a plot. */
+export type Looks = Pick<LibraryClient, 'about' | 'changes'>;
+
 export class LibraryClient {
   constructor(private readonly token: string) {}
 

@@ -10,11 +10,13 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from tidemill.viz import _selections
+from tidemill.viz._export import write_page
 from tidemill.viz._format import INDEX, FrameError
 from tidemill.viz._read import FrameReader
 from tidemill.viz._write import OURS
@@ -239,6 +241,20 @@ class Library(Said):
         with connected(self._path) as db:
             number_of(db, id)
         return self._plots / id
+
+    def export_html(self, id: str, path: str | PathLike[str]) -> None:
+        """Write a plot with all its versions, and the page that shows them, into one HTML file, which opens without a server.
+
+        It shows the newest version first, and can change none; comments and links stay here. What is at `path` is replaced.
+
+        Raises
+        ------
+        FrameError
+            As `tidemill.viz.export_html`.
+        """
+        versions = [asdict(version) for version in self.versions(id)]
+        about = {"plot": asdict(self.plot(id)), "versions": versions, "logs": self.logs(id)}
+        write_page(self.frames(id), Path(path), {**about, "writable": False, "comments": [], "shares": []})
 
     def update(
         self,

@@ -98,6 +98,14 @@ class Said:
                 at = row["parent"]
             return _changes.folded(reversed(logs))
 
+    def logs(self, id: str) -> dict[int, list[dict[str, Any]]]:
+        """Return for each version, by its number, what it changes about its parent."""
+        with connected(self._path) as db:
+            rows = db.execute(
+                "SELECT number, changes FROM version WHERE plot = ? ORDER BY number", (number_of(db, id),)
+            )
+            return {row["number"]: json.loads(row["changes"]) for row in rows}
+
     def save_version(
         self,
         id: str,
