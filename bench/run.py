@@ -27,6 +27,7 @@ from harness import (
     machine,
     mds,
     nexmark,
+    records,
     report,
     series,
     startup,
@@ -158,6 +159,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["startup"] = startup.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "exchange"):
         results["exchange"] = exchange.measure(options.setting, options.systems, options.rounds, say)
+        results["records"] = records.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "windows"):
         results["windows"] = windows.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "nexmark"):
@@ -225,6 +227,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]
+    exchanges += [case["record_s"] for case in results.get("records", {}).get("cases", [])]
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]

@@ -119,21 +119,24 @@ if wanted openmpi; then
         mpicxx.openmpi -std=c++20 -O3 -march=native -ffast-math -mprefer-vector-width=512 -Wall -Wextra -Wno-psabi \
             -DREAL="$real" -o "$target" peers/lloyd_mpi.cc
     done
-    if [ ! "$peers/bin/exchange_mpi" -nt peers/exchange_mpi.cc ]; then
-        say "exchange_mpi: compiling"
-        mpicxx.openmpi -std=c++20 -O3 -march=native -Wall -Wextra -o "$peers/bin/exchange_mpi" peers/exchange_mpi.cc
-    fi
+    for program in exchange_mpi records_mpi; do
+        if [ "$peers/bin/$program" -nt "peers/$program.cc" ]; then continue; fi
+        say "$program: compiling"
+        mpicxx.openmpi -std=c++20 -O3 -march=native -Wall -Wextra -o "$peers/bin/$program" "peers/$program.cc"
+    done
 fi
 
 # --- Rust ------------------------------------------------------------------------------------------------------------
 # rustup installs there; a shell that was open before does not know it yet.
 export PATH="$PATH:$HOME/.cargo/bin"
 if wanted tidemill; then
-    say "exchange_tidemill: building, if anything has changed"
+    say "exchange_tidemill, records_tidemill: building, if anything has changed"
     (
         cd ..
-        cargo build --quiet --release --locked -p tidemill-dataflow --example exchange
-        cp -u "${CARGO_TARGET_DIR:-target}/release/examples/exchange" "$peers/bin/exchange_tidemill"
+        cargo build --quiet --release --locked -p tidemill-dataflow --example exchange --example records
+        for program in exchange records; do
+            cp -u "${CARGO_TARGET_DIR:-target}/release/examples/$program" "$peers/bin/${program}_tidemill"
+        done
     )
 fi
 if wanted timely; then
@@ -159,6 +162,7 @@ compile() { # ENV JARS PROGRAM
     javac -nowarn -cp "$(echo "$peers/$1"/lib/python3*/site-packages/"$2")/*:$peers/$1/jedis/*:$classes" -d "$classes" "peers/$3.java"
 }
 compile flink pyflink/lib ExchangeFlink
+compile flink pyflink/lib RecordsFlink
 compile flink pyflink/lib WindowsFlink
 compile flink pyflink/lib NexmarkFlink
 compile flink pyflink/lib YahooFlink

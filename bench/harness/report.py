@@ -277,6 +277,48 @@ def exchange_table(language: str, cases: Sequence[dict[str, Any]]) -> list[str]:
     return [f"### {language}", "", table(header, rows), ""]
 
 
+def records_section(records: dict[str, Any]) -> str:
+    cases = records["cases"]
+    tables = [part for language in LANGUAGES for part in records_table(language, cases)]
+    differing = [case["operation"] for case in cases if len(set(case["digests"].values())) > 1]
+    failures = [(case["operation"], *failure) for case in cases for failure in case["failures"].items()]
+    parts = [
+        "## Records of 128 B through exchanges",
+        "",
+        f"{records['workers']} workers, {records['records']:,} records of each source, median of {records['rounds']} rounds. Each system puts records",
+        "together as its users do: Tidemill in batches of rows, by hand in blocks, Flink in its network buffers. The ratio is Tidemill's time over",
+        "that by hand, so below 1 is faster; *rate over Flink's* is Tidemill's over that of the faster Flink, so above 1 is faster.",
+        "",
+        *tables,
+        f"Digests differ at: {', '.join(differing)}." if differing else "The same arrived everywhere.",
+        "",
+    ]
+    return "\n".join([*parts, *(f"- {name} on {operation}: {why}" for operation, name, why in failures)])
+
+
+def records_table(language: str, cases: Sequence[dict[str, Any]]) -> list[str]:
+    """As `exchange_table`, in records per second."""
+    ours, by_hand, flinks = LANGUAGES[language]
+    names = [name for name in (ours, *by_hand, *flinks) if any(name in case["record_s"] for case in cases)]
+    if not names:
+        return []
+    rows = []
+    for case in cases:
+        times = {**case["record_s"], OURS: case["record_s"].get(ours, [])}
+        to_hand, to_flink = ratio(times, by_hand), ratio(times, flinks)
+        rates = [f"{1e-6 / statistics.median(times[name]):.3g} M" if times.get(name) else "" for name in names]
+        rows.append(
+            [
+                case["operation"],
+                *rates,
+                f"{to_hand[0]:.2f} {to_hand[1]}" if to_hand else "",
+                f"{1 / to_flink[0]:.2f} {to_flink[1]}" if to_flink else "",
+            ]
+        )
+    header = ["exchange", *(f"{name}, records/s" for name in names), "ratio", "rate over Flink's"]
+    return [f"### Records: {language[0].lower()}{language[1:]}", "", table(header, rows), ""]
+
+
 # --- windows ---------------------------------------------------------------------------------------------------------
 def windows_section(windows: dict[str, Any]) -> str:
     parts = ["## Windows", ""]
@@ -359,6 +401,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(startup_section(results["startup"]))
     if results.get("exchange", {}).get("cases"):
         parts.append(exchange_section(results["exchange"]))
+    if results.get("records", {}).get("cases"):
+        parts.append(records_section(results["records"]))
     if results.get("windows", {}).get("cases"):
         parts.append(windows_section(results["windows"]))
     parts += report_streams.sections(results)

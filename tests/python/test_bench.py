@@ -25,6 +25,7 @@ from harness import (  # noqa: E402
     memory,
     nexmark,
     once,
+    records,
     report,
     report_streams,
     series,
@@ -105,6 +106,38 @@ def test_tiny_run_exchanges_messages(tiny: Path) -> None:
         sources = 1 if case["operation"] == "broadcast" else 2
         sent = sum(source + number + i for source in range(sources) for number in range(100) for i in range(16))
         assert case["failures"] == {} and case["digests"] == {"tidemill": str(2 * sent if sources == 1 else sent)}
+
+
+def test_tiny_run_exchanges_records(tiny: Path) -> None:
+    """What arrives is known: the sum of all words, and every key at one target, or at each."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    assert [case["operation"] for case in results["records"]["cases"]] == list(records.OPERATIONS)
+
+    def sent(source: int) -> tuple[int, set[int]]:
+        keys = [(number * 2654435761 & 0xFFFFFFFF) >> 22 for number in range(source, source + 1000)]
+        words = sum(source + number + word for number in range(1000) for word in range(1, 16))
+        return sum(keys) + words, set(keys)
+
+    (first, keys_of_first), (second, keys_of_second) = sent(0), sent(1)
+    digests = {
+        "partition": f"{first + second} {len(keys_of_first | keys_of_second)}",
+        "reduce": f"{first + second} 0",
+        "broadcast": f"{2 * first} {2 * len(keys_of_first)}",
+    }
+    for case in results["records"]["cases"]:
+        assert case["failures"] == {} and case["digests"] == {"tidemill": digests[case["operation"]]}, case
+
+
+def test_records_are_judged_as_exchanges_are() -> None:
+    case = {
+        "operation": "partition",
+        "record_s": {"tidemill-rust": [2e-8], "openmpi-c++": [1e-8], "flink-2x1": [9e-8], "flink-1x2": [8e-8]},
+        "digests": {"tidemill-rust": "7 3", "flink-2x1": "7 4"},
+        "failures": {},
+    }
+    text = report.records_section({"rounds": 1, "workers": 2, "records": 1000, "cases": [case]})
+    assert "50 M" in text and "2.00 openmpi-c++" in text and "4.00 flink-1x2" in text and "in Python" not in text
+    assert "Digests differ at: partition." in text
 
 
 def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:

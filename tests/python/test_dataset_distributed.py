@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -312,44 +311,6 @@ def test_results_writes_and_errors_of_three_workers(tmp_path: Path) -> None:
         "some",
         "sorted",
     ]
-
-
-KILLED = """
-import os
-from pathlib import Path
-import tidemill as tm
-
-job = tm.init()
-folder = Path.cwd()
-data = tm.read_records(folder / "in", {"key": 10, "value": 90})
-(folder / f"{job.rank}.pid").write_text(f"{os.getpid()}\\n")
-try:
-    while True:
-        data.sort("key").write_records(folder / "out", overwrite=True)
-except tm.WorkerLost as error:
-    print("lost", error.rank)
-"""
-
-
-def test_a_worker_that_is_killed_in_a_sort_on_disk(tmp_path: Path) -> None:
-    """All others hear of it, and what any of them had spilled is gone."""
-    spill = tmp_path / "spill"
-    spill.mkdir()
-    (tmp_path / "in").mkdir()
-    generator = random.Random(3)
-    for part in range(2):
-        (tmp_path / "in" / f"{part}.bin").write_bytes(generator.randbytes(30_000_000))
-    env = {"TIDEMILL_MEMORY": "16MiB", "TIDEMILL_SPILL_DIR": str(spill)}
-    with workers.Job(tmp_path, 3, KILLED, env) as job:
-        launched.pids_in(tmp_path, 3)
-        time.sleep(generator.uniform(0.5, 1.5))
-        job.workers[1].send_signal(signal.SIGKILL)
-        results = job.finish()
-    for rank, (code, out, err) in enumerate(results):
-        if rank != 1:
-            assert (code, out) == (0, "lost 1\n"), err
-    assert list(spill.iterdir()) == []
-    assert not [path for path in tmp_path.iterdir() if "unfinished" in path.name]
 
 
 WRITTEN = """
