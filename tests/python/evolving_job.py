@@ -106,6 +106,47 @@ def function(rows: tm.DataSet, version: str) -> tm.DataSet:
     return rows.key_by("key").process(count, schema, state=state)
 
 
+def items(rows: tm.DataSet, version: str) -> tm.DataSet:
+    """The same, by a list and a map whose items have fields."""
+    item, low = {"row": "int64"}, {"n": "int64"}
+    lists, maps = {
+        "1": ({"seen": item}, {"of": ("int64", low)}),
+        "2": (
+            {"seen": {"at": "timestamp[us]", **item}},
+            {"of": ("int64", {"low": "int64", **low}), "new": ("str", "str")},
+        ),
+        "other type": ({"seen": {"row": "float64"}}, {"of": ("int64", low)}),
+        "other names": ({"seen": item}, {"of": ("str", low)}),
+        "gone": ({"seen": item}, {}),
+        "no fields": ({"seen": "int64"}, {"of": ("int64", low)}),
+    }[version]
+    far = timedelta(days=1)
+
+    def count(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
+        seen, of = context.list_state("seen"), context.map_state("of")
+        if context.timers:
+            assert version != "2" or all(set(item) == {"at", "row"} for item in seen)
+            lows = [kept["low"] for kept in of.values() if version == "2" and kept["low"] is not None]
+            n, sum_ = sum(kept["n"] for kept in of.values()), sum(item["row"] for item in seen)
+            seen.clear()
+            of.clear()
+            return {**key, "n": n, "sum": sum_, "low": min(lows, default=None)}
+        if not seen:
+            context.set_timer(rows[0]["ts"] + far)
+        for row in rows:
+            number = row["row"]
+            seen.append({"row": number, **({"at": row["ts"]} if version == "2" else {})})
+            kept = of.get(number % 3) or {"n": 0}
+            kept["n"] += 1
+            if version == "2" and kept.get("low") is None:
+                kept["low"] = number
+            of[number % 3] = kept
+        return None
+
+    schema = {"key": "int64", "n": "int64", "sum": "int64", "low": "int64"}
+    return rows.key_by("key").process(count, schema, lists=lists, maps=maps)
+
+
 QUERIES: dict[str, Callable[[tm.DataSet, str], tm.DataSet]] = {
     "windows": windows,
     "sessions": sessions,
@@ -113,6 +154,7 @@ QUERIES: dict[str, Callable[[tm.DataSet, str], tm.DataSet]] = {
     "pairs": pairs,
     "groups": groups,
     "function": function,
+    "items": items,
 }
 
 

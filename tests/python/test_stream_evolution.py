@@ -103,6 +103,10 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
         ("pairs", "not null", r'"join \d" that .*"left y" \(Int64\) is new and cannot be null'),
         ("function", "other type", r'"process \d" that .*"sum" was Int64, and is now Float64'),
         ("function", "gone", r'"sum" \(Int64\) is gone'),
+        ("items", "other type", r'"list seen, row" was Int64, and is now Float64'),
+        ("items", "other names", r'"names of map of" was Int64, and is now Utf8'),
+        ("items", "gone", r'"names of map of" \(Int64\) is gone, or has another name'),
+        ("items", "no fields", r'"list seen, row" \(Int64\) is gone, or has another name'),
         ("function", "without names", "held states of a function, and now holds states of a function, without names"),
     ],
 )
@@ -146,3 +150,37 @@ def test_states_with_fields() -> None:
         keyed.process(wrong, {"k": "int64"}, state={"n": "int64"}).write_stream(print)
     with pytest.raises(tm.DataSetError, match="state= has at least one field"):
         keyed.process(wrong, {"k": "int64"}, state={})
+
+
+def test_items_with_fields() -> None:
+    """Items of lists and maps are what the function said, or it is an error that names the list or map, the value and the type; so are others than
+    it named."""
+    rows = tm.from_dict({"k": [1], "s": [1]}).select("k", at=tm.col("s").cast("timestamp[s]")).collect()
+    keyed = tm.stream.from_table(rows, time="at").key_by("k")
+    options: Any = {"lists": {"all": "int64"}, "maps": {"of": ("str", {"n": "int64", "at": "timestamp[us]"})}}
+
+    def written(change: Any, **others: Any) -> None:
+        def process(key: Any, rows: Any, context: tm.stream.KeyContext) -> None:
+            change(context)
+
+        keyed.process(process, {"k": "int64"}, **{**options, **others}).write_stream(print)
+
+    def wrong(said: str, change: Any, **others: Any) -> None:
+        with pytest.raises(tm.DataSetError, match=said):
+            written(change, **others)
+
+    written(lambda c: (c.list_state("all").extend([1, None]), c.map_state("of").update({"a": {"n": 1}, "b": {}})))
+    written(lambda c: c.list_state("other").append("x"), lists=None)
+    wrong("an item of list all is 'x', and is to be int64", lambda c: c.list_state("all").append("x"))
+    wrong("an item of names of map of is 1, and is to be str", lambda c: c.map_state("of").update({1: {"n": 1}}))
+    wrong("an item of map of has 'x' as 'n', which is to be Int64", lambda c: c.map_state("of").update(a={"n": "x"}))
+    wrong("an item of map of has 'm', which the program does not name", lambda c: c.map_state("of").update(a={"m": 1}))
+    wrong("an item of map of is no dict of its fields", lambda c: c.map_state("of").update(a=1))
+    wrong("'other' is not among lists=, which names all", lambda c: c.list_state("other"))
+    wrong("'all' is not among maps=, which names of", lambda c: c.map_state("all"))
+    for others, said in (
+        ({"lists": {"all": {}}}, "list all has items of a type, or with at least one field"),
+        ({"maps": {"of": "int64"}}, "map of has a type of names and one of items"),
+        ({"lists": {"all": "inty"}}, "inty"),
+    ):
+        wrong(said, lambda c: None, **others)

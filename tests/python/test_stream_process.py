@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -148,6 +149,102 @@ def test_states_are_forgotten(tmp_path: Any) -> None:
     assert {row["k"] for row in seen} == {"a", "b", "other"}
 
 
+def remember(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Rows:
+    """How many tenths of a second have been seen in the last fifth, and how many rows in the last twentieth."""
+    tenths, times = context.map_state("tenths", ttl="200ms"), context.list_state("times", ttl=SECOND / 20)
+    for row in rows:
+        tenths[(row["at"] - START) // (SECOND / 10)] = True
+        times.append(row["at"])
+    return [{**key, "at": row["at"], "tenths": len(tenths), "times": len(times)} for row in rows]
+
+
+REMEMBERED = {"k": "str", "at": "timestamp[us]", "tenths": "int64", "times": "int64"}
+
+
+def remembered(rows: pa.Table) -> Rows:
+    """What `remember` has to give, worked out row by row, if time is at each that of the row before."""
+    made: Rows = []
+    kept: dict[str, tuple[dict[int, datetime], list[datetime]]] = {}
+    now = datetime.max
+    for row in rows.to_pylist():
+        tenths, times = kept.setdefault(row["k"], ({}, []))
+        for name in [name for name, at in tenths.items() if at + SECOND / 5 <= now < datetime.max]:
+            del tenths[name]
+        times[:] = [at for at in times if now == datetime.max or at + SECOND / 20 > now]
+        # Time begins with the first row; what was put before counts from then.
+        at = row["at"] if now == datetime.max else now
+        tenths[(row["at"] - START) // (SECOND / 10)] = at
+        times.append(at)
+        made.append({"k": row["k"], "at": row["at"], "tenths": len(tenths), "times": len(times)})
+        now = row["at"]
+    return made
+
+
+def test_items_are_forgotten(tmp_path: Any) -> None:
+    """Each when it was put so long ago, whatever has become of the others; over snapshots, on disk, and without another row."""
+    dice = random.Random(3)
+    rows = among_others((dice.randrange(1100), dice.choice("ab")) for _ in range(150))
+    expected = remembered(rows)
+    assert {row["tenths"] for row in expected} >= {1, 2, 3} and {row["times"] for row in expected} > {1, 5}
+
+    def processor() -> Processor:
+        return Processor(remember, "remember", ("k",), REMEMBERED, None, str(tmp_path), True)
+
+    assert driven(processor(), rows) == expected
+    # The same with a new processor after every few rows, from snapshots of which some have only what has changed; or from disk.
+    one, made, parts = processor(), Rows(), list[bytes]()
+    for at, row in enumerate(rows.to_pylist()):
+        table = tm.from_dict({name: [value] for name, value in row.items()}).collect()
+        key = tm.from_dict({"k": [row["k"]]}).collect()
+        made += [
+            row for native in one.rows(key._native, [1], [1], table._native) for row in tm.Table(native).to_pylist()
+        ]
+        now = (row["at"] - START) // timedelta(microseconds=1)
+        one.time(now)
+        if at % 3 == 0:
+            for _, whole, part in one.snapshot(whole=at % 33 == 0):
+                parts = [part] if whole else [*parts, part]
+        if at % 6 == 0:
+            one = processor()
+            one.restore(now, 1, parts)
+        elif at % 5 == 0:
+            one._store = one._store or Store(str(tmp_path))
+            one._store.put([one._evict(key) for key in list(one._entries)])
+    assert made == expected
+    # Nothing comes any more, but time goes on: nothing is left, in memory or on disk.
+    one.time(now + 100_000)
+    assert one._entries
+    one._store = one._store or Store(str(tmp_path))
+    one._store.put([one._evict(key) for key in list(one._entries)[:1]])
+    one.time(now + 400_000)
+    assert not one._entries and not any(one._store.values(1, changed=False))
+
+
+def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
+    """Those that were put before it stopped are, too: at the end there is none that is older."""
+
+    def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        numbers = context.map_state("numbers", ttl="100s")
+        if context.timers:
+            return [{**key, "number": number} for number in sorted(numbers)]
+        for row in rows:
+            numbers[row["number"]] = row["number"]
+            context.set_timer(START + timedelta(days=365 * 100))
+        return None
+
+    source = tm.stream.rate(2000, rows=3000, keys=5, splits=1, step="1s")
+    kept = source.key_by("key").process(keep, {"key": "int64", "number": "int64"})
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        asked.append(True)
+        return len(asked) > 5
+
+    assert written(kept, checkpoint=tmp_path / "c", every="100ms", stop=stop) == []
+    seen = [row["number"] for row in written(kept, checkpoint=tmp_path / "c", every="100ms")]
+    assert seen and max(seen) == 2999 and min(seen) >= 2999 - 100
+
+
 def test_keys_of_all_kinds() -> None:
     """Nulls are a key, NaNs are one, several columns are."""
     rows = pa.table(
@@ -216,6 +313,12 @@ def test_lists_and_maps(tmp_path: Any) -> None:
 
     with pytest.raises(tm.DataSetError, match="'items' is a MapState of the key, not a ListState"):
         written(stream(table(100)).key_by("k").process(both, SCHEMA))
+
+    def never(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.map_state("items", ttl="0s")
+
+    with pytest.raises(tm.DataSetError, match="the ttl of 'items', '0s', must be more than zero"):
+        written(stream(table(100)).key_by("k").process(never, SCHEMA))
 
 
 def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
     from tidemill.dataset._lookup import Source
     from tidemill.stream._process import Function
+    from tidemill.stream._state import ItemType
     from tidemill.stream._time import Duration
 
 __all__ = ["KeyedRows", "Row", "Schema", "filter_rows", "looked_up", "map_batches", "map_rows", "reduce_rows"]
@@ -197,7 +198,14 @@ class KeyedRows:
         return self._apply(name, made, schema)
 
     def process(
-        self, function: Function, schema: Schema, *, ttl: Duration | None = None, state: Schema | None = None
+        self,
+        function: Function,
+        schema: Schema,
+        *,
+        ttl: Duration | None = None,
+        state: Schema | None = None,
+        lists: Mapping[str, ItemType] | None = None,
+        maps: Mapping[str, tuple[str, ItemType]] | None = None,
     ) -> DataSet:
         """What ``function(key, rows, context)`` makes of a stream's rows of each key, with a state of its own and timers.
 
@@ -218,6 +226,11 @@ class KeyedRows:
             has more of them than its checkpoint goes on from that, with None for what is new; one whose state has less, or has
             other types, does not begin. By default a state is anything that can be pickled, and the program has to know what to do
             with that of a program before.
+        lists : mapping of str to str, or to mapping of str to str, optional
+            The key's lists (`KeyContext.list_state`), and what their items are: values of a type, or dicts with fields. They are looked at when they are
+            put, and there are no other lists. Fields may become more, as those of `state` may, and so may lists.
+        maps : mapping of str to tuple, optional
+            The same of its maps: of each the type of its names, and what its items are.
 
         Raises
         ------
@@ -225,7 +238,7 @@ class KeyedRows:
             If this is no stream: a function on all rows of a key is what `apply` takes.
         """
         from tidemill.stream._process import Processor
-        from tidemill.stream._state import StateFields
+        from tidemill.stream._state import Declared
         from tidemill.stream._time import micros
 
         name = _name(function)
@@ -243,10 +256,18 @@ class KeyedRows:
             raise DataSetError(
                 f"{name}: state= has at least one field; without it a state is anything that can be pickled"
             )
-        of_state = None if state is None else StateFields(_table([], state).fields)
+
+        def resolve(types: Schema) -> list[tuple[str, str]]:
+            return _table([], types).fields
+
+        declared = Declared(None if state is None else resolve(state), lists, maps, resolve)
+        if lists is not None or maps is not None:
+            if not isinstance(state or {}, Mapping):
+                raise DataSetError(f"{name}: beside lists= and maps=, state= is a mapping of names to types")
+            keeps = [*(keeps or []), *declared.columns()] or None
 
         def processor(folder: str, saves: bool) -> Processor:
-            return Processor(function, name, self._keys, schema, kept, folder, saves, of_state)
+            return Processor(function, name, self._keys, schema, kept, folder, saves, declared)
 
         return self._data._step(self._data._native.process(name, list(self._keys), processor, given, keeps))
 

@@ -1,14 +1,20 @@
-"""Lists and maps that a function keeps of a key: a checkpoint saves of them what has changed, however much there is."""
+"""Lists and maps that a function keeps of a key: a checkpoint saves of them what has changed, however much there is.
+
+Items may have a time to live: then it is noted when each was put, in that order, and the first are the first to go.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-__all__ = ["Items", "ListState", "MapState", "Part"]
+__all__ = ["NEVER", "Items", "ListState", "MapState", "Part"]
+
+#: What the engine says of time before there is any.
+NEVER = -(2**63)
 
 #: What nobody can change in place.
 _FIXED = frozenset((type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta))
@@ -22,30 +28,82 @@ class Part(NamedTuple):
     cleared: bool
     values: dict[Any, Any]
     gone: list[Any]
+    #: How long items live, and when each of `values` was put.
+    ttl: int | None = None
+    times: dict[Any, int] = {}  # noqa: RUF012 (nobody changes it)
 
     def after(self, before: Part | None) -> Part:
         """All of it, given what it was before, which is used up."""
         values = {} if before is None or self.cleared else before.values
         values.update(_found_again(self.values))
+        times = {} if before is None or self.cleared else dict(before.times)
+        for name in self.values:
+            times.pop(_name(name), None)
+        times.update(_found_again(self.times))
         for name in self.gone:
             values.pop(_name(name), None)
-        return Part(self.is_list, True, values, [])
+            times.pop(_name(name), None)
+        return Part(self.is_list, True, values, [], self.ttl, times)
 
 
 class Items:
     """Items by name, and which of them have changed since they were saved."""
 
-    __slots__ = ("_changed", "_cleared", "_values")
+    __slots__ = ("_changed", "_check", "_cleared", "_now", "_times", "_ttl", "_values")
 
     def __init__(self, values: dict[Any, Any] | None = None) -> None:
         self._values = {} if values is None else values
         # In the order in which they did.
         self._changed: dict[Any, None] = {}
         self._cleared = False
+        #: Raises what is wrong with a name and a value, if the function has said what items are.
+        self._check: Callable[[Any, Any], None] | None = None
+        self._now = NEVER
+        self._ttl: int | None = None
+        # When items were put, the earliest first; all of them, if they have a time to live.
+        self._times: dict[Any, int] = {}
 
     def _put(self, name: Any, value: Any) -> None:
+        if self._check is not None:
+            self._check(name, value)
         self._values[name] = value
         self._changed[name] = None
+        if self._ttl is not None:
+            self._times.pop(name, None)
+            self._times[name] = self._now
+
+    def _drop(self, name: Any) -> None:
+        del self._values[name]
+        self._times.pop(name, None)
+        self._changed[name] = None
+
+    def _live(self, ttl: int | None, times: dict[Any, int] | None = None) -> None:
+        """Say how long items live, and when each was put, if that is known."""
+        if ttl == self._ttl and times is None:
+            return
+        self._ttl = ttl
+        known = self._times if times is None else times
+        self._times = {} if ttl is None else {name: known.get(name, self._now) for name in self._values}
+        self._times = dict(sorted(self._times.items(), key=lambda item: item[1]))
+
+    def _expire(self, now: int) -> None:
+        """Forget items that were put too long ago."""
+        if self._ttl is None:
+            return
+        while self._times:
+            name, at = next(iter(self._times.items()))
+            if at == NEVER:
+                # They were put before there was any time: it begins now.
+                begun = {name: now if at == NEVER else at for name, at in self._times.items()}
+                self._times = dict(sorted(begun.items(), key=lambda item: item[1]))
+            elif at + self._ttl <= now:
+                self._drop(name)
+            else:
+                return
+
+    def _expires(self) -> int | None:
+        """When the next item has to go."""
+        return None if self._ttl is None or not self._times else next(iter(self._times.values())) + self._ttl
 
     def _read(self, name: Any) -> Any:
         value = self._values[name]
@@ -60,6 +118,7 @@ class Items:
     def clear(self) -> None:
         """Forget all items."""
         self._values.clear()
+        self._times.clear()
         self._changed.clear()
         self._cleared = True
 
@@ -67,9 +126,11 @@ class Items:
         """What is to be saved; `whole`: all of it."""
         is_list = isinstance(self, ListState)
         if whole:
-            return Part(is_list, True, self._values, [])
+            return Part(is_list, True, self._values, [], self._ttl, self._times)
         values = {name: self._values[name] for name in self._changed if name in self._values}
-        return Part(is_list, self._cleared, values, [name for name in self._changed if name not in values])
+        times = {name: at for name in values if (at := self._times.get(name)) is not None}
+        gone = [name for name in self._changed if name not in values]
+        return Part(is_list, self._cleared, values, gone, self._ttl, times)
 
     def _saved(self) -> None:
         """What has changed so far is saved, or need not be."""
@@ -114,9 +175,7 @@ class MapState(Items, MutableMapping[Any, Any]):
         self._put(_name(name), value)
 
     def __delitem__(self, name: Any) -> None:
-        name = _name(name)
-        del self._values[name]
-        self._changed[name] = None
+        self._drop(_name(name))
 
     def __contains__(self, name: object) -> bool:
         return _name(name) in self._values

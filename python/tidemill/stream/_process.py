@@ -18,16 +18,18 @@ from tidemill._tidemill import NativeTable
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._map import Row, Schema, _table
 from tidemill.dataset._table import Table
+from tidemill.stream._items import NEVER as _NEVER
 from tidemill.stream._items import ListState, MapState, Part
-from tidemill.stream._state import StateFields
+from tidemill.stream._state import Declared
 from tidemill.stream._store import Store, Stored
+from tidemill.stream._time import Duration, micros
 
 __all__ = ["Function", "KeyContext", "Processor"]
 
 _EPOCH = datetime(1970, 1, 1)
 _US = timedelta(microseconds=1)
-#: What the engine says of time before there is any, and at the end.
-_NEVER, _END = -(2**63), 2**63 - 1
+#: What the engine says of time at the end.
+_END = 2**63 - 1
 #: States are saved whole again when changes since then take twice as much, and so many bytes more.
 _CHANGED_BYTES_MIN = 1 << 20
 #: So are those of a bucket when there are so many changes, however small: every checkpoint names all of them, and who goes on reads all.
@@ -80,6 +82,12 @@ class _Entry:
     #: When rows came last, and when that is looked at next.
     touched: int = _NEVER
     looked_at: int | None = None
+    #: When items are looked at that have a time to live.
+    expires: int | None = None
+
+    def next_expiry(self) -> int | None:
+        """When the first of its items has to go."""
+        return min((at for items in self.items.values() if (at := items._expires()) is not None), default=None)
 
     def is_empty(self) -> bool:
         """Whether there is nothing to keep."""
@@ -174,21 +182,24 @@ class KeyContext:
     A key of which there is neither a state nor a timer, an alarm or an item of a list or map is forgotten.
     """
 
-    __slots__ = ("_alarms", "_clock", "_entry", "_set", "alarms", "state", "time", "timers")
+    __slots__ = ("_alarms", "_clock", "_declared", "_entry", "_now", "_set", "alarms", "state", "time", "timers")
 
     def __init__(
         self,
         entry: _Entry,
-        time: datetime | None,
+        now: int,
+        declared: Declared | None,
         clock: Callable[[], int],
         timers: list[datetime] | None = None,
         alarms: list[datetime] | None = None,
     ) -> None:
         self.state = entry.state
-        self.time = time
+        self.time = None if now == _NEVER else datetime.max if now == _END else _EPOCH + now * _US
         self.timers = timers or []
         self.alarms = alarms or []
         self._entry = entry
+        self._now = now
+        self._declared = declared
         self._clock = clock
         self._set: list[int] = []
         self._alarms: list[int] = []
@@ -198,34 +209,48 @@ class KeyContext:
         """The machine's clock (UTC)."""
         return _EPOCH + self._clock() * _US
 
-    def list_state(self, name: str) -> ListState:
+    def list_state(self, name: str, ttl: Duration | None = None) -> ListState:
         """Return a list of the key's own: it can be appended to, iterated over and cleared, and is empty at first.
 
-        Checkpoints save what was appended since the last, and items that were read and could have been changed in place.
+        Checkpoints save what was appended since the last, and items that were read and could have been changed in place. With `ttl` an
+        item is forgotten when the stream's time has gone on for so long since it was appended; what was said last holds.
 
         Raises
         ------
         DataSetError
-            If the key has a map by this name.
+            If the key has a map by this name, or ``lists=`` of `process` names no such list.
         """
-        return self._items(name, ListState)
+        return self._items(name, ListState, ttl)
 
-    def map_state(self, name: str) -> MapState:
+    def map_state(self, name: str, ttl: Duration | None = None) -> MapState:
         """Return a map of the key's own, which is used like a dict and empty at first; the order of its items is not kept.
 
-        Checkpoints save the items that were put, removed, or read and could have been changed in place since the last.
+        Checkpoints save the items that were put, removed, or read and could have been changed in place since the last. With `ttl` an
+        item is forgotten when the stream's time has gone on for so long since it was put last; what was said last holds.
 
         Raises
         ------
         DataSetError
-            If the key has a list by this name.
+            If the key has a list by this name, or ``maps=`` of `process` names no such map.
         """
-        return self._items(name, MapState)
+        return self._items(name, MapState, ttl)
 
-    def _items(self, name: str, kind: type[_Kind]) -> _Kind:
-        items = self._entry.items.setdefault(name, kind())
+    def _items(self, name: str, kind: type[_Kind], ttl: Duration | None) -> _Kind:
+        items = self._entry.items.get(name)
+        if items is None:
+            items = self._entry.items[name] = kind()
         if not isinstance(items, kind):
             raise DataSetError(f"{name!r} is a {type(items).__name__} of the key, not a {kind.__name__}")
+        if self._declared is not None and items._check is None:
+            items._check = self._declared.check(name, kind is ListState)
+        items._now = self._now
+        if ttl is not None:
+            lives = micros(ttl, "ttl")
+            if lives <= 0:
+                raise DataSetError(f"the ttl of {name!r}, {ttl!r}, must be more than zero")
+            items._live(lives)
+        if _NEVER < self._now < _END:
+            items._expire(self._now)
         return items
 
     def set_timer(self, at: datetime) -> None:
@@ -280,7 +305,7 @@ class Processor:
         ttl: int | None,
         folder: str,
         saves: bool,
-        fields: StateFields | None = None,
+        declared: Declared | None = None,
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._function = function
@@ -290,7 +315,8 @@ class Processor:
         self._ttl = ttl
         self._folder = folder
         self._saves = saves
-        self._fields = fields
+        self._declared = declared
+        self._fields = None if declared is None else declared.fields
         self._entries: dict[_Key, _Entry] = {}
         self._store: Store | None = None
         self._clock = clock
@@ -388,6 +414,8 @@ class Processor:
             if self._ttl is not None:
                 looked_at = entry.touched + self._ttl if entry.looked_at is None else entry.looked_at
                 due = looked_at if due is None else min(due, looked_at)
+            if (expires := entry.next_expiry()) is not None:
+                due = expires if due is None else min(due, expires)
         value = self._pickled((key, entry.kept(whole=True)))
         return Stored(_name(key), entry.bucket, due, alarm, changed is not None, False, value)
 
@@ -413,7 +441,11 @@ class Processor:
         items: dict[str, ListState | MapState] = {}
         for name, saved in kept.items.items():
             part = Part(*saved)
-            items[name] = ListState(part.values) if part.is_list else MapState(part.values)
+            values = part.values
+            if self._declared is not None:
+                values = self._declared.filled(name, part.is_list, values)
+            items[name] = ListState(values) if part.is_list else MapState(values)
+            items[name]._live(part.ttl, part.times)
         timers, alarms = set(kept.timers), set(kept.alarms)
         entry = self._entries[key] = _Entry(bucket, kept.state, items, whole, timers, alarms, kept.touched)
         for at in kept.timers:
@@ -422,6 +454,7 @@ class Processor:
             self._alarms.add(at, key)
         if self._ttl is not None:
             self._look_at(entry, key)
+        self._expire_later(entry, key)
 
     def snapshot(self, whole: bool) -> Iterator[tuple[int, bool, bytes]]:
         """What is kept, by bucket: what has changed, or all (`whole`: of each bucket); with no bytes, nothing."""
@@ -519,7 +552,7 @@ class Processor:
     def _is_timer(self, at: int, key: _Key) -> bool:
         """Whether something of the key in memory is still due then: functions delete timers, and keys go."""
         entry = self._entries.get(key)
-        return entry is not None and (at in entry.timers or at == entry.looked_at)
+        return entry is not None and (at in entry.timers or at in (entry.looked_at, entry.expires))
 
     def _is_alarm(self, at: int, key: _Key) -> bool:
         entry = self._entries.get(key)
@@ -530,6 +563,13 @@ class Processor:
         if entry.looked_at is None and self._ttl is not None:
             entry.looked_at = entry.touched + self._ttl
             self._timers.add(entry.looked_at, key)
+
+    def _expire_later(self, entry: _Entry, key: _Key) -> None:
+        """See to it that items are forgotten whose time has come."""
+        at = entry.next_expiry()
+        if at is not None and (entry.expires is None or at < entry.expires):
+            entry.expires = at
+            self._timers.add(at, key)
 
     def _due(self) -> list[Row]:
         """Call the function for timers that have gone off; forget what nobody has touched for too long."""
@@ -549,8 +589,18 @@ class Processor:
                 if entry.touched + self._ttl <= self._now:
                     del self._entries[key]
                     self._change(key, entry)
+                    entry = None
                 else:
                     self._look_at(entry, key)
+            if entry is not None and at == entry.expires and self._now < _END:
+                entry.expires = None
+                for items in entry.items.values():
+                    items._expire(self._now)
+                self._change(key, entry)
+                if entry.is_empty():
+                    del self._entries[key]
+                else:
+                    self._expire_later(entry, key)
         return made
 
     def _ring(self, now: int) -> list[Row]:
@@ -564,8 +614,7 @@ class Processor:
         return made
 
     def _call(self, key: _Key, entry: _Entry, rows: list[Row], **gone_off: list[datetime]) -> Iterable[Row]:
-        time = None if self._now == _NEVER else datetime.max if self._now == _END else _EPOCH + self._now * _US
-        context = KeyContext(entry, time, self._clock, **gone_off)
+        context = KeyContext(entry, self._now, self._declared, self._clock, **gone_off)
         named = dict(zip(self._names, key, strict=True))
         try:
             returned = self._function(named, rows, context)
@@ -580,6 +629,7 @@ class Processor:
             self._state_bytes += (size - self._state_bytes) / min(self._calls // _MEASURE_EVERY + 1, 50)
         self._calls += 1
         if self._now < _END:
+            self._expire_later(entry, key)
             for at in context._set:
                 self._timers.add(at, key)
             for at in context._alarms:
