@@ -22,7 +22,7 @@
 #include <algorithm>
 #include <vector>
 
-enum { WORDS = 16, KEYS = 1024, ROWS = 2048 /* of a block, 256 KiB: longer and shorter ones take longer here */ };
+enum { WORDS = 16, KEYS = 1024, ROWS = 2048 /* of a block: 256 KiB */ };
 
 static int rank, size;
 

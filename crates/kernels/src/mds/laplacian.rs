@@ -94,7 +94,9 @@ impl Kernel<f32> for Rows<'_> {
                         let cells = &cells[(i - begin) * step + at - column..][..strip.len()];
                         match coefficients {
                             Coefficients::Weights => strip.copy_from_slice(cells),
-                            Coefficients::Squares => strip.iter_mut().zip(cells).for_each(|(out, &cell)| *out = cell * cell),
+                            Coefficients::Squares => {
+                                strip.iter_mut().zip(cells).for_each(|(out, &cell)| *out = cell * cell)
+                            }
                             Coefficients::Missing => missing(distances, first + i, at, cells, strip),
                         }
                         out[k] += sum(s, strip);
