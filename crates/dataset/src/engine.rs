@@ -124,7 +124,8 @@ impl MemoryPool for GovernedPool {
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> datafusion::error::Result<()> {
-        if !self.has_room(reservation, additional) {
+        // Who asks for nothing needs no room, even where others hold more than there is.
+        if additional > 0 && !self.has_room(reservation, additional) {
             return Err(DataFusionError::ResourcesExhausted(format!(
                 "{} asked for {additional} bytes with {} held; the worker's budget is {} bytes, of which exchanges and queries hold {}",
                 reservation.consumer().name(),
