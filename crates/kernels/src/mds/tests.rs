@@ -243,7 +243,7 @@ fn weights_keep_their_errors_and_stay_above_zero() {
         for (&value, &kept) in values.iter().zip(&kept) {
             let bound = match storage {
                 Storage::F32 => value * 2f64.powi(-24),
-                Storage::F16 => value * 2f64.powi(-11),
+                Storage::F16 => (value * 2f64.powi(-11)).max(2f64.powi(-40)),
                 Storage::Fixed16 => 1.0 / 131_070.0 + value * 2f64.powi(-23),
             };
             let least = if value < least { least * 1.000_001 } else { 0.0 };
