@@ -152,13 +152,8 @@ impl NativeExchange {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (to, along = None))]
-    fn gather(to: u32, along: Option<&str>) -> PyResult<Self> {
-        let gather = Gather::to(to);
-        Ok(of(match along {
-            Some(along) => gather.along(overlay(along)?),
-            None => gather,
-        }))
+    fn gather(to: u32) -> Self {
+        of(Gather::to(to))
     }
 
     /// By key; `owners` names the copy of each bucket.
