@@ -248,6 +248,50 @@ def test_distinct_keys() -> None:
     assert all(tuple(row.values()) in rows for row in seen)
 
 
+def repeated(rows: int, keys: int) -> tm.DataSet:
+    """Rows of some keys, a second apart, in one order; some have no time."""
+    made = tm.stream.rate(rows=rows, keys=keys, splits=1, step="1s", seed=5)
+    return made.select("key", "number", "time")
+
+
+@pytest.mark.parametrize("ttl", [1, 10, 300])
+def test_distinct_for_a_time(ttl: int, tmp_path: Path) -> None:
+    """A row is given when the last one of its key that was is so far back, and no other: whatever came together, and over a stop."""
+    # So many keys that those whose time is over are thrown out now and then.
+    source, last, expected = repeated(60_000, 15_000), dict[int, int](), list[int]()
+    for row in written(source):
+        number = row["number"]
+        if row["key"] not in last or number >= last[row["key"]] + ttl:
+            last[row["key"]] = number
+            expected.append(number)
+    once = source.distinct("key", ttl=ttl)
+    assert sorted(row["number"] for row in written(once)) == sorted(expected)
+    slow = tm.stream.rate(20_000, rows=60_000, keys=15_000, splits=1, step="1s", seed=5).select("key", "number", "time")
+    seen: list[dict[str, Any]] = []
+    for life in range(2):
+        slow.distinct("key", ttl=ttl).write_stream(
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tmp_path / "c",
+            every="100ms",
+            stop=lambda life=life: life == 0 and len(seen) > 15_000,
+        )
+        assert life == 1 or len(seen) < len(expected)
+    assert sorted(row["number"] for row in seen) == sorted(expected)
+
+
+def test_distinct_rows_for_a_time() -> None:
+    """Of all columns but the time; without one there is nothing to go by, and a table has no use for it."""
+    twice = tm.from_dict({"a": [1, 1, 2, 1, 2], "s": [0, 5, 6, 20, 7]}).select("a", at=tm.col("s").cast("timestamp[s]"))
+    once = tm.stream.from_table(twice.collect(), time="at", rows_per_batch=10).distinct("a", ttl="10s")
+    assert sorted((row["at"].second, row["a"]) for row in written(once)) == [(0, 1), (6, 2), (20, 1)]
+    with pytest.raises(tm.DataSetError, match=r"distinct with ttl= .* rows do not tell time"):
+        written(tm.stream.from_table(twice.collect()).distinct("a", ttl="10s"))
+    with pytest.raises(tm.DataSetError, match="a ttl of more than zero for rows of streams"):
+        twice.distinct("a", ttl="10s")
+    with pytest.raises(tm.DataSetError, match="a ttl of more than zero"):
+        tm.stream.from_table(twice.collect(), time="at").distinct("a", ttl=0)
+
+
 def test_distinct_rows_with_their_time() -> None:
     """The time is part of the row, and says how long it is to be remembered."""
     table = left_table(300)

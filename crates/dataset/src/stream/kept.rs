@@ -485,6 +485,13 @@ impl KeptState {
         Ok(())
     }
 
+    /// Throws out what `wanted` does not name.
+    pub(crate) fn retain(&mut self, wanted: impl Fn(u32) -> bool) -> Result<(), TaskError> {
+        self.kept.clear(Micros::MIN, wanted)?;
+        self.renumbered = true;
+        Ok(())
+    }
+
     /// Keeps these for ever instead of what is kept.
     pub(crate) fn replace(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
         self.kept = Kept::new(Arc::clone(&self.kept.schema), &self.kept.disk);
