@@ -46,7 +46,7 @@ from tidemill import series
 from tidemill.series import _embed
 
 comm = tm.init().comm
-_embed.ROUND, _embed.ALONE_IDS_MAX = 2, {alone_ids_max}
+_embed.ALONE_IDS_MAX = {alone_ids_max}
 steps = np.random.default_rng(0).normal(scale=0.01, size=(200, 40))
 days = np.arange("2024-01-01", "2024-07-19", dtype="datetime64[D]").astype("datetime64[us]")
 panel = series.Panel(days, np.array([f"s{{n:02}}" for n in range(40)]), np.exp(steps.cumsum(axis=0)))

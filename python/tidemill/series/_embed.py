@@ -33,8 +33,6 @@ __all__ = ["Embedder", "Frame", "embed"]
 IDS_MIN = 4
 #: Cells along a side of a heat map.
 HEAT_SIDE = 40
-#: Windows that each worker makes before all tell each other their frames.
-ROUND = 8
 #: With more series all workers share each window.
 ALONE_IDS_MAX = 2000
 #: Placed series that a new one is put between.
@@ -167,25 +165,16 @@ class Embedder:
 
     def _made(self, comm: Any, panel: Panel, wanted: list[Window]) -> Iterator[Frame | None]:
         """What becomes of each window."""
-        timed = comm if comm.size == 1 else _Timed(comm, self)
         if self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX:
+            timed = comm if comm.size == 1 else _Timed(comm, self)
             for window in wanted:
                 yield make(self._frame(timed, panel, window), self.past)
             return
-        # Worker 0 has one window less, as it writes the frames of the round before.
-        length = max(1, ROUND * comm.size - 1)
-        for begin in range(0, len(wanted), length):
-            some = wanted[begin : begin + length]
-            relay = Relay(timed, len(some), self.past)
-            own, message = relay.run(lambda number, some=some: self._frame(None, panel, some[number]))  # type: ignore[misc]
+        relay = Relay(comm, len(wanted), self.past, lambda number: self._frame(None, panel, wanted[number]))
+        try:
+            yield from relay.run()
+        finally:
             self.communication_s += relay.waited_s
-            everyone = timed.allgather((own, message))
-            for _, told in everyone:
-                if told is not None:
-                    raise SeriesError(told)
-            frames = [iter(made) for made, _ in everyone]
-            for number in range(len(some)):
-                yield next(frames[relay.owner(number)])
 
     def _frame(self, comm: Any, panel: Panel, window: Window) -> Making[Frame | None]:
         """Cut, measure, embed and turn a window, by the workers of `comm`; None: by this one."""

@@ -1,29 +1,30 @@
-"""What goes from one window's frame to the next: handed from worker to worker, as windows are dealt to them one by one.
+"""What goes from one window's frame to the next, handed from worker to worker as windows are dealt to them one by one; and the frames, which all
+get from whoever made them.
 
-A worker does not wait for what has not come while it has other work: it begins windows, up to a few, and ends others. A
-worker whose window fails hands on that it has, and so does everybody behind it, so that nobody waits for a frame that does not come; when
-all have come to the end of a round they tell each other why.
+A worker does not wait for what has not come while it has other work: it ends windows, begins others, up to a few, and gives out the frames that are
+there. When a window fails, all frames before it still come, and then why it failed: every worker raises at the same place, and nobody waits for a
+frame that does not come.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tidemill.series._read import SeriesError
 
 __all__ = ["Base", "Making", "Past", "Relay", "make"]
 
 T = TypeVar("T")
 
-#: Of messages between the workers of a round.
-_TAG = 31
-#: Windows that a worker has begun and not ended, each with its distances in memory.
-_BEGUN_MAX = 3
+#: Windows that a worker has begun and that wait for their turn, each with its distances in memory.
+_BEGUN_MAX = 2
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,22 @@ def _end(making: Making[T]) -> T:
     raise AssertionError("a window yields twice")
 
 
-class Relay:
-    """A round: `count` windows, dealt in turn, worker 1 first. Every worker makes one.
+@dataclass(frozen=True)
+class _Failed:
+    """Why there is no frame of a window."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What is past, for whoever makes the next window."""
+
+    past: Past
+
+
+class Relay(Generic[T]):
+    """`count` windows, dealt in turn, worker 1 first. Every worker makes one. Collective.
 
     Parameters
     ----------
@@ -76,86 +91,114 @@ class Relay:
     count : int
     past : Past
         Before the first window; the same on every worker.
+    begin : callable
+        Begins to make a window, by its number.
     """
 
-    def __init__(self, comm: Any, count: int, past: Past) -> None:
-        self._comm, self._count = comm, count
-        #: What came last, for which window, and what is to come; None: a window has failed.
-        self._past: Past | None = past
-        self._held = -1
-        self._coming: Any = None
+    def __init__(self, comm: Any, count: int, past: Past, begin: Callable[[int], Making[T]]) -> None:
+        # Messages of its own: whoever is done before others may begin the next relay.
+        self._comm = comm if comm.size == 1 else comm.Dup()
+        self._count, self._begin = count, begin
+        #: What is past, and the window that it is for.
+        self._past, self._turn = past, 0
+        # Worker 0 writes frames, so where windows cannot be dealt evenly it has one less.
+        self._left = deque(number for number in range(count) if (number + 1) % comm.size == comm.rank)
+        #: Windows that wait for their turn; and those that have had it, but for their end.
+        self._begun: deque[tuple[int, Making[T]]] = deque()
+        self._passed: deque[tuple[int, Making[T]]] = deque()
+        #: What has been made of windows, here or elsewhere, and not been given out yet.
+        self._made: dict[int, T | _Failed] = {}
         self._sent: list[Any] = []
-        #: How long this worker has had nothing to do but to wait for what comes.
+        #: How long this worker has had nothing to do but to wait.
         self.waited_s = 0.0
 
-    def owner(self, number: int) -> int:
+    def run(self) -> Iterator[T]:
+        """Make this worker's windows, and give out what is made of all, in order.
+
+        Raises
+        ------
+        SeriesError
+            A window raised `ValueError` or `OSError`; on every worker, behind the windows before it.
+        """
+        for number in range(self._count):
+            # A turn goes before all else: others wait for it.
+            while self._is_due() or number not in self._made:
+                self._step()
+            made = self._made.pop(number)
+            if isinstance(made, _Failed):
+                self._part()
+                raise SeriesError(made.message)
+            yield made
+        self._part()
+
+    def _part(self) -> None:
+        """Wait until all have come to the end: whoever ends its program before would leave others without what it has sent."""
+        if self._comm.size > 1:
+            begin = time.perf_counter()
+            self._comm.Barrier()
+            self.waited_s += time.perf_counter() - begin
+
+    def _is_due(self) -> bool:
+        """Whether it is this worker's turn, now that all has been taken in that has come."""
+        while self._comm.size > 1 and self._comm.iprobe():
+            self._receive()
+        return bool(self._begun) and self._begun[0][0] == self._turn
+
+    def _step(self) -> None:
+        """Do what others may wait for first; if there is nothing to do, wait."""
+        number = None
+        try:
+            if self._is_due():
+                number, making = self._begun.popleft()
+                past = making.send(self._past)
+                assert past is not None, "what is past for the next"
+                self._past, self._turn = past, number + 1
+                if self._turn < self._count:
+                    self._send(self._owner(self._turn), self._turn, _Turn(past))
+                self._passed.append((number, making))
+            elif self._passed:
+                number, making = self._passed.popleft()
+                self._tell(number, _end(making))
+            elif self._left and len(self._begun) < _BEGUN_MAX:
+                number = self._left.popleft()
+                making = self._begin(number)
+                next(making)
+                self._begun.append((number, making))
+            else:
+                begin = time.perf_counter()
+                self._receive()
+                self.waited_s += time.perf_counter() - begin
+        except (ValueError, OSError) as error:
+            if number is None:
+                raise
+            self._tell(number, _Failed(str(error)))
+
+    def _owner(self, number: int) -> int:
         """Whose window it is."""
         return (number + 1) % int(self._comm.size)
 
-    def run(self, begin: Callable[[int], Making[T]]) -> tuple[list[T], str | None]:
-        """Make this worker's windows; returns what was made of them, in order, and why one failed, if one did."""
-        left = deque(number for number in range(self._count) if self.owner(number) == self._comm.rank)
-        begun: deque[tuple[int, Making[T]]] = deque()
-        passed: deque[Making[T]] = deque()
-        made: list[T] = []
-        message = None
-        try:
-            while left or begun or passed:
-                if begun and self._has_come(begun[0][0]):
-                    number, making = begun[0]
-                    past = self._take(number)
-                    if past is None:
-                        break
-                    given = making.send(past)
-                    begun.popleft()
-                    self._give(number, given)
-                    passed.append(making)
-                elif left and len(begun) + len(passed) < _BEGUN_MAX:
-                    making = begin(left[0])
-                    next(making)
-                    begun.append((left.popleft(), making))
-                elif passed:
-                    made.append(_end(passed.popleft()))
-                else:
-                    self._wait(begun[0][0])
-        except (ValueError, OSError) as error:
-            message = str(error)
-        # What is left after a failure.
-        for number in [*(number for number, _ in begun), *left]:
-            self._take(number)
-            self._give(number, None)
-        for request in self._sent:
-            request.wait()
-        return made, message
+    def _receive(self) -> None:
+        number, what = self._comm.recv()
+        if isinstance(what, _Turn):
+            self._past, self._turn = what.past, number
+        else:
+            self._note(number, what)
 
-    def _has_come(self, number: int) -> bool:
-        """Whether what is before a window is here; each window's is asked for once the one before has it."""
-        if self._held == number or not number or self._comm.size == 1:
-            return True
-        if self._coming is None:
-            self._coming = self._comm.irecv(source=self.owner(number - 1), tag=_TAG)
-        come, past = self._coming.test()
-        if come:
-            self._keep(number, past)
-        return bool(come)
+    def _tell(self, number: int, made: T | _Failed) -> None:
+        """Tell everybody what has been made of a window."""
+        for worker in range(self._comm.size):
+            self._send(worker, number, made)
+        self._note(number, made)
 
-    def _wait(self, number: int) -> None:
-        if not self._has_come(number):
-            begin = time.perf_counter()
-            past = self._coming.wait()
-            self.waited_s += time.perf_counter() - begin
-            self._keep(number, past)
+    def _send(self, worker: int, number: int, what: object) -> None:
+        if worker != self._comm.rank:
+            self._sent = [request for request in self._sent if not request.test()[0]]
+            self._sent.append(self._comm.isend((number, what), dest=worker))
 
-    def _keep(self, number: int, past: Past | None) -> None:
-        self._held, self._past, self._coming = number, past, None
-
-    def _take(self, number: int) -> Past | None:
-        self._wait(number)
-        return self._past
-
-    def _give(self, number: int, past: Past | None) -> None:
-        if self._comm.size == 1:
-            self._past = past
-        elif number + 1 < self._count:
-            # Whoever gets it may be busy with a window of its own: nobody waits for that.
-            self._sent.append(self._comm.isend(past, dest=self.owner(number + 1), tag=_TAG))
+    def _note(self, number: int, made: T | _Failed) -> None:
+        self._made[number] = made
+        if isinstance(made, _Failed):
+            # Nobody will ask for what is behind it, but for what is before.
+            self._left = deque(other for other in self._left if other < number)
+            self._begun = deque(one for one in self._begun if one[0] < number)
+            self._passed = deque(one for one in self._passed if one[0] < number)
