@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tidemill.ml import MDS, NotFittedError, procrustes
+from tidemill.ml._job import active
 
 #: How far from exact positions each storage may leave points, in parts of the largest distance.
 STORAGES = {"float32": 2e-6, "float16": 3e-4, "fixed16": 3e-5}
@@ -167,6 +168,65 @@ def test_a_vector_of_weights_is_the_matrix_of_its_products() -> None:
     np.testing.assert_allclose(ones.embedding_, plain.embedding_, atol=1e-6)
 
 
+def prepared_bytes(model: MDS, delta: NDArray[Any], weights: NDArray[Any] | None) -> int:
+    """What a fit keeps of distances and weights."""
+    kept: int = model._prepare(active(), delta, weights).problem.cells.nbytes
+    return kept
+
+
+def test_weights_take_what_their_storage_says_and_vectors_of_them_nothing() -> None:
+    """A matrix of weights that is kept in more bytes, or a product of a vector that is written out somewhere."""
+    n = 160
+    delta, u = distances(sphere(n)), np.random.default_rng(0).uniform(0.1, 1, n)
+    for storage, cell in (("float32", 4), ("float16", 2), ("fixed16", 2)):
+        plain = prepared_bytes(MDS(storage=storage), delta, None)
+        assert plain == cell * n * n
+        assert prepared_bytes(MDS(storage=storage), delta, u) == plain
+        for weight_storage, weight in (("float32", 4), ("float16", 2), ("fixed16", 2)):
+            model = MDS(storage=storage, weight_storage=weight_storage)
+            assert prepared_bytes(model, delta, np.outer(u, u)) == plain + weight * n * n
+    # Vectors of 3 features, and nothing of n squared beside them.
+    model = MDS(metric="euclidean")
+    assert prepared_bytes(model, sphere(n), u) == prepared_bytes(model, sphere(n), None) < 100 * n
+
+
+@pytest.mark.parametrize("weight_storage", STORAGES)
+@pytest.mark.parametrize("metric", ["precomputed", "euclidean"])
+def test_weights_in_two_bytes(weight_storage: str, metric: str) -> None:
+    """Weights that are decoded wrongly, beside distances or vectors: the stress reported would not be that of the weights given."""
+    error = {"float32": 2**-23, "float16": 2**-11, "fixed16": 1 / 131070}[weight_storage]
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal((130, 9))
+    weights = np.triu(rng.uniform(size=(130, 130)), 1) * 40
+    weights[weights < 12] = 0
+    weights += weights.T
+    model = MDS(metric=metric, weight_storage=weight_storage, max_iter=200, tol=1e-7)
+    model.fit(x if metric == "euclidean" else distances(x), weights=weights)
+    squares = stress_of(np.zeros((130, 3)), distances(x), np.ones_like(weights)) * weights.max()
+    assert abs(model.stress_ - stress_of(model.embedding_, distances(x), weights)) < (error + 2e-6) * squares
+    assert (np.diff(model.history_) <= 0).all()
+    exact = MDS(metric=metric, max_iter=200, tol=1e-7).fit(
+        x if metric == "euclidean" else distances(x), weights=weights
+    )
+    assert model.stress_ == pytest.approx(exact.stress_, rel=2e-3)
+
+
+@pytest.mark.parametrize("weight_storage", STORAGES)
+def test_a_tiny_weight_is_not_a_missing_distance(weight_storage: str) -> None:
+    """A link that is kept as 0 leaves two groups with nothing between them; and what is 0 must stay missing."""
+    points = sphere(40)
+    delta = distances(points)
+    weights = np.kron(np.eye(2), np.ones((20, 20)))
+    weights[:20, 20:] = np.where(np.arange(400).reshape(20, 20) % 3 == 0, 1e-14, 0)
+    weights[20:, :20] = weights[:20, 20:].T
+    delta[weights == 0] = np.nan
+    model = MDS(weight_storage=weight_storage, max_iter=20).fit(delta, weights=weights)
+    assert np.isfinite(model.embedding_).all()
+    weights[:20, 20:] = weights[20:, :20] = 0
+    with pytest.raises(ValueError, match="2 groups of points"):
+        MDS(weight_storage=weight_storage).fit(delta, weights=weights)
+
+
 @pytest.mark.parametrize("annealing", [False, True])
 def test_missing_distances(annealing: bool) -> None:
     """What has no weight must not be looked at, not even where it is NaN, and the rest must be enough."""
@@ -262,10 +322,13 @@ def test_instruction_sets_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     delta = distances(np.random.default_rng(0).standard_normal((150, 5)))
     for storage in STORAGES:
         stresses = []
+        weighted = []
         for name in native.kernel_instruction_sets():
             monkeypatch.setenv("TIDEMILL_SIMD", name)
             stresses.append(MDS(storage=storage, max_iter=30, tol=0).fit(delta).stress_)
+            weighted.append(MDS(weight_storage=storage, max_iter=30, tol=0).fit(delta, weights=1 / (1 + delta)).stress_)
         np.testing.assert_allclose(stresses, stresses[0], rtol=1e-6)
+        np.testing.assert_allclose(weighted, weighted[0], rtol=1e-5)
 
 
 # --- new points ------------------------------------------------------------------------------------------------------
@@ -363,8 +426,9 @@ def test_similarities_are_refused() -> None:
     ],
 )
 def test_bad_weights_are_refused(weights: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MDS().fit(distances(sphere(10)), weights=weights)
+    for weight_storage in STORAGES:
+        with pytest.raises(ValueError, match=message):
+            MDS(weight_storage=weight_storage).fit(distances(sphere(10)), weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -383,6 +447,7 @@ def test_bad_weights_are_refused(weights: Any, message: str) -> None:
         ({"init": "best"}, "init"),
         ({"init": np.zeros((10, 3))}, r"fit\(init=...\)"),
         ({"storage": "float8"}, "storage"),
+        ({"weight_storage": "float64"}, "weight_storage"),
         ({"n_threads": 0}, "n_threads"),
         ({"random_state": "today"}, "seed"),
     ],

@@ -73,6 +73,8 @@ def compare(outcomes: list[Outcome], alone: MDS) -> None:
         ("vectors", {"metric": "euclidean", "n_components": 5}),
         ("vector", {}),
         ("matrix", {}),
+        ("matrix", {"weight_storage": "float16", "storage": "float16"}),
+        ("matrix", {"weight_storage": "fixed16", "annealing": True, "alpha": 0.8, "random_state": 3}),
         ("vector", {"acceleration": 5}),
         ("matrix", {"acceleration": 2, "annealing": True, "alpha": 0.8, "random_state": 3}),
     ],

@@ -82,8 +82,16 @@ impl MdsDistances {
         Ok(())
     }
 
+    /// Makes room for a weight of each distance, all 0.
+    fn make_weights(&mut self, py: Python<'_>, storage: &str) -> PyResult<()> {
+        let storage: Storage = storage.parse().map_err(PyValueError::new_err)?;
+        py.detach(|| self.0.make_weights(storage));
+        Ok(())
+    }
+
     /// Keeps rows of weights from row `at` on, in units of `unit`.
     fn weigh(&mut self, py: Python<'_>, pool: &KernelPool, at: usize, block: Matrix<'_>, unit: f64) -> PyResult<()> {
+        fits(self.0.is_weighted(), "the distances have no weights")?;
         match &block {
             Matrix::F32(block) => {
                 self.check_block(at, block.shape())?;

@@ -74,6 +74,8 @@ class Weights:
     rows: Rows | None
     #: What a weight of 1 in the kernels is to the user.
     unit: float
+    #: How the kernels keep those of a matrix.
+    storage: str = "float32"
 
 
 @dataclass
@@ -126,7 +128,7 @@ def gather(comm: Comm, local: NDArray[Any], counts: list[int]) -> NDArray[Any]:
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int]) -> Weights:
+def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int], storage: str) -> Weights:
     """The weights that users gave: nothing, a vector of all or of this rank's points, or rows of a matrix. Collective.
 
     Raises
@@ -181,7 +183,7 @@ def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int
         raise ValueError("All weights are zero: at least one pair of points must count.")
     if kind == "matrix":
         rows, _ = rows_of(given, "MDS", empty_allowed=True)
-        return Weights(None, rows, largest or 1.0)
+        return Weights(None, rows, largest or 1.0, storage)
     # As the kernels see them.
     return Weights((columns / (largest or 1.0)).astype(np.float32).astype(np.float64), None, (largest or 1.0) ** 2)
 
@@ -272,8 +274,7 @@ def fill(cells: native.MdsDistances, pool: native.KernelPool, rows: Rows | None,
         for begin, end in rows.ranges():
             cells.fill(pool, begin, rows.block(begin, end), unit)
     if weights.rows is not None:
-        if weights.rows.shape[0] == 0:
-            cells.weigh(pool, 0, np.empty((0, weights.rows.shape[1])), weights.unit)
+        cells.make_weights(weights.storage)
         for begin, end in weights.rows.ranges():
             cells.weigh(pool, begin, weights.rows.block(begin, end), weights.unit)
 
@@ -287,11 +288,12 @@ def _here(comm: Comm, work: Callable[[], native.MdsDistances]) -> native.MdsDist
 
 # --- what holds for all ranks together -------------------------------------------------------------------------------
 def _checked(problem: Problem, storage: str | None) -> Problem:
+    # By how much rounding may part two numbers that differ by next to nothing.
+    steps = {"float32": 0.0, "float16": 2.0**-11, "fixed16": 1.0 / 65535}
     if storage is not None:
-        step = {"float32": 0.0, "float16": 2.0**-11, "fixed16": 1.0 / 65535}[storage]
-        _check_symmetry(problem, weights=False, tolerance=_TOLERANCE * problem.largest + step)
+        _check_symmetry(problem, weights=False, tolerance=_TOLERANCE * problem.largest + steps[storage])
     if problem.weights.rows is not None:
-        _check_symmetry(problem, weights=True, tolerance=_TOLERANCE)
+        _check_symmetry(problem, weights=True, tolerance=_TOLERANCE + steps[problem.weights.storage])
         _check_connected(problem)
     return problem
 

@@ -33,6 +33,7 @@ _SHARED = (
     "t_min",
     "acceleration",
     "storage",
+    "weight_storage",
 )
 
 
@@ -71,6 +72,7 @@ class Input(Estimator):
     t_min: float | None
     acceleration: int
     storage: str
+    weight_storage: str
     random_state: int | np.random.RandomState | np.random.Generator | None
     n_threads: int | None
     #: Vectors of all points, less `_mean`, in the unit; of metric "euclidean".
@@ -99,6 +101,7 @@ class Input(Estimator):
             ("metric", ("precomputed", "euclidean")),
             ("init", ("classical", "random")),
             ("storage", ("float32", "float16", "fixed16")),
+            ("weight_storage", ("float32", "float16", "fixed16")),
         ):
             value = getattr(self, name)
             if not isinstance(value, str) or value not in values:
@@ -148,7 +151,7 @@ class Input(Estimator):
                 f"X must be a square matrix of distances: the ranks have {n} rows together, and {width} columns. "
                 "For vectors use metric='euclidean'."
             )
-        checked = weights_of(comm, threads[0], weights, counts)
+        checked = weights_of(comm, threads[0], weights, counts, self.weight_storage)
         problem = from_table(comm, threads[0], given[0], counts, checked, self.storage)
         self._vectors, self._mean = None, None
         return Prepared(problem, sum_of_squares(problem), names, width)
@@ -189,7 +192,7 @@ class Input(Estimator):
                 out[first:last] = (x[first:last] - mean) / unit
             return out
 
-        checked = weights_of(comm, threads, weights, counts)
+        checked = weights_of(comm, threads, weights, counts, self.weight_storage)
         problem, self._vectors = from_vectors(comm, threads, shrink(), counts, checked, unit)
         self._mean = mean
         return problem

@@ -57,6 +57,8 @@ class MDS(NewPoints):
         needs a fraction of the iterations, and at the same `tol` ends at about the same stress, in another place of a flat valley.
     storage : {"float32", "float16", "fixed16"}, default="float32"
         How precomputed distances are kept: with 24 or 11 significant bits each, or as 1/65535ths of the largest, off by at most half of that.
+    weight_storage : {"float32", "float16", "fixed16"}, default="float32"
+        How a matrix of weights is kept, likewise; a weight above 0 stays above 0. A vector of weights takes 8 bytes a point, however large the product.
     random_state : int, RandomState, Generator or None, default=None
         Seed of random starts and of annealing; taken from rank 0.
     n_threads : int or None, default=None
@@ -133,6 +135,7 @@ class MDS(NewPoints):
         t_min: float | None = None,
         acceleration: int = 0,
         storage: str = "float32",
+        weight_storage: str = "float32",
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
         n_threads: int | None = None,
         verbose: int = 0,
@@ -148,6 +151,7 @@ class MDS(NewPoints):
         self.t_min = t_min
         self.acceleration = acceleration
         self.storage = storage
+        self.weight_storage = weight_storage
         self.random_state = random_state
         self.n_threads = n_threads
         self.verbose = verbose

@@ -4,15 +4,19 @@ use super::{PADDING, split};
 use crate::memory::Aligned;
 use crate::pool::Pool;
 use crate::simd::Element;
+use std::ops::Range;
 use std::str::FromStr;
 
-/// How a distance is kept; `error` is the largest, in units of the largest distance.
+/// How a distance, or a weight, is kept; `error` is the largest, and the unit is at least the largest of them.
 ///
 /// | storage   | bytes | error                                                    |
 /// |-----------|-------|----------------------------------------------------------|
-/// | `F32`     | 4     | 2^-24 of the distance                                    |
-/// | `F16`     | 2     | 2^-11 of the distance, 2^-40 of the unit below 2^-29 of it |
+/// | `F32`     | 4     | 2^-24 of the number                                      |
+/// | `F16`     | 2     | 2^-11 of the number, 2^-40 of the unit below 2^-29 of it |
 /// | `Fixed16` | 2     | 1 / 131070 of the unit                                   |
+///
+/// A weight above 0 stays above 0, as 0 means that there is none: what would become 0 becomes the least number there is, 2^-39 or
+/// 1 / 65535 of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// IEEE single precision.
@@ -36,11 +40,16 @@ impl FromStr for Storage {
     }
 }
 
-/// Cells as they lie in memory, rows of `stride`.
-pub(super) enum Cells {
+/// Numbers from 0 to 1 as they lie in memory, rows of `stride`.
+pub(super) enum Table {
     F32(Aligned<f32>),
     F16(Aligned<u16>),
     Fixed16(Aligned<u16>),
+}
+
+/// Distances as they lie in memory.
+pub(super) enum Cells {
+    Table(Table),
     /// Distances are those of row vectors to column vectors. Columns lie in panels of `PADDING`: feature 0 of all, feature 1, ...
     Vectors {
         rows: Vec<f32>,
@@ -53,7 +62,7 @@ pub(super) enum Cells {
 pub struct Distances {
     pub(super) cells: Cells,
     /// `rows x stride`; 0 where a distance is missing.
-    pub(super) weights: Option<Aligned<f32>>,
+    pub(super) weights: Option<Table>,
     pub(super) rows: usize,
     pub(super) n: usize,
     pub(super) stride: usize,
@@ -69,13 +78,8 @@ impl Distances {
     /// If there are no columns, or rows reach beyond the last column.
     #[must_use]
     pub fn new(rows: usize, n: usize, first: Option<usize>, storage: Storage) -> Self {
-        let stride = n.next_multiple_of(PADDING);
-        let cells = match storage {
-            Storage::F32 => Cells::F32(Aligned::zeroed(rows * stride)),
-            Storage::F16 => Cells::F16(Aligned::zeroed(rows * stride)),
-            Storage::Fixed16 => Cells::Fixed16(Aligned::zeroed(rows * stride)),
-        };
-        Self::with(cells, rows, n, first)
+        let cells = Table::zeroed(storage, rows * n.next_multiple_of(PADDING));
+        Self::with(Cells::Table(cells), rows, n, first)
     }
 
     /// Distances between vectors of `d` features, computed whenever they are needed. Rows are `rows x d`, columns `n x d`.
@@ -118,11 +122,10 @@ impl Distances {
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         let cells = match &self.cells {
-            Cells::F32(cells) => size_of_val(cells.as_slice()),
-            Cells::F16(cells) | Cells::Fixed16(cells) => size_of_val(cells.as_slice()),
+            Cells::Table(cells) => cells.len_bytes(),
             Cells::Vectors { rows, columns, .. } => size_of_val(&rows[..]) + size_of_val(columns.as_slice()),
         };
-        cells + self.weights.as_ref().map_or(0, |weights| size_of_val(weights.as_slice()))
+        cells + self.weights.as_ref().map_or(0, Table::len_bytes)
     }
 
     /// Whether each distance has a weight of its own.
@@ -145,34 +148,29 @@ impl Distances {
             let value = block[i * n + j].to_f64() * inverse;
             if value.is_nan() || first.is_some_and(|first| first + at + i == j) { 0.0 } else { value }
         };
-        let range = at * stride..(at + count) * stride;
-        match &mut self.cells {
-            Cells::F32(cells) => {
-                keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| seen(i, j) as f32);
-            }
-            Cells::F16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| to_half(seen(i, j))),
-            Cells::Fixed16(cells) => {
-                // From positive numbers `as` rounds down.
-                keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| (seen(i, j) * 65535.0 + 0.5) as u16);
-            }
-            Cells::Vectors { .. } => panic!("distances come from vectors"),
-        }
+        let Cells::Table(cells) = &mut self.cells else { panic!("distances come from vectors") };
+        cells.keep(pool, at..at + count, n, stride, 0, seen);
     }
 
-    /// Gives whole rows from row `at` on weights, in units of `unit`. Rows that get none keep 0. The weight of a point and itself is 0.
+    /// Makes room for a weight of each distance, all 0, to be [`Distances::weigh`]ed.
+    pub fn make_weights(&mut self, storage: Storage) {
+        self.weights = Some(Table::zeroed(storage, self.rows * self.stride));
+    }
+
+    /// Gives whole rows from row `at` on weights, in units of `unit`: no weight may exceed it. Rows that get none keep 0. The weight of
+    /// a point and itself is 0; others that are above 0 stay so.
     ///
     /// # Panics
-    /// If the block does not consist of rows that there are.
+    /// If the block does not consist of rows that there are, or there is no room for weights.
     pub fn weigh<T: Element>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
         let (n, stride, first) = (self.n, self.stride, self.first);
         let count = block.len() / n;
         assert!(block.len() == count * n && at + count <= self.rows, "the block must be rows that there are");
-        let weights = self.weights.get_or_insert_with(|| Aligned::zeroed(self.rows * stride));
-        let range = at * stride..(at + count) * stride;
+        let weights = self.weights.as_mut().expect("there is room for weights");
         let inverse = 1.0 / unit;
-        keep(pool, &mut weights.as_mut_slice()[range], n, stride, |i, j| {
+        weights.keep(pool, at..at + count, n, stride, 1, |i, j| {
             let same = first.is_some_and(|first| first + at + i == j);
-            if same { 0.0 } else { (block[i * n + j].to_f64() * inverse) as f32 }
+            if same { 0.0 } else { block[i * n + j].to_f64() * inverse }
         });
     }
 
@@ -182,7 +180,7 @@ impl Distances {
     /// If there are no weights, or rows are not among the columns.
     #[must_use]
     pub fn components(&self) -> Vec<u32> {
-        let weights = self.weights.as_ref().expect("components are those of weights").as_slice();
+        let weights = self.weights.as_ref().expect("components are those of weights");
         let first = self.first.expect("rows are among the columns");
         let mut parents: Vec<u32> = (0..self.n as u32).collect();
         fn root(parents: &mut [u32], mut i: u32) -> u32 {
@@ -192,14 +190,67 @@ impl Distances {
             }
             i
         }
-        for (i, row) in weights.chunks_exact(self.stride).enumerate() {
-            for (j, _) in row.iter().enumerate().filter(|&(_, &weight)| weight > 0.0) {
+        for i in 0..self.rows {
+            for j in (0..self.n).filter(|j| weights.is_positive(i * self.stride + j)) {
                 let (a, b) = (root(&mut parents, (first + i) as u32), root(&mut parents, j as u32));
                 let (least, other) = (a.min(b), a.max(b));
                 parents[other as usize] = least;
             }
         }
         (0..self.n as u32).map(|i| root(&mut parents, i)).collect()
+    }
+}
+
+impl Table {
+    fn zeroed(storage: Storage, count: usize) -> Self {
+        match storage {
+            Storage::F32 => Table::F32(Aligned::zeroed(count)),
+            Storage::F16 => Table::F16(Aligned::zeroed(count)),
+            Storage::Fixed16 => Table::Fixed16(Aligned::zeroed(count)),
+        }
+    }
+
+    fn len_bytes(&self) -> usize {
+        match self {
+            Table::F32(cells) => size_of_val(cells.as_slice()),
+            Table::F16(cells) | Table::Fixed16(cells) => size_of_val(cells.as_slice()),
+        }
+    }
+
+    fn is_positive(&self, at: usize) -> bool {
+        match self {
+            Table::F32(cells) => cells.as_slice()[at] > 0.0,
+            Table::F16(cells) | Table::Fixed16(cells) => cells.as_slice()[at] > 0,
+        }
+    }
+
+    /// Keeps `seen(row, column)`, counted from the first of `rows`; what is above 0 as at least `least` of the steps that there are.
+    fn keep(
+        &mut self,
+        pool: &Pool,
+        rows: Range<usize>,
+        n: usize,
+        stride: usize,
+        least: u16,
+        seen: impl Fn(usize, usize) -> f64 + Sync,
+    ) {
+        let range = rows.start * stride..rows.end * stride;
+        let floor = |value: f64| if value > 0.0 { least } else { 0 };
+        match self {
+            Table::F32(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
+                let value = seen(i, j);
+                (value as f32).max(f32::from(floor(value)) * f32::MIN_POSITIVE)
+            }),
+            Table::F16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
+                let value = seen(i, j);
+                to_half(value).max(floor(value))
+            }),
+            Table::Fixed16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
+                let value = seen(i, j);
+                // From positive numbers `as` rounds down.
+                ((value * 65535.0 + 0.5) as u16).max(floor(value))
+            }),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is wrong with distances or weights: before they are kept, cell by cell; and then, whether they are the same across the diagonal.
 
 use super::GROUP;
-use super::cells::{Cells, Distances};
+use super::cells::{Cells, Distances, Table};
 use crate::pool::Pool;
 use crate::simd::{Element, Isa, Kernel, Simd, dispatch};
 use std::ops::Range;
@@ -206,23 +206,27 @@ impl Kernel<f32> for Copy<'_> {
     fn run<S: Simd<Elem = f32>>(self, s: S) {
         let Copy { of, rows, columns, out } = self;
         let (distances, width) = (of.distances, columns.len());
-        if of.plane == Plane::Weights || matches!(distances.cells, Cells::F32(_)) {
-            let cells = match (of.plane, &distances.cells) {
-                (Plane::Distances, Cells::F32(cells)) => cells,
-                _ => distances.weights.as_ref().expect("the distances have no weights"),
-            };
+        let table = match (of.plane, &distances.cells) {
+            (Plane::Weights, _) => Some(distances.weights.as_ref().expect("the distances have no weights")),
+            (Plane::Distances, Cells::Table(cells)) => Some(cells),
+            (Plane::Distances, Cells::Vectors { .. }) => None,
+        };
+        if let Some(Table::F32(cells)) = table {
             for (i, out) in rows.zip(out.chunks_exact_mut(width)) {
                 out.copy_from_slice(&cells.as_slice()[i * distances.stride..][columns.clone()]);
             }
             return;
         }
-        let (tile, mut buffer) = (distances.tile(), distances.buffer());
+        let (tile, mut buffer, mut weight_buffer) = (distances.tile(), distances.buffer(), distances.weight_buffer());
         let first = columns.start / super::PADDING * super::PADDING;
         for begin in rows.clone().step_by(tile.rows) {
             let end = rows.end.min(begin + tile.rows);
             for at in (first..columns.end).step_by(tile.columns) {
                 let last = distances.stride.min(at + tile.columns);
-                let (cells, step) = distances.decode(s, begin..end, at..last, &mut buffer);
+                let (cells, step) = match of.plane {
+                    Plane::Distances => distances.decode(s, begin..end, at..last, &mut buffer),
+                    Plane::Weights => distances.decode_weights(begin..end, at..last, &mut weight_buffer),
+                };
                 let (from, to) = (at.max(columns.start), last.min(columns.end));
                 for i in begin..end {
                     let cells = &cells[(i - begin) * step..][from - at..to - at];

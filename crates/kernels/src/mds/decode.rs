@@ -1,7 +1,7 @@
-//! Distances as the loops read them: `f32`, some rows by some columns.
+//! Distances and weights as the loops read them: `f32`, some rows by some columns.
 
 use super::PADDING;
-use super::cells::{Cells, Distances};
+use super::cells::{Cells, Distances, Table};
 use crate::simd::Simd;
 use std::ops::Range;
 
@@ -23,14 +23,39 @@ impl Distances {
     pub(super) fn tile(&self) -> Tile {
         match self.cells {
             Cells::Vectors { .. } => Tile { rows: 64, columns: 512 },
-            Cells::F32(_) => Tile { rows: super::GROUP, columns: 2048 },
-            _ => Tile { rows: super::GROUP, columns: 1024 },
+            Cells::Table(Table::F32(_)) if !self.decodes_weights() => Tile { rows: super::GROUP, columns: 2048 },
+            Cells::Table(_) => Tile { rows: super::GROUP, columns: 1024 },
         }
     }
 
+    fn decodes_weights(&self) -> bool {
+        matches!(self.weights, Some(Table::F16(_) | Table::Fixed16(_)))
+    }
+
+    /// For [`Distances::decode`].
     pub(super) fn buffer(&self) -> Buffer {
+        self.room(!matches!(self.cells, Cells::Table(Table::F32(_))))
+    }
+
+    /// For [`Distances::decode_weights`].
+    pub(super) fn weight_buffer(&self) -> Buffer {
+        self.room(self.decodes_weights())
+    }
+
+    fn room(&self, wanted: bool) -> Buffer {
         let tile = self.tile();
-        Buffer(vec![0.0; if matches!(self.cells, Cells::F32(_)) { 0 } else { tile.rows * tile.columns }])
+        Buffer(vec![0.0; if wanted { tile.rows * tile.columns } else { 0 }])
+    }
+
+    /// Weights of rows and columns, as [`Distances::decode`].
+    #[inline(always)]
+    pub(super) fn decode_weights<'a>(
+        &'a self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        buffer: &'a mut Buffer,
+    ) -> (&'a [f32], usize) {
+        self.weights.as_ref().expect("checked by the caller").decode(self.stride, rows, columns, buffer)
     }
 
     /// Decodes rows and columns, at most a tile of them; `columns` begin at a multiple of the padding. Returns cells and
@@ -43,13 +68,44 @@ impl Distances {
         columns: Range<usize>,
         buffer: &'a mut Buffer,
     ) -> (&'a [f32], usize) {
+        let (vectors, panels, d) = match &self.cells {
+            Cells::Table(cells) => return cells.decode(self.stride, rows, columns, buffer),
+            Cells::Vectors { rows, columns, d } => (rows, columns, *d),
+        };
         let width = columns.len();
-        let at = |i: usize| i * self.stride + columns.start..i * self.stride + columns.end;
-        match &self.cells {
-            Cells::F32(cells) => {
-                return (&cells.as_slice()[at(rows.start).start..at(rows.end - 1).end], self.stride);
+        for panel in columns.clone().step_by(PADDING) {
+            let values = &panels.as_slice()[panel * d..(panel + PADDING) * d];
+            let mut i = rows.start;
+            while i < rows.end {
+                let out = &mut buffer.0[(i - rows.start) * width + panel - columns.start..];
+                // A row's sum is the same however many rows are taken together.
+                if i + 8 <= rows.end {
+                    between::<S, 8>(s, &vectors[i * d..], values, d, out, width);
+                    i += 8;
+                } else {
+                    between::<S, 1>(s, &vectors[i * d..], values, d, out, width);
+                    i += 1;
+                }
             }
-            Cells::F16(cells) => {
+        }
+        (&buffer.0, width)
+    }
+}
+
+impl Table {
+    #[inline(always)]
+    fn decode<'a>(
+        &'a self,
+        stride: usize,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        buffer: &'a mut Buffer,
+    ) -> (&'a [f32], usize) {
+        let width = columns.len();
+        let at = |i: usize| i * stride + columns.start..i * stride + columns.end;
+        match self {
+            Table::F32(cells) => return (&cells.as_slice()[at(rows.start).start..at(rows.end - 1).end], stride),
+            Table::F16(cells) => {
                 // Half precision shifted into place is 2^-112 of the number, of which 2^15 is the unit.
                 let scale = 2f32.powi(112 - 15);
                 for (i, out) in rows.zip(buffer.0.chunks_exact_mut(width)) {
@@ -58,27 +114,10 @@ impl Distances {
                     }
                 }
             }
-            Cells::Fixed16(cells) => {
+            Table::Fixed16(cells) => {
                 for (i, out) in rows.zip(buffer.0.chunks_exact_mut(width)) {
                     for (out, &cell) in out.iter_mut().zip(&cells.as_slice()[at(i)]) {
                         *out = f32::from(cell) * (1.0 / 65535.0);
-                    }
-                }
-            }
-            Cells::Vectors { rows: vectors, columns: panels, d } => {
-                for panel in columns.clone().step_by(PADDING) {
-                    let values = &panels.as_slice()[panel * d..(panel + PADDING) * d];
-                    let mut i = rows.start;
-                    while i < rows.end {
-                        let out = &mut buffer.0[(i - rows.start) * width + panel - columns.start..];
-                        // A row's sum is the same however many rows are taken together.
-                        if i + 8 <= rows.end {
-                            between::<S, 8>(s, &vectors[i * d..], values, *d, out, width);
-                            i += 8;
-                        } else {
-                            between::<S, 1>(s, &vectors[i * d..], values, *d, out, width);
-                            i += 1;
-                        }
                     }
                 }
             }

@@ -4,10 +4,12 @@
 //! `w (|z - z_j| - delta)^2`. The former is the row of `B(Z) Z` (de Leeuw, 1977).
 
 use super::cells::Distances;
+use super::decode::Buffer;
 use super::{GROUP, Points, padded, split};
 use crate::memory::Aligned;
 use crate::pool::Pool;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
+use std::ops::Range;
 
 /// Added to squared distances, so that points that coincide need no branch: far below what `f32` tells apart in units of the largest.
 const TINY: f32 = 1e-30;
@@ -67,13 +69,15 @@ struct Shared<'a> {
 }
 
 impl<'a> Shared<'a> {
-    /// Weights of row `i` from column `at` on.
+    /// Weights of a tile, and the step from row to row.
     #[inline(always)]
-    fn weights(&self, i: usize, at: usize) -> &'a [f32] {
-        match (self.weights, &self.distances.weights) {
-            (Some(columns), _) => &columns.as_slice()[at..],
-            (None, Some(cells)) => &cells.as_slice()[i * self.distances.stride + at..(i + 1) * self.distances.stride],
-            (None, None) => unreachable!("checked by the caller"),
+    fn weights<'b>(&self, rows: Range<usize>, columns: Range<usize>, buffer: &'b mut Buffer) -> (&'b [f32], usize)
+    where
+        'a: 'b,
+    {
+        match self.weights {
+            Some(of_columns) => (&of_columns.as_slice()[columns], 0),
+            None => self.distances.decode_weights(rows, columns, buffer),
         }
     }
 }
@@ -92,23 +96,26 @@ impl<const K: usize> Kernel<f32> for Fused<'_, K> {
     fn run<S: Simd<Elem = f32>>(self, s: S) {
         let Fused { pass, first, out } = self;
         let distances = pass.distances;
-        let (tile, mut buffer) = (distances.tile(), distances.buffer());
+        let (tile, mut buffer, mut weight_buffer) = (distances.tile(), distances.buffer(), distances.weight_buffer());
         let count = out.len() / (K + 1);
         for begin in (0..count).step_by(tile.rows) {
             let rows = tile.rows.min(count - begin);
             for column in (0..distances.stride).step_by(tile.columns) {
                 let end = distances.stride.min(column + tile.columns);
                 let seen = first + begin..first + begin + rows;
+                let (weights, weight_step) = pass.weights(seen.clone(), column..end, &mut weight_buffer);
                 let (cells, step) = distances.decode(s, seen, column..end, &mut buffer);
                 let mut r = 0;
                 while r < rows {
                     let i = first + begin + r;
                     let at = &mut out[(begin + r) * (K + 1)..];
+                    let cells = (&cells[r * step..], step);
+                    let weights = (&weights[r * weight_step..], weight_step);
                     if r + GROUP <= rows {
-                        sweep::<S, K, GROUP>(s, &pass, i, column..end, &cells[r * step..], step, at);
+                        sweep::<S, K, GROUP>(s, &pass, i, column..end, cells, weights, at);
                         r += GROUP;
                     } else {
-                        sweep::<S, K, 1>(s, &pass, i, column..end, &cells[r * step..], step, at);
+                        sweep::<S, K, 1>(s, &pass, i, column..end, cells, weights, at);
                         r += 1;
                     }
                 }
@@ -117,15 +124,16 @@ impl<const K: usize> Kernel<f32> for Fused<'_, K> {
     }
 }
 
-/// Adds the sums of `R` rows, from row `i` on, over some columns. What is summed for a row does not depend on `R`.
+/// Adds the sums of `R` rows, from row `i` on, over some columns; cells and weights with the step from row to row. What is summed for a
+/// row does not depend on `R`.
 #[inline(always)]
 fn sweep<S: Simd<Elem = f32>, const K: usize, const R: usize>(
     s: S,
     pass: &Shared<'_>,
     i: usize,
-    columns: std::ops::Range<usize>,
-    cells: &[f32],
-    step: usize,
+    columns: Range<usize>,
+    (cells, step): (&[f32], usize),
+    (weights, weight_step): (&[f32], usize),
     out: &mut [f64],
 ) {
     let width = columns.len();
@@ -133,7 +141,7 @@ fn sweep<S: Simd<Elem = f32>, const K: usize, const R: usize>(
     let z: [[S::V; K]; R] =
         std::array::from_fn(|r| std::array::from_fn(|c| s.splat(pass.rows[(i + r) * K + c] as f32)));
     let x: [&[f32]; K] = std::array::from_fn(|c| pass.points.coordinate(c, columns.start));
-    let w: [&[f32]; R] = std::array::from_fn(|r| pass.weights(i + r, columns.start));
+    let w: [&[f32]; R] = std::array::from_fn(|r| &weights[r * weight_step..]);
     assert!(x.iter().chain(&w).all(|values| values.len() >= width), "positions and weights of whole rows");
     let (zero, tiny, shift) = (s.splat(0.0), s.splat(TINY), s.splat(pass.shift));
     let mut sums = [[zero; K]; R];
@@ -187,7 +195,7 @@ impl Kernel<f32> for Strips<'_> {
     fn run<S: Simd<Elem = f32>>(self, s: S) {
         let Strips { pass, first, out } = self;
         let (distances, k) = (pass.distances, pass.points.k);
-        let (tile, mut buffer) = (distances.tile(), distances.buffer());
+        let (tile, mut buffer, mut weight_buffer) = (distances.tile(), distances.buffer(), distances.weight_buffer());
         let mut coefficients = [0.0f32; STRIP];
         let count = out.len() / (k + 1);
         for begin in (0..count).step_by(tile.rows) {
@@ -195,6 +203,7 @@ impl Kernel<f32> for Strips<'_> {
             for column in (0..distances.stride).step_by(tile.columns) {
                 let end = distances.stride.min(column + tile.columns);
                 let seen = first + begin..first + begin + rows;
+                let (weights, weight_step) = pass.weights(seen.clone(), column..end, &mut weight_buffer);
                 let (cells, step) = distances.decode(s, seen, column..end, &mut buffer);
                 for r in 0..rows {
                     let i = first + begin + r;
@@ -202,8 +211,9 @@ impl Kernel<f32> for Strips<'_> {
                     for at in (column..end).step_by(STRIP) {
                         let width = STRIP.min(end - at);
                         let cells = &cells[r * step + at - column..][..width];
+                        let weights = &weights[r * weight_step + at - column..][..width];
                         let coefficients = &mut coefficients[..width];
-                        out[k] += strip(s, &pass, i, at, cells, coefficients);
+                        out[k] += strip(s, &pass, i, at, cells, weights, coefficients);
                         add(s, pass.points, &pass.rows[i * k..(i + 1) * k], at, coefficients, out);
                     }
                 }
@@ -220,11 +230,12 @@ fn strip<S: Simd<Elem = f32>>(
     i: usize,
     at: usize,
     cells: &[f32],
+    weights: &[f32],
     coefficients: &mut [f32],
 ) -> f64 {
     let k = pass.points.k;
-    let (width, weights) = (cells.len(), pass.weights(i, at));
-    assert!(weights.len() >= width && coefficients.len() == width && width.is_multiple_of(S::LANES));
+    let width = cells.len();
+    assert!(weights.len() == width && coefficients.len() == width && width.is_multiple_of(S::LANES));
     let (zero, shift) = (s.splat(0.0), s.splat(pass.shift));
     let mut stress = zero;
     for j in (0..width).step_by(S::LANES) {

@@ -74,28 +74,28 @@ impl Kernel<f32> for Rows<'_> {
     fn run<S: Simd<Elem = f32>>(self, s: S) {
         let Rows { distances, coefficients, vectors, rows, first, out } = self;
         let k = vectors.k;
-        let (tile, mut buffer) = (distances.tile(), distances.buffer());
+        let (tile, mut buffer, mut weight_buffer) = (distances.tile(), distances.buffer(), distances.weight_buffer());
         let mut strip = [0.0f32; STRIP];
         let count = out.len() / (k + 1);
         for begin in (0..count).step_by(tile.rows) {
             let end = count.min(begin + tile.rows);
             for column in (0..distances.stride).step_by(tile.columns) {
                 let last = distances.stride.min(column + tile.columns);
-                let squares = (coefficients == Coefficients::Squares)
-                    .then(|| distances.decode(s, first + begin..first + end, column..last, &mut buffer));
+                let seen = first + begin..first + end;
+                let (cells, step) = match coefficients {
+                    Coefficients::Squares => distances.decode(s, seen, column..last, &mut buffer),
+                    _ => distances.decode_weights(seen, column..last, &mut weight_buffer),
+                };
                 for i in begin..end {
                     let out = &mut out[i * (k + 1)..(i + 1) * (k + 1)];
                     let point = &rows[i * k..(i + 1) * k];
                     for at in (column..last).step_by(STRIP) {
                         let strip = &mut strip[..STRIP.min(last - at)];
-                        match squares {
-                            Some((cells, step)) => {
-                                let cells = &cells[(i - begin) * step + at - column..];
-                                for (out, &cell) in strip.iter_mut().zip(cells) {
-                                    *out = cell * cell;
-                                }
-                            }
-                            None => weights(distances, first + i, at, coefficients == Coefficients::Missing, strip),
+                        let cells = &cells[(i - begin) * step + at - column..][..strip.len()];
+                        match coefficients {
+                            Coefficients::Weights => strip.copy_from_slice(cells),
+                            Coefficients::Squares => strip.iter_mut().zip(cells).for_each(|(out, &cell)| *out = cell * cell),
+                            Coefficients::Missing => missing(distances, first + i, at, cells, strip),
                         }
                         out[k] += sum(s, strip);
                         add(s, vectors, point, at, strip, out);
@@ -117,16 +117,10 @@ fn sum<S: Simd<Elem = f32>>(s: S, values: &[f32]) -> f64 {
     total(s, sum)
 }
 
-/// The weights of row `i` from column `at` on, or 1 where they are 0.
+/// 1 where the weights of row `i` from column `at` on are 0, of different points.
 #[inline(always)]
-fn weights(distances: &Distances, i: usize, at: usize, missing: bool, out: &mut [f32]) {
-    let weights = distances.weights.as_ref().expect("checked by the caller").as_slice();
-    let row = &weights[i * distances.stride + at..];
-    if !missing {
-        out.copy_from_slice(&row[..out.len()]);
-        return;
-    }
-    for (out, &weight) in out.iter_mut().zip(row) {
+fn missing(distances: &Distances, i: usize, at: usize, weights: &[f32], out: &mut [f32]) {
+    for (out, &weight) in out.iter_mut().zip(weights) {
         *out = f32::from(u8::from(weight == 0.0));
     }
     let filled = distances.n.saturating_sub(at).min(out.len());

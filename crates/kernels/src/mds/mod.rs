@@ -2,7 +2,7 @@
 //!
 //! | module        | what                                                                                   |
 //! |---------------|----------------------------------------------------------------------------------------|
-//! | [`Distances`] | distances as they are kept: f32, f16, fixed point, or vectors they are computed from     |
+//! | [`Distances`] | distances and weights as they are kept: f32, f16, fixed point, or vectors distances are computed from |
 //! | [`inspect`]   | what is wrong with distances or weights, and their largest                             |
 //! | [`guttman`]   | a row of B(Z) times Z, and the row's stress: the pass that a SMACOF iteration is       |
 //! | [`laplacian`] | rows of a weighted graph's Laplacian times vectors: conjugate gradients, classical scaling |

@@ -61,7 +61,7 @@ fn assert_close(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// The largest error of a kept distance that is at most 1.
+/// The largest error of a kept distance, or weight, that is at most 1.
 fn error(storage: Storage) -> f64 {
     match storage {
         Storage::F32 => 2f64.powi(-24),
@@ -79,9 +79,9 @@ proptest! {
     #[test]
     fn guttman_is_the_definition(
         n in 1usize..90, first in 0usize..40, rows in 0usize..40, k in 1usize..8, threads in 1usize..4, seed: u64,
-        storage in 0usize..3, shift in prop::sample::select(vec![0.0, 0.3]), matrix: bool,
+        storage in 0usize..3, weight_storage in 0usize..3, shift in prop::sample::select(vec![0.0, 0.3]), matrix: bool,
     ) {
-        let (n, storage) = (n.max(first + rows).max(1), STORAGES[storage]);
+        let (n, storage, weight_storage) = (n.max(first + rows).max(1), STORAGES[storage], STORAGES[weight_storage]);
         let delta = symmetric(seed, n);
         let weights: Vec<f64> = symmetric(seed ^ 1, n).iter().map(|&w| if w < 0.2 { 0.0 } else { w }).collect();
         let (u, x) = (numbers(seed ^ 2, n), numbers(seed ^ 3, n * k));
@@ -94,6 +94,7 @@ proptest! {
         distances.fill(&pool, 0, &scaled[..half], 7.0);
         distances.fill(&pool, rows / 2, &scaled[half..], 7.0);
         if matrix {
+            distances.make_weights(weight_storage);
             distances.weigh(&pool, 0, &weights[part], 1.0);
         }
         let at = |i: usize, j: usize| (first + i) * n + j;
@@ -104,22 +105,31 @@ proptest! {
             let mut out = vec![f64::NAN; rows * (k + 1)];
             let pass = Pass { rows: own, columns: &x, k, weights: (!matrix).then_some(&u), shift };
             guttman(&pool, isa, &distances, pass, &mut out);
-            assert_close(&out, &expected, n as f64 * 2.5 * (error(storage) + 1e-6), isa.name());
+            let error = error(storage) + if matrix { error(weight_storage) } else { 0.0 };
+            assert_close(&out, &expected, n as f64 * 2.5 * (error + 1e-6), isa.name());
         }
     }
 
     /// Which thread or worker has a row must not change its sums by a bit.
     #[test]
-    fn a_row_is_the_same_wherever_it_is(n in 2usize..200, cut in 0usize..200, k in 1usize..6, seed: u64) {
+    fn a_row_is_the_same_wherever_it_is(
+        n in 2usize..200, cut in 0usize..200, k in 1usize..6, seed: u64, weighted in prop::option::of(0usize..3),
+    ) {
         let cut = cut % n;
         let (delta, x, u) = (symmetric(seed, n), numbers(seed ^ 1, n * k), vec![1.0; n]);
         let run = |first: usize, rows: usize, threads: usize| {
             let pool = pool(threads);
             let mut distances = Distances::new(rows, n, Some(first), Storage::F32);
-            distances.fill(&pool, 0, &delta[first * n..(first + rows) * n], 1.0);
+            let part = first * n..(first + rows) * n;
+            distances.fill(&pool, 0, &delta[part.clone()], 1.0);
+            if let Some(storage) = weighted {
+                distances.make_weights(STORAGES[storage]);
+                distances.weigh(&pool, 0, &delta[part], 1.0);
+            }
             let mut out = vec![0.0; rows * (k + 1)];
             let rows = &x[first * k..(first + rows) * k];
-            let pass = Pass { rows, columns: &x, k, weights: Some(&u), shift: 0.0 };
+            let weights = weighted.is_none().then_some(&u[..]);
+            let pass = Pass { rows, columns: &x, k, weights, shift: 0.0 };
             guttman(&pool, Isa::best(), &distances, pass, &mut out);
             out
         };
@@ -148,8 +158,9 @@ proptest! {
     #[test]
     fn laplacians_are_the_definition(
         n in 1usize..80, first in 0usize..30, rows in 1usize..30, k in 1usize..7, threads in 1usize..3, seed: u64,
+        storage in 0usize..3,
     ) {
-        let n = n.max(first + rows);
+        let (n, storage) = (n.max(first + rows), STORAGES[storage]);
         let delta = symmetric(seed, n);
         let weights: Vec<f64> = symmetric(seed ^ 1, n).iter().map(|&w| if w < 0.4 { 0.0 } else { w }).collect();
         let p = numbers(seed ^ 2, n * k);
@@ -157,6 +168,7 @@ proptest! {
         let part = first * n..(first + rows) * n;
         let mut distances = Distances::new(rows, n, Some(first), Storage::F32);
         distances.fill(&pool, 0, &delta[part.clone()], 1.0);
+        distances.make_weights(storage);
         distances.weigh(&pool, 0, &weights[part], 1.0);
         for (name, coefficients) in ["weights", "squares", "missing"].map(|name| (name, name.parse().unwrap())) {
             let c = |i: usize, j: usize| match coefficients {
@@ -174,7 +186,8 @@ proptest! {
             for isa in Isa::available() {
                 let mut out = vec![0.0; rows * (k + 1)];
                 laplacian(&pool, isa, &distances, coefficients, &p, &mut out);
-                assert_close(&out, &expected, n as f64 * 1e-5, name);
+                let error = if coefficients == Coefficients::Weights { error(storage) } else { 0.0 };
+                assert_close(&out, &expected, n as f64 * (error + 1e-5), name);
             }
         }
     }
@@ -201,6 +214,41 @@ fn storages_keep_their_errors() {
                 Storage::Fixed16 => 1.0 / 131_070.0 + value * 2f64.powi(-23),
             };
             assert!((value - f64::from(kept)).abs() <= bound, "{storage:?}: {value} became {kept}");
+        }
+        assert_eq!((kept[0], kept[1]), (0.0, 1.0));
+    }
+}
+
+/// Weights have the errors of distances, but one above 0 never becomes 0: its distance would count as missing.
+#[test]
+fn weights_keep_their_errors_and_stay_above_zero() {
+    let n = 4000;
+    let mut values = numbers(6, n);
+    for (i, value) in values.iter_mut().enumerate() {
+        *value = (*value + 0.01) * 0.99 * 2f64.powi(-((i % 60) as i32));
+    }
+    (values[0], values[1]) = (0.0, 1.0);
+    for storage in STORAGES {
+        let mut distances = Distances::new(1, n, None, Storage::F32);
+        let unweighted = distances.len_bytes();
+        distances.make_weights(storage);
+        let (bytes, least) = match storage {
+            Storage::F32 => (4, 0.0),
+            Storage::F16 => (2, 2f64.powi(-39)),
+            Storage::Fixed16 => (2, 1.0 / 65_535.0),
+        };
+        assert_eq!(distances.len_bytes() - unweighted, bytes * n);
+        distances.weigh(&pool(1), 0, &values, 1.0);
+        let kept = Symmetry { distances: &distances, plane: Plane::Weights }.block(Isa::best(), 0..1, 0..n);
+        for (&value, &kept) in values.iter().zip(&kept) {
+            let bound = match storage {
+                Storage::F32 => value * 2f64.powi(-24),
+                Storage::F16 => value * 2f64.powi(-11),
+                Storage::Fixed16 => 1.0 / 131_070.0 + value * 2f64.powi(-23),
+            };
+            let least = if value < least { least * 1.000_001 } else { 0.0 };
+            assert!((value - f64::from(kept)).abs() <= bound.max(least), "{storage:?}: {value} became {kept}");
+            assert_eq!(value > 0.0, kept > 0.0, "{storage:?}: {value} became {kept}");
         }
         assert_eq!((kept[0], kept[1]), (0.0, 1.0));
     }
@@ -301,11 +349,15 @@ fn components_are_those_of_the_rows() {
         weights[i * n + j] = 1.0;
         weights[j * n + i] = 1.0;
     }
-    let mut distances = Distances::new(n, n, Some(0), Storage::F32);
-    distances.weigh(&pool(1), 0, &weights, 1.0);
-    assert_eq!(distances.components(), [0, 1, 2, 0, 0, 1]);
-    // A worker that has only some of the rows knows only their connections.
-    let mut distances = Distances::new(2, n, Some(4), Storage::F32);
-    distances.weigh(&pool(1), 0, &weights[4 * n..], 1.0);
-    assert_eq!(distances.components(), [0, 1, 2, 3, 3, 1]);
+    for storage in STORAGES {
+        let mut distances = Distances::new(n, n, Some(0), Storage::F32);
+        distances.make_weights(storage);
+        distances.weigh(&pool(1), 0, &weights, 1e9);
+        assert_eq!(distances.components(), [0, 1, 2, 0, 0, 1]);
+        // A worker that has only some of the rows knows only their connections.
+        let mut distances = Distances::new(2, n, Some(4), Storage::F32);
+        distances.make_weights(storage);
+        distances.weigh(&pool(1), 0, &weights[4 * n..], 1.0);
+        assert_eq!(distances.components(), [0, 1, 2, 3, 3, 1]);
+    }
 }
