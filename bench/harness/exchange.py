@@ -9,13 +9,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .once import in_turn, lasts, run_once
 from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch, present
 
-WORKER = str(BENCH / "harness" / "exchange_worker.py")
-BINARIES = {"tidemill-rust": PEERS / "bin" / "exchange_tidemill", "openmpi-c++": PEERS / "bin" / "exchange_mpi"}
 PYFLINK = BENCH / "peers" / "exchange_pyflink.py"
 FLINK = PEERS / "flink"
 FLINK_CLASSES = FLINK / "classes"
@@ -38,20 +37,49 @@ SETTINGS = {
     "quick": Setting({128: 50_000, 128 << 10: 2000}, rounds=3),
     "tiny": Setting({128: 100}, rounds=1),
 }
-ALL = ("tidemill", "openmpi", "pyflink", *BINARIES, *TASK_MANAGERS)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """One benchmark's programs: of Tidemill and of Open MPI, in Python and compiled, and of Flink in Java."""
+
+    worker: str
+    binaries: dict[str, Path]
+    flink: str
+
+    def missing(self, system: str) -> str | None:
+        """What keeps a system from running here, with the remedy; None when it can run."""
+        if system in TASK_MANAGERS:
+            built = shutil.which("java") and (FLINK_CLASSES / f"{self.flink}.class").exists()
+            return None if built else "java or its program is missing: run bench/setup_peers.sh"
+        if system in self.binaries and not self.binaries[system].exists():
+            return "not built: run bench/setup_peers.sh"
+        return SYSTEMS[launcher(system)].missing()
+
+    def launch(self, system: str, given: Sequence[str]) -> Launch:
+        if system in self.binaries:
+            return SYSTEMS[launcher(system)].launch_binary(WORKERS, "shm", [str(self.binaries[system]), *given])
+        if system in TASK_MANAGERS:
+            return flink_java(self.flink, [str(TASK_MANAGERS[system]), *given])
+        return SYSTEMS[system].launch(WORKERS, "shm", [self.worker, system, *given])
+
+
+def programs(name: str, flink: str) -> Programs:
+    """Those called `name`, and `flink` in Java, where `bench/setup_peers.sh` puts them."""
+    binaries = {"tidemill-rust": PEERS / "bin" / f"{name}_tidemill", "openmpi-c++": PEERS / "bin" / f"{name}_mpi"}
+    return Programs(str(BENCH / "harness" / f"{name}_worker.py"), binaries, flink)
+
+
+PROGRAMS = programs("exchange", "ExchangeFlink")
+ALL = ("tidemill", "openmpi", "pyflink", *PROGRAMS.binaries, *TASK_MANAGERS)
 
 
 def missing(system: str) -> str | None:
-    """What keeps a system from running here, with the remedy; None when it can run."""
-    if system in TASK_MANAGERS:
-        built = shutil.which("java") and (FLINK_CLASSES / "ExchangeFlink.class").exists()
-        return None if built else "java or its program is missing: run bench/setup_peers.sh"
+    """As `Programs.missing`."""
     if system == "pyflink":
         installed = shutil.which("java") and any(FLINK.glob(PYFLINK_PACKAGE))
         return None if installed else "java or apache-flink is missing: run bench/setup_peers.sh"
-    if system in BINARIES and not BINARIES[system].exists():
-        return "not built: run bench/setup_peers.sh"
-    return SYSTEMS[launcher(system)].missing()
+    return PROGRAMS.missing(system)
 
 
 def launcher(system: str) -> str:
@@ -60,13 +88,9 @@ def launcher(system: str) -> str:
 
 def launch(system: str, operation: str, size: int, messages: int) -> Launch:
     given = [operation, str(size), str(messages)]
-    if system in BINARIES:
-        return SYSTEMS[launcher(system)].launch_binary(WORKERS, "shm", [str(BINARIES[system]), *given])
     if system == "pyflink":
         return Launch([str(FLINK / "bin" / "python"), str(PYFLINK), *given], dict(SINGLE_THREADED))
-    if system in TASK_MANAGERS:
-        return flink_java("ExchangeFlink", [str(TASK_MANAGERS[system]), *given])
-    return SYSTEMS[system].launch(WORKERS, "shm", [WORKER, system, *given])
+    return PROGRAMS.launch(system, given)
 
 
 def flink_java(program: str, given: Sequence[str], libraries: Sequence[str] = (), heap: str = "4g") -> Launch:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .exchange import ALL, BINARIES, TASK_MANAGERS, TIMEOUT_S, WORKERS, flink_java, launcher
-from .exchange import missing as missing_of_exchange
+from .exchange import ALL, TIMEOUT_S, WORKERS, programs
 from .once import in_turn, lasts, run_once
-from .systems import BENCH, PEERS, SYSTEMS, Launch, present
+from .systems import present
 
-WORKER = str(BENCH / "harness" / "records_worker.py")
-PROGRAMS = {"tidemill-rust": PEERS / "bin" / "records_tidemill", "openmpi-c++": PEERS / "bin" / "records_mpi"}
+PROGRAMS = programs("records", "RecordsFlink")
 OPERATIONS = ("partition", "reduce", "broadcast")
 RECORDS = {"full": 4_000_000, "quick": 1_000_000, "tiny": 1000}  # of each source
 ROUNDS = {"full": 5, "quick": 3, "tiny": 1}
@@ -23,27 +21,11 @@ ROUNDS = {"full": 5, "quick": 3, "tiny": 1}
 SYSTEMS_MEASURED = tuple(system for system in ALL if system != "pyflink")
 
 
-def missing(system: str) -> str | None:
-    """What keeps a system from running here, with the remedy; None when it can run."""
-    if system in PROGRAMS and not PROGRAMS[system].exists():
-        return "not built: run bench/setup_peers.sh"
-    return missing_of_exchange(system)
-
-
-def launch(system: str, operation: str, records: int) -> Launch:
-    given = [operation, str(records)]
-    if system in BINARIES:
-        return SYSTEMS[launcher(system)].launch_binary(WORKERS, "shm", [str(PROGRAMS[system]), *given])
-    if system in TASK_MANAGERS:
-        return flink_java("RecordsFlink", [str(TASK_MANAGERS[system]), *given])
-    return SYSTEMS[system].launch(WORKERS, "shm", [WORKER, system, *given])
-
-
 def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Runs setting `name`; the raw results: of every operation the time of a record, digests and failures."""
     records, rounds = RECORDS[name], rounds or ROUNDS[name]
     known = ALL[:1] if name == "tiny" else SYSTEMS_MEASURED
-    running = present(name, systems, known, missing, lambda line: say(f"records: {line}"))
+    running = present(name, systems, known, PROGRAMS.missing, lambda line: say(f"records: {line}"))
     cases = [measure_case(operation, records, running, rounds, say) for operation in OPERATIONS if running]
     say(f"records: {len(cases)} cases, {rounds} rounds")
     return {"rounds": rounds, "workers": WORKERS, "records": records, "cases": cases}
@@ -53,7 +35,7 @@ def measure_case(
     operation: str, records: int, systems: Sequence[str], rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     def run(system: str, _: int) -> dict[str, Any]:
-        found = run_once(launch(system, operation, records), "rate_s", TIMEOUT_S)
+        found = run_once(PROGRAMS.launch(system, [operation, str(records)]), "rate_s", TIMEOUT_S)
         return {"record_s": found["rate_s"] / records, "digest": found["digest"]}
 
     found, failures = in_turn(systems, rounds, run, say, f"{operation} of records")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +233,6 @@ LANGUAGES = {
 def exchange_section(exchange: dict[str, Any]) -> str:
     cases = exchange["cases"]
     tables = [part for language in LANGUAGES for part in exchange_table(language, cases)]
-    differing = [f"{c['operation']} {c['size']}" for c in cases if len(set(c["digests"].values())) > 1]
-    failures = [(case["operation"], *failure) for case in cases for failure in case["failures"].items()]
     parts = ["## Exchanges", ""]
     parts += [
         f"{exchange['workers']} workers, median of {exchange['rounds']} rounds. *Time* of a message of each source among many, so",
@@ -242,31 +240,52 @@ def exchange_section(exchange: dict[str, Any]) -> str:
         "*rate over Flink's* is Tidemill's over that of the faster Flink, so above 1 is faster.",
         "",
         *tables,
+    ]
+    return "\n".join([*parts, *arrivals(cases, lambda case: f"{case['operation']} {case['size']}")])
+
+
+def arrivals(cases: Sequence[dict[str, Any]], label: Callable[[dict[str, Any]], str]) -> list[str]:
+    """Whether the same arrived at all systems, and which of them failed."""
+    differing = [label(case) for case in cases if len(set(case["digests"].values())) > 1]
+    failures = [(case["operation"], *failure) for case in cases for failure in case["failures"].items()]
+    return [
         f"Digests differ at: {', '.join(differing)}." if differing else "The same arrived everywhere.",
         "",
+        *(f"- {name} on {operation}: {why}" for operation, name, why in failures),
     ]
-    return "\n".join([*parts, *(f"- {name} on {operation}: {why}" for operation, name, why in failures)])
+
+
+def measured(language: str, times: Sequence[dict[str, Any]]) -> list[str]:
+    """The systems whose functions are of one kind of language, as far as they were measured."""
+    ours, by_hand, flinks = LANGUAGES[language]
+    return [name for name in (ours, *by_hand, *flinks) if any(name in of_case for of_case in times)]
+
+
+def ratios(language: str, times: dict[str, list[float]]) -> list[str]:
+    """Our time over that by hand, and our rate over that of Flink, as cells; empty where there is none."""
+    ours, by_hand, flinks = LANGUAGES[language]
+    times = {**times, OURS: times.get(ours, [])}
+    to_hand, to_flink = ratio(times, by_hand), ratio(times, flinks)
+    return [
+        f"{to_hand[0]:.2f} {to_hand[1]}" if to_hand else "",
+        f"{1 / to_flink[0]:.2f} {to_flink[1]}" if to_flink else "",
+    ]
 
 
 def exchange_table(language: str, cases: Sequence[dict[str, Any]]) -> list[str]:
     """The systems whose functions are of one kind of language; nothing where none was measured."""
-    ours, by_hand, flinks = LANGUAGES[language]
-    names = [name for name in (ours, *by_hand, *flinks) if any(name in case["message_s"] for case in cases)]
+    names = measured(language, [case["message_s"] for case in cases])
     if not names:
         return []
-    rows = []
-    for case in cases:
-        times = {**case["message_s"], OURS: case["message_s"].get(ours, [])}
-        to_hand, to_flink = ratio(times, by_hand), ratio(times, flinks)
-        rows.append(
-            [
-                f"{case['operation']} {size_name(case['size'])}",
-                *(cell(case["message_s"], name) for name in names),
-                f"{to_hand[0]:.2f} {to_hand[1]}" if to_hand else "",
-                f"{1 / to_flink[0]:.2f} {to_flink[1]}" if to_flink else "",
-                *(cell(case["latency_s"], name) for name in names),
-            ]
-        )
+    rows = [
+        [
+            f"{case['operation']} {size_name(case['size'])}",
+            *(cell(case["message_s"], name) for name in names),
+            *ratios(language, case["message_s"]),
+            *(cell(case["latency_s"], name) for name in names),
+        ]
+        for case in cases
+    ]
     header = [
         "exchange",
         *(f"{n}, time" for n in names),
@@ -280,8 +299,6 @@ def exchange_table(language: str, cases: Sequence[dict[str, Any]]) -> list[str]:
 def records_section(records: dict[str, Any]) -> str:
     cases = records["cases"]
     tables = [part for language in LANGUAGES for part in records_table(language, cases)]
-    differing = [case["operation"] for case in cases if len(set(case["digests"].values())) > 1]
-    failures = [(case["operation"], *failure) for case in cases for failure in case["failures"].items()]
     parts = [
         "## Records of 128 B through exchanges",
         "",
@@ -290,31 +307,20 @@ def records_section(records: dict[str, Any]) -> str:
         "that by hand, so below 1 is faster; *rate over Flink's* is Tidemill's over that of the faster Flink, so above 1 is faster.",
         "",
         *tables,
-        f"Digests differ at: {', '.join(differing)}." if differing else "The same arrived everywhere.",
-        "",
     ]
-    return "\n".join([*parts, *(f"- {name} on {operation}: {why}" for operation, name, why in failures)])
+    return "\n".join([*parts, *arrivals(cases, lambda case: str(case["operation"]))])
 
 
 def records_table(language: str, cases: Sequence[dict[str, Any]]) -> list[str]:
     """As `exchange_table`, in records per second."""
-    ours, by_hand, flinks = LANGUAGES[language]
-    names = [name for name in (ours, *by_hand, *flinks) if any(name in case["record_s"] for case in cases)]
+    names = measured(language, [case["record_s"] for case in cases])
     if not names:
         return []
     rows = []
     for case in cases:
-        times = {**case["record_s"], OURS: case["record_s"].get(ours, [])}
-        to_hand, to_flink = ratio(times, by_hand), ratio(times, flinks)
+        times = case["record_s"]
         rates = [f"{1e-6 / statistics.median(times[name]):.3g} M" if times.get(name) else "" for name in names]
-        rows.append(
-            [
-                case["operation"],
-                *rates,
-                f"{to_hand[0]:.2f} {to_hand[1]}" if to_hand else "",
-                f"{1 / to_flink[0]:.2f} {to_flink[1]}" if to_flink else "",
-            ]
-        )
+        rows.append([case["operation"], *rates, *ratios(language, times)])
     header = ["exchange", *(f"{name}, records/s" for name in names), "ratio", "rate over Flink's"]
     return [f"### Records: {language[0].lower()}{language[1:]}", "", table(header, rows), ""]
 

@@ -13,7 +13,7 @@ const SINGLE_COPY_BYTES_MIN: usize = 128 << 10;
 /// Largest vector that goes through the slots chunk by chunk, where nothing was measured.
 const CHUNKED_BYTES_MAX: usize = 128 << 10;
 
-/// The same two for a broadcast among ranks that share cores: they take turns, and a chunk that one has just written, or read, is
+/// The same for a broadcast among ranks that share cores, which is read from peers' memory only beyond it: they take turns, and a chunk that one has just written, or read, is
 /// still in the core's cache when the next one reads it.
 const BCAST_TURNS_BYTES_MAX: usize = 4 << 20;
 
@@ -58,6 +58,7 @@ impl Chooser {
         (short && self.obstacle(Algorithm::SharedMemory, call).is_none()).then_some(Algorithm::SharedMemory)
     }
 
+    /// Whether a broadcast is among ranks that take turns on cores.
     fn takes_turns(&self) -> bool {
         self.ranks > 2 && !self.own_cores
     }
@@ -67,8 +68,8 @@ impl Chooser {
         let bytes = call.count * call.dtype.size_bytes();
         match call.collective {
             Allreduce => bytes >= SINGLE_COPY_BYTES_MIN,
-            // Two ranks have one message, which the transport copies as well.
             Bcast if self.takes_turns() => bytes > BCAST_TURNS_BYTES_MAX,
+            // Two ranks have one message, which the transport copies as well.
             Bcast => self.ranks > 2 && bytes >= SINGLE_COPY_BYTES_MIN,
             Gather | Allgather | Scatter => bytes >= SINGLE_COPY_BYTES_MIN / 2,
             Alltoall => bytes * self.ranks >= SINGLE_COPY_BYTES_MIN,

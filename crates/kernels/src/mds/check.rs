@@ -217,7 +217,11 @@ impl Kernel<f32> for Copy<'_> {
             }
             return;
         }
-        let (tile, mut buffer, mut weight_buffer) = (distances.tile(), distances.buffer(), distances.weight_buffer());
+        let tile = distances.tile();
+        let mut buffer = match of.plane {
+            Plane::Distances => distances.buffer(),
+            Plane::Weights => distances.weight_buffer(),
+        };
         let first = columns.start / super::PADDING * super::PADDING;
         for begin in rows.clone().step_by(tile.rows) {
             let end = rows.end.min(begin + tile.rows);
@@ -225,7 +229,7 @@ impl Kernel<f32> for Copy<'_> {
                 let last = distances.stride.min(at + tile.columns);
                 let (cells, step) = match of.plane {
                     Plane::Distances => distances.decode(s, begin..end, at..last, &mut buffer),
-                    Plane::Weights => distances.decode_weights(begin..end, at..last, &mut weight_buffer),
+                    Plane::Weights => distances.decode_weights(begin..end, at..last, &mut buffer),
                 };
                 let (from, to) = (at.max(columns.start), last.min(columns.end));
                 for i in begin..end {

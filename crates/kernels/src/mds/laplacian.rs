@@ -74,7 +74,11 @@ impl Kernel<f32> for Rows<'_> {
     fn run<S: Simd<Elem = f32>>(self, s: S) {
         let Rows { distances, coefficients, vectors, rows, first, out } = self;
         let k = vectors.k;
-        let (tile, mut buffer, mut weight_buffer) = (distances.tile(), distances.buffer(), distances.weight_buffer());
+        let tile = distances.tile();
+        let mut buffer = match coefficients {
+            Coefficients::Squares => distances.buffer(),
+            _ => distances.weight_buffer(),
+        };
         let mut strip = [0.0f32; STRIP];
         let count = out.len() / (k + 1);
         for begin in (0..count).step_by(tile.rows) {
@@ -84,7 +88,7 @@ impl Kernel<f32> for Rows<'_> {
                 let seen = first + begin..first + end;
                 let (cells, step) = match coefficients {
                     Coefficients::Squares => distances.decode(s, seen, column..last, &mut buffer),
-                    _ => distances.decode_weights(seen, column..last, &mut weight_buffer),
+                    _ => distances.decode_weights(seen, column..last, &mut buffer),
                 };
                 for i in begin..end {
                     let out = &mut out[i * (k + 1)..(i + 1) * (k + 1)];

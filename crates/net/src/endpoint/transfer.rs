@@ -205,17 +205,7 @@ impl Engine {
             // receives; `accept` cut `len` to it.
             *part = (pull.addr, unsafe { std::slice::from_raw_parts_mut(region.ptr, pull.len) });
         }
-        let parts = &mut parts[..count];
-        let result = match link.transport {
-            Some(transport) => self.transports[transport].read_peer_parts(from, parts),
-            None => {
-                for (addr, into) in parts {
-                    // SAFETY: a message to oneself: the send op keeps the source alive until `Done`.
-                    unsafe { copy_or_move(*addr as *const u8, into.as_mut_ptr(), into.len()) };
-                }
-                Ok(())
-            }
-        };
+        let result = read(&mut self.transports, link.transport, from, &mut parts[..count]);
         for _ in 0..count {
             let pull = self.core.links[from.index()].pulls.waiting.pop_front().expect("counted");
             // If one failed none must look complete.
@@ -260,14 +250,7 @@ impl Engine {
         let addr = pull.addr + start as u64;
         // SAFETY: `post_recv`'s caller keeps the region valid while the op is pending; `accept` cut `len` to it.
         let into = unsafe { std::slice::from_raw_parts_mut(region.ptr.add(start), n) };
-        let result = match link.transport {
-            Some(transport) => self.transports[transport].read_peer(from, addr, into),
-            None => {
-                // SAFETY: a message to oneself: the send op keeps the source alive until `Done`.
-                unsafe { copy_or_move(addr as *const u8, into.as_mut_ptr(), n) };
-                Ok(())
-            }
-        };
+        let result = read(&mut self.transports, link.transport, from, &mut [(addr, into)]);
         if let Err(error) = result {
             // A chunk that failed is never counted: the message must not look complete.
             self.core.lost.push(error);
@@ -316,6 +299,25 @@ impl Engine {
             i += 1;
         }
         moved
+    }
+}
+
+/// Copies parts of offered messages of `from`, which `transport` reaches: none reaches the worker itself.
+fn read(
+    transports: &mut [Box<dyn Transport>],
+    transport: Option<usize>,
+    from: Rank,
+    parts: &mut [(u64, &mut [u8])],
+) -> Result<(), TransportError> {
+    match transport {
+        Some(transport) => transports[transport].read_peer_parts(from, parts),
+        None => {
+            for (addr, into) in parts {
+                // SAFETY: a message to oneself: the send op keeps the source alive until `Done`.
+                unsafe { copy_or_move(*addr as *const u8, into.as_mut_ptr(), into.len()) };
+            }
+            Ok(())
+        }
     }
 }
 
