@@ -42,6 +42,11 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
+def epochs(checkpoint: Path) -> set[Path]:
+    """The checkpoints in a folder of these; a name with ``#`` is of one that is still being written."""
+    return {file for file in (checkpoint / "epochs").glob("[0-9]*") if file.name.isdigit()}
+
+
 def state(pid: int) -> str:
     """Return the state letter of a process, or ``""`` when there is none."""
     try:

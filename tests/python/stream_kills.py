@@ -18,7 +18,7 @@ def pids(folder: Path) -> list[int]:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    return any((folder / "checkpoints" / "epochs").glob("[0-9]*"))
+    return bool(launched.epochs(folder / "checkpoints"))
 
 
 def kill_one(folder: Path, dice: random.Random) -> bool:

@@ -31,8 +31,7 @@ def topic(kafka: Kafka) -> str:
 def queue(rabbitmq: RabbitMQ) -> str:
     """A durable queue."""
     name = f"queue-{uuid.uuid4()}"
-    with rabbitmq.connect() as connection:
-        connection.channel().queue_declare(name, durable=True)
+    rabbitmq.declare(name)
     return name
 
 

@@ -29,14 +29,10 @@ def server(tmp_path: Path) -> Iterator[object_server.Server]:
     server.stop()
 
 
-def epochs(place: Path) -> set[Path]:
-    return set((place / "epochs").glob("[0-9]*"))
-
-
 def wait_for_epoch(job: subprocess.Popen[bytes], place: Path, before: set[Path]) -> set[Path]:
     """Wait for a checkpoint that was not there before, or the job's end; returns those that are there."""
-    launched.wait_until(lambda: job.poll() is not None or bool(epochs(place) - before), "a checkpoint")
-    return epochs(place)
+    launched.wait_until(lambda: job.poll() is not None or bool(launched.epochs(place) - before), "a checkpoint")
+    return launched.epochs(place)
 
 
 def is_hurried(epoch: Path) -> bool:
@@ -72,7 +68,7 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
     wait_for_epoch(job, place, set())
     server.stop()
     time.sleep(1)
-    before = epochs(place)
+    before = launched.epochs(place)
     server.start()
     wait_for_epoch(job, place, before)
     if job.poll() is None:

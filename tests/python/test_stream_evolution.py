@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def newest(folder: Path) -> int:
     """The newest checkpoint; 0 before the first."""
-    return max((int(file.name) for file in (folder / "checkpoints" / "epochs").glob("[0-9]*")), default=0)
+    return max((int(file.name) for file in launched.epochs(folder / "checkpoints")), default=0)
 
 
 def results(folder: Path) -> list[dict[str, Any]]:

@@ -186,34 +186,34 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
     total = 3000
     server = RabbitMQ(tmp_path)
     try:
-        declare(server, "in")
-        declare(server, "out")
+        server.declare("taken-in")
+        server.declare("given-out")
 
         def published() -> int:
             with contextlib.suppress(pika.exceptions.AMQPError, OSError):
-                return waiting(server, "out")
+                return waiting(server, "given-out")
             return 0
 
         def write() -> None:
             for at in range(0, total, 500):
-                publish(server, "in", range(at, at + 500))
+                publish(server, "taken-in", range(at, at + 500))
                 launched.wait_until(lambda at=at: published() > at, "rows that come out")  # type: ignore[misc]
                 if at in (500, 1500):
                     server.restart()
 
         thread = writing(write)
-        stream = tm.stream.from_rabbitmq(server.url, "in", SCHEMA, id="message_id").select("x")
+        stream = tm.stream.from_rabbitmq(server.url, "taken-in", SCHEMA, id="message_id").select("x")
         stream.write_stream(
-            tm.stream.to_rabbitmq(server.url, "out"),
+            tm.stream.to_rabbitmq(server.url, "given-out"),
             checkpoint=tmp_path / "checkpoints",
             every="100ms",
             stop=lambda: not thread.is_alive() and published() >= total,
         )
         thread.join()
-        found = take_all(server, "out")
+        found = take_all(server, "given-out")
         # What was published twice has the same id twice.
         rows = {id: row["x"] for id, row in found}
         assert sorted(rows.values()) == list(range(total))
-        launched.wait_until(lambda: is_settled(server, "in"), "an empty queue")
+        launched.wait_until(lambda: is_settled(server, "taken-in"), "an empty queue")
     finally:
         server.stop()

@@ -99,15 +99,11 @@ def test_keys_that_move_while_workers_are_killed(folder: Path) -> None:
 
 def live_and_die(folder: Path, workers: int, *words: str, until: Callable[[Path], bool] = lambda epoch: True) -> None:
     """Start the job; kill all of it, launcher included, as soon as it has made a checkpoint that is as it should be."""
-
-    def epochs() -> set[Path]:
-        return set((folder / "checkpoints" / "epochs").glob("[0-9]*"))
-
-    before = epochs()
+    before = launched.epochs(folder / "checkpoints")
     job = launched.start("run", "-n", str(workers), JOB, folder, *words)
 
     def made() -> bool:
-        return any(map(until, epochs() - before))
+        return any(map(until, launched.epochs(folder / "checkpoints") - before))
 
     launched.wait_until(lambda: made() or job.poll() is not None, "a new checkpoint")
     assert made(), "the job ended before it made such a checkpoint"
@@ -175,7 +171,7 @@ print("asked" if asked else "heard of nobody")
     listed = launched.run("checkpoints", "-n", "1", folder / "checkpoints")
     assert listed.stdout.decode().splitlines()[0].endswith("finished")
 
-    newest = max((folder / "checkpoints" / "epochs").iterdir())
+    newest = max(launched.epochs(folder / "checkpoints"))
     newest.write_bytes(newest.read_bytes()[:-5])
     listed = launched.run("checkpoints", "-n", "1", folder / "checkpoints")
     assert listed.returncode == 1

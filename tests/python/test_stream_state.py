@@ -71,7 +71,7 @@ def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
 
     def is_on_disk() -> bool:
         """Whether there is a checkpoint, and the worker has put state on disk."""
-        if not any((folder / "checkpoints" / "epochs").glob("[0-9]*")):
+        if not launched.epochs(folder / "checkpoints"):
             return False
         if query == "states":
             return (folder / "spilled" / "1").exists()

@@ -60,8 +60,8 @@ def test_after_a_worker_was_killed(redis_server: Redis, tmp_path: Path) -> None:
     args = ["--redis", redis_server.url, "--prefix", "killed:", "--events", "40000", "--rate", "8000"]
     command = ["run", "-n", "2", "--restarts", "1", PROGRAM, *args, "--checkpoint", tmp_path / "checkpoints"]
     running = launched.start(*command)
-    epochs = tmp_path / "checkpoints" / "counts" / "epochs"
-    launched.wait_until(lambda: running.poll() is not None or any(epochs.glob("[0-9]*")), "a checkpoint")
+    counts = tmp_path / "checkpoints" / "counts"
+    launched.wait_until(lambda: running.poll() is not None or bool(launched.epochs(counts)), "a checkpoint")
     # The last child is a worker; the first one is the launcher's own.
     for victim in launched.children(running.pid)[-1:]:
         os.kill(victim, signal.SIGKILL)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pika
 import pika.exceptions
 
-from .server import Server
+from .server import PATIENCE_S, Server
 
 #: The command on the path is a wrapper that only root may call; this is what it runs.
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -32,6 +34,23 @@ class RabbitMQ(Server):
 
     def connect(self) -> pika.BlockingConnection:
         return pika.BlockingConnection(pika.URLParameters(self.url))
+
+    def declare(self, queue: str) -> None:
+        """Declare a durable queue, and wait until a kill leaves it: the node writes what it has declared some seconds later."""
+        with self.connect() as connection:
+            connection.channel().queue_declare(queue, durable=True)
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._has_written(queue):
+            assert time.monotonic() < deadline, f"RabbitMQ has not written its queue {queue}"
+            time.sleep(0.05)
+
+    def _has_written(self, queue: str) -> bool:
+        # The tables of its database, Mnesia, and their log; in its folders are messages.
+        with contextlib.suppress(FileNotFoundError):  # a log that was taken into a table
+            return any(
+                queue.encode() in file.read_bytes() for file in self.folder.glob("mnesia/*/*") if file.is_file()
+            )
+        return False
 
     def configure(self) -> None:
         (self.folder / "plugins").write_text("[].\n")
