@@ -240,7 +240,7 @@ def test_columns_of_an_array_become_of_one_type(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
-    """Who writes hears where there is no room and what to do, of formats of our own; nothing is left, and room is there again."""
+    """Who writes hears which file there is no room for and what to do, whatever its format; nothing is left, and room is there again."""
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(
@@ -250,9 +250,22 @@ def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
         pytest.skip(f"needs a small file system, which cannot be mounted: {mounted.stderr.strip()}")
     try:
         data = tm.from_dict({"x": list(range(300_000))}).select(x=(tm.col("x") * 7919).cast("str"))
-        for write in [data.write_text, data.sort("x").write_text, data.select(n=tm.col("x").cast("int64")).write_npy]:
+        parts = data.with_columns(part=tm.col("x").str.len())
+        for write in [
+            data.write_text,
+            data.sort("x").write_text,
+            data.select(n=tm.col("x").cast("int64")).write_npy,
+            data.write_csv,
+            data.sort("x").write_csv,
+            lambda path: parts.write_csv(path, partition_by=["part"]),
+            data.write_json,
+            data.write_ipc,
+            lambda path: data.write_parquet(path, compression="uncompressed"),
+        ]:
             with pytest.raises(
-                tm.DataSetError, match=r"small/out cannot be written there: free space, write to another folder"
+                tm.DataSetError,
+                match=r"/small/\.out\.unfinished-.*: No space left on device \(os error 28\); "
+                r"/.*/small/out cannot be written there: free space, write to another folder",
             ):
                 write(small / "out")
             assert list(small.iterdir()) == []

@@ -26,11 +26,12 @@ for along in "binomial", "binary", "flat", "chain":
 for part in through(x.all_gather()):
     same(part, ALL)
 
-parts = through(x.gather(2))
-same(parts[2], ALL)
-assert parts[0] == parts[1] == parts[3] == []
-for copy in range(3):
-    assert [row for row in parts[2] if row["v"] // 1000 == copy] == rows_of(copy), "a sender's order"
+for along in None, "binomial", "binary", "flat", "chain":
+    parts = through(x.gather(2, along=along))
+    same(parts[2], ALL)
+    assert parts[0] == parts[1] == parts[3] == []
+    for copy in range(3):
+        assert [row for row in parts[2] if row["v"] // 1000 == copy] == rows_of(copy), "a sender's order"
 
 parts = through(x.partition("k"))
 same(flat(parts), ALL)

@@ -86,6 +86,7 @@ def test_what_cannot_run_says_why() -> None:
         (connected(x.reduce("sum")), "of tables say which columns, as in {\"n\": 'sum'}"),
         (connected(x.join("n")), "a join has two sources, not 1"),
         (connected(x.broadcast(along="star")), '"flat", "binary", "binomial" and "chain"'),
+        (connected(x.gather(along="star")), 'along="star": trees are'),
         (connected("direct"), "an exchange is made by a function of tidemill.exchange"),
         (objects, "looks at columns, and the port sends objects; give it a schema"),
         (summed, 'the port sends objects; give "sum" or a function'),

@@ -142,6 +142,52 @@ def test_a_program_runs_on_two_hosts(tmp_path: Path, hosts: Hosts) -> None:
     assert [row["reason"].partition(";")[0] for row in rows[1:]] == ["same host", "on another host", "on another host"]
 
 
+def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Hosts) -> None:
+    """Each host has files of its own under the same names: a copy that reads on the other host brings the wrong rows."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for host in range(2):
+        _run(*hosts.prefix(host), "mount", "-t", "tmpfs", "tmpfs", str(data))
+        write = f'for part in 0 1 2; do seq {host}000$part {host}099$part > "$0/$part.txt"; done'
+        _run(*hosts.prefix(host), "sh", "-c", write, str(data))
+    program = f"""
+        import numpy as np
+        import tidemill as tm
+
+        job = tm.init()
+        x = tm.exchange
+        names = list(dict.fromkeys(worker["host"] for worker in job.workers))
+        files = [(host, part) for part in range(3) for host in range(2)]
+
+        def read(out, context):
+            _, part = files[context.copy]
+            out.send({{"copy": np.full(991, context.copy), "n": np.loadtxt(f"{data}/{{part}}.txt", dtype=np.int64)}})
+            return job.workers[context.worker]["host"]
+
+        def take(rows, context):
+            return [(row["copy"], row["n"]) for table in rows for row in table.to_pylist()]
+
+        def rows(placement, gather):
+            graph = tm.Graph("local")
+            wanted = [[names[host]] for host, _ in files]
+            a = graph.source("read", read, schema={{"copy": "int64", "n": "int64"}}, parallelism=len(files), locations=wanted)
+            graph.connect(a, graph.sink("take", take, parallelism=1), gather)
+            found = graph.run(placement=placement)
+            return sorted(found["take"][0]), [found["read"][copy] for copy in range(len(files))]
+
+        expected = sorted((copy, n) for copy, (host, part) in enumerate(files) for n in range(host * 10000 + part, host * 10000 + 990 + part + 1))
+        for along in None, "flat", "binary", "binomial", "chain":
+            found, ran = rows("locality", x.gather(along=along))
+            assert ran == [names[host] for host, _ in files], ran
+            assert found == expected, (along, len(found))
+        # What this test is about: in turn copies come to the wrong host.
+        assert rows("round_robin", x.gather())[0] != expected
+        print("done")
+    """
+    with job(tmp_path, hosts, program) as running:
+        assert running.succeed() == ["done\n"] * 4
+
+
 LOOP = """
 import os, pathlib, time
 import numpy as np

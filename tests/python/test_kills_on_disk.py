@@ -88,9 +88,10 @@ def kill_one(job: workers.Job, pause_s: float) -> None:
         'data.sort("key")',
         'data.join(other, on="key")',
         'data.join(other, on="key", how="full")',
+        'tm.sql("select a.key, b.other from a join b on a.key < b.key and b.key < a.key and a.value <> b.other", a=data, b=other)',
         "exchange",
     ],
-    ids=["sort", "join", "full join", "exchange"],
+    ids=["sort", "join", "full join", "join without keys", "exchange"],
 )
 def test_a_worker_that_is_killed_with_rows_on_disk(what: str, pause_s: float, tmp_path: Path) -> None:
     """Whoever waits for its rows must be told, whether it sorts, parts rows or joins parts, and what any of them had spilled is gone."""

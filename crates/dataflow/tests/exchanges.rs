@@ -431,3 +431,27 @@ fn own_reductions_and_odd_keys() {
     found.sort();
     assert_eq!(found, [("0".into(), 10), ("1.5".into(), 100), ("NaN".into(), 1 | 1000)]);
 }
+
+/// Of a worker with several copies a key must leave once: each further time is a row on the wire for nothing.
+#[test]
+fn a_key_leaves_a_worker_once() {
+    let of_batch = rows_schema();
+    let data: Data = Arc::new(move |copy| {
+        let rows: Vec<Row> = (0..1000).map(|row| (Some(row % 100), 1, f64::from(copy))).collect();
+        vec![batch(&of_batch, &rows)]
+    });
+    for (workers, copies, leaving) in [(2, 6, 200), (3, 3, 300), (1, 4, 400)] {
+        let exchange = KeyedReduce::new(["k"], Reduction::new().sum("n"));
+        let (kept, reports) = run(workers, (copies, 4), &data, &tight(), exchange);
+        let mut sums: Vec<(i64, i64)> = Vec::new();
+        for batch in kept.values().flatten() {
+            let column = |at: usize| batch.column(at).as_primitive::<Int64Type>().values();
+            sums.extend(column(0).iter().copied().zip(column(1).iter().copied()));
+        }
+        sums.sort_unstable();
+        assert_eq!(sums, (0..100).map(|key| (key, 10 * i64::from(copies))).collect::<Vec<_>>());
+        let edges = || reports.iter().flat_map(|report| &report.edges);
+        let sent: u64 = edges().filter(|edge| edge.edge.contains("-> reduce after")).map(|edge| edge.rows_sent).sum();
+        assert_eq!(sent, leaving, "{:?}", edges().map(|edge| (&edge.edge, edge.rows_sent)).collect::<Vec<_>>());
+    }
+}

@@ -116,7 +116,9 @@ proptest! {
     #[test]
     fn other_movers_keep_rows_and_order(
         workers in 1u32..=8, from in 1u32..6, to in 1u32..6, batches in 0usize..6, rows_max in 0usize..400, seed in 0u64..1000,
+        kind in 0usize..4,
     ) {
+        let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
         let (data, schema) = (mixed_data(seed, batches, rows_max), mixed_schema());
         let all = sorted_rows(&sent(&data, from));
 
@@ -130,10 +132,15 @@ proptest! {
 
         let kept = run(workers, (from, to), &data, &schema, Gather::to(to - 1));
         prop_assert!(kept.keys().all(|&copy| copy == to - 1));
+        prop_assert_eq!(all_rows(&kept), all.clone());
+        let kept = run(workers, (from, to), &data, &schema, Gather::to(to - 1).along(overlay));
+        prop_assert!(kept.keys().all(|&copy| copy == to - 1));
         prop_assert_eq!(all_rows(&kept), all);
         // With one source the order is the source's; direct edges have one source each.
-        let kept = run(workers, (1, to), &data, &schema, Gather::to(0));
-        prop_assert_eq!(rows(kept.get(&0).map_or(&[], Vec::as_slice)), rows(&data(0)));
+        for gather in [Gather::to(0), Gather::to(0).along(overlay)] {
+            let kept = run(workers, (1, to), &data, &schema, gather);
+            prop_assert_eq!(rows(kept.get(&0).map_or(&[], Vec::as_slice)), rows(&data(0)));
+        }
         let kept = run(workers, (from, from), &data, &schema, Direct);
         for copy in 0..from {
             prop_assert_eq!(rows(kept.get(&copy).map_or(&[], Vec::as_slice)), rows(&data(copy)));

@@ -28,7 +28,9 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::files::UNFINISHED;
 use crate::held::{HeldStore, Upload, abort, complete};
+use crate::local_files::LocalFolder;
 use crate::stores::{Location, StorageOptions, is_bucket, local_path, within};
+use crate::write::Output;
 
 /// The object that says that output is whole, as other programs look for it.
 const SUCCESS: &str = "_SUCCESS";
@@ -213,9 +215,36 @@ fn failed(path: &Path, error: &std::io::Error) -> DataSetError {
     DataSetError::Io(format!("{}: {error}", path.display()))
 }
 
-/// The URL of a local folder.
-pub(crate) fn folder_url(path: &Path) -> Result<Url> {
-    Url::from_directory_path(path).map_err(|()| DataSetError::Io(format!("{} is not an absolute path", path.display())))
+/// The hidden folder as writers know it: for our own formats, which write their files by themselves, by its path; for DataFusion's by a
+/// store that keeps what the disk says.
+pub(crate) enum Files {
+    Own(Url),
+    Stored(LocalFolder),
+}
+
+impl Files {
+    pub(crate) fn of(engine: &Engine, folder: &Path, output: &Output, partition_by: &[String]) -> Result<Self> {
+        if output.part_format(partition_by).is_none() {
+            return LocalFolder::open(engine, folder).map(Files::Stored);
+        }
+        let url = Url::from_directory_path(folder);
+        Ok(Files::Own(url.map_err(|()| DataSetError::Io(format!("{} is not an absolute path", folder.display())))?))
+    }
+
+    pub(crate) fn url(&self) -> &Url {
+        match self {
+            Files::Own(url) => url,
+            Files::Stored(folder) => &folder.url,
+        }
+    }
+
+    /// What the disk first refused, where that is known.
+    pub(crate) fn fault(&self) -> Option<DataSetError> {
+        match self {
+            Files::Own(_) => None,
+            Files::Stored(folder) => folder.fault(),
+        }
+    }
 }
 
 /// A name that no other write has.

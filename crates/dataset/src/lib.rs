@@ -6,7 +6,7 @@
 //! | `engine`  | threads and memory that queries run with; actions that can be cancelled    |
 //! | `dataset` | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
 //! | `distribute` | queries on all workers of a job                                      |
-//! | `join`    | joins of two DataSets; `hash_join` runs them within the memory budget       |
+//! | `join`    | joins of two DataSets; `join_exec` runs them within the memory budget       |
 //! | `within_memory` | steps in forms that can spill                                       |
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `map`     | functions of programs as steps                                            |
@@ -22,7 +22,7 @@
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
 //! | `stream`  | queries over streams: windows of event time                               |
 //! | `sources` | which files a query reads, for its errors                                 |
-//! | `write`   | files of DataSets, all or nothing: `commit`, and `held` in object stores   |
+//! | `write`   | files of DataSets, all or nothing: `commit`, and `held` in object stores; `local_files` tells what the disk says |
 //! | `error`   | `DataSetError`: every message stands alone                                 |
 #![warn(missing_docs)]
 
@@ -35,11 +35,12 @@ pub mod expr;
 mod file_table;
 mod files;
 mod group;
-mod hash_join;
 mod held;
 mod join;
+mod join_exec;
 mod lenient;
 mod lines;
+mod local_files;
 mod map;
 mod part_sink;
 mod parts;

@@ -12,7 +12,7 @@ use datafusion::physical_plan::limit::LocalLimitExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use tidemill_dataflow::memory::Governor;
 
-use crate::hash_join::JoinExec;
+use crate::join_exec::JoinExec;
 
 /// Of the budget, what the first rows of a sorted table may take that are held in memory.
 const TOP_SHARE: u64 = 16;

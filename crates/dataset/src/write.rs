@@ -24,7 +24,7 @@ use tidemill_dataflow::memory::Governor;
 
 use url::Url;
 
-use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, when_full, write_id};
+use crate::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_full, write_id};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
@@ -145,9 +145,9 @@ impl DataSet {
             Target::Folder(path) => {
                 let commit = FolderCommit::begin(&path, overwrite)?;
                 let schema = self.schema();
-                let folder = folder_url(&commit.hidden)?;
-                let rows = self.write_into(engine, &folder, &output, partition_by, "", reading).await;
-                let ended = rows.and_then(|rows| {
+                let files = Files::of(engine, &commit.hidden, &output, &partition_by)?;
+                let rows = self.write_into(engine, files.url(), &output, partition_by, "", reading).await;
+                let ended = rows.map_err(|error| files.fault().unwrap_or(error)).and_then(|rows| {
                     commit.end(if rows == 0 { empty_file(&output, &schema, "")? } else { None })?;
                     Ok(rows)
                 });

@@ -85,9 +85,18 @@ def all_gather(*, along: str = "binomial") -> Exchange:
     return broadcast(along=along)
 
 
-def gather(to: int = 0) -> Exchange:
-    """Everything to copy `to`; the others get nothing."""
-    return Exchange(lambda _: NativeExchange.gather(to))
+def gather(to: int = 0, *, along: str | None = None) -> Exchange:
+    """Everything to copy `to`; the others get nothing.
+
+    Parameters
+    ----------
+    to : int, default=0
+        The copy.
+    along : {"binomial", "binary", "flat", "chain"}, optional
+        A tree of workers, hosts first, each of which hands on what those below it send, small messages together: for little from many
+        workers on many hosts. By default every copy sends to `to` by itself.
+    """
+    return Exchange(lambda _: NativeExchange.gather(to, along))
 
 
 def partition(

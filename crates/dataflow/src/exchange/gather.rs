@@ -1,26 +1,42 @@
 //! Everything to one copy, in order of arrival; the batches of one source copy keep their order.
 
+use std::sync::Arc;
+
 use arrow::datatypes::SchemaRef;
 
+use super::tree::{OUT, UP, connect_root, up_a_tree};
 use super::{Ends, Exchange};
-use crate::flow::{Lowering, Mover};
+use crate::flow::{Item, Lowering, Mover};
+use crate::graph::{Executor, TaskFactory};
+use crate::overlay::Overlay;
 
 /// See the module. The other copies of the target get nothing.
+///
+/// Directly, unless told: each source copy sends to the target by itself, and nothing is handed on. Along a tree a worker hands on what
+/// those below it send, small batches together: where many workers on many hosts send little, fewer messages cross, to fewer ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gather {
     root: u32,
+    overlay: Option<Overlay>,
 }
 
 impl Gather {
     /// To copy `root`; 0 by default.
     pub fn to(root: u32) -> Self {
-        Gather { root }
+        Gather { root, overlay: None }
+    }
+
+    /// Along this kind of tree. Marks do not go along: a graph that makes checkpoints cannot have it.
+    #[must_use]
+    pub fn along(self, overlay: Overlay) -> Self {
+        Gather { overlay: Some(overlay), ..self }
     }
 }
 
 impl Exchange for Gather {
     fn describe(&self) -> String {
-        format!("gather to copy {}", self.root)
+        let along = self.overlay.map(|overlay| format!(" along {overlay:?}").to_lowercase());
+        format!("gather to copy {}{}", self.root, along.unwrap_or_default())
     }
 
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
@@ -31,8 +47,32 @@ impl Exchange for Gather {
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
-        let source = lowering.sources()[0];
-        let map = vec![Some(self.root); lowering.workers_of(source).len()];
-        lowering.connect(source, lowering.target(), Mover::Map(map));
+        let (source, target) = (lowering.sources()[0], lowering.target());
+        let Some(overlay) = self.overlay else {
+            let map = vec![Some(self.root); lowering.workers_of(source).len()];
+            return lowering.connect(source, target, Mover::Map(map));
+        };
+        let root = lowering.workers_of(target)[self.root as usize];
+        let schema = SchemaRef::clone(&lowering.source_schemas()[0]);
+        let out = up_a_tree(lowering, "gather", (source, &schema), (overlay, root), Executor::Pool, hand_on(root));
+        connect_root(lowering, out, root, self.root);
     }
+}
+
+/// Sends on all that comes, as long as somebody takes it.
+fn hand_on(root: u32) -> TaskFactory {
+    Arc::new(move |mut inputs, outputs, context| {
+        Box::pin(async move {
+            let mut outputs = outputs.into_ports();
+            let output = &mut outputs[if context.worker() == root { OUT } else { UP }];
+            while output.is_wanted()
+                && let Some((_, item)) = inputs.recv_any(|_| true).await?
+            {
+                if let Some(Item::Batch(batch)) = item {
+                    output.send(batch).await?;
+                }
+            }
+            Ok(())
+        })
+    })
 }

@@ -1,5 +1,5 @@
-//! Rows of one key become one row, at the copy that owns the key. They are reduced at the sender first, so that a key crosses
-//! once from each copy, however many rows it has.
+//! Rows of one key become one row, at the copy that owns the key. They are reduced at the sender first, and what the copies of one worker
+//! have made of them once more, so that a key leaves a worker once, however many rows it has.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use arrow::datatypes::SchemaRef;
 
 use super::{Ends, Exchange, Partition, columns};
 use crate::error::TaskError;
-use crate::flow::{Input, Item, Lowering, Port, Stage};
+use crate::flow::{Input, Item, Lowering, Mover, Port, Stage};
 use crate::graph::{Executor, TaskFactory};
 use crate::local::reduce::{Reduce, Reducer};
 use crate::run::TaskContext;
@@ -43,9 +43,29 @@ impl Exchange for KeyedReduce {
         let before = stage(lowering, "reduce before", source, &self.keys, &self.reduce);
         let after = stage(lowering, "reduce after", target, &self.keys, &self.reduce);
         lowering.connect_direct(source, before.input(0));
+        let reduced = self.combined(lowering, source, before.output(0));
         let mover = Partition::by_key(self.keys.clone()).mover(&schema, lowering.workers_of(target).len() as u32);
-        lowering.connect(before.output(0), after.input(0), mover);
+        lowering.connect(reduced, after.input(0), mover);
         lowering.connect_direct(after.output(0), target);
+    }
+}
+
+impl KeyedReduce {
+    /// What leaves the workers of `source`, whose copies have been `reduced`: once more together, where a worker has several of them and
+    /// there are others to send to.
+    fn combined(&self, lowering: &mut Lowering<'_>, source: Port, reduced: Port) -> Port {
+        let copies = lowering.workers_of(source).to_vec();
+        let mut workers = copies.clone();
+        workers.sort_unstable();
+        workers.dedup();
+        if workers.len() == copies.len() || lowering.workers() == 1 {
+            return reduced;
+        }
+        let of_worker = |worker| workers.binary_search(worker).expect("it is one of them") as u32;
+        let map = copies.iter().map(|worker| Some(of_worker(worker))).collect();
+        let combine = stage_on(lowering, "combine", workers.clone(), &self.keys, &self.reduce, 1);
+        lowering.connect(reduced, combine.input(0), Mover::Map(map));
+        combine.output(0)
     }
 }
 

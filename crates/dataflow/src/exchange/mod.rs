@@ -4,9 +4,9 @@
 //! |--------------------|--------------------------------------------------------------------|---------------------------------|
 //! | [`Direct`]         | the copy with the sender's number                                  | one mover                       |
 //! | [`Broadcast`]      | every copy                                                         | one mover over a tree           |
-//! | [`Gather`]         | one copy                                                           | one mover                       |
+//! | [`Gather`]         | one copy                                                           | one mover, or a tree            |
 //! | [`Partition`]      | the copy that owns its key, comes next in turn, or a function names | one mover                       |
-//! | [`KeyedReduce`]    | the copy that owns its key, reduced to one row for each key         | reduce, partition, reduce       |
+//! | [`KeyedReduce`]    | the copy that owns its key, reduced to one row for each key         | reduce, combine, partition, reduce |
 //! | [`KeyedGather`]    | the copy that owns its key, one key after the other                 | partition, sort                 |
 //! | [`Reduce`]         | one copy, all reduced to one row                                    | reduce, a tree that combines    |
 //! | [`AllReduce`]      | every copy, all reduced to one row                                  | the same, broadcast             |
@@ -27,6 +27,7 @@ mod keyed_reduce;
 mod partition;
 mod reduce;
 mod sort;
+mod tree;
 mod union;
 
 use arrow::datatypes::SchemaRef;

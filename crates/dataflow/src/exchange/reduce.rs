@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 
 use super::keyed_reduce::{drain, new_reducer, stage};
+use super::tree::{OUT, UP, connect_root, up_a_tree};
 use super::{Ends, Exchange};
 use crate::flow::{Lowering, Mover, Port};
 use crate::graph::{Executor, TaskFactory};
@@ -57,9 +58,7 @@ impl Exchange for Reduce {
         let target = lowering.target();
         let root = lowering.workers_of(target)[self.root as usize];
         let result = combine_up(lowering, &self.reduction, self.overlay, root);
-        let mut map = vec![None; lowering.workers_of(result).len()];
-        map[root as usize] = Some(self.root);
-        lowering.connect(result, target, Mover::Map(map));
+        connect_root(lowering, result, root, self.root);
     }
 }
 
@@ -108,8 +107,6 @@ fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overl
     let before = stage(lowering, "reduce before", source, &[], reduction);
     lowering.connect_direct(source, before.input(0));
 
-    let members = lowering.workers_of(source).to_vec();
-    let tree = lowering.tree(overlay, root, &members);
     let schema = SchemaRef::clone(lowering.target_schema());
     let (reduce, of_stage) = (reduction.clone(), SchemaRef::clone(&schema));
     let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
@@ -121,21 +118,13 @@ fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overl
             }
             let mut reduced = reducer.finish()?;
             let mut outputs = outputs.into_ports();
-            // The first goes up, the second out.
-            let output = &mut outputs[usize::from(context.worker() == root)];
+            let output = &mut outputs[if context.worker() == root { OUT } else { UP }];
             while let Some(batch) = reduced.next_batch()? {
                 output.send(batch).await?;
             }
             Ok(())
         })
     });
-    let everywhere: Vec<u32> = (0..lowering.workers()).collect();
-    let schemas = vec![SchemaRef::clone(&schema), schema];
     let executor = if reduction.is_function() { Executor::Thread } else { Executor::Pool };
-    let combine = lowering.stage("combine", everywhere, 2, schemas, executor, factory);
-    let own = members.iter().map(|&worker| Some(worker)).collect();
-    lowering.connect(before.output(0), combine.input(0), Mover::Map(own));
-    // An edge from the stage to itself, but never from a copy to itself or back: a tree.
-    lowering.connect(combine.output(0), combine.input(1), Mover::Map(tree.parent));
-    combine.output(1)
+    up_a_tree(lowering, "combine", (before.output(0), &schema), (overlay, root), executor, factory)
 }

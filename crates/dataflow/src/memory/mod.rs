@@ -155,6 +155,11 @@ impl Governor {
         self.0.spilled_bytes.load(Ordering::Relaxed)
     }
 
+    /// Counts what has been written there by others than [`SpillWriter`].
+    pub fn count_spilled(&self, bytes: u64) {
+        self.0.spilled_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// The largest size of the process that was seen.
     pub fn process_bytes_max(&self) -> u64 {
         self.0.process_bytes_max.load(Ordering::Relaxed)

@@ -5,12 +5,14 @@ use arrow::datatypes::SchemaRef;
 
 use super::{Governor, SpillFile, SpillWriter};
 use crate::error::TaskError;
-use crate::flow::Scatter;
+use crate::flow::{Scatter, batch_bytes};
 
 /// Parts at once. Each level takes other bits of the hash, and not those that buckets are made of.
 const PARTS: u32 = 32;
 /// Rows of a block, at most.
 const BLOCK_ROWS: usize = 8192;
+/// Bytes of a block, about, at most: who reads a part has a block in memory, however long its rows are.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// Leaves the hash of each row's key in the vector.
 pub type HashKeys = Box<dyn Fn(&RecordBatch, &mut Vec<u64>) -> Result<(), TaskError> + Send>;
@@ -56,8 +58,10 @@ impl Partitions {
 
     fn flush(&mut self) -> Result<(), TaskError> {
         for (part, rows) in self.scatter.drain()? {
-            for from in (0..rows.num_rows()).step_by(BLOCK_ROWS) {
-                let block = rows.slice(from, (rows.num_rows() - from).min(BLOCK_ROWS));
+            let row_bytes = batch_bytes(&rows) as usize / rows.num_rows().max(1);
+            let block_rows = (BLOCK_BYTES / row_bytes.max(1)).clamp(1, BLOCK_ROWS);
+            for from in (0..rows.num_rows()).step_by(block_rows) {
+                let block = rows.slice(from, (rows.num_rows() - from).min(block_rows));
                 self.writers[part as usize].write(&block)?;
             }
         }

@@ -20,7 +20,7 @@ use tidemill_dataflow::memory::Governor;
 
 use super::broadcast::BroadcastSmaller;
 use super::stages::collects_left;
-use crate::hash_join::gives_left_rows;
+use crate::join_exec::gives_left_rows;
 use crate::within_memory::WithinMemory;
 
 /// A query's plan and the session to run it in.

@@ -33,7 +33,7 @@ use tidemill_dataflow::exchange::{Exchange, Sort, SortKey};
 
 use super::arrival::Arrival;
 use crate::error::{DataSetError, Result};
-use crate::hash_join::JoinExec;
+use crate::join_exec::JoinExec;
 use crate::parts::PartsExec;
 use crate::reading::Reading;
 

@@ -17,7 +17,7 @@ use url::Url;
 use super::prepare::prepare;
 use super::stages::{Kind, Stages};
 use super::{ActionError, To, Watch, Workers};
-use crate::commit::{FolderCommit, HeldFolder, ObjectCommit, Target, folder_url, when_full, write_id};
+use crate::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_full, write_id};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
@@ -79,15 +79,19 @@ impl Workers {
         let hidden = commit.as_ref().map(|commit| commit.hidden.display().to_string());
         let hidden = PathBuf::from(self.tell(0, hidden.unwrap_or_default())?);
         let seen = match hidden.is_dir() {
-            true => folder_url(&hidden),
+            true => Files::of(engine, &hidden, query.output, &query.partition_by),
             false => Err(DataSetError::Io(format!(
                 "{}, made by worker 0, is not seen here: all workers must share the folder",
                 hidden.display()
             ))),
         };
-        let folder = self.agree(seen)?;
+        let files = self.agree(seen)?;
         let (schema, output) = (query.set.schema(), query.output);
-        let rows = self.write_into(engine, query, &folder, "", watch)?;
+        let written = self.write_into(engine, query, files.url(), "", watch);
+        if let Err(ActionError::DataSet(_)) = &written {
+            self.agree(files.fault().map_or(Ok(()), Err))?;
+        }
+        let rows = written?;
         let ended =
             commit.map_or(Ok(()), |commit| commit.end(if rows == 0 { empty_file(output, &schema, "")? } else { None }));
         self.agree(ended)?;

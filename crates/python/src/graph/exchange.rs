@@ -152,8 +152,13 @@ impl NativeExchange {
     }
 
     #[staticmethod]
-    fn gather(to: u32) -> Self {
-        of(Gather::to(to))
+    #[pyo3(signature = (to, along = None))]
+    fn gather(to: u32, along: Option<&str>) -> PyResult<Self> {
+        let gather = Gather::to(to);
+        Ok(of(match along {
+            Some(along) => gather.along(overlay(along)?),
+            None => gather,
+        }))
     }
 
     /// By key; `owners` names the copy of each bucket.

@@ -8,8 +8,11 @@ use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 use datafusion::physical_expr::LexOrdering;
 use datafusion::physical_plan::empty::EmptyExec;
+use datafusion::physical_plan::metrics::Count;
 use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{ExecutionPlan, SendableRecordBatchStream};
+use futures::StreamExt;
 use tidemill_dataflow::memory::{Governor, Reservation};
 
 use super::slot::Slot;
@@ -20,12 +23,13 @@ const SORT_BYTES_MIN: u64 = 16 << 20;
 /// Of it, kept for merging.
 const MERGE_BYTES: usize = 4 << 20;
 
-/// Sorts rows; on disk, what of them does not fit beside the parts that are joined meanwhile.
+/// Sorts rows; on disk, what of them does not fit beside the parts that are joined meanwhile. Bytes of that are added to `spilled_bytes`.
 pub(super) fn in_order(
     rows: SendableRecordBatchStream,
     order: &LexOrdering,
     context: &TaskContext,
     governor: &Governor,
+    spilled_bytes: Count,
 ) -> Result<SendableRecordBatchStream> {
     let input: Arc<dyn ExecutionPlan> = Arc::new(EmptyExec::new(rows.schema()));
     let slot = Slot::over(&input);
@@ -33,7 +37,17 @@ pub(super) fn in_order(
     let memory = SortMemory { held: governor.reservation("join") };
     let config = context.session_config().clone().with_sort_spill_reservation_bytes(MERGE_BYTES);
     let context = with_memory(context, Arc::new(memory)).with_session_config(config);
-    SortExec::new(order.clone(), slot).execute(0, Arc::new(context))
+    let sort = SortExec::new(order.clone(), slot);
+    let sorted = sort.execute(0, Arc::new(context))?;
+    let (schema, governor, mut counted) = (sorted.schema(), governor.clone(), 0);
+    // All that a sort spills it has spilled before it gives out rows.
+    let sorted = sorted.inspect(move |_| {
+        let spilled = sort.metrics().and_then(|metrics| metrics.spilled_bytes()).unwrap_or(0);
+        spilled_bytes.add(spilled - counted);
+        governor.count_spilled((spilled - counted) as u64);
+        counted = spilled;
+    });
+    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, sorted)))
 }
 
 /// The memory of one sort. It is not that of other queries' steps: a join holds most of theirs while its rows are sorted.

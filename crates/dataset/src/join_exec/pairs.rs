@@ -18,7 +18,6 @@ use datafusion::execution::TaskContext;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::coop::make_cooperative;
 use datafusion::physical_plan::empty::EmptyExec;
-use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 use datafusion::physical_plan::limit::LimitStream;
 use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
@@ -34,6 +33,7 @@ use tidemill_dataflow::memory::{Governor, HashKeys, Partitions, SpillFile};
 
 use super::build::{Build, Held};
 use super::order::in_order;
+use super::planned::Planned;
 use super::slot::{Promise, Slot};
 use crate::distribute::as_planned;
 use crate::error::DataSetError;
@@ -74,7 +74,7 @@ pub(super) enum Other {
 /// See the module.
 #[derive(Clone)]
 pub(super) struct Joining {
-    pub(super) join: Arc<HashJoinExec>,
+    pub(super) join: Planned,
     /// In which memory has been reserved.
     pub(super) context: Arc<TaskContext>,
     pub(super) governor: Governor,
@@ -151,17 +151,17 @@ impl Joining {
                 stream::select_all(all.collect::<Result<Vec<_>>>()?).boxed()
             }
         };
-        let (fetch, metrics) = (self.join.fetch(), BaselineMetrics::new(&self.metrics, self.partition));
+        let (fetch, metrics) = (self.join.exec().fetch(), BaselineMetrics::new(&self.metrics, self.partition));
         let rows = self.clone().with_parts(left, right).await?;
-        let rows = match self.join.properties().output_ordering() {
-            Some(order) => in_order(rows, order, &self.context, &self.governor)?,
+        let rows = match self.join.exec().properties().output_ordering() {
+            Some(order) => in_order(rows, order, &self.context, &self.governor, self.spilled_bytes.clone())?,
             None => rows,
         };
         Ok(Box::pin(LimitStream::new(rows, 0, fetch, metrics)))
     }
 
     fn nothing(&self) -> SendableRecordBatchStream {
-        Box::pin(EmptyRecordBatchStream::new(self.join.schema()))
+        Box::pin(EmptyRecordBatchStream::new(self.join.exec().schema()))
     }
 
     /// Parts the other side too, and joins the parts.
@@ -171,7 +171,7 @@ impl Joining {
         right: impl Stream<Item = Result<RecordBatch>>,
     ) -> Result<SendableRecordBatchStream> {
         let has_null = AtomicBool::new(false);
-        let key = self.join.null_aware.then(|| Arc::clone(&self.join.on()[0].1));
+        let key = self.join.is_null_aware().then(|| Arc::clone(&self.join.on()[0].1));
         let right = right.map(|batch| {
             let batch = batch?;
             if let Some(key) = &key {
@@ -184,7 +184,7 @@ impl Joining {
             // Of what is compared with a null nobody knows that it is not in there.
             return Ok(self.nothing());
         }
-        self.drops_null_keys = self.join.null_aware && right.iter().any(|part| part.rows() > 0);
+        self.drops_null_keys = self.join.is_null_aware() && right.iter().any(|part| part.rows() > 0);
         Ok(Arc::new(self).pairs(left, right, 1))
     }
 
@@ -196,9 +196,10 @@ impl Joining {
         level: u32,
     ) -> Result<Vec<Arc<SpillFile>>> {
         let on = self.join.on().iter();
-        let (schema, keys) = match side {
-            JoinSide::Left => (self.join.left().schema(), on.map(|(left, _)| Arc::clone(left)).collect()),
-            _ => (self.join.right().schema(), on.map(|(_, right)| Arc::clone(right)).collect()),
+        let schema = self.join.schema_of(side);
+        let keys = match side {
+            JoinSide::Left => on.map(|(left, _)| Arc::clone(left)).collect(),
+            _ => on.map(|(_, right)| Arc::clone(right)).collect(),
         };
         let mut parts = Partitions::new(&self.governor, &schema, hash(keys), level).map_err(failed)?;
         let mut rows = pin!(rows);
@@ -219,7 +220,7 @@ impl Joining {
     ) -> SendableRecordBatchStream {
         let left_rows_of_all = left.iter().map(|part| part.rows()).sum();
         let pairs = left.into_iter().zip(right).map(move |(left, right)| Pair { left, right, level, left_rows_of_all });
-        let schema = self.join.schema();
+        let schema = self.join.exec().schema();
         let some = pairs.filter(|pair| pair.left.rows() + pair.right.rows() > 0);
         let rows = stream::iter(some).then(move |pair| Arc::clone(&self).pair(pair)).try_flatten();
         Box::pin(RecordBatchStreamAdapter::new(schema, rows))
@@ -239,7 +240,7 @@ impl Joining {
                     return Ok(self.pairs(left, right, pair.level + 1));
                 }
             }
-            self.join(build, rows_of(&pair.right)?, *self.join.join_type(), JoinSide::Left)
+            self.join(build, rows_of(&pair.right)?, self.join.kind(), JoinSide::Left)
         };
         joined.boxed()
     }
@@ -261,8 +262,8 @@ impl Joining {
 
     /// A pair with a heavy key.
     fn in_pieces(self: Arc<Self>, pair: Pair) -> Result<SendableRecordBatchStream> {
-        let (schema, pair) = (self.join.schema(), Arc::new(pair));
-        let rows = match *self.join.join_type() {
+        let (schema, pair) = (self.join.exec().schema(), Arc::new(pair));
+        let rows = match self.join.kind() {
             kind @ (JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark) => {
                 self.pieces(pair, kind, JoinSide::Right)?
             }
@@ -323,21 +324,10 @@ impl Joining {
         kind: JoinType,
         build_side: JoinSide,
     ) -> Result<SendableRecordBatchStream> {
-        let side = |input: &Arc<dyn ExecutionPlan>| Slot::over(&(Arc::new(EmptyExec::new(input.schema())) as _));
-        let (left, right) = (side(self.join.left()), side(self.join.right()));
-        let sides: Vec<Arc<dyn ExecutionPlan>> = vec![Arc::clone(&left) as _, Arc::clone(&right) as _];
-        let builder = self.join.builder().reset_state().with_type(kind).with_null_aware(false).with_fetch(None);
-        let builder = match (self.join.join_type(), kind) {
-            // Half of a full join, which has columns of one side only.
-            (JoinType::Full, JoinType::RightAnti) => builder.with_projection(None),
-            _ => builder,
-        };
-        let join = builder.with_partition_mode(PartitionMode::Partitioned).with_new_children(sides)?.build()?;
-        let (plan, schema): (Arc<dyn ExecutionPlan>, _) = match build_side {
-            JoinSide::Left => (Arc::new(join), self.join.left().schema()),
-            _ => (join.swap_inputs(PartitionMode::Partitioned)?, self.join.right().schema()),
-        };
-        let (build, held) = build.hand_over(schema);
+        let slot = |side| Slot::over(&(Arc::new(EmptyExec::new(self.join.schema_of(side))) as _));
+        let (left, right) = (slot(JoinSide::Left), slot(JoinSide::Right));
+        let plan = self.join.of_parts(Arc::clone(&left) as _, Arc::clone(&right) as _, kind, build_side)?;
+        let (build, held) = build.hand_over(self.join.schema_of(build_side));
         let probe = held.probe(probe);
         let (of_left, of_right) = if build_side == JoinSide::Left { (build, probe) } else { (probe, build) };
         left.give(0, of_left);
@@ -347,15 +337,15 @@ impl Joining {
 
     /// Right rows without a partner, as a full join gives them.
     fn beside_nulls(&self, right: &RecordBatch) -> Result<RecordBatch> {
-        let left = self.join.left().schema();
+        let left = self.join.schema_of(JoinSide::Left);
         let nulls = left.fields().iter().map(|field| new_null_array(field.data_type(), right.num_rows()));
         let all: Vec<ArrayRef> = nulls.chain(right.columns().iter().cloned()).collect();
-        let columns = match &self.join.projection {
+        let columns = match self.join.projection() {
             Some(chosen) => chosen.iter().map(|&at| Arc::clone(&all[at])).collect(),
             None => all,
         };
         let options = RecordBatchOptions::new().with_row_count(Some(right.num_rows()));
-        Ok(RecordBatch::try_new_with_options(self.join.schema(), columns, &options)?)
+        Ok(RecordBatch::try_new_with_options(self.join.exec().schema(), columns, &options)?)
     }
 }
 
@@ -367,8 +357,15 @@ fn rows_of(part: &SpillFile) -> Result<SendableRecordBatchStream> {
     Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(Arc::clone(part.schema()), batches))))
 }
 
-/// Hashes of keys: others than those by which rows have come to this partition.
+/// Hashes of keys, others than those by which rows have come to this partition; without keys all rows stay together.
 fn hash(keys: Vec<Arc<dyn PhysicalExpr>>) -> HashKeys {
+    if keys.is_empty() {
+        return Box::new(|rows, hashes| {
+            hashes.clear();
+            hashes.resize(rows.num_rows(), 0);
+            Ok(())
+        });
+    }
     let hasher = KeyHasher::new((0..keys.len()).collect());
     Box::new(move |rows, hashes| {
         let values = keys.iter().map(|key| Ok(("", value(key, rows)?))).collect::<Result<Vec<_>>>()?;

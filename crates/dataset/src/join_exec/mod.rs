@@ -1,14 +1,15 @@
-//! Hash joins within the memory budget. DataFusion's own hold their build side, the left one, in memory, and end the query when it
-//! does not fit.
+//! Joins within the memory budget. DataFusion's own ([`planned`]) hold their build side, the left one, in memory, and when it does
+//! not fit they end the query; or, of those without keys, some spill, but give out left rows once for each partition of the other side.
 //!
 //! [`JoinExec`] collects the build side, of each partition, or the one that all of them share. If it fits, it is handed to
 //! DataFusion's join as it is, and so is the other side: nothing is copied. If not, both sides go to disk, parted by the hash of
-//! their keys, and each pair of parts becomes a join of its own ([`pairs`]). Steps above may count on the order that rows of the
-//! other side had: those of the pairs are sorted so again ([`order`]).
+//! their keys, and each pair of parts becomes a join of its own ([`pairs`]); without keys there is one pair. Steps above may count
+//! on the order that rows of the other side had: those of the pairs are sorted so again ([`order`]).
 
 mod build;
 mod order;
 mod pairs;
+mod planned;
 mod slot;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,6 @@ use datafusion::execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, PartitionMode};
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
@@ -36,12 +36,13 @@ use tidemill_dataflow::memory::Governor;
 
 use crate::stream::has_stream;
 use pairs::{Building, Joining, Other, Whole};
+use planned::Planned;
 use slot::{Slot, promised};
 
-/// Does what a [`HashJoinExec`] would do.
+/// Does what the join of DataFusion in it would do.
 pub(crate) struct JoinExec {
     /// Over slots in the place of its inputs.
-    join: Arc<HashJoinExec>,
+    join: Planned,
     left: Arc<Slot>,
     right: Arc<Slot>,
     governor: Governor,
@@ -54,29 +55,23 @@ pub(crate) struct JoinExec {
 impl JoinExec {
     /// `None` over streams, whose joins are others.
     pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
-        let join = node.downcast_ref::<HashJoinExec>()?;
+        let [left, right] = node.children()[..] else { return None };
         if has_stream(node) {
             return None;
         }
-        JoinExec::over(join.left(), join.right(), join.builder(), governor).ok()
+        let (left, right) = (Slot::over(left), Slot::over(right));
+        let join = Planned::over(node.as_ref(), Arc::clone(&left) as _, Arc::clone(&right) as _)?.ok()?;
+        Some(JoinExec::of(join, left, right, governor))
     }
 
-    fn over(
-        left: &Arc<dyn ExecutionPlan>,
-        right: &Arc<dyn ExecutionPlan>,
-        join: HashJoinExecBuilder,
-        governor: &Governor,
-    ) -> Result<Self> {
-        let (left, right) = (Slot::over(left), Slot::over(right));
-        let sides: Vec<Arc<dyn ExecutionPlan>> = vec![Arc::clone(&left) as _, Arc::clone(&right) as _];
-        let join = Arc::new(join.with_new_children(sides)?.build()?);
+    fn of(join: Planned, left: Arc<Slot>, right: Arc<Slot>, governor: &Governor) -> Self {
         let (governor, shared) = (governor.clone(), Mutex::default());
-        Ok(JoinExec { join, left, right, governor, shared, metrics: ExecutionPlanMetricsSet::new() })
+        JoinExec { join, left, right, governor, shared, metrics: ExecutionPlanMetricsSet::new() }
     }
 
     /// Whether all partitions share a build side.
     pub(crate) fn collects_left(&self) -> bool {
-        *self.join.partition_mode() == PartitionMode::CollectLeft
+        self.join.collects_left()
     }
 
     /// The build side of a partition, of which reading begins when it is first waited for.
@@ -96,14 +91,14 @@ pub(crate) fn gives_left_rows(kind: JoinType) -> bool {
 
 impl fmt::Debug for JoinExec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JoinExec").field("join", &self.join).finish_non_exhaustive()
+        f.debug_struct("JoinExec").field("join", &self.join.plan()).finish_non_exhaustive()
     }
 }
 
 impl DisplayAs for JoinExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JoinExec, as ")?;
-        self.join.fmt_as(t, f)
+        self.join.exec().fmt_as(t, f)
     }
 }
 
@@ -113,7 +108,7 @@ impl ExecutionPlan for JoinExec {
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
-        self.join.properties()
+        self.join.exec().properties()
     }
 
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
@@ -124,11 +119,11 @@ impl ExecutionPlan for JoinExec {
         &self,
         see: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
     ) -> Result<TreeNodeRecursion> {
-        self.join.apply_expressions(see)
+        self.join.exec().apply_expressions(see)
     }
 
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
-        self.join.dynamic_expressions_produced()
+        self.join.exec().dynamic_expressions_produced()
     }
 
     fn replace_children(
@@ -136,7 +131,7 @@ impl ExecutionPlan for JoinExec {
         children: Vec<Arc<dyn ExecutionPlan>>,
         _: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let join = replace_children_if_necessary(Arc::clone(&self.join) as _, children)?;
+        let join = replace_children_if_necessary(self.join.plan(), children)?;
         Ok(match JoinExec::instead_of(&join, &self.governor) {
             Some(join) => Arc::new(join),
             None => join,
@@ -149,13 +144,14 @@ impl ExecutionPlan for JoinExec {
 
     /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join within.
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
-        let join = self.join.builder().reset_state();
-        Ok(Arc::new(JoinExec::over(self.left.input(), self.right.input(), join, &self.governor)?))
+        let (left, right) = (Slot::over(self.left.input()), Slot::over(self.right.input()));
+        let join = self.join.reset(Arc::clone(&left) as _, Arc::clone(&right) as _)?;
+        Ok(Arc::new(JoinExec::of(join, left, right, &self.governor)))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let joining = Joining {
-            join: Arc::clone(&self.join),
+            join: self.join.clone(),
             context: Arc::new(with_memory(&context, Arc::new(UnboundedMemoryPool::default()))),
             governor: self.governor.clone(),
             partition,
@@ -174,7 +170,7 @@ impl ExecutionPlan for JoinExec {
         };
         let right = self.right.input();
         let is_one = right.output_partitioning().partition_count() == 1;
-        let other = if self.collects_left() && gives_left_rows(*self.join.join_type()) && !is_one {
+        let other = if self.collects_left() && gives_left_rows(self.join.kind()) && !is_one {
             Other::All(Arc::clone(right), context)
         } else {
             Other::Rows(right.execute(partition, context)?)
@@ -183,14 +179,14 @@ impl ExecutionPlan for JoinExec {
         self.right.give(partition, rows);
         // It is there from the beginning: partitions that make a filter of their keys together wait for each other, and one that is
         // dropped tells the others not to.
-        let rows = self.join.execute(partition, Arc::clone(&joining.context))?;
+        let rows = self.join.exec().execute(partition, Arc::clone(&joining.context))?;
         let rows = stream::once(joining.run(building, other, Whole { probe, rows })).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
         let mut all = self.metrics.clone_inner();
-        self.join.metrics()?.iter().for_each(|metric| all.push(Arc::clone(metric)));
+        self.join.exec().metrics()?.iter().for_each(|metric| all.push(Arc::clone(metric)));
         Some(all)
     }
 }

@@ -1,10 +1,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray, StringViewArray};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::logical_expr::Expr;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::{LexOrdering, PhysicalSortExpr};
+use datafusion::physical_plan::metrics::Count;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::TryStreamExt;
 
+use super::order::in_order;
 use crate::dataset::{DataSet, Explain};
 use crate::engine::{Engine, EngineConfig};
 use crate::expr::{binary, column};
@@ -210,4 +216,89 @@ fn spilling_is_told() {
         let join = text.lines().find(|line| line.contains("JoinExec, as HashJoinExec")).unwrap();
         assert_eq!(join.contains("spilled_bytes=") && !join.contains("spilled_bytes=0"), spills, "{join}");
     }
+}
+
+/// Rows with long texts, in batches that go to several partitions.
+fn long_rows(engine: &Engine, rows: i64) -> DataSet {
+    let batch = |from: i64| {
+        let rows = from..from + 500;
+        let texts = rows.clone().map(|row| format!("{row} {row:0300}"));
+        let columns: [(&str, ArrayRef); 2] = [
+            ("v", Arc::new(Int64Array::from_iter_values(rows))),
+            ("s", Arc::new(StringViewArray::from_iter_values(texts))),
+        ];
+        RecordBatch::try_from_iter(columns).unwrap()
+    };
+    let batches: Vec<_> = (0..rows).step_by(500).map(batch).collect();
+    DataSet::from_batches(engine, batches[0].schema(), &batches).unwrap()
+}
+
+/// Without keys there is nothing to part rows by: whatever the kind of the join, and however many partitions the other side has, rows come
+/// out as in memory, and those without a partner once.
+#[test]
+fn joins_without_keys_go_to_disk() {
+    // Texts of both in it, so that both sides carry theirs.
+    let near = "abs(a.v - 2 * b.v) < 2 and a.v % 3 <> 0 and a.s <> b.s";
+    let joined = |kind: &str| format!("select a.v, b.v as u, a.s, b.s as t from a {kind} join b on {near}");
+    let queries = [
+        joined("inner"),
+        joined("left"),
+        joined("right"),
+        joined("full"),
+        format!("select v, s from a where exists (select 1 from b where {near})"),
+        format!("select v, s from a where not exists (select 1 from b where {near})"),
+        format!("select v, s from b where exists (select 1 from a where {near})"),
+        format!("select v, s from b where not exists (select 1 from a where {near})"),
+        format!("select v, s from a where v < 9 or exists (select 1 from b where {near})"),
+        "select count(*), sum(a.v * b.v), sum(length(a.s) + length(b.s)) from a cross join b".to_owned(),
+    ];
+    for threads in [1, 2] {
+        let engines = [None, Some(1 << 20)].map(|memory_bytes| Arc::new(engine(memory_bytes, threads)));
+        for query in &queries {
+            let [in_memory, on_disk] = engines.each_ref().map(|engine| {
+                let (a, b) = (long_rows(engine, 4000), long_rows(engine, 5000));
+                let set = sql(engine, query, &[("a", &a), ("b", &b)]);
+                let plan = engine.run(set.clone().explain(Explain::Physical)).unwrap();
+                assert!(
+                    plan.contains("JoinExec, as NestedLoopJoinExec") || plan.contains("JoinExec, as CrossJoinExec"),
+                    "{query}: {plan}"
+                );
+                let before = engine.governor().spilled_bytes();
+                let rows = rows(engine, set);
+                assert_eq!(engine.governor().reserved_bytes(), 0, "{query}");
+                (rows, engine.governor().spilled_bytes() - before)
+            });
+            assert!(in_memory.1 == 0 && on_disk.1 > 0, "{query} by {threads}: {} and {} bytes", in_memory.1, on_disk.1);
+            let counts = (in_memory.0.len(), on_disk.0.len());
+            assert!(!in_memory.0.is_empty() && in_memory.0 == on_disk.0, "{query} by {threads}: rows {counts:?}");
+        }
+    }
+}
+
+/// What the last sort of a join wrote was not told, though it may be more than the parts.
+#[test]
+fn runs_of_the_last_sort_are_told() {
+    let engine = engine(Some(1 << 20), 1);
+    let (governor, context) = (engine.governor().clone(), engine.context().task_ctx());
+    let sorted = |batches: i64| {
+        let batch = |at: i64| {
+            let numbers = Int64Array::from_iter_values((0..8192).map(|row| (at * 8192 + row) * 7919 % 1_000_003));
+            let texts = StringArray::from_iter_values((0..8192).map(|row| format!("{row:0100}")));
+            RecordBatch::try_from_iter([("n", Arc::new(numbers) as ArrayRef), ("s", Arc::new(texts) as _)]).unwrap()
+        };
+        let batches: Vec<_> = (0..batches).map(|at| Ok(batch(at))).collect();
+        let schema = batch(0).schema();
+        let rows = Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::iter(batches)));
+        let order = LexOrdering::new([PhysicalSortExpr::new_default(Arc::new(Column::new("n", 0)))]).unwrap();
+        let (told, before) = (Count::new(), governor.spilled_bytes());
+        let rows = in_order(rows, &order, &context, &governor, told.clone()).unwrap();
+        let rows: usize = engine
+            .run(async move { Ok(rows.try_collect::<Vec<_>>().await?.iter().map(RecordBatch::num_rows).sum()) })
+            .unwrap();
+        assert_eq!(governor.spilled_bytes() - before, told.value() as u64, "what a job tells of all steps has it too");
+        (rows, told.value())
+    };
+    assert_eq!(sorted(2), (2 * 8192, 0));
+    let (rows, told) = sorted(40);
+    assert!(rows == 40 * 8192 && told > 1 << 20, "{rows} rows, {told} bytes");
 }

@@ -1,0 +1,42 @@
+//! Many to one along a tree of workers, hosts first: what the sources of a worker send comes together there, and goes up with what the
+//! workers below have sent. A worker is sent to by few others, and a host by one worker of each other host at most.
+
+use arrow::datatypes::SchemaRef;
+
+use crate::flow::{Lowering, Mover, Port};
+use crate::graph::{Executor, TaskFactory};
+use crate::overlay::Overlay;
+
+/// The outputs of a stage of the tree.
+pub(super) const UP: usize = 0;
+pub(super) const OUT: usize = 1;
+
+/// Adds a stage `label` on every worker that gets what the copies of `source` on its worker send, on its first input, and what the
+/// workers below it send, on its second. It is to send [`UP`], or, on worker `root`, [`OUT`], which is returned: the other copies have
+/// nothing for it.
+pub(super) fn up_a_tree(
+    lowering: &mut Lowering<'_>,
+    label: &str,
+    (source, schema): (Port, &SchemaRef),
+    (overlay, root): (Overlay, u32),
+    executor: Executor,
+    factory: TaskFactory,
+) -> Port {
+    let members = lowering.workers_of(source).to_vec();
+    let tree = lowering.tree(overlay, root, &members);
+    let everywhere: Vec<u32> = (0..lowering.workers()).collect();
+    let schemas = vec![SchemaRef::clone(schema), SchemaRef::clone(schema)];
+    let stage = lowering.stage(label, everywhere, 2, schemas, executor, factory);
+    let own = members.iter().map(|&worker| Some(worker)).collect();
+    lowering.connect(source, stage.input(0), Mover::Map(own));
+    // An edge from the stage to itself, but never from a copy to itself or back: a tree.
+    lowering.connect(stage.output(UP), stage.input(1), Mover::Map(tree.parent));
+    stage.output(OUT)
+}
+
+/// Connects the output of the tree to one copy of the target, on worker `root`.
+pub(super) fn connect_root(lowering: &mut Lowering<'_>, out: Port, root: u32, copy: u32) {
+    let mut map = vec![None; lowering.workers() as usize];
+    map[root as usize] = Some(copy);
+    lowering.connect(out, lowering.target(), Mover::Map(map));
+}

@@ -1,0 +1,154 @@
+//! The joins of DataFusion that hold their build side, the left one, in memory.
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use datafusion::common::{JoinSide, JoinType};
+use datafusion::error::Result;
+use datafusion::physical_expr::PhysicalExprRef;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::joins::{
+    CrossJoinExec, HashJoinExec, NestedLoopJoinExec, NestedLoopJoinExecBuilder, PartitionMode,
+};
+
+/// One of them.
+#[derive(Clone)]
+pub(super) enum Planned {
+    /// By keys.
+    Hash(Arc<HashJoinExec>),
+    /// By a condition on every pair of rows.
+    Loops(Arc<NestedLoopJoinExec>),
+    /// Every pair of rows.
+    Cross(Arc<CrossJoinExec>),
+}
+
+impl Planned {
+    /// The join that `node` is, over other inputs; `None` if it is none of them.
+    pub(super) fn over(
+        node: &dyn ExecutionPlan,
+        left: Arc<dyn ExecutionPlan>,
+        right: Arc<dyn ExecutionPlan>,
+    ) -> Option<Result<Self>> {
+        if let Some(join) = node.downcast_ref::<HashJoinExec>() {
+            let join = join.builder().with_new_children(vec![left, right]).and_then(|join| join.build());
+            return Some(join.map(|join| Planned::Hash(Arc::new(join))));
+        }
+        if let Some(join) = node.downcast_ref::<NestedLoopJoinExec>() {
+            let join = loops(join, left, right, *join.join_type(), true);
+            return Some(join.map(|join| Planned::Loops(Arc::new(join))));
+        }
+        node.is::<CrossJoinExec>().then(|| Ok(Planned::Cross(Arc::new(CrossJoinExec::new(left, right)))))
+    }
+
+    /// The same with nothing read yet.
+    pub(super) fn reset(&self, left: Arc<dyn ExecutionPlan>, right: Arc<dyn ExecutionPlan>) -> Result<Self> {
+        Ok(match self {
+            Planned::Hash(join) => {
+                Planned::Hash(Arc::new(join.builder().reset_state().with_new_children(vec![left, right])?.build()?))
+            }
+            Planned::Loops(join) => Planned::Loops(Arc::new(loops(join, left, right, *join.join_type(), true)?)),
+            Planned::Cross(_) => Planned::Cross(Arc::new(CrossJoinExec::new(left, right))),
+        })
+    }
+
+    /// A join of parts of the inputs, as `kind`, whose build side is `build_side`.
+    pub(super) fn of_parts(
+        &self,
+        left: Arc<dyn ExecutionPlan>,
+        right: Arc<dyn ExecutionPlan>,
+        kind: JoinType,
+        build_side: JoinSide,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        // Half of a full join has columns of one side only.
+        let is_half = self.kind() == JoinType::Full && kind == JoinType::RightAnti;
+        match self {
+            Planned::Hash(join) => {
+                let builder = join.builder().reset_state().with_type(kind).with_null_aware(false).with_fetch(None);
+                let builder = if is_half { builder.with_projection(None) } else { builder };
+                let builder = builder.with_partition_mode(PartitionMode::Partitioned);
+                let join = builder.with_new_children(vec![left, right])?.build()?;
+                if build_side == JoinSide::Left {
+                    Ok(Arc::new(join))
+                } else {
+                    join.swap_inputs(PartitionMode::Partitioned)
+                }
+            }
+            Planned::Loops(join) => {
+                let join = loops(join, left, right, kind, !is_half)?;
+                if build_side == JoinSide::Left { Ok(Arc::new(join)) } else { join.swap_inputs() }
+            }
+            // Of inner joins the left side is the build side.
+            Planned::Cross(_) => Ok(Arc::new(CrossJoinExec::new(left, right))),
+        }
+    }
+
+    pub(super) fn plan(&self) -> Arc<dyn ExecutionPlan> {
+        match self {
+            Planned::Hash(join) => Arc::clone(join) as _,
+            Planned::Loops(join) => Arc::clone(join) as _,
+            Planned::Cross(join) => Arc::clone(join) as _,
+        }
+    }
+
+    pub(super) fn exec(&self) -> &dyn ExecutionPlan {
+        match self {
+            Planned::Hash(join) => join.as_ref(),
+            Planned::Loops(join) => join.as_ref(),
+            Planned::Cross(join) => join.as_ref(),
+        }
+    }
+
+    pub(super) fn schema_of(&self, side: JoinSide) -> SchemaRef {
+        self.exec().children()[usize::from(side == JoinSide::Right)].schema()
+    }
+
+    pub(super) fn kind(&self) -> JoinType {
+        match self {
+            Planned::Hash(join) => *join.join_type(),
+            Planned::Loops(join) => *join.join_type(),
+            Planned::Cross(_) => JoinType::Inner,
+        }
+    }
+
+    /// Whether all partitions share a build side.
+    pub(super) fn collects_left(&self) -> bool {
+        match self {
+            Planned::Hash(join) => *join.partition_mode() == PartitionMode::CollectLeft,
+            Planned::Loops(_) | Planned::Cross(_) => true,
+        }
+    }
+
+    /// The keys, left and right; none where every row meets every row.
+    pub(super) fn on(&self) -> &[(PhysicalExprRef, PhysicalExprRef)] {
+        match self {
+            Planned::Hash(join) => join.on(),
+            Planned::Loops(_) | Planned::Cross(_) => &[],
+        }
+    }
+
+    /// Whether it is one of `NOT IN (...)`.
+    pub(super) fn is_null_aware(&self) -> bool {
+        matches!(self, Planned::Hash(join) if join.null_aware)
+    }
+
+    /// Of the columns of both sides those that come out; `None`: all.
+    pub(super) fn projection(&self) -> Option<&[usize]> {
+        match self {
+            Planned::Hash(join) => join.projection.as_deref(),
+            Planned::Loops(join) => join.projection().as_deref(),
+            Planned::Cross(_) => None,
+        }
+    }
+}
+
+fn loops(
+    join: &NestedLoopJoinExec,
+    left: Arc<dyn ExecutionPlan>,
+    right: Arc<dyn ExecutionPlan>,
+    kind: JoinType,
+    projects: bool,
+) -> Result<NestedLoopJoinExec> {
+    let projection = if projects { join.projection().clone() } else { None };
+    let builder = NestedLoopJoinExecBuilder::new(left, right, kind).with_filter(join.filter().cloned());
+    builder.with_projection_ref(projection).build()
+}
