@@ -264,7 +264,7 @@ def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
         ]:
             with pytest.raises(
                 tm.DataSetError,
-                match=r"/small/\.out\.unfinished-.*: No space left on device \(os error 28\); "
+                match=r"/small/\.out\.unfinished-.*: No space left on device \(os error 28\)( \(on worker 0\))?; "
                 r"/.*/small/out cannot be written there: free space, write to another folder",
             ):
                 write(small / "out")

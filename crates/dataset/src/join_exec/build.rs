@@ -15,6 +15,12 @@ use tidemill_dataflow::memory::{Allocations, Governor, Reservation};
 /// Of a row in DataFusion's hash table, at most: a slot of 17 bytes, of which up to 2.3 for a row, and a link of 4.
 const ROW_BYTES: u64 = 44;
 
+/// Pairs of rows that a join without keys looks at before others have their turn, among them who cancels it.
+const PAIRS_IN_A_TURN: u64 = 1 << 26;
+
+/// Shorter batches cost more than the pairs of their rows.
+const ROWS_IN_A_TURN_MIN: u64 = 32;
+
 /// Rows for which there is room, with the hash table that is to be made of them.
 pub(super) struct Build {
     batches: Vec<RecordBatch>,
@@ -72,7 +78,8 @@ impl Build {
 
     /// The rows, and what holds their memory as long as they are joined.
     pub(super) fn hand_over(self, schema: SchemaRef) -> (SendableRecordBatchStream, Arc<Held>) {
-        let held = Held { reservation: self.reservation, batches_bytes: self.batches_bytes.into() };
+        let rows = self.batches.iter().map(|batch| batch.num_rows() as u64).sum();
+        let held = Held { reservation: self.reservation, batches_bytes: self.batches_bytes.into(), rows };
         let rows = stream::iter(self.batches.into_iter().map(Ok));
         (Box::pin(RecordBatchStreamAdapter::new(schema, rows)), Arc::new(held))
     }
@@ -82,11 +89,17 @@ impl Build {
 pub(super) struct Held {
     reservation: Reservation,
     batches_bytes: AtomicU64,
+    rows: u64,
 }
 
 impl Held {
     /// The other side's rows. When they are first asked for the table is there, and what it was made of is gone.
-    pub(super) fn probe(self: &Arc<Self>, rows: SendableRecordBatchStream) -> SendableRecordBatchStream {
+    pub(super) fn probe(
+        self: &Arc<Self>,
+        rows: SendableRecordBatchStream,
+        has_keys: bool,
+    ) -> SendableRecordBatchStream {
+        let rows = if has_keys { rows } else { in_turns(rows, self.rows) };
         let (held, schema) = (Arc::clone(self), rows.schema());
         let rows = stream::once(async move {
             held.reservation.shrink(held.batches_bytes.swap(0, Ordering::Relaxed));
@@ -104,4 +117,20 @@ impl Held {
         });
         Box::pin(RecordBatchStreamAdapter::new(schema, rows))
     }
+}
+
+/// Batches that a join without keys soon has compared with each of so many rows. DataFusion's would go through hundreds of whole ones
+/// and never pause, even if nobody wanted its rows any more.
+fn in_turns(rows: SendableRecordBatchStream, build_rows: u64) -> SendableRecordBatchStream {
+    let schema = rows.schema();
+    let most = (PAIRS_IN_A_TURN / build_rows.max(1)).max(ROWS_IN_A_TURN_MIN) as usize;
+    let rows = rows.map_ok(move |batch| {
+        let starts = (0..batch.num_rows()).step_by(most);
+        stream::iter(starts.map(move |start| Ok(batch.slice(start, most.min(batch.num_rows() - start)))))
+    });
+    let rows = rows.try_flatten().and_then(|batch| async {
+        tokio::task::yield_now().await;
+        Ok(batch)
+    });
+    Box::pin(RecordBatchStreamAdapter::new(schema, rows))
 }

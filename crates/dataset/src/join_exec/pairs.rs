@@ -136,7 +136,7 @@ impl Joining {
                     Other::All(plan, context) => plan.execute(self.partition, context)?,
                 };
                 // It is there: it is among what is returned.
-                let _ = whole.probe.send(held.probe(other));
+                let _ = whole.probe.send(held.probe(other, self.join.has_keys()));
                 return Ok(held.until_read(whole.rows));
             }
             Built::OnDisk(left) => left,
@@ -328,7 +328,7 @@ impl Joining {
         let (left, right) = (slot(JoinSide::Left), slot(JoinSide::Right));
         let plan = self.join.of_parts(Arc::clone(&left) as _, Arc::clone(&right) as _, kind, build_side)?;
         let (build, held) = build.hand_over(self.join.schema_of(build_side));
-        let probe = held.probe(probe);
+        let probe = held.probe(probe, self.join.has_keys());
         let (of_left, of_right) = if build_side == JoinSide::Left { (build, probe) } else { (probe, build) };
         left.give(0, of_left);
         right.give(0, of_right);

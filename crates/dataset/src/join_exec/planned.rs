@@ -126,6 +126,10 @@ impl Planned {
         }
     }
 
+    pub(super) fn has_keys(&self) -> bool {
+        !self.on().is_empty()
+    }
+
     /// Whether it is one of `NOT IN (...)`.
     pub(super) fn is_null_aware(&self) -> bool {
         matches!(self, Planned::Hash(join) if join.null_aware)
