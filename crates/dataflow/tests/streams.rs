@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
@@ -10,7 +11,9 @@ use std::time::Duration;
 use arrow::array::{AsArray, Int64Array, RecordBatch, TimestampMillisecondArray};
 use arrow::datatypes::TimestampMillisecondType;
 use bytes::Bytes;
-use common::counting::{Numbers, Outside, World, check, events, graph, graph_into, quiet, run, run_hurried, totals};
+use common::counting::{
+    Numbers, Outside, SPLITS, World, check, events, graph, graph_into, quiet, run, run_hurried, totals,
+};
 use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, Manifest};
@@ -21,6 +24,7 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
 use tidemill_dataflow::stream::{Control, EventTime};
 use tidemill_dataflow::{Emit, Graph, Operator, Progress, Runner, Settings, TaskError, TaskSpec};
+use tokio::time::{Instant, Sleep, sleep};
 
 /// Failures at any moment, followed by a job of another size: what was committed and what is committed later fit together.
 #[test]
@@ -229,13 +233,21 @@ const KEPT_MAX: usize = 1000;
 struct Full {
     outside: Outside,
     kept: usize,
-    most: Arc<AtomicU64>,
+    seen: Arc<Kept>,
+}
+
+/// Of all copies: the most rows that one has kept, and all that they were given.
+#[derive(Default)]
+struct Kept {
+    most: AtomicU64,
+    all: AtomicU64,
 }
 
 impl Sink for Full {
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         self.kept += rows.num_rows();
-        self.most.fetch_max(self.kept as u64, Ordering::SeqCst);
+        self.seen.most.fetch_max(self.kept as u64, Ordering::SeqCst);
+        self.seen.all.fetch_add(rows.num_rows() as u64, Ordering::SeqCst);
         self.outside.write(rows)
     }
 
@@ -253,19 +265,73 @@ impl Sink for Full {
     }
 }
 
-/// A sink that keeps rows for a checkpoint that comes in an hour would take all memory, or end the job.
+/// Has nothing, and ends when others have been given so many rows.
+struct Waiting {
+    seen: Arc<Kept>,
+    rows: u64,
+    look: Pin<Box<Sleep>>,
+}
+
+impl Source for Waiting {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        while self.look.as_mut().poll(context).is_ready() {
+            if self.seen.all.load(Ordering::SeqCst) >= self.rows {
+                return Poll::Ready(Ok(Next::End));
+            }
+            self.look.as_mut().reset(Instant::now() + Duration::from_millis(5));
+        }
+        Poll::Pending
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(Vec::new())
+    }
+}
+
+/// Makes every checkpoint take a while.
+struct Slow;
+
+impl Sink for Slow {
+    fn write(&mut self, _: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn prepare(&mut self, _: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        Box::pin(async {
+            sleep(Duration::from_millis(20)).await;
+            Ok(Bytes::new())
+        })
+    }
+
+    fn commit(&mut self, _: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+/// A sink that keeps rows for a checkpoint that comes in an hour, or that others are slow to end, would take all memory, or end the
+/// job.
 #[test]
 fn a_sink_that_is_full_gets_a_checkpoint() {
-    for workers in [1, 3] {
+    for (workers, others_are_slow) in [(1, false), (3, false), (1, true), (3, true)] {
         let folder = tempfile::tempdir().unwrap();
         let world = World::default();
-        let most = Arc::new(AtomicU64::new(0));
-        let (seen, outside) = (Arc::clone(&most), Arc::clone(&world));
-        let graph = graph_into(4000, Duration::ZERO, None, move |context| Full {
+        let seen = Arc::<Kept>::default();
+        let (of_sink, outside) = (Arc::clone(&seen), Arc::clone(&world));
+        let mut graph = graph_into(4000, Duration::ZERO, None, move |context| Full {
             outside: Outside::new(&outside, context.copy()),
             kept: 0,
-            most: Arc::clone(&seen),
+            seen: Arc::clone(&of_sink),
         });
+        if others_are_slow {
+            let of_source = Arc::clone(&seen);
+            let waiting = TaskSpec::source("waiting", None, move |_| {
+                let look = Box::pin(sleep(Duration::ZERO));
+                Ok(Waiting { seen: Arc::clone(&of_source), rows: 4000 * u64::from(SPLITS), look })
+            });
+            let waiting = graph.add(waiting.output("out", events()).copies(1));
+            let slow = graph.add(TaskSpec::sink("slow", |_| Ok(Slow)).input("in").copies(1));
+            graph.connect(waiting, slow, Direct);
+        }
         let outcomes = run_ranks(workers, |comm| {
             let settings = Settings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 10, ..Settings::default() };
             let runner = Runner::new(&comm, settings).unwrap();
@@ -275,7 +341,7 @@ fn a_sink_that_is_full_gets_a_checkpoint() {
         });
         outcomes.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
         check(&world, 4000);
-        let most = most.load(Ordering::SeqCst) as usize;
+        let most = seen.most.load(Ordering::SeqCst) as usize;
         // What is on its way comes before the barrier.
         assert!((KEPT_MAX / 2..2 * KEPT_MAX).contains(&most), "{most} rows of 20000 were kept");
     }

@@ -399,9 +399,14 @@ impl CopyStates {
         self.hub.news.barriers()
     }
 
-    /// The barriers that are in a hurry.
+    /// The barriers that are in a hurry, as one end of its streams hears of them.
     pub(crate) fn hurry(&self) -> Hurry {
-        Hurry::new(self.hub.news.hurries())
+        Hurry::new(self.hurries())
+    }
+
+    /// The epochs whose barriers are in a hurry.
+    pub(crate) fn hurries(&self) -> watch::Receiver<u64> {
+        self.hub.news.hurries()
     }
 
     /// The barrier of `epoch` has overtaken rows on their way to `port`: they belong to the next [`CopyStates::save`].

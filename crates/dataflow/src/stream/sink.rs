@@ -77,7 +77,7 @@ pub trait Sink: Send {
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>>;
 
     /// What it keeps in memory until the next `prepare`, as a part of what it may. From a half on it is asked for that soon, and from 1
-    /// on it is given no rows that need not come before, or before the end of a checkpoint that is under way.
+    /// on it is given no rows that need not come before, or before the end of a checkpoint whose barrier overtakes rows.
     fn fullness(&self) -> f64 {
         0.0
     }
@@ -114,7 +114,7 @@ enum Wake {
     Item(Option<Item>),
     Durable,
     Tick,
-    Injected,
+    Looked,
 }
 
 /// What is prepared and not committed, by epoch, with the name of its split.
@@ -146,6 +146,10 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         Some(states) => states.barriers(),
         None => tokio::sync::watch::Sender::new(None).subscribe(),
     };
+    let mut hurries = match states {
+        Some(states) => states.hurries(),
+        None => tokio::sync::watch::Sender::new(0).subscribe(),
+    };
     let mut tick = Instant::now() + COMMIT_INTERVAL;
     // Behind which epoch a checkpoint was asked for.
     let mut asked = None;
@@ -163,14 +167,16 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         {
             states.full(last);
         }
-        // Nor does it hold up a checkpoint that is under way: a barrier that has overtaken rows comes to those who send only when
-        // these rows have gone on.
-        let is_full = fullness >= 1.0 && !barrier_comes && done >= last && states.is_some();
+        // Nor does it hold up a checkpoint that is under way, which only needs what is behind its barrier if that has overtaken rows:
+        // it comes to those who send when these rows have gone on.
+        let may_wait = done >= last || *hurries.borrow() < last;
+        let is_full = fullness >= 1.0 && !barrier_comes && may_wait && states.is_some();
         let wake = tokio::select! {
             biased;
             Ok(()) = durable.changed(), if states.is_some() => Wake::Durable,
             () = sleep_until(tick), if states.is_none() => Wake::Tick,
-            Ok(()) = barriers.changed(), if is_full => Wake::Injected,
+            Ok(()) = barriers.changed(), if is_full => Wake::Looked,
+            Ok(()) = hurries.changed(), if is_full => Wake::Looked,
             item = inputs.recv_any(|_| true), if !is_full => Wake::Item(item?.and_then(|(_, item)| item)),
         };
         match wake {
@@ -191,7 +197,7 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
             }
             Wake::Item(Some(Item::Mark(_))) => {}
             Wake::Item(None) if inputs.is_over() => break,
-            Wake::Item(None) | Wake::Injected => {}
+            Wake::Item(None) | Wake::Looked => {}
             Wake::Durable => {
                 done = *durable.borrow_and_update();
                 commit(&mut sink, &mut prepared, done).await?;

@@ -822,7 +822,7 @@ impl Copy {
                 with.said.push(Said::Full { behind: sink.last });
                 with.world.full += 1;
             }
-            if sink.rows.len() >= max && sink.done >= sink.last {
+            if sink.rows.len() >= max && (sink.done >= sink.last || *with.news.hurries().borrow() < sink.last) {
                 // What is on its way must wait for the barrier that comes before it.
                 return None;
             }
