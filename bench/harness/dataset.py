@@ -118,7 +118,7 @@ SETTINGS = {
             Case("sort", 2000, memory_mib=256),
         ),
         rounds=1,
-        timeout_s=60,
+        timeout_s=120,
     ),
 }
 OURS = ("tidemill-2x1", "tidemill-1x2")

@@ -62,7 +62,7 @@ BOTH = tuple(Case(*shape, dtype) for shape in SHAPES for dtype in ("float32", "f
 SETTINGS = {
     "full": Setting(BOTH, iterations=20, rounds=5),
     "quick": Setting(BOTH, iterations=10, rounds=3),
-    "tiny": Setting((Case(2000, 3, 4, "float32"), Case(2000, 3, 4, "float64")), iterations=2, rounds=1, timeout_s=60),
+    "tiny": Setting((Case(2000, 3, 4, "float32"), Case(2000, 3, 4, "float64")), iterations=2, rounds=1, timeout_s=120),
 }
 
 

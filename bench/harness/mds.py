@@ -37,7 +37,7 @@ class Setting:
 SETTINGS = {
     "full": Setting((2000, 5000, 10_000), iterations=20, rounds=5, seeds=20, large=30_000),
     "quick": Setting((2000, 5000, 10_000), iterations=6, rounds=2, seeds=20, large=30_000),
-    "tiny": Setting((150,), iterations=2, rounds=1, seeds=2, large=200, timeout_s=60),
+    "tiny": Setting((150,), iterations=2, rounds=1, seeds=2, large=200, timeout_s=120),
 }
 OURS = ("tidemill-1x2", "tidemill-2x1", "tidemill-1x2-fixed16")
 PEER_SYSTEMS = ("sklearn",)
