@@ -238,11 +238,11 @@ impl Files {
         }
     }
 
-    /// What the disk first refused, where that is known.
-    pub(crate) fn fault(&self) -> Option<DataSetError> {
+    /// Sees to it that nothing comes into the folder any more, behind an error. Returns what the disk first refused, where that is known.
+    pub(crate) async fn close(&self) -> Option<DataSetError> {
         match self {
             Files::Own(_) => None,
-            Files::Stored(folder) => folder.fault(),
+            Files::Stored(folder) => folder.close().await,
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Local files as DataFusion writes them: by its store for the local disk, which here keeps what the disk first refused. DataFusion itself
-//! tells only that something went wrong when files were ended.
+//! Local files as DataFusion writes them: by its store for the local disk, which here keeps what the disk first refused, and makes no more
+//! files once it is closed. DataFusion itself tells only that something went wrong when files were ended, and some of its tasks go on behind
+//! an error.
 
 use std::error::Error as _;
 use std::fmt;
+use std::future::ready;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path as FilePath;
 use std::sync::{Arc, OnceLock};
@@ -16,6 +18,7 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
+use tokio::sync::RwLock;
 use url::Url;
 
 use crate::engine::Engine;
@@ -38,27 +41,61 @@ impl LocalFolder {
         folder.hash(&mut hasher);
         let base = Url::parse(&format!("tidemill-folder-{:016x}://disk", hasher.finish()));
         let base = base.map_err(|error| wrong(error.to_string()))?;
-        let (files, runtime) = (Arc::<LocalFiles>::default(), engine.context().runtime_env());
+        let (files, runtime) = (Arc::new(LocalFiles::new()), engine.context().runtime_env());
         runtime.register_object_store(&base, Arc::clone(&files) as _);
         Ok(LocalFolder { url: within(&base, &path, true), files, runtime })
     }
 
-    /// What could not be written first, and why.
-    pub(crate) fn fault(&self) -> Option<DataSetError> {
+    /// Waits until no file is being made; from then on none is. Returns what could not be written first, and why.
+    pub(crate) async fn close(&self) -> Option<DataSetError> {
+        *self.files.is_open.write().await = false;
         self.files.fault.get().cloned()
     }
 }
 
 impl Drop for LocalFolder {
     fn drop(&mut self) {
+        // A write that was cancelled has not closed it, and nobody can wait here.
+        if let Ok(mut is_open) = self.files.is_open.try_write() {
+            *is_open = false;
+        }
         let _ = self.runtime.deregister_object_store(&self.url);
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct LocalFiles {
-    disk: LocalFileSystem,
+    disk: Arc<LocalFileSystem>,
     fault: Arc<OnceLock<DataSetError>>,
+    is_open: Arc<RwLock<bool>>,
+}
+
+impl LocalFiles {
+    fn new() -> Self {
+        let is_open = Arc::new(RwLock::new(true));
+        LocalFiles { disk: Arc::default(), fault: Arc::default(), is_open }
+    }
+}
+
+/// Does what makes a file to its end, also if its caller is cancelled, or not at all.
+async fn make<T: Send + 'static>(
+    is_open: &Arc<RwLock<bool>>,
+    path: &Path,
+    making: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let (is_open, path) = (Arc::clone(is_open), path.clone());
+    let made = tokio::spawn(async move {
+        let is_open = is_open.read_owned().await;
+        if !*is_open {
+            return Err(over(&path, "the write that it belongs to has failed"));
+        }
+        making.await
+    });
+    made.await?
+}
+
+fn over(path: &Path, why: &'static str) -> Error {
+    Error::Precondition { path: path.to_string(), source: why.into() }
 }
 
 fn note(fault: &OnceLock<DataSetError>, path: &Path, error: &Error) {
@@ -81,8 +118,9 @@ impl fmt::Display for LocalFiles {
 #[async_trait]
 impl ObjectStore for LocalFiles {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        let put = self.disk.put_opts(location, payload, options).await;
-        put.inspect_err(|error| note(&self.fault, location, error))
+        let (disk, path) = (Arc::clone(&self.disk), location.clone());
+        let put = make(&self.is_open, location, async move { disk.put_opts(&path, payload, options).await });
+        put.await.inspect_err(|error| note(&self.fault, location, error))
     }
 
     async fn put_multipart_opts(
@@ -90,9 +128,11 @@ impl ObjectStore for LocalFiles {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        let begun = self.disk.put_multipart_opts(location, options).await;
-        let upload = begun.inspect_err(|error| note(&self.fault, location, error))?;
-        Ok(Box::new(LocalUpload { upload, path: location.clone(), fault: Arc::clone(&self.fault) }))
+        let (disk, path) = (Arc::clone(&self.disk), location.clone());
+        let begun = make(&self.is_open, location, async move { disk.put_multipart_opts(&path, options).await });
+        let upload = begun.await.inspect_err(|error| note(&self.fault, location, error))?;
+        let (fault, is_open) = (Arc::clone(&self.fault), Arc::clone(&self.is_open));
+        Ok(Box::new(LocalUpload { upload: Some(upload), path: location.clone(), fault, is_open }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -116,26 +156,33 @@ impl ObjectStore for LocalFiles {
     }
 }
 
+const ENDED: &str = "the file is complete, or was given up";
+
 /// A long file under way.
 #[derive(Debug)]
 struct LocalUpload {
-    upload: Box<dyn MultipartUpload>,
+    /// Until it is complete.
+    upload: Option<Box<dyn MultipartUpload>>,
     path: Path,
     fault: Arc<OnceLock<DataSetError>>,
+    is_open: Arc<RwLock<bool>>,
 }
 
 #[async_trait]
 impl MultipartUpload for LocalUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let (part, path, fault) = (self.upload.put_part(data), self.path.clone(), Arc::clone(&self.fault));
+        let Some(upload) = &mut self.upload else { return Box::pin(ready(Err(over(&self.path, ENDED)))) };
+        let (part, path, fault) = (upload.put_part(data), self.path.clone(), Arc::clone(&self.fault));
         Box::pin(async move { part.await.inspect_err(|error| note(&fault, &path, error)) })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        self.upload.complete().await.inspect_err(|error| note(&self.fault, &self.path, error))
+        let mut upload = self.upload.take().ok_or_else(|| over(&self.path, ENDED))?;
+        let completed = make(&self.is_open, &self.path, async move { upload.complete().await });
+        completed.await.inspect_err(|error| note(&self.fault, &self.path, error))
     }
 
     async fn abort(&mut self) -> Result<()> {
-        self.upload.abort().await
+        self.upload.take().ok_or_else(|| over(&self.path, ENDED))?.abort().await
     }
 }

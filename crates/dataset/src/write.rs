@@ -146,11 +146,12 @@ impl DataSet {
                 let commit = FolderCommit::begin(&path, overwrite)?;
                 let schema = self.schema();
                 let files = Files::of(engine, &commit.hidden, &output, &partition_by)?;
-                let rows = self.write_into(engine, files.url(), &output, partition_by, "", reading).await;
-                let ended = rows.map_err(|error| files.fault().unwrap_or(error)).and_then(|rows| {
-                    commit.end(if rows == 0 { empty_file(&output, &schema, "")? } else { None })?;
-                    Ok(rows)
-                });
+                let ended = match self.write_into(engine, files.url(), &output, partition_by, "", reading).await {
+                    Ok(0) => empty_file(&output, &schema, "").and_then(|file| commit.end(file)).map(|()| 0),
+                    Ok(rows) => commit.end(None).map(|()| rows),
+                    // Before `commit` goes, and removes the folder.
+                    Err(error) => Err(files.close().await.unwrap_or(error)),
+                };
                 ended.map_err(|error| when_full(error, &path, engine))
             }
             Target::Objects(at) => {

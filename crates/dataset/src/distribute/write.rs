@@ -89,7 +89,8 @@ impl Workers {
         let (schema, output) = (query.set.schema(), query.output);
         let written = self.write_into(engine, query, files.url(), "", watch);
         if let Err(ActionError::DataSet(_)) = &written {
-            self.agree(files.fault().map_or(Ok(()), Err))?;
+            let fault = engine.threads().block_on(files.close());
+            self.agree(fault.map_or(Ok(()), Err))?;
         }
         let rows = written?;
         let ended =
