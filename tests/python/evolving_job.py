@@ -46,8 +46,16 @@ def aggregates(version: str) -> dict[str, tm.Expr]:
 def windows(rows: tm.DataSet, version: str) -> tm.DataSet:
     """One window that is under way all the time."""
     keys: list[Any] = ["key", (X % 2).alias("odd")] if version == "other key" else ["key"]
-    made = aggregates("1" if version == "other key" else version)
-    return rows.group_by(*keys, tm.window(tm.tumbling("1h"), on="ts")).agg(**made)
+    made = aggregates("1" if version in ("other key", "by rows") else version)
+    window = tm.window(tm.tumbling("1h"), on="ts", early_rows=5 if version == "by rows" else None)
+    return rows.group_by(*keys, window).agg(**made)
+
+
+def by_rows(rows: tm.DataSet, version: str) -> tm.DataSet:
+    """As `windows`, which give results with every fourth row of a key, too, and with every tenth later on."""
+    window = tm.window(tm.tumbling("1h"), on="ts", early_rows=4 if version == "1" else 10)
+    made = rows.group_by("key", window).agg(**aggregates(version))
+    return made.filter(tm.col("window_final")).drop("window_final")
 
 
 def sessions(rows: tm.DataSet, version: str) -> tm.DataSet:
@@ -149,6 +157,7 @@ def items(rows: tm.DataSet, version: str) -> tm.DataSet:
 
 QUERIES: dict[str, Callable[[tm.DataSet, str], tm.DataSet]] = {
     "windows": windows,
+    "by_rows": by_rows,
     "sessions": sessions,
     "counting": counting,
     "pairs": pairs,

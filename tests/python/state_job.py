@@ -26,7 +26,9 @@ MEMORY = "8MiB"
 SIZES = {
     "windows": (400_000, 200_000),
     "pairs": (250_000, 250_000),
+    "by_rows": (400_000, 100_000),
     "different": (600_000, 400_000),
+    "remembered": (600_000, 400_000),
     "states": (60_000, 20_000),
 }
 #: How many rows later a partner comes.
@@ -56,6 +58,15 @@ def windows(query: str) -> tm.DataSet:
     return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
 
 
+def by_rows(query: str) -> tm.DataSet:
+    """As `windows`, whose third row of each key gives a result, too."""
+    made = rows(query).select("number", "time", name=name(KEY))
+    window = tm.window(tm.tumbling("30d"), on="time", early_rows=3)
+    counts = made.group_by("name", window).agg(n=tm.count(), sum=NUMBER.sum())
+    sum_ = tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1)
+    return counts.select("n", sum=sum_, key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+
+
 def pairs(query: str) -> tm.DataSet:
     """Each row with one that comes long after it."""
     first = rows(query).select("time", key=KEY, name=name(KEY))
@@ -69,6 +80,12 @@ def pairs(query: str) -> tm.DataSet:
 def different(query: str) -> tm.DataSet:
     """Each name once."""
     once = rows(query).select(name=name(KEY)).distinct()
+    return once.select(key=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
+
+
+def remembered(query: str) -> tm.DataSet:
+    """Each name once, as all rows are of less than a month."""
+    once = rows(query).select("time", name=name(KEY)).distinct("name", ttl="30d")
     return once.select(key=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
 
 
@@ -91,8 +108,10 @@ def states(query: str) -> tm.DataSet:
 
 QUERIES: dict[str, Callable[[str], tm.DataSet]] = {
     "windows": windows,
+    "by_rows": by_rows,
     "pairs": pairs,
     "different": different,
+    "remembered": remembered,
     "states": states,
 }
 
@@ -103,9 +122,14 @@ def expected(query: str) -> pa.Table:
     if query == "pairs":
         partners = [key + LATER if key + LATER < count else None for key in range(keys)]
         return pa.table({"key": range(keys), "n": partners, "sum": range(keys)})
-    if query == "different":
+    if query in ("different", "remembered"):
         return pa.table({"key": range(keys), "n": [1] * keys, "sum": [0] * keys})
     each = [range(key, count, keys) for key in range(keys)]
+    if query == "by_rows":
+        # In the order of their keys and results: with the third row, and at the end.
+        keys_ = [key for key in range(keys) for _ in range(2)]
+        sums = [sum_ for one in each for sum_ in (-1, sum(one))]
+        return pa.table({"key": keys_, "n": [3, 4] * keys, "sum": sums})
     return pa.table({"key": range(keys), "n": [len(one) for one in each], "sum": [sum(one) for one in each]})
 
 

@@ -66,6 +66,19 @@ def early(rows: tm.DataSet) -> tm.DataSet:
     return rows.group_by("key", window).agg(n=tm.count()).filter(tm.col("window_final")).drop("window_final")
 
 
+def by_rows(rows: tm.DataSet) -> tm.DataSet:
+    """As `sliding`, and what each window has after every seventh row of a key: which rows these are depends on who was faster, how many does not."""
+    if rows._native.is_stream():
+        window = tm.window(tm.sliding("1s", "250ms"), on="ts", early_rows=7)
+        return rows.group_by("key", window).agg(n=tm.count(), rows=tm.col("row").n_unique())
+    last = sliding(rows).with_columns(window_final=tm.lit(True))
+    early = [
+        last.filter(tm.col("n") >= n).with_columns(n=tm.lit(n), window_final=tm.lit(False)) for n in range(7, 200, 7)
+    ]
+    all_ = functools.reduce(tm.DataSet.union, early, last)
+    return all_.select("key", "window_start", "window_end", "window_final", "n", rows="n")
+
+
 def pairs(rows: tm.DataSet) -> tm.DataSet:
     """Every row with those of its key that follow it within a tenth of a second, or alone."""
     later = rows.select("key", later="row", then="ts").filter(tm.col("later") % 3 == 0)
@@ -97,6 +110,13 @@ def visits(rows: tm.DataSet) -> tm.DataSet:
 def different(rows: tm.DataSet) -> tm.DataSet:
     """Each pair of key and second once."""
     return rows.select("key", second=tm.col("ts").cast("timestamp[s]")).distinct()
+
+
+def remembered(rows: tm.DataSet) -> tm.DataSet:
+    """The same, of keys that are remembered for longer than the job has time."""
+    pairs = rows.select("key", "ts", second=tm.col("ts").cast("timestamp[s]"))
+    of = {"ttl": "1h"} if rows._native.is_stream() else {}
+    return pairs.distinct("key", "second", **of).select("key", "second")
 
 
 def by_hand(rows: tm.DataSet) -> tm.DataSet:
@@ -160,12 +180,14 @@ QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": windows,
     "sliding": sliding,
     "early": early,
+    "by_rows": by_rows,
     "custom": custom,
     "hundreds": hundreds,
     "pairs": pairs,
     "best": best,
     "visits": visits,
     "different": different,
+    "remembered": remembered,
     "by_hand": by_hand,
 }
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import Counter, defaultdict
+from datetime import datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import tidemill as tm
 
 Row = dict[str, Any]
+
+SECONDS = tm.function("date_part", tm.lit("epoch"), tm.col("at")).cast("int64")
+
+
+def _second(at: datetime) -> int:
+    return int((at - datetime(1970, 1, 1)).total_seconds())
 
 
 def rows(seed: int, count: int = 600) -> tm.Table:
@@ -72,8 +82,145 @@ def test_windows_that_do_not_change_are_silent() -> None:
     assert len(seen) <= 4 and seen[-1] == {**seen[-1], "window_final": True, "rows": 3}
 
 
+def windows_of(table: tm.Table, windows: Any) -> Counter[tuple[str, int]]:
+    """How many rows of each user each window has, by its start in seconds."""
+    found: Counter[tuple[str, int]] = Counter()
+    size, slide = windows.size // 1_000_000, windows.slide // 1_000_000
+    for row in table.to_pylist():
+        second = _second(row["at"])
+        first = second - second % slide
+        found.update((row["user"], start) for start in range(first, second - size, -slide))
+    return found
+
+
+@pytest.mark.parametrize("every", [1, 7, 100_000])
+@pytest.mark.parametrize("batch", [1, 3000])
+@pytest.mark.parametrize("windows", [tm.tumbling("2m"), tm.sliding("90s", "40s")])
+def test_results_by_rows(windows: Any, batch: int, every: int) -> None:
+    """Of each window and key after exactly so many rows, none left out and none twice, whatever came together; and at the end as ever."""
+    table = rows(4, 3000)
+    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=batch)
+    values = {"rows": tm.count(), "kinds": tm.col("s").n_unique(), "least": tm.col("s").min(), "all": tm.col("s").sum()}
+
+    def seen(**early: Any) -> list[Row]:
+        window = tm.window(windows, on="at", **early)
+        return written(stream.with_columns(s=SECONDS).group_by("user", window).agg(**values))
+
+    found = seen(early_rows=every)
+    at = Counter((row["user"], _second(row["window_start"]), row["rows"], row["window_final"]) for row in found)
+    expected: Counter[Any] = Counter()
+    for (user, start), count in windows_of(table, windows).items():
+        expected.update((user, start, n, False) for n in range(every, count + 1, every))
+        expected[user, start, count, True] += 1
+    assert at == expected
+    assert all(row["rows"] == row["kinds"] for row in found)
+    last = [{name: row[name] for name in row if name != "window_final"} for row in found if row["window_final"]]
+    assert Counter(map(str, last)) == Counter(map(str, seen()))
+
+
+def test_results_by_rows_are_of_the_first_rows() -> None:
+    """Not of those that came with them: a result at a row knows nothing of the rows behind it."""
+    table = tm.from_dict({"s": list(range(100))}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
+    made = tm.stream.rate(400, rows=100, splits=1, step="1s").select(s="number", at="time")
+    for stream in (tm.stream.from_table(table, time="at", rows_per_batch=100), made):
+        window = tm.window(tm.stream.calendar("1d"), on="at", early_rows=10)
+        seen = written(stream.group_by(window).agg(most=tm.col("s").max(), all=tm.col("s").to_list()))
+        assert [row["most"] for row in seen] == [*range(9, 100, 10), 99]
+        assert [row["all"] for row in seen] == [list(range(n + 1)) for n in [*range(9, 100, 10), 99]]
+
+
+def test_results_by_rows_and_late_rows() -> None:
+    """A row that comes too late is in no result, and goes where late rows go; one without a time is in none."""
+    # A table is read in eight parts, all of which have to be further before a row is late.
+    seconds = [0, 1, 2, None, *range(100, 120), 4, 120]
+    table = tm.from_dict({"s": seconds}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
+    stream = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=50)
+    window = tm.window(tm.tumbling("1m"), on="at", early_rows=2)
+    late: list[Row] = []
+    seen: list[Row] = []
+    counts = stream.group_by(window).agg(rows=tm.count())
+    with pytest.warns(tm.stream.NoTimeWarning):
+        counts.write_stream(
+            lambda made: seen.extend(made.to_pylist()), late_to=lambda made: late.extend(made.to_pylist())
+        )
+    of_window = [(_second(row["window_start"]), row["rows"], row["window_final"]) for row in seen]
+    second = [(60, n, False) for n in range(2, 21, 2)]
+    assert sorted(of_window) == [(0, 2, False), (0, 3, True), *second, (60, 20, True), (120, 1, True)]
+    assert [row["s"] for row in late] == [4]
+
+
+def test_many_keys_by_rows() -> None:
+    """More than is looked at without throwing out what is of no use any more, in windows that come and go."""
+    count, keys = 120_000, 1500
+    source = tm.stream.rate(rows=count, splits=2, step="1ms", out_of_order="20s").select(
+        "time", "number", key=tm.col("number") % keys
+    )
+    window = tm.window(tm.tumbling("15s"), on="time", early_rows=4)
+    seen = written(source.group_by("key", window).agg(n=tm.count(), sum=tm.col("number").sum()))
+    last = [row for row in seen if row["window_final"]]
+    assert sum(row["n"] for row in last) == count and sum(row["sum"] for row in last) == sum(range(count))
+    assert Counter(row["n"] for row in seen if not row["window_final"]) == {4: 8 * keys, 8: 8 * keys}
+    assert Counter(row["n"] for row in last) == {10: 8 * keys}
+
+
+def test_results_by_rows_of_windows_of_a_function() -> None:
+    """Each window of a function counts its own rows; and a table's windows give what they have once, as those of other kinds do."""
+
+    def minutes(times: Any) -> Any:
+        starts = pc.floor_temporal(times, multiple=1, unit="minute")
+        return starts, pc.add(starts, pa.scalar(timedelta(minutes=1)))
+
+    table = rows(5, 600)
+    window = tm.window(tm.stream.custom(minutes), on="at", early_rows=9)
+    plain = tm.window(tm.tumbling("1m"), on="at", early_rows=9)
+    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=100)
+    seen, like = (written(stream.group_by("user", of).agg(n=tm.count())) for of in (window, plain))
+    assert Counter(row["window_final"] for row in seen)[False] > 30
+    assert Counter(map(str, seen)) == Counter(map(str, like))
+    last = tm.from_arrow(table).group_by("user", plain).agg(n=tm.count()).to_pylist()
+    assert Counter(str(row) for row in seen if row["window_final"]) == Counter(map(str, last))
+
+
+def test_results_by_rows_are_rows_of_a_stream() -> None:
+    """They have the time of their window, so that none is late for a window behind it, though it comes before the others."""
+    table = rows(6, 1200)
+    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=40)
+    counts = stream.group_by("user", tm.window(tm.tumbling("1m"), on="at", early_rows=5)).agg(n=tm.count())
+    counts = counts.select("n", "window_final", at=tm.col("window_end") - timedelta(microseconds=1))
+    most = counts.group_by(tm.window(tm.tumbling("5m"), on="at")).agg(n=tm.col("n").max(), all=tm.count())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seen = written(most)
+    windows = windows_of(table, tm.tumbling("1m"))
+    expected: dict[int, list[int]] = defaultdict(list)
+    for (_, start), count in windows.items():
+        expected[start - start % 300] += [*range(5, count + 1, 5), count]
+    assert {_second(row["window_start"]): (row["n"], row["all"]) for row in seen} == {
+        start: (max(counts), len(counts)) for start, counts in expected.items()
+    }
+
+
 def test_what_cannot_be() -> None:
     stream = tm.stream.from_table(rows(3), time="at")
+    with pytest.raises(tm.DataSetError, match="by the clock or by rows, not both"):
+        tm.window(tm.tumbling("1m"), on="at", early="1s", early_rows=5)
+    for none in (0, -3):
+        with pytest.raises(tm.DataSetError, match="every row, or every so many rows"):
+            tm.window(tm.tumbling("1m"), on="at", early_rows=none)
+    for wrong_number in (2.5, True, "10"):
+        with pytest.raises(TypeError, match="early_rows is a whole number of rows, not"):
+            tm.window(tm.tumbling("1m"), on="at", early_rows=wrong_number)  # type: ignore[arg-type]
+    with pytest.raises(tm.DataSetError, match="they look at no time"):
+        tm.window(tm.stream.counting(3), early_rows=2)
+    for wrong, said in (
+        (tm.window(tm.stream.session("1m"), on="at", early_rows=5), "early results of session windows"),
+        (
+            tm.window(tm.tumbling("1m"), on="at", late="1m", early_rows=5),
+            r"take late rows \(late=\) and give results by rows",
+        ),
+    ):
+        with pytest.raises(tm.DataSetError, match=said):
+            stream.group_by(wrong).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="early results of session windows"):
         stream.group_by(tm.window(tm.stream.session("1m"), on="at", early="1s")).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="every millisecond or less often"):

@@ -100,6 +100,7 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
         ("windows", "other function", r'"sum\(row\)" \(sum of Int64\) is gone, or has another name'),
         ("windows", "gone", r'"sum\(row\)" \(sum of Int64\) is gone, or has another name'),
         ("windows", "other key", r"its key was \(key: Int64\), and is now \(key: Int64, odd: Int64\)"),
+        ("windows", "by rows", "it held windows of .*, and now holds windows of .*, with results by rows"),
         ("pairs", "not null", r'"join \d" that .*"left y" \(Int64\) is new and cannot be null'),
         ("function", "other type", r'"process \d" that .*"sum" was Int64, and is now Float64'),
         ("function", "gone", r'"sum" \(Int64\) is gone'),

@@ -3,7 +3,9 @@ gives of tables."""
 
 from __future__ import annotations
 
+import json
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -246,6 +248,111 @@ def test_distinct_keys() -> None:
     rows = Counter(tuple(row.values()) for row in table.to_pylist())
     assert sorted(str(row["k"]) for row in seen) == sorted({str(key) for key in table["k"].to_pylist()})
     assert all(tuple(row.values()) in rows for row in seen)
+
+
+def repeated(rows: int, keys: int) -> tm.DataSet:
+    """Rows of some keys, a second apart, in one order."""
+    made = tm.stream.rate(rows=rows, keys=keys, splits=1, step="1s", seed=5)
+    return made.select("key", "number", "time")
+
+
+@pytest.mark.parametrize("ttl", [1, 10, 300])
+def test_distinct_for_a_time(ttl: int, tmp_path: Path) -> None:
+    """A row is given when the last one of its key that was is so far back, and no other: whatever came together, and over a stop."""
+    # So many keys that those whose time is over are thrown out now and then.
+    source, last, expected = repeated(60_000, 15_000), dict[int, int](), list[int]()
+    for row in written(source):
+        number = row["number"]
+        if row["key"] not in last or number >= last[row["key"]] + ttl:
+            last[row["key"]] = number
+            expected.append(number)
+    once = source.distinct("key", ttl=ttl)
+    assert sorted(row["number"] for row in written(once)) == sorted(expected)
+    seen: list[dict[str, Any]] = []
+    stopped = threading.Event()
+
+    def take(table: tm.Table) -> None:
+        seen.extend(table.to_pylist())
+        # Lest all be over before the job is asked to stop.
+        assert len(seen) < 15_000 or stopped.wait(launched.PATIENCE_S)
+
+    def stop() -> bool:
+        if len(seen) >= 15_000:
+            stopped.set()
+        return stopped.is_set()
+
+    slow = tm.stream.rate(60_000, rows=60_000, keys=15_000, splits=1, step="1s", seed=5).select("key", "number", "time")
+    for more in ({"stop": stop}, {}):
+        assert len(seen) < len(expected)
+        slow.distinct("key", ttl=ttl).write_stream(take, checkpoint=tmp_path / "c", every="100ms", **more)
+    assert sorted(row["number"] for row in seen) == sorted(expected)
+
+
+def test_late_rows_of_distinct_for_a_time(tmp_path: Path) -> None:
+    """One goes on if its key is not remembered any more by the time that the stream has come to, whenever the memory was last cleared:
+    not if it is."""
+    file = tmp_path / "rows.json"
+    schema = {"key": "str", "at": "timestamp[s]"}
+
+    def add(*rows: tuple[str, int]) -> None:
+        lines = [{"key": key, "at": str(START + second * SECOND)} for key, second in rows]
+        with file.open("a") as more:
+            more.writelines(json.dumps(line) + "\n" for line in lines)
+
+    add(("a", 0), ("b", 100))
+    stream = tm.stream.from_files(file, schema, time="at").distinct("key", ttl="10s")
+    counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count())
+    seen: list[str] = []
+
+    def take(table: tm.Table) -> None:
+        for row in table.to_pylist():
+            seen.append(row["key"])
+            if row["key"] == "a":
+                # The time is that of b: a is not remembered, b is; and c lets the last window fire.
+                add(("a", 5), ("b", 95), ("c", 200))
+
+    with pytest.warns(tm.stream.LateRowsWarning):
+        counts.write_stream(take, checkpoint=tmp_path / "c", every="100ms", stop=lambda: "b" in seen)
+    # Late for its window, which it came to.
+    assert tm.stream.late_rows() == 1
+    assert seen == ["a", "b"]
+
+
+def test_rows_without_a_time_for_distinct() -> None:
+    """They are left out, and counted: nobody can say how much later they are."""
+    seconds = [None, 0, None, 5, 20, None]
+    table = tm.from_dict({"s": seconds}).select(a=tm.lit(1), s="s", at=tm.col("s").cast("timestamp[s]")).collect()
+    once = tm.stream.from_table(table, time="at", rows_per_batch=100).distinct("a", ttl="10s")
+    with pytest.warns(tm.stream.NoTimeWarning, match=r"3 rows had no time and were left out \(distinct \d+: 3\)"):
+        seen = written(once)
+    assert sorted(row["s"] for row in seen) == [0, 20]
+    assert (tm.stream.rows_without_time(), tm.stream.late_rows()) == (3, 0)
+
+
+def test_distinct_for_a_time_keeps_another_state(tmp_path: Path) -> None:
+    """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
+    # Without an end, lest it be over before it is asked to stop.
+    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
+    written(stream.distinct("key"), checkpoint=tmp_path / "c", stop=lambda: True)
+    with pytest.raises(tm.DataSetError, match="it held distinct keys, and now holds distinct keys for a time"):
+        written(stream.distinct("key", ttl="1h"), checkpoint=tmp_path / "c")
+
+
+def test_distinct_rows_for_a_time() -> None:
+    """Of all columns but the time; without one there is nothing to go by, and a table has no use for it."""
+    twice = tm.from_dict({"a": [1, 1, 2, 1, 2], "s": [0, 5, 6, 20, 7]}).select("a", at=tm.col("s").cast("timestamp[s]"))
+    once = tm.stream.from_table(twice.collect(), time="at", rows_per_batch=10).distinct("a", ttl="10s")
+    assert sorted((row["at"].second, row["a"]) for row in written(once)) == [(0, 1), (6, 2), (20, 1)]
+    with pytest.raises(tm.DataSetError, match=r"distinct with ttl= .* rows do not tell time"):
+        written(tm.stream.from_table(twice.collect()).distinct("a", ttl="10s"))
+    with pytest.raises(tm.DataSetError, match="a ttl of more than zero for rows of streams"):
+        twice.distinct("a", ttl="10s")
+    with pytest.raises(tm.DataSetError, match="a ttl of more than zero"):
+        tm.stream.from_table(twice.collect(), time="at").distinct("a", ttl=0)
+    with pytest.raises(tm.DataSetError, match="ttl='soon' is no length of time"):
+        tm.stream.from_table(twice.collect(), time="at").distinct("a", ttl="soon")
+    with pytest.raises(tm.DataSetError, match='no column "b"'):
+        tm.stream.from_table(twice.collect(), time="at").distinct("b", ttl="1s")
 
 
 def test_distinct_rows_with_their_time() -> None:

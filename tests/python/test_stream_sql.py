@@ -83,6 +83,13 @@ def test_early_results_in_sql() -> None:
         assert len(rows) > len(last) + 2
 
 
+def test_results_by_rows_in_sql() -> None:
+    """A whole number behind a window is a number of rows, not a length of time."""
+    rows = sql("early(tumble(at, '365 days'), 40)", ", w['final'] as window_final")
+    expected = [(user, n, n == 150) for user in ("ann", "bob") for n in (40, 80, 120, 150)]
+    assert sorted((row["user"], row["n"], row["window_final"]) for row in rows) == expected
+
+
 def test_late_rows_in_sql() -> None:
     """Rows that come later than a window takes them go to late_to, with all their columns."""
     seconds = [*range(4), *range(12, 28), 5, 28]
@@ -117,6 +124,9 @@ def test_late_rows_in_sql() -> None:
         ("early(tumble(at, '1 hour'), '1 microsecond')", "every millisecond or less often"),
         ("late(tumble(at, '1 hour'))", "late takes a window and one length of time|a window's length is a constant"),
         ("early(session(at, '1 hour'), '1 second')", "early results of session windows"),
+        ("early(tumble(at, '1 hour'), 0)", "early results come with every row, or every so many rows"),
+        ("early(early(tumble(at, '1 hour'), 5), '1 second')", "by the clock or by rows, not both"),
+        ("early(late(tumble(at, '1 hour'), '1 hour'), 5)", r"late rows \(late=\) and give results by rows"),
         ("tumble(at, n)", "a window's length is a constant"),
     ],
 )

@@ -37,7 +37,12 @@ def check(folder: Path, query: str) -> None:
     files = [file for file in (folder / "results").iterdir() if not file.name.startswith(".")]
     found = pa.concat_tables(pa.ipc.open_file(file).read_all() for file in files)
     expected = state_job.expected(query)
-    found = found.select(["key", "n", "sum"]).cast(expected.schema).sort_by("key").combine_chunks()
+    found = (
+        found.select(["key", "n", "sum"])
+        .cast(expected.schema)
+        .sort_by([("key", "ascending"), ("n", "ascending")])
+        .combine_chunks()
+    )
     assert found.num_rows == expected.num_rows
     for column in ("key", "n", "sum"):
         assert found[column].equals(expected[column]), column

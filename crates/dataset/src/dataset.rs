@@ -12,6 +12,7 @@ use datafusion::common::{Column, TableReference};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
 use datafusion::functions::core::expr_ext::FieldAccessor;
+use datafusion::functions_aggregate::first_last::first_value_udaf;
 use datafusion::logical_expr::expr::Sort;
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Partitioning};
@@ -24,7 +25,7 @@ use crate::read::read_url;
 use crate::reading::Reading;
 use crate::sources::Sources;
 use crate::stores::is_url;
-use crate::stream::window_parts;
+use crate::stream::{Remembered, window_parts};
 
 /// Rows of one slice of a table in memory: DataFusion's own batch size.
 pub(crate) const SLICE_ROWS: usize = 8192;
@@ -287,6 +288,27 @@ impl DataSet {
         subset.iter().try_for_each(|name| self.check_column(name))?;
         let all = self.names().iter().map(|name| column(name)).collect();
         DataSet::new(self.frame.clone().distinct_on(subset.iter().map(|name| column(name)).collect(), all, None)?)
+    }
+
+    /// Of a stream: as [`DataSet::distinct`], but a row goes on, too, that is by `ttl` microseconds later than the last of its kind that did.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` for types without equality, or if it is no stream.
+    pub fn distinct_for(&self, subset: &[String], ttl: i64) -> Result<Self> {
+        if !self.is_stream() || ttl <= 0 {
+            return Err(DataSetError::Query("distinct takes a ttl of more than zero for rows of streams".into()));
+        }
+        subset.iter().try_for_each(|name| self.check_column(name))?;
+        let (names, mut keys, mut rest) = (self.names(), Vec::new(), Vec::new());
+        for name in &names {
+            match subset.is_empty() || subset.contains(name) {
+                true => keys.push(column(name)),
+                false => rest.push(first_value_udaf().call(vec![column(name)]).alias(name)),
+            }
+        }
+        keys.push(Remembered::key(ttl));
+        let made = self.frame.clone().aggregate(keys, rest)?;
+        DataSet::new(made.select(names.iter().map(|name| column(name)).collect::<Vec<_>>())?)
     }
 
     /// The rows of both, which have the same columns, in any order of columns.

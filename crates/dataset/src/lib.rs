@@ -71,7 +71,7 @@ pub use reading::Reading;
 pub use records::read_records;
 pub use stores::{ObjectPlace, StorageOptions};
 pub use stream::{
-    Calendar, KeyedBatch, KeyedFunction, LateRows, MakeKeyedFunction, MakeLateSink, MakeSink, MakeSource, StreamJob,
-    StreamSink, StreamSource, WindowKind, Windows, table_stream,
+    Calendar, Early, KeyedBatch, KeyedFunction, LateRows, MakeKeyedFunction, MakeLateSink, MakeSink, MakeSource,
+    StreamJob, StreamSink, StreamSource, WindowKind, Windows, table_stream,
 };
 pub use write::Output;

@@ -161,9 +161,15 @@ class DataSet:
 
         return self.filter(function("random") < fraction)
 
-    def distinct(self, *subset: str) -> DataSet:
-        """Each different row once; with `subset`, one row, any, for each different value of those columns."""
-        return self._step(self._native.distinct(list(subset)))
+    def distinct(self, *subset: str, ttl: Duration | None = None) -> DataSet:
+        """Each different row once; with `subset`, one row, any, for each different value of those columns.
+
+        With `ttl`, of a stream whose rows tell time: the first, and each that is at least so much later than the last of its kind
+        which was given. What is older than that is not remembered. Rows without a time (null) are left out, and counted.
+        """
+        from tidemill.stream._time import micros
+
+        return self._step(self._native.distinct(list(subset), None if ttl is None else micros(ttl, "ttl")))
 
     def drop_nulls(self, *subset: str) -> DataSet:
         """The rows without nulls (in those columns)."""

@@ -37,15 +37,24 @@ _MICROSECOND = timedelta(microseconds=1)
 class CustomWindow(Expr):
     """A key of `group_by` whose windows a function gives. It is no value of its own."""
 
-    __slots__ = ("assign", "early", "given", "lateness", "time")
+    __slots__ = ("assign", "early", "early_rows", "given", "lateness", "time")
 
-    def __init__(self, assign: Assign, given: tuple[str, ...], time: Expr, lateness: int, early: int | None) -> None:
+    def __init__(
+        self,
+        assign: Assign,
+        given: tuple[str, ...],
+        time: Expr,
+        lateness: int,
+        early: int | None,
+        early_rows: int | None,
+    ) -> None:
         super().__init__(time._native)
         self.assign = assign
         self.given = given
         self.time = time
         self.lateness = lateness
         self.early = early
+        self.early_rows = early_rows
 
     def alias(self, name: str) -> Expr:
         raise DataSetError(
@@ -58,7 +67,8 @@ def aggregated(data: DataSet, keys: tuple[IntoExpr, ...], aggregates: list[Any],
     window = keys[at]
     assert isinstance(window, CustomWindow)
     data = assigned(data, window)
-    native = window_of((col(_END) - _MICROSECOND)._native, "sliding", 1, 1, window.lateness, window.early, "")
+    how = ("sliding", 1, 1, window.lateness, window.early, window.early_rows)
+    native = window_of((col(_END) - _MICROSECOND)._native, *how)
     others = [*keys[:at], col(_START).alias(_STARTS), Expr(native), *keys[at + 1 :]]
     found = data._step(data._native.aggregate(columns(others, {}), aggregates))
     names = [name for name in found.columns if name != _START]

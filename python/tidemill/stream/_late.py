@@ -18,7 +18,7 @@ class LateRowsWarning(UserWarning):
 
 
 class NoTimeWarning(UserWarning):
-    """Rows of a stream have null as their time, so that they are in no window; the message says how many for which."""
+    """Rows of a stream have null as their time, so that a step that goes by it left them out; the message says how many for which."""
 
 
 def report(counts: list[tuple[str, int, int]]) -> None:
@@ -59,7 +59,7 @@ def late_rows() -> int:
 
 
 def rows_without_time() -> int:
-    """Count the rows that the last `DataSet.write_stream` left out of windows because their time is null, on all workers.
+    """Count the rows that the last `DataSet.write_stream` left out because their time is null, on all workers.
 
     A job that goes on from a checkpoint counts anew.
     """

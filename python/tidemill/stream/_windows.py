@@ -74,9 +74,13 @@ def counting(size: int, slide: int | None = None) -> Windows:
     window gives its result with its last row; what is not full when the stream ends gives none.
     """
     for number in (size, slide):
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+        if number is not None and not _is_whole(number):
             raise TypeError(f"a window has a whole number of rows, not {number!r}")
     return Windows("count", size, size if slide is None else slide)
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
@@ -93,7 +97,7 @@ def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
     columns : str or iterable of str, optional
         What else it is given.
 
-    Each window gives its result when time has passed its end, with `late=` and `early=` as those of one length do. What is kept for
+    Each window gives its result when time has passed its end, with `late=`, `early=` and `early_rows=` as those of one length do. What is kept for
     windows is by key and start, so two windows of a key may be kept by two workers.
     """
     if not callable(assign):
@@ -101,7 +105,14 @@ def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
     return Windows("custom", 0, 0, assign=assign, columns=(columns,) if isinstance(columns, str) else tuple(columns))
 
 
-def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, early: Duration | None = None) -> Expr:
+def window(
+    windows: Windows,
+    on: IntoExpr | None = None,
+    *,
+    late: Duration = 0,
+    early: Duration | None = None,
+    early_rows: int | None = None,
+) -> Expr:
     """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
 
     Parameters
@@ -117,6 +128,9 @@ def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, 
     early : str, number of seconds or timedelta, optional
         Also give what a window has so far, so often by the machine's clock, if it has changed since. The result has a column
         ``window_final`` then: false in such early results, true when the window is over. Not for sessions.
+    early_rows : int, optional
+        Instead of `early`: give what a window has so far of a key with every so many of the key's rows in it, exactly these, and at
+        its end as ever. Such results are as sure as others: a failure changes nothing. Not for sessions, and not with `late`.
 
     >>> import tidemill as tm
     >>> rows = tm.from_dict({"user": ["a", "b", "a"], "s": [1, 2, 11]})
@@ -129,14 +143,17 @@ def window(windows: Windows, on: IntoExpr | None = None, *, late: Duration = 0, 
     [{'user': 'a', 'n': 1}, {'user': 'a', 'n': 1}, {'user': 'b', 'n': 1}]
     """
     if windows.kind == "count":
-        if on is not None or late != 0 or early is not None:
-            raise DataSetError("windows of rows have no on=, late= or early=: they look at no time")
+        if on is not None or late != 0 or early is not None or early_rows is not None:
+            raise DataSetError("windows of rows have no on=, late=, early= or early_rows=: they look at no time")
         on = lit(0)
+    if early_rows is not None and not _is_whole(early_rows):
+        raise TypeError(f"early_rows is a whole number of rows, not {early_rows!r}")
     time = col(on) if isinstance(on, str) else on
     if not isinstance(time, Expr):
         raise TypeError("on is the column, or an expression, with each row's event time")
     lateness = micros(late, "late")
     every = None if early is None else micros(early, "early")
     if windows.assign is not None:
-        return CustomWindow(windows.assign, windows.columns, time, lateness, every)
-    return Expr(window_of(time._native, windows.kind, windows.size, windows.slide, lateness, every, windows.zone))
+        return CustomWindow(windows.assign, windows.columns, time, lateness, every, early_rows)
+    how = (windows.kind, windows.size, windows.slide, lateness, every, early_rows, windows.zone)
+    return Expr(window_of(time._native, *how))

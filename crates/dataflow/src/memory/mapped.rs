@@ -143,7 +143,7 @@ macro_rules! cells {
         impl Cell for $number {})*
     };
 }
-cells!(u8, u32, u64);
+cells!(u8, u32, u64, i64);
 
 /// A vector of numbers: in memory, or on disk when there is too little of it.
 pub struct Cells<T> {

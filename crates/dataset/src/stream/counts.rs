@@ -21,7 +21,7 @@ use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::groups::{Aggregation, accumulators, batch};
+use super::groups::{Aggregation, batch};
 use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
@@ -109,22 +109,6 @@ impl CountAggregation {
         }
         columns.extend(states);
         batch(&self.kept_schema, columns, groups.len())
-    }
-
-    /// Puts rows of states together: `of` has the group of each, of so many. Returns the functions.
-    fn merge(
-        &self,
-        states: &[ArrayRef],
-        of: &[usize],
-        count: usize,
-    ) -> Result<Vec<Box<dyn datafusion::logical_expr::GroupsAccumulator>>> {
-        let mut functions = accumulators(&self.of)?;
-        let mut at = 0;
-        for (function, width) in functions.iter_mut().zip(&self.of.widths) {
-            function.merge_batch(&states[at..at + width], of, count)?;
-            at += width;
-        }
-        Ok(functions)
     }
 }
 
@@ -288,7 +272,7 @@ impl CountTask {
         let bounds: Vec<ArrayRef> =
             vec![Arc::new(Int64Array::from_iter_values(starts)), Arc::new(Int64Array::from_iter_values(ends))];
         columns.insert(shape.window_at, Arc::new(StructArray::new(count_fields(), bounds, None)));
-        for mut function in shape.merge(&states, &of, windows.len())? {
+        for mut function in shape.of.merged(&states, &of, windows.len())? {
             columns.push(function.evaluate(EmitTo::All)?);
         }
         emit.send(batch(&shape.output, columns, windows.len())?);
@@ -314,7 +298,7 @@ impl CountTask {
         let states = all.columns()[BEFORE + keys.len()..].iter().map(|states| take(states, &rows, None));
         let states = states.collect::<std::result::Result<Vec<_>, _>>()?;
         let mut columns = Vec::new();
-        for mut function in shape.merge(&states, &of, grouping.groups.len())? {
+        for mut function in shape.of.merged(&states, &of, grouping.groups.len())? {
             columns.extend(function.state(EmitTo::All)?);
         }
         self.state.replace(shape.kept(&grouping.groups, &keys, columns)?)?;
@@ -358,10 +342,7 @@ impl Operator for CountTask {
         }
         let count = grouping.groups.len();
         let mut states = Vec::new();
-        for ((mut function, values), filter) in
-            accumulators(&shape.of)?.into_iter().zip(&rows_of.values).zip(&rows_of.filters)
-        {
-            function.update_batch(values, &of, filter.as_ref(), count)?;
+        for mut function in shape.of.updated(&rows_of, &of, count)? {
             states.extend(function.state(EmitTo::All)?);
         }
         self.keep(shape.kept(&grouping.groups, &rows_of.keys, states)?)?;

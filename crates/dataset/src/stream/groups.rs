@@ -109,10 +109,33 @@ impl Aggregation {
             filters: self.filters.iter().map(filter).collect::<Result<_>>()?,
         })
     }
+
+    /// The functions, of rows: `of` has the group of each, of so many.
+    pub(crate) fn updated(&self, rows: &Arguments, of: &[usize], count: usize) -> Result<Functions> {
+        let mut functions = accumulators(self)?;
+        for ((function, values), filter) in functions.iter_mut().zip(&rows.values).zip(&rows.filters) {
+            function.update_batch(values, of, filter.as_ref(), count)?;
+        }
+        Ok(functions)
+    }
+
+    /// The functions, of the columns of states: `of` has the group of each row, of so many.
+    pub(crate) fn merged(&self, states: &[ArrayRef], of: &[usize], count: usize) -> Result<Functions> {
+        let mut functions = accumulators(self)?;
+        let mut at = 0;
+        for (function, width) in functions.iter_mut().zip(&self.widths) {
+            function.merge_batch(&states[at..at + width], of, count)?;
+            at += width;
+        }
+        Ok(functions)
+    }
 }
 
+/// The functions of an aggregation, and what they know of groups.
+pub(crate) type Functions = Vec<Box<dyn GroupsAccumulator>>;
+
 /// The functions, of no rows yet.
-pub(crate) fn accumulators(of: &Aggregation) -> Result<Vec<Box<dyn GroupsAccumulator>>> {
+pub(crate) fn accumulators(of: &Aggregation) -> Result<Functions> {
     let function = |function: &Arc<AggregateFunctionExpr>| -> Result<Box<dyn GroupsAccumulator>> {
         if function.groups_accumulator_supported() {
             return function.create_groups_accumulator();

@@ -485,6 +485,13 @@ impl KeptState {
         Ok(())
     }
 
+    /// Throws out what `wanted` does not name.
+    pub(crate) fn retain(&mut self, wanted: impl Fn(u32) -> bool) -> Result<(), TaskError> {
+        self.kept.clear(Micros::MIN, wanted)?;
+        self.renumbered = true;
+        Ok(())
+    }
+
     /// Keeps these for ever instead of what is kept.
     pub(crate) fn replace(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
         self.kept = Kept::new(Arc::clone(&self.kept.schema), &self.kept.disk);
@@ -519,6 +526,11 @@ fn tables_by_bucket<'a>(parts: impl Iterator<Item = (u32, &'a Bytes)>) -> Result
         found.extend(tables_of(part)?.into_iter().map(|(_, table)| (bucket, table)));
     }
     Ok(found)
+}
+
+/// A part of one table: its kind and bytes.
+pub(crate) fn table_of(kind: u8, bytes: &[u8]) -> Bytes {
+    [&[kind], &(bytes.len() as u64).to_le_bytes()[..], bytes].concat().into()
 }
 
 /// The tables of a part: their kinds and bytes.

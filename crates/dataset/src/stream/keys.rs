@@ -129,7 +129,7 @@ impl Index {
     }
 }
 
-/// An index of rows that are kept elsewhere, by all of their columns.
+/// An index of rows that are kept elsewhere, by their first columns.
 #[derive(Default)]
 pub(crate) struct KeyIndex {
     index: Index,
@@ -165,8 +165,23 @@ impl KeyIndex {
         Ok(Interned { new, numbers: of.into_iter().map(|key| number_of[key]).collect() })
     }
 
-    /// The index of all that is kept, where no key is twice.
-    pub(crate) fn rebuild(&mut self, kept: &Kept) -> Result<(), TaskError> {
+    /// The rows of some keys, which had these numbers, have others now, from `first` on.
+    pub(crate) fn renumber(&mut self, keys: &RecordBatch, old: &[u32], first: u32) -> Result<(), TaskError> {
+        for ((hash, &old), new) in hashes(keys)?.into_iter().zip(old).zip(first..) {
+            let half = half(hash);
+            let mut at = self.index.place(half);
+            let cells = &mut self.index.cells[..];
+            while cells[at] != u64::from(half) << 32 | u64::from(old + 1) {
+                assert!(cells[at] != 0, "a key that has a number is in the index");
+                at = (at + 1) & (cells.len() - 1);
+            }
+            cells[at] = u64::from(half) << 32 | u64::from(new + 1);
+        }
+        Ok(())
+    }
+
+    /// The index of all that is kept, where no key is twice, by its first columns.
+    pub(crate) fn rebuild(&mut self, kept: &Kept, columns: usize) -> Result<(), TaskError> {
         let on_disk = self.index.cells.governor().cloned();
         self.index = Index::default();
         if let Some(governor) = on_disk {
@@ -175,7 +190,8 @@ impl KeyIndex {
         self.index.reserve(kept.count() as usize)?;
         let mut first = 0;
         for keys in kept.since(0) {
-            self.index.add(hashes(&keys)?.into_iter(), first)?;
+            let of = keys.project(&(0..columns).collect::<Vec<_>>())?;
+            self.index.add(hashes(&of)?.into_iter(), first)?;
             first += keys.num_rows() as u32;
         }
         Ok(())
@@ -237,7 +253,7 @@ impl Keys {
             let count = memory.len();
             let keys = memory.emit(EmitTo::All)?;
             self.kept.add(batch(&self.schema, keys, count)?, Vec::new())?;
-            self.index.rebuild(&self.kept)?;
+            self.index.rebuild(&self.kept, self.schema.fields().len())?;
         }
         self.kept.spill()?;
         self.index.spill(disk)
@@ -288,7 +304,7 @@ mod tests {
         assert!(known.len() > 2000);
         assert!(keys.memory.is_none());
         let mut again = KeyIndex::default();
-        again.rebuild(&keys.kept).unwrap();
+        again.rebuild(&keys.kept, 2).unwrap();
         for rows in keys.kept.since(0) {
             assert_eq!(again.intern(&keys.kept, &rows).unwrap().new.len(), 0);
         }

@@ -35,7 +35,7 @@ use tidemill_dataflow::{Graph, TaskId, TaskSpec};
 use super::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
 use super::complete::{CompleteTask, Completion};
 use super::counts::{CountAggregation, CountTask};
-use super::distinct::{Distinct, DistinctTask};
+use super::distinct::{Distinct, DistinctTask, Remembered};
 use super::groups::Aggregation;
 use super::join::{JoinTask, StreamJoin};
 use super::keyed::{Keyed, KeyedTask};
@@ -47,7 +47,8 @@ use super::spans::Spans;
 use super::steps::{PlanStep, Steps, StepsTask};
 use super::table::{StreamExec, StreamSink};
 use super::times::{Place, TimeOf, Times, following};
-use super::window::{Micros, WindowCall, WindowFunction, WindowKind};
+use super::triggered::{TriggeredAggregation, TriggeredTask};
+use super::window::{Early, Micros, WindowCall, WindowFunction, WindowKind};
 use crate::dataset::{DataSet, SLICE_ROWS};
 use crate::error::{DataSetError, Result};
 
@@ -497,17 +498,29 @@ impl<'a> Lower<'a> {
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,
         rows: Flowing,
-        keys: Vec<Arc<dyn PhysicalExpr>>,
+        groups: &[Arc<dyn PhysicalExpr>],
         more: Vec<Arc<dyn PhysicalExpr>>,
     ) -> Result<Flowing> {
-        let gives: Vec<_> = keys.iter().cloned().chain(more).collect();
-        let of_keys = rows.times.project(&keys).places;
+        let gives: Vec<_> = groups.iter().cloned().chain(more).collect();
+        let keys: Vec<_> = groups.iter().filter(|key| Remembered::of(key).is_none()).cloned().collect();
+        let ttl = groups.iter().find_map(Remembered::of);
+        let ttl = match (ttl, rows.times.places.first()) {
+            (Some(ttl), Some(time)) => Some((time.clone(), ttl)),
+            (Some(_), None) => {
+                return Err(DataSetError::Unsupported(
+                    "distinct with ttl= on a stream whose rows do not tell time: give its source time=, and keep that column".into(),
+                ));
+            }
+            (None, _) => None,
+        };
+        let of_keys = if ttl.is_some() { Vec::new() } else { rows.times.project(&keys).places };
         let times = rows.times.project(&gives);
         let late = rows.times.places.first().filter(|_| !of_keys.is_empty()).cloned();
         let keyed = Arc::new(Keyed::new(&rows.schema, keys, false, late)?);
-        let shape = Distinct { keyed: Arc::clone(&keyed), times: of_keys, gives, output: plan.schema() };
-        let shape = Arc::new(shape);
         let (name, detail) = (self.name("distinct"), displayable(plan.as_ref()).one_line().to_string());
+        let untimed = self.late.of(&name);
+        let shape = Distinct { keyed: Arc::clone(&keyed), times: of_keys, ttl, untimed, gives, output: plan.schema() };
+        let shape = Arc::new(shape);
         let state = shape.state();
         let task =
             TaskSpec::operator(name.clone(), move |copy| DistinctTask::new(&shape, copy)).streaming().state(state);
@@ -560,7 +573,7 @@ impl<'a> Lower<'a> {
         let Some((window_at, WindowCall { windows, time, late })) = found else {
             let keys: Vec<_> = groups.iter().map(|(key, _)| Arc::clone(key)).collect();
             if let Some(more) = firsts(aggregate) {
-                return self.distinct(plan, input, keys, more);
+                return self.distinct(plan, input, &keys, more);
             }
             let times = input.times.project(&keys);
             if times.places.is_empty() {
@@ -581,30 +594,60 @@ impl<'a> Lower<'a> {
             );
         }
         let behind = behind.unwrap_or(0);
-        let keys: Vec<_> =
-            groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
-        let functions = aggregate.aggr_expr().to_vec();
-        let late_rows = match late.is_empty() {
-            true => None,
-            false => {
-                let keys = keys.iter().map(|(key, _)| Arc::clone(key)).collect();
-                Some(LateOutput::new(Keyed::new(&input.schema, keys, false, None)?, late, &input.schema)?)
-            }
-        };
-        let keyed = late_rows.as_ref().map(|of| (Arc::clone(&of.keyed), Arc::clone(&of.schema)));
-        let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
-        let keys = of.key_names();
-        let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
-        let late = (self.late.of(&name), late_rows);
         let spans = match windows.kind.clone() {
             WindowKind::Sliding { size, slide } => Some(Spans::Sliding { size, slide }),
             WindowKind::Calendar(calendar) => Some(Spans::calendar(calendar)?),
             WindowKind::Count { .. } | WindowKind::Session { .. } => None,
         };
         let longest = spans.as_ref().map(Spans::longest);
+        // What comes of a window comes before the watermark passes its end, corrections within the lateness.
+        let field = |name: &str, behind: Micros| TimeOf {
+            place: Place { column: window_at, field: Some(name.to_owned()) },
+            behind,
+        };
+        let end = behind.saturating_add(windows.lateness - 1);
+        let mut places = vec![field("end", end)];
+        places.extend(longest.map(|longest| field("start", end.saturating_add(longest))));
+        let times = Times { places, untimed: input.times.untimed, lost: false };
+        let mut keys: Vec<_> =
+            groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
+        let functions = aggregate.aggr_expr().to_vec();
+        let exprs = || keys.iter().map(|(key, _)| Arc::clone(key)).collect();
+        let late_rows = match late.is_empty() {
+            true => None,
+            false => {
+                let keyed = Keyed::new(&input.schema, exprs(), false, None)?;
+                Some(LateOutput::new(keyed, late, &input.schema)?)
+            }
+        };
+        let spans = match (windows.early, spans) {
+            (Early::Rows(_), Some(_)) if windows.lateness > 0 => {
+                return refused("windows that both take late rows (late=) and give results by rows (early_rows=)");
+            }
+            (Early::Rows(every), Some(spans)) => {
+                let keyed = match &late_rows {
+                    Some(of) => Arc::clone(&of.keyed),
+                    None => Arc::new(Keyed::new(&input.schema, exprs(), false, None)?),
+                };
+                keys.insert(0, TriggeredAggregation::window_key());
+                let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
+                let (name, output) = (self.name("window"), plan.schema());
+                let late = self.late.of(&name);
+                let shape =
+                    TriggeredAggregation { of, time, behind, spans, every, keyed, output, window_at, late, late_rows };
+                return Ok(self.triggered(plan, input, shape, &name, times));
+            }
+            (_, spans) => spans,
+        };
+        let keyed = late_rows.as_ref().map(|of| (Arc::clone(&of.keyed), Arc::clone(&of.schema)));
+        let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
+        let keys = of.key_names();
+        let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
+        let late = (self.late.of(&name), late_rows);
         let halves = match (windows.kind, spans) {
             (_, Some(spans)) => {
-                let given = (windows.lateness, windows.early);
+                let early = if let Early::Every(every) = windows.early { every } else { 0 };
+                let given = (windows.lateness, early);
                 let time = (time, behind);
                 let shape = WindowAggregation::new(of, time, spans, given, plan.schema(), window_at, late);
                 let shape = Arc::new(shape);
@@ -624,7 +667,9 @@ impl<'a> Lower<'a> {
                 }
             }
             (WindowKind::Session { .. }, _) if windows.lateness > 0 => return refused("late rows of session windows"),
-            (WindowKind::Session { .. }, _) if windows.early > 0 => return refused("early results of session windows"),
+            (WindowKind::Session { .. }, _) if windows.early != Early::Never => {
+                return refused("early results of session windows");
+            }
             (WindowKind::Session { gap }, _) => {
                 let shape = SessionAggregation::new(of, (time, behind), gap, plan.schema(), window_at, late);
                 let shape = Arc::new(shape);
@@ -652,7 +697,6 @@ impl<'a> Lower<'a> {
             second = second.output(LATE, Arc::clone(schema));
         }
         let second = self.graph.add(second.copies(copies));
-        let times = input.times.clone();
         if let Some((keyed, schema)) = keyed {
             self.keyed(input, &keyed, second.into(), &name);
             self.late_from.push((Branch { task: second, steps: Steps::default(), copies }, schema));
@@ -670,16 +714,33 @@ impl<'a> Lower<'a> {
             }
         }
         let second = Branch { task: second, steps: Steps::default(), copies };
-        // What comes of a window comes before the watermark passes its end, corrections within the lateness.
-        let field = |name: &str, behind: Micros| TimeOf {
-            place: Place { column: window_at, field: Some(name.to_owned()) },
-            behind,
-        };
-        let end = behind.saturating_add(windows.lateness - 1);
-        let mut places = vec![field("end", end)];
-        places.extend(longest.map(|longest| field("start", end.saturating_add(longest))));
-        let times = Times { places, untimed: times.untimed, lost: false };
         Ok(Flowing { from: vec![second], schema: plan.schema(), times })
+    }
+
+    /// An aggregation of windows that gives results by rows.
+    fn triggered(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        input: Flowing,
+        shape: TriggeredAggregation,
+        name: &str,
+        times: Times,
+    ) -> Flowing {
+        let (keyed, state) = (Arc::clone(&shape.keyed), shape.state());
+        let late = shape.late_rows.as_ref().map(|of| Arc::clone(&of.schema));
+        let copies = if keyed.keys().is_empty() { 1 } else { self.copies };
+        let detail = displayable(plan.as_ref()).one_line().to_string();
+        let shape = Arc::new(shape);
+        let task = TaskSpec::operator(name.to_owned(), move |copy| TriggeredTask::new(&shape, copy)).streaming();
+        let mut task = task.state(state).detail(detail).input("rows").output(ROWS, plan.schema()).copies(copies);
+        if let Some(schema) = &late {
+            task = task.output(LATE, Arc::clone(schema));
+        }
+        let task = self.graph.add(task);
+        self.keyed(input, &keyed, task.into(), name);
+        let branch = || Branch { task, steps: Steps::default(), copies };
+        self.late_from.extend(late.map(|schema| (branch(), schema)));
+        Flowing { from: vec![branch()], schema: plan.schema(), times }
     }
 
     /// An aggregation of windows that are so many rows of a key.

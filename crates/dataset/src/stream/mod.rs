@@ -48,6 +48,7 @@ mod spans;
 mod steps;
 mod table;
 mod times;
+mod triggered;
 mod window;
 
 use std::sync::Arc;
@@ -58,13 +59,14 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::{Look, RunReport};
 
+pub(crate) use distinct::Remembered;
 pub use late::{LateRows, MakeLateSink};
 pub(crate) use lower::has_stream;
 pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 pub use spans::Calendar;
 pub use table::{MakeSink, MakeSource, StreamSink, StreamSource};
-pub use window::{WindowKind, Windows};
+pub use window::{Early, WindowKind, Windows};
 pub(crate) use window::{sql_functions, window_parts};
 
 use crate::dataset::DataSet;

@@ -32,7 +32,8 @@ pub(crate) fn fired_by(restored: &Restored, bucket: u32) -> Result<Option<Micros
     restored.shared_of(bucket, FIRED).map(time_of).transpose()
 }
 
-fn time_of(bytes: &Bytes) -> Result<Micros, TaskError> {
+/// A time that was saved.
+pub(crate) fn time_of(bytes: &Bytes) -> Result<Micros, TaskError> {
     let time: [u8; 8] = bytes.as_ref().try_into().map_err(|_| "a checkpoint's time is no time")?;
     Ok(Micros::from_le_bytes(time))
 }

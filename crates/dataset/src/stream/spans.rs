@@ -162,6 +162,14 @@ impl Spans {
         (0..most).map(move |back| last - back * slide).take_while(move |start| start + size > pane)
     }
 
+    /// In how many windows a time is at most.
+    pub(crate) fn windows_max(&self) -> usize {
+        match self {
+            Spans::Sliding { size, slide } => usize::try_from((size - 1) / slide + 1).unwrap_or(usize::MAX),
+            Spans::Calendar { .. } => 1,
+        }
+    }
+
     /// The end of the window that begins there.
     pub(crate) fn end(&self, start: Micros) -> Micros {
         match self {

@@ -30,8 +30,40 @@ pub struct Windows {
     pub kind: WindowKind,
     /// How long after its end a window takes rows that come late; each lets its result come again, corrected.
     pub lateness: Micros,
-    /// How often, by the machine's clock, a window that has changed gives what it has so far; 0: it waits until it is over.
-    pub early: Micros,
+    /// When a window gives what it has so far.
+    pub early: Early,
+}
+
+/// When windows give what they have, before they are over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Early {
+    /// They wait until they are over.
+    #[default]
+    Never,
+    /// So often, by the machine's clock, those that have changed.
+    Every(Micros),
+    /// Of each key, with every so many rows.
+    Rows(i64),
+}
+
+impl Early {
+    /// As plans have it.
+    fn text(self) -> String {
+        match self {
+            Early::Never => "never".into(),
+            Early::Every(every) => format!("every:{every}"),
+            Early::Rows(rows) => format!("rows:{rows}"),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text.split_once(':') {
+            None => (text == "never").then_some(Early::Never),
+            Some(("every", every)) => every.parse().ok().map(Early::Every),
+            Some(("rows", rows)) => rows.parse().ok().map(Early::Rows),
+            Some(_) => None,
+        }
+    }
 }
 
 /// Which windows there are; all in microseconds of event time.
@@ -80,7 +112,7 @@ impl Windows {
         if slide > size {
             return Err(DataSetError::Query("windows that slide by more than their size would leave rows out".into()));
         }
-        Ok(Windows { kind: WindowKind::Sliding { size, slide }, lateness: 0, early: 0 })
+        Ok(Windows { kind: WindowKind::Sliding { size, slide }, lateness: 0, early: Early::Never })
     }
 
     /// Sessions that end after `gap` without a row.
@@ -91,12 +123,12 @@ impl Windows {
         if gap <= 0 {
             return Err(DataSetError::Query("a session's gap must be more than zero".into()));
         }
-        Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0, early: 0 })
+        Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0, early: Early::Never })
     }
 
     /// Windows of a calendar, one after the other.
     pub fn calendar(calendar: Calendar) -> Self {
-        Windows { kind: WindowKind::Calendar(calendar), lateness: 0, early: 0 }
+        Windows { kind: WindowKind::Calendar(calendar), lateness: 0, early: Early::Never }
     }
 
     /// Windows of `size` rows of a key, one beginning every `slide` rows.
@@ -127,18 +159,37 @@ impl Windows {
         if every < 1000 {
             return Err(DataSetError::Query("early results come every millisecond or less often".into()));
         }
-        Ok(Windows { early: every, ..self })
+        self.with_early(Early::Every(every))
+    }
+
+    /// Giving what a window has of a key with every so many of its rows. Its results say whether they are the last.
+    ///
+    /// # Errors
+    /// `Query` when the number is not positive.
+    pub fn early_rows(self, rows: i64) -> Result<Self, DataSetError> {
+        if rows <= 0 {
+            return Err(DataSetError::Query("early results come with every row, or every so many rows".into()));
+        }
+        self.with_early(Early::Rows(rows))
+    }
+
+    fn with_early(self, early: Early) -> Result<Self, DataSetError> {
+        match self.early {
+            Early::Never => Ok(Windows { early, ..self }),
+            _ => Err(DataSetError::Query("early results of windows come by the clock or by rows, not both".into())),
+        }
     }
 
     /// The window of a row with this time, as an expression to group by; windows that count rows look at no time.
     pub fn of(self, time: Expr) -> Expr {
         let name = match self.kind {
             WindowKind::Count { .. } => COUNT_WINDOW,
-            _ if self.early > 0 => EARLY_WINDOW,
+            _ if self.early != Early::Never => EARLY_WINDOW,
             _ => WINDOW,
         };
         let function = Arc::new(ScalarUDF::from(WindowFunction::new(name)));
         let Windows { lateness, early, kind } = self;
+        let early = early.text();
         let how = match kind {
             WindowKind::Calendar(calendar) => format!("calendar {lateness} {early} {}", calendar.text()),
             WindowKind::Sliding { size, slide } => format!("sliding {lateness} {early} {size} {slide}"),
@@ -151,27 +202,19 @@ impl Windows {
     /// What [`Windows::of`] wrote into the plan.
     pub(crate) fn parse(how: &str) -> Option<Self> {
         let mut words = how.split(' ');
-        let kind = words.next()?;
-        if kind == "calendar" {
-            let mut number = || words.next()?.parse().ok();
-            let (lateness, early): (Micros, Micros) = (number()?, number()?);
-            let count = words.next()?.parse().ok()?;
-            let calendar = Calendar::new(count, words.next()?, words.next()?).ok()?;
-            return Some(Windows { kind: WindowKind::Calendar(calendar), lateness, early });
-        }
-        let numbers: Vec<Micros> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
-        match (kind, numbers.as_slice()) {
-            ("sliding", &[lateness, early, size, slide]) => {
-                Some(Windows { kind: WindowKind::Sliding { size, slide }, lateness, early })
+        let (kind, lateness, early) = (words.next()?, words.next()?.parse().ok()?, Early::parse(words.next()?)?);
+        let words: Vec<&str> = words.collect();
+        let number = |word: &str| word.parse::<Micros>().ok();
+        let kind = match (kind, words.as_slice()) {
+            ("calendar", &[count, unit, zone]) => {
+                WindowKind::Calendar(Calendar::new(count.parse().ok()?, unit, zone).ok()?)
             }
-            ("count", &[lateness, early, size, slide]) => {
-                Some(Windows { kind: WindowKind::Count { size, slide }, lateness, early })
-            }
-            ("session", &[lateness, early, gap]) => {
-                Some(Windows { kind: WindowKind::Session { gap }, lateness, early })
-            }
-            _ => None,
-        }
+            ("sliding", &[size, slide]) => WindowKind::Sliding { size: number(size)?, slide: number(slide)? },
+            ("count", &[size, slide]) => WindowKind::Count { size: number(size)?, slide: number(slide)? },
+            ("session", &[gap]) => WindowKind::Session { gap: number(gap)? },
+            _ => return None,
+        };
+        Some(Windows { kind, lateness, early })
     }
 }
 
@@ -234,8 +277,11 @@ fn with(name: &str, windows: Windows, length: &ScalarValue) -> Result<Windows> {
     if matches!(windows.kind, WindowKind::Count { .. }) {
         return Err(DataFusionError::Plan(format!("{name} takes windows of time: windows of rows look at none")));
     }
-    let length = interval(length)?;
-    Ok(if name == LATE { windows.late(length)? } else { windows.early(length)? })
+    Ok(match name {
+        LATE => windows.late(interval(length)?)?,
+        _ if length.data_type().is_integer() => windows.early_rows(number(length)?)?,
+        _ => windows.early(interval(length)?)?,
+    })
 }
 
 /// The windows that a function's arguments behind the time describe.

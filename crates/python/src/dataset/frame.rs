@@ -121,8 +121,12 @@ impl NativeDataSet {
         Self::step(py, || self.0.limit(skip, count))
     }
 
-    fn distinct(&self, py: Python<'_>, subset: Vec<String>) -> PyResult<Self> {
-        Self::step(py, || self.0.distinct(&subset))
+    #[pyo3(signature = (subset, ttl = None))]
+    fn distinct(&self, py: Python<'_>, subset: Vec<String>, ttl: Option<i64>) -> PyResult<Self> {
+        Self::step(py, || match ttl {
+            None => self.0.distinct(&subset),
+            Some(ttl) => self.0.distinct_for(&subset, ttl),
+        })
     }
 
     fn union(&self, py: Python<'_>, other: &Bound<'_, NativeDataSet>) -> PyResult<Self> {

@@ -105,7 +105,7 @@ pub(super) fn refused(py: Python<'_>, error: &ConnectError) -> PyErr {
 
 /// The window of a row with this time; lengths in microseconds.
 #[pyfunction]
-#[pyo3(signature = (time, kind, size, slide, lateness, early = None, zone = ""))]
+#[pyo3(signature = (time, kind, size, slide, lateness, early = None, early_rows = None, zone = ""))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn window_of(
     py: Python<'_>,
@@ -115,6 +115,7 @@ pub fn window_of(
     slide: i64,
     lateness: i64,
     early: Option<i64>,
+    early_rows: Option<i64>,
     zone: &str,
 ) -> PyResult<NativeExpr> {
     let windows = match kind {
@@ -126,6 +127,10 @@ pub fn window_of(
     let windows = windows.and_then(|windows| windows.late(lateness));
     let windows = match early {
         Some(every) => windows.and_then(|windows| windows.early(every)),
+        None => windows,
+    };
+    let windows = match early_rows {
+        Some(rows) => windows.and_then(|windows| windows.early_rows(rows)),
         None => windows,
     };
     let windows = windows.map_err(|error| raised(py, &error))?;

@@ -1,0 +1,522 @@
+//! Aggregates of windows of time that give what they have with every so many rows of a key, and once more when they are over.
+//!
+//! To know that a key's window has had so many rows, its owner gets rows, not what was made of them where they were read. What is known
+//! of a window and a key is a *chain* of states: those that each batch brought, cut where a result is due, and how many rows there
+//! had been by then. A result puts the states of a chain together, up to its rows. Then, and when a chain is long, they are put
+//! together for good: a *total* begins the chain anew, and what is behind it is thrown out now and then. So a result costs what
+//! has come since the last, and which rows it is of hangs on nothing but the order in which they came: a job that goes on, or keys
+//! that move, change nothing.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
+};
+use arrow::compute::{filter_record_batch, take, take_record_batch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimestampMicrosecondType};
+use bytes::Bytes;
+use datafusion::common::ScalarValue;
+use datafusion::error::Result;
+use datafusion::logical_expr::EmitTo;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Literal;
+use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
+use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+use super::groups::{Aggregation, Functions, batch};
+use super::held::{Held, Holds};
+use super::kept::{Kept, KeptState, table_of, tables_of};
+use super::keyed::Keyed;
+use super::keys::Keys;
+use super::late::{LATE_PORT, LateCount, LateOutput};
+use super::saved::{Layout, fired_by, fired_of, shared, time_of};
+use super::spans::Spans;
+use super::window::{Micros, micros, window_array};
+
+/// Columns of what is kept before the window's start and the keys: how many rows there had been, and whether it is a total.
+const BEFORE: usize = 2;
+/// States of a chain that are put together without a result.
+const CHAIN_MAX: u32 = 8;
+/// Results that rows which are added together give of one key: each begins at the chain's total.
+const RESULTS_MAX: i64 = 128;
+/// Rows that are added together, each as often as it is in a window.
+const PLACES_MAX: usize = 1 << 16;
+/// What totals have made useless is thrown out when it is as much as this, and as what is of use.
+const CLEAR_MIN: u32 = 1 << 13;
+/// Windows of keys that fire at a time.
+const FIRE_MAX: usize = 1 << 13;
+/// Of what is handed over: tables of what is kept, and the time until which windows have fired.
+const KEPT: u8 = 0;
+const FIRED: u8 = 1;
+
+/// An aggregation of windows with results by rows: of a query, the same on all workers.
+pub(crate) struct TriggeredAggregation {
+    /// Its first key is the window's start.
+    pub of: Aggregation,
+    pub time: Arc<dyn PhysicalExpr>,
+    /// How far times to come may lie behind the watermark.
+    pub behind: Micros,
+    pub spans: Spans,
+    /// A result comes with each so many rows.
+    pub every: i64,
+    /// What comes: rows with their keys.
+    pub keyed: Arc<Keyed>,
+    pub output: SchemaRef,
+    /// Where the window stands among the keys of the output.
+    pub window_at: usize,
+    pub late: LateCount,
+    /// Where late rows go.
+    pub late_rows: Option<LateOutput>,
+}
+
+impl TriggeredAggregation {
+    /// The key that is a window's start: of no row by itself, for one may be in several windows.
+    pub(crate) fn window_key() -> (Arc<dyn PhysicalExpr>, String) {
+        let start = ScalarValue::TimestampMicrosecond(Some(0), None);
+        (Arc::new(Literal::new(start)), "window start".into())
+    }
+
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
+        let what = format!("{}, with results by rows", self.spans.described());
+        StateSchema::new(what, self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::of_aggregation(&self.of, BEFORE)
+    }
+
+    fn kept_schema(&self) -> SchemaRef {
+        let before = [
+            Field::new("tidemill seen", DataType::Int64, false),
+            Field::new("tidemill total", DataType::Boolean, false),
+        ];
+        let fields = before.into_iter().map(Arc::new).chain(self.of.state_schema.fields().iter().cloned());
+        Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+    }
+
+    /// The columns of what is kept that are the window's start and the keys.
+    fn keys(&self) -> std::ops::Range<usize> {
+        BEFORE..BEFORE + self.of.keys.len()
+    }
+
+    /// How many rows are added together.
+    fn rows_max(&self) -> usize {
+        let by_results = usize::try_from(self.every.saturating_mul(RESULTS_MAX)).unwrap_or(usize::MAX);
+        by_results.min(PLACES_MAX / self.spans.windows_max()).max(1)
+    }
+}
+
+/// What is known of a window and a key: it has not fired.
+#[derive(Clone, Default)]
+struct Group {
+    start: Micros,
+    /// Rows it has had.
+    seen: i64,
+    /// The number of the newest of its states, more by one.
+    newest: u32,
+    /// How many the chain has.
+    length: u32,
+}
+
+/// Of what is kept, by number.
+#[derive(Clone, Copy)]
+struct Link {
+    seen: i64,
+    /// The number of the one before in the chain, more by one.
+    before: u32,
+}
+
+/// See the module.
+pub(crate) struct TriggeredTask {
+    shape: Arc<TriggeredAggregation>,
+    keys: Keys,
+    groups: Vec<Group>,
+    links: Vec<Link>,
+    state: KeptState,
+    /// Rows that have come and are still to be added.
+    rest: Option<RecordBatch>,
+    /// Windows that end here or before have fired, or are about to.
+    fired: Micros,
+    /// No window is over before that.
+    next_end: Micros,
+    /// Groups that have still to fire.
+    firing: VecDeque<usize>,
+    clear_at: u32,
+    held: Held,
+}
+
+impl TriggeredTask {
+    pub(crate) fn new(shape: &Arc<TriggeredAggregation>, context: &TaskContext) -> Result<Self, TaskError> {
+        let held = Held::new(context);
+        let schema = shape.kept_schema();
+        // The window does not say who owns a key.
+        let keys = shape.keys().skip(1).collect();
+        let mut new = TriggeredTask {
+            shape: Arc::clone(shape),
+            keys: Keys::new(Arc::clone(&shape.of.key_schema), held.disk())?,
+            groups: Vec::new(),
+            links: Vec::new(),
+            state: KeptState::new(Kept::new(Arc::clone(&schema), held.disk()), keys),
+            rest: None,
+            fired: Micros::MIN,
+            next_end: Micros::MAX,
+            firing: VecDeque::new(),
+            clear_at: CLEAR_MIN,
+            held,
+        };
+        if let Some(restored) = context.restored() {
+            let reader = shape.layout().reader(&schema, restored)?;
+            new.fired = fired_of(restored)?;
+            for (bucket, table) in new.state.restore(restored)? {
+                let rows = reader.read(&table)?;
+                // What had fired where it was kept is of no use; what had only fired elsewhere has still to.
+                let fired = fired_by(restored, bucket)?.unwrap_or(new.fired);
+                let open = starts_of(&rows).values().iter().map(|&start| Some(shape.spans.end(start) > fired));
+                let rows = filter_record_batch(&rows, &open.collect::<BooleanArray>())?;
+                new.take(rows)?;
+            }
+            new.state.restored();
+        }
+        Ok(new)
+    }
+
+    /// The number of each row's window and key.
+    fn intern(&mut self, keys: &[ArrayRef]) -> Result<Vec<usize>, TaskError> {
+        let of = self.keys.intern(keys, keys[0].len())?;
+        let count = of.iter().max().map_or(0, |last| last + 1);
+        self.groups.resize(count.max(self.groups.len()), Group::default());
+        let starts = keys[0].as_primitive::<TimestampMicrosecondType>().values();
+        let mut last = None;
+        for (&group, &start) in of.iter().zip(starts) {
+            self.groups[group].start = start;
+            if last.replace(start) != Some(start) {
+                self.next_end = self.next_end.min(self.shape.spans.end(start));
+            }
+        }
+        Ok(of)
+    }
+
+    /// Takes what was saved, or another copy has let go of.
+    fn take(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
+        let count = rows.num_rows();
+        self.keep(rows)?;
+        self.weigh(count)
+    }
+
+    fn keep(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
+        self.index(&rows)?;
+        self.state.kept.add(rows, Vec::new())
+    }
+
+    /// Chains rows that come behind those that are chained.
+    fn index(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
+        let of = self.intern(&rows.columns()[self.shape.keys()])?;
+        let seen = rows.column(0).as_primitive::<Int64Type>().values();
+        let totals = rows.column(1).as_boolean();
+        for (row, group) in of.into_iter().enumerate() {
+            let group = &mut self.groups[group];
+            if totals.value(row) {
+                (group.newest, group.length) = (0, 0);
+            }
+            group.seen = seen[row].max(group.seen);
+            group.length += 1;
+            self.links.push(Link { seen: seen[row], before: group.newest });
+            group.newest = self.links.len() as u32;
+        }
+        Ok(())
+    }
+
+    /// The numbers of the states of a group that are of its first so many rows, in their order.
+    fn numbers(&self, group: usize, seen: i64) -> Vec<u32> {
+        let mut next = self.groups[group].newest;
+        let mut found = Vec::new();
+        while next > 0 {
+            let link = self.links[next as usize - 1];
+            if link.seen <= seen {
+                found.push(next - 1);
+            }
+            next = link.before;
+        }
+        found.reverse();
+        found
+    }
+
+    /// The keys and the functions of some groups, each of its first so many rows.
+    fn merged(&self, wanted: &[(usize, i64)]) -> Result<(Vec<ArrayRef>, Functions)> {
+        let (shape, kept) = (&self.shape, &self.state.kept);
+        let (mut numbers, mut of, mut firsts) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, &(group, seen)) in wanted.iter().enumerate() {
+            let found = self.numbers(group, seen);
+            firsts.push(found.first().copied().unwrap_or_default());
+            of.resize(of.len() + found.len(), at);
+            numbers.extend(found);
+        }
+        let keys = shape.keys().map(|key| kept.gather(key, &firsts)).collect::<Result<Vec<_>>>()?;
+        let states = shape.keys().end..kept.schema().fields().len();
+        let states = states.map(|column| kept.gather(column, &numbers)).collect::<Result<Vec<_>>>()?;
+        Ok((keys, shape.of.merged(&states, &of, wanted.len())?))
+    }
+
+    /// Gives results of groups, each of its first so many rows.
+    fn give(&mut self, wanted: &[(usize, i64)], last: bool, emit: &mut Emit) -> Result<()> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let shape = Arc::clone(&self.shape);
+        let (mut keys, functions) = self.merged(wanted)?;
+        let starts = keys.remove(0).as_primitive::<TimestampMicrosecondType>().values().to_vec();
+        let ends = starts.iter().map(|&start| shape.spans.end(start)).collect();
+        keys.insert(shape.window_at, Arc::new(window_array(starts, ends, Some(last))));
+        for mut function in functions {
+            keys.push(function.evaluate(EmitTo::All)?);
+        }
+        emit.send(batch(&shape.output, keys, wanted.len())?);
+        Ok(())
+    }
+
+    /// Puts what is known of groups together.
+    fn total(&mut self, groups: &[usize]) -> Result<(), TaskError> {
+        let all: Vec<(usize, i64)> = groups.iter().map(|&group| (group, self.groups[group].seen)).collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let (keys, functions) = self.merged(&all)?;
+        let seen = Int64Array::from_iter_values(all.iter().map(|(_, seen)| *seen));
+        let mut columns: Vec<ArrayRef> = vec![Arc::new(seen), Arc::new(BooleanArray::from(vec![true; all.len()]))];
+        columns.extend(keys);
+        for mut function in functions {
+            columns.extend(function.state(EmitTo::All)?);
+        }
+        self.keep(batch(&self.state.kept.schema(), columns, all.len())?)
+    }
+
+    /// Throws out what is of use no more: what lies behind totals, and, when all windows that are over have fired, those.
+    fn clear(&mut self, have_fired: bool) -> Result<(), TaskError> {
+        let mut wanted = vec![false; self.links.len()];
+        let is_over = |group: &Group| have_fired && self.shape.spans.end(group.start) <= self.fired;
+        for group in self.groups.iter().filter(|group| !is_over(group)) {
+            let mut next = group.newest;
+            while next > 0 {
+                wanted[next as usize - 1] = true;
+                next = self.links[next as usize - 1].before;
+            }
+        }
+        self.state.retain(|number| wanted[number as usize])?;
+        self.index_anew()?;
+        self.clear_at = self.state.kept.count().saturating_mul(2).max(CLEAR_MIN);
+        Ok(())
+    }
+
+    /// Chains what is kept anew: its numbers have changed.
+    fn index_anew(&mut self) -> Result<(), TaskError> {
+        self.keys = Keys::new(Arc::clone(&self.shape.of.key_schema), self.held.disk())?;
+        self.groups.clear();
+        self.links.clear();
+        self.next_end = Micros::MAX;
+        self.state.kept.since(0).iter().try_for_each(|rows| self.index(rows))
+    }
+
+    fn add(&mut self, rows: &RecordBatch, emit: &mut Emit) -> Result<(), TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let times = micros(&shape.time.evaluate(rows)?.into_array(rows.num_rows())?)?;
+        shape.late.add_untimed(times.null_count());
+        let (mut at, mut starts, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        // The windows of a pane that are not over.
+        let (mut pane, mut open) = ((0, 0), Vec::new());
+        for (row, time) in (0..).zip(times.iter()) {
+            let Some(time) = time else { continue };
+            // Most often that of the row before.
+            if !(pane.0..pane.1).contains(&time) {
+                pane = shape.spans.pane(time);
+                open = shape.spans.windows(pane.0).filter(|&start| shape.spans.end(start) > self.fired).collect();
+            }
+            if open.is_empty() {
+                late.push(row);
+            }
+            at.resize(at.len() + open.len(), row);
+            starts.extend_from_slice(&open);
+        }
+        match &shape.late_rows {
+            Some(of) if !late.is_empty() => {
+                emit.send_to(LATE_PORT, of.of(&take_record_batch(rows, &UInt32Array::from(late))?)?);
+            }
+            _ => shape.late.add(late.len()),
+        }
+        if starts.is_empty() {
+            return Ok(());
+        }
+        let mut rows = shape.of.arguments(rows)?.take(&UInt32Array::from(at))?;
+        rows.keys[0] = Arc::new(TimestampMicrosecondArray::from(starts));
+        let of_group = self.intern(&rows.keys)?;
+        // Of each stretch of rows of a group its last row, and how many there have been; and which stretch each row is of.
+        let (mut firsts, mut seen, mut of): (Vec<u32>, Vec<i64>, Vec<usize>) = Default::default();
+        let mut stretches: HashMap<(usize, i64), usize> = HashMap::new();
+        let mut due = Vec::new();
+        for (row, &group) in of_group.iter().enumerate() {
+            let before = self.groups[group].seen;
+            let stretch = *stretches.entry((group, before / shape.every)).or_insert_with(|| {
+                firsts.push(row as u32);
+                seen.push(before);
+                firsts.len() - 1
+            });
+            self.groups[group].seen = before + 1;
+            seen[stretch] = before + 1;
+            of.push(stretch);
+            if (before + 1) % shape.every == 0 {
+                due.push((group, before + 1));
+            }
+        }
+        let firsts = UInt32Array::from(firsts);
+        let mut columns: Vec<ArrayRef> =
+            vec![Arc::new(Int64Array::from(seen)), Arc::new(BooleanArray::from(vec![false; firsts.len()]))];
+        for key in &rows.keys {
+            columns.push(take(key, &firsts, None)?);
+        }
+        for mut function in shape.of.updated(&rows, &of, firsts.len())? {
+            columns.extend(function.state(EmitTo::All)?);
+        }
+        self.keep(batch(&self.state.kept.schema(), columns, firsts.len())?)?;
+        self.give(&due, false, emit)?;
+        let mut long: Vec<usize> = due.into_iter().map(|(group, _)| group).collect();
+        long.extend(of_group.into_iter().filter(|&group| self.groups[group].length >= CHAIN_MAX));
+        long.sort_unstable();
+        long.dedup();
+        // One that has nothing else is as good as a total.
+        long.retain(|&group| self.groups[group].length > 1);
+        self.total(&long)?;
+        if self.state.kept.count() >= self.clear_at {
+            self.clear(false)?;
+        }
+        Ok(())
+    }
+
+    /// Lets windows fire whose end is not after `time`: [`TriggeredTask::go_on`] does it, a part at a time.
+    fn fire(&mut self, time: Micros) {
+        self.fired = self.fired.max(time);
+        if self.next_end > self.fired {
+            return;
+        }
+        let over = (0..self.groups.len()).filter(|&group| self.shape.spans.end(self.groups[group].start) <= self.fired);
+        let mut over: Vec<usize> = over.collect();
+        over.sort_by_key(|&group| self.groups[group].start);
+        self.firing = over.into();
+    }
+
+    /// Lets windows fire that are over already: another copy had kept them, whose time was behind; or it was ahead, and they have fired
+    /// there. A row of theirs would come too late, so it must not begin them anew.
+    fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+        self.fire(self.fired);
+        while self.go_on(emit)? == Flow::More {}
+        Ok(())
+    }
+
+    /// Adds more of the rows that have come, or lets more windows fire.
+    fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        if let Some(rows) = self.rest.take() {
+            let (count, most) = (rows.num_rows(), self.shape.rows_max());
+            self.add(&rows.slice(0, most.min(count)), emit)?;
+            self.weigh(most.min(count))?;
+            if count <= most {
+                return Ok(Flow::Done);
+            }
+            self.rest = Some(rows.slice(most, count - most));
+            return Ok(Flow::More);
+        }
+        if self.firing.is_empty() {
+            return Ok(Flow::Done);
+        }
+        let some: Vec<_> = self.firing.drain(..self.firing.len().min(FIRE_MAX)).collect();
+        let some: Vec<_> = some.into_iter().map(|group| (group, self.groups[group].seen)).collect();
+        self.give(&some, true, emit)?;
+        if self.firing.is_empty() {
+            self.clear(true)?;
+            return Ok(Flow::Done);
+        }
+        Ok(Flow::More)
+    }
+}
+
+fn starts_of(kept: &RecordBatch) -> &TimestampMicrosecondArray {
+    kept.column(BEFORE).as_primitive()
+}
+
+impl Holds for TriggeredTask {
+    fn held(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        let index = size_of_val(self.groups.as_slice()) + size_of_val(self.links.as_slice());
+        Ok(self.state.kept.bytes() + self.keys.bytes() + index)
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        self.state.kept.spill()?;
+        self.keys.spill(self.held.disk())
+    }
+}
+
+impl Operator for TriggeredTask {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
+        self.rest = Some(rows);
+        self.go_on(emit)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.fire(time.minus(self.shape.behind).0);
+        self.go_on(emit)
+    }
+
+    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.go_on(emit)
+    }
+
+    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        // What is saved says that these have fired.
+        self.settle(emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.fire(Micros::MAX);
+        self.go_on(emit)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+        let fired = (buckets[0], table_of(FIRED, &self.fired.to_le_bytes()));
+        let released = self.state.release(buckets)?;
+        self.index_anew()?;
+        Ok([fired].into_iter().chain(released).collect::<Vec<_>>().into())
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        for (_, part) in parts {
+            for (kind, table) in tables_of(&part)? {
+                match kind {
+                    FIRED => self.fired = self.fired.max(time_of(&table)?),
+                    KEPT => self.take(self.state.rows(&table)?)?,
+                    other => return Err(format!("what another copy handed over has a part of kind {other}").into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        if whole {
+            self.clear(false)?;
+        }
+        let mut snapshot = shared(self.fired);
+        snapshot.later = self.state.snapshot(whole);
+        Ok(snapshot)
+    }
+}
