@@ -1,7 +1,7 @@
 """A job from one topic of Kafka to another, exactly once, whose workers are killed.
 
 Run as ``kafka_job.py FOLDER SERVERS FROM TO WHAT``: ``rows`` are copied, ``windows`` are counts of rows by key and second, as those of
-`stream_job`. Checkpoints go to FOLDER/checkpoints, pids to FOLDER/pids.
+`stream_job`. Checkpoints go to FOLDER/checkpoints, pids to FOLDER/pids. A user of the environment is told by SCRAM, over TLS.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import stream_job
 import tidemill as tm
@@ -27,6 +28,9 @@ def main() -> None:
     folder, (servers, source, target, what) = Path(sys.argv[1]), sys.argv[2:]
     rank = tm.init().rank
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
+    who: dict[str, Any] = {}
+    if "TIDEMILL_KAFKA_USER" in os.environ:
+        who = {"tls": tm.stream.Tls(), "sasl": "SCRAM-SHA-512"}
     stream = tm.stream.from_kafka(
         servers,
         source,
@@ -36,10 +40,11 @@ def main() -> None:
         stop_at_end=True,
         # Small batches, from all partitions in turn.
         config={"max.partition.fetch.bytes": 8192, "queued.min.messages": 100},
+        **who,
     ).map_batches(paced, SCHEMA)
     rows = stream_job.windows(stream) if what == "windows" else stream.select("row")
     rows.write_stream(
-        tm.stream.to_kafka(servers, target, id=target),
+        tm.stream.to_kafka(servers, target, id=target, **who),
         name="copied",
         checkpoint=folder / "checkpoints",
         every="100ms",

@@ -302,11 +302,3 @@ def test_what_is_said_wrong(tmp_path: Path, files: Certificates) -> None:
         tm.stream.from_webhook(1, SCHEMA, tls=Tls())
     with pytest.raises(TypeError, match=r"tls is a tidemill.stream.Tls"):
         tm.stream.from_redis("rediss://localhost:1/0", "a", SCHEMA, tls=True)  # type: ignore[arg-type]
-
-
-def test_kafka(files: Certificates) -> None:
-    """Without the feature TLS is refused in so many words, not left out; with it files are looked at before anything runs."""
-    for options in ({"tls": Tls(ca=files.path("none"))}, {"config": {"security.protocol": "SASL_SSL"}}):
-        with pytest.raises(tm.DataSetError, match=r"feature `kafka-tls`|No such file|Broker") as error:
-            written(tm.stream.from_kafka("localhost:1", "a", SCHEMA, **options))  # type: ignore[arg-type]
-        assert "kafka" in str(error.value)

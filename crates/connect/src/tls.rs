@@ -68,14 +68,18 @@ impl Tls {
         Ok(Files { ca: self.ca.as_deref(), own: self.certificate.as_deref().zip(self.key.as_deref()) })
     }
 
-    /// The same, as librdkafka calls them.
+    /// The same, as librdkafka calls them, whose OpenSSL does not know where the system has its authorities.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let system = || {
+            let found = openssl_probe::probe();
+            found.cert_file.or_else(|| found.cert_dir.into_iter().next())
+        };
         let named = [
-            ("ssl.ca.location", &self.ca),
-            ("ssl.certificate.location", &self.certificate),
-            ("ssl.key.location", &self.key),
+            ("ssl.ca.location", self.ca.clone().or_else(system)),
+            ("ssl.certificate.location", self.certificate.clone()),
+            ("ssl.key.location", self.key.clone()),
         ];
-        named.into_iter().filter_map(|(name, file)| Some((name, file.as_ref()?.display().to_string())))
+        named.into_iter().filter_map(|(name, file)| Some((name, file?.display().to_string())))
     }
 
     /// For a client.

@@ -19,6 +19,8 @@ from tidemill.stream._tls import Tls, files
 
 __all__ = ["Connector", "bad", "described", "from_files", "from_kafka", "rate", "times", "to_files", "to_kafka"]
 
+#: How brokers of Kafka are told user and password.
+Sasl = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 #: What is known of a record of Kafka besides its value.
 Metadata = Literal["topic", "partition", "offset", "timestamp", "key", "headers"]
 
@@ -190,6 +192,7 @@ def from_kafka(
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
     tls: Tls | None = None,
+    sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> DataSet:
     """Read a topic of Kafka: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
@@ -229,6 +232,9 @@ def from_kafka(
         As for `from_files`; a bad record is named by topic, partition and offset.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
+    sasl : {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}, optional
+        How brokers are told the user and password of ``TIDEMILL_KAFKA_USER`` and ``TIDEMILL_KAFKA_PASSWORD``, if these are set; ``"PLAIN"``, which shows
+        the password to who listens without TLS, unless it is said.
     config : mapping, optional
         What else the client is to be told, by the names of librdkafka.
 
@@ -250,6 +256,7 @@ def from_kafka(
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
         tls=files(tls),
+        sasl=sasl,
         config=dict(config) if config else None,
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
@@ -273,6 +280,7 @@ def to_kafka(
     avro_schema: str | Mapping[str, Any] | None = None,
     transaction_timeout: Duration = "1m",
     tls: Tls | None = None,
+    sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Connector:
     """A sink of `DataSet.write_stream`: records of a topic, each once for who reads what is committed.
@@ -302,6 +310,9 @@ def to_kafka(
         all of its rows are there, so it need not be as long as a checkpoint takes.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
+    sasl : {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}, optional
+        How brokers are told the user and password of ``TIDEMILL_KAFKA_USER`` and ``TIDEMILL_KAFKA_PASSWORD``, if these are set; ``"PLAIN"``, which shows
+        the password to who listens without TLS, unless it is said.
     config : mapping, optional
         What else the client is to be told, by the names of librdkafka.
     """
@@ -319,6 +330,7 @@ def to_kafka(
         avro_schema=avro_schema,
         transaction_timeout_s=micros(transaction_timeout, "transaction_timeout") / 1e6,
         tls=files(tls),
+        sasl=sasl,
         config=dict(config) if config else None,
     )
     return Connector(spec)

@@ -102,17 +102,16 @@ class Kafka(Server):
         """Return the values that `read` finds."""
         return [message.value() for message in self.read(topic, isolation=isolation)]
 
-    def configure(self) -> None:
-        data = self.folder / "data"
-        shutil.rmtree(data, ignore_errors=True)
-        port, controller_port = self.ports
-        properties = {
+    def properties(self) -> dict[str, Any]:
+        """Return the broker's settings."""
+        port, controller_port = self.ports[:2]
+        return {
             "process.roles": "broker,controller",
             "node.id": 1,
             "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
             "controller.listener.names": "CONTROLLER",
             "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-            "log.dirs": data,
+            "log.dirs": self.folder / "data",
             "auto.create.topics.enable": "false",
             # Transactions and groups on a single broker, without waiting for others.
             "offsets.topic.replication.factor": 1,
@@ -129,7 +128,10 @@ class Kafka(Server):
             # So that tests of transactions that run out of time need not wait long.
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
         }
-        self._config_file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+
+    def configure(self) -> None:
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+        self._config_file.write_text("".join(f"{name}={value}\n" for name, value in self.properties().items()))
         arguments = ["format", "--cluster-id", CLUSTER_ID, "--config", str(self._config_file)]
         made = subprocess.run(_java("kafka.tools.StorageTool", *arguments), capture_output=True, text=True)
         if made.returncode != 0:

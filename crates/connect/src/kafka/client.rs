@@ -10,6 +10,7 @@ use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::DeliveryResult;
 use rdkafka::producer::ProducerContext;
+use serde::Deserialize;
 use serde_json::Value;
 use tidemill_dataflow::TaskError;
 
@@ -19,12 +20,30 @@ use crate::tls::Tls;
 /// Between two lines that one client may print.
 const QUIET: Duration = Duration::from_secs(5);
 
+/// How brokers are told who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) enum Mechanism {
+    #[serde(rename = "PLAIN")]
+    Plain,
+    #[serde(rename = "SCRAM-SHA-256")]
+    ScramSha256,
+    #[serde(rename = "SCRAM-SHA-512")]
+    ScramSha512,
+}
+
+/// A user, by SASL.
+#[derive(Clone)]
+struct User {
+    name: String,
+    password: Secret,
+    mechanism: Mechanism,
+}
+
 /// Where the brokers are, and who asks.
 #[derive(Clone)]
 pub(crate) struct Connection {
     pub(crate) servers: String,
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<Secret>,
+    user: Option<User>,
     /// What else librdkafka is to be told.
     pub(crate) config: BTreeMap<String, Value>,
     /// With TLS.
@@ -35,10 +54,10 @@ impl Connection {
     /// User and password from the environment, where they are not given. With TLS if `tls` is given, or `config` says so.
     ///
     /// # Errors
-    /// In words, naming a file of `tls` that is not what it should be.
+    /// In words, naming a file of `tls` that is not what it should be, or what of a user is missing.
     pub(crate) fn new(
         servers: String,
-        (user, password): (Option<String>, Option<Secret>),
+        (user, password, mechanism): (Option<String>, Option<Secret>, Option<Mechanism>),
         tls: Option<&Tls>,
         config: BTreeMap<String, Value>,
     ) -> Result<Self, String> {
@@ -50,15 +69,20 @@ impl Connection {
             true => Some(Tls::or_environment(tls)?),
             false => None,
         };
-        if tls.is_some() && !cfg!(feature = "kafka-tls") {
-            return Err("this build of Tidemill has no TLS for Kafka: build it with the feature `kafka-tls`, which takes perl and some \
-                        minutes more, or let a proxy beside the job speak it"
-                .into());
-        }
         tls.as_ref().map(Tls::files).transpose()?;
-        let user = user.or_else(|| std::env::var("TIDEMILL_KAFKA_USER").ok());
-        let password = Secret::or_environment(password, "TIDEMILL_KAFKA_PASSWORD");
-        Ok(Connection { servers, user, password, config, tls })
+        let name = user.or_else(|| std::env::var("TIDEMILL_KAFKA_USER").ok());
+        let user = match (name, Secret::or_environment(password, "TIDEMILL_KAFKA_PASSWORD")) {
+            (Some(name), Some(password)) => {
+                Some(User { name, password, mechanism: mechanism.unwrap_or(Mechanism::Plain) })
+            }
+            (None, None) if mechanism.is_none() => None,
+            _ => {
+                return Err(
+                    "TIDEMILL_KAFKA_USER, TIDEMILL_KAFKA_PASSWORD: the one needs the other, and `sasl` both".into()
+                );
+            }
+        };
+        Ok(Connection { servers, user, config, tls })
     }
 
     /// What a client is told: what was given, and above it `ours`.
@@ -67,18 +91,23 @@ impl Connection {
         config.set_log_level(RDKafkaLogLevel::Warning);
         // Back soon after a broker's restart.
         config.set("reconnect.backoff.max.ms", "1000");
-        if let (Some(user), Some(password)) = (&self.user, &self.password) {
-            config.set("security.protocol", "sasl_plaintext").set("sasl.mechanism", "PLAIN");
-            config.set("sasl.username", user).set("sasl.password", password.reveal());
+        let protocol = match (&self.user, &self.tls) {
+            (None, None) => "plaintext",
+            (None, Some(_)) => "ssl",
+            (Some(_), None) => "sasl_plaintext",
+            (Some(_), Some(_)) => "sasl_ssl",
+        };
+        config.set("security.protocol", protocol);
+        if let Some(User { name, password, mechanism }) = &self.user {
+            let mechanism = match mechanism {
+                Mechanism::Plain => "PLAIN",
+                Mechanism::ScramSha256 => "SCRAM-SHA-256",
+                Mechanism::ScramSha512 => "SCRAM-SHA-512",
+            };
+            config.set("sasl.mechanism", mechanism).set("sasl.username", name).set("sasl.password", password.reveal());
         }
-        if let Some(tls) = &self.tls {
-            config.set(
-                "security.protocol",
-                if self.user.is_some() && self.password.is_some() { "sasl_ssl" } else { "ssl" },
-            );
-            for (name, file) in tls.named() {
-                config.set(name, file);
-            }
+        for (name, file) in self.tls.iter().flat_map(Tls::named) {
+            config.set(name, file);
         }
         for (name, value) in &self.config {
             match value {
@@ -101,6 +130,8 @@ pub(crate) struct Context {
     printed: Mutex<(Option<Instant>, u64)>,
     /// Why a broker and the client do not trust each other.
     distrust: Mutex<Option<String>>,
+    /// What was said last.
+    heard: Mutex<String>,
     /// The first record that could not be delivered.
     undelivered: Mutex<Option<RDKafkaErrorCode>>,
 }
@@ -111,11 +142,12 @@ impl Context {
             name: name.to_owned(),
             printed: Mutex::default(),
             distrust: Mutex::default(),
+            heard: Mutex::default(),
             undelivered: Mutex::default(),
         }
     }
 
-    /// What is wrong with a broker's certificate, or with ours, and what to do about it.
+    /// What is wrong with a certificate or a password, and what to do about it.
     fn distrust(&self) -> Option<String> {
         self.distrust.lock().expect("nothing panics with it locked").clone()
     }
@@ -131,13 +163,11 @@ impl ClientContext for Context {
         if level as i32 > RDKafkaLogLevel::Warning as i32 {
             return;
         }
-        if text.contains("SSL handshake failed") && text.contains("certificate") {
-            let text = format!(
-                "{text}: the broker's certificate has to be signed by who is trusted (ca=, TIDEMILL_TLS_CA), for the name that it is \
-                 asked for by, and not expired; one that wants to know who asks needs certificate= and key="
-            );
-            self.distrust.lock().expect("nothing panics with it locked").get_or_insert(text);
+        if let Some(remedy) = remedy(text) {
+            let mut distrust = self.distrust.lock().expect("nothing panics with it locked");
+            distrust.get_or_insert_with(|| format!("{text}: {remedy}"));
         }
+        text.clone_into(&mut self.heard.lock().expect("nothing panics with it locked"));
         let mut printed = self.printed.lock().expect("nothing panics with it locked");
         if printed.0.is_some_and(|at| at.elapsed() < QUIET) {
             printed.1 += 1;
@@ -166,6 +196,37 @@ impl ProducerContext for Context {
             self.undelivered.lock().expect("nothing panics with it locked").get_or_insert(code);
         }
     }
+}
+
+/// What is to be done about what a client says, if that does not go away on its own.
+fn remedy(text: &str) -> Option<&'static str> {
+    const OURS: &str = "the broker does not take our certificate: see certificate= and key=, TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY";
+    const REMEDIES: [(&str, &str); 8] = [
+        // Heard when the handshake is over, as far as the client is concerned.
+        (
+            "certificate required",
+            "the broker wants to know who asks: give certificate= and key=, or TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY",
+        ),
+        (
+            "certificate verify failed",
+            "the broker's certificate has to be signed by who is trusted (ca=, TIDEMILL_TLS_CA), for the name that it is asked for \
+             by, and not expired",
+        ),
+        ("mechanism handshake failed", "let sasl= name a mechanism that the brokers know"),
+        (
+            "SASL authentication error",
+            "the brokers know no such user, or another password: see TIDEMILL_KAFKA_USER, TIDEMILL_KAFKA_PASSWORD and sasl=",
+        ),
+        ("alert unknown ca", OURS),
+        ("alert bad certificate", OURS),
+        ("alert certificate", OURS),
+        (
+            "alert handshake failure",
+            "the broker does not agree on how to speak TLS; one that wants to know who asks needs certificate= and key=",
+        ),
+    ];
+    let is_ours = text.contains("SSL") || text.contains("SASL");
+    REMEDIES.iter().find(|(words, _)| is_ours && text.contains(words)).map(|(_, remedy)| *remedy)
 }
 
 /// An error of a client, without the value of an option, which may be a password.
@@ -223,14 +284,19 @@ pub(crate) fn partitions(
                         partitions => return Ok(partitions as i32),
                     }
                 }
-                Err(error) if is_final(&error) => return Err(failed(topic, &error)),
+                Err(error) if is_final(&error) && client.context().distrust().is_none() => {
+                    return Err(failed(topic, &error));
+                }
                 Err(error) => format!("no broker of {} answers: {}", connection.servers, plain(&error)),
             };
         if let Some(why) = client.context().distrust() {
             return Err(format!("kafka {}: {why}", connection.servers).into());
         }
-        if begun.elapsed() >= patience || reason.ends_with("exist") && begun.elapsed() >= patience / 10 {
-            return Err(format!("kafka: {reason}").into());
+        let is_missing = reason.ends_with("exist");
+        if begun.elapsed() >= patience || is_missing && begun.elapsed() >= patience / 10 {
+            let heard = client.context().heard.lock().expect("nothing panics with it locked").clone();
+            let heard = if is_missing || heard.is_empty() { String::new() } else { format!(" ({heard})") };
+            return Err(format!("kafka: {reason}{heard}").into());
         }
         std::thread::sleep(Duration::from_millis(200));
     }
@@ -239,4 +305,32 @@ pub(crate) fn partitions(
 /// An error about a topic.
 pub(crate) fn failed(topic: &str, error: &KafkaError) -> TaskError {
     format!("kafka topic \"{topic}\": {}", plain(error)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A broker that restarts must be waited for, and who is not let in must be told why.
+    #[test]
+    fn only_what_stays_has_remedies() {
+        for text in [
+            "localhost:1/bootstrap: Connect to ipv4#127.0.0.1:1 failed: Connection refused",
+            "ssl://localhost:1/bootstrap: SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?",
+            "sasl_ssl://localhost:1/1: Disconnected: verify that security.protocol is correctly configured",
+            "ssl://localhost:1/1: SSL handshake failed: error:0A000438:SSL routines::tlsv1 alert internal error",
+        ] {
+            assert_eq!(remedy(text), None, "{text}");
+        }
+        for (text, words) in [
+            ("SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: broker", "TIDEMILL_TLS_CA"),
+            ("Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required", "certificate= and key="),
+            ("SSL handshake failed: error:0A000416:SSL routines::ssl/tls alert certificate unknown", "our certificate"),
+            ("SSL handshake failed: error:0A000418:SSL routines::tlsv1 alert unknown ca", "our certificate"),
+            ("SASL authentication error: Authentication failed: Invalid username", "TIDEMILL_KAFKA_PASSWORD"),
+            ("SASL SCRAM-SHA-512 mechanism handshake failed: Broker: Unsupported SASL mechanism", "sasl="),
+        ] {
+            assert!(remedy(text).unwrap().contains(words), "{text}");
+        }
+    }
 }

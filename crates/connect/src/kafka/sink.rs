@@ -25,7 +25,7 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::sync::{mpsc, oneshot};
 
-use super::client::{Connection, Context, failed, partitions};
+use super::client::{Connection, Context, Mechanism, failed, partitions};
 use super::commit::{Committer, flush, producer_config, send, transactional_id};
 use super::registry::Registry;
 use super::schema::Registering;
@@ -88,9 +88,11 @@ struct Options {
     /// How long the brokers may keep silent before the job fails.
     #[serde(default = "options::a_minute")]
     patience_s: f64,
-    /// For SASL PLAIN; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
+    /// For SASL; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
     user: Option<String>,
     password: Option<Secret>,
+    /// By which mechanism; PLAIN unless it is said.
+    sasl: Option<Mechanism>,
     /// With TLS: files of certificates.
     tls: Option<Tls>,
     /// What else librdkafka is to be told.
@@ -118,8 +120,8 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
         }
     }
     let encoder = encoder(&options, schema).map_err(wrong)?;
-    let Options { servers, user, password, tls, config, .. } = options.clone();
-    let connection = Connection::new(servers, (user, password), tls.as_ref(), config).map_err(wrong)?;
+    let Options { servers, user, password, sasl, tls, config, .. } = options.clone();
+    let connection = Connection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
     let name = format!("kafka {}", options.topic);
     let spec = |guarantee, make| SinkSpec { name, copies_max: 0, guarantee, make };
     match options.guarantee {

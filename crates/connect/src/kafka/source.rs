@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{Connection, Context, failed, partitions, plain};
+use super::client::{Connection, Context, Mechanism, failed, partitions, plain};
 use super::metadata::{Known, Metadata, with_metadata};
 use super::registry::{Registry, Schemas};
 use crate::avro::Avro;
@@ -117,9 +117,11 @@ struct Options {
     /// How long the brokers may keep silent at the start.
     #[serde(default = "half_a_minute")]
     patience_s: f64,
-    /// For SASL PLAIN; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
+    /// For SASL; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
     user: Option<String>,
     password: Option<Secret>,
+    /// By which mechanism; PLAIN unless it is said.
+    sasl: Option<Mechanism>,
     /// With TLS: files of certificates.
     tls: Option<Tls>,
     /// What else librdkafka is to be told.
@@ -173,8 +175,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     };
     let values = decoder.as_ref().map_or(&schema, Decoder::schema);
     let schema = with_metadata(values, &options.metadata).map_err(wrong)?;
-    let Options { servers, user, password, tls, config, .. } = options.clone();
-    let connection = Connection::new(servers, (user, password), tls.as_ref(), config).map_err(wrong)?;
+    let Options { servers, user, password, sasl, tls, config, .. } = options.clone();
+    let connection = Connection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     let made = SchemaRef::clone(&schema);
