@@ -60,7 +60,9 @@ def cost(every_s: float, keys: int, hot: int, count: int, folder: Path) -> None:
             steady.append((at, of))
     span_s = steady[-1][0] - steady[0][0]
     longest_s = max(after - at for (at, _), (after, _) in zip(steady, steady[1:], strict=False))
-    made_epochs = [int(file.name) for file in (folder / "epochs").glob("[0-9]*") if file.name.isdigit()] if every_s else [0]
+    made_epochs = (
+        [int(file.name) for file in (folder / "epochs").glob("[0-9]*") if file.name.isdigit()] if every_s else [0]
+    )
     found = {
         "per_s": sum(of for _, of in steady[1:]) / span_s,
         "elapsed_s": times[-1][0] - times[0][0],

@@ -47,9 +47,7 @@ class RabbitMQ(Server):
     def _has_written(self, queue: str) -> bool:
         # The tables of its database, Mnesia, and their log; in its folders are messages.
         with contextlib.suppress(FileNotFoundError):  # a log that was taken into a table
-            return any(
-                queue.encode() in file.read_bytes() for file in self.folder.glob("mnesia/*/*") if file.is_file()
-            )
+            return any(queue.encode() in file.read_bytes() for file in self.folder.glob("mnesia/*/*") if file.is_file())
         return False
 
     def configure(self) -> None:
