@@ -68,9 +68,19 @@ impl Tls {
         Ok(Files { ca: self.ca.as_deref(), own: self.certificate.as_deref().zip(self.key.as_deref()) })
     }
 
+    /// Whether there is a certificate of one's own.
+    pub(crate) fn says_who(&self) -> bool {
+        self.certificate.is_some()
+    }
+
     /// The same, as librdkafka calls them, whose OpenSSL does not know where the system has its authorities.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, String)> {
         let system = || {
+            // A folder that the environment names comes before the system's file, as for rustls.
+            let told = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+            if let (None, Some(folders)) = (told("SSL_CERT_FILE"), told("SSL_CERT_DIR")) {
+                return std::env::split_paths(&folders).find(|folder| folder.is_dir());
+            }
             let found = openssl_probe::probe();
             found.cert_file.or_else(|| found.cert_dir.into_iter().next())
         };

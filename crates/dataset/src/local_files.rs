@@ -7,6 +7,7 @@ use std::fmt;
 use std::future::ready;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path as FilePath;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
@@ -41,52 +42,54 @@ impl LocalFolder {
         folder.hash(&mut hasher);
         let base = Url::parse(&format!("tidemill-folder-{:016x}://disk", hasher.finish()));
         let base = base.map_err(|error| wrong(error.to_string()))?;
-        let (files, runtime) = (Arc::new(LocalFiles::new()), engine.context().runtime_env());
+        let (files, runtime) = (Arc::new(LocalFiles::default()), engine.context().runtime_env());
         runtime.register_object_store(&base, Arc::clone(&files) as _);
         Ok(LocalFolder { url: within(&base, &path, true), files, runtime })
     }
 
     /// Waits until no file is being made; from then on none is. Returns what could not be written first, and why.
     pub(crate) async fn close(&self) -> Option<DataSetError> {
-        *self.files.is_open.write().await = false;
+        let gate = &self.files.gate;
+        gate.is_closed.store(true, Ordering::SeqCst);
+        let _nobody = gate.making.write().await;
+        // Whoever comes in later finds it closed, which is no fault of the disk.
         self.files.fault.get().cloned()
     }
 }
 
 impl Drop for LocalFolder {
     fn drop(&mut self) {
-        // A write that was cancelled has not closed it, and nobody can wait here.
-        if let Ok(mut is_open) = self.files.is_open.try_write() {
-            *is_open = false;
-        }
+        // A write that was cancelled has not closed it; a file that is being made now nobody can wait for here.
+        self.files.gate.is_closed.store(true, Ordering::SeqCst);
         let _ = self.runtime.deregister_object_store(&self.url);
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct LocalFiles {
     disk: Arc<LocalFileSystem>,
     fault: Arc<OnceLock<DataSetError>>,
-    is_open: Arc<RwLock<bool>>,
+    gate: Arc<Gate>,
 }
 
-impl LocalFiles {
-    fn new() -> Self {
-        let is_open = Arc::new(RwLock::new(true));
-        LocalFiles { disk: Arc::default(), fault: Arc::default(), is_open }
-    }
+/// What files are made behind, until it is closed.
+#[derive(Debug, Default)]
+struct Gate {
+    /// Read while one is being made.
+    making: RwLock<()>,
+    is_closed: AtomicBool,
 }
 
 /// Does what makes a file to its end, also if its caller is cancelled, or not at all.
 async fn make<T: Send + 'static>(
-    is_open: &Arc<RwLock<bool>>,
+    gate: &Arc<Gate>,
     path: &Path,
     making: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    let (is_open, path) = (Arc::clone(is_open), path.clone());
+    let (gate, path) = (Arc::clone(gate), path.clone());
     let made = tokio::spawn(async move {
-        let is_open = is_open.read_owned().await;
-        if !*is_open {
+        let _making = gate.making.read().await;
+        if gate.is_closed.load(Ordering::SeqCst) {
             return Err(over(&path, "the write that it belongs to has failed"));
         }
         making.await
@@ -119,7 +122,7 @@ impl fmt::Display for LocalFiles {
 impl ObjectStore for LocalFiles {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         let (disk, path) = (Arc::clone(&self.disk), location.clone());
-        let put = make(&self.is_open, location, async move { disk.put_opts(&path, payload, options).await });
+        let put = make(&self.gate, location, async move { disk.put_opts(&path, payload, options).await });
         put.await.inspect_err(|error| note(&self.fault, location, error))
     }
 
@@ -129,10 +132,10 @@ impl ObjectStore for LocalFiles {
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         let (disk, path) = (Arc::clone(&self.disk), location.clone());
-        let begun = make(&self.is_open, location, async move { disk.put_multipart_opts(&path, options).await });
+        let begun = make(&self.gate, location, async move { disk.put_multipart_opts(&path, options).await });
         let upload = begun.await.inspect_err(|error| note(&self.fault, location, error))?;
-        let (fault, is_open) = (Arc::clone(&self.fault), Arc::clone(&self.is_open));
-        Ok(Box::new(LocalUpload { upload: Some(upload), path: location.clone(), fault, is_open }))
+        let (fault, gate) = (Arc::clone(&self.fault), Arc::clone(&self.gate));
+        Ok(Box::new(LocalUpload { upload: Some(upload), path: location.clone(), fault, gate }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -165,7 +168,7 @@ struct LocalUpload {
     upload: Option<Box<dyn MultipartUpload>>,
     path: Path,
     fault: Arc<OnceLock<DataSetError>>,
-    is_open: Arc<RwLock<bool>>,
+    gate: Arc<Gate>,
 }
 
 #[async_trait]
@@ -178,7 +181,7 @@ impl MultipartUpload for LocalUpload {
 
     async fn complete(&mut self) -> Result<PutResult> {
         let mut upload = self.upload.take().ok_or_else(|| over(&self.path, ENDED))?;
-        let completed = make(&self.is_open, &self.path, async move { upload.complete().await });
+        let completed = make(&self.gate, &self.path, async move { upload.complete().await });
         completed.await.inspect_err(|error| note(&self.fault, &self.path, error))
     }
 

@@ -121,12 +121,26 @@ impl Connection {
         }
         config
     }
+
+    /// What hears a client of this connection.
+    pub(crate) fn context(&self, name: &str) -> Context {
+        Context {
+            name: name.to_owned(),
+            says_who: self.tls.as_ref().is_some_and(Tls::says_who),
+            printed: Mutex::default(),
+            distrust: Mutex::default(),
+            heard: Mutex::default(),
+            undelivered: Mutex::default(),
+        }
+    }
 }
 
 /// Hears what a client has to say, and prints a line of it now and then.
 pub(crate) struct Context {
     /// Task and copy.
     name: String,
+    /// Whether the client has a certificate of its own.
+    says_who: bool,
     printed: Mutex<(Option<Instant>, u64)>,
     /// Why a broker and the client do not trust each other.
     distrust: Mutex<Option<String>>,
@@ -137,18 +151,8 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(name: &str) -> Self {
-        Context {
-            name: name.to_owned(),
-            printed: Mutex::default(),
-            distrust: Mutex::default(),
-            heard: Mutex::default(),
-            undelivered: Mutex::default(),
-        }
-    }
-
     /// What is wrong with a certificate or a password, and what to do about it.
-    fn distrust(&self) -> Option<String> {
+    pub(crate) fn distrust(&self) -> Option<String> {
         self.distrust.lock().expect("nothing panics with it locked").clone()
     }
 
@@ -163,7 +167,7 @@ impl ClientContext for Context {
         if level as i32 > RDKafkaLogLevel::Warning as i32 {
             return;
         }
-        if let Some(remedy) = remedy(text) {
+        if let Some(remedy) = remedy(text, self.says_who) {
             let mut distrust = self.distrust.lock().expect("nothing panics with it locked");
             distrust.get_or_insert_with(|| format!("{text}: {remedy}"));
         }
@@ -198,15 +202,10 @@ impl ProducerContext for Context {
     }
 }
 
-/// What is to be done about what a client says, if that does not go away on its own.
-fn remedy(text: &str) -> Option<&'static str> {
-    const OURS: &str = "the broker does not take our certificate: see certificate= and key=, TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY";
-    const REMEDIES: [(&str, &str); 8] = [
-        // Heard when the handshake is over, as far as the client is concerned.
-        (
-            "certificate required",
-            "the broker wants to know who asks: give certificate= and key=, or TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY",
-        ),
+/// What is to be done about what a client says, if that does not go away on its own; a client that says who it is has a certificate.
+fn remedy(text: &str, says_who: bool) -> Option<&'static str> {
+    const WHO: &str = "the broker wants to know who asks: give certificate= and key=, or TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY";
+    const REMEDIES: [(&str, &str); 4] = [
         (
             "certificate verify failed",
             "the broker's certificate has to be signed by who is trusted (ca=, TIDEMILL_TLS_CA), for the name that it is asked for \
@@ -217,16 +216,24 @@ fn remedy(text: &str) -> Option<&'static str> {
             "SASL authentication error",
             "the brokers know no such user, or another password: see TIDEMILL_KAFKA_USER, TIDEMILL_KAFKA_PASSWORD and sasl=",
         ),
-        ("alert unknown ca", OURS),
-        ("alert bad certificate", OURS),
-        ("alert certificate", OURS),
         (
             "alert handshake failure",
             "the broker does not agree on how to speak TLS; one that wants to know who asks needs certificate= and key=",
         ),
     ];
-    let is_ours = text.contains("SSL") || text.contains("SASL");
-    REMEDIES.iter().find(|(words, _)| is_ours && text.contains(words)).map(|(_, remedy)| *remedy)
+    // What our side did not get to know, such as of a connection that broke in the middle, says nothing about the other.
+    if !(text.contains("SSL") || text.contains("SASL")) || text.contains("Local: ") {
+        return None;
+    }
+    // Of who says nothing some brokers say that a certificate is required, some that it is a bad one.
+    if ["alert certificate", "alert bad certificate", "alert unknown ca"].iter().any(|words| text.contains(words)) {
+        return Some(if says_who {
+            "the broker does not take our certificate: see certificate= and key=, TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY"
+        } else {
+            WHO
+        });
+    }
+    REMEDIES.iter().find(|(words, _)| text.contains(words)).map(|(_, remedy)| *remedy)
 }
 
 /// An error of a client, without the value of an option, which may be a password.
@@ -251,7 +258,6 @@ pub(crate) fn is_final(error: &KafkaError) -> bool {
                 | E::ClusterAuthorizationFailed
                 | E::TransactionalIdAuthorizationFailed
                 | E::SaslAuthenticationFailed
-                | E::Authentication
                 | E::InvalidTransactionTimeout
                 | E::MessageSizeTooLarge
                 | E::InvalidTopic
@@ -261,7 +267,8 @@ pub(crate) fn is_final(error: &KafkaError) -> bool {
     )
 }
 
-/// How many partitions a topic has. Waits as long as `patience` for a broker that answers.
+/// How many partitions a topic has. Waits as long as `patience` for a broker that answers. Meanwhile `serve` is called, which lets the client say
+/// for so long what it has to say: why nobody answers is heard in no other way.
 ///
 /// # Errors
 /// Naming the topic or the servers.
@@ -270,6 +277,7 @@ pub(crate) fn partitions(
     connection: &Connection,
     topic: &str,
     patience: Duration,
+    serve: impl Fn(Duration),
 ) -> Result<i32, TaskError> {
     let begun = Instant::now();
     loop {
@@ -284,11 +292,10 @@ pub(crate) fn partitions(
                         partitions => return Ok(partitions as i32),
                     }
                 }
-                Err(error) if is_final(&error) && client.context().distrust().is_none() => {
-                    return Err(failed(topic, &error));
-                }
+                Err(error) if is_final(&error) => return Err(failed(topic, &error)),
                 Err(error) => format!("no broker of {} answers: {}", connection.servers, plain(&error)),
             };
+        serve(Duration::from_millis(200));
         if let Some(why) = client.context().distrust() {
             return Err(format!("kafka {}: {why}", connection.servers).into());
         }
@@ -298,7 +305,6 @@ pub(crate) fn partitions(
             let heard = if is_missing || heard.is_empty() { String::new() } else { format!(" ({heard})") };
             return Err(format!("kafka: {reason}{heard}").into());
         }
-        std::thread::sleep(Duration::from_millis(200));
     }
 }
 
@@ -319,18 +325,25 @@ mod tests {
             "ssl://localhost:1/bootstrap: SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?",
             "sasl_ssl://localhost:1/1: Disconnected: verify that security.protocol is correctly configured",
             "ssl://localhost:1/1: SSL handshake failed: error:0A000438:SSL routines::tlsv1 alert internal error",
+            "SASL PLAIN mechanism handshake failed: Local: Broker transport failure: broker's supported mechanisms: (n/a)",
+            "SASL authentication error: SaslAuthenticateRequest failed: Local: Timed out",
         ] {
-            assert_eq!(remedy(text), None, "{text}");
+            assert_eq!(remedy(text, false), None, "{text}");
+        }
+        let required = "Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required";
+        let bad = "Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate";
+        for text in [required, bad] {
+            assert!(remedy(text, false).unwrap().contains("give certificate= and key="), "{text}");
+            assert!(remedy(text, true).unwrap().contains("our certificate"), "{text}");
         }
         for (text, words) in [
             ("SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: broker", "TIDEMILL_TLS_CA"),
-            ("Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required", "certificate= and key="),
             ("SSL handshake failed: error:0A000416:SSL routines::ssl/tls alert certificate unknown", "our certificate"),
             ("SSL handshake failed: error:0A000418:SSL routines::tlsv1 alert unknown ca", "our certificate"),
             ("SASL authentication error: Authentication failed: Invalid username", "TIDEMILL_KAFKA_PASSWORD"),
             ("SASL SCRAM-SHA-512 mechanism handshake failed: Broker: Unsupported SASL mechanism", "sasl="),
         ] {
-            assert!(remedy(text).unwrap().contains(words), "{text}");
+            assert!(remedy(text, true).unwrap().contains(words), "{text}");
         }
     }
 }

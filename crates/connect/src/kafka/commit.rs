@@ -198,7 +198,7 @@ impl Committer {
         let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
         config.extend([("transactional.id", id), ("transaction.timeout.ms", timeout_ms.as_str())]);
         let producer: BaseProducer<Context> =
-            self.connection.config(&config).create_with_context(Context::new(&self.name))?;
+            self.connection.config(&config).create_with_context(self.connection.context(&self.name))?;
         producer.init_transactions(CALL)?;
         let config = self.connection.config(&[
             ("group.id", id),
@@ -206,7 +206,7 @@ impl Committer {
             // Not before what is being committed is there.
             ("isolation.level", "read_committed"),
         ]);
-        let consumer: BaseConsumer<Context> = config.create_with_context(Context::new(&self.name))?;
+        let consumer: BaseConsumer<Context> = config.create_with_context(self.connection.context(&self.name))?;
         let mut wanted = TopicPartitionList::new();
         wanted.add_partition(topic, 0);
         let committed = consumer.committed_offsets(wanted, CALL)?;

@@ -245,9 +245,10 @@ impl Exactly {
         let (topic, own) = (options.topic.clone(), transactional_id(id, context.copy()));
         let commands = start(&name.clone(), move |command| match command {
             Command::Begin(answer) => {
-                let client = committer.connection.config(&[]).create_with_context(Context::new(&name));
+                let client = committer.connection.config(&[]).create_with_context(committer.connection.context(&name));
                 let begun = client.map_err(|error| failed(&topic, &error)).and_then(|client: BaseProducer<Context>| {
-                    partitions(client.client(), &committer.connection, &topic, committer.patience)?;
+                    let serve = |time| client.poll(time);
+                    partitions(client.client(), &committer.connection, &topic, committer.patience, serve)?;
                     committer.begin(&own, &topic)
                 });
                 // Nobody may be there to hear it.
@@ -326,13 +327,14 @@ impl AtLeast {
         config.push(("delivery.timeout.ms", &patience_ms));
         let producer: BaseProducer<Context> = connection
             .config(&config)
-            .create_with_context(Context::new(&name))
+            .create_with_context(connection.context(&name))
             .map_err(|error| failed(&topic, &error))?;
         let connection = connection.clone();
         let commands = start(&name, move |command| match command {
             Command::Begin(answer) => {
                 // Nobody may be there to hear it.
-                drop(answer.send(partitions(producer.client(), &connection, &topic, patience).map(drop)));
+                let found = partitions(producer.client(), &connection, &topic, patience, |time| producer.poll(time));
+                drop(answer.send(found.map(drop)));
                 Ok(())
             }
             Command::Send(bytes) => {

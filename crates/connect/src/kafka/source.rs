@@ -412,7 +412,14 @@ impl Reader {
         self.schemas = self.registry.take().map(|registry| Schemas::new(registry, kind)).transpose()?;
         let consumer = self.consumer()?;
         let patience = Duration::from_secs_f64(self.options.patience_s);
-        let count = partitions(consumer.client(), &self.connection, &self.options.topic, patience)?;
+        // Nothing is read yet, so no record is lost; one call may return after the first thing that was said.
+        let serve = |time| {
+            let begun = Instant::now();
+            while begun.elapsed() < time {
+                drop(consumer.poll(time.saturating_sub(begun.elapsed())));
+            }
+        };
+        let count = partitions(consumer.client(), &self.connection, &self.options.topic, patience, serve)?;
         let initial = *self.initial.get_or_insert(count);
         let mut offsets: Vec<(i32, i64)> = std::mem::take(&mut restored).into_iter().collect();
         offsets.extend(self.first_offsets(&consumer, count, patience)?);
@@ -432,7 +439,8 @@ impl Reader {
             if !interval.is_zero() && !self.options.stop_at_end && looked.elapsed() >= interval {
                 looked = Instant::now();
                 // It is tried again: a broker that is away comes back.
-                let count = partitions(consumer.client(), &self.connection, &self.options.topic, Duration::ZERO);
+                let topic = &self.options.topic;
+                let count = partitions(consumer.client(), &self.connection, topic, Duration::ZERO, |_| ());
                 if let Ok(count) = count {
                     let offsets = self.first_offsets(&consumer, count, patience)?;
                     reading.extend(offsets.iter().map(|(partition, _)| *partition));
@@ -479,7 +487,7 @@ impl Reader {
                         return Ok(());
                     }
                 }
-                Some(Err(error)) => self.look_at(&error)?,
+                Some(Err(error)) => self.look_at(&error, consumer.client().context())?,
             }
         }
         Ok(())
@@ -499,7 +507,7 @@ impl Reader {
             ("enable.partition.eof", "true"),
             ("isolation.level", isolation),
         ]);
-        let consumer = config.create_with_context(Context::new(&self.name));
+        let consumer = config.create_with_context(self.connection.context(&self.name));
         consumer.map_err(|error| failed(&self.options.topic, &error))
     }
 
@@ -571,7 +579,7 @@ impl Reader {
     }
 
     /// What a consumer says instead of a record.
-    fn look_at(&self, error: &KafkaError) -> Result<(), TaskError> {
+    fn look_at(&self, error: &KafkaError, context: &Context) -> Result<(), TaskError> {
         use RDKafkaErrorCode as E;
         let topic = &self.options.topic;
         match error.rdkafka_error_code() {
@@ -592,6 +600,11 @@ impl Reader {
                 | E::CoordinatorNotAvailable
                 | E::NotCoordinator,
             ) => Ok(()),
+            // A broker that restarts says the like in the middle of a handshake; what will not change has been heard with its reason.
+            Some(E::Authentication | E::SSL) => match context.distrust() {
+                Some(why) => Err(format!("kafka {}: {why}", self.connection.servers).into()),
+                None => Ok(()),
+            },
             Some(E::AutoOffsetReset | E::OffsetOutOfRange) => Err(format!(
                 "kafka topic \"{topic}\": the offset to go on from is not there any more: the topic keeps records for less \
                  time than the job was away, or was made anew; begin without the checkpoint ({})",

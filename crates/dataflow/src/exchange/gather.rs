@@ -9,6 +9,7 @@ use super::{Ends, Exchange};
 use crate::flow::{Item, Lowering, Mover};
 use crate::graph::{Executor, TaskFactory};
 use crate::overlay::Overlay;
+use crate::stream::Mark;
 
 /// See the module. The other copies of the target get nothing.
 ///
@@ -68,8 +69,13 @@ fn hand_on(root: u32) -> TaskFactory {
             while output.is_wanted()
                 && let Some((_, item)) = inputs.recv_any(|_| true).await?
             {
-                if let Some(Item::Batch(batch)) = item {
-                    output.send(batch).await?;
+                match item {
+                    Some(Item::Batch(batch)) => output.send(batch).await?,
+                    // As where streams end in what knows no barriers: who waits for a checkpoint must not wait for ever.
+                    Some(Item::Mark(Mark::Barrier(_))) => {
+                        return Err("a gather along a tree takes part in no checkpoint: leave `along` out".into());
+                    }
+                    _ => {}
                 }
             }
             Ok(())
