@@ -6,6 +6,7 @@ Items may have a time to live: then it is noted when each was put, in that order
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -36,7 +37,8 @@ class Part(NamedTuple):
         """All of it, given what it was before, which is used up."""
         values = {} if before is None or self.cleared else before.values
         values.update(_found_again(self.values))
-        times = {} if before is None or self.cleared else dict(before.times)
+        # What is used up may be changed; nothing else has it, unless it is the empty one.
+        times = {} if before is None or self.cleared else before.times or {}
         for name in self.values:
             times.pop(_name(name), None)
         times.update(_found_again(self.times))
@@ -60,8 +62,9 @@ class Items:
         self._check: Callable[[Any, Any], None] | None = None
         self._now = NEVER
         self._ttl: int | None = None
-        # When items were put, the earliest first; all of them, if they have a time to live.
-        self._times: dict[Any, int] = {}
+        # When items were put, the earliest first; all of them, if they have a time to live. A dict finds its first ever more slowly,
+        # the more before it are gone.
+        self._times: OrderedDict[Any, int] = OrderedDict()
 
     def _put(self, name: Any, value: Any) -> None:
         if self._check is not None:
@@ -78,28 +81,38 @@ class Items:
         self._changed[name] = None
 
     def _live(self, ttl: int | None, times: dict[Any, int] | None = None) -> None:
-        """Say how long items live, and when each was put, if that is known."""
-        if ttl == self._ttl and times is None:
-            return
+        """Say how long items live, and when each was put, if that was saved."""
+        if times is None:
+            if ttl == self._ttl:
+                return
+            # They are saved anew, with what is known of them now.
+            self._changed.update(dict.fromkeys(self._values))
+            times = self._times
+        else:
+            times = _found_again(times)
         self._ttl = ttl
-        known = self._times if times is None else times
-        self._times = {} if ttl is None else {name: known.get(name, self._now) for name in self._values}
-        self._times = dict(sorted(self._times.items(), key=lambda item: item[1]))
+        self._in_order({} if ttl is None else {name: times.get(name, self._now) for name in self._values})
+
+    def _in_order(self, times: dict[Any, int]) -> None:
+        self._times = OrderedDict(sorted(times.items(), key=lambda item: item[1]))
 
     def _expire(self, now: int) -> None:
         """Forget items that were put too long ago."""
         if self._ttl is None:
             return
+        if next(iter(self._times.values()), now) == NEVER:
+            # They were put before there was any time: it begins now, whatever comes later.
+            self._changed.update({name: None for name, at in self._times.items() if at == NEVER})
+            self._in_order({name: now if at == NEVER else at for name, at in self._times.items()})
+        has_had = bool(self._values)
         while self._times:
             name, at = next(iter(self._times.items()))
-            if at == NEVER:
-                # They were put before there was any time: it begins now.
-                begun = {name: now if at == NEVER else at for name, at in self._times.items()}
-                self._times = dict(sorted(begun.items(), key=lambda item: item[1]))
-            elif at + self._ttl <= now:
-                self._drop(name)
-            else:
+            if at + self._ttl > now:
                 return
+            self._drop(name)
+        if has_had:
+            # So that a list whose names begin anew replaces what was saved, and is not mixed with it.
+            self.clear()
 
     def _expires(self) -> int | None:
         """When the next item has to go."""
@@ -126,7 +139,7 @@ class Items:
         """What is to be saved; `whole`: all of it."""
         is_list = isinstance(self, ListState)
         if whole:
-            return Part(is_list, True, self._values, [], self._ttl, self._times)
+            return Part(is_list, True, self._values, [], self._ttl, dict(self._times))
         values = {name: self._values[name] for name in self._changed if name in self._values}
         times = {name: at for name in values if (at := self._times.get(name)) is not None}
         gone = [name for name in self._changed if name not in values]

@@ -625,7 +625,9 @@ class Processor:
             raise DataSetError(f"{self._name}: the state of the key {named!r} {wrong}")
         entry.state = context.state
         if self._calls % _MEASURE_EVERY == 0:
-            size = _bytes_of([entry.state, *(items._values for items in entry.items.values())])
+            size = _bytes_of(
+                [entry.state, *(kept for items in entry.items.values() for kept in (items._values, items._times))]
+            )
             self._state_bytes += (size - self._state_bytes) / min(self._calls // _MEASURE_EVERY + 1, 50)
         self._calls += 1
         if self._now < _END:
