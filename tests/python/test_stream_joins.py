@@ -339,10 +339,11 @@ def test_distinct_for_a_time_keeps_another_state(tmp_path: Path) -> None:
 
 
 def test_distinct_rows_for_a_time() -> None:
-    """Of all columns but the time; without one there is nothing to go by, and a table has no use for it."""
+    """By the rows' time, also where nothing else wants it; without one there is nothing to go by, and a table has no use for it."""
     twice = tm.from_dict({"a": [1, 1, 2, 1, 2], "s": [0, 5, 6, 20, 7]}).select("a", at=tm.col("s").cast("timestamp[s]"))
     once = tm.stream.from_table(twice.collect(), time="at", rows_per_batch=10).distinct("a", ttl="10s")
     assert sorted((row["at"].second, row["a"]) for row in written(once)) == [(0, 1), (6, 2), (20, 1)]
+    assert sorted(row["a"] for row in written(once.select("a"))) == [1, 1, 2]
     with pytest.raises(tm.DataSetError, match=r"distinct with ttl= .* rows do not tell time"):
         written(tm.stream.from_table(twice.collect()).distinct("a", ttl="10s"))
     with pytest.raises(tm.DataSetError, match="a ttl of more than zero for rows of streams"):

@@ -306,7 +306,9 @@ impl DataSet {
                 false => rest.push(first_value_udaf().call(vec![column(name)]).alias(name)),
             }
         }
-        keys.push(Remembered::key(ttl));
+        let fields = self.frame.schema().fields().iter();
+        let times = fields.filter(|field| field.data_type().is_temporal() || field.data_type().is_nested());
+        keys.push(Remembered::key(ttl, times.map(|field| column(field.name()))));
         let made = self.frame.clone().aggregate(keys, rest)?;
         DataSet::new(made.select(names.iter().map(|name| column(name)).collect::<Vec<_>>())?)
     }

@@ -81,11 +81,11 @@ pub(crate) struct Remembered {
 }
 
 impl Remembered {
-    /// For so long, of the stream's time.
-    pub(crate) fn key(ttl: Micros) -> Expr {
+    /// For so long, of the stream's time, which is in one of these columns: named here, it is there also if nothing else wants it.
+    pub(crate) fn key(ttl: Micros, times: impl Iterator<Item = Expr>) -> Expr {
         // Volatile, lest a rule takes it for a constant, which no grouping needs.
-        let function = ScalarUDF::from(Remembered { signature: Signature::any(1, Volatility::Volatile) });
-        function.call(vec![lit(ttl)]).alias("tidemill ttl")
+        let function = ScalarUDF::from(Remembered { signature: Signature::variadic_any(Volatility::Volatile) });
+        function.call(std::iter::once(lit(ttl)).chain(times).collect()).alias("tidemill ttl")
     }
 
     /// How long, if a key says so.

@@ -98,6 +98,11 @@ impl Kept {
         self.runs.iter().filter(|run| !run.on_disk).map(|run| run.bytes).sum()
     }
 
+    /// Bytes in memory or on disk.
+    pub(crate) fn bytes_anywhere(&self) -> usize {
+        self.runs.iter().map(|run| run.bytes).sum()
+    }
+
     /// Puts runs on disk, but for the shortest.
     pub(crate) fn spill(&mut self) -> Result<(), TaskError> {
         for run in std::mem::take(&mut self.runs) {

@@ -10,6 +10,7 @@
 //! | `memory`    | tables in memory as streams                                            |
 //! | `sessions`  | aggregates of sessions                                                 |
 //! | `counts`    | aggregates of so many rows of each key                                 |
+//! | `triggered` | aggregates of windows with a result after every so many rows           |
 //! | `join`      | joins of two streams                                                   |
 //! | `complete`  | groups that are complete when a time has passed                        |
 //! | `distinct`  | each key once                                                          |

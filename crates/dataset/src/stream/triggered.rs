@@ -46,6 +46,10 @@ const RESULTS_MAX: i64 = 128;
 const PLACES_MAX: usize = 1 << 16;
 /// What totals have made useless is thrown out when it is as much as this, and as what is of use.
 const CLEAR_MIN: u32 = 1 << 13;
+/// The same in bytes: totals of some functions are long.
+const CLEAR_BYTES_MIN: usize = 4 << 20;
+/// States of any length that are put together at a time, about.
+const PORTION_BYTES: usize = 4 << 20;
 /// Windows of keys that fire at a time.
 const FIRE_MAX: usize = 1 << 13;
 /// Of what is handed over: tables of what is kept, and the time until which windows have fired.
@@ -103,6 +107,12 @@ impl TriggeredAggregation {
         BEFORE..BEFORE + self.of.keys.len()
     }
 
+    /// Whether states may be longer than a number, as those of `n_unique` and of texts.
+    fn has_long_states(&self) -> bool {
+        let mut states = self.of.state_schema.fields().iter().skip(self.of.keys.len());
+        states.any(|field| field.data_type().primitive_width().is_none() && *field.data_type() != DataType::Boolean)
+    }
+
     /// How many rows are added together.
     fn rows_max(&self) -> usize {
         let by_results = usize::try_from(self.every.saturating_mul(RESULTS_MAX)).unwrap_or(usize::MAX);
@@ -110,7 +120,7 @@ impl TriggeredAggregation {
     }
 }
 
-/// What is known of a window and a key: it has not fired.
+/// What is known of a window and a key; nothing, once it has fired.
 #[derive(Clone, Default)]
 struct Group {
     start: Micros,
@@ -145,7 +155,8 @@ pub(crate) struct TriggeredTask {
     next_end: Micros,
     /// Groups that have still to fire.
     firing: VecDeque<usize>,
-    clear_at: u32,
+    /// So many rows, or bytes, and what is of no use is thrown out.
+    clear_at: (u32, usize),
     held: Held,
 }
 
@@ -165,7 +176,7 @@ impl TriggeredTask {
             fired: Micros::MIN,
             next_end: Micros::MAX,
             firing: VecDeque::new(),
-            clear_at: CLEAR_MIN,
+            clear_at: (CLEAR_MIN, CLEAR_BYTES_MIN),
             held,
         };
         if let Some(restored) = context.restored() {
@@ -261,12 +272,38 @@ impl TriggeredTask {
         Ok((keys, shape.of.merged(&states, &of, wanted.len())?))
     }
 
+    /// Deals groups so that what is known of one portion fits in memory. Where that may be long, each group is once in it: a hundred
+    /// results of one key would begin with a hundred copies of its total.
+    fn portions(&self, wanted: &[(usize, i64)]) -> Vec<Vec<(usize, i64)>> {
+        let kept = &self.state.kept;
+        if !self.shape.has_long_states() || wanted.is_empty() {
+            return vec![wanted.to_vec()];
+        }
+        let mut turns: Vec<Vec<(usize, i64)>> = Vec::new();
+        let mut met: HashMap<usize, usize> = HashMap::new();
+        for &(group, seen) in wanted {
+            let turn = met.entry(group).or_default();
+            if *turn == turns.len() {
+                turns.push(Vec::new());
+            }
+            turns[*turn].push((group, seen));
+            *turn += 1;
+        }
+        let chain_bytes = kept.bytes_anywhere() / (kept.count() as usize).max(1) * CHAIN_MAX as usize;
+        let most = (PORTION_BYTES / chain_bytes.max(1)).max(1);
+        turns.iter().flat_map(|turn| turn.chunks(most)).map(<[_]>::to_vec).collect()
+    }
+
     /// Gives results of groups, each of its first so many rows.
-    fn give(&mut self, wanted: &[(usize, i64)], last: bool, emit: &mut Emit) -> Result<()> {
+    fn give(&self, wanted: &[(usize, i64)], last: bool, emit: &mut Emit) -> Result<()> {
+        self.portions(wanted).iter().try_for_each(|portion| self.give_portion(portion, last, emit))
+    }
+
+    fn give_portion(&self, wanted: &[(usize, i64)], last: bool, emit: &mut Emit) -> Result<()> {
         if wanted.is_empty() {
             return Ok(());
         }
-        let shape = Arc::clone(&self.shape);
+        let shape = &self.shape;
         let (mut keys, functions) = self.merged(wanted)?;
         let starts = keys.remove(0).as_primitive::<TimestampMicrosecondType>().values().to_vec();
         let ends = starts.iter().map(|&start| shape.spans.end(start)).collect();
@@ -281,10 +318,14 @@ impl TriggeredTask {
     /// Puts what is known of groups together.
     fn total(&mut self, groups: &[usize]) -> Result<(), TaskError> {
         let all: Vec<(usize, i64)> = groups.iter().map(|&group| (group, self.groups[group].seen)).collect();
+        self.portions(&all).iter().try_for_each(|portion| self.total_portion(portion))
+    }
+
+    fn total_portion(&mut self, all: &[(usize, i64)]) -> Result<(), TaskError> {
         if all.is_empty() {
             return Ok(());
         }
-        let (keys, functions) = self.merged(&all)?;
+        let (keys, functions) = self.merged(all)?;
         let seen = Int64Array::from_iter_values(all.iter().map(|(_, seen)| *seen));
         let mut columns: Vec<ArrayRef> = vec![Arc::new(seen), Arc::new(BooleanArray::from(vec![true; all.len()]))];
         columns.extend(keys);
@@ -294,11 +335,10 @@ impl TriggeredTask {
         self.keep(batch(&self.state.kept.schema(), columns, all.len())?)
     }
 
-    /// Throws out what is of use no more: what lies behind totals, and, when all windows that are over have fired, those.
-    fn clear(&mut self, have_fired: bool) -> Result<(), TaskError> {
+    /// Throws out what is of use no more: what lies behind totals, and is of windows that have fired.
+    fn clear(&mut self) -> Result<(), TaskError> {
         let mut wanted = vec![false; self.links.len()];
-        let is_over = |group: &Group| have_fired && self.shape.spans.end(group.start) <= self.fired;
-        for group in self.groups.iter().filter(|group| !is_over(group)) {
+        for group in &self.groups {
             let mut next = group.newest;
             while next > 0 {
                 wanted[next as usize - 1] = true;
@@ -307,11 +347,15 @@ impl TriggeredTask {
         }
         self.state.retain(|number| wanted[number as usize])?;
         self.index_anew()?;
-        self.clear_at = self.state.kept.count().saturating_mul(2).max(CLEAR_MIN);
+        let kept = &self.state.kept;
+        self.clear_at = (
+            kept.count().saturating_mul(2).max(CLEAR_MIN),
+            kept.bytes_anywhere().saturating_mul(2).max(CLEAR_BYTES_MIN),
+        );
         Ok(())
     }
 
-    /// Chains what is kept anew: its numbers have changed.
+    /// Chains what is kept anew: its numbers have changed. There is nothing of windows that have fired.
     fn index_anew(&mut self) -> Result<(), TaskError> {
         self.keys = Keys::new(Arc::clone(&self.shape.of.key_schema), self.held.disk())?;
         self.groups.clear();
@@ -388,8 +432,9 @@ impl TriggeredTask {
         // One that has nothing else is as good as a total.
         long.retain(|&group| self.groups[group].length > 1);
         self.total(&long)?;
-        if self.state.kept.count() >= self.clear_at {
-            self.clear(false)?;
+        let kept = &self.state.kept;
+        if kept.count() >= self.clear_at.0 || kept.bytes_anywhere() >= self.clear_at.1 {
+            self.clear()?;
         }
         Ok(())
     }
@@ -400,8 +445,8 @@ impl TriggeredTask {
         if self.next_end > self.fired {
             return;
         }
-        let over = (0..self.groups.len()).filter(|&group| self.shape.spans.end(self.groups[group].start) <= self.fired);
-        let mut over: Vec<usize> = over.collect();
+        let is_over = |group: &Group| group.length > 0 && self.shape.spans.end(group.start) <= self.fired;
+        let mut over: Vec<usize> = (0..self.groups.len()).filter(|&group| is_over(&self.groups[group])).collect();
         over.sort_by_key(|&group| self.groups[group].start);
         self.firing = over.into();
     }
@@ -432,11 +477,22 @@ impl TriggeredTask {
         let some: Vec<_> = self.firing.drain(..self.firing.len().min(FIRE_MAX)).collect();
         let some: Vec<_> = some.into_iter().map(|group| (group, self.groups[group].seen)).collect();
         self.give(&some, true, emit)?;
-        if self.firing.is_empty() {
-            self.clear(true)?;
-            return Ok(Flow::Done);
+        for (group, _) in some {
+            (self.groups[group].newest, self.groups[group].length) = (0, 0);
         }
-        Ok(Flow::More)
+        if !self.firing.is_empty() {
+            return Ok(Flow::More);
+        }
+        let open = self.groups.iter().filter(|group| group.length > 0);
+        let (next_end, rows) = open.fold((Micros::MAX, 0), |(end, rows), group| {
+            (end.min(self.shape.spans.end(group.start)), rows + group.length)
+        });
+        self.next_end = next_end;
+        // Not each time: of windows that overlap most are still open.
+        if self.state.kept.count() >= rows.saturating_mul(2) {
+            self.clear()?;
+        }
+        Ok(Flow::Done)
     }
 }
 
@@ -493,6 +549,7 @@ impl Operator for TriggeredTask {
 
     fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let fired = (buckets[0], table_of(FIRED, &self.fired.to_le_bytes()));
+        self.clear()?;
         let released = self.state.release(buckets)?;
         self.index_anew()?;
         Ok([fired].into_iter().chain(released).collect::<Vec<_>>().into())
@@ -513,7 +570,7 @@ impl Operator for TriggeredTask {
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         if whole {
-            self.clear(false)?;
+            self.clear()?;
         }
         let mut snapshot = shared(self.fired);
         snapshot.later = self.state.snapshot(whole);
