@@ -6,8 +6,10 @@ import random
 import warnings
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import launched
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -225,3 +227,33 @@ def test_what_cannot_be() -> None:
         stream.group_by(tm.window(tm.stream.session("1m"), on="at", early="1s")).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="every millisecond or less often"):
         tm.window(tm.tumbling("1m"), on="at", early=0)
+
+
+LONG = """
+import resource
+
+import tidemill as tm
+
+
+def peak_mib(rows: int) -> int:
+    stream = tm.stream.rate(0, rows=rows, splits=1, step="1ms")
+    window = tm.window(tm.tumbling("30d"), on="time", early_rows=10)
+    seen = []
+    counts = stream.group_by(window).agg(n=tm.col("number").n_unique())
+    counts.write_stream(lambda table: seen.extend(table.to_dict()["n"]))
+    assert seen == [*range(10, rows + 1, 10), rows]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+few = peak_mib(100)
+print(peak_mib(40_000) - few)
+"""
+
+
+def test_results_by_rows_of_what_takes_much_memory(tmp_path: Path) -> None:
+    """What is behind each of 4000 totals is 160 KiB on average, 640 MiB in all, and one is enough; results that come together share none."""
+    program = tmp_path / "app.py"
+    program.write_text(LONG)
+    ran = launched.run("run", "-n", "1", "--no-prefix", program)
+    assert ran.returncode == 0, ran.stderr.decode()
+    assert int(ran.stdout) < 150
