@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import launched
 import numpy as np
 import pytest
 import tidemill as tm
@@ -68,6 +69,88 @@ def test_compressed_input(tmp_path: Path, suffix: str, compress: Any) -> None:
     (tmp_path / f"a.txt{suffix}").write_bytes(compress(b"one\ntwo\n"))
     assert rows(tm.read_csv(tmp_path / f"a.csv{suffix}")) == [(1, "x"), (2, "y")]
     assert tm.read_text(tmp_path / f"a.txt{suffix}").to_dict() == {"line": ["one", "two"]}
+
+
+CUT = """
+import sys
+import tidemill as tm
+from tidemill.dataset._workers import collect_in_order
+
+comm = tm.init().comm
+for path in sys.argv[1:]:
+    data = tm.read_csv(path)
+    mine, counts = collect_in_order(data._native)
+    everyone = comm.allgather((mine.column("n"), counts))
+    # The rows of each partition, whoever has it, one partition after the other.
+    values, counts = zip(*[(iter(values), counts) for values, counts in everyone])
+    found = [next(rows) for one in zip(*counts) for rows, count in zip(values, one) for _ in range(count)]
+    partitions = sum(any(one) for one in zip(*counts))
+    narrow = data.select("s").group_by("s").agg(rows=tm.col("s").count()).sort("s").to_dict()
+    few = data.limit(3).to_dict()["n"]
+    if comm.rank == 0:
+        print(found == list(range(len(found))), len(found), partitions, data.count(), narrow, few)
+    else:
+        data.count()
+"""
+
+
+def squeezed(tmp_path: Path, text: bytes) -> list[Path]:
+    """The same text compressed in several ways: with its length told, in two members, and without its length."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    half = text.index(b"\n", len(text) // 3) + 1
+    made = {
+        "told.csv.zst": pyarrow.compress(text, codec="zstd", asbytes=True),
+        "told.csv.gz": gzip.compress(text, 1),
+        "members.csv.gz": gzip.compress(text[:half], 1) + gzip.compress(text[half:], 1),
+    }
+    stream = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(stream, "zstd") as out:
+        out.write(text)
+    made["untold.csv.zst"] = stream.getvalue().to_pybytes()
+    for name, packed in made.items():
+        assert len(packed) > 1 << 18, "too short to be cut"
+        (tmp_path / name).write_bytes(packed)
+    return [tmp_path / name for name in made]
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (1, 3), (2, 1), (3, 2)])
+def test_compressed_files_are_cut_between_workers_and_threads(workers: int, threads: int, tmp_path: Path) -> None:
+    """Each piece is decoded by itself: a line at a cut that is read twice or by nobody, pieces in another order, or a length that is wrong."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(97, 123, (60_000, 12), dtype=np.uint8)
+    lines = [b"%d,%s,%s\r\n" % (n, b"ab"[n % 2 : n % 2 + 1], noise[n, : 1 + n % 12].tobytes()) for n in range(60_000)]
+    paths = squeezed(tmp_path, b"n,s,noise\n" + b"".join(lines))
+    program = tmp_path / "app.py"
+    program.write_text(CUT)
+    run = launched.run("run", "-n", str(workers), "--threads", str(threads), "--no-prefix", program, *paths)
+    assert run.returncode == 0, run.stderr.decode()
+    pieces = min(4, workers * threads)
+    expected = f"True 60000 {pieces} 60000 {{'s': ['a', 'b'], 'rows': [30000, 30000]}} [0, 1, 2]"
+    assert run.stdout.decode().splitlines() == [expected] * len(paths)
+
+
+def test_what_is_wrong_in_a_piece_of_a_compressed_file_is_named(tmp_path: Path) -> None:
+    """The line is that of the file, not of the piece, and the first of the bad ones, whichever piece is read first."""
+    rng = np.random.default_rng(0)
+    lines = [b"%d,%d\n" % (n, value) for n, value in enumerate(rng.integers(1 << 62, size=60_000).tolist())]
+    lines[15_000] = b"15000,many\n"
+    lines[50_000] = b"x\n"
+    program = tmp_path / "app.py"
+    program.write_text(
+        "import sys\nimport tidemill as tm\nfor path in sys.argv[1:]:\n    try:\n"
+        "        print(tm.read_csv(path).group_by().agg(x=tm.col('value').max()).to_dict())\n"
+        "    except tm.DataSetError as error:\n        print(error)\n"
+    )
+    paths = squeezed(tmp_path, b"n,value\n" + b"".join(lines))
+    cut = tmp_path / "cut.csv.gz"
+    cut.write_bytes(paths[1].read_bytes()[:-1000])
+    run = launched.run("run", "-n", "2", "--threads", "2", "--no-prefix", program, *paths, cut)
+    assert run.returncode == 0, run.stderr.decode()
+    said = run.stdout.decode().splitlines()
+    assert len(said) == 2 * (len(paths) + 1)
+    for path in paths:
+        assert sum(f"{path}: line 15002: 'many' is not of type" in line for line in said) == 2, said
+    assert sum("cut.csv.gz" in line for line in said) == 2, said
 
 
 def test_layouts_of_csv(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ use datafusion::datasource::listing::ListingTable;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::physical_expr::LexOrdering;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
-use datafusion::physical_plan::streaming::PartitionStream;
+use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use tokio::runtime::Handle;
 
 use crate::engine::Engine;
@@ -31,6 +32,33 @@ use crate::lines::{Piece, deal};
 pub(crate) struct CheckedTable {
     pub(crate) table: ListingTable,
     pub(crate) check: Arc<Check>,
+    /// Of compressed files that are cut, which DataFusion does not, all pieces; else nothing.
+    pub(crate) pieces: Vec<Piece>,
+}
+
+impl CheckedTable {
+    /// A partition for each piece.
+    fn scan_pieces(&self, projection: Option<&Vec<usize>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let schema = match projection {
+            Some(projection) => Arc::new(self.schema().project(projection)?),
+            None => self.schema(),
+        };
+        let decoder = Arc::new(self.check.decoder.projected(projection));
+        let partitions = self.pieces.iter().map(|piece| -> Arc<dyn PartitionStream> {
+            Arc::new(Partition {
+                schema: SchemaRef::clone(&schema),
+                pieces: vec![piece.clone()],
+                folders: Arc::default(),
+                decoder: Arc::clone(&decoder),
+                compression: self.check.compression,
+                seen: None,
+                on_error: OnError::Raise,
+                name: String::new(),
+            })
+        });
+        let none = LexOrdering::new([]);
+        Ok(Arc::new(StreamingTableExec::try_new(schema.clone(), partitions.collect(), None, none, false, None)?))
+    }
 }
 
 /// How to find the first row of some files that cannot be read.
@@ -77,7 +105,11 @@ impl TableProvider for CheckedTable {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.table.scan(state, projection, filters, limit).await
+        // Of the first rows the first piece would have all.
+        if self.pieces.is_empty() || limit.is_some() {
+            return self.table.scan(state, projection, filters, limit).await;
+        }
+        self.scan_pieces(projection)
     }
 
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
@@ -117,7 +149,7 @@ impl LenientTable {
                 folders: Arc::clone(&folders),
                 decoder: Arc::clone(&decoder),
                 compression,
-                seen: Arc::clone(engine.bad_rows()),
+                seen: Some(Arc::clone(engine.bad_rows())),
                 on_error: on_error.clone(),
                 name: format!("{name}-{number:05}"),
             })
@@ -155,7 +187,8 @@ struct Partition {
     folders: Arc<Option<FolderColumns>>,
     decoder: Arc<Decoder>,
     compression: FileCompressionType,
-    seen: Arc<BadRows>,
+    /// Who counts bad rows; `None` where the first is an error.
+    seen: Option<Arc<BadRows>>,
     on_error: OnError,
     /// Of its quarantine; no other partition has it.
     name: String,
@@ -181,7 +214,7 @@ impl PartitionStream for Partition {
             _ => None,
         };
         let (pieces, decoder) = (self.pieces.clone(), Arc::clone(&self.decoder));
-        let (compression, seen) = (self.compression, Arc::clone(&self.seen));
+        let (compression, seen) = (self.compression, self.seen.clone());
         let (schema, folders) = (SchemaRef::clone(&self.schema), Arc::clone(&self.folders));
         builder.spawn_blocking(move || {
             let give = |piece: &Piece, batch: RecordBatch| {
@@ -191,7 +224,9 @@ impl PartitionStream for Partition {
                 };
                 sender.blocking_send(batch).is_ok()
             };
-            read_good(&pieces, &decoder, compression, &seen, quarantine, give).map_err(DataFusionError::from)
+            let is_wanted = || !sender.is_closed();
+            read_good(&pieces, &decoder, compression, seen.as_deref(), quarantine, &is_wanted, give)
+                .map_err(DataFusionError::from)
         });
         builder.build()
     }

@@ -86,6 +86,8 @@ pub(crate) struct Decoder {
     schema: SchemaRef,
     /// Of values that are null.
     null: Option<Regex>,
+    /// Columns of CSV that are wanted; all without.
+    projection: Option<Vec<usize>>,
 }
 
 /// What a piece of a file holds.
@@ -104,7 +106,13 @@ impl Decoder {
             ),
             _ => None,
         };
-        Ok(Decoder { layout, schema, null })
+        Ok(Decoder { layout, schema, null, projection: None })
+    }
+
+    /// The same for some of the columns.
+    pub(crate) fn projected(&self, projection: Option<&Vec<usize>>) -> Self {
+        let (layout, schema, null) = (self.layout.clone(), SchemaRef::clone(&self.schema), self.null.clone());
+        Decoder { layout, schema, null, projection: projection.cloned() }
     }
 
     pub(crate) fn schema(&self) -> &SchemaRef {
@@ -116,11 +124,12 @@ impl Decoder {
         matches!(&self.layout, Layout::Csv(layout) if layout.newlines_in_values)
     }
 
-    /// Gives the rows of a piece to `give`, good and bad, in their order, until it returns false.
+    /// Gives the rows of a piece to `give`, good and bad, in their order, until it returns false, or nothing is wanted any more.
     pub(crate) fn read_piece(
         &self,
         piece: &Piece,
         compression: FileCompressionType,
+        is_wanted: &dyn Fn() -> bool,
         mut give: impl FnMut(Item) -> Result<bool>,
     ) -> Result<()> {
         let mut has_header = piece.start == 0 && matches!(&self.layout, Layout::Csv(layout) if layout.has_header);
@@ -129,7 +138,7 @@ impl Decoder {
         // Lines of the piece before `carried`, and of the file before the piece, once somebody wants to know.
         let (mut lines, mut lines_before) = (0, (piece.start == 0).then_some(0));
         let mut first_start = None;
-        read_blocks(piece, compression, |block, block_start, ended| {
+        read_blocks(piece, compression, is_wanted, |block, block_start, ended| {
             let piece_start = *first_start.get_or_insert(block_start);
             let start = block_start - carried.len() as u64;
             let bytes = if carried.is_empty() { block } else { [std::mem::take(&mut carried), block].concat() };
@@ -266,6 +275,9 @@ impl Decoder {
         if let Some(null) = &self.null {
             builder = builder.with_null_regex(null.clone());
         }
+        if let Some(projection) = &self.projection {
+            builder = builder.with_projection(projection.clone());
+        }
         let mut decoder = builder.build_decoder();
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -399,7 +411,7 @@ pub(crate) fn infer(
     for file in files {
         let mut wanted = None;
         let piece = Piece { file: file.clone(), start: 0, end: u64::MAX };
-        read_blocks(&piece, compression, |block, _, ended| {
+        read_blocks(&piece, compression, &|| true, |block, _, ended| {
             for row in none.rows(&block, ended).0 {
                 let row = &block[row];
                 let fits = match layout {
@@ -450,7 +462,7 @@ pub(crate) fn first_bad(files: &[File], decoder: &Decoder, compression: FileComp
     let mut found = None;
     for file in files {
         let piece = Piece { file: file.clone(), start: 0, end: u64::MAX };
-        decoder.read_piece(&piece, compression, |item| {
+        decoder.read_piece(&piece, compression, &|| true, |item| {
             if let Item::Bad(row) = item {
                 found = Some(row);
             }
@@ -519,21 +531,24 @@ impl Drop for Quarantine {
     }
 }
 
-/// Reads pieces one after the other, and gives their good rows to `give`, with the piece, until it returns false.
+/// Reads pieces one after the other, and gives their good rows to `give`, with the piece, until it returns false. Where nobody has `seen` bad
+/// rows before, the first is an error.
 pub(crate) fn read_good(
     pieces: &[Piece],
     decoder: &Decoder,
     compression: FileCompressionType,
-    seen: &BadRows,
+    seen: Option<&BadRows>,
     mut quarantine: Option<Quarantine>,
+    is_wanted: &dyn Fn() -> bool,
     mut give: impl FnMut(&Piece, RecordBatch) -> bool,
 ) -> Result<()> {
     let mut wanted = true;
     for piece in pieces {
-        decoder.read_piece(piece, compression, |item| {
+        decoder.read_piece(piece, compression, is_wanted, |item| {
             match item {
                 Item::Rows(batch) => wanted = give(piece, batch),
                 Item::Bad(row) => {
+                    let Some(seen) = seen else { return Err(unread(&row)) };
                     seen.note(&row);
                     if let Some(quarantine) = &mut quarantine {
                         quarantine.add(&row)?;
@@ -549,6 +564,11 @@ pub(crate) fn read_good(
     quarantine.map_or(Ok(()), Quarantine::end)
 }
 
+/// Of some partition that was read: which row of all files is the first is looked for later, as it is for DataFusion's own readers.
+fn unread(row: &BadRow) -> DataSetError {
+    DataSetError::Data(format!("Csv error: {}", row.reason))
+}
+
 /// The bad row, for an error.
 pub(crate) fn told(row: &BadRow) -> String {
     format!("reading {}: line {}: {}", row.file, row.line, row.reason)
@@ -561,7 +581,7 @@ mod tests {
     fn seen(decoder: &Decoder, file: &File, start: u64, end: u64) -> (Vec<RecordBatch>, Vec<(u64, String)>) {
         let (mut good, mut bad) = (Vec::new(), Vec::new());
         let piece = Piece { file: file.clone(), start, end };
-        let read = decoder.read_piece(&piece, FileCompressionType::UNCOMPRESSED, |item| {
+        let read = decoder.read_piece(&piece, FileCompressionType::UNCOMPRESSED, &|| true, |item| {
             match item {
                 Item::Rows(batch) => good.push(batch),
                 Item::Bad(row) => bad.push((row.line, row.text)),

@@ -41,7 +41,7 @@ pub(crate) fn read(engine: &Engine, files: Vec<File>, compression: FileCompressi
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 
-/// A range of a file's bytes; `end` is `u64::MAX` where it ends with the file.
+/// A range of a file's bytes, after decompression; `end` is `u64::MAX` where it ends with the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) file: File,
@@ -81,6 +81,76 @@ fn by_files(files: Vec<File>, partitions_max: usize) -> Vec<Vec<Piece>> {
     let each = files.len().div_ceil(partitions_max).max(1);
     let whole = |file: &File| Piece { file: file.clone(), start: 0, end: u64::MAX };
     files.chunks(each).map(|some| some.iter().map(whole).collect()).collect()
+}
+
+/// Pieces that a compressed file is cut into at most: each decompresses all that is before it, too.
+const CUTS_MAX: usize = 4;
+/// Files that are shorter are not worth the second look, in compressed bytes.
+const CUT_BYTES_MIN: u64 = 1 << 18;
+/// To skip a byte takes this part of the time that it takes to read it.
+const SKIPPED: f64 = 0.25;
+
+/// Cuts compressed files of this machine into as many pieces as there may be partitions, each a partition of its own; nothing if that is
+/// not worth it.
+///
+/// Nobody can begin in the middle of such a file, but only decompressing has to begin at its start: rows are decoded by whoever has
+/// the piece.
+pub(crate) fn cut(files: &[File], compression: FileCompressionType, partitions_max: usize) -> Result<Vec<Piece>> {
+    let cuts = (partitions_max / files.len().max(1)).min(CUTS_MAX);
+    let is_fast = compression == FileCompressionType::ZSTD || compression == FileCompressionType::GZIP;
+    let is_local = files.iter().all(|file| matches!(file, File::Local(_)));
+    if cuts < 2 || !is_fast || !is_local {
+        return Ok(Vec::new());
+    }
+    let mut pieces = Vec::new();
+    for file in files {
+        if file.size_bytes()? < CUT_BYTES_MIN {
+            return Ok(Vec::new());
+        }
+        let expanded = expanded_bytes(file)? as f64;
+        // Each piece is shorter than the one before by what it skips, so that all take as long.
+        let lengths: Vec<f64> = (0..cuts).map(|i| (1.0 - SKIPPED).powi(i as i32)).collect();
+        let (all, mut start, mut done) = (lengths.iter().sum::<f64>(), 0, 0.0);
+        for (i, length) in lengths.iter().enumerate() {
+            done += length / all;
+            let end = if i + 1 == cuts { u64::MAX } else { (expanded * done) as u64 };
+            pieces.push(Piece { file: file.clone(), start, end });
+            start = end;
+        }
+    }
+    Ok(pieces)
+}
+
+/// How many bytes a file is likely to have after decompression: what it says itself, else four times as many as it has. If it is wrong, pieces differ
+/// in length, and rows are the same.
+fn expanded_bytes(file: &File) -> Result<u64> {
+    let failed = |error: std::io::Error| file.failed(&error);
+    let size = file.size_bytes()?;
+    let mut head = [0; 18];
+    file.open(0)?.read_exact(&mut head).map_err(failed)?;
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
+    let told = match head {
+        // RFC 8878, 3.1.1: magic number, descriptor, then window, dictionary and content size, if they are there.
+        [0x28, 0xb5, 0x2f, 0xfd, descriptor, rest @ ..] => {
+            let is_single = descriptor & 0x20 != 0;
+            let at = usize::from(!is_single) + [0, 1, 2, 4][usize::from(descriptor & 3)];
+            match descriptor >> 6 {
+                0 if is_single => number(&rest[at..at + 1]),
+                0 => 0,
+                1 => number(&rest[at..at + 2]) + 256,
+                2 => number(&rest[at..at + 4]),
+                _ => number(&rest[at..at + 8]),
+            }
+        }
+        // RFC 1952, 2.3: the last four bytes, of the last member, modulo 4 GiB.
+        [0x1f, 0x8b, ..] => {
+            let mut tail = [0; 4];
+            file.open(size.saturating_sub(4))?.read_exact(&mut tail).map_err(failed)?;
+            number(&tail)
+        }
+        _ => 0,
+    };
+    Ok(if told > size { told } else { size.saturating_mul(4) })
 }
 
 #[derive(Debug)]
@@ -125,7 +195,7 @@ fn read_piece(
     schema: &SchemaRef,
     mut emit: impl FnMut(RecordBatch) -> bool,
 ) -> Result<()> {
-    read_blocks(piece, compression, |block, block_start, _| {
+    read_blocks(piece, compression, &|| true, |block, block_start, _| {
         let not_text = |at| -> DataSetError {
             match lines_until(&piece.file, compression, at) {
                 Ok(before) => DataSetError::Data(format!("{}: line {} is not UTF-8", piece.file, before + 1)),
@@ -137,16 +207,32 @@ fn read_piece(
 }
 
 /// Gives the bytes of `piece` to `emit`, until that returns false: blocks of whole lines, and where each begins in the file; in the
-/// end what is left, which may be nothing. The last block may have lines that begin behind the piece.
+/// end what is left, which may be nothing. The last block may have lines that begin behind the piece. `is_wanted` is asked while what is before
+/// the piece of a compressed file is skipped.
 pub(crate) fn read_blocks(
     piece: &Piece,
     compression: FileCompressionType,
+    is_wanted: &dyn Fn() -> bool,
     mut emit: impl FnMut(Vec<u8>, u64, bool) -> Result<bool>,
 ) -> Result<()> {
     let failed = |error: std::io::Error| piece.file.failed(&error);
     // Where the next byte of the source lies in the file (after decompression).
     let mut position = piece.start.saturating_sub(1);
-    let mut source = compression.convert_read(piece.file.open(position)?)?;
+    let mut source = if compression == FileCompressionType::UNCOMPRESSED {
+        piece.file.open(position)?
+    } else {
+        let mut source: Box<dyn Read + Send> = Box::new(compression.convert_read(piece.file.open(0)?)?);
+        let (mut block, mut left) = (vec![0; BLOCK_BYTES], position);
+        while left > 0 {
+            let some = block.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let read = source.read(&mut block[..some]).map_err(failed)?;
+            if read == 0 || !is_wanted() {
+                return Ok(());
+            }
+            left -= read as u64;
+        }
+        source
+    };
     // The line that begins before this piece is another's, unless the byte before the piece ends it.
     let mut skipping = piece.start > 0;
     let mut carried: Vec<u8> = Vec::new();

@@ -25,7 +25,7 @@ use crate::expr::{case, column};
 use crate::file_table::{Check, CheckedTable, LenientTable};
 use crate::files::{File, Found, find};
 use crate::lenient::{Decoder, Layout, OnError, infer};
-use crate::lines;
+use crate::lines::{self, Piece, cut};
 use crate::stores::{StorageOptions, is_url};
 
 /// How the bytes of files become columns.
@@ -161,11 +161,17 @@ pub async fn read(
     if table_schema(&table).fields().is_empty() {
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
     }
+    let pieces = match &layout {
+        Some(Layout::Csv(layout)) if !layout.newlines_in_values && found.folder_keys().is_empty() => {
+            cut(&found.files, compression, engine.partitions())?
+        }
+        _ => Vec::new(),
+    };
     let check = match (layout, file_schema) {
         (Some(layout), Some(schema)) => Some(check(engine, found, layout, &schema, compression)?),
         _ => None,
     };
-    DataSet::new(engine.context().read_table(checked(table, check))?)
+    DataSet::new(engine.context().read_table(checked(table, check, pieces))?)
 }
 
 /// The columns of Arrow files in a store. DataFusion finds them in files that are aligned to 8 bytes only, and writes none such.
@@ -206,9 +212,9 @@ fn check(
     Ok(Arc::new(Check::new(engine, found.files, decoder, compression)))
 }
 
-fn checked(table: ListingTable, check: Option<Arc<Check>>) -> Arc<dyn TableProvider> {
+fn checked(table: ListingTable, check: Option<Arc<Check>>, pieces: Vec<Piece>) -> Arc<dyn TableProvider> {
     match check {
-        Some(check) => Arc::new(CheckedTable { table, check }),
+        Some(check) => Arc::new(CheckedTable { table, check, pieces }),
         None => Arc::new(table),
     }
 }
@@ -303,7 +309,7 @@ fn with_nulls(
     let text: Vec<Field> =
         schema.fields().iter().map(|field| Field::new(field.name(), DataType::Utf8View, true)).collect();
     let table = ListingTable::try_new(config.with_schema(Schema::new(text).into()))?;
-    let all = DataSet::new(engine.context().read_table(checked(table, check))?)?;
+    let all = DataSet::new(engine.context().read_table(checked(table, check, Vec::new()))?)?;
     // The whole value is to match, not a part of it.
     let whole = lit(format!("^(?:{pattern})$"));
     let values = schema.fields().iter().map(|field| {
