@@ -107,7 +107,7 @@ pub(crate) fn cut(files: &[File], compression: FileCompressionType, partitions_m
         if file.size_bytes()? < CUT_BYTES_MIN {
             return Ok(Vec::new());
         }
-        let expanded = expanded_bytes(file)? as f64;
+        let expanded = expanded_bytes(file, compression)? as f64;
         // Each piece is shorter than the one before by what it skips, so that all take as long.
         let lengths: Vec<f64> = (0..cuts).map(|i| (1.0 - SKIPPED).powi(i as i32)).collect();
         let (all, mut start, mut done) = (lengths.iter().sum::<f64>(), 0, 0.0);
@@ -121,36 +121,18 @@ pub(crate) fn cut(files: &[File], compression: FileCompressionType, partitions_m
     Ok(pieces)
 }
 
-/// How many bytes a file is likely to have after decompression: what it says itself, else four times as many as it has. If it is wrong, pieces differ
-/// in length, and rows are the same.
-fn expanded_bytes(file: &File) -> Result<u64> {
-    let failed = |error: std::io::Error| file.failed(&error);
+/// How many bytes a file is likely to have after decompression, by what becomes of its first ones: not all say it themselves. If it is wrong,
+/// pieces differ in length, and rows are the same.
+fn expanded_bytes(file: &File, compression: FileCompressionType) -> Result<u64> {
     let size = file.size_bytes()?;
-    let mut head = [0; 18];
-    file.open(0)?.read_exact(&mut head).map_err(failed)?;
-    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
-    let told = match head {
-        // RFC 8878, 3.1.1: magic number, descriptor, then window, dictionary and content size, if they are there.
-        [0x28, 0xb5, 0x2f, 0xfd, descriptor, rest @ ..] => {
-            let is_single = descriptor & 0x20 != 0;
-            let at = usize::from(!is_single) + [0, 1, 2, 4][usize::from(descriptor & 3)];
-            match descriptor >> 6 {
-                0 if is_single => number(&rest[at..at + 1]),
-                0 => 0,
-                1 => number(&rest[at..at + 2]) + 256,
-                2 => number(&rest[at..at + 4]),
-                _ => number(&rest[at..at + 8]),
-            }
-        }
-        // RFC 1952, 2.3: the last four bytes, of the last member, modulo 4 GiB.
-        [0x1f, 0x8b, ..] => {
-            let mut tail = [0; 4];
-            file.open(size.saturating_sub(4))?.read_exact(&mut tail).map_err(failed)?;
-            number(&tail)
-        }
-        _ => 0,
-    };
-    Ok(if told > size { told } else { size.saturating_mul(4) })
+    let looked_at = size.min(CUT_BYTES_MIN);
+    let mut source = compression.convert_read(file.open(0)?.take(looked_at))?;
+    let (mut block, mut expanded) = (vec![0; BLOCK_BYTES], 0);
+    // Where the look ends the rest is missing, and that is an error.
+    while let Ok(read @ 1..) = source.read(&mut block) {
+        expanded += read as u64;
+    }
+    Ok((expanded as f64 * size as f64 / looked_at as f64) as u64)
 }
 
 #[derive(Debug)]
