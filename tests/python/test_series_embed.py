@@ -112,7 +112,6 @@ from tidemill.series import _embed
 from test_series_embed import market
 panel = market(*json.loads(sys.argv[1]))
 options = json.loads(sys.argv[2])
-_embed.ROUND = 2
 _embed.ALONE_IDS_MAX = options.pop("alone_ids_max", 2000)
 frames = list(series.embed(panel, series.windows(panel.times, "40d", "5d"), **options))
 print(json.dumps([[f.window.label, f.ids.tolist(), f.positions.tolist(), f.stress, f.mean_distance, f.heat_map.tolist()] for f in frames]))

@@ -1,4 +1,6 @@
-"""A worker is killed in the middle of a fit, of frames, and of ``tidemill series``: the others say so, and what was written is whole."""
+"""A worker is killed in the middle of a fit, of frames, and of ``tidemill series``: the others say so, and what was written is whole. A program
+fails, or does not take all frames: nobody waits for ever, and nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ import time
 from pathlib import Path
 
 import launched
+import numpy as np
 import pytest
 import workers
 from tidemill import series
+from tidemill.series._relay import Making, Past, Relay, owner
 from tidemill.viz import FrameReader
 
 FIT = """
@@ -46,7 +50,7 @@ from tidemill import series
 from tidemill.series import _embed
 
 comm = tm.init().comm
-_embed.ROUND, _embed.ALONE_IDS_MAX = 2, {alone_ids_max}
+_embed.ALONE_IDS_MAX = {alone_ids_max}
 steps = np.random.default_rng(0).normal(scale=0.01, size=(200, 40))
 days = np.arange("2024-01-01", "2024-07-19", dtype="datetime64[D]").astype("datetime64[us]")
 panel = series.Panel(days, np.array([f"s{{n:02}}" for n in range(40)]), np.exp(steps.cumsum(axis=0)))
@@ -56,6 +60,75 @@ try:
             pathlib.Path(f"{{comm.rank}}.pid").write_text(f"{{os.getpid()}}\\n")
 except tm.WorkerLost as error:
     print("lost", error.rank)
+"""
+
+
+#: What the programs below begin with: windows of a panel, on all workers.
+MARKET = """
+import os, time
+import numpy as np
+import tidemill as tm
+from tidemill import series
+
+comm = tm.init().comm
+steps = np.random.default_rng(0).normal(scale=0.01, size=(120, 20))
+days = np.arange("2024-01-01", "2024-04-30", dtype="datetime64[D]").astype("datetime64[us]")
+panel = series.Panel(days, np.array([f"s{n:02}" for n in range(20)]), np.exp(steps.cumsum(axis=0)))
+windows = series.windows(panel.times, "30d", "1d")
+"""
+
+RAISING = """
+calls = 0
+
+def apart(values, rows):
+    global calls
+    calls += 1
+    if comm.rank == {rank} and calls == 5:
+        raise RuntimeError("my own")
+    return series.distances(values, rows=rows)
+
+try:
+    print(len(list(series.embed(panel, windows, kind=apart, start={start!r}))))
+except tm.PeerFailed as error:
+    print(error.rank, "my own" in error.traceback)
+"""
+
+STOPPING = """
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+whole = [frame.positions for frame in series.embed(panel, windows)]
+before = descriptors()
+for turn in range(60):
+    for number, frame in enumerate(series.embed(panel, windows)):
+        assert (frame.positions == whole[number]).all()
+        if number == turn % 4:
+            break
+    # A generator that is still there is not at its end.
+    del frame
+again = [frame.positions for frame in series.embed(panel, windows)]
+assert all((one == other).all() for one, other in zip(again, whole, strict=True))
+assert len(again) == len(windows)
+comm.Barrier()
+assert descriptors() <= before, (descriptors(), before)
+"""
+
+SLOW = """
+from tidemill.series import _relay
+
+most = 0
+
+class Watched(_relay.Relay):
+    def _note(self, number, made):
+        global most
+        super()._note(number, made)
+        most = max(most, len(self._made))
+
+series._embed.Relay = Watched
+for frame in series.embed(panel, windows):
+    if comm.rank == {slow}:
+        time.sleep(0.01)
+assert most <= _relay._MADE_MAX + (_relay._BEGUN_MAX + 1) * comm.size, most
 """
 
 
@@ -94,6 +167,81 @@ def test_a_kill_in_the_middle_of_a_fit(matrix: bool, acceleration: int, tmp_path
 def test_a_kill_between_frames(start: str, alone_ids_max: int, tmp_path: Path) -> None:
     """Whoever waits for the frame before, or for a round to end, must hear that its maker is gone."""
     killed_at_random(tmp_path, FRAMES.format(start=start, alone_ids_max=alone_ids_max), 3, 3)
+
+
+@pytest.mark.parametrize("start", ["previous", "independent"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_error_of_the_program_in_a_window(rank: int, start: str, tmp_path: Path) -> None:
+    """What is not said to all, as that a value cannot be measured is, would leave them waiting for a frame."""
+    program = MARKET + RAISING.replace("{rank}", str(rank)).replace("{start!r}", repr(start))
+    with workers.Job(tmp_path, 3, program) as job:
+        results = job.finish()
+    for other, (code, out, err) in enumerate(results):
+        if other == rank:
+            assert code == 1 and "RuntimeError: my own" in err, f"{out}{err}"
+        else:
+            assert (code, out) == (0, f"{rank} True\n"), f"rank {other}: {out}{err}"
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_frames_that_are_not_taken(count: int, tmp_path: Path) -> None:
+    """What had been sent by then would be taken for frames of the next time, or each time would leave a communicator open."""
+    with workers.Job(tmp_path, count, MARKET + STOPPING) as job:
+        job.succeed()
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_frames_do_not_pile_up_before_who_takes_them_slowly(slow: int, tmp_path: Path) -> None:
+    """Whoever is quick would make all frames, which a slow one would have to keep."""
+    with workers.Job(tmp_path, 2, MARKET + SLOW.replace("{slow}", str(slow))) as job:
+        job.succeed()
+
+
+class Scripted:
+    """A communicator of two whose only message comes when it is looked for the `look`-th time, or when it is waited for before."""
+
+    size, rank = 2, 0
+
+    def __init__(self, look: int) -> None:
+        self.look, self.looks, self.taken = look, 0, False
+
+    def Dup(self) -> Scripted:
+        return self
+
+    def iprobe(self) -> bool:
+        self.looks += 1
+        return self.looks >= self.look and not self.taken
+
+    def recv(self) -> tuple[int, str]:
+        assert not self.taken, "waits for what has come already"
+        self.taken = True
+        return 0, "frame"
+
+    def Barrier(self) -> None:
+        pass
+
+    Free = Barrier
+
+
+@pytest.mark.parametrize("look", range(1, 8))
+def test_a_frame_that_comes_between_two_looks(look: int) -> None:
+    """A worker that had just taken in the last frame waited for one more message, for ever, as it thought that it had nothing to do."""
+
+    def begin(number: int) -> Making[str]:
+        raise AssertionError("the only window is the other worker's")
+
+    assert list(Relay(Scripted(look), 1, Past(), begin).run()) == ["frame"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 16, 40])
+def test_every_worker_has_windows_and_worker_0_the_fewest(size: int) -> None:
+    """Others would get ahead of one without a turn, as far as they like."""
+    counts = np.bincount([owner(number, size) for number in range(100 * size)], minlength=size)
+    assert counts.min() == counts[0] > 0
+    assert counts[1:].max() - counts[1:].min() <= 2
+    gaps = np.diff([number for number in range(100 * size) if owner(number, size) == 0])
+    assert gaps.max() < 2 * size
+    assert owner(0, size) == 1
 
 
 @pytest.mark.parametrize("victim", [0, 1])

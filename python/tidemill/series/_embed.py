@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -33,8 +34,8 @@ __all__ = ["Embedder", "Frame", "embed"]
 IDS_MIN = 4
 #: Cells along a side of a heat map.
 HEAT_SIDE = 40
-#: Windows that each worker makes before all tell each other their frames.
-ROUND = 8
+#: Rows of distances between points that are counted at a time.
+_BLOCK_ROWS = 64
 #: With more series all workers share each window.
 ALONE_IDS_MAX = 2000
 #: Placed series that a new one is put between.
@@ -167,34 +168,32 @@ class Embedder:
 
     def _made(self, comm: Any, panel: Panel, wanted: list[Window]) -> Iterator[Frame | None]:
         """What becomes of each window."""
-        timed = comm if comm.size == 1 else _Timed(comm, self)
         if self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX:
+            timed = comm if comm.size == 1 else _Timed(comm, self)
             for window in wanted:
                 yield make(self._frame(timed, panel, window), self.past)
             return
-        # Worker 0 has one window less, as it writes the frames of the round before.
-        length = max(1, ROUND * comm.size - 1)
-        for begin in range(0, len(wanted), length):
-            some = wanted[begin : begin + length]
-            relay = Relay(timed, len(some), self.past)
-            own, message = relay.run(lambda number, some=some: self._frame(None, panel, some[number]))  # type: ignore[misc]
+        if comm.size == 1:
+            for window in wanted:
+                making = self._frame(None, panel, window)
+                yield together(comm, partial(make, making, self.past))
+            return
+        relay = Relay(comm, len(wanted), self.past, lambda number: self._frame(None, panel, wanted[number]))
+        try:
+            yield from relay.run()
+        finally:
             self.communication_s += relay.waited_s
-            everyone = timed.allgather((own, message))
-            for _, told in everyone:
-                if told is not None:
-                    raise SeriesError(told)
-            frames = [iter(made) for made, _ in everyone]
-            for number in range(len(some)):
-                yield next(frames[relay.owner(number)])
 
     def _frame(self, comm: Any, panel: Panel, window: Window) -> Making[Frame | None]:
         """Cut, measure, embed and turn a window, by the workers of `comm`; None: by this one."""
         with self.phases.timed("distances"):
             segment = panel.segment(window, self.missing_max)
         if len(segment.ids) < IDS_MIN:
-            past = yield None
+            past = yield True
+            assert past is not None, "a window is sent what is past"
             yield past
             return None
+        yield False
         with self.phases.timed("distances"):
             ids, values, caps = self._points(panel, segment)
             count = len(ids)
@@ -205,6 +204,7 @@ class Embedder:
                 return distances(values, kind=self.kind, of=self.of, length=self.length, rows=own)
 
             apart = measure() if comm is None else together(comm, measure)
+        yield False
         weight = weights(caps if self.weighted else None, count)
         model = MDS(
             3,
@@ -220,7 +220,8 @@ class Embedder:
             if self.start == "independent":
                 model.annealing = self.annealing
                 model._place(prepared, None)
-        past = yield None
+        past = yield True
+        assert past is not None, "a window is sent what is past"
         if self.start == "previous":
             with self.phases.timed("embed"):
                 init = _placed(comm, ids, own, apart, past.last)
@@ -263,21 +264,20 @@ class Embedder:
 
     def _compare(self, comm: Any, apart: Array, positions: Array, own: slice) -> tuple[NDArray[np.int64], float, float]:
         """Heat map, its range, and the mean distance, of all workers."""
-        squares = (positions**2).sum(axis=1)
-        shown = squares[own, None] + squares - 2 * (positions[own] @ positions.T)
-        np.sqrt(np.maximum(shown, 0.0, out=shown), out=shown)
         top = 2.0
         if self.kind != "correlation" or self.length != "one":
-            top = float(max(apart.max(initial=0.0), shown.max(initial=0.0)))
+            top = float(max(apart.max(initial=0.0), *(block.max() for _, block in _shown(positions, own)), 0.0))
             top = top if comm is None or comm.size == 1 else max(comm.allgather(top))
         top = top or 1.0
         # Cells are counted by number, which is many times faster than NumPy's histogram of any edges.
-        cells = np.minimum((shown * (HEAT_SIDE / top)).astype(np.int32), HEAT_SIDE - 1) * HEAT_SIDE
-        cells += np.minimum((apart * (HEAT_SIDE / top)).astype(np.int32), HEAT_SIDE - 1)
-        # No point makes a pair with itself.
-        cells[np.arange(len(cells)), np.arange(own.start, own.stop)] = HEAT_SIDE**2
-        counts = np.bincount(cells.ravel(), minlength=HEAT_SIDE**2 + 1)[:-1]
-        sums = np.concatenate([counts, [apart.sum()]])
+        counts = np.zeros(HEAT_SIDE**2 + 1, dtype=np.int64)
+        for rows, block in _shown(positions, own):
+            cells = _cells(block, top) * HEAT_SIDE
+            cells += _cells(apart[rows.start - own.start : rows.stop - own.start], top)
+            # No point makes a pair with itself.
+            cells[np.arange(len(cells)), np.arange(rows.start, rows.stop)] = HEAT_SIDE**2
+            counts += np.bincount(cells.ravel(), minlength=HEAT_SIDE**2 + 1)
+        sums = np.concatenate([counts[:-1], [apart.sum()]])
         if comm is not None and comm.size > 1:
             total = np.empty_like(sums)
             comm.Allreduce(sums, total)
@@ -303,6 +303,23 @@ def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[F
         The same on every worker.
     """
     yield from Embedder(**options).frames(panel, windows)
+
+
+def _shown(positions: Array, own: slice) -> Iterator[tuple[slice, Array]]:
+    """Distances of points to all, of a few rows at a time: what is made of them is still in the processor's cache."""
+    squares = (positions**2).sum(axis=1)
+    for begin in range(own.start, own.stop, _BLOCK_ROWS):
+        rows = slice(begin, min(own.stop, begin + _BLOCK_ROWS))
+        squared = positions[rows] @ positions.T
+        squared *= -2.0
+        squared += squares[rows, None] + squares
+        yield rows, np.sqrt(np.maximum(squared, 0.0, out=squared), out=squared)
+
+
+def _cells(apart: Array, top: float) -> NDArray[np.intp]:
+    """The place of each distance along a side of a heat map that ends at `top`."""
+    places = apart * (HEAT_SIDE / top)
+    return np.minimum(places, HEAT_SIDE - 1, out=places).astype(np.intp)
 
 
 def _turned(ids: NDArray[np.str_], positions: Array, base: Base | None, weight: Array) -> tuple[Array, float]:

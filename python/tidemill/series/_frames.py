@@ -26,8 +26,8 @@ __all__ = ["CHANGE_BINS", "ChangeBins", "FrameFolder", "Groups", "read_groups"]
 CHANGE_BINS = (10.0, 20.0, 50.0)
 #: Columns of a table of groups that have names of series rather than groups of them.
 _LABELS = ("label", "name", "company", "security", "description", "title")
-#: Frames between two times that workers meet to hear whether all were written.
-_MEET = 16
+#: Frames between two times that workers meet to hear whether all were written; each time some wait for others.
+_MEET = 64
 #: What references are called in every grouping.
 _REFERENCE = "reference"
 _REFERENCE_GLYPHS = dict(zip(REFERENCES, ("circle", "triangle", "diamond", "triangle", "diamond"), strict=True))

@@ -1,29 +1,40 @@
-"""What goes from one window's frame to the next: handed from worker to worker, as windows are dealt to them one by one.
+"""What goes from one window's frame to the next, handed from worker to worker as windows are dealt to them one by one; and the frames, which
+all get from whoever made them, as they are made.
 
-A worker does not wait for what has not come while it has other work: it begins windows, up to a few, and ends others. A
-worker whose window fails hands on that it has, and so does everybody behind it, so that nobody waits for a frame that does not come; when
-all have come to the end of a round they tell each other why.
+A worker does not wait for what has not come while it has other work. A turn goes before all else, as the next window waits for it; then comes the
+window of its own next turn, then the end of those that have had theirs, then a frame given out. Who gives out frames slowly, as worker 0 does
+that writes them, is not overrun: every worker has its turns, nobody gets further ahead of one than to its next, and whoever has some frames to
+give out takes no turn until they are gone.
+
+When a window fails, all frames before it still come, and then why it failed: every worker raises at the same place, and nobody waits for a frame
+that does not come.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Base", "Making", "Past", "Relay", "make"]
+from tidemill._errors import CommError
+from tidemill.series._read import SeriesError
+
+__all__ = ["Base", "Making", "Past", "Relay", "make", "owner"]
 
 T = TypeVar("T")
 
-#: Of messages between the workers of a round.
-_TAG = 31
 #: Windows that a worker has begun and not ended, each with its distances in memory.
 _BEGUN_MAX = 3
+#: With so many frames to give out a worker takes no turn; with fewer it does, so that who gives out slowly does not hold up others at once.
+_MADE_MAX = 4
+#: Once in so many windows worker 0 is left out, as it writes the frames: of its time that takes about such a part.
+_WRITING = 16
 
 
 @dataclass(frozen=True)
@@ -47,13 +58,15 @@ class Past:
         return Past(self.first or base, base)
 
 
-#: A window in the making: yields when it needs what is past, is sent that, yields what is past for the next, and goes on to its end.
-Making = Generator[Past | None, Past, T]
+#: A window in the making: yields False where it may be left for a turn of another, True when it needs what is past, is sent that, yields what
+#: is past for the next, and goes on to its end.
+Making = Generator[bool | Past, Past | None, T]
 
 
 def make(making: Making[T], past: Past) -> T:
     """Make one window by itself."""
-    next(making)
+    while not next(making):
+        pass
     making.send(past)
     return _end(making)
 
@@ -64,11 +77,31 @@ def _end(making: Making[T]) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
-    raise AssertionError("a window yields twice")
+    raise AssertionError("a window yields after what is past for the next")
 
 
-class Relay:
-    """A round: `count` windows, dealt in turn, worker 1 first. Every worker makes one.
+@dataclass(frozen=True)
+class _Failed:
+    """Why there is no frame of a window."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What is past, for whoever makes the next window."""
+
+    past: Past
+
+
+def owner(number: int, size: int) -> int:
+    """Whose window it is. Every worker has some, so that nobody can get far ahead of one."""
+    length = max(2, -(-_WRITING // size)) * size - 1
+    return (number % length + 1) % size
+
+
+class Relay(Generic[T]):
+    """`count` windows, dealt in turn to several workers, worker 1 first. Every worker makes one. Collective.
 
     Parameters
     ----------
@@ -76,86 +109,161 @@ class Relay:
     count : int
     past : Past
         Before the first window; the same on every worker.
+    begin : callable
+        Begins to make a window, by its number.
     """
 
-    def __init__(self, comm: Any, count: int, past: Past) -> None:
-        self._comm, self._count = comm, count
-        #: What came last, for which window, and what is to come; None: a window has failed.
-        self._past: Past | None = past
-        self._held = -1
-        self._coming: Any = None
+    def __init__(self, comm: Any, count: int, past: Past, begin: Callable[[int], Making[T]]) -> None:
+        # Messages of its own: what is left of a relay that was not run to its end is never taken for another's.
+        self._comm = comm.Dup()
+        self._count, self._begin = count, begin
+        #: What is past, and the window that it is for.
+        self._past, self._turn = past, 0
+        self._left = deque(number for number in range(count) if owner(number, comm.size) == comm.rank)
+        #: The window that is on its way to where it needs what is past.
+        self._young: tuple[int, Making[T]] | None = None
+        #: Windows that wait for their turn; and those that have had it, but for their end.
+        self._ready: deque[tuple[int, Making[T]]] = deque()
+        self._passed: deque[tuple[int, Making[T]]] = deque()
+        #: What has been made of windows, here or elsewhere, and not been given out yet.
+        self._made: dict[int, T | _Failed] = {}
         self._sent: list[Any] = []
-        #: How long this worker has had nothing to do but to wait for what comes.
+        #: How long this worker has had nothing to do but to wait.
         self.waited_s = 0.0
 
-    def owner(self, number: int) -> int:
-        """Whose window it is."""
-        return (number + 1) % int(self._comm.size)
+    def run(self) -> Iterator[T]:
+        """Make this worker's windows, and give out what is made of all, in order.
 
-    def run(self, begin: Callable[[int], Making[T]]) -> tuple[list[T], str | None]:
-        """Make this worker's windows; returns what was made of them, in order, and why one failed, if one did."""
-        left = deque(number for number in range(self._count) if self.owner(number) == self._comm.rank)
-        begun: deque[tuple[int, Making[T]]] = deque()
-        passed: deque[Making[T]] = deque()
-        made: list[T] = []
-        message = None
+        Raises
+        ------
+        SeriesError
+            A window raised `ValueError` or `OSError`; on every worker, behind the windows before it.
+        """
         try:
-            while left or begun or passed:
-                if begun and self._has_come(begun[0][0]):
-                    number, making = begun[0]
-                    past = self._take(number)
-                    if past is None:
+            for number in range(self._count):
+                while True:
+                    self._take_in()
+                    if number in self._made and (len(self._made) >= _MADE_MAX or not self._is_urgent()):
                         break
-                    given = making.send(past)
-                    begun.popleft()
-                    self._give(number, given)
-                    passed.append(making)
-                elif left and len(begun) + len(passed) < _BEGUN_MAX:
-                    making = begin(left[0])
-                    next(making)
-                    begun.append((left.popleft(), making))
-                elif passed:
-                    made.append(_end(passed.popleft()))
-                else:
-                    self._wait(begun[0][0])
+                    # Whoever waits must have looked at all that it has taken in: what has come does not come again.
+                    if not self._work():
+                        self._wait()
+                made = self._made.pop(number)
+                if isinstance(made, _Failed):
+                    self._part()
+                    raise SeriesError(made.message)
+                yield made
+            self._part()
+        finally:
+            self._leave()
+
+    def _part(self) -> None:
+        """Wait until all have come to the end: whoever ends its program before would leave others without what it has sent."""
+        begin = time.perf_counter()
+        self._comm.Barrier()
+        self.waited_s += time.perf_counter() - begin
+
+    def _leave(self) -> None:
+        """Leave nothing behind, also where frames are not taken to their end, or something has failed; without waiting for others."""
+        # A job that has failed, or is over, has said so, or will.
+        with suppress(CommError):
+            while self._comm.iprobe():
+                self._comm.recv()
+            self._comm.Free()
+
+    def _take_in(self) -> None:
+        """Receive all that has come."""
+        while self._comm.iprobe():
+            self._receive()
+
+    def _wait(self) -> None:
+        begin = time.perf_counter()
+        self._receive()
+        self.waited_s += time.perf_counter() - begin
+
+    def _is_due(self) -> bool:
+        """Whether it is this worker's turn."""
+        return bool(self._ready) and self._ready[0][0] == self._turn
+
+    def _is_urgent(self) -> bool:
+        """Whether others wait for this worker's turn, or will."""
+        return self._is_due() or (not self._ready and self._may_begin())
+
+    def _work(self) -> bool:
+        """Do one thing, what others wait for first; False if there is nothing to do."""
+        if self._is_due():
+            self._attempt(self._ready.popleft(), self._pass)
+        elif self._passed and (self._ready or not self._may_begin()):
+            self._attempt(self._passed.popleft(), self._finish)
+        elif self._may_begin():
+            young, self._young = self._young or self._next(), None
+            self._attempt(young, self._grow)
+        else:
+            return False
+        return True
+
+    def _attempt(self, window: tuple[int, Making[T]], step: Callable[[int, Making[T]], None]) -> None:
+        """Take a window a step further; if that fails, tell everybody."""
+        number, making = window
+        try:
+            step(number, making)
         except (ValueError, OSError) as error:
-            message = str(error)
-        # What is left after a failure.
-        for number in [*(number for number, _ in begun), *left]:
-            self._take(number)
-            self._give(number, None)
-        for request in self._sent:
-            request.wait()
-        return made, message
+            self._tell(number, _Failed(str(error)))
 
-    def _has_come(self, number: int) -> bool:
-        """Whether what is before a window is here; each window's is asked for once the one before has it."""
-        if self._held == number or not number or self._comm.size == 1:
-            return True
-        if self._coming is None:
-            self._coming = self._comm.irecv(source=self.owner(number - 1), tag=_TAG)
-        come, past = self._coming.test()
-        if come:
-            self._keep(number, past)
-        return bool(come)
+    def _may_begin(self) -> bool:
+        """Whether there is a window to begin, or to take further to where it needs what is past."""
+        begun = len(self._ready) + len(self._passed)
+        return self._young is not None or (bool(self._left) and begun < _BEGUN_MAX)
 
-    def _wait(self, number: int) -> None:
-        if not self._has_come(number):
-            begin = time.perf_counter()
-            past = self._coming.wait()
-            self.waited_s += time.perf_counter() - begin
-            self._keep(number, past)
+    def _next(self) -> tuple[int, Making[T]]:
+        number = self._left.popleft()
+        return number, self._begin(number)
 
-    def _keep(self, number: int, past: Past | None) -> None:
-        self._held, self._past, self._coming = number, past, None
+    def _grow(self, number: int, making: Making[T]) -> None:
+        """A part of the way to where a window needs what is past."""
+        if next(making):
+            self._ready.append((number, making))
+        else:
+            self._young = number, making
 
-    def _take(self, number: int) -> Past | None:
-        self._wait(number)
-        return self._past
+    def _pass(self, number: int, making: Making[T]) -> None:
+        """A window has its turn, and hands it on."""
+        past = making.send(self._past)
+        assert isinstance(past, Past), "what is past for the next"
+        self._past, self._turn = past, number + 1
+        if self._turn < self._count:
+            self._send(owner(self._turn, self._comm.size), self._turn, _Turn(past))
+        self._passed.append((number, making))
 
-    def _give(self, number: int, past: Past | None) -> None:
-        if self._comm.size == 1:
-            self._past = past
-        elif number + 1 < self._count:
+    def _finish(self, number: int, making: Making[T]) -> None:
+        self._tell(number, _end(making))
+
+    def _receive(self) -> None:
+        number, what = self._comm.recv()
+        if isinstance(what, _Turn):
+            self._past, self._turn = what.past, number
+        else:
+            self._note(number, what)
+
+    def _tell(self, number: int, made: T | _Failed) -> None:
+        """Tell everybody what has been made of a window."""
+        for worker in range(self._comm.size):
+            self._send(worker, number, made)
+        self._note(number, made)
+
+    def _send(self, worker: int, number: int, what: object) -> None:
+        if worker != self._comm.rank:
             # Whoever gets it may be busy with a window of its own: nobody waits for that.
-            self._sent.append(self._comm.isend(past, dest=self.owner(number + 1), tag=_TAG))
+            self._sent = [request for request in self._sent if not request.test()[0]]
+            self._sent.append(self._comm.isend((number, what), dest=worker))
+
+    def _note(self, number: int, made: T | _Failed) -> None:
+        self._made[number] = made
+        if isinstance(made, _Failed):
+            # Nobody will ask for what is behind it, but for what is before.
+            self._left = deque(other for other in self._left if other < number)
+            self._ready, self._passed = (
+                deque(window for window in some if window[0] < number) for some in (self._ready, self._passed)
+            )
+            if self._young is not None and self._young[0] > number:
+                self._young = None
