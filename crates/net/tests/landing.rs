@@ -17,9 +17,13 @@ enum Step {
     Land(Header, Vec<u8>),
 }
 
-/// Delivers what a test has written down; sends nothing.
+type Steps = Arc<Mutex<Vec<Step>>>;
+type Sent = Arc<Mutex<Vec<Option<Kind>>>>;
+
+/// Delivers what a test has written down; notes the kinds of what is sent.
 struct Scripted {
-    steps: Arc<Mutex<Vec<Step>>>,
+    steps: Steps,
+    sent: Sent,
     room: Rc<RefCell<*mut u8>>,
 }
 
@@ -37,6 +41,7 @@ impl Transport for Scripted {
 
     fn push(&mut self, _: Rank, header: &Header, _: &[u8], sent: &mut usize) -> Result<Push, TransportError> {
         *sent = header.len as usize;
+        self.sent.lock().push(header.kind());
         Ok(Push::Sent)
     }
 
@@ -62,11 +67,17 @@ fn message(tag: i32, data: &[u8]) -> [Step; 2] {
     [Step::Begin(header), Step::Land(header, data.to_vec())]
 }
 
-fn engine() -> (Engine, Arc<Mutex<Vec<Step>>>) {
-    let steps = Arc::new(Mutex::new(Vec::new()));
-    let transport = Scripted { steps: Arc::clone(&steps), room: Rc::new(RefCell::new(std::ptr::null_mut())) };
-    let engine = Engine::new(Rank(0), vec![Box::new(transport)], &[None, Some(0)], Arc::new(Faults::default()));
+fn engine() -> (Engine, Steps) {
+    let (engine, steps, _) = engine_that_tells();
     (engine, steps)
+}
+
+fn engine_that_tells() -> (Engine, Steps, Sent) {
+    let (steps, sent) = (Steps::default(), Sent::default());
+    let room = Rc::new(RefCell::new(std::ptr::null_mut()));
+    let transport = Scripted { steps: Arc::clone(&steps), sent: Arc::clone(&sent), room };
+    let engine = Engine::new(Rank(0), vec![Box::new(transport)], &[None, Some(0)], Arc::new(Faults::default()));
+    (engine, steps, sent)
 }
 
 fn receive(engine: &mut Engine, tag: i32, into: &mut [u8]) -> tidemill_net::GroupId {
@@ -106,6 +117,20 @@ fn another_tag_leaves_it_alone() {
     assert_eq!(&right, b"first");
     engine.cancel_recvs(waiting);
     engine.take(waiting).unwrap();
+}
+
+/// A communicator that ended with messages that nobody had received kept their credit: after some of them nothing came from their sender any more.
+#[test]
+fn a_communicator_that_ends_gives_credit_back() {
+    let (mut engine, steps, sent) = engine_that_tells();
+    for _ in 0..64 {
+        steps.lock().extend(message(1, &[0; 1 << 16]));
+    }
+    while engine.progress() {}
+    assert_eq!(sent.lock().as_slice(), []);
+    engine.close_context(0);
+    while engine.progress() {}
+    assert!(!sent.lock().is_empty() && sent.lock().iter().all(|kind| *kind == Some(Kind::Credit)));
 }
 
 #[test]

@@ -75,15 +75,17 @@ impl Contexts {
         self.closed.get(&(id / PAGE)).is_some_and(|page| page[(id % PAGE / 64) as usize] >> (id % 64) & 1 == 1)
     }
 
-    /// The communicator has ended: what is there for it is dropped, as is what still comes.
-    pub(super) fn close(&mut self, id: u32) {
+    /// The communicator has ended: what still comes for it is to be dropped. Returns what is there.
+    pub(super) fn close(&mut self, id: u32) -> Context {
+        let mut left = Context::default();
         if let Some(slot) = self.slot_of.remove(&id) {
-            self.slots[slot] = Context::default();
+            std::mem::swap(&mut self.slots[slot], &mut left);
             self.free.push(slot);
         }
         self.recent[id as usize % RECENT] = NOTHING[id as usize % RECENT];
         let page = self.closed.entry(id / PAGE).or_insert_with(|| Box::new([0; PAGE as usize / 64]));
         page[(id % PAGE / 64) as usize] |= 1 << (id % 64);
+        left
     }
 
     /// The number is used (again).

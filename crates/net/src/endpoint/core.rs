@@ -199,10 +199,29 @@ impl Core {
         }
     }
 
+    /// Drops what nobody has received, as what comes later: credit that did not go back would in the end stop its sender for ever.
+    pub(super) fn close_context(&mut self, context: u32) {
+        for (src, message) in self.contexts.close(context).into_unexpected() {
+            match message.body {
+                Body::Eager(data) => {
+                    self.return_credit(src, message.header.len);
+                    self.recycle(data);
+                }
+                Body::Offer { .. } => self.decline(src, &message.header),
+                // It is dropped when it has landed.
+                Body::Landing => {}
+            }
+        }
+    }
+
+    /// Takes nothing of a message whose communicator is gone, so that its sender is not kept.
+    fn decline(&mut self, src: Rank, header: &Header) {
+        self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
+    }
+
     pub(super) fn offer(&mut self, src: Rank, header: &Header, offer: Offer) {
         if self.contexts.is_closed(header.context) {
-            // The communicator is gone: take nothing, so that the sender is not kept.
-            return self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
+            return self.decline(src, header);
         }
         let posted = self.context(header.context).take_posted(src, header);
         if header.seq != 0 {

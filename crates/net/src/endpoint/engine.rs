@@ -451,9 +451,9 @@ impl Engine {
         self.core.contradictions.pop()
     }
 
-    /// The communicator is gone: its stray messages are dropped.
+    /// The communicator is gone: its stray messages are dropped, and their senders are told as if they had been received.
     pub fn close_context(&mut self, context: u32) {
-        self.core.contexts.close(context);
+        self.core.close_context(context);
     }
 
     /// The context is used (again): messages for it are kept.

@@ -152,6 +152,12 @@ impl Context {
         debug_assert!(entry.is_some_and(|e| matches!(e.body, Body::Landing)));
     }
 
+    /// All messages that nobody has received, with their senders.
+    pub(super) fn into_unexpected(self) -> impl Iterator<Item = (Rank, Unexpected)> {
+        let sources = (0..).map(Rank).zip(self.sources);
+        sources.flat_map(|(rank, source)| source.unexpected.into_iter().map(move |message| (rank, message)))
+    }
+
     fn find_unexpected(&mut self, pattern: &Pattern) -> Option<(Rank, usize)> {
         // A message that is still landing is not yet there: matching waits for it, and nothing behind it of the same
         // source may overtake it.
