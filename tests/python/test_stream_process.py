@@ -245,12 +245,17 @@ def test_a_list_of_which_all_is_forgotten_begins_anew() -> None:
 
     put(0, "a")
     put(5, "b")
+    # What is saved is now "b" alone, by a name that "y" has later.
+    put(12)
     put(20, "x", "y")
     put(21, "z")
     assert list(items) == ["x", "y", "z"]
     found = told_again(parts)
-    assert [found.values[name] for name in sorted(found.values)] == ["x", "y", "z"]
-    assert sorted(found.times.values()) == [20, 20, 21]
+    assert list(found.times.values()) == [20, 20, 21]
+    again = ListState(found.values)
+    assert list(again) == ["x", "y", "z"]
+    again.append("w")
+    assert list(again) == ["x", "y", "z", "w"]
 
 
 def test_when_items_were_put_is_saved_when_it_becomes_known() -> None:
