@@ -298,28 +298,39 @@ def test_names_that_are_no_numbers_keep_their_time_on_disk(tmp_path: Any) -> Non
 
 
 def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
-    """Those that were put before it stopped are, too: at the end there is none that is older."""
+    """Those that were put before it stopped are, too, when their time has come, and no others."""
+    numbers, times = list[int](), list[datetime]()
 
     def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
-        numbers = context.map_state("numbers", ttl="1000s")
+        put, some = context.map_state("put"), context.map_state("some", ttl="1000s")
         if context.timers:
-            return [{**key, "number": number} for number in sorted(numbers)]
+            return [{**key, "put": at, "is_there": number in some} for number, at in put.items()]
         for row in rows:
-            numbers[row["number"]] = row["number"]
-            context.set_timer(START + timedelta(days=365 * 100))
+            # How many rows come before time goes on depends on speed, so when it was is noted beside each.
+            put[row["number"]] = some[row["number"]] = context.time
+            numbers.append(row["number"])
+        if context.time is not None:
+            times.append(context.time)
+        context.set_timer(START + timedelta(days=365 * 100))
         return None
 
-    source = tm.stream.rate(2000, rows=3000, keys=5, splits=1, step="1s")
-    kept = source.key_by("key").process(keep, {"key": "int64", "number": "int64"})
-    asked: list[bool] = []
+    def kept(rows: int | None) -> tm.DataSet:
+        source = tm.stream.rate(5000, rows=rows, keys=5, splits=1, step="1s")
+        return source.key_by("key").process(keep, {"key": "int64", "put": "timestamp[us]", "is_there": "bool"})
 
     def stop() -> bool:
-        asked.append(True)
-        return len(asked) > 5
+        return bool(times) and max(times) - min(times) > 1500 * SECOND
 
-    assert written(kept, checkpoint=tmp_path / "c", every="100ms", stop=stop) == []
-    seen = [row["number"] for row in written(kept, checkpoint=tmp_path / "c", every="100ms")]
-    assert seen and max(seen) == 2999 and min(seen) >= 2999 - 1000
+    # It has no end, and goes on for less than items live.
+    assert written(kept(None), checkpoint=tmp_path / "c", every="100ms", stop=stop) == []
+    count = max(numbers) + 1 + 900
+    seen = written(kept(count), checkpoint=tmp_path / "c", every="100ms")
+    assert len(seen) == count
+    end = datetime(2026, 1, 1) + (count - 1) * SECOND
+    # Those that were put before there was any time count from when it began, which the function is not told.
+    known = [row for row in seen if row["put"] is not None]
+    assert all(row["is_there"] == (row["put"] + 1000 * SECOND > end) for row in known)
+    assert {row["is_there"] for row in known} == {True, False}
 
 
 def test_keys_of_all_kinds() -> None:
