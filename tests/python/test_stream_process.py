@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -295,6 +296,32 @@ def test_names_that_are_no_numbers_keep_their_time_on_disk(tmp_path: Any) -> Non
     assert [list(entry.items["m"]._times.values()) for key in [(1,)] if (entry := one._fetch(key)) is not None] == [
         [100]
     ]
+
+
+def test_times_that_were_saved_are_not_copied_for_each_change() -> None:
+    """Else who goes on copies all of them with every one of some hundred parts; those that many share by default must stay empty."""
+    before = Part(False, True, {"a": 1}, [], 10, {"a": 5})
+    found = Part(False, False, {"b": 2}, [], 10, {"b": 6}).after(before)
+    assert found.times is before.times and found.times == {"a": 5, "b": 6}
+    none = Part(False, True, {"a": 1}, [])
+    assert Part(False, False, {"b": 2}, [], 10, {"b": 6}).after(none).times == {"b": 6}
+    assert none.times == {} and none.times is Part._field_defaults["times"]
+
+
+def test_when_items_were_put_takes_memory_too(tmp_path: Any) -> None:
+    """A worker goes beyond its budget if only the items of maps with a time to live are counted, not their times."""
+
+    def held_bytes(ttl: str | None) -> int:
+        def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+            context.map_state("m", ttl=ttl).update(dict.fromkeys(range(10_000), 1.5))
+
+        one = Processor(keep, "keep", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+        key = tm.from_dict({"k": [1]}).collect()._native
+        one.time(100)
+        one.rows(key, [1], [1], key)
+        return one.held_bytes()
+
+    assert held_bytes("1h") - held_bytes(None) > sys.getsizeof(dict.fromkeys(range(10_000), 1.5))
 
 
 def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
