@@ -63,8 +63,6 @@ pub(crate) struct Clock {
     /// Since when the source has had nothing at all. What it said before may be long ago, if rows had to wait for room meanwhile:
     /// then those of a split that seems to be idle may wait behind them.
     quiet: Option<Instant>,
-    /// What is to be told.
-    news: Option<Mark>,
     told_at: Option<Instant>,
 }
 
@@ -109,8 +107,8 @@ impl Clock {
             }
         };
         let (watermarks, caught_up) = Default::default();
-        let (latest, quiet, news, told_at) = (EventTime::MIN, None, None, None);
-        Ok(Clock { times, told_by, watermarks, latest, caught_up, quiet, news, told_at })
+        let (latest, quiet, told_at) = (EventTime::MIN, None, None);
+        Ok(Clock { times, told_by, watermarks, latest, caught_up, quiet, told_at })
     }
 
     /// The latest time of all rows.
@@ -156,8 +154,7 @@ impl Clock {
                 // Those that tell no time are rows all the same: when their split falls silent, that is to be told again, so that nobody
                 // keeps them back. Without rows it is as it was.
                 if at.is_some() || rows.num_rows() > 0 {
-                    let news = self.watermarks.advance(split, at.unwrap_or(EventTime::MIN));
-                    self.news = news.or(self.news.take());
+                    self.watermarks.advance(split, at.unwrap_or(EventTime::MIN));
                 }
                 Ok(rows)
             }
@@ -186,8 +183,7 @@ impl Clock {
 
     fn idle(&mut self, split: usize) {
         self.caught_up[split] = None;
-        let news = self.watermarks.idle(split);
-        self.news = news.or(self.news.take());
+        self.watermarks.idle(split);
     }
 
     /// When a split is idle, if the source has nothing until then.
@@ -198,8 +194,7 @@ impl Clock {
     pub(crate) fn over(&mut self, split: u32) {
         let split = self.split(split);
         self.caught_up[split] = None;
-        let news = self.watermarks.over(split);
-        self.news = news.or(self.news.take());
+        self.watermarks.over(split);
     }
 
     /// When it wants to be looked at, although nothing comes.
@@ -210,13 +205,8 @@ impl Clock {
         }
     }
 
-    /// Looks for what is new without rows.
+    /// Looks for splits that are idle by now.
     pub(crate) fn look(&mut self, now: Instant) {
-        if let Told::Arrival(arrival) = &self.told_by {
-            // Its splits hold nothing back, and their ends change nothing.
-            self.news = Some(Mark::Watermark(arrival.now()));
-            return;
-        }
         for split in 0..self.caught_up.len() {
             if self.caught_up[split].and_then(|since| self.idle_at(since)).is_some_and(|at| at <= now) {
                 self.idle(split);
@@ -224,14 +214,20 @@ impl Clock {
         }
     }
 
-    /// What is to be told now: nothing that was told a moment ago, unless there is time for it.
-    pub(crate) fn tell(&mut self, now: Instant, waiting: bool) -> Option<Mark> {
+    /// What is to be told now: nothing if there was something a moment ago, unless there is time for it.
+    pub(crate) fn tell(&mut self, now: Instant, waiting: bool) -> Vec<Mark> {
         if !waiting && self.told_at.is_some_and(|told| now - told < TELL_INTERVAL) {
-            return None;
+            return Vec::new();
         }
-        let news = self.news.take()?;
-        self.told_at = Some(now);
-        Some(news)
+        let news: Vec<Mark> = match &self.told_by {
+            Told::Rows { .. } => std::iter::from_fn(|| self.watermarks.next()).collect(),
+            // Its splits hold nothing back, and their ends change nothing.
+            Told::Arrival(arrival) => vec![Mark::Watermark(arrival.now())],
+        };
+        if !news.is_empty() {
+            self.told_at = Some(now);
+        }
+        news
     }
 }
 
@@ -244,6 +240,10 @@ mod tests {
 
     use super::*;
 
+    fn at(us: i64) -> Mark {
+        Mark::Watermark(EventTime(us))
+    }
+
     fn read(times: Vec<Option<i64>>, told: Vec<Option<i64>>) -> RecordBatch {
         let of = |values: Vec<Option<i64>>| Arc::new(TimestampMicrosecondArray::from(values)) as ArrayRef;
         RecordBatch::try_from_iter_with_nullable([("at", of(times), true), ("told", of(told), true)]).unwrap()
@@ -254,13 +254,13 @@ mod tests {
     fn a_column_tells_how_far_time_is() {
         let times = EventTimes::of("at").told_by(ToldBy::Column("told".into()));
         let mut clock = Clock::new(times, &read(vec![], vec![]).schema(), None).unwrap();
-        let now = Instant::now();
+        let told = |clock: &mut Clock| clock.tell(Instant::now(), true);
         clock.rows(0, read(vec![Some(50), Some(10)], vec![None, None])).unwrap();
-        assert_eq!(clock.tell(now, true), None);
+        assert_eq!(told(&mut clock), []);
         clock.rows(0, read(vec![Some(60), Some(20)], vec![Some(15), None])).unwrap();
-        assert_eq!(clock.tell(now, true), Some(Mark::Watermark(EventTime(15))));
+        assert_eq!(told(&mut clock), [at(15)]);
         clock.rows(0, read(vec![None], vec![Some(12)])).unwrap();
-        assert_eq!((clock.tell(now, true), clock.latest()), (None, EventTime(60)));
+        assert_eq!((told(&mut clock), clock.latest()), (vec![], EventTime(60)));
     }
 
     /// Rows that tell no time, of a split that was idle, would stay where windows keep them until something else comes, and be late.
@@ -280,19 +280,19 @@ mod tests {
             clock.tell(begun, true)
         };
         // Before any time is known, too.
-        for (told, active) in [(None, None), (None, Some(EventTime::MIN)), (Some(15), Some(EventTime(15)))] {
-            assert_eq!(rows(&mut clock, 0, told), active.map(Mark::Watermark));
-            assert_eq!(silent(&mut clock, 0), Some(Mark::Idle));
+        for (told, active) in [(None, vec![]), (None, vec![at(i64::MIN)]), (Some(15), vec![at(15)])] {
+            assert_eq!(rows(&mut clock, 0, told), active);
+            assert_eq!(silent(&mut clock, 0), [Mark::Idle]);
         }
-        assert_eq!(rows(&mut clock, 0, None), Some(Mark::Watermark(EventTime(15))));
-        assert_eq!(silent(&mut clock, 0), Some(Mark::Idle));
+        assert_eq!(rows(&mut clock, 0, None), [at(15)]);
+        assert_eq!(silent(&mut clock, 0), [Mark::Idle]);
         clock.rows(0, read(vec![], vec![])).unwrap();
-        assert_eq!((clock.tell(begun, true), silent(&mut clock, 0)), (None, None), "no row has come");
+        assert_eq!((clock.tell(begun, true), silent(&mut clock, 0)), (vec![], vec![]), "no row has come");
         // It holds back time again while its rows come, and not when it is silent.
-        assert_eq!(rows(&mut clock, 1, Some(20)), Some(Mark::Watermark(EventTime(20))));
-        assert_eq!(rows(&mut clock, 0, None), None);
-        assert_eq!(rows(&mut clock, 1, Some(30)), None);
-        assert_eq!(silent(&mut clock, 0), Some(Mark::Watermark(EventTime(30))));
+        assert_eq!(rows(&mut clock, 1, Some(20)), [at(20)]);
+        assert_eq!(rows(&mut clock, 0, None), []);
+        assert_eq!(rows(&mut clock, 1, Some(30)), []);
+        assert_eq!(silent(&mut clock, 0), [at(30)]);
     }
 
     /// A split whose rows wait behind others, because there is no room for these, would be taken for idle, and its rows would be
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_split_is_idle_when_its_source_has_looked() {
         let begun = Instant::now();
-        let at = |seconds| begun + Duration::from_secs(seconds);
+        let after = |seconds| begun + Duration::from_secs(seconds);
         let idle_after = Duration::from_secs(10);
         let mut clock =
             Clock::new(EventTimes::of("at").idle_after(idle_after), &read(vec![], vec![]).schema(), None).unwrap();
@@ -313,30 +313,30 @@ mod tests {
         };
         rows(&mut clock, 0, 1);
         rows(&mut clock, 1, 1);
-        clock.caught_up(1, at(0));
+        clock.caught_up(1, after(0));
         rows(&mut clock, 0, 50);
-        assert_eq!(told(&mut clock, at(1000)), Some(Mark::Watermark(EventTime(1))), "nobody has looked again");
+        assert_eq!(told(&mut clock, after(1000)), [at(1)], "nobody has looked again");
         assert_eq!(clock.due(), None);
         rows(&mut clock, 1, 2);
-        assert_eq!(told(&mut clock, at(1000)), Some(Mark::Watermark(EventTime(2))));
+        assert_eq!(told(&mut clock, after(1000)), [at(2)]);
         // The other one goes on, and the source says that this one does not.
-        clock.caught_up(1, at(1000));
-        clock.caught_up(1, at(1009));
+        clock.caught_up(1, after(1000));
+        clock.caught_up(1, after(1009));
         rows(&mut clock, 0, 60);
-        assert_eq!(told(&mut clock, at(2000)), None);
-        clock.caught_up(1, at(1010));
-        assert_eq!(told(&mut clock, at(2000)), Some(Mark::Watermark(EventTime(60))));
+        assert_eq!(told(&mut clock, after(2000)), []);
+        clock.caught_up(1, after(1010));
+        assert_eq!(told(&mut clock, after(2000)), [at(60)]);
         // Or it has nothing at all, for so long.
         rows(&mut clock, 1, 61);
-        clock.caught_up(1, at(3000));
-        clock.quiet(at(3500));
+        clock.caught_up(1, after(3000));
+        clock.quiet(after(3500));
         rows(&mut clock, 0, 70);
-        assert_eq!(told(&mut clock, at(4000)), Some(Mark::Watermark(EventTime(61))));
-        clock.quiet(at(4000));
-        clock.quiet(at(4005));
-        assert_eq!(told(&mut clock, at(4009)), None);
-        assert!(clock.due().is_some_and(|due| due <= at(4010)));
-        assert_eq!(told(&mut clock, at(4011)), Some(Mark::Watermark(EventTime(70))));
+        assert_eq!(told(&mut clock, after(4000)), [at(61)]);
+        clock.quiet(after(4000));
+        clock.quiet(after(4005));
+        assert_eq!(told(&mut clock, after(4009)), []);
+        assert!(clock.due().is_some_and(|due| due <= after(4010)));
+        assert_eq!(told(&mut clock, after(4011)), [at(70)]);
     }
 
     /// A clock that was set back, or is behind that of the machine where the job ran before, would make rows late that are not.
@@ -359,7 +359,7 @@ mod tests {
             assert!(times.values().iter().all(|&at| at >= last), "no row comes before what was told");
             clock.over(split);
             clock.look(Instant::now());
-            let Some(Mark::Watermark(told)) = clock.tell(Instant::now(), true) else {
+            let [Mark::Watermark(told)] = clock.tell(Instant::now(), true)[..] else {
                 panic!("time goes on without rows")
             };
             assert!(told >= EventTime(times.value(0)));

@@ -41,8 +41,8 @@ impl Confluence {
     /// A stream brings a mark.
     pub(crate) fn mark(&mut self, stream: usize, mark: Mark) -> Gate {
         match mark {
-            Mark::Watermark(time) => self.ready.extend(self.time.advance(stream, time)),
-            Mark::Idle => self.ready.extend(self.time.idle(stream)),
+            Mark::Watermark(time) => self.time.advance(stream, time),
+            Mark::Idle => self.time.idle(stream),
             Mark::Barrier(barrier) => match self.align.arrive(stream, barrier) {
                 Arrival::Wait { released } => return Gate::Hold { release: released },
                 Arrival::Aligned(barrier) => {
@@ -52,6 +52,7 @@ impl Confluence {
                 Arrival::Stale => {}
             },
         }
+        self.tell_time();
         Gate::Same
     }
 
@@ -68,8 +69,14 @@ impl Confluence {
         let aligned = self.align.over(stream);
         let gate = if aligned.is_some() { Gate::Release } else { Gate::Same };
         self.ready.extend(aligned.map(Mark::Barrier));
-        self.ready.extend(self.time.over(stream));
+        self.time.over(stream);
+        self.tell_time();
         gate
+    }
+
+    /// At once: a barrier that comes later may be of the next epoch.
+    fn tell_time(&mut self) {
+        self.ready.extend(std::iter::from_fn(|| self.time.next()));
     }
 
     /// The next mark of all streams together.

@@ -352,7 +352,7 @@ pub(crate) async fn drive<S: Source>(
             clock.look(now);
             let (slowest, times) = clock.stands();
             place.tell(slowest, times, |split| source.split_name(split));
-            if let Some(mark) = clock.tell(now, waiting) {
+            for mark in clock.tell(now, waiting) {
                 output.mark(&mark).await?;
             }
         }

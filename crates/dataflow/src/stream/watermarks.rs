@@ -1,4 +1,5 @@
-//! The time of several streams together: no later than that of any one that still brings something.
+//! The time of several streams together: no later than that of any one that still brings something. Where none does, it is that of
+//! the one furthest ahead, as in Flink: whoever went idle first must not keep windows open that all have passed.
 
 use super::mark::{EventTime, Mark};
 
@@ -9,12 +10,26 @@ enum State {
     Over,
 }
 
+/// What was told last of idleness.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Active,
+    Idle,
+    /// Idleness, and something has come since: that is news, and so is idleness when it comes again.
+    Stirred,
+}
+
 /// See the module. Streams are numbered; each begins active, at [`EventTime::MIN`].
-#[derive(Default)]
 pub(crate) struct Watermarks {
     streams: Vec<(EventTime, State)>,
-    told: Option<Mark>,
-    time: Option<EventTime>,
+    told: Told,
+    time: EventTime,
+}
+
+impl Default for Watermarks {
+    fn default() -> Self {
+        Watermarks { streams: Vec::new(), told: Told::Active, time: EventTime::MIN }
+    }
 }
 
 impl Watermarks {
@@ -23,29 +38,29 @@ impl Watermarks {
         self.streams.push((EventTime::MIN, State::Active));
     }
 
-    /// A stream's time has come to be `time`; a step back is ignored. Returns what is new of all together.
-    pub(crate) fn advance(&mut self, stream: usize, time: EventTime) -> Option<Mark> {
+    /// A stream's time has come to be `time`; a step back is ignored.
+    pub(crate) fn advance(&mut self, stream: usize, time: EventTime) {
         let (at, state) = &mut self.streams[stream];
         *at = time.max(*at);
         *state = State::Active;
-        self.news()
+        if self.told == Told::Idle {
+            self.told = Told::Stirred;
+        }
     }
 
     /// A stream has nothing for now.
-    pub(crate) fn idle(&mut self, stream: usize) -> Option<Mark> {
+    pub(crate) fn idle(&mut self, stream: usize) {
         self.streams[stream].1 = State::Idle;
-        self.news()
     }
 
     /// A stream has ended.
-    pub(crate) fn over(&mut self, stream: usize) -> Option<Mark> {
+    pub(crate) fn over(&mut self, stream: usize) {
         self.streams[stream].1 = State::Over;
-        self.news()
     }
 
     /// What was told last of all streams' time.
     pub(crate) fn time(&self) -> EventTime {
-        self.time.unwrap_or(EventTime::MIN)
+        self.time
     }
 
     /// The stream that holds the time of all back.
@@ -59,24 +74,24 @@ impl Watermarks {
         self.streams.iter().map(|(time, _)| *time).max().unwrap_or(EventTime::MIN)
     }
 
-    fn news(&mut self) -> Option<Mark> {
+    /// What is to be told of all together, until there is no news.
+    pub(crate) fn next(&mut self) -> Option<Mark> {
         let active = self.streams.iter().filter(|(_, state)| *state == State::Active).map(|(time, _)| *time).min();
-        let now = match active {
-            // Nothing is known, which is no news unless there was idleness before.
-            Some(EventTime::MIN) if self.told.is_none() => return None,
-            // A stream that comes back from idleness may be behind; what was told stays true.
-            Some(time) => Mark::Watermark(time.max(self.time())),
-            None if self.streams.iter().any(|(_, state)| *state == State::Idle) => Mark::Idle,
-            None => return None,
-        };
-        if self.told.as_ref() == Some(&now) {
+        if active.is_none() && !self.streams.iter().any(|(_, state)| *state == State::Idle) {
             return None;
         }
-        if let Mark::Watermark(time) = now {
-            self.time = Some(time);
+        let time = active.unwrap_or_else(|| self.ahead());
+        // A stream that comes back from idleness may be behind; what was told stays true.
+        if time > self.time || active.is_some() && self.told != Told::Active {
+            self.time = time.max(self.time);
+            self.told = Told::Active;
+            return Some(Mark::Watermark(self.time));
         }
-        self.told = Some(now.clone());
-        Some(now)
+        if active.is_none() && self.told != Told::Idle {
+            self.told = Told::Idle;
+            return Some(Mark::Idle);
+        }
+        None
     }
 }
 
@@ -86,62 +101,111 @@ mod tests {
 
     use super::*;
 
-    fn at(us: i64) -> Option<Mark> {
-        Some(Mark::Watermark(EventTime(us)))
+    const NOTHING: [Mark; 0] = [];
+
+    fn at(us: i64) -> Mark {
+        Mark::Watermark(EventTime(us))
+    }
+
+    fn news(time: &mut Watermarks) -> Vec<Mark> {
+        std::iter::from_fn(|| time.next()).collect()
+    }
+
+    fn advance(time: &mut Watermarks, stream: usize, us: i64) -> Vec<Mark> {
+        time.advance(stream, EventTime(us));
+        news(time)
+    }
+
+    fn idle(time: &mut Watermarks, stream: usize) -> Vec<Mark> {
+        time.idle(stream);
+        news(time)
+    }
+
+    fn over(time: &mut Watermarks, stream: usize) -> Vec<Mark> {
+        time.over(stream);
+        news(time)
+    }
+
+    fn of(streams: usize) -> Watermarks {
+        let mut time = Watermarks::default();
+        (0..streams).for_each(|_| time.add());
+        time
     }
 
     /// A time that runs ahead of a stream loses its rows; one that an idle or ended stream holds back closes no window ever.
     #[test]
     fn the_slowest_stream_that_brings_something_counts() {
-        let mut time = Watermarks::default();
-        (0..3).for_each(|_| time.add());
-        assert_eq!(time.advance(0, EventTime(5)), None);
-        assert_eq!(time.advance(1, EventTime(7)), None);
+        let mut time = of(3);
+        assert_eq!(advance(&mut time, 0, 5), NOTHING);
+        assert_eq!(advance(&mut time, 1, 7), NOTHING);
         assert_eq!(time.slowest(), Some(2));
-        assert_eq!(time.idle(2), at(5));
-        assert_eq!(time.advance(0, EventTime(9)), at(7));
-        assert_eq!(time.advance(2, EventTime(3)), None, "one that comes back late does not turn time back");
-        assert_eq!(time.advance(1, EventTime(10)), None);
-        assert_eq!(time.over(2), at(9));
-        assert_eq!((time.idle(0), time.idle(1)), (at(10), Some(Mark::Idle)));
-        assert_eq!(time.advance(1, EventTime(10)), at(10), "the end of idleness is news");
-        assert_eq!((time.over(1), time.over(0)), (Some(Mark::Idle), None));
+        assert_eq!(idle(&mut time, 2), [at(5)]);
+        assert_eq!(advance(&mut time, 0, 9), [at(7)]);
+        assert_eq!(advance(&mut time, 2, 3), NOTHING, "one that comes back late does not turn time back");
+        assert_eq!(advance(&mut time, 1, 10), NOTHING);
+        assert_eq!(over(&mut time, 2), [at(9)]);
+        assert_eq!((idle(&mut time, 0), idle(&mut time, 1)), (vec![at(10)], vec![Mark::Idle]));
+        assert_eq!(advance(&mut time, 1, 10), [at(10)], "the end of idleness is news");
+        assert_eq!((over(&mut time, 1), over(&mut time, 0)), (vec![Mark::Idle], vec![]));
     }
 
-    /// Idleness is told again when there was something in between, also before there is any time.
+    /// Rows of the stream furthest ahead would stay in windows until another row comes, were it idle or over before the others.
+    #[test]
+    fn where_all_are_idle_the_one_furthest_ahead_counts() {
+        let mut time = of(3);
+        assert_eq!((advance(&mut time, 0, 100), idle(&mut time, 0)), (vec![], vec![]));
+        assert_eq!((advance(&mut time, 1, 50), idle(&mut time, 2)), (vec![], vec![at(50)]));
+        assert_eq!(idle(&mut time, 1), [at(100), Mark::Idle]);
+        assert_eq!(advance(&mut time, 1, 60), [at(100)], "time does not turn back for it");
+        assert_eq!((advance(&mut time, 2, 200), over(&mut time, 2)), (vec![], vec![]));
+        assert_eq!(idle(&mut time, 1), [at(200), Mark::Idle]);
+    }
+
+    /// Idleness is told again when there was something in between, also before there is any time, and also if nobody asked then.
     #[test]
     fn the_end_of_idleness_is_news_without_a_time() {
-        let mut time = Watermarks::default();
-        (0..2).for_each(|_| time.add());
-        assert_eq!(time.advance(0, EventTime::MIN), None);
-        assert_eq!((time.idle(0), time.idle(1)), (None, Some(Mark::Idle)));
+        let mut time = of(2);
+        assert_eq!(advance(&mut time, 0, i64::MIN), NOTHING);
+        assert_eq!((idle(&mut time, 0), idle(&mut time, 1)), (vec![], vec![Mark::Idle]));
         for _ in 0..2 {
-            assert_eq!(time.advance(0, EventTime::MIN), at(i64::MIN));
-            assert_eq!((time.advance(0, EventTime::MIN), time.idle(0)), (None, Some(Mark::Idle)));
+            assert_eq!(advance(&mut time, 0, i64::MIN), [at(i64::MIN)]);
+            assert_eq!((advance(&mut time, 0, i64::MIN), idle(&mut time, 0)), (vec![], vec![Mark::Idle]));
+            time.advance(0, EventTime::MIN);
+            assert_eq!((idle(&mut time, 0), news(&mut time)), (vec![Mark::Idle], vec![]));
         }
-        assert_eq!((time.time(), time.advance(1, EventTime(3))), (EventTime::MIN, at(3)));
+        assert_eq!((time.time(), advance(&mut time, 1, 3)), (EventTime::MIN, vec![at(3)]));
     }
 
     proptest! {
-        /// Whatever streams do: time never goes back, and never passes that of an active stream that was never idle.
+        /// Whatever streams do, and however seldom somebody asks: time never goes back, never passes that of a stream that was never
+        /// idle while that one is active, and is that of all rows when nothing is.
         #[test]
-        fn time_never_goes_back(events in proptest::collection::vec((0usize..3, 0i64..50, 0u8..8), 0..200)) {
-            let mut time = Watermarks::default();
-            (0..4).for_each(|_| time.add());
-            let (mut last, mut steady) = (EventTime::MIN, EventTime::MIN);
-            for (stream, us, what) in events {
-                let news = match what {
-                    0 => time.idle(stream),
-                    1 => { steady = steady.max(EventTime(us)); time.advance(3, EventTime(us)) }
-                    _ => time.advance(stream, EventTime(us)),
-                };
-                if let Some(Mark::Watermark(now)) = news {
-                    prop_assert!(now >= last);
-                    prop_assert!(now <= steady);
+        fn time_never_goes_back(events in proptest::collection::vec((0usize..4, 0i64..50, 0u8..8, any::<bool>()), 0..200)) {
+            let mut time = of(4);
+            let mut streams = [(EventTime::MIN, true); 4];
+            let mut last = EventTime::MIN;
+            for (stream, us, what, asks) in events {
+                if what == 0 && stream != 3 {
+                    time.idle(stream);
+                    streams[stream].1 = false;
+                } else {
+                    time.advance(stream, EventTime(us));
+                    streams[stream] = (streams[stream].0.max(EventTime(us)), true);
+                }
+                for mark in asks.then(|| news(&mut time)).into_iter().flatten() {
+                    let Mark::Watermark(now) = mark else { panic!("one is never idle") };
+                    prop_assert!(now >= last && now <= streams[3].0);
                     last = now;
                 }
                 prop_assert_eq!(time.time(), last);
             }
+            let all = streams.iter().map(|(time, _)| *time).max().unwrap();
+            (0..4).for_each(|stream| time.idle(stream));
+            let mut expected = vec![Mark::Idle];
+            if all > last {
+                expected.insert(0, Mark::Watermark(all));
+            }
+            prop_assert_eq!((news(&mut time), time.time()), (expected, all));
         }
     }
 }

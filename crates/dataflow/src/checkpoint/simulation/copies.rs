@@ -738,23 +738,29 @@ impl Copy {
         let split = left[with.random.below(left.len())];
         let stream = source.places.keys().position(|known| *known == split).expect("it is one of its own");
         if with.world.plan.idles && with.random.once_in(8) {
-            if let Some(mark) = source.time.idle(stream) {
-                self.send(&Packet::Mark(mark), with.lanes);
-            }
+            source.time.idle(stream);
+            self.tell_time(with.lanes);
             return Some(Phase::Running);
         }
         let n = source.places[&split];
         source.places.insert(split, n + 1);
         let (key, time) = (with.world.plan.key(split, n), i64::from(n));
-        let mut news = source.time.advance(stream, EventTime(time));
+        source.time.advance(stream, EventTime(time));
         if n + 1 == rows[&split] {
-            news = source.time.over(stream).or(news);
+            source.time.over(stream);
         }
         with.lanes[self.out[owner(key, &source.route) as usize]].push(Packet::Row { key, n, time });
-        if let Some(mark) = news {
-            self.send(&Packet::Mark(mark), with.lanes);
-        }
+        self.tell_time(with.lanes);
         Some(Phase::Running)
+    }
+
+    /// A source tells what is new of its time.
+    fn tell_time(&mut self, lanes: &mut [Lane]) {
+        while let Body::Source(Source { time, .. }) = &mut self.body
+            && let Some(mark) = time.next()
+        {
+            self.send(&Packet::Mark(mark), lanes);
+        }
     }
 
     fn count(&mut self, with: &mut Surroundings) -> Option<Phase> {
