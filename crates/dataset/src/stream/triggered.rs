@@ -41,7 +41,7 @@ const BEFORE: usize = 2;
 /// States of a chain that are put together without a result.
 const CHAIN_MAX: u32 = 8;
 /// Results that rows which are added together give of one key: each begins at the chain's total.
-const RESULTS_MAX: i64 = 128;
+const RESULTS_MAX: usize = 128;
 /// Rows that are added together, each as often as it is in a window.
 const PLACES_MAX: usize = 1 << 16;
 /// What totals have made useless is thrown out when it is as much as this, and as what is of use.
@@ -111,12 +111,6 @@ impl TriggeredAggregation {
     fn has_long_states(&self) -> bool {
         let mut states = self.of.state_schema.fields().iter().skip(self.of.keys.len());
         states.any(|field| field.data_type().primitive_width().is_none() && *field.data_type() != DataType::Boolean)
-    }
-
-    /// How many rows are added together.
-    fn rows_max(&self) -> usize {
-        let by_results = usize::try_from(self.every.saturating_mul(RESULTS_MAX)).unwrap_or(usize::MAX);
-        by_results.min(PLACES_MAX / self.spans.windows_max()).max(1)
     }
 }
 
@@ -272,11 +266,31 @@ impl TriggeredTask {
         Ok((keys, shape.of.merged(&states, &of, wanted.len())?))
     }
 
+    /// How many groups a portion has, by what the states of one are long; all, where they are numbers.
+    fn portion(&self) -> usize {
+        if !self.shape.has_long_states() {
+            return usize::MAX;
+        }
+        let kept = &self.state.kept;
+        let chain_bytes = kept.bytes_anywhere() / (kept.count() as usize).max(1) * CHAIN_MAX as usize;
+        (PORTION_BYTES / chain_bytes.max(1)).max(1)
+    }
+
+    /// How many rows are added together: their results wait in memory until all have been.
+    fn rows_max(&self) -> usize {
+        let results = RESULTS_MAX.min(self.portion());
+        let by_results = usize::try_from(self.shape.every).unwrap_or(usize::MAX).saturating_mul(results);
+        by_results.min(PLACES_MAX / self.shape.spans.windows_max()).max(1)
+    }
+
     /// Deals groups so that what is known of one portion fits in memory. Where that may be long, each group is once in it: a hundred
     /// results of one key would begin with a hundred copies of its total.
     fn portions(&self, wanted: &[(usize, i64)]) -> Vec<Vec<(usize, i64)>> {
-        let kept = &self.state.kept;
-        if !self.shape.has_long_states() || wanted.is_empty() {
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let portion = self.portion();
+        if portion == usize::MAX {
             return vec![wanted.to_vec()];
         }
         let mut turns: Vec<Vec<(usize, i64)>> = Vec::new();
@@ -289,9 +303,7 @@ impl TriggeredTask {
             turns[*turn].push((group, seen));
             *turn += 1;
         }
-        let chain_bytes = kept.bytes_anywhere() / (kept.count() as usize).max(1) * CHAIN_MAX as usize;
-        let most = (PORTION_BYTES / chain_bytes.max(1)).max(1);
-        turns.iter().flat_map(|turn| turn.chunks(most)).map(<[_]>::to_vec).collect()
+        turns.iter().flat_map(|turn| turn.chunks(portion)).map(<[_]>::to_vec).collect()
     }
 
     /// Gives results of groups, each of its first so many rows.
@@ -300,9 +312,6 @@ impl TriggeredTask {
     }
 
     fn give_portion(&self, wanted: &[(usize, i64)], last: bool, emit: &mut Emit) -> Result<()> {
-        if wanted.is_empty() {
-            return Ok(());
-        }
         let shape = &self.shape;
         let (mut keys, functions) = self.merged(wanted)?;
         let starts = keys.remove(0).as_primitive::<TimestampMicrosecondType>().values().to_vec();
@@ -322,9 +331,6 @@ impl TriggeredTask {
     }
 
     fn total_portion(&mut self, all: &[(usize, i64)]) -> Result<(), TaskError> {
-        if all.is_empty() {
-            return Ok(());
-        }
         let (keys, functions) = self.merged(all)?;
         let seen = Int64Array::from_iter_values(all.iter().map(|(_, seen)| *seen));
         let mut columns: Vec<ArrayRef> = vec![Arc::new(seen), Arc::new(BooleanArray::from(vec![true; all.len()]))];
@@ -335,8 +341,14 @@ impl TriggeredTask {
         self.keep(batch(&self.state.kept.schema(), columns, all.len())?)
     }
 
-    /// Throws out what is of use no more: what lies behind totals, and is of windows that have fired.
+    /// Throws out what is of use no more.
     fn clear(&mut self) -> Result<(), TaskError> {
+        self.forget()?;
+        self.index_anew()
+    }
+
+    /// The same without the index, which is of no use then: what lies behind totals, and is of windows that have fired.
+    fn forget(&mut self) -> Result<(), TaskError> {
         let mut wanted = vec![false; self.links.len()];
         for group in &self.groups {
             let mut next = group.newest;
@@ -345,14 +357,7 @@ impl TriggeredTask {
                 next = self.links[next as usize - 1].before;
             }
         }
-        self.state.retain(|number| wanted[number as usize])?;
-        self.index_anew()?;
-        let kept = &self.state.kept;
-        self.clear_at = (
-            kept.count().saturating_mul(2).max(CLEAR_MIN),
-            kept.bytes_anywhere().saturating_mul(2).max(CLEAR_BYTES_MIN),
-        );
-        Ok(())
+        self.state.retain(|number| wanted[number as usize])
     }
 
     /// Chains what is kept anew: its numbers have changed. There is nothing of windows that have fired.
@@ -361,7 +366,13 @@ impl TriggeredTask {
         self.groups.clear();
         self.links.clear();
         self.next_end = Micros::MAX;
-        self.state.kept.since(0).iter().try_for_each(|rows| self.index(rows))
+        self.state.kept.since(0).iter().try_for_each(|rows| self.index(rows))?;
+        let kept = &self.state.kept;
+        self.clear_at = (
+            kept.count().saturating_mul(2).max(CLEAR_MIN),
+            kept.bytes_anywhere().saturating_mul(2).max(CLEAR_BYTES_MIN),
+        );
+        Ok(())
     }
 
     fn add(&mut self, rows: &RecordBatch, emit: &mut Emit) -> Result<(), TaskError> {
@@ -462,7 +473,7 @@ impl TriggeredTask {
     /// Adds more of the rows that have come, or lets more windows fire.
     fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         if let Some(rows) = self.rest.take() {
-            let (count, most) = (rows.num_rows(), self.shape.rows_max());
+            let (count, most) = (rows.num_rows(), self.rows_max());
             self.add(&rows.slice(0, most.min(count)), emit)?;
             self.weigh(most.min(count))?;
             if count <= most {
@@ -549,7 +560,7 @@ impl Operator for TriggeredTask {
 
     fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let fired = (buckets[0], table_of(FIRED, &self.fired.to_le_bytes()));
-        self.clear()?;
+        self.forget()?;
         let released = self.state.release(buckets)?;
         self.index_anew()?;
         Ok([fired].into_iter().chain(released).collect::<Vec<_>>().into())
