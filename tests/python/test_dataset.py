@@ -179,6 +179,8 @@ def test_explode_and_repartition(data: tm.DataSet) -> None:
     assert rows(lists.explode("v")) == [("a", 1), ("a", 2), ("b", 3)]
     assert data.repartition(5).count() == len(KEYS)
     assert rows(data.repartition(3, "k")) == rows(data)
+    with pytest.raises(tm.DataSetError, match=r"repartition\(-1\): rows are in one partition at least"):
+        data.repartition(-1)
 
 
 def test_cache_reads_once(tmp_path: object) -> None:

@@ -220,6 +220,10 @@ def test_keys_are_equal_as_in_queries() -> None:
     summed = data.key_by("k").reduce(lambda a, b: {**a, "v": a["v"] + b["v"]})
     assert sorted(summed.to_dict()["v"]) == [2, 4, 9]
     assert data.key_by("rows").apply(lambda key, table: {"n": len(table)}).to_dict() == {"n": [5]}
+    # Lists are keys as well, although no dict of Python takes them.
+    nested = tm.from_dict({"k": [[1, 2], [3], [1, 2], None], "v": [1, 2, 3, 4]})
+    summed = nested.key_by("k").reduce(lambda a, b: {**a, "v": a["v"] + b["v"]})
+    assert sorted(summed.to_dict()["v"]) == [2, 4, 4]
     with pytest.raises(tm.DataSetError, match="at least one column"):
         data.key_by()
 

@@ -348,7 +348,9 @@ class DataSet:
         return self._step(native)
 
     def repartition(self, partitions: int, *by: IntoExpr) -> DataSet:
-        """The same rows in so many partitions: rows with equal `by` together, or evenly without."""
+        """The same rows in so many partitions, one at least: rows with equal `by` together, or evenly without."""
+        if partitions < 1:
+            raise DataSetError(f"repartition({partitions}): rows are in one partition at least")
         return self._step(self._native.repartition(partitions, columns(by, {})))
 
     def cache(self) -> DataSet:

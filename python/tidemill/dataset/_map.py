@@ -149,7 +149,7 @@ class KeyedRows:
         def by_key(rows: list[Row]) -> list[Row]:
             groups: dict[tuple[Any, ...], list[Row]] = {}
             for row in rows:
-                groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+                groups.setdefault(tuple(_hashable(row[key]) for key in keys), []).append(row)
             return [_folded(call, group, name) for group in groups.values()]
 
         def on_table(native: NativeTable) -> list[NativeTable]:
@@ -386,6 +386,15 @@ def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> 
             raise DataSetError(f"{name} failed on the rows {one!r} and {two!r}: {error}") from error
 
     return functools.reduce(both, rows)
+
+
+def _hashable(value: Any) -> Any:
+    """The same of lists, and of structs, which are dicts here."""
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return tuple((name, _hashable(inner)) for name, inner in value.items())
+    return value
 
 
 def _table(rows: list[Row], schema: Schema | None) -> NativeTable:

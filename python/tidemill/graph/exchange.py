@@ -96,7 +96,8 @@ def gather(to: int = 0, *, along: str | None = None) -> Exchange:
         A tree of workers, hosts first, each of which hands on what those below it send, small messages together: for little from many
         workers on many hosts. By default every copy sends to `to` by itself.
     """
-    return Exchange(lambda _: NativeExchange.gather(to, along))
+    copy = _number("gather: to", to)
+    return Exchange(lambda _: NativeExchange.gather(copy, along))
 
 
 def partition(
@@ -131,11 +132,11 @@ def partition(
     if callable(by):
         function = by
         return Exchange(lambda _: NativeExchange.partition_with(_name(function), _assigning(function)))
-    columns = _columns(by)
-    owned = None if owners is None else list(owners)
+    columns, count = _columns(by), _number("partition: buckets", buckets)
+    owned = None if owners is None else [_number("partition: owners", copy) for copy in owners]
     if owned == []:
         raise GraphError("partition: owners=[] owns no bucket; name the copy of each bucket")
-    return Exchange(lambda _: NativeExchange.partition(columns, buckets, owned), by_column=True)
+    return Exchange(lambda _: NativeExchange.partition(columns, count, owned), by_column=True)
 
 
 def reduce(how: How, *, to: int = 0, along: str = "binomial") -> Exchange:
@@ -153,7 +154,8 @@ def reduce(how: How, *, to: int = 0, along: str = "binomial") -> Exchange:
     along : {"binomial", "binary", "flat", "chain"}
         The kind of tree.
     """
-    return Exchange(lambda source: NativeExchange.reduce(_reduction(how, source), to, along))
+    copy = _number("reduce: to", to)
+    return Exchange(lambda source: NativeExchange.reduce(_reduction(how, source), copy, along))
 
 
 def all_reduce(how: How, *, along: str = "binomial") -> Exchange:
@@ -245,6 +247,16 @@ def _columns(given: Columns) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
+def _number(what: str, given: Any) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise GraphError(f"{what}={given!r} is no whole number") from None
+    if not 0 <= number < 1 << 32:
+        raise GraphError(f"{what}={number} is not from 0 to {(1 << 32) - 1}")
+    return number
+
+
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
@@ -260,7 +272,7 @@ def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, in
     def targets_of(native: NativeTable, copies: int) -> Any:
         messages = decode(native)
         if len(messages) == 1 and isinstance(messages[0], Table):
-            targets = np.ascontiguousarray(function(messages[0], copies), dtype=np.int64)
+            targets = _whole(function(messages[0], copies), function)
         else:
             targets = np.array([operator.index(function(message, copies)) for message in messages], dtype=np.int64)
         wrong = targets[(targets < 0) | (targets >= copies)]
@@ -269,6 +281,13 @@ def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, in
         return targets
 
     return assign
+
+
+def _whole(targets: Any, function: Callable[..., Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    given = np.asarray(targets)
+    if given.dtype.kind not in "biu" and given.size:
+        raise GraphError(f"{_name(function)} gave {given.dtype}; it names the copy of each row in whole numbers")
+    return np.ascontiguousarray(given, dtype=np.int64)
 
 
 _OF_ARRAYS: dict[str, Callable[[Any, Any], Any]] = {

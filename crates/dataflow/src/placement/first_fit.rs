@@ -1,6 +1,7 @@
 //! Each copy on the first worker that still has the cores and the memory it asks for. Workers may differ.
 
 use super::{Placement, Plan, TaskInfo, TaskPlan, WorkerInfo, everywhere};
+use crate::graph::Resources;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]
@@ -8,13 +9,25 @@ pub struct FirstFit;
 
 impl Placement for FirstFit {
     fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<Plan, String> {
-        let mut free: Vec<(f32, u64)> = workers.iter().map(|worker| (worker.cores, worker.memory_bytes)).collect();
+        let mut free: Vec<Free> = workers.iter().map(Free::of).collect();
+        let lacks = |task: &TaskInfo<'_>, who: &str, copy: usize| {
+            let Resources { cores, memory_bytes, .. } = task.resources;
+            let name = task.name;
+            format!(
+                "task \"{name}\": {who} {cores} cores and {memory_bytes} bytes left for copy {copy}; ask for less, or start more \
+                 workers"
+            )
+        };
         // Copies that are on every worker are not asked where they go, but what they need is gone.
         for task in tasks.iter().filter(|task| task.per_worker) {
-            for worker in everywhere(task, workers.len()).workers {
-                let (cores, memory) = &mut free[worker as usize];
-                *cores -= task.resources.cores;
-                *memory = memory.saturating_sub(task.resources.memory_bytes);
+            for (copy, worker) in everywhere(task, workers.len()).workers.into_iter().enumerate() {
+                if !free[worker as usize].give(task.resources) {
+                    return Err(lacks(
+                        task,
+                        &format!("worker {worker}, which runs one as every worker does, has no"),
+                        copy,
+                    ));
+                }
             }
         }
         let mut plan = Plan::default();
@@ -23,23 +36,35 @@ impl Placement for FirstFit {
                 plan.tasks.push(everywhere(task, workers.len()));
                 continue;
             }
-            let (cores, memory_bytes) = (task.resources.cores, task.resources.memory_bytes);
             let mut chosen = Vec::new();
-            for copy in 0..task.copies {
-                let fits = |&(free_cores, free_bytes): &(f32, u64)| free_cores >= cores && free_bytes >= memory_bytes;
-                let Some(worker) = free.iter().position(fits) else {
-                    return Err(format!(
-                        "task \"{}\": no worker has {cores} cores and {memory_bytes} bytes left for copy {copy}; ask for \
-                         less, or start more workers",
-                        task.name
-                    ));
-                };
-                free[worker].0 -= cores;
-                free[worker].1 -= memory_bytes;
-                chosen.push(worker as u32);
+            for copy in 0..task.copies as usize {
+                let worker = free.iter_mut().position(|free| free.give(task.resources));
+                chosen.push(worker.ok_or_else(|| lacks(task, "no worker has", copy))? as u32);
             }
             plan.tasks.push(TaskPlan { task: task.name.to_owned(), workers: chosen });
         }
         Ok(plan)
+    }
+}
+
+/// What a worker has left.
+struct Free {
+    cores: f32,
+    bytes: u64,
+}
+
+impl Free {
+    fn of(worker: &WorkerInfo) -> Self {
+        Free { cores: worker.cores, bytes: worker.memory_bytes }
+    }
+
+    /// Gives away what a copy needs, if it is there.
+    fn give(&mut self, needs: &Resources) -> bool {
+        let fits = self.cores >= needs.cores && self.bytes >= needs.memory_bytes;
+        if fits {
+            self.cores -= needs.cores;
+            self.bytes -= needs.memory_bytes;
+        }
+        fits
     }
 }

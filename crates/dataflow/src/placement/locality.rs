@@ -8,14 +8,19 @@ pub struct Locality;
 
 impl Placement for Locality {
     fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<Plan, String> {
+        let goes_anywhere = |task: &TaskInfo<'_>| task.per_worker || task.resources.data_hosts.is_empty();
+        // Copies on each worker, of all tasks: those that go nowhere else first.
+        let mut load = vec![0u32; workers.len()];
+        for task in tasks.iter().filter(|task| goes_anywhere(task)) {
+            everywhere(task, workers.len()).workers.into_iter().for_each(|worker| load[worker as usize] += 1);
+        }
         let mut plan = Plan::default();
         for task in tasks {
             let hosts_of = |copy: u32| task.resources.data_hosts.get(copy as usize).filter(|hosts| !hosts.is_empty());
-            if task.per_worker || task.resources.data_hosts.is_empty() {
+            if goes_anywhere(task) {
                 plan.tasks.push(everywhere(task, workers.len()));
                 continue;
             }
-            let mut load = vec![0u32; workers.len()];
             let mut chosen = vec![0u32; task.copies as usize];
             let mut far = Vec::new();
             for copy in 0..task.copies {

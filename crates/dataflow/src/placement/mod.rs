@@ -172,6 +172,15 @@ mod tests {
         assert_eq!(plan.tasks[0].workers, [0, 2, 2, 2]);
         let error = FirstFit.place(&[task(&needs, 6)], &workers).unwrap_err();
         assert!(error.contains("copy 5") && error.contains("60 bytes"), "{error}");
+        // Copies that every worker runs have needs as well.
+        let everywhere = TaskInfo { per_worker: true, ..task(&needs, 3) };
+        let error = FirstFit.place(&[everywhere.clone()], &workers).unwrap_err();
+        assert!(error.contains("worker 1") && error.contains("60 bytes left for copy 1"), "{error}");
+        let less = Resources { cores: 1.0, memory_bytes: 50, ..Resources::default() };
+        let everywhere = TaskInfo { resources: &less, ..everywhere };
+        let plan = FirstFit.place(&[task(&needs, 4), everywhere.clone()], &workers).unwrap_err();
+        assert!(plan.contains("no worker has 1 cores"), "{plan}");
+        assert_eq!(FirstFit.place(&[task(&needs, 3), everywhere], &workers).unwrap().tasks[0].workers, [2, 2, 2]);
     }
 
     /// Data read across the network although a worker sits beside it would be slow, and piling all of it on one, too.
@@ -187,6 +196,10 @@ mod tests {
         all.sort_unstable();
         assert_eq!(all.len(), 5);
         assert!(all.contains(&0) && all.contains(&1) && all.contains(&2));
+        // Tasks of one copy are not all piled up on the first worker that holds the data.
+        let needs = Resources { data_hosts: vec![hosts(&["b"])], ..Resources::default() };
+        let plan = Locality.place(&[1, 1, 1, 1].map(|copies| task(&needs, copies)), &workers).unwrap();
+        assert_eq!(plan.tasks.iter().map(|task| task.workers[0]).collect::<Vec<_>>(), [1, 2, 1, 2]);
     }
 
     /// A plan that was written to a file comes back as it was.
