@@ -1,11 +1,12 @@
 //! The engine: threads that run queries, the memory they may use, and the functions they know. One for a process.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use datafusion::common::config::{ConfigOptions, SpillCompression};
@@ -73,13 +74,25 @@ pub struct Engine {
 struct GovernedPool {
     fair: FairSpillPool,
     governor: Governor,
-    held: Reservation,
+    /// What each kind of operator holds.
+    held: Mutex<HashMap<String, Reservation>>,
 }
 
 impl GovernedPool {
     fn new(bytes: usize, governor: &Governor) -> Self {
-        let held = governor.reservation("queries");
-        GovernedPool { fair: FairSpillPool::new(bytes), governor: governor.clone(), held }
+        GovernedPool { fair: FairSpillPool::new(bytes), governor: governor.clone(), held: Mutex::default() }
+    }
+
+    /// Notes a change with the governor, whose refusals name who holds most.
+    fn note(&self, reservation: &MemoryReservation, change: impl FnOnce(&Reservation)) {
+        // The copies of an operator call themselves `Name[copy]`.
+        let name = reservation.consumer().name();
+        let kind = name.split_once('[').map_or(name, |(kind, _)| kind);
+        let mut held = self.held.lock().expect("nothing panics with it");
+        if !held.contains_key(kind) {
+            held.insert(kind.to_owned(), self.governor.reservation(format!("the query's {kind}")));
+        }
+        change(&held[kind]);
     }
 
     /// Whether the worker as a whole has room for so much more of an operator's. One that has little to spill, or cannot, is refused
@@ -115,12 +128,12 @@ impl MemoryPool for GovernedPool {
 
     fn grow(&self, reservation: &MemoryReservation, additional: usize) {
         self.fair.grow(reservation, additional);
-        self.held.grow_anyway(additional as u64);
+        self.note(reservation, |held| held.grow_anyway(additional as u64));
     }
 
     fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
         self.fair.shrink(reservation, shrink);
-        self.held.shrink(shrink as u64);
+        self.note(reservation, |held| held.shrink(shrink as u64));
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> datafusion::error::Result<()> {
@@ -135,7 +148,7 @@ impl MemoryPool for GovernedPool {
             )));
         }
         self.fair.try_grow(reservation, additional)?;
-        self.held.grow_anyway(additional as u64);
+        self.note(reservation, |held| held.grow_anyway(additional as u64));
         Ok(())
     }
 
