@@ -92,7 +92,7 @@ proptest! {
     /// A key reduced at two copies, twice, or not at all.
     #[test]
     fn keyed_reduce_equals_a_map(
-        workers in 1u32..=5, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
+        workers in 1u32..=8, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
         keys in 1u64..2000, seed in 0u64..1000, spill: bool,
     ) {
         let (data, all) = data(rows_schema(), seed, batches, size, keys);
@@ -113,7 +113,7 @@ proptest! {
     /// A key that comes again after another has come would be seen as two groups.
     #[test]
     fn keyed_gather_brings_each_key_once(
-        workers in 1u32..=5, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
+        workers in 1u32..=8, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
         keys in 1u64..300, seed in 0u64..1000, spill: bool,
     ) {
         let (data, all) = data(rows_schema(), seed, batches, size, keys);
@@ -139,7 +139,7 @@ proptest! {
     /// One row at the root, or everywhere, along every tree; and none of no rows.
     #[test]
     fn reduce_and_all_reduce(
-        workers in 1u32..=6, from in 1u32..6, to in 1u32..5, batches in 0usize..4, size in 1usize..300, seed in 0u64..1000,
+        workers in 1u32..=8, from in 1u32..6, to in 1u32..5, batches in 0usize..4, size in 1usize..300, seed in 0u64..1000,
         kind in 0usize..4,
     ) {
         let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
@@ -171,7 +171,7 @@ proptest! {
     /// All copies one after the other are the sorted rows.
     #[test]
     fn sort_equals_a_sort(
-        workers in 1u32..=5, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
+        workers in 1u32..=8, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
         keys in 1u64..2000, seed in 0u64..1000, spill: bool, descending: bool,
     ) {
         let (data, all) = data(rows_schema(), seed, batches, size, keys);
@@ -190,7 +190,7 @@ proptest! {
     /// Dealt by ranges without sorting: every row is there once, and no copy has a key below one of the copy before it.
     #[test]
     fn ranges_do_not_overlap(
-        workers in 1u32..=5, from in 1u32..4, to in 1u32..5, size in 1usize..300, batches in 0usize..4,
+        workers in 1u32..=8, from in 1u32..4, to in 1u32..5, size in 1usize..300, batches in 0usize..4,
         keys in 1u64..2000, seed in 0u64..1000,
     ) {
         let (data, all) = data(rows_schema(), seed, batches, size, keys);
@@ -212,7 +212,7 @@ proptest! {
     /// Every kind of join equals two loops, partitioned, and with the right side broadcast where that may be.
     #[test]
     fn joins_equal_two_loops(
-        workers in 1u32..=5, left_copies in 1u32..4, right_copies in 1u32..4, to in 1u32..4,
+        workers in 1u32..=8, left_copies in 1u32..4, right_copies in 1u32..4, to in 1u32..4,
         size in 1usize..120, keys in 1u64..60, seed in 0u64..1000, kind in 0usize..6, spill: bool, broadcast: bool,
     ) {
         let kinds = [JoinKind::Inner, JoinKind::Left, JoinKind::Right, JoinKind::Full, JoinKind::Semi, JoinKind::Anti];

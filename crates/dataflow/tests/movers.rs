@@ -163,6 +163,32 @@ proptest! {
     }
 }
 
+/// A worker gets a batch once however many copies it runs; each copy by itself would cross the network as often.
+#[test]
+fn a_broadcast_crosses_to_each_worker_once() {
+    let schema = schema(&[("n", DataType::Int64)]);
+    let of_batch = schema.clone();
+    let data: Data = Arc::new(move |_| {
+        let batch = |at: i64| {
+            RecordBatch::try_new(of_batch.clone(), vec![Arc::new(Int64Array::from_iter_values(at..at + 20_000))])
+                .unwrap()
+        };
+        (0..5).map(batch).collect()
+    });
+    for overlay in [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain] {
+        let (kept, reports) = run_graph(3, &tight(), |graph, kept| {
+            let from = graph.add(source("from", &schema, 1, &data));
+            let to = graph.add(sink("to", 12, kept));
+            graph.connect(from, to, Broadcast::along(overlay));
+        })
+        .unwrap();
+        assert_eq!(kept.values().flatten().map(RecordBatch::num_rows).sum::<usize>(), 12 * 100_000);
+        let crossed: u64 = reports.iter().flat_map(|report| &report.edges).map(|edge| edge.remote_bytes).sum();
+        let once = 2 * 8 * 100_000;
+        assert!((once..once + once / 10).contains(&crossed), "{overlay:?}: {crossed} bytes, not {once}");
+    }
+}
+
 /// A route map by hand is followed, bucket by bucket, and its buckets are counted.
 #[test]
 fn route_maps_are_followed_and_counted() {

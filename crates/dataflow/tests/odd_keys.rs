@@ -142,6 +142,34 @@ fn keyed_gather_brings_each_key_once() {
     }
 }
 
+/// Each key is one row, of all rows that have it, however its zeros and NaNs are written.
+#[test]
+fn keyed_reduce_makes_one_row_of_each_key() {
+    for (kind, spill) in cases() {
+        let (schema, names, data) = data(kind, "");
+        let (kept, _) = run_graph(2, &settings(spill), |graph, kept| {
+            let from = graph.add(source("from", &schema, 3, &data));
+            let to = graph.add(sink("to", 2, kept));
+            graph.connect(from, to, KeyedReduce::new(names.clone(), Reduction::new().max("number").sum("row")));
+        })
+        .unwrap();
+        let mut expected: BTreeMap<i64, i64> = BTreeMap::new();
+        for (copy, row) in (0..3).flat_map(|copy| (0..BATCHES * ROWS).map(move |row| (copy, row))) {
+            *expected.entry(number(copy, row).into()).or_default() += i64::from(copy * 10_000 + row);
+        }
+        let mut found = BTreeMap::new();
+        for batch in kept.values().flatten() {
+            for (key, sum) in numbers(batch, "number").into_iter().zip(numbers(batch, "row")) {
+                assert!(
+                    found.insert(key.unwrap(), sum.unwrap()).is_none(),
+                    "{kind}, spilling {spill}: {key:?} comes twice"
+                );
+            }
+        }
+        assert_eq!(found, expected, "{kind}, spilling {spill}");
+    }
+}
+
 /// Pairs of equal keys, no more and no less, whatever the keys are; what has a null in it meets nothing.
 #[test]
 fn join_pairs_equal_keys() {
