@@ -104,12 +104,20 @@ def init(*, transport: str | None = None, stall_warning: float | None = None) ->
             if transport is None:
                 transport = os.environ.get("TIDEMILL_TRANSPORT", "auto")
             if stall_warning is None:
-                stall_warning = float(os.environ.get("TIDEMILL_STALL_WARNING", _STALL_WARNING_S))
+                stall_warning = _stall_warning()
             join = _tidemill.Worker.alone if _is_child_of_worker() else _tidemill.Worker.join
             _job = Job(join(transport, stall_warning))
             _watch(_job)
             _keep_from_children()
         return _job
+
+
+def _stall_warning() -> float:
+    text = os.environ.get("TIDEMILL_STALL_WARNING", str(_STALL_WARNING_S))
+    try:
+        return float(text)
+    except ValueError:
+        raise CommError(f"TIDEMILL_STALL_WARNING={text}: seconds, a number, are expected; 0 warns of nothing") from None
 
 
 #: What tells a worker who it is: `tidemill run`'s own variables, and those of other launchers, which cannot be unset.
@@ -124,6 +132,10 @@ _OTHERS = (
     "MASTER_PORT",
 )
 _MARK = "TIDEMILL_JOINED"
+#: Variables of one worker of one job. All others are settings, which go for programs that it starts as well.
+OF_A_WORKER = frozenset(
+    f"TIDEMILL_{name}" for name in (*_OURS, "BOOTSTRAP", "BOUND", "CRASH_DIR", "JOINED", "RESTART", "TERMINAL", "THREADS")
+)
 
 
 def _place() -> str:

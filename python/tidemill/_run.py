@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tidemill._errors import PeerFailed, WorkerLost
+from tidemill._job import OF_A_WORKER
 
 R = TypeVar("R")
 
@@ -156,11 +157,8 @@ class _Workers:
     def _environment(self, listener: socket.socket) -> dict[str, str]:
         cores = len(os.sched_getaffinity(0))
         threads = self.threads or max(cores // self.count, 1)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TIDEMILL_")}
-        # Settings that are not a job's own are passed on.
-        for name in ("TIDEMILL_TRANSPORT", "TIDEMILL_STALL_WARNING", "TIDEMILL_JOIN_TIMEOUT"):
-            if name in os.environ:
-                environment[name] = os.environ[name]
+        # What says who this process is in a job of its own is not for the new workers; settings are.
+        environment = {key: value for key, value in os.environ.items() if key not in OF_A_WORKER}
         for name in _LIBRARY_THREADS:
             environment.setdefault(name, str(threads))
         host, port = listener.getsockname()[:2]

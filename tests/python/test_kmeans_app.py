@@ -271,3 +271,22 @@ def test_real_data() -> None:
     assert digits.columns[-1].name == "Class"
     assert main([str(DATA / "optdigits_train.csv.gz"), "-k", "10", "--drop", "Class", "--no-out"]) == 0
     assert main([str(DATA / "mnist_t10k-images-idx3-ubyte.gz"), "-k", "10", "--max-iter", "5", "--no-out"]) == 0
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data in {DATA}")
+def test_kdd_cup_on_two_workers(tmp_path: Path) -> None:
+    """Rows lost or doubled between workers, or clusters that differ from those of one worker."""
+    told = {}
+    for workers in 1, 2:
+        out = tmp_path / str(workers)
+        options = ["-k", "23", "--max-iter", "20", "--seed", "1", "--standardize", "--out", str(out)]
+        command = launched.command("kmeans", "-n", str(workers), DATA / "kddcup.data_10_percent.gz", *options)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        told[workers] = json.loads((out / "summary.json").read_text())
+        assert len(np.load(out / "labels.npy")) == 494_021
+    assert told[2]["workers"] == 2
+    for summary in told.values():
+        assert (summary["rows"], summary["bad_rows"], len(summary["columns"])) == (494_021, 0, 38)
+        assert sum(summary["sizes"]) == 494_021
+    assert told[2]["inertia"] == pytest.approx(told[1]["inertia"], rel=1e-3)

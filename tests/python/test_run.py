@@ -31,6 +31,28 @@ def test_results_come_by_rank() -> None:
     assert tm.run(os.getpid, workers=1) != [os.getpid()]
 
 
+def test_settings_are_passed_on_and_who_one_is_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget or a password that vanishes on the way; and workers that take their parent's place in its job."""
+    settings = {"TIDEMILL_MEMORY": "64MiB", "TIDEMILL_SINGLE_COPY": "0", "TIDEMILL_KAFKA_USER": "me"}
+    for name, value in {**settings, "TIDEMILL_RESTART": "7", "TIDEMILL_CRASH_DIR": "/nowhere"}.items():
+        monkeypatch.setenv(name, value)
+
+    def environment() -> tuple[dict[str, str | None], int]:
+        names = [*settings, "TIDEMILL_RESTART", "TIDEMILL_CRASH_DIR"]
+        return {name: os.environ.get(name) for name in names}, tm.init().size
+
+    seen, size = tm.run(environment, workers=2)[1]
+    assert seen == {**settings, "TIDEMILL_RESTART": None, "TIDEMILL_CRASH_DIR": None}
+    assert size == 2
+
+
+def test_a_setting_that_is_no_number_is_named() -> None:
+    environment = {**os.environ, "TIDEMILL_STALL_WARNING": "soon"}
+    command = [sys.executable, "-c", "import tidemill as tm; tm.init()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "TIDEMILL_STALL_WARNING=soon: seconds, a number, are expected" in done.stderr
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_large_arguments_and_results(transport: str) -> None:
     data = np.arange(2_000_000)

@@ -109,6 +109,8 @@ class _Shown(KMeans):
     phases: Phases
     first_shift = 0.0
     part = 0.0
+    #: Of all starts together.
+    iterations = 0
 
     def _start(self, shard: Shard, rng: np.random.Generator) -> Array:
         self.bar.update(0.0, "choosing where to start")
@@ -117,6 +119,7 @@ class _Shown(KMeans):
             return super()._start(shard, rng)
 
     def _report(self, iteration: Iteration) -> None:
+        self.iterations += 1
         # Centres move less and less, by about the same factor each time: the logarithm shows how far it is to go.
         shift = max(iteration.shift, np.finfo(float).tiny)
         self.first_shift = self.first_shift or shift
@@ -182,7 +185,7 @@ def _run(comm: Comm, arguments: argparse.Namespace) -> None:
     say(f"{_sizes(sizes)}")
     say(
         f"inertia {model.inertia_:.8g}{' (of standardized columns)' if arguments.standardize else ''}, "
-        f"{model.n_iter_} iterations, {1e3 * phases.seconds['iterate'] / model.n_iter_:.3g} ms each ({model._algorithm})"
+        f"{model.n_iter_} iterations, {1e3 * phases.seconds['iterate'] / max(model.iterations, 1):.3g} ms each ({model._algorithm})"
     )
     if not arguments.no_out:
         with phases.timed("write"):

@@ -38,8 +38,13 @@ TYPES: list[tuple[Any, Any]] = [
     (np.float64, MPI.DOUBLE),
     (np.complex64, MPI.C_FLOAT_COMPLEX),
     (np.complex128, MPI.C_DOUBLE_COMPLEX),
+    (np.longdouble, MPI.LONG_DOUBLE),
+    (np.clongdouble, MPI.C_LONG_DOUBLE_COMPLEX),
     (np.bool_, MPI.C_BOOL),
 ]
+if not PEER_IS_REAL_MPI:
+    # Of the standard's extensions, which Debian's MPIs do not have.
+    TYPES.append((np.float16, MPI.FLOAT16_T))
 
 
 def typed(count: int, dtype: Any, start: int = 0) -> np.ndarray:

@@ -60,6 +60,7 @@ def check_minloc_and_maxloc(comm):
         (MPI.LONG_INT, [("v", "i8"), ("i", "i4")]),
         (MPI.TWOINT, [("v", "i4"), ("i", "i4")]),
         (MPI.SHORT_INT, [("v", "i2"), ("i", "i4")]),
+        (MPI.LONG_DOUBLE_INT, [("v", np.longdouble), ("i", "i4")]),
     ]
     for mpi_type, fields in pairs:
         dtype = np.dtype(fields, align=True)
