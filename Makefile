@@ -24,7 +24,7 @@ PAGE := python/tidemill/viz/static/index.html
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: setup
 setup: $(PAGE) .venv/.built ## Build everything into .venv (seconds when nothing has changed)

@@ -240,7 +240,7 @@ fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
 pub const APP_HELP: &str = "
 options of the job, anywhere among the others; `tidemill run --help` explains them:
   -n N, --threads T, --memory SIZE, --spill-dir DIR, --no-bind, --transport KIND, --stall-warning SECONDS, --grace SECONDS,
-  --no-prefix";
+  --restarts N, --no-prefix";
 
 const RUN_HELP: &str = "\
 Each line that a worker prints gets its rank in front; standard input goes to rank 0. Ctrl-C and SIGTERM are passed on;
