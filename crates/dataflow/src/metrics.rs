@@ -7,17 +7,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::stream::EventTime;
 
-/// Rows and bytes of each bucket of a keyed edge, as this worker has sent them.
+/// Rows and bytes of each bucket of a keyed edge, as this worker has sent them, and how long its copies have worked on them.
 #[derive(Debug, Default)]
 pub struct BucketCounts {
     rows: Vec<AtomicU64>,
     bytes: Vec<AtomicU64>,
+    work_ns: Vec<AtomicU64>,
+}
+
+fn loaded(counters: &[AtomicU64]) -> Vec<u64> {
+    counters.iter().map(|n| n.load(Ordering::Relaxed)).collect()
 }
 
 impl BucketCounts {
     pub(crate) fn new(buckets: usize) -> Arc<Self> {
         let zeros = || (0..buckets).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(BucketCounts { rows: zeros(), bytes: zeros() })
+        Arc::new(BucketCounts { rows: zeros(), bytes: zeros(), work_ns: zeros() })
     }
 
     pub(crate) fn add(&self, bucket: usize, rows: u64, bytes: u64) {
@@ -25,14 +30,23 @@ impl BucketCounts {
         self.bytes[bucket].fetch_add(bytes, Ordering::Relaxed);
     }
 
+    pub(crate) fn work(&self, bucket: usize, ns: u64) {
+        self.work_ns[bucket].fetch_add(ns, Ordering::Relaxed);
+    }
+
     /// Rows by bucket.
     pub fn rows(&self) -> Vec<u64> {
-        self.rows.iter().map(|n| n.load(Ordering::Relaxed)).collect()
+        loaded(&self.rows)
     }
 
     /// Bytes by bucket, a batch's bytes shared out by rows.
     pub fn bytes(&self) -> Vec<u64> {
-        self.bytes.iter().map(|n| n.load(Ordering::Relaxed)).collect()
+        loaded(&self.bytes)
+    }
+
+    /// Time by bucket that copies of this worker have worked on what they received, about: some batches stand for all.
+    pub fn work_ns(&self) -> Vec<u64> {
+        loaded(&self.work_ns)
     }
 }
 
@@ -54,6 +68,11 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 }
 
 impl EdgeMetrics {
+    /// The counts of so many buckets.
+    pub(crate) fn buckets(&self, count: u32) -> &Arc<BucketCounts> {
+        self.buckets.get_or_init(|| BucketCounts::new(count as usize))
+    }
+
     pub(crate) fn report(&self, edge: &str, queue_bytes_max: u64) -> EdgeReport {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         EdgeReport {
@@ -71,6 +90,7 @@ impl EdgeMetrics {
             held_by: None,
             bucket_rows: self.buckets.get().map(|buckets| buckets.rows()).unwrap_or_default(),
             bucket_bytes: self.buckets.get().map(|buckets| buckets.bytes()).unwrap_or_default(),
+            bucket_work_ns: self.buckets.get().map(|buckets| buckets.work_ns()).unwrap_or_default(),
         }
     }
 }
@@ -106,6 +126,8 @@ pub struct EdgeReport {
     pub bucket_rows: Vec<u64>,
     /// For keyed edges: bytes sent by bucket.
     pub bucket_bytes: Vec<u64>,
+    /// For keyed edges: time by bucket that its copies worked on what they received, what they waited for room further down included.
+    pub bucket_work_ns: Vec<u64>,
 }
 
 /// What one worker saw in a run.

@@ -5,14 +5,16 @@ mod common;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::*;
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Field, Int32Type, SchemaRef};
+use arrow::datatypes::{DataType, Field, Int32Type, Int64Type, SchemaRef};
 use common::{Data, all_rows, rows, run_graph, schema, sink, sorted_rows, source, tight};
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
-use tidemill_dataflow::{Overlay, RouteMap};
+use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::{Item, Overlay, RouteMap, TaskSpec};
 
 /// A batch of every kind of column: numbers with NaN, strings, views, dictionaries, nested; with nulls everywhere.
 fn mixed(seed: u64, count: usize) -> RecordBatch {
@@ -211,6 +213,42 @@ fn route_maps_are_followed_and_counted() {
     assert_eq!(buckets.iter().sum::<u64>(), 2000);
     assert_eq!((count(0), count(1), count(2)), (0, 2000 - buckets[3], buckets[3]));
     assert!(buckets.iter().all(|&rows| (190..310).contains(&rows)), "{buckets:?}");
+}
+
+/// Whoever moves buckets to copies with less to do must know what they cost: rows of one may take far longer than others.
+#[test]
+fn buckets_are_charged_with_the_time_that_their_rows_take() {
+    let schema = schema(&[("k", DataType::Int64)]);
+    let of_keys =
+        |keys: Vec<i64>| RecordBatch::try_from_iter([("k", Arc::new(Int64Array::from(keys)) as ArrayRef)]).unwrap();
+    // A block each.
+    let data: Data = Arc::new(move |_| (0..256).map(|at| of_keys(vec![at / 64; 512])).collect());
+    let (_, reports) = run_graph(2, &tight(), |graph, _| {
+        let from = graph.add(source("from", &schema, 2, &data));
+        let slow = TaskSpec::new("slow", |inputs, _, _| async move {
+            let mut input = inputs.into_only();
+            while let Some(Item::Batch(batch)) = input.recv().await? {
+                if batch.column(0).as_primitive::<Int64Type>().value(0) == 3 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            Ok(())
+        });
+        let to = graph.add(slow.input("in").copies(2));
+        graph.connect(from, to, Partition::by_key(["k"]).buckets(64));
+    })
+    .unwrap();
+    let mut work_ns = vec![0; 64];
+    for report in &reports {
+        work_ns.iter_mut().zip(&report.edges[0].bucket_work_ns).for_each(|(all, ns)| *all += ns);
+    }
+    let mut hashes = Vec::new();
+    KeyHasher::new(vec![0]).hash(&of_keys(vec![0, 1, 2, 3]), &mut hashes).unwrap();
+    let map = RouteMap::even(64, 2);
+    let buckets: Vec<usize> = hashes.iter().map(|&hash| map.bucket(hash) as usize).collect();
+    // 128 blocks of a millisecond and more, of which some stand for all.
+    assert!(work_ns[buckets[3]] > 64_000_000, "{work_ns:?}");
+    assert!((0..64).all(|bucket| buckets.contains(&bucket) || work_ns[bucket] == 0), "{work_ns:?}");
 }
 
 /// A column that is a slice of a large dictionary, or of many long strings, takes its values along and no more; a dictionary

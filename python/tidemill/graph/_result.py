@@ -31,6 +31,9 @@ class EdgeReport:
         The most bytes that waited in front of one copy.
     bucket_rows, bucket_bytes : list of int
         Of edges by key what was sent to each bucket; else empty.
+    bucket_work_s : list of float
+        Of edges by key about how many seconds this worker's copies have worked on what each bucket brought, what they waited for room
+        further down included: one batch in sixteen is looked at, and some of its rows. Else empty.
     """
 
     edge: str
@@ -44,6 +47,7 @@ class EdgeReport:
     queue_bytes_max: int
     bucket_rows: list[int]
     bucket_bytes: list[int]
+    bucket_work_s: list[float]
 
 
 class Result:

@@ -132,19 +132,25 @@ struct AssignByKey {
 
 impl Partitioner for ByKey {
     fn start(&self, seat: &Seat) -> Box<dyn Assign> {
-        let buckets = self.route.buckets() as usize;
-        let metrics = seat.metrics.buckets.get_or_init(|| BucketCounts::new(buckets));
+        let buckets = self.route.buckets();
+        let metrics = seat.metrics.buckets(buckets);
         Box::new(AssignByKey {
             hasher: self.hasher.clone(),
             route: Arc::clone(seat.route.as_ref().unwrap_or(&self.route)),
             hashes: Vec::new(),
-            counts: vec![0; buckets],
+            counts: vec![0; buckets as usize],
             metrics: Arc::clone(metrics),
         })
     }
 
     fn route(&self) -> Option<&Arc<RouteMap>> {
         Some(&self.route)
+    }
+
+    fn buckets(&self, batch: &RecordBatch) -> Option<(u32, Vec<u32>)> {
+        let mut hashes = Vec::new();
+        self.hasher.hash(batch, &mut hashes).ok()?;
+        Some((self.route.buckets(), hashes.into_iter().map(|hash| self.route.bucket(hash)).collect()))
     }
 }
 

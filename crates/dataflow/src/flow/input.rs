@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::edge::Edge;
 use super::inlet::{Inlet, Packet};
+use super::meter::Meter;
 use super::stream_end::StreamEnd;
 use crate::checkpoint::{CopyStates, Replay};
 use crate::error::{DataflowError, TaskError};
@@ -82,13 +83,14 @@ pub struct Input {
     /// Comes before all else: what was in flight when the run began, and then what was taken before its time.
     replay: Option<Replay>,
     ahead: VecDeque<Ahead>,
+    meter: Meter,
 }
 
 impl Input {
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
         let marks = streaming.then(Confluence::default);
-        let (overtaking, replay, ahead) = Default::default();
-        Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks, overtaking, replay, ahead }
+        let (overtaking, replay, ahead, meter) = Default::default();
+        Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks, overtaking, replay, ahead, meter }
     }
 
     /// Lets barriers overtake the rows that come here: input port `port` of a copy that `states` are of.
@@ -212,6 +214,7 @@ impl Input {
 
     /// [`Input::recv_from`] for who polls by hand.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, Item)>, DataflowError>> {
+        self.worked();
         if let Some(replay) = self.replay.take() {
             self.replay(replay)?;
         }
@@ -247,10 +250,21 @@ impl Input {
             };
             match item {
                 Some(Item::Mark(mark)) => self.mark(stream, mark)?,
-                Some(item) => return Poll::Ready(Ok(Some((stream, item)))),
+                Some(item) => {
+                    // What was in flight before is of no stream.
+                    if let (Item::Batch(batch), Some(end)) = (&item, self.streams.get(stream as usize)) {
+                        self.meter.begin(&end.edge, batch);
+                    }
+                    return Poll::Ready(Ok(Some((stream, item))));
+                }
                 None => self.stream_over(stream),
             }
         }
+    }
+
+    /// What was given out has been worked on.
+    pub(super) fn worked(&mut self) {
+        self.meter.end();
     }
 
     /// Brings what was in flight when the run began before all else.

@@ -83,6 +83,7 @@ impl Inputs {
             tokio::task::yield_now().await;
             self.busy_since = Some(Instant::now());
         }
+        self.ports.iter_mut().for_each(Input::worked);
         poll_fn(|context| {
             let count = self.ports.len();
             'look: loop {

@@ -10,6 +10,7 @@ mod input;
 mod inputs;
 mod lane;
 mod lower;
+mod meter;
 mod output;
 mod pack;
 mod scatter;

@@ -28,6 +28,12 @@ pub trait Partitioner: Send + Sync {
     fn route(&self) -> Option<&Arc<RouteMap>> {
         None
     }
+
+    /// How many buckets there are, and that of each row, if rows go by the buckets of keys.
+    fn buckets(&self, batch: &RecordBatch) -> Option<(u32, Vec<u32>)> {
+        let _ = batch;
+        None
+    }
 }
 
 /// Where a partitioner's part sits.

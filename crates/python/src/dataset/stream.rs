@@ -354,6 +354,7 @@ impl Status {
         edges.iter_mut().for_each(|edge| {
             edge.bucket_rows.clear();
             edge.bucket_bytes.clear();
+            edge.bucket_work_ns.clear();
         });
         let mut status = self.about.clone();
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));

@@ -133,6 +133,7 @@ pub fn described<'py>(py: Python<'py>, report: &RunReport) -> PyResult<Bound<'py
         dict.set_item("queue_bytes_max", edge.queue_bytes_max)?;
         dict.set_item("bucket_rows", &edge.bucket_rows)?;
         dict.set_item("bucket_bytes", &edge.bucket_bytes)?;
+        dict.set_item("bucket_work_s", edge.bucket_work_ns.iter().map(|&ns| ns as f64 / 1e9).collect::<Vec<_>>())?;
         Ok(dict)
     };
     let dict = PyDict::new(py);

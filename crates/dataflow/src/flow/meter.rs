@@ -1,0 +1,57 @@
+//! How long copies work on rows, by the buckets of their keys: what it costs to own a bucket. What a batch takes is shared out by the
+//! buckets of some of its rows; one batch in sixteen is looked at, and stands for those before it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+
+use super::Mover;
+use super::edge::Edge;
+use crate::metrics::BucketCounts;
+
+const EVERY: u64 = 16;
+const ROWS_MAX: usize = 32;
+
+/// Of one input port. See the module.
+#[derive(Default)]
+pub(super) struct Meter {
+    /// Batches that have been given out, and how many of them are accounted for.
+    given: u64,
+    told: u64,
+    running: Option<Running>,
+}
+
+struct Running {
+    since: Instant,
+    of: Arc<BucketCounts>,
+    buckets: Vec<u32>,
+}
+
+impl Meter {
+    /// A batch is given out that this edge has brought.
+    pub(super) fn begin(&mut self, edge: &Edge, batch: &RecordBatch) {
+        let Mover::Partition(partitioner) = &edge.mover else { return };
+        self.given += 1;
+        // The first one too: there may be no other.
+        if self.given % EVERY != 1 {
+            return;
+        }
+        let rows = batch.num_rows().min(ROWS_MAX);
+        // Elsewhere each time: rows may be in the order of their keys.
+        let first = (self.given as usize).wrapping_mul(7919) % (batch.num_rows() - rows + 1);
+        if let Some((count, buckets)) = partitioner.buckets(&batch.slice(first, rows)) {
+            let of = Arc::clone(edge.metrics.buckets(count));
+            self.running = Some(Running { since: Instant::now(), of, buckets });
+        }
+    }
+
+    /// More is asked for: what was given out before has been worked on.
+    pub(super) fn end(&mut self) {
+        if let Some(Running { since, of, buckets }) = self.running.take() {
+            let batches = self.given - std::mem::replace(&mut self.told, self.given);
+            let each = since.elapsed().as_nanos() as u64 * batches / buckets.len().max(1) as u64;
+            buckets.into_iter().for_each(|bucket| of.work(bucket as usize, each));
+        }
+    }
+}
