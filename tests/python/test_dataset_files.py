@@ -13,6 +13,7 @@ from typing import Any
 
 import launched
 import numpy as np
+import pyarrow as pa
 import pytest
 import tidemill as tm
 from datasets import rows
@@ -406,6 +407,24 @@ def test_other_libraries_in_and_out(library: str) -> None:
     assert data.to_dict() == columns
     back = data.to_polars() if library == "polars" else data.to_pandas()
     assert back.equals(frame)
+
+
+def test_tables_go_in_and_out_without_copies() -> None:
+    """The rows that come out lie where pyarrow's own have lain."""
+    before = pa.table({"n": pa.array(range(10_000)), "s": pa.array([f"word {i}" for i in range(10_000)])})
+    after = pa.table(tm.from_arrow(before).collect())
+    assert after.equals(before)
+    for name, values in ("n", 1), ("s", 2):
+        (own,) = before.column(name).chunks
+        begin, size = own.buffers()[values].address, own.buffers()[values].size
+        for chunk in after.column(name).chunks:
+            assert begin <= chunk.buffers()[values].address < begin + size
+
+
+def test_relations_of_duckdb() -> None:
+    duckdb = pytest.importorskip("duckdb")
+    relation = duckdb.sql("select range as n, range::varchar as s from range(5)")
+    assert tm.from_arrow(relation).to_dict() == {"n": [0, 1, 2, 3, 4], "s": ["0", "1", "2", "3", "4"]}
 
 
 def test_what_is_no_table_is_refused() -> None:

@@ -130,6 +130,58 @@ def test_frames_are_replaced_only_if_asked_for(prices: Path, tmp_path: Path) -> 
     assert len(FrameReader(tmp_path / "out")) == 5
 
 
+def test_options_reach_the_frames(prices: Path, tmp_path: Path) -> None:
+    """Each changes what it says, and the frames are those of the same option in a program."""
+    command = ("series", "--no-prefix", prices, "--window", "30d", "--shift", "30d")
+    panel, _ = series.clean(prices)
+    windows = series.windows(panel.times, "30d", "30d")
+    iterations = {}
+    made: dict[str, list[list[float]]] = {}
+    for name, words, options in (
+        ("plain", (), {}),
+        ("title", ("--title", "Mine alone"), {}),
+        ("max_iter", ("--max-iter", "3"), {"max_iter": 3}),
+        ("tol", ("--tol", "0.1"), {"tol": 0.1}),
+        ("annealing", ("--annealing",), {"annealing": True}),
+        ("no_weights", ("--no-weights",), {"weighted": False}),
+    ):
+        out = tmp_path / name
+        done = launched.run(*command, "--out", out, *words)
+        assert done.returncode == 0, done.stderr
+        assert FrameReader(out).title == ("Mine alone" if name == "title" else prices.name)
+        summary = json.loads((out / "summary.json").read_text())
+        iterations[name] = [frame["iterations"] for frame in summary["per_frame"]]
+        made[name] = [frame.positions.tolist() for frame in FrameReader(out)]
+        expected = list(series.embed(panel, windows, **{"tol": 2e-5, **options}))
+        assert iterations[name] == [frame.iterations for frame in expected]
+        assert [frame["stress"] for frame in summary["per_frame"]] == [frame.stress for frame in expected]
+    assert made["title"] == made["plain"]
+    assert max(iterations["max_iter"]) == 3 < min(iterations["plain"])
+    assert sum(iterations["tol"]) < sum(iterations["plain"])
+    # The first window alone is started from nothing: its temperatures take iterations of their own.
+    assert iterations["annealing"][0] > iterations["plain"][0]
+    assert not np.allclose(made["no_weights"][0], made["plain"][0], atol=0.01)
+
+
+def test_options_of_files(tmp_path: Path) -> None:
+    """Another delimiter, values that stand for none, and a table of groups whose column of ids cannot be told by its name."""
+    lines = [
+        f"2024-01-{day:02};s{one};{'NA' if (day, one) == (5, 2) else day * one + 3}\n"
+        for day in range(1, 11)
+        for one in range(6)
+    ]
+    (tmp_path / "prices.csv").write_text("date;ticker;price\n" + "".join(lines))
+    (tmp_path / "groups.csv").write_text("ticker,sector\n" + "".join(f"{one % 2},s{one}\n" for one in range(6)))
+    done = launched.run(
+        "series", "--no-prefix", tmp_path / "prices.csv", "--delimiter", ";", "--null", "NA|[.]", "--missing", "0.2", "--window", "10d",
+        "--groups", tmp_path / "groups.csv", "--group-id", "sector", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    reader = FrameReader(tmp_path / "out")
+    assert reader.categories["ticker"] == ["0", "1"] and reader.points == 6
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["cleaning"]["counts"]["gaps"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tidemill import series
+from tidemill.ml import MDS
 from tidemill.series._embed import _placed
 from tidemill.series._relay import Base
 from tidemill.viz import FrameReader
@@ -51,7 +52,7 @@ def test_who_moves_alike_is_near() -> None:
         assert frame.heat_map.sum() == len(frame.ids) * (len(frame.ids) - 1)
         # Most pairs are as far apart as they shall be: the heat map's diagonal.
         rows, columns = np.indices(frame.heat_map.shape)
-        near = frame.heat_map[np.abs(rows - columns) <= 8].sum()
+        near = frame.heat_map[np.abs(rows - columns) <= 1].sum()
         assert near > 0.8 * frame.heat_map.sum()
     assert np.isnan(frames[0].fit)
     assert all(frame.fit > 0.8 for frame in frames[1:])
@@ -69,7 +70,7 @@ def test_a_heat_map_has_projected_distances_upwards_and_original_ones_to_the_rig
     apart = spread(frame.positions)[~np.eye(len(frame.ids), dtype=bool)]
     assert np.ptp(apart) > 1
     expected, _, _ = np.histogram2d(
-        apart, np.full(len(apart), 3.0), bins=series._embed.HEAT_SIDE, range=[[0, frame.heat_max]] * 2
+        apart, np.full(len(apart), 3.0), bins=len(frame.heat_map), range=[[0, frame.heat_max]] * 2
     )
     # Sums are added up in another order there: a pair at the edge of a cell may be in the one beside it.
     assert np.abs(frame.heat_map - expected).sum() <= 4
@@ -77,6 +78,20 @@ def test_a_heat_map_has_projected_distances_upwards_and_original_ones_to_the_rig
     written = FrameReader(tmp_path / "map")[0]
     assert written.heat_map is not None and written.heat_map.tolist() == frame.heat_map.tolist()
     assert written.heat_map_range == [[0, frame.heat_max], [0, frame.heat_max]]
+
+
+@pytest.mark.parametrize(("ids", "side"), [(10, 8), (70, 8), (150, 12), (1700, 40)])
+def test_what_a_frame_takes_on_disk(ids: int, side: int, tmp_path: Path) -> None:
+    """A heat map of 6400 bytes was most of a frame of few points: it has no more cells than there are points, but 64."""
+    panel = market(ids=ids)
+    groups = series.Groups({"sector": {name: str(number % 3) for number, name in enumerate(panel.ids)}})
+    folder = series.FrameFolder(tmp_path / "map", groups=groups)
+    frames = list(folder.write_all(series.embed(panel, series.windows(panel.times, "20d", "20d"), max_iter=2)))
+    assert {frame.heat_map.shape for frame in frames} == {(side, side)}
+    for frame, file in zip(frames, sorted((tmp_path / "map").glob("frame-*")), strict=True):
+        count = len(frame.ids)
+        # Of each point its position, two values, the bin of its change and a bit for being there; and what is in the file.
+        assert file.stat().st_size <= 12 * count + ids // 8 + 1 + max(4 * count, 256) + 600
 
 
 def test_ids_come_and_go() -> None:
@@ -177,6 +192,31 @@ def test_frames_are_aligned() -> None:
     np.testing.assert_allclose(first[0].positions, previous[0].positions)
     np.testing.assert_allclose(first[1].positions, previous[1].positions)
     assert not np.allclose(first[2].positions, previous[2].positions)
+
+
+def test_weights_are_those_of_mds() -> None:
+    """A frame is what MDS makes of the window's distances, with the weights of its capital, or with none."""
+    panel = market(ids=12)
+    # Two that are worth a hundred times as much as the others.
+    assert panel.caps is not None
+    panel.caps[:, [5, 8]] *= 100
+    (window, *_) = series.windows(panel.times, "60d", "60d")
+    (weighted,) = series.embed(panel, [window])
+    (plain,) = series.embed(panel, [window], weighted=False)
+    segment = panel.segment(window)
+    assert segment.caps is not None
+    # The root of the root, of at least a twentieth of the greatest.
+    worth = np.maximum(segment.caps, 0.05 * segment.caps.max()) ** 0.25
+    apart = series.distances(segment.values)
+    for frame, weights in ((weighted, worth), (plain, None)):
+        model = MDS(3, metric="precomputed", max_iter=300, tol=1e-6, acceleration=3, random_state=0)
+        model.fit(apart, weights=weights)
+        assert frame.stress == pytest.approx(model.normalized_stress_, rel=1e-6)
+        np.testing.assert_allclose(spread(frame.positions), spread(model.positions_), atol=1e-6)
+    assert not np.allclose(spread(weighted.positions), spread(plain.positions), atol=0.01)
+    # Without a column of capital all pairs weigh the same anyway.
+    (bare,) = series.embed(series.Panel(panel.times, panel.ids, panel.values), [window])
+    assert bare.positions.tolist() == plain.positions.tolist()
 
 
 def test_references_are_points_where_they_say_something() -> None:

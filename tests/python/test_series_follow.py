@@ -167,6 +167,75 @@ def test_files_that_come_into_a_folder(tmp_path: Path) -> None:
     np.testing.assert_array_equal(of(follower).values, expected.values)
 
 
+#: What lies below a folder: rows of all days by series, and names that are passed over.
+PLACES = ("b/p.csv", "a/p.csv", "a/deep/p.csv", "a-b.csv", "c.csv", ".hidden/p.csv", "_made/p.csv", "a/.p.csv")
+
+
+def below(folder: Path, numbers: range) -> None:
+    """Each file has two series of its own, and one that the others have with other values; the last line has no end."""
+    for place, name in enumerate(PLACES):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = [line for line in rows(numbers, ids=2 * len(PLACES)) if int(line.split(",")[1][1:]) // 2 == place]
+        own += [f"{day(number)},all,{place + number + 1},1,\n" for number in numbers]
+        path.write_text((HEAD + "".join(own)).rstrip("\n"))
+
+
+@pytest.mark.parametrize("settle_s", [0.0, 3600.0])
+@pytest.mark.parametrize("pattern", ["", "*", "*/p.csv", "**/*.csv", "a/**/p.csv", "[ab]*/*.csv", "_made/*", "**"])
+def test_the_files_that_are_followed_are_those_that_are_read(pattern: str, settle_s: float, tmp_path: Path) -> None:
+    """Folders below were passed over, and patterns were one for a name: nothing came, and nobody was told."""
+    below(tmp_path, range(6))
+    source = str(tmp_path / pattern)
+    expected, report = series.clean(source)
+    follower = series.Follower(source, settle_s=settle_s, every_s=0.001)
+    # Without settling the last day is never over.
+    days = 5 if settle_s else 6
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == days)
+    assert of(follower).ids.tolist() == expected.ids.tolist()
+    np.testing.assert_array_equal(of(follower).values, expected.values[:days])
+    assert counts(follower).get("late", 0) == 0
+    if not settle_s and pattern != "**":
+        # A file that is found twice is read twice, but followed once.
+        assert counts(follower) == {rule: count for rule, count in report.counts.items() if count}
+
+
+def test_a_file_that_comes_into_a_new_folder(tmp_path: Path) -> None:
+    """While it is followed: a folder for each month, of which the next one is not there yet."""
+    source = str(tmp_path / "**" / "*.csv")
+    follower = series.Follower(source, settle_s=0.0, every_s=0.001)
+    assert not follower.poll()
+    for number in range(3):
+        folder = tmp_path / "2024" / f"{number}"
+        folder.mkdir(parents=True)
+        assert not follower.poll()
+        (folder / ".made").write_text(HEAD + "".join(rows(range(3 * number, 3 * number + 3))))
+        assert not follower.poll()
+        (folder / ".made").rename(folder / "p.csv")
+        until(follower, lambda days=3 * number + 3: follower.panel is not None and len(of(follower).times) == days)  # type: ignore[misc]
+    expected, _ = series.clean(source)
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+    assert counts(follower) == {}
+
+
+def test_files_longer_than_a_piece_that_have_the_same_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first piece of one file ended days of which the others had rows still to be read: these were late."""
+    monkeypatch.setattr("tidemill.series._tail._PIECE_BYTES", 300)
+    below(tmp_path, range(12))
+    expected, _ = series.clean(tmp_path)
+    follower = series.Follower(tmp_path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 12)
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+    assert counts(follower).get("late", 0) == 0
+
+
+@pytest.mark.parametrize("source", ["s3://bucket/prices.csv", "file:///tmp/prices.csv", "/tmp/[prices"])
+def test_a_source_that_can_never_come_is_an_error(source: str) -> None:
+    """It was waited for without a word."""
+    with pytest.raises(series.SeriesError, match=r"file system can be followed, by their path|Pattern syntax error"):
+        series.Follower(source, every_s=0.001).poll()
+
+
 def parquet(path: Path, numbers: range) -> bytes:
     """Write rows of some days into a Parquet file of several row groups; returns its bytes."""
     fields = [row.rstrip("\n").split(",") for row in rows(numbers)]

@@ -319,6 +319,13 @@ def test_lines_that_a_server_sends() -> None:
         sending.join(launched.PATIENCE_S)
 
 
+#: Said of what is handed out once: why it is not followed, and what to do.
+ONCE = (
+    "are not followed: what was acknowledged while it was read would be lost when the command is started again. "
+    "Have them written to files of a folder, to Kafka or to a stream of Redis, and follow that"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -327,9 +334,14 @@ def test_lines_that_a_server_sends() -> None:
         (["kafka://127.0.0.1:1", "--follow"], "one looks like kafka://HOST:PORT,HOST:PORT/TOPIC"),
         (["tcp://127.0.0.1:port", "--follow"], "one looks like tcp://HOST:PORT"),
         (["ws://127.0.0.1:1/x", "--follow", "--null", "NA"], "are of files, not of streams"),
+        (["amqp://me:secret@127.0.0.1/prices", "--follow"], f"amqp://127.0.0.1/prices: messages of RabbitMQ {ONCE}"),
+        (["amqps://me:secret@127.0.0.1/prices"], f"amqps://127.0.0.1/prices: messages of RabbitMQ {ONCE}"),
+        (["https://127.0.0.1:1/prices", "--follow"], f"messages of a webhook {ONCE}"),
+        (["s3://prices/all.csv", "--follow"], "s3://prices/all.csv: of files only those of this machine's file system can be followed"),
     ],
 )  # fmt: skip
 def test_urls_that_name_no_stream(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """What is no stream, and what is one but is not followed: it was waited for without a word."""
     done = launched.run("series", *arguments, "--out", tmp_path / "out")
     assert done.returncode != 0
     assert message in " ".join(done.stderr.decode().split())

@@ -177,6 +177,77 @@ def test_a_version_is_saved_and_opened_again(
     page.close()
 
 
+def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: Library, plot: str) -> None:
+    """Whoever has changed something is asked before another version takes its place, and before the page is left; nobody else is."""
+    library.save_version(plot, "Starry", [{"set": "glyph", "point": "TE000", "value": "star"}])
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
+    leaving: list[str] = []
+
+    def asked(dialog: Any) -> None:
+        leaving.append(dialog.type)
+        dialog.dismiss()
+
+    page.tab.on("dialog", asked)
+    page.panel("about")
+
+    def show(name: str) -> None:
+        page.tab.click(f"#versions button:has-text('{name}')")
+
+    def shown(name: str) -> None:
+        page.tab.wait_for_selector(f"#versions [aria-current=true]:has-text('{name}')")
+
+    # Who has only looked around has nothing to lose.
+    page.tab.keyboard.press("+")
+    show("original")
+    shown("original")
+    show("Starry")
+    shown("Starry")
+    page.get("tidemill.groups.save('mine', [0, 3])")
+    show("original")
+    page.tab.wait_for_selector("#drop-changes")
+    page.picture("library-unsaved")
+    page.tab.click("#drop-changes button:has-text('Cancel')")
+    page.tab.wait_for_selector("#drop-changes", state="detached")
+    assert page.get("tidemill.dataset.selections.map(({ name }) => name)") == ["mine"]
+    shown("Starry")
+    # The browser itself asks whoever leaves.
+    with page.tab.expect_event("dialog"):
+        page.tab.click("#back")
+    assert leaving == ["beforeunload"] and page.tab.url.split("?")[0].endswith(plot)
+    # What is saved can be left; so can what was given up.
+    page.tab.fill("#version-name", "Mine")
+    page.tab.click("#save-version button")
+    shown("Mine")
+    show("original")
+    shown("original")
+    page.get("tidemill.groups.save('ours', [1])")
+    show("Mine")
+    page.tab.click("#drop-changes .danger")
+    shown("Mine")
+    assert page.get("tidemill.dataset.selections.map(({ name }) => name)") == ["mine"]
+    page.tab.click("#back")
+    page.tab.wait_for_selector("#plots .title")
+    assert leaving == ["beforeunload"] and [version.name for version in library.versions(plot)][2:] == ["Mine"]
+    page.close()
+    # A link that hides groups changes nothing.
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?") + "#colour=sector&hide=Energy")
+    assert not page.get("tidemill.categories().find((c) => c.name === 'Energy').shown")
+    page.panel("about")
+    show("original")
+    shown("original")
+    page.close()
+    # Who can only look loses no more than groups.
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?").replace(TOKEN, library.share(plot).token or ""))
+    page.tab.click("button[title='Show or hide Utilities']")
+    page.panel("about")
+    show("Starry")
+    shown("Starry")
+    page.get("tidemill.groups.save('theirs', [2])")
+    show("original")
+    page.tab.wait_for_selector("#drop-changes:has-text('groups')")
+    page.close()
+
+
 def test_a_shared_link_only_shows(browser: Any, url: str, library: Library, plot: str) -> None:
     """Who gets a link must see the plot and nothing to change it with; once withdrawn it says so."""
     library.save_version(plot, "Only this", [{"set": "glyph", "point": "TE000", "value": "cross"}])
