@@ -131,7 +131,11 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
         DataFusionError::ParquetError(error) => DataSetError::Data(error.to_string()),
         DataFusionError::ObjectStore(error) => DataSetError::Io(error.to_string()),
         DataFusionError::IoError(error) => DataSetError::Io(error.to_string()),
-        DataFusionError::ResourcesExhausted(text) => DataSetError::Memory(text.clone()),
+        // Of the folder for spilling it is said there, too.
+        DataFusionError::ResourcesExhausted(text) if text.contains("disk") => DataSetError::Memory(text.clone()),
+        DataFusionError::ResourcesExhausted(text) => DataSetError::Memory(format!(
+            "{text}\nMore memory (--memory) or fewer threads (--threads) would help: they share it."
+        )),
         DataFusionError::NotImplemented(text) => DataSetError::Unsupported(text.clone()),
         DataFusionError::ExecutionJoin(error) if error.is_cancelled() => DataSetError::Cancelled,
         DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => shared_text(inner),
