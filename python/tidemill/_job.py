@@ -134,7 +134,8 @@ _OTHERS = (
 _MARK = "TIDEMILL_JOINED"
 #: Variables of one worker of one job. All others are settings, which go for programs that it starts as well.
 OF_A_WORKER = frozenset(
-    f"TIDEMILL_{name}" for name in (*_OURS, "BOOTSTRAP", "BOUND", "CRASH_DIR", "JOINED", "RESTART", "TERMINAL", "THREADS")
+    f"TIDEMILL_{name}"
+    for name in (*_OURS, "BOOTSTRAP", "BOUND", "CRASH_DIR", "JOINED", "RESTART", "TERMINAL", "THREADS")
 )
 
 

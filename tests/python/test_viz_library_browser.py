@@ -205,6 +205,7 @@ def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: 
     page.get("tidemill.groups.save('mine', [0, 3])")
     show("original")
     page.tab.wait_for_selector("#drop-changes")
+    page.settled()
     page.picture("library-unsaved")
     page.tab.click("#drop-changes button:has-text('Cancel')")
     page.tab.wait_for_selector("#drop-changes", state="detached")
@@ -407,5 +408,10 @@ def test_everybody_can_use_the_library(browser: Any, url: str, plot: str) -> Non
     page.settled()
     page.tab.click("#about-toggle")
     page.tab.click("#chosen button:not(.follow) >> nth=0")
+    assert page.accessible() == []
+    page.tab.keyboard.press("Escape")
+    page.get("tidemill.groups.save('mine', [0])")
+    page.tab.click("#versions button")
+    page.tab.wait_for_selector("#drop-changes")
     assert page.accessible() == []
     page.close()

@@ -1,7 +1,7 @@
 // Changes that people make: a log leads to a state, and the difference of two states is a log that leads from one to the other.
 
 import { describe, expect, it } from 'vitest';
-import { type Change, diff, fold, noEdits, parseChanges } from './edits';
+import { type Change, copyOf, diff, diffWithoutView, fold, noEdits, parseChanges } from './edits';
 
 const LOG: Change[] = [
   { set: 'colour', grouping: 'a,b', category: '"]', value: '#ff0000' },
@@ -41,6 +41,22 @@ describe('edits', () => {
         expect(fold([...before, ...changes])).toEqual(after);
         expect(diff(after, after)).toEqual([]);
       }
+  });
+
+  it('are there to lose once anything but the view is another than when a version was opened', () => {
+    const now = fold(LOG);
+    const opened = copyOf(now);
+    now.view = 'frame=2';
+    expect(diffWithoutView(opened, now)).toEqual([]);
+    for (const change of LOG) {
+      const lost = fold([...LOG, { ...change, value: null }]);
+      expect(diffWithoutView(opened, lost)).toHaveLength(change.set === 'view' ? 0 : 1);
+    }
+    // The page changes its maps in place: what it is compared with must not change with them, and what is undone is no change.
+    now.labels.set('q', 'another');
+    expect(diffWithoutView(opened, now)).toEqual([{ set: 'label', point: 'q', value: 'another' }]);
+    now.labels.delete('q');
+    expect(diffWithoutView(opened, now)).toEqual([]);
   });
 
   it('are checked as they come in', () => {

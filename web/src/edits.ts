@@ -106,6 +106,16 @@ export function diff(before: Edits, after: Edits): Change[] {
   return changes;
 }
 
+/** What it is now: what is changed later does not change the copy. */
+export function copyOf(edits: Edits): Edits {
+  return fold(diff(noEdits(), edits));
+}
+
+/** What somebody has changed and would miss: the view is no part of it, as whoever looks around changes that. */
+export function diffWithoutView(before: Edits, now: Edits): Change[] {
+  return diff(before, { ...now, view: before.view });
+}
+
 function each<T>(before: Map<string, T>, after: Map<string, T>, changed: (key: string, value: T | null) => void): void {
   for (const key of before.keys()) if (!after.has(key)) changed(key, null);
   for (const [key, value] of after)

@@ -12,7 +12,9 @@ import type { Source } from './loader';
 import { Names } from './names';
 import { type Between, inside, isInside, nearest } from './pick';
 import { advance, faster, grown, type Playback, seek, toggle, wanted } from './playback';
-import { distanceOf } from './scene';
+import { distanceOf, type PointScene } from './scene';
+import { Seen } from './seen';
+import type { Shown } from './shown';
 import { ABSENT, CODES, lookUp, NO_COLOUR, Slots } from './slots';
 import { type FrameLine, MISSING, STEPS, type Tensor, type Which } from './wire';
 
@@ -285,10 +287,56 @@ describe('picking', () => {
     const both = between(at([100, 100, 0, 0], [0, 0, 0, 1]), at([150, 100, 0, 0], [0, 0, 0, ABSENT]), 0.5);
     expect(nearest(both, screen, 2, 125, 100, 5)).toBe(0);
     expect(nearest(both, screen, 2, 100, 100, 5)).toBeUndefined();
-    expect(nearest(both, screen, 2, 0, 200, 5)).toBe(1);
-    expect(nearest({ ...both, t: 0.6 }, screen, 2, 0, 200, 5)).toBeUndefined();
+    // Halfway, the page tells the time of the second frame.
+    expect(nearest({ ...both, t: 0.49 }, screen, 2, 0, 200, 5)).toBe(1);
+    expect(nearest(both, screen, 2, 0, 200, 5)).toBeUndefined();
     both.shown[0] = 0;
     expect(nearest(both, screen, 2, 125, 100, 5)).toBeUndefined();
+  });
+
+  const seenOf = (lies: Between) => {
+    // A palette in which the red of a code is the code.
+    const colours = Uint8Array.from({ length: 4 * 65_536 }, (_, i) => (i % 4 === 0 ? i / 4 : i % 4 === 3 ? 255 : 0));
+    const scene = { between: () => lies, colours } as unknown as PointScene;
+    const shown = { available: () => 3 } as unknown as Shown;
+    return new Seen(scene, shown, () => new Slots(3));
+  };
+  const codes = (...all: number[]) => at(...all.map((code) => [0, 0, 0, code]));
+
+  it('counts the points of the frame whose time is told: the nearer one, the second halfway', () => {
+    const [a, b] = [codes(1, 1, NO_COLOUR), codes(1, 2, ABSENT)];
+    const counted = (t: number) => [...(seenOf(between(a, b, t)).counts() ?? [])];
+    for (const t of [0, 0.3, 0.49]) {
+      expect(Math.round(4 + t)).toBe(4);
+      expect(counted(t)).toEqual([
+        [1, 2],
+        [NO_COLOUR, 1],
+      ]);
+    }
+    for (const t of [0.5, 0.7]) {
+      expect(Math.round(4 + t)).toBe(5);
+      expect(counted(t)).toEqual([
+        [1, 1],
+        [2, 1],
+      ]);
+    }
+  });
+
+  it('has the colours of the graphics card: between those of two values, and those of one category or the other', () => {
+    const [a, b] = [codes(100, 100, 40), codes(200, NO_COLOUR, ABSENT)];
+    const red = (t: number, blend: boolean) =>
+      [0, 1, 2].map(
+        (row) =>
+          seenOf({ ...between(a, b, t), blend })
+            .colourOf(row)
+            .slice(4)
+            .split(' ')[0],
+      );
+    const none = String(NO_COLOUR & 255);
+    expect(red(0.25, true)).toEqual(['125', '100', '40']);
+    expect(red(0.75, true)).toEqual(['175', none, '40']);
+    expect(red(0.25, false)).toEqual(['100', '100', '40']);
+    expect(red(0.75, false)).toEqual(['200', none, '40']);
   });
 
   it('catches what is in a lasso that is not convex', () => {

@@ -95,7 +95,8 @@ function blank(text: string, again: boolean): void {
   byId('blank-text').textContent = text;
   byId('blank-again').hidden = !again;
   byId('blank').hidden = text === '';
-  status.textContent = '';
+  // Else it stays until the points are counted anew.
+  if (text !== '') status.textContent = '';
 }
 byId('blank-again').onclick = () => location.reload();
 
@@ -364,6 +365,7 @@ async function begin(): Promise<void> {
   }
   // What a link says goes before what a version does.
   await app.setView(view);
+  about?.unchanged();
   showData();
   // For tests and for those who measure: docs/viewer.md does not promise it.
   Object.assign(window, { tidemill: app });

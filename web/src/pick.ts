@@ -1,6 +1,6 @@
 // Which points are where on the screen. Pure: positions as they lie in the graphics card's memory, and a matrix.
 
-import { ABSENT } from './slots';
+import { ABSENT, NO_COLOUR } from './slots';
 
 /** Two frames, and how far between them things are. */
 export type Between = {
@@ -31,8 +31,8 @@ export function positionOf(between: Between, slot: number, to: Float64Array): bo
   const { a, b, lowA, stepA, lowB, stepB, t } = between;
   const i = slot * 4;
   const [hereA, hereB] = [a[i + 3] !== ABSENT, b[i + 3] !== ABSENT];
-  // A point that comes or goes fades: it counts while it is more there than not.
-  if (!(hereA || hereB) || (!hereB && t > 0.5) || (!hereA && t <= 0.5)) return false;
+  // A point that comes or goes fades: it counts while it is in the nearer frame.
+  if (!(t < 0.5 ? hereA : hereB)) return false;
   for (let axis = 0; axis < 3; axis++) {
     const atA = lowA[axis] + a[i + axis] * stepA[axis];
     const atB = lowB[axis] + b[i + axis] * stepB[axis];
@@ -41,9 +41,30 @@ export function positionOf(between: Between, slot: number, to: Float64Array): bo
   return true;
 }
 
+/** The code of a slot's point in the nearer frame, else in the one that has it. */
 export function codeOf(between: Between, slot: number): number {
   const [a, b] = [between.a[slot * 4 + 3], between.b[slot * 4 + 3]];
   return a !== ABSENT && (between.t < 0.5 || b === ABSENT) ? a : b;
+}
+
+/** The code of the colour that the graphics card shows: between those of two values, while a category is one or the other. */
+export function colourCodeOf(between: Between, slot: number): number {
+  const [a, b] = [between.a[slot * 4 + 3], between.b[slot * 4 + 3]];
+  // What has no value has nothing between.
+  if (!between.blend || Math.max(a, b) >= NO_COLOUR) return codeOf(between, slot);
+  return Math.floor(a + (b - a) * between.t + 0.5);
+}
+
+/** Points in the nearer frame, for each code: the frame whose time and figures the page shows. */
+export function countCodes(between: Between): Map<number, number> {
+  const array = between.t < 0.5 ? between.a : between.b;
+  const counts = new Uint32Array(ABSENT + 1);
+  for (let i = 3; i < array.length; i += 4) counts[array[i]]++;
+  const found = new Map<number, number>();
+  counts.forEach((count, code) => {
+    if (count > 0 && code !== ABSENT) found.set(code, count);
+  });
+  return found;
 }
 
 export function project(screen: Screen, at: ArrayLike<number>): Spot | undefined {

@@ -311,8 +311,17 @@ export class PointScene {
     this.material.uniforms.size.value = this.pointSize * ratio * 3;
   }
 
+  /** Ends the gliding after a drag: what is left of it would move the camera away from where it is put. */
+  private stopGliding(): void {
+    const { enableDamping } = this.controls;
+    this.controls.enableDamping = false;
+    this.controls.update();
+    this.controls.enableDamping = enableDamping;
+  }
+
   /** Looks at the whole box, as near as it fits between the panels. */
   resetCamera(): void {
+    this.stopGliding();
     const { top, right, bottom, left } = this.margins;
     const part = (free: number, side: number) => Math.max(0.3, free / Math.max(1, side));
     const tan = Math.tan((this.camera.fov * Math.PI) / 360);
@@ -349,6 +358,7 @@ export class PointScene {
   }
 
   setCamera(state: readonly number[]): void {
+    this.stopGliding();
     this.camera.position.fromArray(state, 0);
     this.controls.target.fromArray(state, 3);
     this.controls.update();

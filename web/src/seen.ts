@@ -2,7 +2,7 @@
 
 import { GREY } from './colours';
 import { css } from './palettes';
-import { codeOf, inside, nearest, positionOf, project, type Screen, type Spot } from './pick';
+import { codeOf, colourCodeOf, countCodes, inside, nearest, positionOf, project, type Screen, type Spot } from './pick';
 import type { PointScene } from './scene';
 import type { Shown } from './shown';
 import { ABSENT, type Slots } from './slots';
@@ -53,7 +53,7 @@ export class Seen {
   /** As CSS; grey if it is not there. */
   colourOf(row: number): string {
     if (!this.isHere(row)) return css(GREY);
-    const code = codeOf(this.scene.between(), this.slots().slotOf(row));
+    const code = colourCodeOf(this.scene.between(), this.slots().slotOf(row));
     if (code === ABSENT) return css(GREY);
     const { colours } = this.scene;
     return css([colours[code * 4], colours[code * 4 + 1], colours[code * 4 + 2]]);
@@ -62,13 +62,6 @@ export class Seen {
   /** Points in the frame that is shown, for each code of a colour; undefined while only a sample of them is there. */
   counts(): Map<number, number> | undefined {
     if (this.shown.available() < this.slots().points) return undefined;
-    const array = this.scene.array(0);
-    const counts = new Uint32Array(65_536);
-    for (let i = 3; i < array.length; i += 4) counts[array[i]]++;
-    const found = new Map<number, number>();
-    counts.forEach((count, code) => {
-      if (count > 0 && code !== ABSENT) found.set(code, count);
-    });
-    return found;
+    return countCodes(this.scene.between());
   }
 }

@@ -9,7 +9,7 @@ from typing import Any
 from tidemill import stream
 from tidemill.dataset import DataSet, DataSetError
 
-__all__ = ["SHAPES", "from_url", "is_stream", "named"]
+__all__ = ["SHAPES", "from_url", "is_stream", "named", "why_not_followed"]
 
 #: By scheme, what a URL looks like.
 SHAPES = {
@@ -21,6 +21,10 @@ SHAPES = {
     "wss": "wss://HOST:PORT/PATH",
 }
 
+#: By scheme, sources of `tidemill.stream` that hand out each message once. A command that is started again reads all of a stream from the
+#: beginning, and what it had acknowledged would be nowhere any more.
+_HANDED_OUT_ONCE = {"amqp": "RabbitMQ", "amqps": "RabbitMQ", "http": "a webhook", "https": "a webhook"}
+
 
 def is_stream(text: str) -> bool:
     """Whether a text is the URL of a stream rather than a path."""
@@ -29,10 +33,22 @@ def is_stream(text: str) -> bool:
 
 def named(text: str) -> str:
     """A path as it is, or the URL of a stream without user and password, which are nobody else's."""
-    if not is_stream(text):
+    if not is_stream(text) and why_not_followed(text) is None:
         return text
     parts = urllib.parse.urlsplit(text)
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def why_not_followed(text: str) -> str | None:
+    """Why a URL names a source that is not followed although there are such streams, and what to do; None for all others."""
+    scheme, told, _ = text.partition("://")
+    source = _HANDED_OUT_ONCE.get(scheme) if told else None
+    if source is None:
+        return None
+    return (
+        f"messages of {source} are not followed: what was acknowledged while it was read would be lost when the command is started "
+        "again. Have them written to files of a folder, to Kafka or to a stream of Redis, and follow that"
+    )
 
 
 def from_url(url: str, schema: Mapping[str, str], time: str, settle_s: float) -> DataSet:

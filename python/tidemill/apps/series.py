@@ -24,7 +24,7 @@ import tidemill
 from tidemill import series
 from tidemill._progress import Bar, Phases
 from tidemill.apps._arguments import Parser
-from tidemill.apps._arriving import SHAPES, from_url, is_stream, named
+from tidemill.apps._arriving import SHAPES, from_url, is_stream, named, why_not_followed
 from tidemill.dataset import DataSetError
 from tidemill.series._frames import CHANGE_BINS, ChangeBins
 from tidemill.series._journal import Journal, Standing
@@ -192,6 +192,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         options.glyphs[name] = glyph or "star"
     if options.follow and len(options.file) != 1:
         parser.error("--follow wants one file, folder, glob or stream")
+    for file in options.file:
+        # Without --follow a URL of HTTP is that of a file.
+        why = why_not_followed(file) if options.follow or file.startswith("amqp") else None
+        if why is not None:
+            parser.error(f"{named(file)}: {why}")
     if any(map(is_stream, options.file)):
         if not options.follow:
             parser.error(f"{named(options.file[0])} is a stream: --follow it")

@@ -56,10 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _grouped(workers: list[Status]) -> list[list[Status]]:
-    """Workers of the same job together. They have its name, and begin at nearly the same time."""
-    groups: dict[tuple[str, int], list[Status]] = {}
+    """Workers of the same job together: others may have its name."""
+    groups: dict[str, list[Status]] = {}
     for status in workers:
-        groups.setdefault((status["job"], status["workers"]), []).append(status)
+        # A job of an earlier version tells no number.
+        groups.setdefault(status.get("job_id", status["job"]), []).append(status)
     return list(groups.values())
 
 

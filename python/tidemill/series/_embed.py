@@ -4,11 +4,13 @@ Windows are dealt to the workers one by one. To measure, to embed and to compare
 ``start="previous"`` an embedding starts from the frame before, and every frame is turned to lie on it, so that frame is handed on from
 worker to worker (`_relay`). While it comes, a worker measures its next window, and when it has handed on its own, it compares: the embeddings
 are one after the other, as if one worker made them all, and take so small a part of the time that a few workers need not wait. Of many series all
-workers share each window by rows of its distances. However windows are shared, the frames are the same.
+workers share each window by rows of its distances. Where windows are dealt, frames are the same to the bit for any number of workers; where they
+share one, sums of its parts may round otherwise.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -32,8 +34,8 @@ __all__ = ["Embedder", "Frame", "embed"]
 
 #: With fewer points three dimensions say nothing.
 IDS_MIN = 4
-#: Cells along a side of a heat map.
-HEAT_SIDE = 40
+#: Cells along a side of a heat map, at least and at most.
+HEAT_SIDE_MIN, HEAT_SIDE_MAX = 8, 40
 #: Rows of distances between points that are counted at a time.
 _BLOCK_ROWS = 64
 #: With more series all workers share each window.
@@ -66,8 +68,9 @@ class Frame:
     mean_distance : float
         Mean of the original distances.
     iterations : int
-    heat_map : ndarray of shape (40, 40) of int
-        Pairs by projected distance (rows) and original distance (columns), each from 0 to `heat_max`.
+    heat_map : ndarray of shape (side, side) of int
+        Pairs by projected distance (rows) and original distance (columns), each from 0 to `heat_max`. The side is the root of the number of
+        points, but from 8 to 40: a map of few pairs says no more in more cells, and would take most of a frame's bytes.
     heat_max : float
     filled, dropped : int
         As in `Segment`.
@@ -269,21 +272,22 @@ class Embedder:
             top = float(max(apart.max(initial=0.0), *(block.max() for _, block in _shown(positions, own)), 0.0))
             top = top if comm is None or comm.size == 1 else max(comm.allgather(top))
         top = top or 1.0
+        count = len(positions)
+        side = min(max(math.isqrt(count), HEAT_SIDE_MIN), HEAT_SIDE_MAX)
         # Cells are counted by number, which is many times faster than NumPy's histogram of any edges.
-        counts = np.zeros(HEAT_SIDE**2 + 1, dtype=np.int64)
+        counts = np.zeros(side**2 + 1, dtype=np.int64)
         for rows, block in _shown(positions, own):
-            cells = _cells(block, top) * HEAT_SIDE
-            cells += _cells(apart[rows.start - own.start : rows.stop - own.start], top)
+            cells = _cells(block, top, side) * side
+            cells += _cells(apart[rows.start - own.start : rows.stop - own.start], top, side)
             # No point makes a pair with itself.
-            cells[np.arange(len(cells)), np.arange(rows.start, rows.stop)] = HEAT_SIDE**2
-            counts += np.bincount(cells.ravel(), minlength=HEAT_SIDE**2 + 1)
+            cells[np.arange(len(cells)), np.arange(rows.start, rows.stop)] = side**2
+            counts += np.bincount(cells.ravel(), minlength=side**2 + 1)
         sums = np.concatenate([counts[:-1], [apart.sum()]])
         if comm is not None and comm.size > 1:
             total = np.empty_like(sums)
             comm.Allreduce(sums, total)
             sums = total
-        count = len(positions)
-        heat = sums[:-1].reshape(HEAT_SIDE, HEAT_SIDE).astype(np.int64)
+        heat = sums[:-1].reshape(side, side).astype(np.int64)
         return heat, top, float(sums[-1] / max(1, count * (count - 1)))
 
 
@@ -316,10 +320,10 @@ def _shown(positions: Array, own: slice) -> Iterator[tuple[slice, Array]]:
         yield rows, np.sqrt(np.maximum(squared, 0.0, out=squared), out=squared)
 
 
-def _cells(apart: Array, top: float) -> NDArray[np.intp]:
+def _cells(apart: Array, top: float, side: int) -> NDArray[np.intp]:
     """The place of each distance along a side of a heat map that ends at `top`."""
-    places = apart * (HEAT_SIDE / top)
-    return np.minimum(places, HEAT_SIDE - 1, out=places).astype(np.intp)
+    places = apart * (side / top)
+    return np.minimum(places, side - 1, out=places).astype(np.intp)
 
 
 def _turned(ids: NDArray[np.str_], positions: Array, base: Base | None, weight: Array) -> tuple[Array, float]:

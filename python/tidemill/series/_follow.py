@@ -42,7 +42,7 @@ class Follower:
     Parameters
     ----------
     source : path or DataSet
-        A CSV file, a folder (the files in it), or a glob. Worker 0 must see it. It may be empty, or not there yet. CSV is plain
+        A CSV file, a folder (all files below it), or a glob. Worker 0 must see it. It may be empty, or not there yet. CSV is plain
         text with a header in each file; Parquet files do not grow, but may come. Or a stream, such as of `tidemill.stream.from_kafka`, with steps that work on each batch as it comes; its event time is
         the column of times. Worker 0 alone reads it, from where its source begins.
     rules : Rules, optional

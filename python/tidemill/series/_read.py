@@ -21,6 +21,7 @@ from tidemill._tidemill import NativeTable
 from tidemill.dataset import (
     BadRowsWarning,
     DataSet,
+    DataSetError,
     coalesce,
     col,
     from_arrow,
@@ -30,6 +31,7 @@ from tidemill.dataset import (
     read_json,
     read_parquet,
 )
+from tidemill.dataset._engine import engine
 from tidemill.dataset._workers import collect_in_order
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "SeriesError",
     "Source",
     "delimiter_of",
+    "files_of",
     "find_columns",
     "format_of",
     "open_source",
@@ -204,16 +207,31 @@ def open_source(
     return data, find_columns(data.columns, chosen)
 
 
+def files_of(path: str) -> list[str]:
+    """The files that a local path stands for, by the rules of the readers of files and in their order; empty if there are none yet.
+
+    Raises
+    ------
+    SeriesError
+        The path is no glob, or a folder cannot be listed.
+    """
+    try:
+        # A query orders all files by their whole paths. A glob that ends in `**` finds a file in each folder above it.
+        return sorted(set(engine().find_files([path])))
+    except DataSetError as error:
+        if str(error).startswith(("there is no file or folder", "there are no files in")):
+            return []
+        raise SeriesError(str(error)) from error
+
+
 def format_of(path: str) -> str:
     """The format of a file, or of the first file of a folder, by its name."""
     place = Path(path)
     if "://" not in path and place.is_dir():
-        inside = sorted(
-            child for child in place.rglob("*") if child.is_file() and not child.name.startswith((".", "_"))
-        )
+        inside = files_of(path)
         if not inside:
             raise SeriesError(f"{path}: no files in this folder")
-        place = inside[0]
+        place = Path(inside[0])
     suffixes = [word.lower() for word in place.suffixes]
     while suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
         suffixes.pop()

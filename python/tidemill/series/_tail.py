@@ -2,7 +2,8 @@
 
 Lines become the rows that `tidemill.series.clean` makes of them: what it leaves out is left out, what it refuses is refused. A line is whole when its
 line feed is there; the last one may have none, so it is one, too, when nothing has come for a while, or when a later file of the
-folder has come and this one does not grow. Until then later files wait, as their days would end its.
+folder has come and this one does not grow. Until then later files wait, as their days would end its. For the same reason no day is
+over before all files that are there have been read: each may have rows of any day, as where a folder has one for each series.
 
 A Parquet file is read once, when it is there as a whole, which its last bytes say.
 """
@@ -26,6 +27,7 @@ from tidemill.series._read import (
     Columns,
     SeriesError,
     delimiter_of,
+    files_of,
     find_columns,
     format_of,
     open_source,
@@ -122,37 +124,49 @@ class FileTail:
     ) -> None:
         self._path, self._chosen, self._settle_s = path, chosen, settle_s
         self._delimiter, self._lenient = delimiter, lenient
+        if "://" in path:
+            raise SeriesError(
+                f"{path}: of files only those of this machine's file system can be followed, by their path"
+            )
         try:
             self._null = None if null is None else re.compile(null)
         except re.error as error:
             raise SeriesError(f"null={null!r} is no regular expression: {error}") from error
         self._files: dict[str, _File] = {}
+        #: Which place each file has among those that are there.
+        self._order: dict[str, int] = {}
         self.columns: Columns | None = None
         self.left_out = {"unreadable": 0, "without_key": 0}
         self._dated: bool | None = None
         self._stamps: dict[str, int] = {}
         self._codes: dict[str, int] = {}
-        #: Rows of times that are not over: id, time, numbers.
-        self._waiting: list[_Row] = []
+        #: Rows of times that are not over, by file: id, time, numbers.
+        self._waiting: dict[str, list[_Row]] = {}
         self._quiet_since = time.monotonic()
         #: Whether a file has more than was read at once.
         self._is_behind = False
+        #: Whether other files are not read to their ends yet, which may have rows of any time.
+        self._is_partial = False
 
     def take(self) -> NewRows | None:
         """See `Tail`."""
-        self._waiting += self._read(settled=False)
+        self._read(settled=False)
         settled = self._is_quiet()
         if settled:
-            self._waiting += self._read(settled=True)
+            self._read(settled=True)
             # Something may have come this very moment.
             settled = self._is_quiet()
-        if not self._waiting:
+        if not self._waiting or self._is_partial:
             return None
-        over, self._waiting = self._waiting, []
-        if not settled:
-            last = max(row[1] for row in over)
-            self._waiting = [row for row in over if row[1] == last]
-            over = [row for row in over if row[1] < last]
+        last = None if settled else max(row[1] for rows in self._waiting.values() for row in rows)
+        over: list[_Row] = []
+        waiting: dict[str, list[_Row]] = {}
+        # Of two rows the one in the earlier file counts, whenever it was read.
+        for path in sorted(self._waiting, key=lambda path: self._order.get(path, -1)):
+            rows = self._waiting[path]
+            over += [row for row in rows if row[1] != last]
+            waiting[path] = [row for row in rows if row[1] == last]
+        self._waiting = {path: rows for path, rows in waiting.items() if rows}
         if not over:
             return None
         assert self.columns is not None
@@ -172,20 +186,13 @@ class FileTail:
     def _is_quiet(self) -> bool:
         return not self._is_behind and time.monotonic() - self._quiet_since >= self._settle_s
 
-    def _paths(self) -> list[str]:
-        place = Path(self._path)
-        if place.is_dir():
-            return sorted(str(child) for child in place.iterdir() if child.is_file() and child.name[0] not in "._")
-        if place.exists():
-            return [self._path]
-        return sorted(str(child) for child in place.parent.glob(place.name))
-
-    def _read(self, settled: bool) -> list[_Row]:
-        """The whole lines that are new, as rows; at most `_PIECE_BYTES` of a file at a time."""
-        rows: list[_Row] = []
-        paths = self._paths()
-        self._is_behind = False
+    def _read(self, settled: bool) -> None:
+        """Let the whole lines that are new wait, as rows; at most `_PIECE_BYTES` of a file at a time."""
+        paths = files_of(self._path)
+        self._order = {path: place for place, path in enumerate(paths)}
+        self._is_behind = self._is_partial = False
         for path in paths:
+            is_last = path == paths[-1]
             kind = format_of(path)
             if kind not in ("csv", "tsv", "parquet") or path.endswith((".gz", ".zst", ".bz2", ".xz")):
                 raise SeriesError(f"{path}: only CSV that is not compressed and Parquet files can be followed")
@@ -201,31 +208,41 @@ class FileTail:
                     self._quiet_since = time.monotonic()
                 if kind == "parquet" and not size and not settled:
                     # It has just been made: its rows come before those of later files.
+                    self._is_partial = not is_last
                     break
                 if size == state.offset:
                     continue
                 if kind == "parquet":
                     if not settled and not _is_whole(file, size):
+                        self._is_partial = not is_last
                         break
-                    rows += self._table(path, state)
+                    self._wait(path, self._table(path, state))
                     state.offset, self._quiet_since = size, time.monotonic()
                     continue
                 file.seek(state.offset)
                 piece = file.read(min(_PIECE_BYTES, size - state.offset))
-            self._is_behind |= state.offset + len(piece) < size
+            if state.offset + len(piece) < size:
+                self._is_behind = True
+                # A file that is alone hands out its days while it is read.
+                self._is_partial |= len(paths) > 1
             whole = piece.rfind(b"\n") + 1
             rest = whole < len(piece) == size - state.offset
-            if rest and still and (settled or path != paths[-1]):
+            if rest and still and (settled or not is_last):
                 whole, rest = len(piece), False
             elif not whole and len(piece) == _PIECE_BYTES:
                 raise SeriesError(f"{path}: line {state.line + 1} has more than {_PIECE_BYTES} bytes")
-            rows += self._lines(path, state, piece[:whole])
+            self._wait(path, self._lines(path, state, piece[:whole]))
             if whole and not settled:
                 # To read much takes long, and nobody has been quiet meanwhile.
                 self._quiet_since = time.monotonic()
             if rest:
+                # A last time is not over either while a line of it is coming.
+                self._is_partial |= settled or not is_last
                 break
-        return rows
+
+    def _wait(self, path: str, rows: list[_Row]) -> None:
+        if rows:
+            self._waiting.setdefault(path, []).extend(rows)
 
     def _table(self, path: str, state: _File) -> list[_Row]:
         """The rows of a Parquet file."""

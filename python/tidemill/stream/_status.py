@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +27,11 @@ def folder() -> Path:
 
 
 def place(job: str, comm: Any) -> tuple[str, str] | None:
-    """A worker's file, and what is the same in it all the time. None where there can be none, which a job can do without."""
+    """A worker's file, and what is the same in it all the time. None where there can be none, which a job can do without.
+
+    Collective: other streams may have the same name, so worker 0 draws a number, which all workers tell.
+    """
+    job_id = comm.bcast(secrets.token_hex(8))
     where = folder()
     try:
         where.parent.mkdir(mode=0o700, exist_ok=True)
@@ -36,7 +41,14 @@ def place(job: str, comm: Any) -> tuple[str, str] | None:
         where.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
-    about = {"job": job, "worker": comm.rank, "workers": comm.size, "pid": os.getpid(), "begun_s": time.time()}
+    about = {
+        "job": job,
+        "job_id": job_id,
+        "worker": comm.rank,
+        "workers": comm.size,
+        "pid": os.getpid(),
+        "begun_s": time.time(),
+    }
     return str(where / f"{os.getpid()}-{next(_NUMBERS)}.json"), json.dumps(about)
 
 

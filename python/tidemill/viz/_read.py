@@ -31,7 +31,7 @@ class Frame:
     groups: dict[str, list[str | None]]
     values: dict[str, NDArray[np.float32]]
     metrics: dict[str, float]
-    heat_map: NDArray[np.uint32] | None = field(default=None)
+    heat_map: NDArray[np.unsignedinteger] | None = field(default=None)
     edges: NDArray[np.uint32] | None = field(default=None)
     """Pairs of rows, shape (m, 2); None where the frame has none."""
     heat_map_range: list[list[float]] | None = field(default=None)

@@ -479,14 +479,16 @@ def _numbers(place: str, name: str, column: ArrayLike, count: int) -> NDArray[np
     return np.where(np.isfinite(given), given, np.nan)
 
 
-def _heat(place: str, heat_map: ArrayLike) -> NDArray[np.uint32]:
+def _heat(place: str, heat_map: ArrayLike) -> NDArray[Any]:
     given = np.asarray(heat_map)
-    if given.ndim != 2 or not 0 < max(given.shape) <= HEAT_SIDE_MAX or given.min() < 0:
+    if given.ndim != 2 or not 0 < max(given.shape) <= HEAT_SIDE_MAX or not given.min() >= 0:
         raise FrameError(
             f"{place}: a heat map is a matrix of counts of at most {HEAT_SIDE_MAX} rows and columns, not {given.shape}"
         )
-    counts: NDArray[np.uint32] = np.minimum(given, 2**32 - 1).astype(np.uint32)
-    return counts
+    counts = np.minimum(given, 2**32 - 1)
+    # The smallest that holds them: of few points the map is a good part of a frame.
+    smallest: NDArray[Any] = counts.astype(np.min_scalar_type(int(counts.max())))
+    return smallest
 
 
 def _heat_range(place: str, heat_map: ArrayLike | None, given: ArrayLike) -> list[list[float]]:

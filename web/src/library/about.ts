@@ -1,8 +1,9 @@
 // Beside a plot of a library: what it is, its versions, what was said about it, and links that were given away.
 
 import type { App } from '../app';
+import { ask } from '../dialog';
 import { byId, make } from '../dom';
-import { diff, fold, noEdits } from '../edits';
+import { copyOf, diff, diffWithoutView, fold, noEdits } from '../edits';
 import { encodeView } from '../link';
 import { bad, type Parsed } from '../wire';
 import type { LibraryClient, Looks } from './client';
@@ -17,6 +18,10 @@ export class AboutPanel {
   /** The version that is shown, and what it changes. */
   private version = 0;
   private base = noEdits();
+  /** What the page had made of it before its reader changed anything: a link, or a view, may hide other groups. */
+  private opened = noEdits();
+  /** Answers about versions that are no longer wanted are left aside. */
+  private asked = 0;
   private removeComment: Remove = () => Promise.resolve(NOBODY);
   private withdraw: Remove = () => Promise.resolve(NOBODY);
 
@@ -34,6 +39,12 @@ export class AboutPanel {
     byId('make-share').onsubmit = (event) => this.submitted(event, () => this.share(client));
     this.removeComment = (number) => client.removeComment(this.id, number);
     this.withdraw = (number) => client.withdraw(this.id, number);
+    addEventListener('beforeunload', (event) => {
+      if (!this.unsaved) return;
+      event.preventDefault();
+      // Browsers of before 2024 look only at this.
+      event.returnValue = true;
+    });
     for (const field of document.querySelectorAll<HTMLInputElement>('input.author')) {
       field.value = author();
       field.onchange = () => keepAuthor(field.value);
@@ -56,6 +67,17 @@ export class AboutPanel {
     return first === undefined || this.open(first.number);
   }
 
+  /** What is shown now was not changed by the reader: it is what a version, or the link to it, says. */
+  unchanged(): void {
+    this.opened = copyOf(this.app.colours.currentEdits());
+  }
+
+  /** Whether something is lost with what is shown. Where no version can be saved, that is a group that was made. */
+  private get unsaved(): boolean {
+    const changes = diffWithoutView(this.opened, this.app.colours.currentEdits());
+    return changes.some(({ set }) => this.writable || set === 'group');
+  }
+
   private async refresh(): Promise<boolean> {
     const got = await this.looks.about(this.id);
     if (!got.ok) {
@@ -67,30 +89,51 @@ export class AboutPanel {
     return true;
   }
 
-  /** Shows a version; what was changed and not saved is gone. */
+  /** Shows a version, false if it cannot; asks first if something was changed and not saved, as that is then gone. */
   async open(version: number): Promise<boolean> {
+    const mine = ++this.asked;
     const got = await this.looks.changes(this.id, version);
+    if (mine !== this.asked) return true;
     if (!got.ok) {
       this.notice(got.reason);
       return false;
     }
+    if (this.unsaved && !(await this.mayDrop())) return true;
     this.version = version;
     this.base = fold(got.value);
     await this.app.setEdits(fold(got.value));
+    this.unchanged();
     this.show();
     return true;
+  }
+
+  private async mayDrop(): Promise<boolean> {
+    const answer = await ask(
+      'drop-changes',
+      'Open it without saving?',
+      [],
+      [{ name: 'drop', title: 'Drop what I changed', look: 'danger' }],
+      this.writable
+        ? 'What you have changed is in no version yet, and would be lost. “Save version” keeps it.'
+        : 'The groups that you have made here would be lost.',
+    );
+    return answer !== undefined;
   }
 
   private async save(client: LibraryClient): Promise<boolean> {
     const name = byId<HTMLInputElement>('version-name');
     const note = byId<HTMLTextAreaElement>('version-note');
-    const changes = diff(this.base, { ...this.app.colours.currentEdits(), view: encodeView(this.app.view()) });
+    const now = copyOf({ ...this.app.colours.currentEdits(), view: encodeView(this.app.view()) });
+    const changes = diff(this.base, now);
     const told = { name: name.value.trim(), note: note.value, author: author(), parent: this.version, changes };
     const saved = await client.saveVersion(this.id, told);
     if (!saved.ok) return this.wrong(saved);
     name.value = note.value = '';
     this.notice(`Saved as “${saved.value.name}”.`, false);
-    return (await this.refresh()) && this.open(saved.value.number);
+    // It is what is shown already. To load it would drop what was changed while it was sent.
+    this.version = saved.value.number;
+    this.base = this.opened = now;
+    return this.refresh();
   }
 
   private async comment(client: LibraryClient): Promise<boolean> {
