@@ -15,6 +15,7 @@ from typing import Any
 
 import launched
 import pytest
+import servers
 import stream_job
 import tidemill as tm
 from stream_kills import has_checkpoint, kill_one, pids, run_and_kill
@@ -124,6 +125,74 @@ def test_a_job_that_goes_on_with_other_workers(folder: Path, query: str) -> None
     _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()
     check(folder, query)
+
+
+COUNTS_IN_REDIS = """
+import sys
+import tidemill as tm
+numbers = tm.stream.rate(3000, rows=20_000, splits=2, keys=5).select("key", n=tm.lit(1))
+sink = tm.stream.to_redis(sys.argv[1], id="rescaled", key="key", prefix="rescaled:", increment="n")
+numbers.write_stream(sink, checkpoint=sys.argv[2], every="100ms", guarantee="exactly once")
+"""
+
+
+def test_what_was_prepared_is_committed_by_other_copies(redis_server: servers.Redis, tmp_path: Path) -> None:
+    """Several epochs are durable and not committed when all is killed. Of those of one copy the last must not be committed first:
+    Redis, as Kafka, would be taken to have the others."""
+    app, checkpoint = tmp_path / "app.py", tmp_path / "checkpoints"
+    app.write_text(COUNTS_IN_REDIS)
+    words = ["--threads", "1", app, redis_server.url, checkpoint]
+    epochs, hidden = checkpoint / "epochs", checkpoint / "hidden"
+
+    def prepared() -> set[str]:
+        return {file.name.partition("-")[0] for file in (checkpoint / "state").glob("*/*")}
+
+    with redis_server.client() as redis:
+        job = launched.start("run", "-n", "1", *words)
+        try:
+            launched.wait_until(lambda: len(launched.epochs(checkpoint)) > 1, "two checkpoints")
+            # No checkpoint can become durable while sinks go on preparing; when one does, nothing can be committed.
+            epochs.rename(hidden)
+            epochs.touch()
+            before = prepared()
+            launched.wait_until(lambda: len(prepared() - before) > 2, "three epochs that are prepared")
+            redis.client_pause(600_000, all=False)
+            epochs.unlink()
+            hidden.rename(epochs)
+            known = launched.epochs(checkpoint)
+            launched.wait_until(lambda: len(launched.epochs(checkpoint) - known) > 0, "a checkpoint")
+        finally:
+            pids_of_workers = launched.children(job.pid)
+            for pid in [*pids_of_workers, job.pid]:
+                os.kill(pid, signal.SIGKILL)
+            job.communicate(timeout=launched.PATIENCE_S)
+            launched.wait_until(lambda: not any(map(launched.is_running, pids_of_workers)), "the workers' end")
+            redis.client_unpause()
+
+        def committed() -> int:
+            return sum(int(redis.hget(key, "n") or 0) for key in redis.keys("rescaled:*"))
+
+        assert committed() < 20_000
+        done = launched.run("run", "-n", "2", *words)
+        assert done.returncode == 0, done.stderr.decode()
+        assert committed() == 20_000
+
+
+def test_windows_for_late_rows_do_not_come_again(tmp_path: Path) -> None:
+    """A window that late rows may still change comes again when one has, not because the job goes on from a checkpoint."""
+    rows = tm.from_dict({"s": list(range(2000))}).select(at=tm.col("s").cast("timestamp[s]")).collect()
+    stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
+    counts = stream.group_by(tm.window(tm.tumbling("100s"), on="at", late="10h")).agg(n=tm.count())
+    seen: list[tuple[datetime, int]] = []
+
+    def take(table: tm.Table) -> None:
+        seen.extend((row["window_start"], row["n"]) for row in table.to_pylist())
+
+    counts.write_stream(take, checkpoint=tmp_path, every="100ms", stop=lambda: len(seen) > 4)
+    before = len(seen)
+    assert 4 < before < 20
+    counts.write_stream(take, checkpoint=tmp_path, every="100ms")
+    assert sorted(n for _, n in seen) == [100] * 20 and len({start for start, _ in seen}) == 20
 
 
 def test_two_jobs_in_one_place(folder: Path) -> None:

@@ -90,7 +90,7 @@ pub(crate) enum Keeps {
     /// Nobody says: its buckets stay.
     #[default]
     Unknown,
-    /// Nothing by bucket.
+    /// Nothing by bucket: it is a sink, and keeps what it has prepared.
     Nothing,
     /// What [`Operator::release`] and [`Operator::acquire`] hand over.
     ByBucket,

@@ -24,6 +24,7 @@ use crate::memory::Governor;
 use crate::rebalance::{Answer, Moved, Moves, Rebalance, Tenure};
 use crate::route_map::RouteMap;
 use crate::run::Resume;
+use crate::stream::sink::origin;
 use crate::stream::{Barrier, Control, Hurry};
 use crate::wire::{Frame, Header, Kind, Received};
 
@@ -531,6 +532,16 @@ impl Hub {
     }
 }
 
+/// Whose splits are dealt: how, if there are other copies than had them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SplitsOf {
+    /// In turn, so that each copy reads about as many.
+    Source,
+    /// What one copy has prepared goes to one copy, whichever has it now: where it is committed there is room for one writer of that
+    /// name, and what is behind the last epoch that it has committed.
+    Sink,
+}
+
 /// What copy `copy` of `copies` begins with: its buckets as `route` deals them, its share of the splits, read and checked.
 ///
 /// # Errors
@@ -538,7 +549,7 @@ impl Hub {
 pub(crate) async fn restore(
     store: &CheckpointStore,
     manifest: &Manifest,
-    task: &str,
+    (task, splits_of): (&str, SplitsOf),
     (copy, copies): (u32, u32),
     route: &RouteMap,
     governor: &Governor,
@@ -563,11 +574,12 @@ pub(crate) async fn restore(
         buckets.push((bucket, wanted.len()..wanted.len() + entries.len()));
         wanted.extend(entries);
     }
-    // Of the same copies each has its own splits again; of others they are dealt in turn.
+    // Of the same copies each has its own splits again.
     let all = state.splits.iter().flat_map(|(of, splits)| splits.iter().map(move |split| (*of, split)));
-    let mine = all.enumerate().filter(|(at, (of, _))| match state.copies == copies {
-        true => *of == copy,
-        false => *at as u32 % copies == copy,
+    let mine = all.enumerate().filter(|(at, (of, (name, _)))| match (state.copies == copies, splits_of) {
+        (true, _) => *of == copy,
+        (false, SplitsOf::Source) => *at as u32 % copies == copy,
+        (false, SplitsOf::Sink) => origin(name).unwrap_or(*of) % copies == copy,
     });
     let splits: Vec<(&String, usize)> = mine
         .map(|(_, (_, (name, entry)))| {

@@ -165,6 +165,8 @@ pub(super) struct World {
     faults: bool,
     /// What sinks have made appear.
     visible: BTreeMap<Bytes, Unit>,
+    /// The last epoch of each run and copy that has appeared: where Kafka and Redis have what sinks write, they know no more.
+    appeared: BTreeMap<(String, u32), u64>,
     /// What is prepared in any manifest that was ever whole.
     prepared: BTreeSet<Bytes>,
     /// Manifests of runs that are gone, which have not landed yet.
@@ -196,6 +198,7 @@ impl World {
             objects,
             faults: true,
             visible: BTreeMap::new(),
+            appeared: BTreeMap::new(),
             prepared: BTreeSet::new(),
             late: Vec::new(),
             durable: None,
@@ -343,7 +346,13 @@ impl World {
     /// A sink makes something appear.
     fn commit(&mut self, unit: Bytes) {
         assert!(self.prepared.contains(&unit), "{unit:?} appears, which no checkpoint has");
-        let parsed = serde_json::from_slice(&unit).unwrap();
+        let parsed: Unit = serde_json::from_slice(&unit).unwrap();
+        let last = self.appeared.entry((parsed.run.clone(), parsed.copy)).or_default();
+        if *last >= parsed.epoch {
+            assert!(self.visible.contains_key(&unit), "{parsed:?} is taken for what has appeared: epoch {last} has");
+            return;
+        }
+        *last = parsed.epoch;
         self.visible.insert(unit, parsed);
     }
 

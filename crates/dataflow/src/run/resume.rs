@@ -8,11 +8,13 @@ use tidemill_collective::{Communicator, Op};
 use tokio::runtime::Handle;
 
 use crate::checkpoint::coordinator::{Begin, Member};
+use crate::checkpoint::hub::{self, SplitsOf};
 use crate::checkpoint::store::{FolderLock, Kept};
-use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState, hub};
+use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState};
 use crate::error::DataflowError;
 use crate::flow::{Flow, FlowTask};
 use crate::memory::Governor;
+use crate::rebalance::Keeps;
 use crate::route_map::{BUCKETS, RouteMap};
 
 /// What a run that makes checkpoints begins with.
@@ -280,8 +282,10 @@ impl Resume {
             let route = self.members[at].route_in(manifest);
             let route = route.unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, copies)));
             for copy in (0..copies).filter(|&copy| task.workers[copy as usize] == me) {
+                let splits_of = if task.keeps == Keeps::Nothing { SplitsOf::Sink } else { SplitsOf::Source };
+                let named = (task.name.as_str(), splits_of);
                 let mut read =
-                    hub::restore(&self.settings.store, manifest, &task.name, (copy, copies), &route, governor).await?;
+                    hub::restore(&self.settings.store, manifest, named, (copy, copies), &route, governor).await?;
                 read.evolved =
                     task.state.as_ref().zip(read.schema.as_ref()).is_some_and(|(now, then)| !now.is_same(then));
                 restored.insert((at as u32, copy), read);

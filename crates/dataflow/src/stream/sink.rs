@@ -110,6 +110,11 @@ pub fn split_name(epoch: u64, copy: u32) -> String {
     format!("{epoch}.{copy}")
 }
 
+/// The copy in such a name.
+pub(crate) fn origin(split_name: &str) -> Option<u32> {
+    split_name.split_once('.')?.1.parse().ok()
+}
+
 enum Wake {
     Item(Option<Item>),
     Durable,

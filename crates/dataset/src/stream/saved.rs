@@ -1,7 +1,7 @@
 //! What copies of a task share in checkpoints: the time that they had come to. And what their states consist of, so that those of
 //! a program before a change become those of the program as it is now.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,11 +20,39 @@ use super::window::Micros;
 
 /// What copies share in checkpoints.
 const FIRED: &str = "fired";
+const CHANGED: &str = "changed";
 
 /// A snapshot with what copies share: the time until which windows have fired.
 pub(crate) fn shared(fired: Micros) -> Snapshot {
     let fired = Bytes::copy_from_slice(&fired.to_le_bytes());
     Snapshot { shared: vec![(FIRED.into(), fired)], ..Snapshot::default() }
+}
+
+/// The same with the starts of fired windows that late rows have changed since: their results are still to come again.
+pub(crate) fn shared_with(fired: Micros, changed: &BTreeSet<Micros>) -> Snapshot {
+    let mut snapshot = shared(fired);
+    let starts: Vec<u8> = changed.iter().flat_map(|start| start.to_le_bytes()).collect();
+    snapshot.shared.push((CHANGED.into(), starts.into()));
+    snapshot
+}
+
+fn changed_in(starts: &Bytes) -> Result<BTreeSet<Micros>, TaskError> {
+    let (starts, []) = starts.as_chunks() else { return Err("a checkpoint's times are no times".into()) };
+    Ok(starts.iter().map(|start| Micros::from_le_bytes(*start)).collect())
+}
+
+/// The windows that late rows had changed, at any copy.
+pub(crate) fn changed_of(restored: &Restored) -> Result<BTreeSet<Micros>, TaskError> {
+    let mut all = BTreeSet::new();
+    for starts in restored.shared.get(CHANGED).into_iter().flatten() {
+        all.append(&mut changed_in(starts)?);
+    }
+    Ok(all)
+}
+
+/// Those of them at the copy that had a bucket.
+pub(crate) fn changed_by(restored: &Restored, bucket: u32) -> Result<BTreeSet<Micros>, TaskError> {
+    restored.shared_of(bucket, CHANGED).map_or(Ok(BTreeSet::new()), changed_in)
 }
 
 /// The time until which windows of a bucket had fired.

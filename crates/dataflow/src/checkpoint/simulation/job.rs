@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::Restored;
 use super::super::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, Pace, StoreFailure};
-use super::super::hub;
+use super::super::hub::{self, SplitsOf};
 use super::super::manifest::{Manifest, Report, Said};
 use super::super::news::News;
 use super::super::store::StoreError;
@@ -126,7 +126,9 @@ impl Job {
                 let member = &members[task as usize];
                 let route =
                     member.route_in(&manifest).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
-                at_once(hub::restore(&world.store, &manifest, &member.name, (copy, member.copies), &route, &governor))
+                let splits_of = if member.name == "outside" { SplitsOf::Sink } else { SplitsOf::Source };
+                let named = (member.name.as_str(), splits_of);
+                at_once(hub::restore(&world.store, &manifest, named, (copy, member.copies), &route, &governor))
                     .map(Some)
             });
             match read.collect::<Result<_, StoreError>>() {

@@ -24,7 +24,7 @@ use crate::stream::held::{Disk, Held, Holds};
 use crate::stream::kept::{self, Parts, Saved};
 use crate::stream::late::{LATE_PORT, LateOutput};
 use crate::stream::panes::Pane;
-use crate::stream::saved::{Reader, fired_by, fired_of, shared};
+use crate::stream::saved::{Reader, changed_by, changed_of, fired_by, fired_of, shared_with};
 use crate::stream::sorted::{self, ALL, CACHED_BYTES, Sorted};
 use crate::stream::steps::Steps;
 use crate::stream::window::{Micros, micros, window_array};
@@ -82,7 +82,8 @@ impl SecondHalf {
         new.fired = fired_of(restored)?;
         new.restore(restored, &reader)?;
         new.saved.restore(restored);
-        // Windows that late rows can still change are given again: which had been changed, nobody has saved.
+        // To be restored is no change.
+        new.changed = changed_of(restored)?;
         Ok(new)
     }
 
@@ -108,7 +109,8 @@ impl SecondHalf {
                     }
                     // Of a copy that was behind, by streams that were idle: what has not fired there must fire yet. Then all is
                     // saved anew, else it would count as what has come since.
-                    self.acquired.push(Acquired { fired, changed: BTreeSet::new(), level, states });
+                    let changed = changed_by(restored, bucket)?;
+                    self.acquired.push(Acquired { fired, changed, level, states });
                     self.saved_rows = usize::MAX / 2;
                 }
             }
@@ -470,7 +472,7 @@ impl Operator for SecondHalf {
             states = all.collect();
         }
         let saved = self.saved.clone();
-        let mut snapshot = shared(self.fired);
+        let mut snapshot = shared_with(self.fired, &self.changed);
         if whole || !states.is_empty() {
             let parts = move || Ok(saved.parts(by_bucket(&shape, &states, &disk)?, whole));
             snapshot.later = Some(Later(Box::new(parts)));
