@@ -102,6 +102,38 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         tm.stream.from_files(tmp_path, SCHEMA, stop_at_end=True).write_stream(lambda _: None)
 
 
+def test_rotated_logs(tmp_path: Path) -> None:
+    """A log that is renamed and made anew, and one that is removed while no job runs: lines of the new one never came."""
+    log, checkpoint = tmp_path / "app.log", tmp_path / "checkpoints"
+    seen: list[int] = []
+
+    def read(until: int) -> None:
+        stream = tm.stream.from_files(log, {"x": "int64"})
+        stream.write_stream(
+            lambda rows: seen.extend(row["x"] for row in rows.to_pylist()),
+            checkpoint=checkpoint,
+            every="100ms",
+            stop=lambda: rotate() or len(seen) >= until,
+        )
+
+    def write(numbers: range) -> None:
+        with log.open("a") as file:
+            file.writelines(f'{{"x": {at}}}\n' for at in numbers)
+
+    def rotate() -> bool:
+        if len(seen) == 10 and not (tmp_path / "app.log.1").exists():
+            log.rename(tmp_path / "app.log.1")
+            write(range(10, 100))
+        return False
+
+    write(range(10))
+    read(until=100)
+    log.unlink()
+    write(range(100, 400))
+    read(until=400)
+    assert sorted(seen) == list(range(400))
+
+
 def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     """Records of a real broker to windows, to records that readers of what is committed see once."""
     kafka.create_topic("clicks", 3)
@@ -118,6 +150,27 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     found = [json.loads(value) for value in kafka.values("counts")]
     assert len({(row["key"], row["window_start"]) for row in found}) == len(found) == 5 * 4
     assert sum(row["n"] for row in found) == 2000
+
+
+def test_records_without_a_value(kafka: Kafka) -> None:
+    """Tombstones of a compacted topic are no rows, and are counted; as they are, they are nulls."""
+    kafka.create_topic("tombstones")
+    producer = kafka.producer()
+    for value in (b'{"x": 1}', None, b'{"x": 2}'):
+        producer.produce("tombstones", value, b"key")
+    assert producer.flush(60) == 0
+    seen: list[dict[str, Any]] = []
+    stream = tm.stream.from_kafka(kafka.bootstrap, "tombstones", {"x": "int64"}, stop_at_end=True, on_error="skip")
+    with pytest.warns(tm.BadRowsWarning, match="^1 record .* offset 1: it has no value"):
+        stream.write_stream(lambda rows: seen.extend(rows.to_pylist()))
+    assert seen == [{"x": 1}, {"x": 2}]
+    stream = tm.stream.from_kafka(kafka.bootstrap, "tombstones", {"x": "int64"}, stop_at_end=True)
+    with pytest.raises(tm.DataSetError, match="offset 1: it has no value"):
+        stream.write_stream(lambda _: None)
+    seen.clear()
+    raw = tm.stream.from_kafka(kafka.bootstrap, "tombstones", format="raw", stop_at_end=True)
+    raw.write_stream(lambda rows: seen.extend(rows.to_pylist()))
+    assert [row["value"] for row in seen] == [b'{"x": 1}', None, b'{"x": 2}']
 
 
 def test_what_is_known_of_records(kafka: Kafka) -> None:
@@ -325,6 +378,43 @@ def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
     assert len(keys) == 5 * 4 and "count:k3:2026-01-01T00:00:30" in {key[:28] for key in keys}
     assert sum(int(client.hget(key, "n")) for key in keys) == 2000
     assert client.ttl(keys[0]) > 3000
+
+
+def test_redis_keys_that_look_alike(redis_server: Redis) -> None:
+    """Rows of other keys were added together, when a value had a colon or was null."""
+    client = redis_server.client()
+    rows = tm.from_dict({"a": ["a:b", "a", "", None], "b": ["c", "b:c", "x", "x"], "n": [1, 2, 3, 4]}).collect()
+    sink = tm.stream.to_redis(redis_server.url, id="alike", key=["a", "b"], prefix="alike:", increment="n")
+    tm.stream.from_table(rows).write_stream(sink)
+    found = {key: client.hget(key, "n") for key in client.keys("alike:*")}
+    assert found == {"alike:a\\:b:c": "1", "alike:a:b:c": "2", "alike::x": "3", "alike:\\N:x": "4"}
+    look_up = tm.stream.redis_hashes(redis_server.url, "n", prefix="alike:")
+    asked = look_up([("a:b", "c"), ("a", "b:c"), ("", "x"), (None, "x"), ("a", "x")])
+    assert asked == [{"n": "1"}, {"n": "2"}, {"n": "3"}, {"n": "4"}, None]
+
+
+def test_redis_that_may_forget(redis_server: Redis, capfd: pytest.CaptureFixture[str]) -> None:
+    """A server that loses what was committed, or does not say, is told of, once."""
+    client = redis_server.client()
+    rows = tm.from_dict({"key": ["a"], "x": [1]}).collect()
+
+    def told(url: str, **options: Any) -> str:
+        sink = tm.stream.to_redis(url, id="forgets", key="key", prefix="forgets:", **options)
+        tm.stream.from_table(rows).write_stream(sink)
+        return capfd.readouterr().err
+
+    try:
+        assert told(redis_server.url).count("appendonly yes and appendfsync always keep them") == 1
+        client.config_set("maxmemory-policy", "volatile-lru")
+        assert "volatile-lru" not in told(redis_server.url)
+        assert told(redis_server.url, expire="1h").count("(maxmemory-policy volatile-lru)") == 1
+        client.execute_command("ACL", "SETUSER", "forgetful", "on", ">swordfish", "~*", "+@all", "-config")
+        err = told(redis_server.url.replace("//", "//forgetful:swordfish@"))
+        assert err.count("does not say whether it keeps what is committed (CONFIG GET appendonly") == 1
+        assert "swordfish" not in err
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.execute_command("ACL", "DELUSER", "forgetful")
 
 
 def test_redis_entries_of_json(redis_server: Redis) -> None:

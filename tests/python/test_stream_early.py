@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import warnings
 from collections import Counter, defaultdict
@@ -131,21 +132,39 @@ def test_results_by_rows_are_of_the_first_rows() -> None:
         assert [row["all"] for row in seen] == [list(range(n + 1)) for n in [*range(9, 100, 10), 99]]
 
 
-def test_results_by_rows_and_late_rows() -> None:
+def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
     """A row that comes too late is in no result, and goes where late rows go; one without a time is in none."""
-    # A table is read in eight parts, all of which have to be further before a row is late.
-    seconds = [0, 1, 2, None, *range(100, 120), 4, 120]
-    table = tm.from_dict({"s": seconds}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
-    stream = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=50)
-    window = tm.window(tm.tumbling("1m"), on="at", early_rows=2)
+    file = tmp_path / "rows.json"
+
+    def add(*seconds: int | None) -> None:
+        times = [
+            None if second is None else str(datetime(1970, 1, 1) + timedelta(seconds=second)) for second in seconds
+        ]
+        with file.open("a") as more:
+            more.writelines(json.dumps({"s": s, "at": at}) + "\n" for s, at in zip(seconds, times, strict=True))
+
+    add(0, 1, 2, None, *range(100, 120))
+    schema = {"s": "int64", "at": "timestamp[s]"}
+    stream = tm.stream.from_files(file, schema, time="at", idle_after="100ms")
+    counts = stream.group_by(tm.window(tm.tumbling("1m"), on="at", early_rows=2)).agg(rows=tm.count())
     late: list[Row] = []
-    seen: list[Row] = []
-    counts = stream.group_by(window).agg(rows=tm.count())
+    of_window: list[tuple[int, int, bool]] = []
+
+    def take(made: tm.Table) -> None:
+        for row in made.to_pylist():
+            of_window.append((_second(row["window_start"]), row["rows"], row["window_final"]))
+            if of_window[-1] == (0, 3, True):
+                # Its window is over, so that row 4 is late. The last row lets the windows before its own end.
+                add(4, 120, 300)
+
     with pytest.warns(tm.stream.NoTimeWarning):
         counts.write_stream(
-            lambda made: seen.extend(made.to_pylist()), late_to=lambda made: late.extend(made.to_pylist())
+            take,
+            late_to=lambda made: late.extend(made.to_pylist()),
+            checkpoint=tmp_path / "checkpoints",
+            every="100ms",
+            stop=lambda: (120, 1, True) in of_window,
         )
-    of_window = [(_second(row["window_start"]), row["rows"], row["window_final"]) for row in seen]
     second = [(60, n, False) for n in range(2, 21, 2)]
     assert sorted(of_window) == [(0, 2, False), (0, 3, True), *second, (60, 20, True), (120, 1, True)]
     assert [row["s"] for row in late] == [4]

@@ -1,15 +1,24 @@
-"""Rows that come too late: counted, or given to a sink of their own."""
+"""Rows that come too late: counted, or given to a sink of their own.
+
+Which rows these are does not depend on how fast anything is: rows that come late are sent when there are results that only a later
+time brings.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import socket
+import threading
 import warnings
 from collections import Counter
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import launched
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -17,13 +26,43 @@ import tidemill as tm
 
 Row = dict[str, Any]
 
+SCHEMA = {"user": "str", "n": "int64", "at": "timestamp[s]"}
+START, SECOND = datetime(1970, 1, 1), timedelta(seconds=1)
+ROUNDS, ROUND_S = 6, 30
+#: One in each second. Its number is its second.
+ROWS = ROUNDS * ROUND_S
 
-def shuffled(seed: int, rows: int = 300) -> tm.Table:
-    """A row in each second, most of them far from their place."""
+
+def user(second: int) -> str:
+    """Rows of a user come in pairs, five seconds apart; in six seconds each has one."""
+    return "abc"[second // 2 % 3]
+
+
+def row(second: int) -> Row:
+    return {"user": user(second), "n": second, "at": START + timedelta(seconds=second)}
+
+
+def rounds(seed: int, out_of_order_s: int = 0) -> list[list[int]]:
+    """The seconds of rows that are sent together.
+
+    Those that come one or two rounds late are the first of a round, so that time stands where it stood at the end of the round before.
+    The others of a round are in order, but for `out_of_order_s`. In the first six seconds of ten all rows come at their time, so whatever
+    window has ended, it has a result of each user.
+    """
     dice = random.Random(seed)
-    seconds = sorted(range(rows), key=lambda second: second + dice.uniform(0, 60))
-    columns = {"s": seconds, "user": [dice.choice("abc") for _ in seconds], "n": list(range(rows))}
-    return tm.from_dict(columns).select("user", "n", at=tm.col("s").cast("timestamp[s]")).collect()
+    late: list[list[int]] = [[] for _ in range(ROUNDS)]
+    made = []
+    for number in range(ROUNDS):
+        come = []
+        for second in range(number * ROUND_S, (number + 1) * ROUND_S):
+            can_wait = second % 10 >= 6 and second % ROUND_S < 20 and number + 2 < ROUNDS
+            if can_wait and dice.random() < 0.7:
+                late[number + dice.randint(1, 2)].append(second)
+            else:
+                come.append(second)
+        come.sort(key=lambda second: second + dice.uniform(0, out_of_order_s))
+        made.append(late[number] + come)
+    return made
 
 
 def tens(times: pa.Array) -> tuple[Any, Any]:
@@ -35,9 +74,102 @@ def tens(times: pa.Array) -> tuple[Any, Any]:
     return starts.cast(pa.timestamp("us")), ends.cast(pa.timestamp("us"))
 
 
-def written(stream: tm.DataSet, late: bool) -> tuple[list[Row], list[Row]]:
-    """What came of a stream, and what came too late."""
-    seen: list[Row] = []
+class Expected(NamedTuple):
+    """What is to come of rounds."""
+
+    #: The rows of each window, by user and start.
+    windows: dict[tuple[str | None, int], list[int]]
+    late: list[int]
+    #: How many results there are behind each round.
+    results: list[int]
+
+
+def in_windows(
+    sent: list[list[int]], size: int, slide: int, *, by_user: bool = True, out_of_order_s: int = 0
+) -> Expected:
+    found = Expected({}, [], [])
+    time = -size
+    for seconds in sent:
+        for second in seconds:
+            starts = range(second - second % slide, second - size, -slide)
+            open_ = [start for start in starts if start + size > time]
+            for start in open_:
+                found.windows.setdefault((user(second) if by_user else None, start), []).append(second)
+            if not open_:
+                found.late.append(second)
+        time = max(seconds) - out_of_order_s
+        found.results.append(sum(start + size <= time for _, start in found.windows))
+    return found
+
+
+def in_sessions(sent: list[list[int]], gap: int) -> Expected:
+    """A gap between one and five seconds: a pair is a session, which is over when late rows come."""
+    found = Expected({}, [], [])
+    of_pair: dict[int, list[int]] = {}
+    for number, seconds in enumerate(sent):
+        for second in sorted(seconds):
+            if second // ROUND_S == number:
+                of_pair.setdefault(second // 2, []).append(second)
+            else:
+                found.late.append(second)
+        found.results.append(sum(pair[-1] + gap <= max(seconds) for pair in of_pair.values()))
+    found.windows.update(((user(pair[0]), pair[0]), pair) for pair in of_pair.values())
+    return found
+
+
+def table(seconds: Iterable[int]) -> tm.Table:
+    columns = {"user": [user(second) for second in seconds], "n": list(seconds)}
+    return tm.from_dict(columns).select("user", "n", at=tm.col("n").cast("timestamp[s]")).collect()
+
+
+def send(give: Callable[[bytes], None], sent: list[list[int]], results: list[int], seen: list[Row]) -> None:
+    """Give the rows of each round when there are as many results as those before it bring."""
+    for seconds, count in zip(sent, [0, *results], strict=False):
+        launched.wait_until(lambda count=count: len(seen) >= count, f"{count} results")  # type: ignore[misc]
+        give("".join(json.dumps(row(second), default=str) + "\n" for second in seconds).encode())
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """Work in a thread; its failure is the test's."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert not failed, failed[0]
+
+
+@contextmanager
+def served(
+    sent: list[list[int]], results: list[int], seen: list[Row], *, out_of_order_s: int = 0
+) -> Iterator[tm.DataSet]:
+    """A stream of the lines of a server, which sends them as `send` does, and then ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(launched.PATIENCE_S)
+
+        def work() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                send(connection.sendall, sent, results, seen)
+
+        with beside(work):
+            port = listener.getsockname()[1]
+            times: Any = {"time": "at", "out_of_order": out_of_order_s, "idle_after": "1h"}
+            yield tm.stream.from_socket("127.0.0.1", port, SCHEMA, stop_at_end=True, **times)
+
+
+def written(stream: tm.DataSet, seen: list[Row], late: bool) -> list[Row]:
+    """Adds what comes of a stream to `seen`; returns what came too late."""
     left: list[Row] = []
 
     def late_rows(table: tm.Table) -> None:
@@ -46,7 +178,16 @@ def written(stream: tm.DataSet, late: bool) -> tuple[list[Row], list[Row]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tm.stream.LateRowsWarning)
         stream.write_stream(lambda table: seen.extend(table.to_pylist()), late_to=late_rows if late else None)
-    return seen, left
+    return left
+
+
+def check(expected: Expected, seen: list[Row], left: list[Row], late: bool) -> None:
+    """Every window has the rows that are not late, and no others; those are given, or counted."""
+    assert expected.late, "the test is of late rows"
+    found = Counter((row.get("user"), (row["window_start"] - START) // SECOND, row["rows"]) for row in seen)
+    assert found == Counter((*window, len(rows)) for window, rows in expected.windows.items())
+    assert sorted(row["n"] for row in left) == (sorted(expected.late) if late else [])
+    assert tm.stream.late_rows() == (0 if late else len(expected.late))
 
 
 @pytest.mark.parametrize("by", [[], ["user"]])
@@ -54,18 +195,17 @@ def written(stream: tm.DataSet, late: bool) -> tuple[list[Row], list[Row]]:
 @pytest.mark.parametrize("seed", range(3))
 def test_each_row_is_in_a_window_or_late(by: list[str], late: bool, seed: int) -> None:
     """However far rows are from their place, what is not in a result has come too late, and is counted or given."""
-    table = shuffled(seed)
-    stream = tm.stream.from_table(table, time="at", out_of_order="5s", rows_per_batch=1, rows_per_s=800)
-    seen, left = written(stream.group_by(*by, tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count()), late)
-    counted = tm.stream.late_rows()
-    assert sum(row["rows"] for row in seen) + len(left) + counted == table.num_rows
-    assert counted == 0 if late else counted > 0
+    sent = rounds(seed, 5)
+    expected = in_windows(sent, 10, 10, by_user=bool(by), out_of_order_s=5)
+    seen: list[Row] = []
+    with served(sent, expected.results, seen, out_of_order_s=5) as stream:
+        counts = stream.group_by(*by, tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+        left = written(counts, seen, late)
+    check(expected, seen, left, late)
     if not late:
         return
-    assert left, "the test is of late rows"
     assert set(left[0]) == {"user", "n", "at"}, "all columns, also those that the query does not use"
-    numbers = {row["n"] for row in left}
-    rest = tm.from_arrow(table).filter(~tm.col("n").is_in(sorted(numbers)))
+    rest = tm.from_arrow(table(sorted(set(range(ROWS)) - set(expected.late))))
     plain = rest.group_by(*by, tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count()).to_pylist()
     assert Counter(map(str, seen)) == Counter(map(str, plain))
 
@@ -74,29 +214,32 @@ def test_each_row_is_in_a_window_or_late(by: list[str], late: bool, seed: int) -
 @pytest.mark.parametrize("late", [False, True])
 def test_windows_of_each_kind(windows: tm.stream.Windows, late: bool) -> None:
     """A row that comes too late for its last window, or whose session is over, is in none; others are in all that are not over."""
-    table = shuffled(7)
-    stream = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=800)
-    counts = stream.group_by("user", tm.window(windows, on="at")).agg(low=tm.col("n").min(), rows=tm.count())
-    seen, left = written(counts, late)
-    if windows.kind == "session":
-        assert sum(row["rows"] for row in seen) + len(left) + tm.stream.late_rows() == table.num_rows
-        keys = Counter((row["user"], row["window_start"]) for row in seen)
-        assert max(keys.values()) == 1, "no late row has brought a session again"
-    else:
-        in_some = sum(row["rows"] for row in seen)
-        assert in_some <= 4 * (table.num_rows - len(left) - tm.stream.late_rows())
-    assert len(left) + tm.stream.late_rows() > 0
+    sent = rounds(7)
+    expected = in_sessions(sent, 3) if windows.kind == "session" else in_windows(sent, 20, 5)
+    seen: list[Row] = []
+    with served(sent, expected.results, seen) as stream:
+        counts = stream.group_by("user", tm.window(windows, on="at")).agg(low=tm.col("n").min(), rows=tm.count())
+        left = written(counts, seen, late)
+    check(expected, seen, left, late)
+    if windows.kind == "sliding":
+        in_some = sum(len(rows) for rows in expected.windows.values())
+        assert in_some < 4 * (ROWS - len(expected.late)), "the test is of rows that are late for some windows"
+    lows = Counter(row["low"] for row in seen)
+    assert lows == Counter(min(rows) for rows in expected.windows.values())
 
 
 def test_they_are_told_of() -> None:
     """A warning at the end says how many, and for which step."""
-    table = shuffled(1)
-    stream = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=800)
-    counts = stream.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
-    with pytest.warns(tm.stream.LateRowsWarning, match=r"rows came too late and were left out \(window \d+: \d+\)"):
-        counts.write_stream(lambda _: None)
-    in_order = tm.from_arrow(table).sort("at").collect()
-    stream = tm.stream.from_table(in_order, time="at", rows_per_batch=1, rows_per_s=800)
+    sent = rounds(1)
+    expected = in_windows(sent, 10, 10, by_user=False)
+    count = len(expected.late)
+    assert count > 1
+    said = rf"^{count} rows came too late and were left out \(window \d+: {count}\)"
+    seen: list[Row] = []
+    with served(sent, expected.results, seen) as stream, pytest.warns(tm.stream.LateRowsWarning, match=said):
+        counts = stream.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+        counts.write_stream(lambda table: seen.extend(table.to_pylist()))
+    stream = tm.stream.from_table(table(range(ROWS)), time="at", rows_per_batch=1)
     counts = stream.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -121,35 +264,59 @@ def test_rows_without_a_time(windows: tm.stream.Windows, late: bool) -> None:
 
 def test_rows_that_are_late_for_joins() -> None:
     """Those are counted, too."""
-    table = shuffled(2)
-    left = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=800)
-    right = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=800, name="again")
+    seen: list[Row] = []
+    # Two pairs, and a row without a partner: it is given when the time of both sides is beyond it.
+    sides = [[0, 50, 100], [10, 20]], [[0, 100], [10]]
     where = (tm.col("at_right") >= tm.col("at")) & (tm.col("at_right") <= tm.col("at") + timedelta(seconds=1))
-    with pytest.warns(tm.stream.LateRowsWarning, match=r"join \d+ left: \d+, join \d+ right: \d+"):
-        left.join(right, on="user", where=where).write_stream(lambda _: None)
+    with served(sides[0], [3], seen) as left, served(sides[1], [3], seen) as right:
+        joined = left.join(right, on="user", how="left", where=where)
+        with pytest.warns(tm.stream.LateRowsWarning, match=r"join \d+ left: 2, join \d+ right: 1\b"):
+            joined.write_stream(lambda table: seen.extend(table.to_pylist()))
+    assert sorted(row["n"] for row in seen) == [0, 50, 100]
 
 
 def test_rows_of_sql() -> None:
     """The window's name stays what it was."""
-    table = shuffled(3)
-    stream = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=800)
+    sent = rounds(3)
+    expected = in_windows(sent, 10, 5, by_user=False)
     query = "select w['start'] as begin, n from (select hop(at, '5 seconds', '10 seconds') as w, count(*) as n from rows group by w)"
-    seen, left = written(tm.sql(query, rows=stream), True)
-    assert seen and left
+    seen: list[Row] = []
+    with served(sent, expected.results, seen) as stream:
+        left = written(tm.sql(query, rows=stream), seen, True)
+    assert expected.late and sorted(row["n"] for row in left) == sorted(expected.late)
+    assert Counter(row["n"] for row in seen) == Counter(len(rows) for rows in expected.windows.values())
     assert set(seen[0]) == {"begin", "n"} and set(left[0]) == {"user", "n", "at"}
 
 
 def test_a_sink_of_files(tmp_path: Path) -> None:
     """Sinks of the engine learn what late rows are when the query is planned, and commit with the checkpoint."""
-    table = shuffled(4)
-    stream = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=800)
+    # The last row ends all windows but its own, which has no result when the stream is stopped.
+    sent = [*rounds(4), [2 * ROWS]]
+    expected = in_windows(sent, 10, 10)
+    source = tmp_path / "rows.json"
+    source.touch()
+    seen: list[Row] = []
+
+    def look(results: tm.Table) -> tm.Table:
+        seen.extend(results.to_pylist())
+        return results
+
+    def append(text: bytes) -> None:
+        with source.open("ab") as file:
+            file.write(text)
+
+    stream = tm.stream.from_files(source, SCHEMA, time="at", idle_after="100ms")
     counts = stream.group_by("user", tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
-    counts.write_stream(
-        tm.stream.to_files(tmp_path / "counts"),
-        late_to=tm.stream.to_files(tmp_path / "late"),
-        checkpoint=tmp_path / "checkpoints",
-        guarantee="exactly once",
-    )
+    schema = {"user": "str", "window_start": "timestamp[us]", "window_end": "timestamp[us]", "rows": "int64"}
+    with beside(lambda: send(append, sent, expected.results, seen)):
+        counts.map_batches(look, schema).write_stream(
+            tm.stream.to_files(tmp_path / "counts"),
+            late_to=tm.stream.to_files(tmp_path / "late"),
+            checkpoint=tmp_path / "checkpoints",
+            every="100ms",
+            stop=lambda: len(seen) == expected.results[-1],
+            guarantee="exactly once",
+        )
 
     def rows(folder: str) -> list[Row]:
         files = [
@@ -157,7 +324,8 @@ def test_a_sink_of_files(tmp_path: Path) -> None:
         ]
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
-    assert sum(row["rows"] for row in rows("counts")) + len(rows("late")) == table.num_rows
+    assert sum(row["rows"] for row in rows("counts")) + len(rows("late")) == ROWS
+    assert expected.late and sorted(row["n"] for row in rows("late")) == sorted(expected.late)
     assert {"user", "n", "at"} == set(rows("late")[0])
 
 
@@ -169,7 +337,7 @@ def refused(stream: tm.DataSet, **options: Any) -> str:
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     """A query without windows has no late rows, and those of several windows must be of one kind."""
-    stream = tm.stream.from_table(shuffled(5), time="at")
+    stream = tm.stream.from_table(table(range(ROWS)), time="at")
     assert "the query has none" in refused(stream)
 
     def counts(rows: tm.DataSet) -> tm.DataSet:

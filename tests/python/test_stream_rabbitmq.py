@@ -95,8 +95,10 @@ def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
 def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
     """A sink that publishes into the void, and errors that show passwords or say nothing."""
     rows = tm.stream.rate(rows=3)
-    with pytest.raises(tm.DataSetError, match=r'queue "nowhere": no queue takes routing key "nowhere"'):
-        rows.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "nowhere"))
+    with rabbitmq.connect() as connection:
+        connection.channel().exchange_declare("unbound", "direct", durable=True)
+    with pytest.raises(tm.DataSetError, match=r'exchange "unbound": no queue takes routing key "x"'):
+        rows.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="unbound", routing_key="x"))
     with pytest.raises(tm.DataSetError, match=r'exchange "nowhere": .*NOT_FOUND'):
         rows.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="nowhere", routing_key="x"))
     with pytest.raises(tm.DataSetError, match=r'queue "nowhere": .*NOT_FOUND'):
@@ -110,6 +112,25 @@ def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
         tm.stream.from_rabbitmq("http://x", "clicks", format="text")
     with pytest.raises(tm.DataSetError, match="takes a queue, or an exchange"):
         tm.stream.to_rabbitmq(url, "counts", exchange="x")
+
+
+def test_a_sink_that_has_nowhere_to_go(rabbitmq: RabbitMQ) -> None:
+    """A wrong name or password was found out with the first rows, and there are none here."""
+    declare(rabbitmq, "silent")
+    stream = tm.stream.from_rabbitmq(rabbitmq.url, "silent", format="text", stop_at_end=True)
+    with pytest.raises(tm.DataSetError, match=r'queue "nowhere": .*NOT_FOUND.*: declare it before the job starts'):
+        stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "nowhere"))
+    with pytest.raises(tm.DataSetError, match=r'exchange "nowhere": .*NOT_FOUND.*: declare it before the job starts'):
+        stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="nowhere", routing_key="x"))
+    url = rabbitmq.url.replace("guest:guest", "guest:swordfish")
+    with pytest.raises(tm.DataSetError, match="ACCESS_REFUSED") as error:
+        stream.write_stream(tm.stream.to_rabbitmq(url, "silent"))
+    assert "swordfish" not in str(error.value)
+    # What is there is no error: a queue, an exchange of any kind.
+    with rabbitmq.connect() as connection:
+        connection.channel().exchange_declare("heads", "headers", durable=True)
+    stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "silent"))
+    stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="heads"))
 
 
 def test_routing_keys_and_bad_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

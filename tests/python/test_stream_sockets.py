@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,42 @@ def test_messages_of_a_websocket() -> None:
         with pytest.warns(tm.BadRowsWarning, match="^1 record .* message 3: ") as warned:
             assert seen(stream) == [1, 2]
     assert heard == [b"all"] and "swordfish" not in str(warned[0].message)
+
+
+def test_a_websocket_server_that_restarts(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a proxy answers meanwhile, and a handshake that is cut, end no job; an answer that stays does."""
+
+    def refuse(status: bytes, connection: socket.socket) -> None:
+        while not connection.recv(4096).endswith(b"\r\n\r\n"):
+            pass
+        connection.sendall(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+
+    def cut(begun: bytes, connection: socket.socket) -> None:
+        while not connection.recv(4096).endswith(b"\r\n\r\n"):
+            pass
+        connection.sendall(begun)
+
+    def talk(connection: socket.socket) -> None:
+        shake_hands(connection)
+        connection.sendall(frame(b'{"x": 1}') + frame(b"", 8))
+        while connection.recv(100):
+            pass
+
+    talks = [
+        partial(refuse, b"503 Service Unavailable"),
+        partial(cut, b""),
+        partial(cut, b"HTTP/1.1 101 Switching"),
+        talk,
+    ]
+    with serving(*talks) as port:
+        assert seen(tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", SCHEMA, stop_at_end=True)) == [1]
+    told = capfd.readouterr().err
+    assert told.count("what it sends until there is a connection is lost") == 1 and "503 Service Unavailable" in told
+    with (
+        serving(partial(refuse, b"404 Not Found")) as port,
+        pytest.raises(tm.DataSetError, match=f"websocket 127.0.0.1:{port}: .*404"),
+    ):
+        seen(tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", SCHEMA, stop_at_end=True))
 
 
 def post(port: int, body: bytes, path: str = "/rows", method: str = "POST") -> tuple[int, str, str | None]:

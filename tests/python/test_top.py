@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -29,14 +30,22 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
+@contextmanager
+def started(folder: Path, env: dict[str, str]) -> Iterator[Popen[bytes]]:
+    (folder / "app.py").write_text(APP)
+    running = launched.start("run", "-n", "2", "app.py", env=env, cwd=folder)
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.send_signal(signal.SIGINT)
+        running.communicate(timeout=launched.PATIENCE_S)
+
+
 @pytest.fixture
 def job(tmp_path: Path, env: dict[str, str]) -> Iterator[Popen[bytes]]:
-    (tmp_path / "app.py").write_text(APP)
-    running = launched.start("run", "-n", "2", "app.py", env=env, cwd=tmp_path)
-    yield running
-    if running.poll() is None:
-        running.send_signal(signal.SIGINT)
-    running.communicate(timeout=launched.PATIENCE_S)
+    with started(tmp_path, env) as running:
+        yield running
 
 
 def told(env: dict[str, str]) -> list[dict[str, Any]]:
@@ -68,6 +77,25 @@ def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
     assert " 2026-01-01 00:00:" in source
     rates = [cell for cell in source.split() if cell.replace(",", "").isdigit()]
     assert int(rates[0].replace(",", "")) > 0, source
+
+
+def test_two_streams_of_one_name(job: Popen[bytes], env: dict[str, str], tmp_path: Path) -> None:
+    """Each is shown by itself: together they would be one of four workers, with the rates of both."""
+    (tmp_path / "beside").mkdir()
+    with started(tmp_path / "beside", env) as beside:
+
+        def run() -> bool:
+            assert job.poll() is None and beside.poll() is None, "a job has ended"
+            return len(told(env)) == 4
+
+        launched.wait_until(run, "the workers of both")
+        workers: dict[str, list[int]] = {}
+        for worker in told(env):
+            workers.setdefault(worker["job_id"], []).append(worker["worker"])
+        assert [sorted(of_one) for of_one in workers.values()] == [[0, 1], [0, 1]]
+        shown = launched.run("top", "--once", "--every", "0.1", env=env)
+        heads = [line for line in shown.stdout.decode().splitlines() if line.startswith("stream ")]
+        assert [head.partition("  running ")[0] for head in heads] == ["stream 'clicks'  2 of 2 workers here"] * 2
 
 
 def test_streams_that_have_gone(job: Popen[bytes], env: dict[str, str]) -> None:

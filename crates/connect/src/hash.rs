@@ -14,7 +14,12 @@ pub(crate) fn mix(number: u64) -> u64 {
 
 /// The hash of a name.
 pub(crate) fn of_name(name: &str) -> u64 {
-    XxHash3_64::oneshot(name.as_bytes())
+    of_bytes(name.as_bytes())
+}
+
+/// The hash of bytes.
+pub(crate) fn of_bytes(bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot(bytes)
 }
 
 /// A name that nobody else has, in hexadecimal.

@@ -6,11 +6,14 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow::datatypes::{DataType, SchemaRef};
 use common::{Job, Random, schema, stop_when};
 use serde_json::{Value, json};
+use tidemill_dataflow::Progress;
+use tidemill_dataflow::stream::Control;
 
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -98,6 +101,53 @@ fn every_line_counts_once_across_failures() {
         assert!(found == expected, "seed {seed}: {} rows of {}", found.len(), expected.len());
         assert!(files > 1 && hidden(&to) == 0);
     }
+}
+
+/// Logs that are renamed, or removed, and made anew under the same name, while a job reads them and while it is away: the new file was
+/// never read, or from its middle.
+#[test]
+fn rotated_files_are_read_from_their_beginning() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    fs::create_dir(&from).unwrap();
+    let log = from.join("log.jsonl");
+    let write = |numbers: std::ops::Range<u64>| {
+        let text: String = numbers.map(|n| row(n) + "\n").collect();
+        append(&log, text.as_bytes());
+    };
+    let mut source = json!({"kind": "files", "path": log, "poll_interval_ms": 5, "list_interval_ms": 10});
+    let sink = json!({"kind": "files", "path": to});
+    let checkpoints = folder.path().join("checkpoints");
+    let run = |source: &Value, look: &(dyn Fn(&Progress) -> Result<(), String> + Sync)| {
+        Job { source, schema: Some(events()), sink: &sink, checkpoints: &checkpoints, interval: INTERVAL }
+            .run(2, None, look)
+            .unwrap();
+    };
+    write(0..10);
+    let step = AtomicU64::new(0);
+    run(&source, &|progress| {
+        match (step.load(Ordering::SeqCst), lines(&to).0.len()) {
+            (0, 10) => {
+                fs::rename(&log, from.join("log.jsonl.1")).unwrap();
+                write(10..40);
+            }
+            (1, 40) => {
+                fs::remove_file(&log).unwrap();
+                write(40..100);
+            }
+            (2, 100) => progress.request(Control::Stop),
+            _ => return Ok(()),
+        }
+        step.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    });
+    fs::remove_file(&log).unwrap();
+    write(100..300);
+    source["stop_at_end"] = Value::Bool(true);
+    run(&source, &|_| Ok(()));
+    let mut expected: Vec<String> = (0..300).map(row).collect();
+    expected.sort();
+    assert_eq!(lines(&to).0, expected);
 }
 
 /// A generator that repeats or leaves out numbers; with fewer splits than copies, and with more.

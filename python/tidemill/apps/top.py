@@ -60,7 +60,7 @@ def _grouped(workers: list[Status]) -> list[list[Status]]:
     groups: dict[str, list[Status]] = {}
     for status in workers:
         # A job of an earlier version tells no number.
-        groups.setdefault(status.get("job_id", status["job"]), []).append(status)
+        groups.setdefault(status["job_id" if "job_id" in status else "job"], []).append(status)
     return list(groups.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -94,7 +95,7 @@ def to_redis(
     entries_max: int | None = None,
     tls: Tls | None = None,
 ) -> Connector:
-    """A sink of `DataSet.write_stream`: hashes of Redis, one for each `key`, or entries of a stream.
+    r"""A sink of `DataSet.write_stream`: hashes of Redis, one for each `key`, or entries of a stream.
 
     With `id`, each row is written once: rows are part of the checkpoint; when it is durable, one transaction of the server
     writes them and notes that it has, in a key ``tidemill:ID:...``. At half of 64 MiB of them, of one thread, a checkpoint is made
@@ -108,7 +109,8 @@ def to_redis(
         As for `from_redis`.
     key : str or iterable of str, optional
         Of hashes: the columns whose values, with colons between, are a hash's key. The others are its fields; a null removes
-        one.
+        one. So that other values have other keys, a colon or a backslash in a text that is not the last has a backslash before it,
+        and a text that is null is ``\N``.
     stream : str, optional
         The stream that rows are added to, instead.
     id : str, optional
@@ -152,7 +154,7 @@ def redis_hashes(
     fields : str or iterable of str
         Which; a hash that has none of them is as one that is not there.
     prefix : str, default=""
-        What the hashes' keys begin with; behind it the values of the row's key, with colons between.
+        What the hashes' keys begin with; behind it the values of the row's key, with colons between, written as `to_redis` does.
     tls : Tls, optional
         Certificates, for ``rediss:``.
     """
@@ -160,10 +162,26 @@ def redis_hashes(
     native = NativeRedisHashes(described("redis", url=url, fields=names, prefix=prefix or None, tls=files(tls)))
 
     def redis_hashes(keys: list[Any]) -> list[Mapping[str, str | None] | None]:
-        texts = [":".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in keys]
+        texts = [_hash_key(key if isinstance(key, tuple) else (key,)) for key in keys]
         return [None if found is None else dict(zip(names, found, strict=True)) for found in native.get(texts)]
 
     return redis_hashes
+
+
+def _hash_key(values: tuple[Any, ...]) -> str:
+    """As `Encoder::part` in the sink writes it, where a text may be anything."""
+    last = max((at for at, value in enumerate(values) if value is None or isinstance(value, str)), default=0)
+    parts = []
+    for at, value in enumerate(values):
+        if value is None:
+            parts.append(r"\N")
+        elif not isinstance(value, str):
+            parts.append(str(value))
+        elif at < last:
+            parts.append(value.replace("\\", r"\\").replace(":", r"\:"))
+        else:
+            parts.append("\\" + value if re.fullmatch(r"\\+N", value) else value)
+    return ":".join(parts)
 
 
 def _listed(names: str | Iterable[str]) -> list[str]:

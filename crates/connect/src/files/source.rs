@@ -1,6 +1,9 @@
 //! Files as a stream: every file is a split of its own time, read a block at a time in turn with the others, from its first
 //! line on; then what is appended to it, and files that come.
 //!
+//! A path that comes to have another file, as logs are rotated, is read from that one's beginning, as soon as the one before has been
+//! read to its end: see `tail`.
+//!
 //! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is.
 //!
 //! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a file that
@@ -21,7 +24,7 @@ use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::runtime::Handle;
 
 use super::list::Place;
-use super::tail::{Piece, Tail};
+use super::tail::{Piece, Position, Tail};
 use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
@@ -35,6 +38,10 @@ const NAME: &str = "files source";
 const SHELVES: u32 = 64;
 /// Blocks that are read ahead.
 const QUEUE: usize = 4;
+/// So many files are kept open by all copies together, and some by each: those that came last, for they are those that are rotated.
+/// The others are opened whenever they have more.
+const OPEN_MAX: usize = 256;
+const OPEN_MIN: usize = 8;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -123,6 +130,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
                 shelves: HashSet::new(),
                 files: Vec::new(),
                 names: HashSet::new(),
+                known: BTreeMap::new(),
+                some_gone: false,
+                open_max: (OPEN_MAX / context.copies() as usize).max(OPEN_MIN),
             };
             Ok(Box::new(Files::new(reader, context)?))
         }),
@@ -141,7 +151,7 @@ enum Event {
         file: u32,
         rows: RecordBatch,
         /// Behind them.
-        offset: u64,
+        position: Position,
     },
     CaughtUp {
         file: u32,
@@ -150,34 +160,32 @@ enum Event {
     },
     Over {
         file: u32,
+        /// It is not there any more: a file that comes to its path is another one.
+        is_gone: bool,
     },
     /// There is no file now that is read. It counts as one that has nothing, so that it holds back nobody's time.
-    Nothing {
-        at: Instant,
-        is_new: bool,
-        file: u32,
-    },
+    Nothing { at: Instant, is_new: bool, file: u32 },
 }
 
 /// The source of one copy.
 struct Files {
     feed: Feed<Event>,
-    /// The paths and offsets of its shelves.
-    shelves: BTreeMap<u32, BTreeMap<String, u64>>,
+    /// The paths of its shelves, and how far each was read.
+    shelves: BTreeMap<u32, BTreeMap<String, Position>>,
     files: Vec<String>,
 }
 
 impl Files {
     fn new(mut reader: Reader, context: &TaskContext) -> Result<Self, TaskError> {
-        let mut shelves: BTreeMap<u32, BTreeMap<String, u64>> = BTreeMap::new();
+        let mut shelves: BTreeMap<u32, BTreeMap<String, Position>> = BTreeMap::new();
         match context.restored().filter(|restored| !restored.splits.is_empty()) {
             Some(restored) => {
                 for (name, bytes) in &restored.splits {
-                    let (shelf, offsets) =
+                    let (shelf, positions) =
                         name.parse().ok().zip(serde_json::from_slice(bytes).ok()).ok_or_else(|| {
                             format!("the checkpoint has a split \"{name}\", which no files source made")
                         })?;
-                    shelves.insert(shelf, offsets);
+                    shelves.insert(shelf, positions);
                 }
             }
             None => {
@@ -186,8 +194,8 @@ impl Files {
             }
         }
         reader.shelves = shelves.keys().copied().collect();
-        let known: Vec<(String, u64)> =
-            shelves.values().flatten().map(|(path, offset)| (path.clone(), *offset)).collect();
+        let known: BTreeMap<String, Position> =
+            shelves.values().flatten().map(|(path, position)| (path.clone(), *position)).collect();
         let name = format!("{}-{}", context.task(), context.copy());
         let feed = Feed::start(name, QUEUE, move |feeder| reader.run(known, feeder))?;
         Ok(Files { feed, shelves, files: Vec::new() })
@@ -205,21 +213,27 @@ impl Source for Files {
                 None => Next::End,
                 Some(Event::New(paths)) => {
                     for path in &paths {
-                        self.shelves.entry(shelf(path)).or_default().entry(path.clone()).or_insert(0);
+                        self.shelves.entry(shelf(path)).or_default().entry(path.clone()).or_default();
                     }
                     self.files.extend(paths);
                     continue;
                 }
-                Some(Event::Rows { file, rows, offset }) => {
+                Some(Event::Rows { file, rows, position }) => {
                     let path = &self.files[file as usize];
-                    self.shelves.entry(shelf(path)).or_default().insert(path.clone(), offset);
+                    self.shelves.entry(shelf(path)).or_default().insert(path.clone(), position);
                     if rows.num_rows() == 0 {
                         continue;
                     }
                     Next::Rows { split: file, rows }
                 }
                 Some(Event::CaughtUp { file, at }) => Next::CaughtUp { split: file, at },
-                Some(Event::Over { file }) => Next::SplitEnd { split: file },
+                Some(Event::Over { file, is_gone }) => {
+                    let path = &self.files[file as usize];
+                    if is_gone && let Some(positions) = self.shelves.get_mut(&shelf(path)) {
+                        positions.remove(path);
+                    }
+                    Next::SplitEnd { split: file }
+                }
                 Some(Event::Nothing { at, is_new, file }) => {
                     if is_new {
                         self.files.push("no file".into());
@@ -235,8 +249,8 @@ impl Source for Files {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let saved = |(shelf, offsets): (&u32, &BTreeMap<String, u64>)| {
-            Ok((shelf.to_string(), Bytes::from(serde_json::to_vec(offsets)?)))
+        let saved = |(shelf, positions): (&u32, &BTreeMap<String, Position>)| {
+            Ok((shelf.to_string(), Bytes::from(serde_json::to_vec(positions)?)))
         };
         self.shelves.iter().map(saved).collect()
     }
@@ -269,23 +283,30 @@ struct Reader {
     bad: Handler,
     shelves: HashSet<u32>,
     files: Vec<Reading>,
+    /// Paths that are read, or are over.
     names: HashSet<String>,
+    /// Of the checkpoint; what is read is not in it any more.
+    known: BTreeMap<String, Position>,
+    /// A file has lost its path: there may be another one at it.
+    some_gone: bool,
+    open_max: usize,
 }
 
 impl Reader {
-    fn run(mut self, known: Vec<(String, u64)>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
-        let offsets: BTreeMap<String, u64> = known.into_iter().collect();
+    fn run(mut self, known: BTreeMap<String, Position>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
+        self.known = known;
         let mut nothing: Option<(u32, Quiet)> = None;
         let mut looked = None;
         let mut number = 0;
         let list_interval = self.options.list_interval_ms.unwrap_or(if self.place.grows() { 1000 } else { 5000 });
         loop {
             let round = Instant::now();
-            if looked.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(list_interval)) {
+            let is_due = looked.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(list_interval));
+            if std::mem::take(&mut self.some_gone) || is_due {
                 let paths = self.place.files(&self.pool)?;
                 if looked.is_none() {
                     let there: HashSet<&String> = paths.iter().collect();
-                    let gone: Vec<&String> = offsets.keys().filter(|path| !there.contains(path)).collect();
+                    let gone: Vec<&String> = self.known.keys().filter(|path| !there.contains(path)).collect();
                     if let Some(first) = gone.first() {
                         let count = gone.len();
                         eprintln!(
@@ -293,7 +314,6 @@ impl Reader {
                              what was in them behind the checkpoint is lost"
                         );
                     }
-                    self.names.extend(gone.into_iter().cloned());
                 }
                 // A listing may take long in a large folder: a tenth of the time is enough for it.
                 looked = Some(Instant::now() + round.elapsed() * 9);
@@ -309,7 +329,7 @@ impl Reader {
                     number += new.len() as u32;
                     for (path, file) in new.iter().zip(numbers) {
                         let held = self.place.held(path, &self.pool);
-                        let tail = Tail::new(path.clone(), held, offsets.get(path).copied().unwrap_or(0));
+                        let tail = Tail::new(path.clone(), held, self.known.remove(path).unwrap_or_default());
                         self.files.push(Reading { file, tail, columns: None, quiet: None });
                     }
                     if !feeder.give(Event::New(new.into_iter().rev().collect())) {
@@ -349,24 +369,37 @@ impl Reader {
         let mut progress = false;
         let mut files = std::mem::take(&mut self.files);
         let mut over = Vec::new();
+        let count = files.len();
         for (number, reading) in files.iter_mut().enumerate() {
             if !feeder.is_wanted() {
                 return Ok(None);
             }
             let (file, at) = (reading.file, Instant::now());
-            let event = match self.read(reading)? {
-                Step::Rows(rows, offset) => {
+            let step = self.read(reading)?;
+            if number + self.open_max < count {
+                reading.tail.close();
+            }
+            let event = match step {
+                Step::Rows(rows, position) => {
                     progress = true;
                     reading.quiet = None;
-                    Event::Rows { file, rows, offset }
+                    Event::Rows { file, rows, position }
                 }
-                Step::Over => {
+                Step::Gone if !self.place.grows() => {
                     over.push(number);
-                    Event::Over { file }
+                    Event::Over { file, is_gone: false }
+                }
+                Step::Gone => {
+                    over.push(number);
+                    // Its path may have another file, which is looked for at once, also if this is to end when all has been read.
+                    progress = true;
+                    self.some_gone = true;
+                    self.names.remove(&reading.tail.path);
+                    Event::Over { file, is_gone: true }
                 }
                 Step::Nothing if self.options.stop_at_end || !self.place.grows() => {
                     over.push(number);
-                    Event::Over { file }
+                    Event::Over { file, is_gone: false }
                 }
                 Step::Nothing if !Quiet::of(&mut reading.quiet, at) => continue,
                 Step::Nothing => Event::CaughtUp { file, at },
@@ -385,7 +418,7 @@ impl Reader {
     fn read(&mut self, reading: &mut Reading) -> Result<Step, TaskError> {
         let has_header = matches!(self.layout, Layout::Csv { .. }) && self.options.has_header;
         let ended = self.options.stop_at_end || !self.place.grows();
-        if has_header && reading.columns.is_none() && reading.tail.offset > 0 {
+        if has_header && reading.columns.is_none() && reading.tail.position.offset > 0 {
             // It goes on behind its header.
             let mut start = reading.tail.rewound();
             if let Piece::Lines(lines) = start.read(ended)?
@@ -397,7 +430,7 @@ impl Reader {
         let lines = match reading.tail.read(ended)? {
             Piece::Lines(lines) => lines,
             Piece::Nothing => return Ok(Step::Nothing),
-            Piece::Gone => return Ok(Step::Over),
+            Piece::Gone => return Ok(Step::Gone),
         };
         let mut records: Vec<(u64, &[u8])> = Vec::new();
         for (at, line) in lines.iter() {
@@ -411,7 +444,7 @@ impl Reader {
             records.push((at, line));
         }
         let rows = self.rows(reading, &records)?;
-        Ok(Step::Rows(rows, reading.tail.offset))
+        Ok(Step::Rows(rows, reading.tail.position))
     }
 
     fn rows(&mut self, reading: &Reading, records: &[(u64, &[u8])]) -> Result<RecordBatch, TaskError> {
@@ -454,10 +487,10 @@ impl Reader {
 
 /// What a look at a file brought.
 enum Step {
-    /// And the offset behind them.
-    Rows(RecordBatch, u64),
+    /// And the position behind them.
+    Rows(RecordBatch, Position),
     Nothing,
-    Over,
+    Gone,
 }
 
 fn is_blank(line: &[u8]) -> bool {

@@ -1,14 +1,23 @@
 //! One file that may grow, or an object, which does not: whole lines from where it was left, never a part of one.
+//!
+//! A path may come to have another file, when logs are rotated. A file is known by its device, its inode and when it was made, for
+//! an inode comes again soon after a file is removed; and by the bytes before the offset, which a checkpoint has a hash of: devices
+//! are numbered anew when a machine starts, and a folder that is copied has other inodes. A file stays open while it is read, so
+//! that what was written just before it lost its name, and shortly after, is read to its end.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::fs::{File, Metadata};
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
+use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
 use tokio::runtime::Handle;
 
+use crate::hash;
 use crate::objects::Objects;
 
 /// Read at a time; of a store more, as each request takes a while.
@@ -16,6 +25,103 @@ const BLOCK_BYTES: usize = 1 << 20;
 const OBJECT_BLOCK_BYTES: usize = 8 << 20;
 /// A line that is longer is a file that has no lines.
 pub(crate) const LINE_BYTES_MAX: usize = 64 << 20;
+/// Before an offset, by which a file is known again.
+const MARK_BYTES: usize = 256;
+/// How long a file that has lost its name is still looked at: who writes it opens the next one a little later.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Which file it is, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+    /// Since 1970, where the file system keeps it.
+    born_ns: Option<u64>,
+}
+
+impl FileId {
+    fn of(metadata: &Metadata) -> Self {
+        let born = metadata.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        FileId {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            born_ns: born.and_then(|born| born.as_nanos().try_into().ok()),
+        }
+    }
+
+    /// Whether it is the same for all that is known: not every look tells when a file was made.
+    fn is(self, other: FileId) -> bool {
+        let born_together = self.born_ns.zip(other.born_ns).is_none_or(|(one, two)| one == two);
+        (self.device, self.inode) == (other.device, other.inode) && born_together
+    }
+
+    /// Whether it surely is, but for the device, which may have another number since the machine was started.
+    fn is_like(self, other: FileId) -> bool {
+        self.born_ns.is_some() && (self.inode, self.born_ns) == (other.inode, other.born_ns)
+    }
+}
+
+/// What stood before an offset: so many bytes, and their hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Mark {
+    len: u32,
+    hash: u64,
+}
+
+impl Mark {
+    fn of(bytes: &[u8]) -> Self {
+        Mark { len: bytes.len() as u32, hash: hash::of_bytes(bytes) }
+    }
+}
+
+/// How far a file has been read, and which one, if it is known. Checkpoints of earlier releases have the offset alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Saved", into = "Saved")]
+pub(crate) struct Position {
+    /// Behind the last line that was read.
+    pub(crate) offset: u64,
+    id: Option<FileId>,
+    mark: Option<Mark>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Saved {
+    Offset(u64),
+    /// Offset; device, inode and birth; bytes of the mark and their hash.
+    File(u64, (u64, u64, Option<u64>), Option<(u32, u64)>),
+}
+
+impl From<Saved> for Position {
+    fn from(saved: Saved) -> Self {
+        match saved {
+            Saved::Offset(offset) => Position::at(offset),
+            Saved::File(offset, (device, inode, born_ns), mark) => Position {
+                offset,
+                id: Some(FileId { device, inode, born_ns }),
+                mark: mark.map(|(len, hash)| Mark { len, hash }),
+            },
+        }
+    }
+}
+
+impl From<Position> for Saved {
+    fn from(Position { offset, id, mark }: Position) -> Self {
+        match id {
+            None => Saved::Offset(offset),
+            Some(FileId { device, inode, born_ns }) => {
+                Saved::File(offset, (device, inode, born_ns), mark.map(|Mark { len, hash }| (len, hash)))
+            }
+        }
+    }
+}
+
+impl Position {
+    /// Of whichever file it is.
+    pub(crate) fn at(offset: u64) -> Self {
+        Position { offset, ..Position::default() }
+    }
+}
 
 /// What holds a file's bytes.
 #[derive(Clone, Debug)]
@@ -27,44 +133,6 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    /// How many bytes there are; `None`: it is not there.
-    fn size(&self, name: &str) -> Result<Option<u64>, TaskError> {
-        match self {
-            Held::File => match std::fs::metadata(name) {
-                Ok(metadata) => Ok(Some(metadata.len())),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(format!("{name}: {error}").into()),
-            },
-            Held::Object { objects, path, pool } => {
-                let head = async || match objects.store.head(path).await {
-                    Err(object_store::Error::NotFound { .. }) => Ok(None),
-                    found => found.map(|object| Some(object.size)),
-                };
-                pool.block_on(objects.ask(path, head))
-            }
-        }
-    }
-
-    /// Appends some bytes; fewer, if there are not as many any more.
-    fn read(&self, name: &str, start: u64, len: usize, out: &mut Vec<u8>) -> Result<(), TaskError> {
-        match self {
-            Held::File => {
-                let mut read = || -> io::Result<usize> {
-                    let mut file = File::open(name)?;
-                    file.seek(SeekFrom::Start(start))?;
-                    file.take(len as u64).read_to_end(out)
-                };
-                read().map(drop).map_err(|error| format!("{name}: {error}").into())
-            }
-            Held::Object { objects, path, pool } => {
-                let range = start..start + len as u64;
-                let bytes = pool.block_on(objects.ask(path, || objects.store.get_range(path, range.clone())))?;
-                out.extend_from_slice(&bytes);
-                Ok(())
-            }
-        }
-    }
-
     fn block_bytes(&self) -> usize {
         match self {
             Held::File => BLOCK_BYTES,
@@ -78,10 +146,18 @@ impl Held {
 pub(crate) struct Tail {
     pub(crate) path: String,
     held: Held,
-    /// Behind the last line that was read.
-    pub(crate) offset: u64,
+    pub(crate) position: Position,
+    /// The position is that of a checkpoint, and the file was not looked at yet.
+    restored: bool,
     /// The size it had last.
     size: u64,
+    /// Of the file system, while it is kept open.
+    file: Option<File>,
+    /// What was read last, at most as much as a mark is of.
+    last: Vec<u8>,
+    /// Since when its path is not the open file's any more.
+    nameless: Option<Instant>,
+    grace: Duration,
 }
 
 /// What a file has now.
@@ -91,7 +167,7 @@ pub(crate) enum Piece {
     Lines(Lines),
     /// Nothing that is whole.
     Nothing,
-    /// It is not there any more.
+    /// It is not there any more, or another one is at its path, and all that it had has been read.
     Gone,
 }
 
@@ -112,52 +188,93 @@ impl Lines {
 }
 
 impl Tail {
-    pub(crate) fn new(path: String, held: Held, offset: u64) -> Self {
-        Tail { path, held, offset, size: offset }
+    pub(crate) fn new(path: String, held: Held, position: Position) -> Self {
+        Tail {
+            path,
+            held,
+            position,
+            restored: true,
+            size: position.offset,
+            file: None,
+            last: Vec::new(),
+            nameless: None,
+            grace: GRACE,
+        }
     }
 
     /// The same from its beginning.
     pub(crate) fn rewound(&self) -> Self {
-        Tail::new(self.path.clone(), self.held.clone(), 0)
+        Tail::new(self.path.clone(), self.held.clone(), Position::at(0))
+    }
+
+    /// Does not keep the file open: there are too many.
+    pub(crate) fn close(&mut self) {
+        // One without a name cannot be opened again.
+        if self.nameless.is_none() {
+            self.file = None;
+        }
     }
 
     /// The next lines, about a megabyte of them. A last line without an end counts if `ended`: the file is as long as it will
     /// be.
     ///
     /// # Errors
-    /// When the file has become shorter than what was read, or went away with lines that had not been read; the system's.
-    pub(crate) fn read(&mut self, ended: bool) -> Result<Piece, TaskError> {
-        let Some(size) = self.held.size(&self.path)? else {
-            if self.size > self.offset {
-                let left = self.size - self.offset;
+    /// When the file has become shorter than what was read, or was written over, or went away with lines that had not been read;
+    /// the system's.
+    pub(crate) fn read(&mut self, mut ended: bool) -> Result<Piece, TaskError> {
+        let mut is_over = false;
+        let size = match &self.held {
+            Held::Object { .. } => self.object_size()?,
+            Held::File => match self.file_size()? {
+                None => None,
+                Some((size, is_nameless)) => {
+                    if is_nameless {
+                        let since = *self.nameless.get_or_insert_with(Instant::now);
+                        is_over = ended || since.elapsed() >= self.grace;
+                        // It is as long as it will be.
+                        ended |= is_over;
+                    }
+                    Some(size)
+                }
+            },
+        };
+        let offset = self.position.offset;
+        let Some(size) = size else {
+            if self.size > offset {
+                let left = self.size - offset;
                 return Err(self.failed(&format!("it went away with {left} bytes that had not been read")));
             }
             return Ok(Piece::Gone);
         };
-        if size < self.offset {
-            let offset = self.offset;
+        if size < offset {
             return Err(self.failed(&format!(
-                "it has {size} bytes, and {offset} have been read: it was cut or replaced; put new rows into a new file"
+                "it has {size} bytes, and {offset} have been read: it was cut or replaced; put new rows into a new file, and \
+                 rotate files by renaming them, not by copying and cutting (logrotate: create, not copytruncate)"
             )));
         }
         self.size = size;
-        if size == self.offset {
-            return Ok(Piece::Nothing);
+        if size == offset {
+            return Ok(if is_over { Piece::Gone } else { Piece::Nothing });
+        }
+        if !self.is_marked(size)? {
+            return Err(self.failed(&format!(
+                "what stands before byte {offset} is not what was read there: it was written over; put new rows into a new \
+                 file, and rotate files by renaming them, not by copying and cutting (logrotate: create, not copytruncate)"
+            )));
         }
         let mut bytes = Vec::new();
         loop {
             let before = bytes.len();
-            let left = (size - self.offset) as usize - before;
-            let start = self.offset + before as u64;
-            self.held.read(&self.path, start, left.min(self.held.block_bytes()), &mut bytes)?;
-            let is_all = bytes.len() == before || bytes.len() as u64 == size - self.offset;
+            let left = (size - offset) as usize - before;
+            let start = offset + before as u64;
+            self.read_some(start, left.min(self.held.block_bytes()), &mut bytes)?;
+            let is_all = bytes.len() == before || bytes.len() as u64 == size - offset;
             let end = match memchr::memrchr(b'\n', &bytes[before..]) {
                 Some(_) if is_all && ended => bytes.len(),
                 Some(end) => before + end + 1,
                 None if is_all && ended => bytes.len(),
                 None if is_all => return Ok(Piece::Nothing),
                 None if bytes.len() > LINE_BYTES_MAX => {
-                    let offset = self.offset;
                     return Err(
                         self.failed(&format!("the line at byte {offset} is longer than {LINE_BYTES_MAX} bytes"))
                     );
@@ -165,9 +282,131 @@ impl Tail {
                 None => continue,
             };
             bytes.truncate(end);
-            let offset = self.offset;
-            self.offset += end as u64;
+            self.position.offset += end as u64;
+            if matches!(self.held, Held::File) {
+                self.mark(&bytes);
+            }
             return Ok(Piece::Lines(Lines { ranges: ranges(&bytes), bytes, offset }));
+        }
+    }
+
+    /// How many bytes an object has; `None`: it is not there.
+    fn object_size(&self) -> Result<Option<u64>, TaskError> {
+        let Held::Object { objects, path, pool } = &self.held else { unreachable!("it is a file") };
+        let head = async || match objects.store.head(path).await {
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            found => found.map(|object| Some(object.size)),
+        };
+        pool.block_on(objects.ask(path, head))
+    }
+
+    /// How many bytes the file has, and whether its path is no longer its own. `None`: it is not there, or another one is.
+    fn file_size(&mut self) -> Result<Option<(u64, bool)>, TaskError> {
+        // Before the file is asked: what is written to it until then is seen below.
+        let named = match std::fs::metadata(&self.path) {
+            Ok(metadata) => Some(metadata),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(self.failed(&error)),
+        };
+        let named_id = named.as_ref().map(FileId::of);
+        if let Some(file) = &self.file {
+            // A server of files may have forgotten it: then what is at the path tells.
+            if let Ok(metadata) = file.metadata() {
+                // It is what it is, also if a layer above gives it another number now.
+                let id = FileId::of(&metadata);
+                self.position.id = Some(id);
+                let is_nameless = !named_id.is_some_and(|named| named.is(id));
+                if !is_nameless {
+                    self.nameless = None;
+                }
+                return Ok(Some((metadata.len(), is_nameless)));
+            }
+            self.file = None;
+        }
+        let Some(named) = named else { return Ok(None) };
+        let is_known = named_id.zip(self.position.id).is_some_and(|(named, known)| named.is(known));
+        if !self.restored && is_known && named.len() == self.position.offset {
+            // There is nothing to open it for.
+            return Ok(Some((named.len(), false)));
+        }
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.failed(&error)),
+        };
+        let metadata = file.metadata().map_err(|error| self.failed(&error))?;
+        let (id, size) = (FileId::of(&metadata), metadata.len());
+        self.file = Some(file);
+        let is_same = match self.position.id {
+            None => true,
+            Some(known) if known.is_like(id) => true,
+            // While a file is not open, its inode says less than its bytes: it comes again, or is another one in a copied folder.
+            Some(_) => size >= self.position.offset && self.is_marked(size)?,
+        };
+        if !is_same {
+            self.file = None;
+            if self.restored {
+                eprintln!(
+                    "tidemill: {} is another file than the one that the checkpoint knows, and is read from its beginning; what was \
+                     in that one behind byte {} is lost",
+                    self.path, self.position.offset
+                );
+            }
+            return Ok(None);
+        }
+        self.position.id = Some(id);
+        self.restored = false;
+        Ok(Some((size, false)))
+    }
+
+    /// Whether what stands before the offset is what was read there, as far as that is known.
+    fn is_marked(&self, size: u64) -> Result<bool, TaskError> {
+        let Some(mark) = self.position.mark else { return Ok(true) };
+        let Some(start) =
+            self.position.offset.checked_sub(u64::from(mark.len)).filter(|_| mark.len as usize <= MARK_BYTES)
+        else {
+            return Ok(false);
+        };
+        if size < self.position.offset {
+            return Ok(false);
+        }
+        let mut bytes = Vec::new();
+        self.read_some(start, mark.len as usize, &mut bytes)?;
+        Ok(Mark::of(&bytes) == mark)
+    }
+
+    /// Keeps what was read last in mind.
+    fn mark(&mut self, bytes: &[u8]) {
+        self.last.extend_from_slice(&bytes[bytes.len().saturating_sub(MARK_BYTES)..]);
+        self.last.drain(..self.last.len().saturating_sub(MARK_BYTES));
+        self.position.mark = Some(Mark::of(&self.last));
+    }
+
+    /// Appends some bytes; fewer, if there are not as many any more.
+    fn read_some(&self, start: u64, len: usize, out: &mut Vec<u8>) -> Result<(), TaskError> {
+        match &self.held {
+            Held::File => {
+                let file = self.file.as_ref().expect("it was opened to be read");
+                let begin = out.len();
+                out.resize(begin + len, 0);
+                let mut read = 0;
+                while read < len {
+                    match file.read_at(&mut out[begin + read..], start + read as u64) {
+                        Ok(0) => break,
+                        Ok(more) => read += more,
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        Err(error) => return Err(self.failed(&error)),
+                    }
+                }
+                out.truncate(begin + read);
+                Ok(())
+            }
+            Held::Object { objects, path, pool } => {
+                let range = start..start + len as u64;
+                let bytes = pool.block_on(objects.ask(path, || objects.store.get_range(path, range.clone())))?;
+                out.extend_from_slice(&bytes);
+                Ok(())
+            }
         }
     }
 
@@ -220,21 +459,23 @@ mod tests {
             }
             let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut < text.len()).collect();
             cuts.sort_unstable();
-            let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, 0);
+            let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, Position::at(0));
             let mut found = Vec::new();
             let mut from = 0;
             for to in cuts.into_iter().chain([text.len()]) {
                 file.write_all(&text.as_bytes()[from..to]).unwrap();
                 from = to;
                 found.extend(all(&mut tail, false));
-                prop_assert!(tail.offset == 0 || text.as_bytes()[tail.offset as usize - 1] == b'\n');
-                tail = Tail::new(tail.path, Held::File, tail.offset);
+                let offset = tail.position.offset as usize;
+                prop_assert!(offset == 0 || text.as_bytes()[offset - 1] == b'\n');
+                let position = saved(&tail);
+                tail = Tail::new(tail.path, Held::File, position);
             }
             found.extend(all(&mut tail, true));
             let expected: Vec<String> = text.lines().map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned()).collect();
             let found: Vec<String> = found.iter().map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned()).collect();
             prop_assert_eq!(found, expected);
-            prop_assert_eq!(tail.offset, text.len() as u64);
+            prop_assert_eq!(tail.position.offset, text.len() as u64);
         }
     }
 
@@ -246,9 +487,18 @@ mod tests {
         let lines: Vec<String> =
             [3, BLOCK_BYTES - 4, BLOCK_BYTES, 3 * BLOCK_BYTES + 7, 0, 1].map(|n| "x".repeat(n)).to_vec();
         std::fs::write(&path, lines.join("\n")).unwrap();
-        let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, 0);
+        let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, Position::at(0));
         assert_eq!(all(&mut tail, false), lines[..5]);
         assert_eq!(all(&mut tail, true), lines[5..]);
+    }
+
+    /// As a checkpoint keeps it.
+    fn saved(tail: &Tail) -> Position {
+        serde_json::from_slice(&serde_json::to_vec(&tail.position).unwrap()).unwrap()
+    }
+
+    fn tail(path: &std::path::Path, position: Position) -> Tail {
+        Tail { grace: Duration::ZERO, ..Tail::new(path.to_str().unwrap().into(), Held::File, position) }
     }
 
     /// What is lost must not be passed over.
@@ -257,13 +507,92 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         std::fs::write(&path, "one\ntwo\nthr").unwrap();
-        let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, 0);
-        assert_eq!(all(&mut tail, false), ["one", "two"]);
+        let mut first = tail(&path, Position::at(0));
+        assert_eq!(all(&mut first, false), ["one", "two"]);
+        first.close();
         std::fs::remove_file(&path).unwrap();
-        assert!(tail.read(false).unwrap_err().to_string().contains("3 bytes that had not been read"));
-        let mut tail = Tail::new(tail.path, Held::File, 8);
-        assert!(matches!(tail.read(false).unwrap(), Piece::Gone));
+        assert!(first.read(false).unwrap_err().to_string().contains("3 bytes that had not been read"));
+        let mut second = tail(&path, Position::at(8));
+        assert!(matches!(second.read(false).unwrap(), Piece::Gone));
         std::fs::write(&path, "one\n").unwrap();
-        assert!(tail.read(false).unwrap_err().to_string().contains("it has 4 bytes, and 8 have been read"));
+        assert!(second.read(false).unwrap_err().to_string().contains("it has 4 bytes, and 8 have been read"));
+    }
+
+    /// A file that is cut and written anew would be read from its middle.
+    #[test]
+    fn files_that_are_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        std::fs::write(&path, "one\ntwo\n").unwrap();
+        let mut tail = tail(&path, Position::at(0));
+        assert_eq!(all(&mut tail, false), ["one", "two"]);
+        std::fs::write(&path, "1\n2\n3\n4\n5\n").unwrap();
+        assert!(tail.read(false).unwrap_err().to_string().contains("before byte 8 is not what was read there"));
+    }
+
+    /// The last lines of a file that is renamed or removed, also those that come behind its new name, whether or not another one has
+    /// its path; and that other one, which is longer, would be read from its middle.
+    #[test]
+    fn files_that_are_rotated() {
+        for is_removed in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("f");
+            let mut file = File::create(&path).unwrap();
+            file.write_all(b"one\n").unwrap();
+            let mut tail = Tail { grace: Duration::from_secs(1000), ..tail(&path, Position::at(0)) };
+            assert_eq!(all(&mut tail, false), ["one"]);
+            file.write_all(b"two\n").unwrap();
+            match is_removed {
+                true => std::fs::remove_file(&path).unwrap(),
+                false => std::fs::rename(&path, folder.path().join("f.1")).unwrap(),
+            }
+            std::fs::write(&path, "another\nand more\n").unwrap();
+            assert_eq!(all(&mut tail, false), ["two"]);
+            file.write_all(b"three\nfou").unwrap();
+            tail.close();
+            assert_eq!(all(&mut tail, false), ["three"]);
+            assert!(matches!(tail.read(false).unwrap(), Piece::Nothing));
+            tail.grace = Duration::ZERO;
+            assert_eq!(all(&mut tail, false), ["fou"]);
+            assert!(matches!(tail.read(false).unwrap(), Piece::Gone));
+        }
+    }
+
+    /// A file that took another's place while nobody looked is not that one; one whose folder was copied, or whose device has another
+    /// number, still is.
+    #[test]
+    fn files_that_a_checkpoint_knows() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("f"), folder.path().join("g"));
+        std::fs::write(&path, "one\ntwo\n").unwrap();
+        let mut first = tail(&path, Position::at(0));
+        assert_eq!(all(&mut first, false), ["one", "two"]);
+        let position = saved(&first);
+        assert_eq!(position, first.position);
+
+        std::fs::write(&other, "one\ntwo\nthree\n").unwrap();
+        assert_eq!(all(&mut tail(&other, position), false), ["three"]);
+        for text in ["1\n2\n3\n4\n5\n6\n", "1\n"] {
+            std::fs::remove_file(&other).unwrap();
+            std::fs::write(&other, text).unwrap();
+            assert!(matches!(tail(&other, position).read(false).unwrap(), Piece::Gone));
+        }
+
+        let mut moved = position;
+        moved.id.as_mut().unwrap().device += 1;
+        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"three\n").unwrap();
+        assert_eq!(all(&mut tail(&path, moved), false), ["three"]);
+    }
+
+    /// Positions are in checkpoints: those of earlier releases are numbers, and these must stay as they are.
+    #[test]
+    fn positions_of_all_releases_are_read() {
+        let read = |text: &str| serde_json::from_str::<Position>(text).unwrap();
+        assert_eq!(read("17"), Position::at(17));
+        let id = FileId { device: 1, inode: 2, born_ns: Some(u64::MAX) };
+        let position = Position { offset: 17, id: Some(id), mark: Some(Mark { len: 4, hash: 5 }) };
+        let text = "[17,[1,2,18446744073709551615],[4,5]]";
+        assert_eq!((read(text), serde_json::to_string(&position).unwrap()), (position, text.to_owned()));
+        assert_eq!(read("[0,[1,2,null],null]").mark, None);
     }
 }

@@ -29,7 +29,7 @@ use tidemill_dataflow::TaskError;
 use super::client::{Connection, Context, failed, is_final, plain};
 use crate::prepared::{Header, Marker, open, records};
 
-/// How long one call may take before all is begun anew.
+/// How long one call may take at least before all is begun anew.
 const CALL: Duration = Duration::from_secs(30);
 /// Between tries.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -56,6 +56,12 @@ pub(crate) struct Transactional {
 /// Of what a copy has prepared.
 pub(crate) fn transactional_id(id: &str, copy: u32) -> String {
     format!("{id}-{copy}")
+}
+
+/// How long one call of a transaction may take: a large one at a slow network takes as long as brokers let it, and what is begun anew
+/// takes as long again. Somewhat less than that, so that the reason is ours.
+fn call(transaction_timeout: Duration) -> Duration {
+    CALL.max(transaction_timeout.mul_f64(0.9))
 }
 
 /// What a producer of records is told, whether it has transactions or not.
@@ -158,6 +164,7 @@ impl Committer {
 
     /// One go at it. Outside are errors of what is prepared, inside those of Kafka.
     fn attempt(&mut self, id: &str, header: &Header, bytes: &[u8]) -> Result<Result<(), KafkaError>, TaskError> {
+        let limit = call(self.transaction_timeout);
         let transactional = match self.producer(id, &header.target) {
             Ok(transactional) => transactional,
             Err(error) => return Ok(Err(error)),
@@ -172,7 +179,7 @@ impl Committer {
         let mut sent = 0;
         for record in records(bytes) {
             let record = record?;
-            if let Err(error) = send(producer, &header.target, record, CALL) {
+            if let Err(error) = send(producer, &header.target, record, limit) {
                 return Ok(Err(error));
             }
             sent += 1;
@@ -180,7 +187,7 @@ impl Committer {
         if sent != header.records {
             return Err(format!("the checkpoint has {sent} of {} records", header.records).into());
         }
-        Ok(transactional.finish(header))
+        Ok(transactional.finish(header, limit))
     }
 
     /// The one with this transactional id.
@@ -220,9 +227,9 @@ impl Committer {
 }
 
 impl Transactional {
-    fn finish(&mut self, header: &Header) -> Result<(), KafkaError> {
+    fn finish(&mut self, header: &Header, limit: Duration) -> Result<(), KafkaError> {
         // Deliveries have to be heard of before the commit, which does not listen.
-        let flushed = self.producer.flush(CALL);
+        let flushed = self.producer.flush(limit);
         if let Some(code) = self.producer.context().take_undelivered() {
             return Err(KafkaError::MessageProduction(code));
         }
@@ -232,8 +239,8 @@ impl Transactional {
         let marker = self.marker.with(header);
         offsets.elements()[0].set_metadata(marker.to_string());
         let group = self.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
-        self.producer.send_offsets_to_transaction(&offsets, &group, CALL)?;
-        self.producer.commit_transaction(CALL)?;
+        self.producer.send_offsets_to_transaction(&offsets, &group, limit)?;
+        self.producer.commit_transaction(limit)?;
         self.marker = marker;
         Ok(())
     }
@@ -249,4 +256,17 @@ pub(crate) fn flush(producer: &BaseProducer<Context>, topic: &str, patience: Dur
         return Err(failed(topic, &KafkaError::MessageProduction(code)));
     }
     flushed.map_err(|error| failed(topic, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A transaction that may take ten minutes was given up after half of one, again and again.
+    #[test]
+    fn calls_take_as_long_as_their_transaction() {
+        for (timeout_s, limit_s) in [(1, 30), (33, 30), (60, 54), (600, 540)] {
+            assert_eq!(call(Duration::from_secs(timeout_s)), Duration::from_secs(limit_s));
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Rows as messages: they wait in the checkpoint, and are published when it is durable, persistent, and confirmed by the
-//! server one and all. A message that no queue takes is an error.
+//! server one and all. A message that no queue takes is an error; that there is the queue, or the exchange, is looked at before there
+//! are any.
 //!
 //! At least once: a commit that is repeated, because the server was away or the job goes on after a failure, publishes again.
 //! Then messages have the same `message_id` as before, so that who reads them can tell (`source` does, with `id`). At most
@@ -12,8 +13,9 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ErrorKind, ExchangeKind, PublisherConfirm};
 use serde::Deserialize;
 use serde_json::Value;
 use tidemill_dataflow::stream::sink::Sink;
@@ -30,6 +32,9 @@ use crate::{Guarantee, SinkSpec, hash, options};
 const NAME: &str = "rabbitmq sink";
 /// Messages that are published before the first of them is confirmed.
 const AHEAD_MAX: usize = 1000;
+/// What the server says of a queue that only the connection which made it may look at; messages it takes from all.
+const RESOURCE_LOCKED: u16 = 405;
+const NOT_FOUND: u16 = 404;
 /// Of the message.
 const PERSISTENT: u8 = 2;
 
@@ -133,6 +138,57 @@ impl From<lapin::Error> for Failure {
 }
 
 impl RabbitMq {
+    /// Connects, and looks whether there is what messages go to: else a wrong name or password is found out when there are rows.
+    async fn begin(&mut self) -> Result<(), TaskError> {
+        let begun = Instant::now();
+        loop {
+            let error = match self.look().await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            self.open = None;
+            if passes(&error) && begun.elapsed() < self.patience() {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            let remedy = match said(&error) {
+                Some(NOT_FOUND) => ": declare it before the job starts, or give the name of one that is there",
+                _ => "",
+            };
+            return Err(
+                format!("rabbitmq {}, {}: {}{remedy}", self.server.name, self.header.target, told(&error)).into()
+            );
+        }
+    }
+
+    async fn look(&mut self) -> lapin::Result<()> {
+        let connection = self.server.connect().await?;
+        let Options { exchange, routing_key, key, .. } = &self.options;
+        // A channel of its own: an answer that there is none closes it.
+        let channel = connection.create_channel().await?;
+        if !exchange.is_empty() {
+            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+            // Which kind it is does not matter to the server, as it is not made.
+            channel
+                .exchange_declare(exchange.as_str().into(), ExchangeKind::Direct, options, FieldTable::default())
+                .await?;
+        } else if key.is_none() {
+            let options = QueueDeclareOptions::default().passive();
+            match channel.queue_declare(routing_key.as_str().into(), options, FieldTable::default()).await {
+                Err(error) if said(&error) == Some(RESOURCE_LOCKED) => {}
+                answer => drop(answer?),
+            }
+        }
+        let channel = connection.create_channel().await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        self.open = Some((connection, channel));
+        Ok(())
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6))
+    }
+
     fn take(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
         self.encoder.encode(rows, self.options.record_bytes_max, &mut self.bytes)?;
         self.header.records += rows.num_rows() as u64;
@@ -141,7 +197,7 @@ impl RabbitMq {
 
     async fn publish(&mut self, header: &Header, bytes: &[u8]) -> Result<(), TaskError> {
         let begun = Instant::now();
-        let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
+        let patience = self.patience();
         // What is confirmed is not published again by this run.
         let (mut confirmed, mut sent) = (0, 0);
         loop {
@@ -202,6 +258,14 @@ impl RabbitMq {
     }
 }
 
+/// The number by which the server has refused something.
+fn said(error: &lapin::Error) -> Option<u16> {
+    match error.kind() {
+        ErrorKind::ProtocolError(said) => Some(said.get_id()),
+        _ => None,
+    }
+}
+
 /// Waits until the server has said that it has each message.
 async fn confirmed(ahead: &mut Vec<PublisherConfirm>, header: &Header, count: &mut u64) -> Result<(), Failure> {
     for confirm in ahead.drain(..) {
@@ -223,6 +287,10 @@ async fn confirmed(ahead: &mut Vec<PublisherConfirm>, header: &Header, count: &m
 }
 
 impl Sink for RabbitMq {
+    fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(RabbitMq::begin(self))
+    }
+
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(std::future::ready(self.take(&rows)))
     }

@@ -6,8 +6,11 @@
 //!
 //! With at least once rows are written as they come, for those who want them soon: a hash that is set again is as it was.
 //!
-//! At the beginning it is asked whether it keeps what it has: one that does not write to disk, or evicts keys when it is full, loses
-//! rows that were committed, and markers; that is printed, where it may be asked.
+//! At the beginning it is asked whether it keeps what it has: one that does not write each change to disk, or evicts keys when it is
+//! full, loses rows that were committed, and markers; that is printed, as is that it does not say.
+//!
+//! A hash's key is the values of its columns, with colons between. No two rows with other values have the same one: a null of a text
+//! is `\N`, and in texts before the last one colons have a backslash before them; see `Encoder::part`.
 //!
 //! The server does not undo a transaction one of whose commands is wrong, such as one on a key of another type: that is an error of
 //! the job, and the rest of the transaction has been written.
@@ -36,6 +39,8 @@ use crate::tls::Tls;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "redis sink";
+/// In a key, where a text is null.
+const NULL: &str = "\\N";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -59,7 +64,7 @@ struct Options {
     stream: Option<String>,
     /// Of the stream: about so many entries are kept.
     entries_max: Option<u64>,
-    /// Of hashes: the columns whose values, with colons between, are a hash's key. The others are its fields.
+    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `Encoder::part`. The others are its fields.
     #[serde(default)]
     key: Vec<String>,
     /// Of hashes: what their keys begin with.
@@ -127,6 +132,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
                 epoch_bytes_max: options.epoch_bytes_max,
                 patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
                 once: context.at_most_once() && options.stream.is_some(),
+                is_first: context.copy() == 0,
             }))
         }),
     })
@@ -233,6 +239,34 @@ impl Encoder {
         Ok(encoder)
     }
 
+    /// What a value is in a key, so that no two rows whose values differ have the same one.
+    ///
+    /// Numbers, times and the like are as they are, and a null of them is empty: each ends where it has to. The last text is as it is,
+    /// for it is what the others leave; in those before it a colon, and a backslash, has a backslash before it. A null of a text is
+    /// `\N`, and a text that would be taken for it has one more backslash.
+    fn part(&self, column: usize, value: Option<String>) -> String {
+        if !self.is_text(column) {
+            return value.unwrap_or_default();
+        }
+        let is_last = self.key.iter().rfind(|column| self.is_text(**column)) == Some(&column);
+        match value {
+            None => NULL.into(),
+            Some(value) if is_last => {
+                let is_taken_for_null = value
+                    .strip_suffix('N')
+                    .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte == b'\\'));
+                if is_taken_for_null { format!("\\{value}") } else { value }
+            }
+            Some(value) => value.replace('\\', "\\\\").replace(':', "\\:"),
+        }
+    }
+
+    /// Whether a value may have any characters.
+    fn is_text(&self, column: usize) -> bool {
+        let data_type = self.schema.field(column).data_type();
+        !(data_type.is_numeric() || data_type.is_temporal() || matches!(data_type, DataType::Boolean | DataType::Null))
+    }
+
     /// Appends what rows change to `out`, as records of keys and changes.
     fn encode(&self, rows: &RecordBatch, out: &mut Vec<u8>) -> Result<(), TaskError> {
         let columns = rows.columns().iter().map(|column| cast(column, &DataType::LargeUtf8));
@@ -260,7 +294,7 @@ impl Encoder {
             let key = match &self.stream {
                 Some(stream) => stream.clone(),
                 None => {
-                    let parts = self.key.iter().map(|column| text(*column, row).unwrap_or_default());
+                    let parts = self.key.iter().map(|column| self.part(*column, text(*column, row)));
                     format!("{}{}", self.prefix, parts.collect::<Vec<_>>().join(":"))
                 }
             };
@@ -283,6 +317,8 @@ struct Redis {
     patience: Duration,
     /// Whether nothing may be sent twice: what may have arrived, and would be added again.
     once: bool,
+    /// One copy says for all what the server may lose.
+    is_first: bool,
 }
 
 impl Redis {
@@ -311,21 +347,21 @@ impl Redis {
             Some(connection) => connection,
             None => self.connection.insert(self.server.connect().await?),
         };
-        if self.header.is_none() {
+        if self.header.is_none() || !self.is_first {
             return Ok(Vec::new());
         }
         let mut found = BTreeMap::new();
-        for name in ["appendonly", "maxmemory-policy"] {
+        for name in SETTINGS {
             let asked: RedisResult<BTreeMap<String, String>> =
                 redis::cmd("CONFIG").arg("GET").arg(name).query_async(connection).await;
             match asked {
                 Ok(values) => found.extend(values),
                 Err(error) if passes(&error) => return Err(error),
-                // Who may not ask has to know.
+                // Who may not ask is told so below.
                 Err(_) => {}
             }
         }
-        Ok(risks(&found))
+        Ok(risks(&found, self.encoder.expire_s.is_some()))
     }
 
     async fn write(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
@@ -397,21 +433,46 @@ impl Redis {
     }
 }
 
+/// By which a server keeps what it has, or does not.
+const SETTINGS: [&str; 3] = ["appendonly", "appendfsync", "maxmemory-policy"];
+
 /// What settings of a server mean for rows that are to be there once.
-fn risks(settings: &BTreeMap<String, String>) -> Vec<String> {
+fn risks(settings: &BTreeMap<String, String>, expires: bool) -> Vec<String> {
     let mut risks = Vec::new();
-    if settings.get("appendonly").is_some_and(|value| value == "no") {
+    let unsaid: Vec<&str> = SETTINGS.into_iter().filter(|name| !settings.contains_key(*name)).collect();
+    if !unsaid.is_empty() {
+        risks.push(format!(
+            "it does not say whether it keeps what is committed (CONFIG GET {}): see that it has appendonly yes, appendfsync always \
+             and maxmemory-policy noeviction, or allow this user +config|get",
+            unsaid.join(" ")
+        ));
+    }
+    let is = |name: &str, value: &str| settings.get(name).is_some_and(|found| found == value);
+    if is("appendonly", "no") {
         risks.push(
             "it does not write each change to disk (appendonly no): rows that were committed since its last snapshot are lost when \
-             it ends, or come again"
+             it ends, or come again; appendonly yes and appendfsync always keep them"
                 .to_owned(),
         );
-    }
-    if let Some(policy) = settings.get("maxmemory-policy").filter(|policy| policy.starts_with("allkeys")) {
+    } else if let Some(often) = settings.get("appendfsync").filter(|often| *often != "always") {
+        let lost = if often == "everysec" { "of the last second" } else { "since the system last wrote" };
         risks.push(format!(
-            "it evicts keys when its memory is full (maxmemory-policy {policy}): rows that were committed may be lost, or come again; \
-             noeviction keeps them"
+            "it does not wait until a change is on disk (appendfsync {often}): rows {lost} that were committed are lost when its \
+             machine fails, or come again; appendfsync always keeps them"
         ));
+    }
+    if let Some(policy) = settings.get("maxmemory-policy") {
+        if policy.starts_with("allkeys") {
+            risks.push(format!(
+                "it evicts keys when its memory is full (maxmemory-policy {policy}): rows that were committed may be lost, or come \
+                 again; noeviction keeps them"
+            ));
+        } else if policy.starts_with("volatile") && expires {
+            risks.push(format!(
+                "it evicts keys that expire when its memory is full (maxmemory-policy {policy}), as these hashes do: rows that were \
+                 committed may be lost before their time; noeviction keeps them, or do without `expire`"
+            ));
+        }
     }
     risks
 }
@@ -451,17 +512,85 @@ impl Sink for Redis {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use arrow::array::{ArrayRef, Int64Array, StringArray, TimestampMillisecondArray};
+
     use super::*;
 
-    /// A server that loses what it has said to have is to be told of; one that does not, or may not be asked, is not.
+    /// A server that loses what it has said to have is to be told of, and one that does not say.
     #[test]
     fn servers_that_forget_are_told_of() {
-        let told = |settings: &[(&str, &str)]| {
+        let told = |settings: &[(&str, &str)], expires: bool| {
             let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-            risks(&settings.collect()).join(" ")
+            risks(&settings.collect(), expires).join(" ")
         };
-        assert_eq!(told(&[]) + &told(&[("appendonly", "yes"), ("maxmemory-policy", "noeviction")]), "");
-        let both = told(&[("appendonly", "no"), ("maxmemory-policy", "allkeys-lru")]);
+        let of = |aof, often, policy, expires| {
+            told(&[("appendonly", aof), ("appendfsync", often), ("maxmemory-policy", policy)], expires)
+        };
+        assert_eq!(of("yes", "always", "noeviction", true) + &of("yes", "always", "volatile-ttl", false), "");
+        assert!(told(&[], false).contains("(CONFIG GET appendonly appendfsync maxmemory-policy)"));
+        let both = of("no", "everysec", "allkeys-lru", false);
         assert!(both.contains("(appendonly no)") && both.contains("(maxmemory-policy allkeys-lru)"), "{both}");
+        assert!(!both.contains("(appendfsync"), "{both}");
+        assert!(of("yes", "everysec", "noeviction", false).contains("(appendfsync everysec)"));
+        assert!(of("yes", "always", "volatile-lru", true).contains("(maxmemory-policy volatile-lru)"));
+    }
+
+    /// Keys of rows with these columns, which are all of the key.
+    fn keys(columns: &[(&str, ArrayRef)]) -> Vec<String> {
+        let rows = RecordBatch::try_from_iter_with_nullable(
+            columns.iter().map(|(name, column)| (*name, ArrayRef::clone(column), true)),
+        );
+        let rows = rows.unwrap();
+        let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+        let options = serde_json::json!({"url": "redis://x", "key": names, "prefix": "p:"});
+        let encoder = Encoder::new(&serde_json::from_value(options).unwrap(), &rows.schema()).unwrap();
+        let mut out = Vec::new();
+        encoder.encode(&rows, &mut out).unwrap();
+        let text = |key: Option<&[u8]>| String::from_utf8(key.unwrap().to_vec()).unwrap();
+        records(&out).map(|record| text(record.unwrap().0)).collect()
+    }
+
+    fn texts(texts: &[Option<&str>]) -> ArrayRef {
+        Arc::new(StringArray::from(texts.to_vec()))
+    }
+
+    /// Rows of other keys would be added together, in silence; and keys that people read must stay as they are.
+    #[test]
+    fn keys_of_other_values_differ() {
+        let some = [
+            None,
+            Some(""),
+            Some(":"),
+            Some("a"),
+            Some("a:b"),
+            Some("\\"),
+            Some("\\N"),
+            Some("\\\\N"),
+            Some("\\:N"),
+            Some("N"),
+        ];
+        let pairs: Vec<_> = some.iter().flat_map(|first| some.iter().map(|second| (*first, *second))).collect();
+        let (first, second): (Vec<_>, Vec<_>) = pairs.iter().copied().unzip();
+        let numbers: Vec<Option<i64>> = (0..pairs.len() as i64).map(|at| (at % 3 > 0).then_some(at % 3)).collect();
+        let numbers: ArrayRef = Arc::new(Int64Array::from(numbers));
+        for columns in [
+            vec![("a", texts(&first)), ("b", texts(&second))],
+            vec![("a", texts(&first)), ("n", numbers), ("b", texts(&second))],
+        ] {
+            let keys = keys(&columns);
+            let different: BTreeSet<&String> = keys.iter().collect();
+            assert_eq!(different.len(), pairs.len(), "{keys:?}");
+        }
+        let different: BTreeSet<String> = keys(&[("a", texts(&some))]).into_iter().collect();
+        assert_eq!(different.len(), some.len());
+
+        assert_eq!(keys(&[("a", texts(&[Some("http://h/\\"), None]))]), ["p:http://h/\\", "p:\\N"]);
+        let begin: ArrayRef = Arc::new(TimestampMillisecondArray::from(vec![Some(0), None]));
+        let both = keys(&[("a", texts(&[Some("a:b"), Some("a")])), ("begin", begin)]);
+        assert_eq!(both, ["p:a:b:1970-01-01T00:00:00", "p:a:"]);
+        let both = keys(&[("a", texts(&[Some("a:b"), Some("a")])), ("b", texts(&[Some("c:d"), None]))]);
+        assert_eq!(both, ["p:a\\:b:c:d", "p:a:\\N"]);
     }
 }

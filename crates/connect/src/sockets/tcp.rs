@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use super::keep_alive;
 use super::tap::{Sender, Tap};
 use crate::bad::{BadRecords, Handler, OnError};
 use crate::decode::{Decoder, Layout, text_schema};
@@ -112,6 +113,7 @@ type Encryption = (TlsConnector, ServerName<'static>);
 
 async fn connect(options: &Options, tls: Option<&Encryption>) -> std::io::Result<Stream> {
     let stream = TcpStream::connect((options.host.as_str(), options.port)).await?;
+    keep_alive(&stream)?;
     Ok(match tls {
         Some((connector, name)) => Box::pin(connector.connect(name.clone(), stream).await?),
         None => Box::pin(stream),

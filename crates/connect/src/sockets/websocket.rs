@@ -10,10 +10,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tidemill_dataflow::TaskError;
 use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
 
+use super::keep_alive;
 use super::tap::{Sender, Tap};
 use super::tcp::PAUSE;
 use crate::bad::{BadRecords, Handler, OnError};
@@ -101,6 +103,20 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     })
 }
 
+/// Whether it is of use to connect again. A server that restarts closes connections in the middle of a handshake, and a proxy before it
+/// answers 502 to 504 meanwhile; another answer that is no WebSocket's, or a wrong URL, stays so.
+fn passes(error: &Error) -> bool {
+    if tls::remedy(&error.to_string()).is_some() {
+        return false;
+    }
+    match error {
+        Error::Io(_) | Error::ConnectionClosed | Error::AlreadyClosed => true,
+        Error::Protocol(ProtocolError::HandshakeIncomplete | ProtocolError::ResetWithoutClosingHandshake) => true,
+        Error::Http(answer) => answer.status().is_server_error(),
+        _ => false,
+    }
+}
+
 type Connection = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 struct Reader {
@@ -134,12 +150,7 @@ impl Reader {
                         }
                     }
                 }
-                // An answer that is no WebSocket's, or a wrong URL, stays so.
-                Err(error)
-                    if away.elapsed() >= patience
-                        || !matches!(error, Error::Io(_))
-                        || tls::remedy(&error.to_string()).is_some() =>
-                {
+                Err(error) if away.elapsed() >= patience || !passes(&error) => {
                     return Err(format!("websocket {}: {}", self.name, tls::told(&error.to_string())).into());
                 }
                 Err(error) => error.to_string(),
@@ -160,6 +171,12 @@ impl Reader {
         let url = self.options.url.reveal();
         let (mut connection, _) =
             connect_async_tls_with_config(url, Some(config), false, self.connector.clone()).await?;
+        match connection.get_ref() {
+            MaybeTlsStream::Plain(stream) => keep_alive(stream)?,
+            MaybeTlsStream::Rustls(stream) => keep_alive(stream.get_ref().0)?,
+            // There is none.
+            _ => {}
+        }
         for text in &self.options.send {
             connection.send(Message::text(text.as_str())).await?;
         }

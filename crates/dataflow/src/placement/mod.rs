@@ -174,12 +174,12 @@ mod tests {
         assert!(error.contains("copy 5") && error.contains("60 bytes"), "{error}");
         // Copies that every worker runs have needs as well.
         let everywhere = TaskInfo { per_worker: true, ..task(&needs, 3) };
-        let error = FirstFit.place(&[everywhere.clone()], &workers).unwrap_err();
+        let error = FirstFit.place(std::slice::from_ref(&everywhere), &workers).unwrap_err();
         assert!(error.contains("worker 1") && error.contains("60 bytes left for copy 1"), "{error}");
         let less = Resources { cores: 1.0, memory_bytes: 50, ..Resources::default() };
         let everywhere = TaskInfo { resources: &less, ..everywhere };
-        let plan = FirstFit.place(&[task(&needs, 4), everywhere.clone()], &workers).unwrap_err();
-        assert!(plan.contains("no worker has 1 cores"), "{plan}");
+        let error = FirstFit.place(&[task(&needs, 4), everywhere.clone()], &workers).unwrap_err();
+        assert!(error.contains("no worker has 1 cores"), "{error}");
         assert_eq!(FirstFit.place(&[task(&needs, 3), everywhere], &workers).unwrap().tasks[0].workers, [2, 2, 2]);
     }
 
