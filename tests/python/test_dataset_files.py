@@ -421,6 +421,15 @@ def test_tables_go_in_and_out_without_copies() -> None:
             assert begin <= chunk.buffers()[values].address < begin + size
 
 
+def test_a_glob_of_folders_within_folders_has_each_file_once(tmp_path: Path) -> None:
+    """``**`` names a folder and those in it."""
+    for number, folder in enumerate(("a", "a/b", "a/b/c", "d")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "n.csv").write_text(f"n\n{number}\n")
+    for pattern in "**", "*", "**/*.csv":
+        assert sorted(tm.read_csv(tmp_path / pattern).to_dict()["n"]) == [0, 1, 2, 3], pattern
+
+
 def test_relations_of_duckdb() -> None:
     duckdb = pytest.importorskip("duckdb")
     relation = duckdb.sql("select range as n, range::varchar as s from range(5)")

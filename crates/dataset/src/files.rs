@@ -328,11 +328,17 @@ fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
     let pattern = absolute.to_string_lossy();
     let found = glob::glob(&pattern).map_err(|error| DataSetError::Query(format!("{path}: {error}")))?;
     let plain: PathBuf = absolute.iter().take_while(|name| !name.to_string_lossy().contains(GLOBS)).collect();
-    for entry in found {
-        let entry = entry.map_err(|error| DataSetError::Io(error.to_string()))?;
+    let mut entries =
+        found.collect::<std::result::Result<Vec<_>, _>>().map_err(|error| DataSetError::Io(error.to_string()))?;
+    // A folder before those in it, which come with it.
+    entries.sort_unstable();
+    let mut last: Option<PathBuf> = None;
+    for entry in entries {
         let mut below = entry.strip_prefix(&plain).unwrap_or(&entry).iter();
-        if !hides_hidden(path) || !below.any(|name| is_hidden(&name.to_string_lossy())) {
+        let is_hidden = hides_hidden(path) && below.any(|name| is_hidden(&name.to_string_lossy()));
+        if !is_hidden && !last.as_ref().is_some_and(|last| entry.starts_with(last)) {
             add(&entry, files)?;
+            last = Some(entry);
         }
     }
     Ok(None)
