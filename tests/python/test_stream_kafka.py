@@ -22,8 +22,8 @@ from stream_kills import run_and_kill
 JOB = Path(kafka_job.__file__)
 PARTITIONS = 4
 
-#: `kafka_job`, which is not over before FOLDER/go is there: rows of its last tenth wait for that. While they do no checkpoint is made,
-#: so as long as there is none they go on, slowly.
+#: `kafka_job`, which is most often not over before FOLDER/go is there: rows of its last tenth wait for that. While they do no checkpoint
+#: is made, so as long as there is none they go on, slowly.
 WAITING = f"""
 import sys
 import time
@@ -76,7 +76,7 @@ def test_an_exact_count_whatever_is_killed(tmp_path: Path, kafka: Kafka, what: s
             (tmp_path / "go").touch()
         return dice.uniform(0.2, 1.0)
 
-    run_and_kill(tmp_path, 5, pause, job, tmp_path, kafka.bootstrap, source, target, what, least=2)
+    run_and_kill(tmp_path, 5, pause, job, tmp_path, kafka.bootstrap, source, target, what)
     assert restarts == (what == "windows")
     found = [json.loads(value or b"{}") for value in kafka.values(target)]
     if what == "rows":

@@ -75,7 +75,9 @@ class Server:
 
     def wait(self) -> None:
         """Serve until `close` is called, or the program is interrupted."""
-        self._thread.join()
+        # Now and then it looks itself: a signal that comes just before it sleeps wakes nobody.
+        while self._thread.is_alive():
+            self._thread.join(1.0)
 
     def close(self) -> None:
         """Stop listening; questions that are open end at once."""
