@@ -216,8 +216,8 @@ def files_of(path: str) -> list[str]:
         The path is no glob, or a folder cannot be listed.
     """
     try:
-        # A query orders all files by their whole paths. A glob that ends in `**` finds a file in each folder above it.
-        return sorted(set(engine().find_files([path])))
+        # A query orders all files by their whole paths.
+        return sorted(engine().find_files([path]))
     except DataSetError as error:
         if str(error).startswith(("there is no file or folder", "there are no files in")):
             return []
