@@ -66,8 +66,15 @@ test-python: setup setup-s3 ## Run the Python and multi-process tests
 	@mkdir -p out
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile 2>&1 | tee out/pytest.log
 
+TARGET ?= $(sort $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))))
+SECONDS ?= 60
+
+.PHONY: fuzz
+fuzz: ## Feed decoders with what no peer would send (needs nightly Rust and cargo-fuzz; TARGET=frames SECONDS=3600: one, for an hour)
+	for target in $(TARGET); do cargo +nightly fuzz run "$$target" -- -max_total_time=$(SECONDS) -rss_limit_mb=4096; done
+
 .PHONY: bench
-bench: setup ## Measure beside the peers (installs them first)
+bench: setup setup-browser ## Measure beside the peers (installs them first)
 	bench/setup_peers.sh
 	$(BIN)/python bench/run.py
 

@@ -32,6 +32,7 @@ from harness import (
     series,
     startup,
     state,
+    viewer,
     windows,
     yahoo,
 )
@@ -93,6 +94,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "nexmark",
             "yahoo",
             "state",
+            "viewer",
         ),
         help="one of the benchmarks",
     )
@@ -104,7 +106,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; of the viewer market, or numbers of points",
     )
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
     parser.add_argument(
@@ -168,6 +170,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["yahoo"] = yahoo.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "state"):
         results["state"] = state.measure(options.setting, options.systems, options.cases, options.rounds, say)
+    if options.only in (None, "viewer"):
+        # Without `--only` the cases are those of others.
+        cases = options.cases if options.only else None
+        results["viewer"] = viewer.measure(options.setting, cases, options.rounds, say)
     return results
 
 
@@ -224,6 +230,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     scalings = [case["fit_s"] for case in results.get("mds", {}).get("cases", [])]
     scalings += [case for part in ("annealing", "large") for case in results.get("mds", {}).get(part, [])]
     scalings += [case["all_s"] for case in results.get("series", {}).get("cases", [])]
+    scalings += [case["fill_ms"] for case in results.get("viewer", {}).get("cases", [])]
     dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine as machines
-from . import report_mds, report_streams, series
+from . import report_mds, report_streams, series, viewer
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
 
@@ -401,6 +401,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(report_mds.section(results["mds"]))
     if "series" in results:
         parts.append(series.section(results["series"]))
+    if results.get("viewer", {}).get("cases"):
+        parts.append(viewer.section(results["viewer"]))
     if "dataset" in results:
         parts.append(dataset_section(results["dataset"]))
     if "startup" in results:

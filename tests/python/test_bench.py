@@ -29,6 +29,7 @@ from harness import (  # noqa: E402
     report,
     report_streams,
     series,
+    viewer,
     windows_events,
     yahoo,
 )
@@ -40,7 +41,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder left by one tiny run."""
     out = tmp_path_factory.mktemp("bench")
     command = [sys.executable, str(BENCH / "run.py"), "--tiny", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -77,6 +78,19 @@ def test_tiny_run_scales_every_way(tiny: Path) -> None:
     assert {one["storage"] for one in results["mds"]["large"]} == {"fixed16", "vectors"}
     first, second = (one["stress"] for one in results["mds"]["large"])
     assert first == pytest.approx(second, rel=1e-3)
+
+
+@pytest.mark.skipif(viewer.missing() is not None, reason=f"{viewer.missing()}")
+def test_tiny_run_looks_at_the_main_job_and_at_points(tiny: Path) -> None:
+    """A page that shows nothing, or fetches what it does not show, would be measured as well."""
+    path = next(tiny.glob("tiny-*.json"))
+    cases = {case["case"]: case for case in json.loads(path.read_text())["viewer"]["cases"]}
+    assert set(cases) == {"market", "1000"}
+    for case in cases.values():
+        assert len(case["fill_ms"]) == 2 and case["picture_s"] > 0 and case["frames_fetched"] == case["frames"]
+        # Of these few points the index is most of it; but changes, capital and heat maps, which are not shown, are not fetched.
+        assert 5 < case["fetched_bytes"] < case["stored_bytes"]
+    assert "(market)" in path.with_suffix(".md").read_text()
 
 
 def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:

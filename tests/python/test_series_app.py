@@ -36,6 +36,7 @@ def test_without_arguments_there_is_a_market(workers: int, tmp_path: Path) -> No
     printed = done.stdout.decode()
     assert re.search(r"A generated market: 3,\d{3} rows of 30 ids at 120 times, 2005-01-03 to 2005-06-17", printed)
     assert "negative values: their absolute value" in printed
+    assert "no reference series: an even rise has no changes to correlate; --of values and --length log have" in printed
     assert re.search(
         r"4 frames of 60d, 20d apart, of \d+ to \d+ points: stress 0\.\d+, alignment fit 0\.\d+, ", printed
     )

@@ -233,6 +233,21 @@ def test_references_are_points_where_they_say_something() -> None:
     assert np.corrcoef(apart[place, : len(length)], length)[0, 1] > 0.9
     assert names <= set(next(series.embed(panel, windows, with_references=True)).ids.tolist())
     assert not names & set(next(series.embed(panel, windows, of="values", with_references=False)).ids.tolist())
+    # By Euclidean distance of changes all five are where nothing moves: who moves little is near, and each as far as it moves.
+    still = next(series.embed(panel, windows, kind="euclidean", max_iter=1000))
+    assert still.ids[-5:].tolist() == list(series.REFERENCES)
+    values = panel.segment(windows[0]).values
+    moved = np.sqrt((np.diff(np.log(values), axis=0) ** 2).sum(axis=0))
+    apart = spread(still.positions)
+    assert apart[-5:, -5:].max() < 0.1 * moved.mean()
+    assert np.corrcoef(apart[-5, :-5], moved)[0, 1] > 0.8
+
+
+@pytest.mark.parametrize("options", [{}, {"of": "differences"}, {"kind": "euclidean", "of": "values"}, {"kind": abs}])
+def test_references_are_left_out_where_they_mean_nothing_and_why_is_said(options: dict[str, Any]) -> None:
+    assert series.Embedder(**options).with_references is False
+    distances = {"kind": "correlation", "of": "changes", "length": "one", **options}
+    assert series._distance.why_no_references(**distances)
 
 
 def test_windows_with_too_few_ids_are_left_out_and_told() -> None:

@@ -138,6 +138,16 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     row = list(reader[0].rows).index(reader.ids.index(front))
     assert front in shown and str(reader[0].groups["sector"][row]) in shown and "capital" in shown
     page.picture("hover")
+    # When time moves, it tells of the frame that is shown then.
+    page.tab.keyboard.press(".")
+    page.until("() => Math.round(tidemill.playback.position) === 1")
+    after = reader[1]
+    place = list(after.rows).index(reader.ids.index(front))
+    told = "[...document.querySelectorAll('#tip dt')].find(dt => dt.textContent === %r).nextSibling.textContent"
+    capital = float(after.values["capital"][place])
+    page.until(f"() => Math.abs({told % 'capital'} / {capital} - 1) < 0.001")
+    assert page.get(told % "change") == after.groups["change"][place]
+    page.tab.keyboard.press(",")
     page.tab.keyboard.press("Escape")
     assert page.get("tidemill.view().chosen") == []
     (page.tab.touchscreen.tap if page.phone else page.tab.mouse.click)(*page.spot(name))
@@ -348,6 +358,8 @@ def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
     assert len(page.get("tidemill.chosen.rows")) != chosen
     page.tab.tap("#legend-toggle")
     page.tab.wait_for_selector("#legend:not([hidden])")
+    # What was said of the point would lie on it.
+    assert page.tab.is_hidden("#tip")
     page.picture("phone-legend")
     page.close()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import browsed
+import launched
 import numpy as np
 import pytest
 from browsed import TOKEN, Page
@@ -79,6 +81,19 @@ def test_a_server_that_was_gone_is_told_of_and_followed_again(browser: Any, fold
             writer.write_frame([[0, 0, 0]], ids=["NEW"], time="later")
         page.until("() => tidemill.frames === 7")
         close(page, "net::ERR_")
+
+
+def test_an_open_page_does_not_keep_the_command_from_ending(browser: Any, folder: Path) -> None:
+    """A page has connections that stay open, and a question for news that waits."""
+    running = launched.start("view", folder, "--token", TOKEN)
+    assert running.stdout is not None
+    page = Page(browser, running.stdout.readline().decode().split()[-1])
+    page.tab.click("#play")
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert (running.returncode, errors) == (0, b"")
+    page.tab.wait_for_selector("#trouble:has-text('Nothing new comes')")
+    close(page, "net::ERR_")
 
 
 def test_a_frame_that_was_lost_on_the_way_comes_later(browser: Any, server: Server, folder: Path) -> None:
@@ -192,4 +207,4 @@ def test_a_lasso_makes_no_group_of_a_frame_that_cannot_be_read(
         page.lasso((300, 100), (900, 100), (900, 640), (300, 640))
         page.tab.wait_for_selector("#notice:has-text('No group was made')")
         assert page.tab.locator("#name-group").count() == 0
-        page.close()
+        close(page, "status of 500")

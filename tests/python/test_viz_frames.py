@@ -63,6 +63,30 @@ def test_a_point_takes_six_bytes_a_frame_and_any_reader_of_safetensors_opens_it(
     assert safetensors.load_file(tmp_path / "points-000000.safetensors")["group.tens"].tolist() == (ids % 10).tolist()
 
 
+def test_groups_with_an_order_say_so_and_few_take_a_byte(tmp_path: Path) -> None:
+    """Bins that are coloured like sectors tell nothing; and of 256 categories one would be taken for none."""
+    kinds = [f"kind {number}" for number in range(256)]
+    with FrameWriter(tmp_path / "map", categories={"sector": (), "bin": ["low", "high"]}) as writer:
+        for turn, some in enumerate((kinds[:255], kinds)):
+            for shift in range(2):
+                order = np.roll(some, shift).tolist()
+                groups = {"bin": [None, *["high"] * (len(some) - 1)], "sector": order}
+                writer.write_frame(np.zeros((len(some), 3)), ids=some, groups=groups, time=2 * turn + shift)
+    reader = FrameReader(tmp_path / "map")
+    for number, frame in enumerate(reader):
+        some = kinds[:255] if number < 2 else kinds
+        assert frame.groups["sector"] == np.roll(some, number % 2).tolist()
+        assert frame.groups["bin"] == [None, *["high"] * (len(some) - 1)]
+    types = [
+        safetensors.load_file(tmp_path / "map" / f"frame-{number:06}.safetensors")["group.sector"].dtype
+        for number in (1, 3)
+    ]
+    assert types == [np.uint8, np.uint16]
+    lines = [json.loads(line) for line in (tmp_path / "map" / "index.jsonl").read_text().splitlines()]
+    told = {line["grouping"]: line.get("ordered") for line in lines if line.get("kind") == "categories"}
+    assert told == {"sector": None, "bin": True}
+
+
 def test_writing_goes_on_where_it_ended(tmp_path: Path) -> None:
     """A second writer that counts points or categories anew would give old points new names."""
     for frames in (3, 2):

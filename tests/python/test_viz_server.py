@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import html
 import http.client
 import json
 import signal
+import socket
+import subprocess
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -90,6 +93,40 @@ def test_frames_and_trajectories_are_what_lies_on_disk(server: Server, folder: P
     for rows in ("", "a", "-1", "1,,2", ",".join(["1"] * 1000), "9" * 40):
         assert ask(server, f"/api/trajectories?rows={rows}")[0] == 400, rows
     assert ask(server, "/api/trajectories?rows=4000000000")[0] == 200
+
+
+def test_what_gets_smaller_is_sent_compressed_to_who_takes_it(tmp_path: Path) -> None:
+    """Of frames of few points, headers and codes are a good part; of many, positions are nearly all, and compressing them takes long."""
+    rng = np.random.default_rng(0)
+    few, many = tmp_path / "few", tmp_path / "many"
+    for folder, points in ((few, 200), (many, 20_000)):
+        with FrameWriter(folder) as writer:
+            for _ in range(2):
+                writer.write_frame(rng.normal(size=(points, 3)), groups={"kind": rng.integers(3, size=points)})
+
+    def sent(server: Server, path: str, **headers: str) -> tuple[str | None, bytes]:
+        host, port = server._http.server_address[:2]
+        connection = http.client.HTTPConnection(str(host), int(port), timeout=launched.PATIENCE_S)
+        connection.request("GET", f"/api/{path}", headers={"Authorization": f"Bearer {server.token}", **headers})
+        answer = connection.getresponse()
+        found = answer.getheader("Content-Encoding"), answer.read()
+        connection.close()
+        return found
+
+    def part(*names: str) -> str:
+        return f"files/frame-000001.safetensors?tensors={urllib.parse.quote(json.dumps(names))}"
+
+    takes = {"Accept-Encoding": "gzip, deflate"}
+    with Server(few) as server:
+        for path in ("index?from=0", part("position", "group.kind")):
+            encoding, body = sent(server, path, **takes)
+            assert encoding == "gzip" and (None, gzip.decompress(body)) == sent(server, path)
+            assert len(body) < len(sent(server, path)[1])
+        # Nothing is made longer.
+        encoding, body = sent(server, part("position"), **takes)
+        assert len(body) <= len(sent(server, part("position"))[1])
+    with Server(many) as server:
+        assert sent(server, part("position", "group.kind"), **takes)[0] is None
 
 
 def test_news_come_when_there_are_some(server: Server, folder: Path) -> None:
@@ -288,3 +325,43 @@ def test_a_folder_is_shown_while_a_writer_fills_it(tmp_path: Path) -> None:
         writer.write_frame([[0.0, 0.0]])
         more = ask(server, f"/api/index?from={len(begin)}&wait=5")[1]
     assert [json.loads(line)["kind"] for line in more.splitlines()] == ["points", "frame"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_ends_whatever_its_clients_do(how: signal.Signals, folder: Path) -> None:
+    """Whoever holds a connection open, or a shell that has SIGINT ignored, must not keep it from ending."""
+    with (folder / "frame-000099.safetensors").open("wb") as file:
+        file.truncate(256 << 20)
+    token = "a-token-for-these-tests"
+    # As scripts start what they leave in the background.
+    shell = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    view = launched.command("view", folder, "--token", token)
+    running = subprocess.Popen([*shell, *view], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout is not None
+    url = urllib.parse.urlsplit(running.stdout.readline().decode().split()[-1])
+    assert url.port is not None and running.stdout.readline() == b"Ctrl-C ends it\n"
+    clients = []
+    for said, answered in {
+        # Nothing at all, and half a question.
+        "": False,
+        "GET /api/index HTTP/1.1\r\n": False,
+        # One who waits for news, who does not read what he asked for, who does not send what he said, who was refused and sends on.
+        "GET /api/index?from={size}&wait=30 HTTP/1.1\r\n{head}\r\n": False,
+        "GET /api/files/frame-000099.safetensors HTTP/1.1\r\n{head}\r\n": True,
+        "PUT /api/selections HTTP/1.1\r\n{head}Content-Length: 1000\r\n\r\n[": False,
+        "PUT /api/nothing HTTP/1.1\r\n{head}Content-Length: 1000\r\n\r\n[": True,
+        # One whose connection stays open for the next question.
+        "GET / HTTP/1.1\r\n{head}\r\n": True,
+    }.items():
+        client = socket.create_connection(("127.0.0.1", url.port), timeout=launched.PATIENCE_S)
+        head = f"Host: {url.netloc}\r\nAuthorization: Bearer {token}\r\n"
+        client.sendall(said.format(head=head, size=(folder / "index.jsonl").stat().st_size).encode())
+        if answered:
+            assert client.recv(9) == b"HTTP/1.1 "
+        clients.append(client)
+    running.send_signal(how)
+    printed, errors = running.communicate(timeout=launched.PATIENCE_S)
+    # Nor was it ended by its own watch over that.
+    assert (running.returncode, printed, errors) == (0, b"", b"")
+    for client in clients:
+        client.close()

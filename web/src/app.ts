@@ -45,6 +45,8 @@ export class App {
   trouble = '';
   private readonly feed: Feed;
   private following = false;
+  /** Whether the colours have changed since they were brought into the card. */
+  private unpainted = false;
 
   constructor(
     client: Source,
@@ -233,10 +235,22 @@ export class App {
   }
 
   private paint(): void {
-    this.colours.paint(this.scene.colours);
-    this.scene.coloursChanged(this.colouring.kind === 'value');
+    this.unpainted = true;
+    this.painted();
     this.redraw();
     this.changed('data');
+  }
+
+  /**
+   * Brings the colours into the card, if they have changed; but not while the points there are still those of another colouring, which the new
+   * colours would not fit. Whether it did.
+   */
+  painted(): boolean {
+    if (!this.unpainted || this.shown.stale) return false;
+    this.unpainted = false;
+    this.colours.paint(this.scene.colours);
+    this.scene.coloursChanged(this.colouring.kind === 'value');
+    return true;
   }
 
   setLook(size: number, opacity: number): void {
@@ -284,7 +298,12 @@ export class App {
     return this.loop.allHere();
   }
 
-  /** What is known of a point: all, once `known` has been asked for it. */
+  /** Fetches what there is to say of a point in the frame that is shown. */
+  async describe(row: number): Promise<void> {
+    await Promise.all([this.known.load([row]), this.shown.describe(Math.round(this.playback.position))]);
+  }
+
+  /** What is known of a point: all, once it was fetched (`describe`). */
   details(row: number): Details {
     const { edits } = this.colours;
     const frame = Math.round(this.playback.position);
@@ -302,8 +321,14 @@ export class App {
     return { drawn: this.loop.drawn(), of: this.slots.points };
   }
 
+  /** The heat map of the frame that is shown, once it has come. */
   heatMap() {
     return this.shown.get(Math.round(this.playback.position))?.get('heat_map');
+  }
+
+  showHeatMap(shown: boolean): void {
+    this.shown.heatMap = shown;
+    this.redraw();
   }
 
   // ---- a view as a link

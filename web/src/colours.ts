@@ -2,7 +2,7 @@
 
 import { type Dataset, rangeOf } from './dataset';
 import { categoryKey, type Edits, noEdits } from './edits';
-import { categoryLook, css, type Look, RAMPS, type Rgb, ramp, rgb, SCHEMES, SHAPES } from './palettes';
+import { categoryLook, css, type Look, ORDERED, RAMPS, type Rgb, ramp, rgb, SCHEMES, SHAPES } from './palettes';
 import { CODES, type Colouring, NO_COLOUR } from './slots';
 
 export const GREY: Rgb = [138, 144, 152];
@@ -35,8 +35,14 @@ export class Colours {
   /** Colours by the grouping or value of that name; what there is not leaves all points alike. Whether frames must be filled anew. */
   by(name: string): boolean {
     const before = JSON.stringify(this.colouring);
-    if (this.dataset.groupings.has(name)) this.colouring = { kind: 'grouping', name };
-    else if (this.valueNames().includes(name)) {
+    const grouping = this.dataset.groupings.get(name);
+    if (grouping !== undefined) {
+      // Colours of bins shall go from one end to the other as bins do, and those of sectors shall not; readers may choose another way.
+      const another = this.colouring.kind !== 'grouping' || this.colouring.name !== name;
+      if (another && grouping.ordered) this.scheme = ORDERED;
+      else if (another && this.scheme === ORDERED) this.scheme = [...SCHEMES.keys()][0];
+      this.colouring = { kind: 'grouping', name };
+    } else if (this.valueNames().includes(name)) {
       const [low, high] = rangeOf(this.dataset.frames, name);
       this.colouring = { kind: 'value', name, low, high };
       if (!RAMPS.has(this.scheme)) this.scheme = [...RAMPS.keys()][0];

@@ -13,6 +13,8 @@ import {
 
 export type Grouping = {
   names: string[];
+  /** Whether its categories go from one end to the other, as bins do. */
+  ordered: boolean;
   /** The category of each point in its first frame; undefined until somebody has asked for it (`Categories`). */
   codes: Uint16Array | undefined;
 };
@@ -40,7 +42,8 @@ export class Dataset {
         this.frames.push(line);
         break;
       case 'categories': {
-        const grouping = this.groupings.get(line.grouping) ?? { names: [], codes: undefined };
+        const grouping = this.groupings.get(line.grouping) ?? { names: [], ordered: false, codes: undefined };
+        grouping.ordered ||= line.ordered;
         grouping.names.push(...line.names);
         this.groupings.set(line.grouping, grouping);
         break;
@@ -66,7 +69,7 @@ export class Dataset {
     selections.forEach(({ rows }, code) => {
       for (const row of rows) if (row < this.points) codes[row] = code;
     });
-    this.groupings.set(MINE, { names: selections.map(({ name }) => name), codes });
+    this.groupings.set(MINE, { names: selections.map(({ name }) => name), ordered: false, codes });
   }
 }
 

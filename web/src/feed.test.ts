@@ -154,13 +154,74 @@ describe('frames', () => {
   });
 });
 
+describe('columns of frames', () => {
+  const tensor = (length: number) => ({ shape: [length], data: new Uint16Array(length) });
+  const of = (...names: string[]): Parsed<Tensors> => ({
+    ok: true,
+    value: new Map(names.map((name) => [name, tensor(4)])),
+  });
+  const cacheOf = (answers: Parsed<Tensors>[]) => {
+    const { source, asked } = sourceOf('tensors', answers);
+    const wrong: string[] = [];
+    const cache = new FrameCache(
+      source,
+      (frame) => `frame ${frame}`,
+      () => {},
+      (why) => void wrong.push(why),
+    );
+    return { cache, wrong, only: () => asked.map(([, how]) => (how as { only: string[] }).only) };
+  };
+
+  it('are fetched when something shows them, and no other with them', async () => {
+    const { cache, only } = cacheOf([of('position'), of('value.a'), of('heat_map')]);
+    cache.want([3]);
+    await settle();
+    expect([cache.has(3), [...(cache.get(3)?.keys() ?? [])], cache.bytes]).toEqual([true, ['position'], 8]);
+    // Until the column has come the frame is none: it would be shown in no colours.
+    cache.want([3], ['value.a']);
+    expect([cache.has(3), cache.get(3)]).toEqual([false, undefined]);
+    await settle();
+    expect([[...(cache.get(3)?.keys() ?? [])], cache.bytes]).toEqual([['position', 'value.a'], 16]);
+    // What the frame does not have is asked for once.
+    cache.want([3], ['value.a', 'group.none']);
+    await settle();
+    cache.want([3], ['group.none']);
+    await settle();
+    expect(cache.has(3)).toBe(true);
+    expect(only()).toEqual([['position', 'present'], ['value.a'], ['group.none']]);
+  });
+
+  it('of one frame are added for what is said of its points, once, also while play goes on', async () => {
+    const { cache, only } = cacheOf([of('position'), of('group.a', 'value.b')]);
+    await cache.add(3, ['value.b']);
+    cache.want([3]);
+    await settle();
+    await Promise.all([cache.add(3, ['group.a', 'value.b']), cache.add(3, ['group.a', 'value.b'])]);
+    expect([...(cache.get(3)?.keys() ?? [])]).toEqual(['position', 'group.a', 'value.b']);
+    expect(only()).toEqual([
+      ['position', 'present'],
+      ['group.a', 'value.b'],
+    ]);
+  });
+
+  it('that the server refuses leave the frame as it is', async () => {
+    const { cache, wrong } = cacheOf([of('position'), refused, refused]);
+    cache.want([3]);
+    await settle();
+    await cache.add(3, ['value.a']);
+    cache.want([3], ['value.a']);
+    await settle();
+    expect([cache.has(3), cache.get(3)?.has('position'), wrong.length]).toEqual([true, true, 2]);
+  });
+});
+
 describe('categories', () => {
   const codes = new Map([['group.kind', { shape: [2], data: new Uint16Array([1, 0]) }]]);
 
   it('are asked for again when nobody answered, and those refused when the server is there again', async () => {
     const { source, asked } = sourceOf('tensors', [lost, refused, { ok: true, value: codes }]);
     const dataset = new Dataset();
-    dataset.take({ kind: 'categories', grouping: 'kind', names: ['a', 'b'] });
+    dataset.take({ kind: 'categories', grouping: 'kind', names: ['a', 'b'], ordered: false });
     dataset.take({ kind: 'points', count: 2, file: 'points-000000.safetensors' });
     const categories = new Categories(
       dataset,

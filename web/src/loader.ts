@@ -1,6 +1,6 @@
 // Talks to the server: lines of the index as they come, frames ahead of play.
 
-import type { Parsed, Point, Selection, Tensors, Which } from './wire';
+import type { Parsed, Point, Selection, Tensor, Tensors, Which } from './wire';
 import { bad, parsePoints, parseSelections, parseTensors } from './wire';
 
 /** How long a question for news is left open, and how long after that there may be no answer before the server counts as gone. */
@@ -123,13 +123,29 @@ export class Client implements Source {
 const BYTES_MAX = 512 * 2 ** 20;
 const FETCHES_MAX = 4;
 
-/** Frames that have come, and those under way. What is furthest from the one that is shown goes first. */
+/** Where points are, and which are there: what is fetched of every frame. */
+const PLACES = ['position', 'present'];
+/** Most tensors that one question names. */
+const NAMES_AT_ONCE = 100;
+
+/** What has come of a frame; `asked`: all names that the server was asked for, of which the frame need not have each. */
+type Kept = { tensors: Map<string, Tensor>; asked: Set<string>; bytes: number };
+
+/**
+ * Frames that have come, and those under way. What is furthest from the one that is shown goes first.
+ *
+ * Of a frame the page fetches where its points are. Its other columns, such as the numbers that points can be coloured by, it fetches when
+ * something shows them, and then of all frames that it fetches.
+ */
 export class FrameCache {
-  private readonly kept = new Map<number, { tensors: Tensors; bytes: number }>();
+  private readonly kept = new Map<number, Kept>();
   private readonly underWay = new Map<number, AbortController>();
   /** Frames that the server refuses, or that cannot be read: asking again and again would not make them whole. */
   private readonly failed = new Set<number>();
+  /** Columns that `add` is fetching. */
+  private readonly adding = new Map<number, Promise<void>>();
   private queue: readonly number[] = [];
+  private columns: readonly string[] = [];
   private pausing = false;
   bytes = 0;
 
@@ -140,13 +156,14 @@ export class FrameCache {
     private readonly wrong: (reason: string) => void,
   ) {}
 
+  /** What has come of a frame, once all that is wanted has, or no more of it ever will. */
   get(frame: number): Tensors | undefined {
-    return this.kept.get(frame)?.tensors;
+    return this.has(frame) ? this.kept.get(frame)?.tensors : undefined;
   }
 
-  /** Whether a frame has come, or never will. */
+  /** Whether all that is wanted of a frame has come, or never will. */
   has(frame: number): boolean {
-    return this.kept.has(frame) || this.failed.has(frame);
+    return this.failed.has(frame) || this.missing(frame, this.columns).length === 0;
   }
 
   /** The server was gone and is there again: what it could not give then, it may have now. */
@@ -154,32 +171,70 @@ export class FrameCache {
     this.failed.clear();
   }
 
-  /** Fetches these, in this order, and nothing else. */
-  want(frames: readonly number[]): void {
-    this.queue = frames.filter((frame) => !this.kept.has(frame) && !this.failed.has(frame));
+  /** Fetches these, in this order, and nothing else; of each where its points are, and these columns if it has them. */
+  want(frames: readonly number[], columns: readonly string[] = []): void {
+    this.columns = columns;
+    this.queue = frames.filter((frame) => !this.has(frame));
     const asked = new Set(frames);
     for (const [frame, stop] of this.underWay) if (!asked.has(frame)) stop.abort();
     this.next(frames[0] ?? 0);
+  }
+
+  /** Fetches further columns of a frame that has come, once: what is said of one of its points. */
+  add(frame: number, columns: readonly string[]): Promise<void> {
+    // Whoever asks while they come waits for them too.
+    const added = (this.adding.get(frame) ?? Promise.resolve()).then(() => this.fetchColumns(frame, columns));
+    this.adding.set(frame, added);
+    return added.finally(() => this.adding.get(frame) === added && this.adding.delete(frame));
+  }
+
+  private async fetchColumns(frame: number, columns: readonly string[]): Promise<void> {
+    const kept = this.kept.get(frame);
+    const names = kept === undefined ? [] : this.missing(frame, columns);
+    for (let begin = 0; begin < names.length; begin += NAMES_AT_ONCE) {
+      const only = names.slice(begin, begin + NAMES_AT_ONCE);
+      const got = await this.client.tensors(this.fileOf(frame), { only });
+      if (!got.ok) return this.wrong(got.reason);
+      // Meanwhile it may have been dropped.
+      if (this.kept.get(frame) === kept) this.take(frame, only, got.value);
+    }
+  }
+
+  /** Which of the places and these columns were not yet asked for. */
+  private missing(frame: number, columns: readonly string[]): string[] {
+    const asked = this.kept.get(frame)?.asked;
+    return [...PLACES, ...columns].filter((name) => !asked?.has(name));
+  }
+
+  private take(frame: number, only: readonly string[], tensors: Tensors): void {
+    const kept = this.kept.get(frame) ?? { tensors: new Map(), asked: new Set(), bytes: 0 };
+    for (const name of only) kept.asked.add(name);
+    for (const [name, tensor] of tensors) {
+      // A page that has its frames in it is given all of them each time.
+      if (kept.tensors.has(name)) continue;
+      kept.tensors.set(name, tensor);
+      kept.bytes += tensor.data.byteLength;
+      this.bytes += tensor.data.byteLength;
+    }
+    this.kept.set(frame, kept);
   }
 
   private next(shown: number): void {
     if (this.pausing) return;
     for (const frame of this.queue) {
       if (this.underWay.size >= FETCHES_MAX) return;
-      if (!this.underWay.has(frame) && !this.kept.has(frame) && !this.failed.has(frame)) void this.fetch(frame, shown);
+      if (!this.underWay.has(frame) && !this.has(frame)) void this.fetch(frame, shown);
     }
   }
 
   private async fetch(frame: number, shown: number): Promise<void> {
     const stop = new AbortController();
     this.underWay.set(frame, stop);
-    const got = await this.client.tensors(this.fileOf(frame), { stop: stop.signal });
+    const only = this.missing(frame, this.columns);
+    const got = await this.client.tensors(this.fileOf(frame), { stop: stop.signal, only });
     this.underWay.delete(frame);
     if (got.ok) {
-      let bytes = 0;
-      for (const { data } of got.value.values()) bytes += data.byteLength;
-      this.kept.set(frame, { tensors: got.value, bytes });
-      this.bytes += bytes;
+      this.take(frame, only, got.value);
       this.drop(shown);
       this.came(frame);
     } else if (!stop.signal.aborted) {

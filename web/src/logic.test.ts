@@ -34,6 +34,7 @@ function frameLine(count: number, points: number, more: Partial<FrameLine> = {})
     values: new Map(),
     metrics: new Map(),
     edges: undefined,
+    heatMap: false,
     heatMapRange: undefined,
     sample: undefined,
     ...more,
@@ -64,9 +65,9 @@ describe('slots', () => {
   });
 
   const dataset = new Dataset();
-  dataset.take({ kind: 'categories', grouping: 'kind', names: ['a', 'b'] });
+  dataset.take({ kind: 'categories', grouping: 'kind', names: ['a', 'b'], ordered: false });
   dataset.take({ kind: 'points', count: 3, file: undefined });
-  dataset.groupings.set('kind', { names: ['a', 'b'], codes: new Uint16Array([1, 0, MISSING]) });
+  dataset.groupings.set('kind', { names: ['a', 'b'], ordered: false, codes: new Uint16Array([1, 0, MISSING]) });
   const slots = new Slots(3);
 
   it('fills a sample as it would fill the whole frame, as far as it goes', () => {
@@ -380,7 +381,7 @@ describe('links', () => {
   it('say of every group whether it is shown, however many there are, in the fewest names', () => {
     const dataset = new Dataset();
     const names = Array.from({ length: 400 }, (_, code) => `group ${code}`);
-    dataset.take({ kind: 'categories', grouping: 'kind', names });
+    dataset.take({ kind: 'categories', grouping: 'kind', names, ordered: false });
     const [from, to] = [new Colours(dataset), new Colours(dataset)];
     const shown = (colours: Colours) => colours.categories().map((category) => category.shown);
     for (const hide of [names.slice(0, 150), names.slice(3), [...names, NONE], []]) {

@@ -91,6 +91,7 @@ export class Loop {
       this.moving = true;
       this.times.fillMs = app.shown.fillMs;
     }
+    if (app.painted()) this.moving = true;
     return performance.now() - begin;
   }
 }

@@ -155,6 +155,7 @@ function showTime(): void {
   byId('loop').setAttribute('aria-pressed', String(playback.loop));
   byId<HTMLSelectElement>('speed').value = String(playback.framesPerS);
   metrics.show(frame);
+  pointer.follow();
   // Counting a million points sixty times a second would be felt.
   if (performance.now() - slowly > Math.max(250, 25 * countMs)) showCounts();
   else {
@@ -175,10 +176,10 @@ function showCounts(): void {
       swatch.style.background = app.seen.colourOf(app.chosen.rows[place]);
     });
   if (app.frames > 0) status.textContent = countText(counts);
-  const map = app.heatMap();
-  byId('heat').hidden = map === undefined;
-  if (map !== undefined && !byId('heat-map').hidden)
-    showHeatMap(map, app.dataset.frames[Math.round(app.playback.position)]);
+  const frame = app.dataset.frames[Math.round(app.playback.position)];
+  byId('heat').hidden = frame?.heatMap !== true;
+  const map = byId('heat-map').hidden ? undefined : app.heatMap();
+  if (map !== undefined) showHeatMap(map, frame);
 }
 
 /** How many points there are, how many of them are not hidden, and what of them is drawn: what is left out for speed is said. */
@@ -216,6 +217,8 @@ const pointer = new Pointer(app, points, notice);
 
 /** Opens one of the panels, which lie in the same place; `undefined` none. */
 function setPanel(name: 'legend' | 'about' | undefined): void {
+  // On a phone it would lie over the panel.
+  pointer.hideTip();
   for (const panel of ['legend', 'about']) {
     byId(panel).hidden = panel !== name;
     byId(`${panel}-toggle`).setAttribute('aria-pressed', String(panel === name));
@@ -292,6 +295,7 @@ const actions: Record<string, () => void> = {
   heat: () => {
     byId('heat-map').hidden = !byId('heat-map').hidden;
     byId('heat').setAttribute('aria-pressed', String(!byId('heat-map').hidden));
+    app.showHeatMap(!byId('heat-map').hidden);
     showCounts();
   },
   picture: () => savePicture([points, overlay], fileName()),

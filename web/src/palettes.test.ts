@@ -3,7 +3,7 @@
 import { describe, expect, it } from 'vitest';
 import { Colours, GREY } from './colours';
 import { Dataset } from './dataset';
-import { categoryLook, looksOf, RAMPS, type Rgb, ramp, rgb, SCHEMES, SHAPES } from './palettes';
+import { categoryLook, looksOf, ORDERED, RAMPS, type Rgb, ramp, rgb, SCHEMES, SHAPES } from './palettes';
 import { NO_COLOUR } from './slots';
 
 /** G. Machado, M. Oliveira and L. Fernandes (2009): on linear light, as seen with all cones, and wholly without one kind. */
@@ -106,10 +106,27 @@ it('gives each group a look of its own, by shape where colours end', () => {
   }
 });
 
+it('colours bins from one end to the other until a reader wants another scheme', () => {
+  const dataset = new Dataset();
+  dataset.take({ kind: 'categories', grouping: 'sector', names: ['a', 'b'], ordered: false });
+  dataset.take({ kind: 'categories', grouping: 'change', names: ['below', 'over'], ordered: true });
+  const colours = new Colours(dataset);
+  const [first, second] = [...SCHEMES.keys()];
+  const by = (name: string) => {
+    colours.by(name);
+    return colours.scheme;
+  };
+  expect([by('sector'), by('change'), by('sector')]).toEqual([first, ORDERED, first]);
+  by('change');
+  colours.scheme = second;
+  // So it stays when frames come.
+  expect([by('change'), by('sector')]).toEqual([second, second]);
+});
+
 it('tells the graphics card colours, shapes, and what is hidden', () => {
   const dataset = new Dataset();
   const names = Array.from({ length: 26 }, (_, code) => `group ${code}`);
-  dataset.take({ kind: 'categories', grouping: 'kind', names });
+  dataset.take({ kind: 'categories', grouping: 'kind', names, ordered: false });
   const colours = new Colours(dataset);
   colours.by('kind');
   colours.show('group 13', false);

@@ -2,6 +2,9 @@
 
 export type Rgb = readonly [number, number, number];
 
+/** The scheme of categories that go from one end to the other, such as bins. */
+export const ORDERED = 'Ordered';
+
 /**
  * For categories. The colours of those that are called safe can be told apart, from each other, from the grey of points of no category and
  * from a light and a dark page, by people who lack any one of the three kinds of cones (palettes.test.ts checks it).
@@ -31,7 +34,7 @@ export const SCHEMES: ReadonlyMap<string, readonly string[]> = new Map([
     'Tableau',
     ['#4e79a7', '#f28e2b', '#e15759', '#76b7b2', '#59a14f', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#bab0ac'],
   ],
-  ['Ordered', []],
+  [ORDERED, []],
 ]);
 
 /** What tells categories apart for which a scheme has no more colours: each round of colours has a shape of its own. */

@@ -17,6 +17,8 @@ export class Pointer {
   private down: { x: number; y: number } | undefined;
   private hovering = 0;
   private readonly tip = byId('tip');
+  /** The frame that the tip tells of. */
+  private told = -1;
 
   constructor(
     private readonly app: App,
@@ -98,7 +100,14 @@ export class Pointer {
     }
   }
 
-  private hideTip(): void {
+  /** Time has moved: what the tip tells is of the frame that is shown. */
+  follow(): void {
+    const row = this.app.over.hover;
+    if (!this.tip.hidden && row !== undefined && Math.round(this.app.playback.position) !== this.told)
+      void this.tell(row);
+  }
+
+  hideTip(): void {
     this.tip.hidden = true;
     this.app.setHover(undefined);
   }
@@ -111,11 +120,23 @@ export class Pointer {
       tip.hidden = true;
       return;
     }
-    await app.known.load([row]);
-    // The pointer may have gone on meanwhile.
-    if (app.over.hover !== row) return;
+    if (!(await this.tell(row))) return;
     app.drawOver();
     tip.hidden = false;
+    const { width, height } = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(8, Math.min(x + 16, innerWidth - width - 8))}px`;
+    tip.style.top = `${y + 16 + height > innerHeight - 90 ? y - height - 14 : y + 16}px`;
+  }
+
+  /** Writes into the tip what a point is; false if the pointer has gone on before that was known. */
+  private async tell(row: number): Promise<boolean> {
+    const { app, tip } = this;
+    const frame = Math.round(app.playback.position);
+    this.told = frame;
+    await app.describe(row);
+    if (app.over.hover !== row) return false;
+    // Time has gone on meanwhile, and what is said of the next frame is on its way.
+    if (this.told !== frame) return true;
     const { id, label, facts } = app.details(row);
     const list = make(
       'dl',
@@ -127,9 +148,7 @@ export class Pointer {
       ...(label !== '' && label !== id ? [make('span', { text: label })] : []),
       list,
     );
-    const { width, height } = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(8, Math.min(x + 16, innerWidth - width - 8))}px`;
-    tip.style.top = `${y + 16 + height > innerHeight - 90 ? y - height - 14 : y + 16}px`;
+    return true;
   }
 
   /** Makes a group of what is in the lasso: of all points there, also where only a sample of them has come so far. */

@@ -4,7 +4,7 @@
 // fill in; once it rests, the frame itself is fetched. The page says which of them it is.
 
 import { Categories } from './categories';
-import type { Dataset } from './dataset';
+import { type Dataset, MINE } from './dataset';
 import { FrameCache, type Source } from './loader';
 import { type Playback, wanted } from './playback';
 import type { PointScene } from './scene';
@@ -22,6 +22,8 @@ export class Shown {
   readonly cache: FrameCache;
   readonly samples: FrameCache;
   readonly categories: Categories;
+  /** Whether the heat map is shown too. */
+  heatMap = false;
   /** The frames that lie in the card as A and B, and how many slots of each are filled. */
   loaded: [number, number] = [-1, -1];
   fillMs = 0;
@@ -47,6 +49,21 @@ export class Shown {
   /** What lies in the card is no longer true. */
   forget(): void {
     this.loaded = [-1, -1];
+  }
+
+  /** Whether what lies in the card is coloured by what it was before. */
+  get stale(): boolean {
+    return this.loaded[0] < 0;
+  }
+
+  /** Fetches what there is to say of points in a frame, if the frame has come. */
+  describe(frame: number): Promise<void> {
+    const groupings = [...this.dataset.groupings.keys()].filter((name) => name !== MINE);
+    const values = [...(this.dataset.frames[frame]?.values.keys() ?? [])];
+    return this.cache.add(frame, [
+      ...groupings.map((name) => `group.${name}`),
+      ...values.map((name) => `value.${name}`),
+    ]);
   }
 
   /** The server was gone and is there again. */
@@ -96,9 +113,13 @@ export class Shown {
     const waits = !playback.playing && this.loaded[0] !== first;
     const ahead = waits ? 0 : Math.min(AHEAD_MAX, Math.max(AHEAD_MIN, Math.ceil(AHEAD_S * playback.framesPerS)));
     const next = wanted(position, frames, ahead);
-    this.samples.want(next.filter((frame) => this.isSampled(frame)));
+    const columns = this.columns(colouring);
+    this.samples.want(
+      next.filter((frame) => this.isSampled(frame)),
+      columns,
+    );
     const whole = rests ? [first, ...(position > first ? [second] : [])] : [];
-    this.cache.want([...whole, ...next.filter((frame) => !this.isSampled(frame) && !whole.includes(frame))]);
+    this.cache.want([...whole, ...next.filter((frame) => !this.isSampled(frame) && !whole.includes(frame))], columns);
     if (this.loaded[0] !== first && this.loaded[1] === first) {
       this.scene.swap();
       this.loaded = [this.loaded[1], this.loaded[0]];
@@ -112,6 +133,14 @@ export class Shown {
     // Now it is the turn of those behind it.
     if (waits && this.loaded[0] === first) this.came();
     return changed.includes(true);
+  }
+
+  /** What is shown of frames, beside where points are. */
+  private columns(colouring: Colouring): string[] {
+    const columns = this.heatMap ? ['heat_map'] : [];
+    if (colouring.kind === 'value') columns.push(`value.${colouring.name}`);
+    else if (colouring.kind === 'grouping' && colouring.name !== MINE) columns.push(`group.${colouring.name}`);
+    return columns;
   }
 
   /** Whether time has rested for a while; if it has not, whoever draws is woken when it will have. */

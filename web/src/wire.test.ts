@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { parseLine, parseSelections, parseTensors } from './wire';
+import { MISSING, parseLine, parseSelections, parseTensors } from './wire';
 
 /** A file as the Python side writes it. */
 function file(header: object, ...parts: ArrayBufferView[]): ArrayBuffer {
@@ -54,6 +54,12 @@ describe('lines of the index', () => {
 });
 
 describe('files of tensors', () => {
+  it('widens codes of categories, of which none has another number then', () => {
+    const header = { 'group.kind': { dtype: 'U8', shape: [3], data_offsets: [0, 3] } };
+    const parsed = parseTensors(file(header, new Uint8Array([0, 255, 254])));
+    expect(parsed.ok && parsed.value.get('group.kind')?.data).toEqual(new Uint16Array([0, MISSING, 254]));
+  });
+
   it('gives views of what lies there', () => {
     const data = new Uint16Array([1, 2, 3, 65535, 0, 7]);
     const parsed = parseTensors(file({ position: { dtype: 'U16', shape: [2, 3], data_offsets: [0, 12] } }, data));

@@ -16,7 +16,8 @@ export type Header = {
   run: string | undefined;
 };
 export type PointsLine = { kind: 'points'; count: number; file: string | undefined };
-export type CategoriesLine = { kind: 'categories'; grouping: string; names: readonly string[] };
+/** `ordered`: they go from one end to the other, as bins do. */
+export type CategoriesLine = { kind: 'categories'; grouping: string; names: readonly string[]; ordered: boolean };
 export type FrameLine = {
   kind: 'frame';
   file: string;
@@ -31,6 +32,8 @@ export type FrameLine = {
   metrics: ReadonlyMap<string, number>;
   /** The file with the lines between points, if there are any. */
   edges: string | undefined;
+  /** Whether its file has a heat map. */
+  heatMap: boolean;
   /** What the edges of the heat map stand for, if that is known. */
   heatMapRange: HeatMapRange | undefined;
   /** An even sample of the frame, for while things move, if it has very many points. */
@@ -74,7 +77,8 @@ export function parseLine(text: string, first: boolean): Parsed<Line> {
   }
   if (kind === 'categories') {
     if (typeof told.grouping !== 'string' || !isTexts(told.names)) return bad('a line of categories has no names');
-    return { ok: true, value: { kind, grouping: told.grouping, names: told.names } };
+    const ordered = told.ordered === true;
+    return { ok: true, value: { kind, grouping: told.grouping, names: told.names, ordered } };
   }
   if (kind === 'frame') return parseFrame(told, file);
   return { ok: true, value: { kind: 'other' } };
@@ -127,6 +131,7 @@ function parseFrame(told: Record<string, unknown>, file: string | undefined): Pa
       values,
       metrics,
       edges,
+      heatMap: told.heat_map === true,
       heatMapRange: parseHeatMapRange(told.heat_map_range),
       sample: parseSample(told.sample),
     },
@@ -150,7 +155,10 @@ function parseSample(told: unknown): Sample | undefined {
 
 const KINDS = { U8: Uint8Array, U16: Uint16Array, U32: Uint32Array, F32: Float32Array } as const;
 
-/** Parses a file in the safetensors format. The tensors are views of `buffer`: nothing is copied. */
+/** The number of no category where codes of categories have 8 bits. */
+const MISSING_8 = 255;
+
+/** Parses a file in the safetensors format. The tensors are views of `buffer`: nothing is copied but codes of 8 bits, which get 16. */
 export function parseTensors(buffer: ArrayBuffer): Parsed<Tensors> {
   if (buffer.byteLength < 8) return bad('it is cut off');
   const view = new DataView(buffer);
@@ -185,9 +193,15 @@ export function parseTensors(buffer: ArrayBuffer): Parsed<Tensors> {
     // Other writers than ours need not align what they write.
     const aligned = place % kind.BYTES_PER_ELEMENT === 0;
     const data = aligned ? new kind(buffer, place, numbers) : new kind(buffer.slice(place, begin + to), 0, numbers);
-    tensors.set(name, { shape: told.shape, data });
+    const narrow = data instanceof Uint8Array && name.startsWith('group.');
+    tensors.set(name, { shape: told.shape, data: narrow ? wide(data) : data });
   }
   return { ok: true, value: tensors };
+}
+
+/** Codes of categories in 16 bits. */
+function wide(codes: Uint8Array): Uint16Array {
+  return Uint16Array.from(codes, (code) => (code === MISSING_8 ? MISSING : code));
 }
 
 /** A tensor of 16-bit numbers with a shape that fits, or what is wrong with it. */

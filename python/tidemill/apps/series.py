@@ -26,6 +26,7 @@ from tidemill._progress import Bar, Phases
 from tidemill.apps._arguments import Parser
 from tidemill.apps._arriving import SHAPES, from_url, is_stream, named, why_not_followed
 from tidemill.dataset import DataSetError
+from tidemill.series._distance import why_no_references
 from tidemill.series._frames import CHANGE_BINS, ChangeBins
 from tidemill.series._journal import Journal, Standing
 from tidemill.series._read import together
@@ -120,7 +121,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="L of the distance: 1, or 10 |log(last / first)| (default %(default)s)",
     )
     add("--references", choices=("auto", "yes", "no"), default="auto", help="five series that grow evenly, to compare with "
-        "(default: with --of values or --length log)")  # fmt: skip
+        "(default: where they have a meaning, with --of values or --length log)")  # fmt: skip
     add("--no-weights", action="store_true", help="all pairs weigh the same")
     add("--start", choices=("previous", "independent"), default="previous", help="each window from the solution of one before, "
         "or each for itself (default %(default)s)")  # fmt: skip
@@ -421,6 +422,13 @@ class _Command:
             groups = series.read_groups(self.groups, panel.ids, id=options.group_id)
             for note in groups.notes:
                 self.say(f"  {note}")
+        why = why_no_references(options.distance, options.of, options.length)
+        if why is not None and options.references != "no":
+            has = (
+                "--of changes has them" if options.distance == "euclidean" else "--of values and --length log have them"
+            )
+            shown = "the reference series mean little here" if options.references == "yes" else "no reference series"
+            self.say(f"{shown}: {why}; {has}")
         missing = [one for one in options.glyphs if one not in set(panel.ids.tolist())]
         if missing and not options.follow:
             raise series.SeriesError(f"--glyph {missing[0]}: there is no such id")

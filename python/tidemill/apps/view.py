@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
+import signal
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tidemill.viz import FrameError, Library, Server, export_html
@@ -15,9 +17,13 @@ from tidemill.viz._format import INDEX
 
 __all__ = ["main"]
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+#: Ending takes half a second. After so long a bug is in the way: all threads say where they are, and the process ends.
+_END_S_MAX = 10.0
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command until Ctrl-C; the exit code is 0, or 1 if there is nothing to show, which is explained."""
+    """Run the command until Ctrl-C or SIGTERM; the exit code is 0, or 1 if there is nothing to show, which is explained."""
     # No worker runs it, so argparse itself says what is wrong with the command line.
     parser = argparse.ArgumentParser(
         prog="tidemill view", description="Show a folder of frames, or a library of plots, in the browser."
@@ -70,10 +76,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FrameError, ValueError, OSError, KeyError) as error:
         print(f"tidemill view: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 1
-    with server, contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), _interrupted(), server:
         print(f"{options.folder or options.library} is at {server.url}", flush=True)
         print("Ctrl-C ends it", flush=True)
         if options.open:
             webbrowser.open(server.url)
         server.wait()
     return 0
+
+
+@contextlib.contextmanager
+def _interrupted() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM interrupt what is done within, the second of them end the process; and see that it does end.
+
+    Also where whoever started the process has SIGINT ignored or blocked, as scripts have in what they start in the background: who sends
+    it means this server.
+    """
+
+    def interrupt(*_: object) -> None:
+        for one in _ENDING:
+            signal.signal(one, signal.SIG_DFL)
+        faulthandler.dump_traceback_later(_END_S_MAX, exit=True)
+        raise KeyboardInterrupt
+
+    for one in _ENDING:
+        signal.signal(one, interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    yield

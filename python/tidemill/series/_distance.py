@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.series._read import SeriesError
 
-__all__ = ["REFERENCES", "Kind", "Length", "Of", "distances", "lengths", "references", "weights"]
+__all__ = ["REFERENCES", "Kind", "Length", "Of", "distances", "lengths", "references", "weights", "why_no_references"]
 
 Array = NDArray[np.float64]
 
@@ -178,6 +178,22 @@ def weights(caps: Array | None, count: int) -> Array:
     weight: Array = np.maximum(worth, floor) ** 0.25
     scaled: Array = weight / weight.min()
     return scaled
+
+
+def why_no_references(kind: Kind, of: Of, length: Length) -> str | None:
+    """Say why the series of `REFERENCES` have no meaning among distances of that kind; None where they have one.
+
+    Correlation with ``of="values"`` tells who rises and falls like an even rise, and ``length="log"`` who ends as far from where it
+    began. Euclidean distance with ``of="changes"`` tells who moves little: the references hardly do.
+    """
+    if callable(kind):
+        return "only who wrote the function of distances knows what they mean in it"
+    if kind == "euclidean":
+        scale = "begin at 1, and Euclidean distance compares values and differences as they are"
+        return None if of == "changes" else f"they {scale}"
+    if of == "values" or length == "log":
+        return None
+    return "an even rise has no changes to correlate"
 
 
 def references(times: NDArray[Any]) -> Array:

@@ -24,7 +24,16 @@ import tidemill
 from tidemill._progress import Phases
 from tidemill.ml import MDS, procrustes, using
 from tidemill.ml._job import active
-from tidemill.series._distance import REFERENCES, Kind, Length, Of, distances, references, weights
+from tidemill.series._distance import (
+    REFERENCES,
+    Kind,
+    Length,
+    Of,
+    distances,
+    references,
+    weights,
+    why_no_references,
+)
 from tidemill.series._panel import Array, Panel, Segment
 from tidemill.series._read import SeriesError, together
 from tidemill.series._relay import Base, Making, Past, Relay, make
@@ -102,8 +111,9 @@ class Embedder:
     missing_max : float, default=0.05
         As for `Panel.segment`.
     with_references : bool, optional
-        Whether the five series of `REFERENCES` are points too. Default: where they say something, which is not with
-        ``of="changes"`` (or differences) and ``length="one"``: a series that grows evenly has no changes to correlate.
+        Whether the five series of `REFERENCES` are points too. Default: where they have a meaning, which is with correlation
+        of values or ``length="log"``, and with Euclidean distance of changes. Elsewhere there is none: an even rise has no changes to
+        correlate, it begins at 1 whatever prices are, and of a function of one's own nobody else knows.
     weighted : bool, default=True
         Whether pairs weigh as `weights` says, if the panel has `caps`.
     start : {"previous", "independent"}, default="previous"
@@ -143,7 +153,7 @@ class Embedder:
         if self.align not in ("previous", "first"):
             raise SeriesError(f"align is 'previous' or 'first', not {self.align!r}")
         if self.with_references is None:
-            self.with_references = self.kind == "correlation" and (self.of == "values" or self.length == "log")
+            self.with_references = why_no_references(self.kind, self.of, self.length) is None
 
     def frames(self, panel: Panel, windows: Iterable[Window]) -> Iterator[Frame]:
         """Make a frame of each window, in their order. Collective, to its end.

@@ -39,7 +39,8 @@ def write_market(folder: Path, points: int = 600, frames: int = 120, seed: int =
     labels = np.array([f"{SECTORS[s]} company {number}" for number, s in enumerate(sector)])
     glyphs = {str(tickers[0]): "star", str(tickers[1]): "diamond"}
     day = datetime.date(2006, 1, 2)
-    with FrameWriter(folder, title="A generated market", glyphs=glyphs, mode=mode) as writer:
+    categories: dict[str, tuple[str, ...]] = {"sector": (), "change": _BINS}
+    with FrameWriter(folder, title="A generated market", glyphs=glyphs, categories=categories, mode=mode) as writer:
         for frame in range(frames):
             at = frame / max(1, frames - 1)
             crash = np.exp(-(((at - 0.55) / 0.08) ** 2))

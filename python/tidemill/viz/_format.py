@@ -26,12 +26,14 @@ __all__ = [
     "STEPS",
     "FrameError",
     "dequantize",
+    "pack_codes",
     "pack_texts",
     "quantize",
     "read_index",
     "read_tensors",
     "run_of",
-    "tensor_bytes",
+    "tensor_parts",
+    "unpack_codes",
     "unpack_texts",
     "write_tensors",
 ]
@@ -54,6 +56,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U32": np.dtype("<u4"),
     "F32": np.dtype("<f4"),
 }
+#: As `MISSING`, where codes have 8 bits.
+_MISSING_8 = 255
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -61,24 +65,20 @@ class FrameError(TidemillError, ValueError):
     """Frames that cannot be written as asked, or a folder of frames that cannot be read."""
 
 
-def tensor_bytes(tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return a file of tensors as bytes."""
-    return b"".join(_parts(tensors))
-
-
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
     """Write a file of tensors. It appears whole or not at all."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with made.open("wb") as file:
-            file.writelines(_parts(tensors))
+            file.writelines(tensor_parts(tensors))
         made.replace(path)
     except BaseException:
         made.unlink(missing_ok=True)
         raise
 
 
-def _parts(tensors: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
+def tensor_parts(tensors: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
+    """Return the bytes of a file of tensors, one part behind the other; those of the tensors are not copied."""
     header: dict[str, Any] = {}
     parts: list[bytes | memoryview] = []
     end = 0
@@ -191,6 +191,24 @@ def dequantize(steps: NDArray[np.uint16], low: Any, high: Any) -> NDArray[np.flo
     low = np.asarray(low, float)
     values = low + steps * ((np.asarray(high, float) - low) / STEPS)
     return np.where(steps == MISSING, np.nan, values).astype(np.float32)
+
+
+def pack_codes(codes: NDArray[np.uint16], categories: int) -> NDArray[Any]:
+    """Return codes of so many categories in 8 bits, if these are enough: of most groupings they are."""
+    if categories > _MISSING_8:
+        return codes
+    packed = codes.astype(np.uint8)
+    packed[codes == MISSING] = _MISSING_8
+    return packed
+
+
+def unpack_codes(packed: NDArray[Any]) -> NDArray[np.uint16]:
+    """Return the codes that `pack_codes` has packed."""
+    if packed.dtype != np.uint8:
+        return packed
+    codes = packed.astype(np.uint16)
+    codes[packed == _MISSING_8] = MISSING
+    return codes
 
 
 def pack_texts(name: str, texts: list[str]) -> dict[str, NDArray[Any]]:

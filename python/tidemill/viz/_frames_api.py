@@ -15,7 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from tidemill.viz._format import INDEX, MISSING, FrameError, read_tensors, run_of, tensor_bytes
+from tidemill.viz._format import INDEX, MISSING, FrameError, read_tensors, run_of, tensor_parts
 from tidemill.viz._http import Ask, Refused, number
 from tidemill.viz._read import FrameReader
 
@@ -40,7 +40,7 @@ def answer(ask: Ask, folder: Path, path: str, query: dict[str, str]) -> None:
     elif path == "trajectories":
         with of_run(folder, query):
             found = FrameReader(folder).trajectories(_rows(query.get("rows", "")))
-        ask.send(HTTPStatus.OK, tensor_bytes({"trajectories": found}), "application/octet-stream")
+        ask.send_parts(tensor_parts({"trajectories": found}))
     elif path == "points":
         with of_run(folder, query):
             points = _points(folder, query)
@@ -86,7 +86,7 @@ def _file(ask: Ask, folder: Path, name: str, query: dict[str, str]) -> None:
         if tensors is None:
             ask.send_file(file)
         else:
-            ask.send(HTTPStatus.OK, tensor_bytes(found), "application/octet-stream")
+            ask.send_parts(tensor_parts(found))
 
 
 def _index(ask: Ask, folder: Path, query: dict[str, str]) -> None:
@@ -107,7 +107,7 @@ def _index(ask: Ask, folder: Path, query: dict[str, str]) -> None:
             raise Refused(HTTPStatus.CONFLICT, "the frames were written anew; load the page again")
         whole = text[: text.rfind(b"\n") + 1]
         if whole:
-            ask.send(HTTPStatus.OK, whole, "application/jsonl; charset=utf-8")
+            ask.send_parts([whole], "application/jsonl; charset=utf-8", compressed_max=len(whole))
             return
         if time.monotonic() >= deadline or ask.server.closing:
             ask.send(HTTPStatus.OK, b"", "application/jsonl; charset=utf-8")

@@ -7,6 +7,7 @@ that a question comes from this very page, and for this very host, is looked at 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import ipaddress
 import json
 import os
@@ -15,7 +16,7 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +38,10 @@ _TYPES = {
 #: Most of what was not wanted that is read and thrown away, and how long, so that a browser hears why it was not.
 _DRAIN_BYTES_MAX = 1 << 30
 _DRAIN_S = 5.0
+
+#: Data from so many bytes up to so many is compressed: frames of few points, of which headers, bits and codes are a good part. Positions of
+#: many points hardly get smaller, and compressing them would take longer than sending them.
+_COMPRESSED_BYTES_MIN, _COMPRESSED_BYTES_MAX = 200, 1 << 16
 
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -80,6 +85,9 @@ class Http(ThreadingHTTPServer):
         self.loopback = is_loopback(address[0])
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, Ask)
+        # A connection may be gone again between the moment that it is there and the moment that it is taken: whoever takes it must not
+        # wait for the next one then, as nobody could end that.
+        self.socket.setblocking(False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say what went wrong in a handler; a browser that has closed its connection is nothing wrong."""
@@ -188,6 +196,24 @@ class Ask(BaseHTTPRequestHandler):
         self._head(status, kind, len(body), cache)
         self.wfile.write(body)
 
+    def send_parts(
+        self,
+        parts: Sequence[bytes | memoryview],
+        kind: str = "application/octet-stream",
+        compressed_max: int = _COMPRESSED_BYTES_MAX,
+    ) -> None:
+        """Answer with data that lies in several places, compressed where that pays and the browser takes it."""
+        length = sum(len(part) for part in parts)
+        encoding: list[tuple[str, str]] = []
+        if _COMPRESSED_BYTES_MIN <= length <= compressed_max and "gzip" in self.headers.get("Accept-Encoding", ""):
+            compressed = gzip.compress(b"".join(parts), compresslevel=6, mtime=0)
+            # Positions alone get longer.
+            if len(compressed) < length:
+                parts, length, encoding = [compressed], len(compressed), [("Content-Encoding", "gzip")]
+        self._head(HTTPStatus.OK, kind, length, "no-store", *encoding)
+        for part in parts:
+            self.wfile.write(part)
+
     def send_json(self, told: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
         """Answer with JSON."""
         self.send(status, json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode(), "application/json")
@@ -214,14 +240,14 @@ class Ask(BaseHTTPRequestHandler):
             while left > 0 and time.monotonic() < until and (part := self.connection.recv(1 << 18)):
                 left -= len(part)
 
-    def _head(self, status: HTTPStatus, kind: str, length: int, cache: str) -> None:
+    def _head(self, status: HTTPStatus, kind: str, length: int, cache: str, *more: tuple[str, str]) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length))
         self.send_header("Cache-Control", cache)
         if self.close_connection:
             self.send_header("Connection", "close")
-        for name, value in _HEADERS.items():
+        for name, value in (*_HEADERS.items(), *more):
             self.send_header(name, value)
         self.end_headers()
 

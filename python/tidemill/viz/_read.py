@@ -160,7 +160,8 @@ class FrameReader:
         rows = self._rows(line, tensors)
         groups = {}
         for name, names in self.categories.items():
-            codes = tensors[f"group.{name}"] if f"group.{name}" in tensors else self.codes[name][rows]
+            own = tensors.get(f"group.{name}")
+            codes = self.codes[name][rows] if own is None else _format.unpack_codes(own)
             groups[name] = [names[code] if code != MISSING else None for code in codes.tolist()]
         return Frame(
             time=line["time"],
@@ -225,7 +226,7 @@ class FrameReader:
             self._labels.add("label", line["count"], tensors)
             for name in self.codes:
                 first = tensors.get(f"group.{name}", np.full(line["count"], MISSING, np.uint16))
-                self.codes[name] = np.concatenate([self.codes[name], first])
+                self.codes[name] = np.concatenate([self.codes[name], _format.unpack_codes(first)])
             self.points += line["count"]
             self.batches += 1
 

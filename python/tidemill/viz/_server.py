@@ -80,7 +80,7 @@ class Server:
             self._thread.join(1.0)
 
     def close(self) -> None:
-        """Stop listening; questions that are open end at once."""
+        """Stop listening, within a second. Questions that are still open are answered for as long as the program goes on."""
         self._http.closing = True
         self._http.shutdown()
         self._http.server_close()

@@ -56,8 +56,8 @@ class FrameWriter:
         Points that are drawn large and with their label from the start, and how: ``circle``, ``square``, ``diamond``,
         ``triangle``, ``star`` or ``cross``.
     categories : mapping of str to sequence of str, optional
-        Of some groupings all categories, in the order that the legend shows them in, such as bins; others have the order in which
-        they come.
+        Of some groupings all categories, in the order that the legend shows them in, such as bins, which then are coloured from one end to
+        the other; others have the order in which they come.
     mode : {"x", "w", "a"}, default="x"
         If there are frames in the folder: refuse, replace them, or go on behind them. To go on, ``title``, ``axes``,
         ``glyphs`` and known categories stay what they were. Groups that readers have made are kept; where frames are replaced, they
@@ -95,6 +95,8 @@ class FrameWriter:
         #: The ids of the last frame, and their rows.
         self._last: tuple[NDArray[Any], NDArray[np.int64]] | None = None
         self._categories: dict[str, dict[str, int]] = {}
+        #: Groupings whose categories have an order, as bins have.
+        self._ordered = {grouping for grouping, names in (categories or {}).items() if names}
         #: How many of the categories the index has.
         self._told: dict[str, int] = {}
         #: The category that each point had when it was first seen, for each grouping.
@@ -192,7 +194,8 @@ class FrameWriter:
             A longer name of each point; the one in the point's first frame is kept.
         groups : mapping of str to array-like of n, optional
             Groupings: a category for each point, as text or number; None, NaN and ``""`` are no category. At most
-            65535 categories each. A category costs nothing while it stays what it was in the point's first frame, else two bytes.
+            65535 categories each. A category costs nothing while it stays what it was in the point's first frame, else a byte, or two where
+            there are more than 255 of them.
         values : mapping of str to array-like of n, optional
             Numbers that points can be coloured by; NaN where there is none. Kept in 16 bits: two bytes each.
         metrics : mapping of str to float, optional
@@ -255,7 +258,7 @@ class FrameWriter:
             tensors["present"] = np.packbits(present, bitorder="little")
         for name, codes in groupings.items():
             if not np.array_equal(codes, self._codes[name][rows]):
-                tensors[f"group.{name}"] = codes
+                tensors[f"group.{name}"] = self._packed(name, codes)
         ranges = {}
         for name, column in columns.items():
             finite = column[np.isfinite(column)]
@@ -285,6 +288,8 @@ class FrameWriter:
         if lines is not None:
             assert self._last_edges is not None
             line["edges"] = self._last_edges[0]
+        if heat is not None:
+            line["heat_map"] = True
         if heat_range is not None:
             line["heat_map_range"] = heat_range
         if figures:
@@ -333,7 +338,7 @@ class FrameWriter:
             part["present"] = np.packbits(here[np.arange(self._known) % _STRATA < strata], bitorder="little")
         # Those of all points are far more than the sample: a page that shows samples needs none of them.
         for name, codes in self._codes.items():
-            part.setdefault(f"group.{name}", codes[rows[taken]])
+            part.setdefault(f"group.{name}", self._packed(name, codes[rows[taken]]))
         file = f"sample-{self._frames:06}.safetensors"
         _format.write_tensors(self.folder / file, part)
         return {"file": file, "count": int(taken.sum()), "strata": strata, "of": _STRATA}
@@ -392,7 +397,10 @@ class FrameWriter:
         for grouping, known in self._categories.items():
             told = self._told.get(grouping, 0)
             if len(known) > told or grouping not in self._told:
-                self._append({"kind": "categories", "grouping": grouping, "names": list(known)[told:]})
+                line: dict[str, Any] = {"kind": "categories", "grouping": grouping, "names": list(known)[told:]}
+                if grouping in self._ordered:
+                    line["ordered"] = True
+                self._append(line)
                 self._told[grouping] = len(known)
             self._codes.setdefault(grouping, np.full(self._known, MISSING, np.uint16))
         if not count:
@@ -410,8 +418,8 @@ class FrameWriter:
         for grouping in self._codes:
             first = groupings[grouping][where] if grouping in groupings else np.full(count, MISSING, np.uint16)
             self._codes[grouping] = np.concatenate([self._codes[grouping], first])
-            tensors[f"group.{grouping}"] = first
-        line: dict[str, Any] = {"kind": "points", "count": count}
+            tensors[f"group.{grouping}"] = self._packed(grouping, first)
+        line = {"kind": "points", "count": count}
         if tensors:
             line["file"] = f"points-{self._batches:06}.safetensors"
             _format.write_tensors(self.folder / line["file"], tensors)
@@ -421,6 +429,9 @@ class FrameWriter:
         self._batches += 1
         if self._carried:
             self._carry(names, count)
+
+    def _packed(self, grouping: str, codes: NDArray[np.uint16]) -> NDArray[Any]:
+        return _format.pack_codes(codes, len(self._categories[grouping]))
 
     def _carry(self, names: list[str] | None, count: int) -> None:
         """Put points that have come into the groups that readers had made of them in the frames before."""
