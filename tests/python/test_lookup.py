@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import servers
 import tidemill as tm
@@ -121,3 +124,82 @@ def test_hashes_of_redis(redis_server: servers.Redis) -> None:
         client.set("user:1:de", "no hash")
     with pytest.raises(tm.DataSetError, match=r"Redis at 127\.0\.0\.1:\d+: .*WRONGTYPE"):
         found.collect()
+
+
+TYPED: dict[str, pa.Array] = {
+    "whole": pa.array([1, -2, None, 1, None], pa.int64()),
+    "real": pa.array([1.0, 0.1, None, 1.0, None], pa.float64()),
+    "money": pa.array([Decimal("1.50"), Decimal("-2.00"), None, Decimal("1.50"), None], pa.decimal128(9, 2)),
+    "truth": pa.array([True, False, None, True, None]),
+    "day": pa.array([date(2026, 1, 2), date(1969, 1, 2), None, date(2026, 1, 2), None]),
+    "clock": pa.array([time(1, 2, 3, 4), time(1), None, time(1, 2, 3, 4), None], pa.time64("us")),
+    "at": pa.array([datetime(2026, 1, 2), datetime(1969, 1, 2, 3, 4, 5, 6), None, datetime(2026, 1, 2), None]),
+    "zoned": pa.array([0, 1, None, 0, None], pa.timestamp("ms", "Europe/Zurich")),
+    "long": pa.array([timedelta(seconds=1.5), timedelta(days=2), None, timedelta(seconds=1.5), None]),
+    "bytes": pa.array([b":", b"a:b", None, b"\\N", b"\\"], pa.binary()),
+    "text": pa.array([":", "a:b", None, "\\N", "\\"]),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_hashes_that_a_sink_has_written(redis_server: servers.Redis, name: str) -> None:
+    """Python's texts of numbers, truths and times are others than the sink's, and its None does not tell of what type it is: hashes that were
+    there were not found."""
+    texts = ["\\N", "a:b", ":", "a:\\", None]
+    table = pa.table({"typed": TYPED[name], "text": texts, "n": range(5)})
+    rows = tm.from_arrow(table)
+    hashes = tm.stream.redis_hashes(redis_server.url, "n", prefix=f"{name}:")
+    with redis_server.client() as client:
+        for key in (["typed", "text"], ["text", "typed"]):
+            sink = tm.stream.to_redis(redis_server.url, key=key, prefix=f"{name}:")
+            tm.stream.from_table(rows.collect()).write_stream(sink)
+            keys = client.keys(f"{name}:*")
+            assert len(keys) == 5, keys
+            assert hashes(table.select(key)) == [{"n": str(n)} for n in range(5)]
+            for cached in (0, 100):
+                found = rows.select(*key, at="n").lookup(hashes, on=key, schema={"n": "int64"}, cache_rows=cached)
+                # In a lookup, of a null nothing is found.
+                nulls = [None if None in row else row[2] for row in zip(*table.to_pydict().values(), strict=True)]
+                assert found.sort("at").to_dict()["n"] == nulls
+            client.delete(*keys)
+
+
+def test_keys_without_a_type(redis_server: servers.Redis) -> None:
+    """A None was taken for a text, and a number's hash not found."""
+    with redis_server.client() as client:
+        client.hset("untyped::x", "n", "1")
+        client.hset("untyped:\\N:x", "n", "2")
+        client.hset("untyped:5:x", "n", "3")
+    hashes = tm.stream.redis_hashes(redis_server.url, "n", prefix="untyped:")
+    assert hashes([]) == []
+    assert hashes([(5, "x"), (None, "x"), (6, "x")]) == [{"n": "3"}, {"n": "1"}, None]
+    assert hashes([("a", "x"), (None, "x")]) == [None, {"n": "2"}]
+    with pytest.raises(tm.DataSetError, match=r"part 0 of the keys is None .*as an Arrow table"):
+        hashes([(None, "x")])
+    for kind, n in ((pa.int8(), "1"), (pa.string(), "2")):
+        assert hashes(pa.table({"a": pa.array([None], kind), "b": ["x"]})) == [{"n": n}]
+
+
+def test_rows_and_keys_stay_together() -> None:
+    """A source that is given rows has each missing key once, in the order of the keys that answers are for; nulls and known ones are left out."""
+
+    class OfRows:
+        def __init__(self) -> None:
+            self.asked: list[list[int]] = []
+
+        def __call__(self, keys: list[int]) -> list[Any]:
+            raise AssertionError("it is to be given rows")
+
+        def of_rows(self, rows: Any, on: list[str]) -> list[dict[str, int]]:
+            keys = rows.column(on[0])
+            self.asked.append(keys)
+            return [{"square": key * key} for key in keys]
+
+    source = OfRows()
+    data = tm.from_dict({"x": [3, None, 1, 3, 2, 1], "y": list(range(6))})
+    found = data.lookup(source, on="x", schema={"square": "int64"}).sort("y")
+    assert found.to_dict()["square"] == [9, None, 1, 9, 4, 1]
+    assert sorted(key for keys in source.asked for key in keys) == [1, 2, 3]
+    # By now all are known.
+    asked = len(source.asked)
+    assert found.to_dict()["square"] == [9, None, 1, 9, 4, 1] and len(source.asked) == asked

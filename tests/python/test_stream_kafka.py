@@ -22,35 +22,6 @@ from stream_kills import run_and_kill
 JOB = Path(kafka_job.__file__)
 PARTITIONS = 4
 
-#: `kafka_job`, which is most often not over before FOLDER/go is there: rows of its last tenth wait for that. While they do no checkpoint
-#: is made, so as long as there is none they go on, slowly.
-WAITING = f"""
-import sys
-import time
-from pathlib import Path
-
-sys.path.insert(0, {str(JOB.parent)!r})
-import kafka_job
-import stream_job
-import tidemill as tm
-from stream_kills import has_checkpoint
-
-folder, paced = Path(sys.argv[1]), kafka_job.paced
-
-
-def waiting(rows: tm.Table) -> tm.Table:
-    if max(row["row"] for row in rows.to_pylist()) >= 0.9 * stream_job.ROWS:
-        while not (folder / "go").exists():
-            time.sleep(0.2)
-            if not has_checkpoint(folder):
-                break
-    return paced(rows)
-
-
-kafka_job.paced = waiting
-kafka_job.main()
-"""
-
 
 @pytest.mark.parametrize("what", ["rows", "windows"])
 def test_an_exact_count_whatever_is_killed(tmp_path: Path, kafka: Kafka, what: str) -> None:
@@ -63,8 +34,6 @@ def test_an_exact_count_whatever_is_killed(tmp_path: Path, kafka: Kafka, what: s
     for partition in range(PARTITIONS):
         kafka.produce(source, rows[partition::PARTITIONS], partition=partition)
 
-    job = tmp_path / "job.py"
-    job.write_text(WAITING)
     restarts = 0
 
     def pause(dice: random.Random, kills: int) -> float:
@@ -76,7 +45,7 @@ def test_an_exact_count_whatever_is_killed(tmp_path: Path, kafka: Kafka, what: s
             (tmp_path / "go").touch()
         return dice.uniform(0.2, 1.0)
 
-    run_and_kill(tmp_path, 5, pause, job, tmp_path, kafka.bootstrap, source, target, what)
+    run_and_kill(tmp_path, 5, pause, JOB, tmp_path, kafka.bootstrap, source, target, what)
     assert restarts == (what == "windows")
     found = [json.loads(value or b"{}") for value in kafka.values(target)]
     if what == "rows":

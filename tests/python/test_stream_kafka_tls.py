@@ -198,11 +198,18 @@ def test_exactly_once(broker: TlsKafka, files: Certificates, monkeypatch: pytest
     monkeypatch.setenv("TIDEMILL_KAFKA_USER", "ann")
     monkeypatch.setenv("TIDEMILL_KAFKA_PASSWORD", f"{SECRET}-scram")
 
+    restarts = 0
+
     def pause(dice: Any, kills: int) -> float:
-        if kills == 2:
+        nonlocal restarts
+        if restarts == 0:
             broker.restart()
+            restarts += 1
+        if kills == 2:
+            (tmp_path / "go").touch()
         return float(dice.uniform(0.2, 1.0))
 
     run_and_kill(tmp_path, 4, pause, JOB, tmp_path, broker.servers("USERS"), "exact-in", "exact-out", "rows")
+    assert restarts == 1
     found = Counter(json.loads(value or b"{}")["row"] for value in broker.values("exact-out"))
     assert found == Counter(range(stream_job.ROWS))

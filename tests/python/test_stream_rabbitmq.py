@@ -156,7 +156,46 @@ def test_routing_keys_and_bad_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> No
     assert [row["x"] for _, row in take_all(rabbitmq, "odd")] == [1]
     launched.wait_until(lambda: is_settled(rabbitmq, "mixed"), "an empty queue")
     (file,) = (tmp_path / "bad").iterdir()
-    assert json.loads(file.read_text())["text"] == "nonsense"
+    bad = json.loads(file.read_text())
+    assert (bad["queue"], bad["message_id"], bad["text"]) == ("mixed", "nonsense", "nonsense")
+
+
+def test_bad_messages_without_an_id(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Of these nothing was told but their queue, which thousands may have come from."""
+    with rabbitmq.connect() as connection:
+        channel = connection.channel()
+        channel.exchange_declare("nameless", "topic", durable=True)
+        channel.queue_declare("nameless", durable=True)
+        channel.queue_bind("nameless", "nameless", "#")
+        channel.basic_publish("", "nameless", '{"x": 1}')
+        # Given to somebody who did not take it.
+        method, _, _ = channel.basic_get("nameless")
+        channel.basic_nack(method.delivery_tag)
+        launched.wait_until(lambda: waiting(rabbitmq, "nameless") == 1, "the message to come back")
+        channel.basic_publish("nameless", "a.b", "nonsense", pika.BasicProperties(timestamp=1767225600))
+        channel.basic_publish("nameless", "nameless", '{"x": "two"}', pika.BasicProperties(correlation_id="c"))
+    launched.wait_until(lambda: waiting(rabbitmq, "nameless") == 3, "three messages")
+    stream = tm.stream.from_rabbitmq(
+        rabbitmq.url,
+        "nameless",
+        {"x": "int64"},
+        id="message_id",
+        stop_at_end=True,
+        on_error="quarantine",
+        quarantine=tmp_path / "bad",
+    )
+    first = 'queue "nameless", delivery_tag 1, redelivered true: a message has no message_id'
+    with pytest.warns(tm.BadRowsWarning, match=f"^3 records .* rabbitmq nameless: {first}"):
+        stream.write_stream(lambda _: None, checkpoint=tmp_path / "checkpoints")
+    (file,) = (tmp_path / "bad").iterdir()
+    bad = [json.loads(line) for line in file.read_text().splitlines()]
+    reason = {"reason": "a message has no message_id"}
+    told = [
+        {"delivery_tag": 1, "redelivered": True, "text": '{"x": 1}'},
+        {"exchange": "nameless", "routing_key": "a.b", "timestamp": 1767225600, "delivery_tag": 2, "text": "nonsense"},
+        {"exchange": "nameless", "correlation_id": "c", "delivery_tag": 3, "text": '{"x": "two"}'},
+    ]
+    assert bad == [{"queue": "nameless", "redelivered": False, **reason, **of} for of in told]
 
 
 @pytest.mark.parametrize("id", ["message_id", None])

@@ -59,8 +59,7 @@ def _grouped(workers: list[Status]) -> list[list[Status]]:
     """Workers of the same job together: others may have its name."""
     groups: dict[str, list[Status]] = {}
     for status in workers:
-        # A job of an earlier version tells no number.
-        groups.setdefault(status["job_id" if "job_id" in status else "job"], []).append(status)
+        groups.setdefault(status["job_id"], []).append(status)
     return list(groups.values())
 
 

@@ -13,7 +13,8 @@ from tidemill.dataset._errors import DataSetError
 
 __all__ = ["Lookup", "Source"]
 
-#: Rows of some keys, each a dict or None: in their order, or by key.
+#: Rows of some keys, each a dict or None: in their order, or by key. One that has a method ``of_rows`` is called by that, with a table and
+#: the names of the columns that are its rows' keys: for who has to know the types of values.
 Source = Callable[[list[Any]], "Mapping[Any, Mapping[str, Any] | None] | Iterable[Mapping[str, Any] | None]"]
 
 
@@ -22,7 +23,9 @@ class Lookup:
 
     Parameters
     ----------
-    source, keys, how
+    source
+        As there; or, if it `takes_rows`, the ``of_rows`` of one.
+    keys, how
         As there.
     added : NativeTable
         Of the columns that are added, without rows.
@@ -30,19 +33,23 @@ class Lookup:
         How many keys are remembered, with what was found or that nothing was; those that were used last.
     cache_s : float, optional
         For how long.
+    takes_rows : bool, default=False
+        Whether the source is called with the rows that have the keys.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: Callable[..., Any],
         name: str,
         keys: Sequence[str],
         added: NativeTable,
         how: str,
         cache_rows: int,
         cache_s: float | None,
+        takes_rows: bool = False,
     ) -> None:
         self._source = source
+        self._takes_rows = takes_rows
         self._name = name
         self._keys = keys
         self._added = added
@@ -57,9 +64,7 @@ class Lookup:
     def __call__(self, rows: NativeTable) -> list[NativeTable]:
         columns = [rows.column(key) for key in self._keys]
         keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        # A key that is null is no key.
-        wanted = [key for key in dict.fromkeys(keys) if not _is_null(key)]
-        found = self._find(wanted)
+        found = self._find(rows, keys)
         if self._inner:
             kept = [found.get(key) is not None for key in keys]
             if not all(kept):
@@ -71,11 +76,14 @@ class Lookup:
         beside = NativeTable.from_lists([(name, [row.get(name) for row in each], None) for name in self._names])
         return [rows.beside(beside.cast(self._added))]
 
-    def _find(self, keys: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
+    def _find(self, rows: NativeTable, keys: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
+        """What is known, or found, of the keys of rows."""
+        # A key that is null is no key.
+        wanted = [key for key in dict.fromkeys(keys) if not _is_null(key)]
         found, missing = {}, []
         now = time.monotonic()
         with self._lock:
-            for key in keys:
+            for key in wanted:
                 known = self._known.get(key)
                 if known is None or now >= known[0]:
                     missing.append(key)
@@ -84,7 +92,7 @@ class Lookup:
                     found[key] = known[1]
         if not missing:
             return found
-        answer = self._ask(missing)
+        answer = self._ask(missing, rows, keys)
         found |= answer
         until = now + self._cache_s if self._cache_s is not None else float("inf")
         with self._lock:
@@ -95,17 +103,27 @@ class Lookup:
                 self._known.popitem(last=False)
         return found
 
-    def _ask(self, keys: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
-        answer = self._source(keys)
+    def _ask(self, keys: list[Any], rows: NativeTable, of_rows: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
+        if self._takes_rows:
+            # Of each key one row: they stand in the order of the keys.
+            first = [False] * len(of_rows)
+            left = set(keys)
+            for at, key in enumerate(of_rows):
+                if key in left:
+                    first[at] = True
+                    left.remove(key)
+            answer = self._source(rows.filter(first), self._keys)
+        else:
+            answer = self._source(keys)
         if isinstance(answer, Mapping):
             found = {key: answer.get(key) for key in keys}
         else:
-            rows = list(answer)
-            if len(rows) != len(keys):
+            listed = list(answer)
+            if len(listed) != len(keys):
                 raise DataSetError(
-                    f"{self._name} gave {len(rows)} rows for {len(keys)} keys; it gives one, or None, for each"
+                    f"{self._name} gave {len(listed)} rows for {len(keys)} keys; it gives one, or None, for each"
                 )
-            found = dict(zip(keys, rows, strict=True))
+            found = dict(zip(keys, listed, strict=True))
         for key, row in found.items():
             if row is not None and not isinstance(row, Mapping):
                 raise DataSetError(f"{self._name} gave a {type(row).__name__} for {key!r}; a row is a dict, or None")

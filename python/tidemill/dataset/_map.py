@@ -102,7 +102,9 @@ def looked_up(
         raise DataSetError(f"{name}: there is a column {there[0]!r} already; rename it, or what is looked up")
     if not added.fields:
         raise DataSetError(f"{name}: a schema has at least one column")
-    call = Lookup(_retried(source, retries, name), name, keys, added, how, cache_rows, cache_s)
+    by_rows = getattr(source, "of_rows", None)
+    ask = _retried(source if by_rows is None else by_rows, retries, name)
+    call = Lookup(ask, name, keys, added, how, cache_rows, cache_s, takes_rows=by_rows is not None)
     return data._step(data._native.map_batches(name, call, data._native.empty().beside(added)))
 
 
@@ -206,6 +208,7 @@ class KeyedRows:
         state: Schema | None = None,
         lists: Mapping[str, ItemType] | None = None,
         maps: Mapping[str, tuple[str, ItemType]] | None = None,
+        aggregates: Mapping[str, ItemType] | None = None,
     ) -> DataSet:
         """What ``function(key, rows, context)`` makes of a stream's rows of each key, with a state of its own and timers.
 
@@ -231,6 +234,8 @@ class KeyedRows:
             put, and there are no other lists. Fields may become more, as those of `state` may, and so may lists.
         maps : mapping of str to tuple, optional
             The same of its maps: of each the type of its names, and what its items are.
+        aggregates : mapping of str to str, or to mapping of str to str, optional
+            The same of its aggregates (`KeyContext.aggregate_state`): what their accumulators are.
 
         Raises
         ------
@@ -260,10 +265,12 @@ class KeyedRows:
         def resolve(types: Schema) -> list[tuple[str, str]]:
             return _table([], types).fields
 
-        declared = Declared(None if state is None else resolve(state), lists, maps, resolve)
-        if lists is not None or maps is not None:
+        declared = Declared(None if state is None else resolve(state), lists, maps, aggregates, resolve)
+        if lists is not None or maps is not None or aggregates is not None:
             if not isinstance(state or {}, Mapping):
-                raise DataSetError(f"{name}: beside lists= and maps=, state= is a mapping of names to types")
+                raise DataSetError(
+                    f"{name}: beside lists=, maps= and aggregates=, state= is a mapping of names to types"
+                )
             keeps = [*(keeps or []), *declared.columns()] or None
 
         def processor(folder: str, saves: bool) -> Processor:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from tidemill._tidemill import NativeRedisHashes, stream_of
+from tidemill._tidemill import NativeRedisHashes, NativeTable, stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
@@ -17,6 +16,9 @@ from tidemill.stream._time import Duration, Time, micros, times
 from tidemill.stream._tls import Tls, files
 
 __all__ = ["from_redis", "redis_hashes", "to_redis"]
+
+#: The fields of a hash by name, or that there is none.
+Found = Mapping[str, str | None] | None
 
 
 def from_redis(
@@ -142,10 +144,11 @@ def to_redis(
 
 def redis_hashes(
     url: str, fields: str | Iterable[str], *, prefix: str = "", tls: Tls | None = None
-) -> Callable[[list[Any]], list[Mapping[str, str | None] | None]]:
+) -> Callable[[Any], list[Found]]:
     """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
 
-    A server that is away is waited for, a minute long.
+    A server that is away is waited for, a minute long. The function may also be called by hand, with a list of keys (values, or tuples of
+    them), or with an Arrow table whose rows are keys; that one tells of what type a null is.
 
     Parameters
     ----------
@@ -154,34 +157,49 @@ def redis_hashes(
     fields : str or iterable of str
         Which; a hash that has none of them is as one that is not there.
     prefix : str, default=""
-        What the hashes' keys begin with; behind it the values of the row's key, with colons between, written as `to_redis` does.
+        What the hashes' keys begin with; behind it the values of the row's key, with colons between, as `to_redis` writes columns of
+        the same types.
     tls : Tls, optional
         Certificates, for ``rediss:``.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense; of the function, if it is called with keys that do not tell their types.
     """
     names = _listed(fields)
-    native = NativeRedisHashes(described("redis", url=url, fields=names, prefix=prefix or None, tls=files(tls)))
-
-    def redis_hashes(keys: list[Any]) -> list[Mapping[str, str | None] | None]:
-        texts = [_hash_key(key if isinstance(key, tuple) else (key,)) for key in keys]
-        return [None if found is None else dict(zip(names, found, strict=True)) for found in native.get(texts)]
-
-    return redis_hashes
+    return RedisHashes(described("redis", url=url, fields=names, prefix=prefix or None, tls=files(tls)), names)
 
 
-def _hash_key(values: tuple[Any, ...]) -> str:
-    """As `Encoder::part` in the sink writes it, where a text may be anything."""
-    last = max((at for at, value in enumerate(values) if value is None or isinstance(value, str)), default=0)
-    parts = []
-    for at, value in enumerate(values):
-        if value is None:
-            parts.append(r"\N")
-        elif not isinstance(value, str):
-            parts.append(str(value))
-        elif at < last:
-            parts.append(value.replace("\\", r"\\").replace(":", r"\:"))
-        else:
-            parts.append("\\" + value if re.fullmatch(r"\\+N", value) else value)
-    return ":".join(parts)
+class RedisHashes:
+    """Fields of hashes by key; made by `redis_hashes`."""
+
+    def __init__(self, spec: str, fields: list[str]) -> None:
+        self._native = NativeRedisHashes(spec)
+        self._fields = fields
+
+    def __call__(self, keys: Any) -> list[Found]:
+        """Those of a list of keys, or of a table whose rows are keys."""
+        table = NativeTable.take(keys) if hasattr(keys, "__arrow_c_stream__") else _table(keys)
+        return self.of_rows(table, [name for name, _ in table.fields])
+
+    def of_rows(self, rows: NativeTable, on: Sequence[str]) -> list[Found]:
+        """Those of rows whose keys are the columns `on`: the types tell how the sink wrote a null."""
+        found = self._native.get(rows, on)
+        return [None if values is None else dict(zip(self._fields, values, strict=True)) for values in found]
+
+
+def _table(keys: list[Any]) -> NativeTable:
+    """Keys as rows; of what types they are is seen from the values."""
+    columns = zip(*(key if isinstance(key, tuple) else (key,) for key in keys), strict=True)
+    table = NativeTable.from_lists([(str(at), list(values), None) for at, values in enumerate(columns)])
+    for name, kind in table.fields:
+        if kind == "Null":
+            raise DataSetError(
+                f"redis_hashes: part {name} of the keys is None in all of them, which does not tell whether that is a text or a number; "
+                "give the keys as an Arrow table, whose columns have types"
+            )
+    return table
 
 
 def _listed(names: str | Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as Key;
 use tidemill_dataflow::TaskError;
@@ -11,6 +11,9 @@ use tokio::runtime::Handle;
 
 use super::tail::Held;
 use crate::objects::Objects;
+
+/// Requests that are under way together.
+const ASKED_AT_ONCE: usize = 32;
 
 /// What people name files by.
 #[derive(Clone, Debug)]
@@ -77,18 +80,32 @@ impl Place {
     pub(crate) fn held(&self, name: &str, pool: &Handle) -> Held {
         match self {
             Place::Objects(objects) => {
-                let path = name.strip_prefix(&format!("{}/", objects.name)).unwrap_or(name);
-                let path = Key::parse(path).expect("it was listed");
-                Held::Object { objects: objects.clone(), path, pool: pool.clone() }
+                Held::Object { objects: objects.clone(), path: key(objects, name), pool: pool.clone() }
             }
             _ => Held::File,
         }
+    }
+
+    /// Which of these objects are certainly not there: the store is asked for each, as a listing may leave one out.
+    pub(crate) fn gone(&self, names: Vec<String>, pool: &Handle) -> Vec<String> {
+        let Place::Objects(objects) = self else { return Vec::new() };
+        let asked = stream::iter(names).map(async |name| {
+            let answer = objects.store.head(&key(objects, &name)).await;
+            matches!(answer, Err(object_store::Error::NotFound { .. })).then_some(name)
+        });
+        pool.block_on(asked.buffer_unordered(ASKED_AT_ONCE).filter_map(future::ready).collect())
     }
 
     /// Whether what is there grows.
     pub(crate) fn grows(&self) -> bool {
         !matches!(self, Place::Objects(_))
     }
+}
+
+/// Where an object that was listed by this name is.
+fn key(objects: &Objects, name: &str) -> Key {
+    let path = name.strip_prefix(&format!("{}/", objects.name)).unwrap_or(name);
+    Key::parse(path).expect("it was listed")
 }
 
 /// The URLs of objects; what begins with a dot or an underscore below the place is not there.

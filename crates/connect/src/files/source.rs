@@ -4,7 +4,9 @@
 //! A path that comes to have another file, as logs are rotated, is read from that one's beginning, as soon as the one before has been
 //! read to its end: see `tail`.
 //!
-//! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is.
+//! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is. One is known, and is in
+//! checkpoints, for as long as it is there. (Times of objects tell nothing that would do instead of their names: one that is uploaded in
+//! parts has the time at which that began, and is seen when it ends.)
 //!
 //! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a file that
 //! comes later has its place whoever goes on from the checkpoint, and thousands of files that are over make no manifest long.
@@ -36,6 +38,8 @@ use crate::{Guarantee, SourceSpec, hash, options};
 const NAME: &str = "files source";
 /// More copies would have nothing to read.
 const SHELVES: u32 = 64;
+/// Of objects that are not listed any more, so many are asked for at each listing.
+const MISSING_MAX: usize = 1000;
 /// Blocks that are read ahead.
 const QUEUE: usize = 4;
 /// So many files are kept open by all copies together, and some by each: those that came last, for they are those that are rotated.
@@ -163,6 +167,8 @@ enum Event {
         /// It is not there any more: a file that comes to its path is another one.
         is_gone: bool,
     },
+    /// Objects that are over, and not there any more.
+    Gone(Vec<String>),
     /// There is no file now that is read. It counts as one that has nothing, so that it holds back nobody's time.
     Nothing { at: Instant, is_new: bool, file: u32 },
 }
@@ -233,6 +239,14 @@ impl Source for Files {
                         positions.remove(path);
                     }
                     Next::SplitEnd { split: file }
+                }
+                Some(Event::Gone(paths)) => {
+                    for path in &paths {
+                        if let Some(positions) = self.shelves.get_mut(&shelf(path)) {
+                            positions.remove(path);
+                        }
+                    }
+                    continue;
                 }
                 Some(Event::Nothing { at, is_new, file }) => {
                     if is_new {
@@ -317,6 +331,9 @@ impl Reader {
                 }
                 // A listing may take long in a large folder: a tenth of the time is enough for it.
                 looked = Some(Instant::now() + round.elapsed() * 9);
+                if !self.place.grows() && !self.forget(&paths, feeder) {
+                    return Ok(());
+                }
                 let new: Vec<String> = paths
                     .into_iter()
                     .filter(|path| !self.names.contains(path) && self.shelves.contains(&shelf(path)))
@@ -362,6 +379,23 @@ impl Reader {
                 return Ok(());
             }
         }
+    }
+
+    /// Of objects that are not there any more nothing needs to be known: they cannot be read again. So a checkpoint has no more names than
+    /// the store has objects. `listed` is in order. Says whether anybody wants more.
+    fn forget(&mut self, listed: &[String], feeder: &Feeder<Event>) -> bool {
+        let read: HashSet<&String> = self.files.iter().map(|reading| &reading.tail.path).collect();
+        let is_missing = |path: &&String| listed.binary_search(path).is_err() && !read.contains(path);
+        let missing = self.names.iter().chain(self.known.keys()).filter(is_missing).take(MISSING_MAX);
+        let gone = self.place.gone(missing.cloned().collect(), &self.pool);
+        if gone.is_empty() {
+            return true;
+        }
+        for path in &gone {
+            self.names.remove(path);
+            self.known.remove(path);
+        }
+        feeder.give(Event::Gone(gone))
     }
 
     /// A block of every file that has one. Says whether there was any; nothing, if nobody wants more.
@@ -506,12 +540,69 @@ fn csv_values(line: &[u8], delimiter: u8) -> Result<Vec<String>, String> {
 
 #[cfg(test)]
 mod tests {
+    use object_store::memory::InMemory;
+    use object_store::{ObjectStoreExt, PutPayload};
+
     use super::*;
+    use crate::objects::Objects;
 
     /// Shelves are in checkpoints: a file must not move to another one with the next release.
     #[test]
     fn shelves_stay() {
         assert_eq!(["a", "logs/2026-01-01.jsonl", "ü"].map(shelf), [31, 42, 46]);
+    }
+
+    /// Whatever was read once stayed in all checkpoints. What is forgotten while it is there would be read again.
+    #[test]
+    fn objects_are_known_as_long_as_they_are_there() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let store = Arc::new(InMemory::new());
+        let put = |name: &str| {
+            runtime.block_on(store.put(&name.into(), PutPayload::from_static(b"1\n"))).unwrap();
+        };
+        let objects =
+            Objects { store: store.clone(), uploads: store.clone(), path: "in".into(), name: "memory://".into() };
+        let options = json!({"path": "memory:///in", "format": "text", "list_interval_ms": 0, "poll_interval_ms": 0});
+        let reader = Reader {
+            options: serde_json::from_value(options).unwrap(),
+            place: Place::Objects(objects),
+            pool: runtime.handle().clone(),
+            layout: Layout::Text,
+            decoder: Decoder::new(Layout::Text, text_schema("line")).unwrap(),
+            bad: Handler::new(OnError::Raise, &Arc::default(), "bad".into()),
+            shelves: (0..SHELVES).collect(),
+            files: Vec::new(),
+            names: HashSet::new(),
+            known: BTreeMap::new(),
+            some_gone: false,
+            open_max: OPEN_MIN,
+        };
+        put("in/a");
+        put("in/b");
+        // One of a checkpoint, which went away before the job went on.
+        let known = BTreeMap::from([("memory:///in/z".to_owned(), Position::at(2))]);
+        let mut feed = Feed::start("reader".into(), QUEUE, move |feeder| reader.run(known, feeder)).unwrap();
+        let mut told = |is_wanted: &dyn Fn(&Event) -> bool| {
+            loop {
+                let event = runtime.block_on(std::future::poll_fn(|context| feed.poll(context))).unwrap().unwrap();
+                assert!(!matches!(&event, Event::Gone(gone) if gone.contains(&"memory:///in/b".to_owned())));
+                if is_wanted(&event) {
+                    return;
+                }
+            }
+        };
+        let gone = |event: &Event, name: &str| matches!(event, Event::Gone(gone) if *gone == [name]);
+        let new = |event: &Event, names: &[&str]| matches!(event, Event::New(new) if *new == names);
+        told(&|event| gone(event, "memory:///in/z"));
+        told(&|event| new(event, &["memory:///in/b", "memory:///in/a"]));
+        for _ in 0..2 {
+            told(&|event| matches!(event, Event::Over { .. }));
+        }
+        runtime.block_on(store.delete(&"in/a".into())).unwrap();
+        told(&|event| gone(event, "memory:///in/a"));
+        // Another one, by the same name.
+        put("in/a");
+        told(&|event| new(event, &["memory:///in/a"]));
     }
 
     #[test]

@@ -32,11 +32,8 @@ pub(crate) struct Tag {
 
 pub(crate) struct Message {
     pub(crate) tag: Tag,
-    pub(crate) message_id: Option<String>,
-    pub(crate) correlation_id: Option<String>,
-    pub(crate) body: Vec<u8>,
-    /// Somebody was given it before, and has not acknowledged it.
-    pub(crate) again: bool,
+    /// What the server gave.
+    pub(crate) delivery: Delivery,
 }
 
 pub(crate) enum Event {
@@ -222,14 +219,7 @@ impl Taker {
     /// Keeps a message; its number.
     fn keep(&self, delivery: Delivery, messages: &mut Vec<Message>) -> u64 {
         let number = delivery.delivery_tag;
-        let text = |text: &Option<lapin::types::ShortString>| text.as_ref().map(ToString::to_string);
-        messages.push(Message {
-            tag: Tag { connection: self.connections, number },
-            message_id: text(delivery.properties.message_id()),
-            correlation_id: text(delivery.properties.correlation_id()),
-            body: delivery.data,
-            again: delivery.redelivered,
-        });
+        messages.push(Message { tag: Tag { connection: self.connections, number }, delivery });
         number
     }
 }

@@ -138,34 +138,22 @@ impl From<lapin::Error> for Failure {
 }
 
 impl RabbitMq {
-    /// Connects, and looks whether there is what messages go to: else a wrong name or password is found out when there are rows.
+    /// Looks whether there is what messages go to: else a wrong name or password is found out when there are rows.
     async fn begin(&mut self) -> Result<(), TaskError> {
         let begun = Instant::now();
         loop {
-            let error = match self.look().await {
+            match self.look().await {
                 Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            self.open = None;
-            if passes(&error) && begun.elapsed() < self.patience() {
-                tokio::time::sleep(PAUSE).await;
-                continue;
+                Err(error) => self.wait(begun, &error).await?,
             }
-            let remedy = match said(&error) {
-                Some(NOT_FOUND) => ": declare it before the job starts, or give the name of one that is there",
-                _ => "",
-            };
-            return Err(
-                format!("rabbitmq {}, {}: {}{remedy}", self.server.name, self.header.target, told(&error)).into()
-            );
         }
     }
 
     async fn look(&mut self) -> lapin::Result<()> {
-        let connection = self.server.connect().await?;
-        let Options { exchange, routing_key, key, .. } = &self.options;
+        let (connection, _) = self.open().await?;
         // A channel of its own: an answer that there is none closes it.
         let channel = connection.create_channel().await?;
+        let Options { exchange, routing_key, key, .. } = &self.options;
         if !exchange.is_empty() {
             let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
             // Which kind it is does not matter to the server, as it is not made.
@@ -179,10 +167,35 @@ impl RabbitMq {
                 answer => drop(answer?),
             }
         }
-        let channel = connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        self.open = Some((connection, channel));
         Ok(())
+    }
+
+    /// The connection, and its channel, on which messages are confirmed.
+    async fn open(&mut self) -> lapin::Result<&(Connection, Channel)> {
+        if self.open.is_none() {
+            let connection = self.server.connect().await?;
+            let channel = connection.create_channel().await?;
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            self.open = Some((connection, channel));
+        }
+        Ok(self.open.as_ref().expect("it was opened above"))
+    }
+
+    /// After an error: waits a little, for a try on a new connection.
+    ///
+    /// # Errors
+    /// When it is not of use to try again, or there is no patience left for it.
+    async fn wait(&mut self, begun: Instant, error: &lapin::Error) -> Result<(), TaskError> {
+        self.open = None;
+        if passes(error) && begun.elapsed() < self.patience() {
+            tokio::time::sleep(PAUSE).await;
+            return Ok(());
+        }
+        let remedy = match said(error) {
+            Some(NOT_FOUND) => ": declare it before the job starts, or give the name of one that is there",
+            _ => "",
+        };
+        Err(format!("rabbitmq {}, {}: {}{remedy}", self.server.name, self.header.target, told(error)).into())
     }
 
     fn patience(&self) -> Duration {
@@ -197,7 +210,6 @@ impl RabbitMq {
 
     async fn publish(&mut self, header: &Header, bytes: &[u8]) -> Result<(), TaskError> {
         let begun = Instant::now();
-        let patience = self.patience();
         // What is confirmed is not published again by this run.
         let (mut confirmed, mut sent) = (0, 0);
         loop {
@@ -205,17 +217,12 @@ impl RabbitMq {
                 Ok(()) => return Ok(()),
                 Err(Failure::Message(error)) => return Err(error),
                 Err(Failure::Server(error)) => {
-                    self.open = None;
-                    if !passes(&error) || begun.elapsed() >= patience {
-                        let (name, target) = (&self.server.name, &header.target);
-                        return Err(format!("rabbitmq {name}, {target}: {}", told(&error)).into());
-                    }
+                    self.wait(begun, &error).await?;
                     if self.once && sent > confirmed {
                         let (name, lost) = (&self.server.name, sent - confirmed);
                         eprintln!("tidemill: rabbitmq {name}: {error}; {lost} messages may be lost");
                         confirmed = sent;
                     }
-                    tokio::time::sleep(PAUSE).await;
                 }
             }
         }
@@ -227,15 +234,7 @@ impl RabbitMq {
         bytes: &[u8],
         (confirmed, sent): (&mut u64, &mut u64),
     ) -> Result<(), Failure> {
-        let (_, channel) = match &self.open {
-            Some(open) => open,
-            None => {
-                let connection = self.server.connect().await?;
-                let channel = connection.create_channel().await?;
-                channel.confirm_select(ConfirmSelectOptions::default()).await?;
-                self.open.insert((connection, channel))
-            }
-        };
+        let channel = self.open().await?.1.clone();
         let Options { exchange, routing_key, .. } = &self.options;
         let mut ahead: Vec<PublisherConfirm> = Vec::new();
         for (number, record) in records(bytes).enumerate().skip(*confirmed as usize) {

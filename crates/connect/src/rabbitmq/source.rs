@@ -23,6 +23,8 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use lapin::message::Delivery;
+use lapin::types::ShortString;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
@@ -59,6 +61,24 @@ enum Format {
 enum Id {
     MessageId,
     CorrelationId,
+}
+
+impl Id {
+    fn name(self) -> &'static str {
+        match self {
+            Id::MessageId => "message_id",
+            Id::CorrelationId => "correlation_id",
+        }
+    }
+
+    fn of(self, message: &Message) -> Option<&str> {
+        let properties = &message.delivery.properties;
+        let id = match self {
+            Id::MessageId => properties.message_id(),
+            Id::CorrelationId => properties.correlation_id(),
+        };
+        id.as_ref().map(ShortString::as_str)
+    }
 }
 
 #[derive(Clone, Deserialize)]
@@ -270,38 +290,49 @@ impl RabbitMq {
 
     fn rows(&mut self, messages: Vec<Message>) -> Result<RecordBatch, TaskError> {
         let mut new = Vec::new();
-        for mut message in messages {
+        for message in messages {
             self.current.tag = Some(message.tag);
-            if self.once && message.again {
+            if self.once && message.delivery.redelivered {
                 continue;
             }
-            let id = match self.options.id {
-                None => None,
-                Some(Id::MessageId) => Some(("message_id", message.message_id.take())),
-                Some(Id::CorrelationId) => Some(("correlation_id", message.correlation_id.take())),
-            };
-            let Some((property, id)) = id else {
-                new.push((None, message.body));
-                continue;
-            };
-            let Some(id) = id else {
-                let place = [("queue", json!(self.options.queue))];
-                self.bad.bad(&place, &format!("a message has no {property}"), &message.body)?;
-                continue;
-            };
-            if self.known.comes(&id) {
-                new.push((Some(id.clone()), message.body));
+            if let Some(property) = self.options.id {
+                let Some(id) = property.of(&message) else {
+                    let reason = format!("a message has no {}", property.name());
+                    self.bad.bad(&place(&self.options.queue, &message), &reason, &message.delivery.data)?;
+                    continue;
+                };
+                self.current.ids.push(id.to_owned());
+                if !self.known.comes(id) {
+                    continue;
+                }
             }
-            self.current.ids.push(id);
+            new.push(message);
         }
-        let records: Vec<&[u8]> = new.iter().map(|(_, body)| body.as_slice()).collect();
+        let records: Vec<&[u8]> = new.iter().map(|message| message.delivery.data.as_slice()).collect();
         let bad = &mut self.bad;
         let queue = &self.options.queue;
-        let rows = self.decoder.decode(&records, |at, reason| {
-            let place = [("queue", json!(queue)), ("id", json!(new[at].0))];
-            bad.bad(&place, reason, records[at])
-        })?;
+        let rows = self.decoder.decode(&records, |at, reason| bad.bad(&place(queue, &new[at]), reason, records[at]))?;
         bad.flush()?;
         Ok(rows)
     }
+}
+
+/// What a message is known by: its ids, if it has any, else where and when it was sent; and that it has come before, as what was put
+/// aside then is put aside again.
+fn place(queue: &str, message: &Message) -> Vec<(&'static str, Value)> {
+    let Delivery { delivery_tag, exchange, routing_key, redelivered, properties, .. } = &message.delivery;
+    let mut place = vec![("queue", json!(queue))];
+    if !exchange.as_str().is_empty() {
+        place.push(("exchange", json!(exchange.as_str())));
+    }
+    // The exchange that has no name takes it for the queue's.
+    if routing_key.as_str() != queue {
+        place.push(("routing_key", json!(routing_key.as_str())));
+    }
+    for id in [Id::MessageId, Id::CorrelationId] {
+        place.extend(id.of(message).map(|text| (id.name(), json!(text))));
+    }
+    place.extend(properties.timestamp().map(|sent_s| ("timestamp", json!(sent_s))));
+    place.extend([("delivery_tag", json!(delivery_tag)), ("redelivered", json!(redelivered))]);
+    place
 }

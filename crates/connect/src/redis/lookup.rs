@@ -3,11 +3,14 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use arrow::array::RecordBatch;
+use arrow::error::ArrowError;
 use redis::{Connection, RedisResult};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::client::{PAUSE, Server, passes, told};
+use super::key::{Key, texts};
 use crate::error::ConnectError;
 use crate::options::{self, Secret};
 use crate::tls::Tls;
@@ -60,15 +63,16 @@ impl RedisHashes {
         Ok(RedisHashes { server, prefix, fields, patience, idle: Mutex::default() })
     }
 
-    /// The fields of the hash of each key, in the order of the fields; `None` of a key without a hash, or with none of the fields. A
-    /// server that is away is waited for.
+    /// The fields of the hash of each row, whose key is what the columns `on` have, as the sink writes it; in the order of the fields,
+    /// and `None` of a key without a hash, or with none of the fields. A server that is away is waited for.
     ///
     /// # Errors
-    /// In words, naming the server.
-    pub fn get(&self, keys: &[String]) -> Result<Vec<Option<Vec<Option<String>>>>, String> {
+    /// In words: for columns that are not there, or have no texts; else naming the server.
+    pub fn get(&self, rows: &RecordBatch, on: &[String]) -> Result<Vec<Option<Vec<Option<String>>>>, String> {
+        let keys = self.keys(rows, on).map_err(|error| format!("keys of Redis hashes: {error}"))?;
         let deadline = Instant::now() + self.patience;
         loop {
-            match self.ask(keys) {
+            match self.ask(&keys) {
                 Ok(found) => return Ok(found),
                 Err(error) if passes(&error) && Instant::now() < deadline => std::thread::sleep(PAUSE),
                 Err(error) => return Err(format!("Redis at {}: {}", self.server.name, told(&error))),
@@ -76,12 +80,22 @@ impl RedisHashes {
         }
     }
 
+    fn keys(&self, rows: &RecordBatch, on: &[String]) -> Result<Vec<String>, ArrowError> {
+        let schema = rows.schema();
+        let columns = on.iter().map(|name| schema.index_of(name)).collect::<Result<Vec<_>, _>>()?;
+        // Other columns may have no texts.
+        let rows = rows.project(&columns)?;
+        let all: Vec<usize> = (0..columns.len()).collect();
+        let (key, texts) = (Key::new(&rows.schema(), &all), texts(&rows)?);
+        Ok((0..rows.num_rows()).map(|row| key.of(&self.prefix, &texts, row)).collect())
+    }
+
     fn ask(&self, keys: &[String]) -> RedisResult<Vec<Option<Vec<Option<String>>>>> {
         let idle = self.idle.lock().expect("nothing panics with it locked").pop();
         let mut connection = idle.map_or_else(|| self.server.connect_blocking(), Ok)?;
         let mut pipeline = redis::pipe();
         for key in keys {
-            pipeline.cmd("HMGET").arg(format!("{}{key}", self.prefix)).arg(&self.fields);
+            pipeline.cmd("HMGET").arg(key).arg(&self.fields);
         }
         let found: Vec<Vec<Option<String>>> = pipeline.query(&mut connection)?;
         // One that has failed is not used again.
@@ -92,6 +106,9 @@ impl RedisHashes {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, RecordBatch, StringArray};
     use serde_json::json;
 
     use super::RedisHashes;
@@ -110,7 +127,11 @@ mod tests {
     #[test]
     fn nobody_answers() {
         let spec = json!({"kind": "redis", "url": "redis://127.0.0.1:1/0", "fields": ["a"], "patience_s": 0.0});
-        let error = RedisHashes::new(&spec).unwrap().get(&["k".into()]).unwrap_err();
+        let keys: ArrayRef = Arc::new(StringArray::from(vec!["k"]));
+        let rows = RecordBatch::try_from_iter([("a", keys)]).unwrap();
+        let hashes = RedisHashes::new(&spec).unwrap();
+        let error = hashes.get(&rows, &["a".into()]).unwrap_err();
         assert!(error.starts_with("Redis at 127.0.0.1:1: "), "{error}");
+        assert!(hashes.get(&rows, &["b".into()]).unwrap_err().starts_with("keys of Redis hashes: "));
     }
 }

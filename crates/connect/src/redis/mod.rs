@@ -6,8 +6,10 @@
 //! | `source` | entries of streams, their ids in checkpoints       |
 //! | `sink`   | rows into hashes or a stream                       |
 //! | `lookup` | fields of hashes, by key                           |
+//! | `key`    | what the key of a hash is                          |
 
 mod client;
+mod key;
 mod lookup;
 mod sink;
 mod source;

@@ -9,8 +9,7 @@
 //! At the beginning it is asked whether it keeps what it has: one that does not write each change to disk, or evicts keys when it is
 //! full, loses rows that were committed, and markers; that is printed, as is that it does not say.
 //!
-//! A hash's key is the values of its columns, with colons between. No two rows with other values have the same one: a null of a text
-//! is `\N`, and in texts before the last one colons have a backslash before them; see `Encoder::part`.
+//! A hash's key is the values of its columns, with colons between, see `key`.
 //!
 //! The server does not undo a transaction one of whose commands is wrong, such as one on a key of another type: that is an error of
 //! the job, and the rest of the transaction has been written.
@@ -19,9 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::array::{Array, RecordBatch};
+use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
@@ -32,6 +30,7 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::{PAUSE, Server, passes, told};
+use super::key::{Key, texts};
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::prepared::{Header, Marker, open, put, records, seal};
@@ -39,8 +38,6 @@ use crate::tls::Tls;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "redis sink";
-/// In a key, where a text is null.
-const NULL: &str = "\\N";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -64,7 +61,7 @@ struct Options {
     stream: Option<String>,
     /// Of the stream: about so many entries are kept.
     entries_max: Option<u64>,
-    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `Encoder::part`. The others are its fields.
+    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `Key`. The others are its fields.
     #[serde(default)]
     key: Vec<String>,
     /// Of hashes: what their keys begin with.
@@ -191,7 +188,7 @@ struct Encoder {
     schema: SchemaRef,
     stream: Option<String>,
     entries_max: Option<u64>,
-    key: Vec<usize>,
+    key: Key,
     prefix: String,
     increment: Vec<usize>,
     expire_s: Option<u64>,
@@ -228,7 +225,7 @@ impl Encoder {
             schema: SchemaRef::clone(schema),
             stream: options.stream.clone(),
             entries_max: options.entries_max,
-            key,
+            key: Key::new(schema, &key),
             prefix: options.prefix.clone(),
             increment,
             expire_s: options.expire_s,
@@ -239,49 +236,16 @@ impl Encoder {
         Ok(encoder)
     }
 
-    /// What a value is in a key, so that no two rows whose values differ have the same one.
-    ///
-    /// Numbers, times and the like are as they are, and a null of them is empty: each ends where it has to. The last text is as it is,
-    /// for it is what the others leave; in those before it a colon, and a backslash, has a backslash before it. A null of a text is
-    /// `\N`, and a text that would be taken for it has one more backslash.
-    fn part(&self, column: usize, value: Option<String>) -> String {
-        if !self.is_text(column) {
-            return value.unwrap_or_default();
-        }
-        let is_last = self.key.iter().rfind(|column| self.is_text(**column)) == Some(&column);
-        match value {
-            None => NULL.into(),
-            Some(value) if is_last => {
-                let is_taken_for_null = value
-                    .strip_suffix('N')
-                    .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte == b'\\'));
-                if is_taken_for_null { format!("\\{value}") } else { value }
-            }
-            Some(value) => value.replace('\\', "\\\\").replace(':', "\\:"),
-        }
-    }
-
-    /// Whether a value may have any characters.
-    fn is_text(&self, column: usize) -> bool {
-        let data_type = self.schema.field(column).data_type();
-        !(data_type.is_numeric() || data_type.is_temporal() || matches!(data_type, DataType::Boolean | DataType::Null))
-    }
-
     /// Appends what rows change to `out`, as records of keys and changes.
     fn encode(&self, rows: &RecordBatch, out: &mut Vec<u8>) -> Result<(), TaskError> {
-        let columns = rows.columns().iter().map(|column| cast(column, &DataType::LargeUtf8));
-        let columns = columns.collect::<Result<Vec<_>, _>>()?;
-        let text = |column: usize, row: usize| {
-            let texts = columns[column].as_string::<i64>();
-            texts.is_valid(row).then(|| texts.value(row).to_owned())
-        };
+        let texts = texts(rows)?;
         for row in 0..rows.num_rows() {
             let mut change = Change { expire_s: self.expire_s, entries_max: self.entries_max, ..Change::default() };
             for (column, field) in self.schema.fields().iter().enumerate() {
                 let name = field.name().clone();
-                let value = text(column, row);
+                let value = texts[column].is_valid(row).then(|| texts[column].value(row).to_owned());
                 match value {
-                    _ if self.key.contains(&column) => {}
+                    _ if self.key.has(column) => {}
                     Some(value) if self.increment.contains(&column) => {
                         change.add.push((name, value, field.data_type().is_integer()));
                     }
@@ -293,10 +257,7 @@ impl Encoder {
             }
             let key = match &self.stream {
                 Some(stream) => stream.clone(),
-                None => {
-                    let parts = self.key.iter().map(|column| self.part(*column, text(*column, row)));
-                    format!("{}{}", self.prefix, parts.collect::<Vec<_>>().join(":"))
-                }
+                None => self.key.of(&self.prefix, &texts, row),
             };
             put(Some(key.as_bytes()), out);
             put(Some(&serde_json::to_vec(&change)?), out);
@@ -512,10 +473,6 @@ impl Sink for Redis {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use arrow::array::{ArrayRef, Int64Array, StringArray, TimestampMillisecondArray};
-
     use super::*;
 
     /// A server that loses what it has said to have is to be told of, and one that does not say.
@@ -535,62 +492,5 @@ mod tests {
         assert!(!both.contains("(appendfsync"), "{both}");
         assert!(of("yes", "everysec", "noeviction", false).contains("(appendfsync everysec)"));
         assert!(of("yes", "always", "volatile-lru", true).contains("(maxmemory-policy volatile-lru)"));
-    }
-
-    /// Keys of rows with these columns, which are all of the key.
-    fn keys(columns: &[(&str, ArrayRef)]) -> Vec<String> {
-        let rows = RecordBatch::try_from_iter_with_nullable(
-            columns.iter().map(|(name, column)| (*name, ArrayRef::clone(column), true)),
-        );
-        let rows = rows.unwrap();
-        let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
-        let options = serde_json::json!({"url": "redis://x", "key": names, "prefix": "p:"});
-        let encoder = Encoder::new(&serde_json::from_value(options).unwrap(), &rows.schema()).unwrap();
-        let mut out = Vec::new();
-        encoder.encode(&rows, &mut out).unwrap();
-        let text = |key: Option<&[u8]>| String::from_utf8(key.unwrap().to_vec()).unwrap();
-        records(&out).map(|record| text(record.unwrap().0)).collect()
-    }
-
-    fn texts(texts: &[Option<&str>]) -> ArrayRef {
-        Arc::new(StringArray::from(texts.to_vec()))
-    }
-
-    /// Rows of other keys would be added together, in silence; and keys that people read must stay as they are.
-    #[test]
-    fn keys_of_other_values_differ() {
-        let some = [
-            None,
-            Some(""),
-            Some(":"),
-            Some("a"),
-            Some("a:b"),
-            Some("\\"),
-            Some("\\N"),
-            Some("\\\\N"),
-            Some("\\:N"),
-            Some("N"),
-        ];
-        let pairs: Vec<_> = some.iter().flat_map(|first| some.iter().map(|second| (*first, *second))).collect();
-        let (first, second): (Vec<_>, Vec<_>) = pairs.iter().copied().unzip();
-        let numbers: Vec<Option<i64>> = (0..pairs.len() as i64).map(|at| (at % 3 > 0).then_some(at % 3)).collect();
-        let numbers: ArrayRef = Arc::new(Int64Array::from(numbers));
-        for columns in [
-            vec![("a", texts(&first)), ("b", texts(&second))],
-            vec![("a", texts(&first)), ("n", numbers), ("b", texts(&second))],
-        ] {
-            let keys = keys(&columns);
-            let different: BTreeSet<&String> = keys.iter().collect();
-            assert_eq!(different.len(), pairs.len(), "{keys:?}");
-        }
-        let different: BTreeSet<String> = keys(&[("a", texts(&some))]).into_iter().collect();
-        assert_eq!(different.len(), some.len());
-
-        assert_eq!(keys(&[("a", texts(&[Some("http://h/\\"), None]))]), ["p:http://h/\\", "p:\\N"]);
-        let begin: ArrayRef = Arc::new(TimestampMillisecondArray::from(vec![Some(0), None]));
-        let both = keys(&[("a", texts(&[Some("a:b"), Some("a")])), ("begin", begin)]);
-        assert_eq!(both, ["p:a:b:1970-01-01T00:00:00", "p:a:"]);
-        let both = keys(&[("a", texts(&[Some("a:b"), Some("a")])), ("b", texts(&[Some("c:d"), None]))]);
-        assert_eq!(both, ["p:a\\:b:c:d", "p:a:\\N"]);
     }
 }

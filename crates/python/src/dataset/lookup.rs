@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use tidemill_connect::RedisHashes;
 
 use super::stream::{described_by, refused};
+use super::table::NativeTable;
 
 /// Hashes of Redis.
 #[pyclass(frozen, module = "tidemill._tidemill")]
@@ -17,8 +18,16 @@ impl NativeRedisHashes {
         RedisHashes::new(&described_by(spec)?).map(NativeRedisHashes).map_err(|error| refused(py, &error))
     }
 
-    /// The fields of the hash of each key, in the order in which they were named; `None` of one that is not there.
-    fn get(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<Option<Vec<Option<String>>>>> {
-        py.detach(|| self.0.get(&keys)).map_err(PyRuntimeError::new_err)
+    /// The fields of the hash of each row, in the order in which they were named; `None` of one that is not there. The columns `on`
+    /// have its key.
+    fn get(&self, py: Python<'_>, rows: &NativeTable, on: Vec<String>) -> PyResult<Vec<Option<Vec<Option<String>>>>> {
+        let get = || -> Result<Vec<_>, String> {
+            let mut found = Vec::new();
+            for batch in &rows.batches {
+                found.extend(self.0.get(batch, &on)?);
+            }
+            Ok(found)
+        };
+        py.detach(get).map_err(PyRuntimeError::new_err)
     }
 }
