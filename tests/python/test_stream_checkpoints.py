@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import launched
 import object_server
@@ -103,6 +104,66 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
         rows.agg(n=tm.count()).write_stream(
             tm.stream.to_files(tmp_path / "out"), checkpoint=place, guarantee="exactly once"
         )
+
+
+def test_another_sink_after_a_clean_end(tmp_path: Path) -> None:
+    """Where nothing is left to be committed a sink of another place goes on; where something may be, rows of it would be lost."""
+    seen = 0
+
+    def enough() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen > 5
+
+    def write(place: str, **more: Any) -> None:
+        stream = tm.stream.rate(2000, rows=20_000).select("number")
+        options = {"checkpoint": tmp_path / "c", "every": "50ms", "guarantee": "exactly once"} | more
+        stream.write_stream(tm.stream.to_files(tmp_path / place), **options)
+
+    write("first", stop=enough)
+    seen = 0
+    write("second", stop=enough)
+    # As a job leaves it that was killed: with what its sink has prepared, which may be committed or not.
+    app = tmp_path / "app.py"
+    app.write_text(
+        f"""
+import json, os, signal, threading, tidemill as tm
+from pathlib import Path
+epochs = Path({str(tmp_path / "c/epochs")!r})
+before = set(epochs.iterdir())
+# The first is the one that the job goes on from, made its own.
+before.add(epochs / f"{{max(int(epoch.name) for epoch in before) + 1:020}}")
+def has_prepared(epoch):
+    try:
+        tasks = json.loads(epoch.read_text().partition("\\n")[2])["tasks"]
+    except FileNotFoundError:
+        return False
+    return any(state["splits"] for name, state in tasks.items() if name.startswith("sink "))
+def look():
+    while not any(map(has_prepared, set(epochs.glob("[0-9]*[0-9]")) - before)):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=look, daemon=True).start()
+rows = tm.stream.rate(2000, rows=20_000).select("number")
+rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint={str(tmp_path / "c")!r}, every="50ms")
+"""
+    )
+    killed = launched.run("run", "-n", "1", app)
+    assert b"was killed by SIGKILL" in killed.stderr, killed
+    with pytest.raises(
+        tm.DataSetError, match=r"they hold state of a task \"sink .*: start the program as it was, and end it"
+    ):
+        write("third")
+    seen = 0
+    write("second", stop=enough)
+    write("third")
+    # Also at the end of the rows.
+    write("fourth")
+    numbers = [
+        row["number"] for name in ("first", "second", "third") for row in tm.read_json(tmp_path / name).to_pylist()
+    ]
+    assert sorted(numbers) == list(range(20_000))
+    assert not (tmp_path / "fourth").exists() or not list((tmp_path / "fourth").glob("part-*"))
 
 
 def test_places_that_cannot_be(folder: Path) -> None:

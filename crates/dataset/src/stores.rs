@@ -207,7 +207,13 @@ impl Engine {
         if store.uploads.is_none() {
             return Err(failed("checkpoints need a folder or an object store; there are s3://, gs://, az://".into()));
         }
-        Ok(CheckpointStore::objects(Arc::clone(&store.objects), path, place.trim_end_matches('/')))
+        let checkpoints = CheckpointStore::objects(Arc::clone(&store.objects), path, place.trim_end_matches('/'));
+        if !writes {
+            return Ok(checkpoints);
+        }
+        let Parsed { scheme, base, .. } = parse(place)?;
+        let (client, _) = open(&scheme, &base, options).map_err(|error| failed(one_line(&error)))?;
+        Ok(checkpoints.with_leases(client))
     }
 }
 

@@ -12,12 +12,13 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::coordinator::{Action, Coordinator, Event, Member, Pace, StoreFailure};
+use super::coordinator::{Action, Coordinator, Event, Pace, StoreFailure};
 use super::in_flight;
+use super::lease::LeaseView;
 use super::manifest::{Entry, Key, Manifest, Report, Said};
 use super::news::News;
-use super::store::{CheckpointStore, StoreError};
-use super::{CheckpointSettings, Later, Part, Restored, Snapshot};
+use super::store::{CheckpointStore, Hold, StoreError};
+use super::{Later, Part, Restored, Snapshot};
 use crate::error::TaskError;
 use crate::link::Links;
 use crate::memory::Governor;
@@ -43,6 +44,8 @@ pub(crate) enum Heard {
 /// See the module.
 pub(crate) struct Hub {
     store: CheckpointStore,
+    /// On worker 0, in an object store: whether the place is still this run's.
+    lease: Option<LeaseView>,
     links: Arc<Links>,
     /// Names the objects of this run: what an earlier one wrote is never replaced.
     run: String,
@@ -57,6 +60,9 @@ pub(crate) struct Hub {
     writing: Mutex<Vec<JoinHandle<()>>>,
     /// On worker 0: the last one that was, or that the run goes on from.
     made: Mutex<Option<CheckpointMade>>,
+    last: Mutex<Option<Arc<Manifest>>>,
+    /// See [`Resume::sinks`].
+    sinks: Vec<String>,
 }
 
 /// A checkpoint that is there.
@@ -76,12 +82,7 @@ impl CheckpointMade {
 
 impl Hub {
     /// The hub, and on worker 0 what its coordinator will hear.
-    pub(crate) fn new(
-        settings: &CheckpointSettings,
-        links: &Arc<Links>,
-        run: String,
-        members: &[Member],
-    ) -> (Arc<Self>, Option<mpsc::UnboundedReceiver<Heard>>) {
+    pub(crate) fn new(resume: &Resume, links: &Arc<Links>) -> (Arc<Self>, Option<mpsc::UnboundedReceiver<Heard>>) {
         let (events, heard) = match links.me {
             0 => {
                 let (events, heard) = mpsc::unbounded_channel();
@@ -89,16 +90,20 @@ impl Hub {
             }
             _ => (None, None),
         };
+        let Resume { settings, run, members, sinks, begin, hold, .. } = resume;
         let hub = Hub {
             store: settings.store.clone(),
+            lease: hold.as_ref().and_then(Hold::lease),
             links: Arc::clone(links),
-            run,
+            run: run.clone(),
             at_most_once: settings.at_most_once,
             news: News::default(),
             events,
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             writing: Mutex::default(),
             made: Mutex::default(),
+            last: Mutex::new(begin.from.clone()),
+            sinks: sinks.clone(),
         };
         (Arc::new(hub), heard)
     }
@@ -197,8 +202,7 @@ impl Hub {
         resume: Resume,
         mut heard: mpsc::UnboundedReceiver<Heard>,
     ) -> Result<(), String> {
-        // The lock goes with the coordinator.
-        let Resume { settings, job, members, begin, lock: _lock, .. } = resume;
+        let Resume { settings, job, members, begin, .. } = resume;
         // Rows that a checkpoint has, and that are also on their way, would come twice.
         let unaligned_after = settings.unaligned_after.filter(|_| !settings.at_most_once);
         let (interval, timeout) = (settings.interval, settings.timeout);
@@ -208,7 +212,15 @@ impl Hub {
         // Who is still in here when this ends hears so.
         let mut answers: HashMap<u64, Answer> = HashMap::new();
         let mut asked = 0;
+        // It has been told that the place may be another's.
+        let mut lapsed = false;
         loop {
+            match self.holds() {
+                Ok(()) => lapsed = false,
+                Err(error @ StoreError::Taken { .. }) => return Err(error.to_string()),
+                Err(error) if !std::mem::replace(&mut lapsed, true) => eprintln!("tidemill: {error}"),
+                Err(_) => {}
+            }
             let event = match tokio::time::timeout(TICK, heard.recv()).await {
                 Ok(Some(Heard::Event(event))) => event,
                 Ok(Some(Heard::Rebalance(rebalance, answer))) => {
@@ -273,17 +285,49 @@ impl Hub {
         let _ = tokio::time::timeout(SETTLE, self.settle()).await;
     }
 
+    /// The run is over on all workers. If that was its end, or it was stopped, all is committed, and its last checkpoint need not have
+    /// it any more. Then the next job may come.
+    pub(crate) async fn leave(&self, ended_well: bool, hold: Option<Hold>) {
+        let last = self.last.lock().take().filter(|_| ended_well && self.events.is_some());
+        if let Some(last) = last
+            && let Err(error) = self.settle_last(&last).await
+        {
+            eprintln!(
+                "tidemill: {error}; what its sinks have committed is committed once more by the next run of the job"
+            );
+        }
+        if let Some(hold) = hold {
+            hold.give_back().await;
+        }
+    }
+
+    async fn settle_last(&self, last: &Manifest) -> Result<(), StoreError> {
+        self.holds()?;
+        self.store.settle(last, &self.sinks).await.map(|_| ())
+    }
+
+    /// Whether the place is this run's.
+    fn holds(&self) -> Result<(), StoreError> {
+        self.lease.as_ref().map_or(Ok(()), LeaseView::check).map_err(|denied| self.store.denied(denied))
+    }
+
+    /// Writes a manifest. If this succeeds it is durable.
+    async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        self.holds()?;
+        self.store.put_manifest(manifest).await?;
+        // It is there, but counts only if no later run has begun: that one may not have seen it.
+        self.store.is_claimed(manifest.claim).await?;
+        self.holds()
+    }
+
     /// Writes a manifest, tells the coordinator, and clears away what is old.
     async fn put(self: Arc<Self>, manifest: Manifest, keep: usize) {
         let epoch = manifest.epoch;
-        let result = match self.store.put_manifest(&manifest).await {
-            // It is there, but counts only if no later run has begun: that one may not have seen it.
-            Ok(()) => self.store.is_claimed(manifest.claim).await,
-            Err(error) => Err(error),
-        };
+        let result = self.put_manifest(&manifest).await;
         let stored = result.is_ok();
         if stored {
             *self.made.lock() = Some(CheckpointMade::of(&manifest));
+            *self.last.lock() = Some(Arc::new(manifest));
         }
         let failure = |error: StoreError| StoreFailure {
             reason: error.to_string(),

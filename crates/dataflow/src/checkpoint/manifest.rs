@@ -146,6 +146,16 @@ impl TaskState {
         self.buckets.values().flatten().chain(named).chain(in_flight)
     }
 
+    /// Whether it is what a sink has prepared, and nothing else.
+    pub(crate) fn has_only_prepared(&self) -> bool {
+        // As `split_name` names it.
+        let is_number = |text: &str| text.parse::<u64>().is_ok();
+        let is_prepared = |(name, _): &(String, Entry)| {
+            name.split_once('.').is_some_and(|(epoch, copy)| is_number(epoch) && is_number(copy))
+        };
+        self.buckets.is_empty() && self.in_flight.is_empty() && self.splits.values().flatten().all(is_prepared)
+    }
+
     /// A copy has saved these parts.
     pub(crate) fn apply(&mut self, copy: u32, parts: Vec<(Key, Entry)>) {
         let (mut splits, mut shared, mut in_flight) = (Vec::new(), Vec::new(), Vec::new());

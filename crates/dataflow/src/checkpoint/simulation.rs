@@ -48,6 +48,10 @@ const LAST: u32 = u32::MAX;
 pub(super) struct Random(u64);
 
 impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -56,16 +60,16 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub(super) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
     /// True once in `times`; never, for 0.
-    fn once_in(&mut self, times: usize) -> bool {
+    pub(super) fn once_in(&mut self, times: usize) -> bool {
         times > 0 && self.below(times) == 0
     }
 
-    fn one_of(&mut self, choices: &[usize]) -> usize {
+    pub(super) fn one_of(&mut self, choices: &[usize]) -> usize {
         choices[self.below(choices.len())]
     }
 }
@@ -181,6 +185,8 @@ pub(super) struct World {
     overtaken: usize,
     /// Checkpoints that full sinks have asked for.
     full: usize,
+    /// Last checkpoints of which nothing was left to be committed.
+    settled: usize,
     tell: bool,
 }
 
@@ -207,6 +213,7 @@ impl World {
             moved: 0,
             overtaken: 0,
             full: 0,
+            settled: 0,
             tell,
         }
     }
@@ -380,7 +387,7 @@ impl World {
 
 /// Tells the story of a seed. Returns its steps, and how it came to its end.
 fn story(seed: u64, tell: bool) -> (usize, World) {
-    let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let mut random = Random::new(seed);
     let mut world = World::new(&mut random, tell);
     let mut jobs: Vec<Job> = Vec::new();
     let mut step = 0;
@@ -435,7 +442,7 @@ fn whatever_fails_every_row_counts_once() {
         println!("{steps} steps, {runs} runs, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times");
         return;
     }
-    let (mut steps, mut runs, mut moved, mut overtaken, mut full) = (0, 0, 0, 0, 0);
+    let (mut steps, mut runs, mut moved, mut overtaken, mut full, mut settled) = (0, 0, 0, 0, 0, 0);
     for seed in 0..SEEDS {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| story(seed, false)));
         let Ok((of_story, world)) = told else {
@@ -446,11 +453,14 @@ fn whatever_fails_every_row_counts_once() {
         moved += world.moved;
         overtaken += world.overtaken;
         full += world.full;
+        settled += world.settled;
     }
     println!(
-        "{SEEDS} seeds: {runs} runs, {steps} steps, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times"
+        "{SEEDS} seeds: {runs} runs, {steps} steps, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times, \
+         {settled} times all was committed"
     );
     assert!(overtaken > 10 * SEEDS as usize, "hardly any row was overtaken");
     assert!(moved > SEEDS as usize, "hardly anything has moved");
     assert!(full > SEEDS as usize, "hardly any sink was full");
+    assert!(settled > SEEDS as usize / 2, "hardly any run has ended with all committed");
 }

@@ -4,17 +4,23 @@
 //! epochs/00000000000000000042            the manifest of epoch 42; it is there when the checkpoint is
 //! state/RUN/42-3-0                       what copy 0 of task 3 saved at epoch 42, its parts one after the other
 //! claims/00000000000000000007            a run has begun, the seventh that did
+//! lock, or in an object store lease      whose place it is
 //! ```
+//!
+//! One job at a time has the place: in a folder it holds a lock on a file, in an object store a `lease`. A second one is
+//! refused. Should there be two all the same, where a store knows no conditions or somebody has removed the lease, the claims keep
+//! checkpoints right:
 //!
 //! Of two runs that write to one place the later one is right: each makes a *claim* before it looks what is there, writes
 //! manifests that say whose they are, and looks behind each whether there is a later claim before it takes it for durable.
 //! So a run that was taken for dead either has written a manifest before its successor looked, which then goes on from it, or
 //! finds the successor's claim, and ends; a manifest that it leaves behind comes before all of the successor's, whatever its
-//! epoch, for the successor's first is the one that it goes on from, made its own. (In a folder there are no two: who runs holds a lock on it.) A manifest is created, never replaced. Objects are
+//! epoch, for the successor's first is the one that it goes on from, made its own. A manifest is created, never replaced. Objects are
 //! removed when no manifest that is kept refers to them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
@@ -25,12 +31,15 @@ use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use twox_hash::XxHash3_64;
 
+use super::lease::{Denied, Lease, LeaseView, Place, Process};
 use super::manifest::{Entry, Key, Manifest};
 use crate::error::DataflowError;
 use crate::memory::{Governor, MapWriter};
 
 /// Claims of others that a claim may meet.
 const CLAIMS_MAX: u64 = 100;
+/// Of a file that says who holds its lock.
+const LOCK_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of parts that are read at once, unless one is larger.
 const READ_BYTES_MAX: u64 = 8 << 20;
 
@@ -54,12 +63,18 @@ pub enum StoreError {
         /// What is wrong.
         reason: String,
     },
-    /// Another job has claimed the place or written the epoch, or holds the lock.
-    #[error("checkpoints in {place}: another job writes there; each job needs a place of its own")]
+    /// Another job holds the place, or has claimed it or written the epoch.
+    #[error("checkpoints in {place}: another job writes there; each job needs a place of its own{}", held(.by))]
     Taken {
         /// Where they lie.
         place: String,
+        /// Which job, in words; nothing, if it is not known.
+        by: String,
     },
+}
+
+fn held(by: &str) -> String {
+    if by.is_empty() { String::new() } else { format!(" (it is held by {by})") }
 }
 
 /// See the module. Clones are the same.
@@ -70,6 +85,8 @@ pub struct CheckpointStore {
     /// For messages: a path or a URL.
     place: String,
     folder: Option<PathBuf>,
+    /// The client that renews the lease.
+    leases: Option<Arc<dyn ObjectStore>>,
 }
 
 impl std::fmt::Debug for CheckpointStore {
@@ -78,8 +95,53 @@ impl std::fmt::Debug for CheckpointStore {
     }
 }
 
-/// Nobody else may use a folder while one of these is held.
-pub(crate) struct FolderLock(#[expect(dead_code, reason = "the lock goes with the file")] File);
+/// What keeps other jobs out of a place, or tries to: until it is dropped, or the process ends.
+pub(crate) enum Hold {
+    Folder(#[expect(dead_code, reason = "the lock goes with the file")] File),
+    Lease(Lease),
+    /// There is nothing that could.
+    Nothing,
+}
+
+impl Hold {
+    /// Whether others are kept out from now on; `None` yet.
+    pub(crate) fn outcome(&self) -> Option<Result<(), Denied>> {
+        match self {
+            Hold::Lease(lease) => lease.outcome(),
+            Hold::Folder(_) | Hold::Nothing => Some(Ok(())),
+        }
+    }
+
+    /// Why others are not kept out after all.
+    pub(crate) fn unconditional(&self) -> Option<String> {
+        match self {
+            Hold::Lease(lease) => lease.unconditional(),
+            Hold::Folder(_) | Hold::Nothing => None,
+        }
+    }
+
+    /// The lease, where it may be lost.
+    pub(crate) fn lease(&self) -> Option<LeaseView> {
+        match self {
+            Hold::Lease(lease) => Some(lease.view()),
+            Hold::Folder(_) | Hold::Nothing => None,
+        }
+    }
+
+    /// Lets the next job in.
+    pub(crate) async fn give_back(self) {
+        if let Hold::Lease(lease) = self {
+            lease.give_back().await;
+        }
+    }
+}
+
+/// Who holds a folder's lock, as it lies in the file.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Holder {
+    job: String,
+    process: Process,
+}
 
 /// What a store has to go on from.
 #[derive(Debug, Default)]
@@ -120,12 +182,20 @@ impl CheckpointStore {
             prefix: Path::default(),
             place: folder.display().to_string(),
             folder: Some(folder),
+            leases: None,
         })
     }
 
     /// In an object store, beneath `prefix`; `url` stands for it in messages.
     pub fn objects(objects: Arc<dyn ObjectStore>, prefix: Path, url: impl Into<String>) -> Self {
-        CheckpointStore { objects, prefix, place: url.into(), folder: None }
+        CheckpointStore { objects, prefix, place: url.into(), folder: None, leases: None }
+    }
+
+    /// The same, in which a job keeps others out by a lease: a small object that it writes anew every three seconds. That is done by
+    /// `client`, another one of the same store: it is used within a thread and a runtime of its own.
+    #[must_use]
+    pub fn with_leases(self, client: Arc<dyn ObjectStore>) -> Self {
+        CheckpointStore { leases: Some(client), ..self }
     }
 
     /// Where it is, for people.
@@ -133,18 +203,51 @@ impl CheckpointStore {
         &self.place
     }
 
-    /// Takes the folder for this job, until the lock is dropped or the process ends. Other stores have none.
+    /// Begins to keep others out for a run of `job`, which `owner` names. [`Hold::outcome`] says what comes of it, and `wake` is called
+    /// when that changes.
     ///
     /// # Errors
-    /// `Taken` when another job holds it.
-    pub(crate) fn lock(&self) -> Result<Option<FolderLock>, StoreError> {
-        let Some(folder) = &self.folder else { return Ok(None) };
-        let file = File::options().create(true).truncate(false).write(true).open(folder.join("lock"));
-        let file = file.map_err(|error| self.failed(error))?;
+    /// `Taken` when another job holds the folder; when there cannot be a lock or a thread.
+    pub(crate) fn hold(&self, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<Hold, StoreError> {
+        match (&self.folder, &self.leases) {
+            (Some(folder), _) => self.lock(folder, job).map(Hold::Folder),
+            (None, Some(client)) => {
+                let place = Place { objects: Arc::clone(client), path: self.path("lease"), name: self.place.clone() };
+                Lease::want(place, job, owner, wake).map(Hold::Lease).map_err(|reason| self.failed(reason))
+            }
+            (None, None) => Ok(Hold::Nothing),
+        }
+    }
+
+    fn lock(&self, folder: &FilePath, job: &str) -> Result<File, StoreError> {
+        let file = File::options().create(true).truncate(false).read(true).write(true).open(folder.join("lock"));
+        let mut file = file.map_err(|error| self.failed(error))?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(FolderLock(file))),
-            Err(std::fs::TryLockError::WouldBlock) => Err(self.taken()),
+            Ok(()) => {
+                let holder = Holder { job: job.into(), process: Process::this() };
+                let holder = serde_json::to_vec(&holder).expect("it is made of numbers and texts");
+                // Only for people: a full disk is told by what needs it.
+                let _ = file.set_len(0).and_then(|()| file.write_all(&holder));
+                Ok(file)
+            }
+            Err(std::fs::TryLockError::WouldBlock) => {
+                let mut bytes = Vec::new();
+                let _ = file.take(LOCK_BYTES_MAX).read_to_end(&mut bytes);
+                let holder = serde_json::from_slice(&bytes).map_or_else(
+                    |_| String::new(),
+                    |Holder { job, process }| format!("job \"{job}\", process {} on {}", process.pid, process.host),
+                );
+                Err(self.taken(holder))
+            }
             Err(std::fs::TryLockError::Error(error)) => Err(self.failed(error)),
+        }
+    }
+
+    /// Why a run may not write, as an error of this store.
+    pub(crate) fn denied(&self, denied: Denied) -> StoreError {
+        match denied {
+            Denied::Held(by) => self.taken(by),
+            Denied::Failed(reason) => self.failed(reason),
         }
     }
 
@@ -173,7 +276,7 @@ impl CheckpointStore {
                 return Ok(claim);
             }
         }
-        Err(self.taken())
+        Err(self.taken(String::new()))
     }
 
     /// Whether no later run has claimed the place.
@@ -182,7 +285,7 @@ impl CheckpointStore {
     /// The store's; `Taken`.
     pub(crate) async fn is_claimed(&self, claim: u64) -> Result<(), StoreError> {
         match self.numbers("claims").await?.first() {
-            Some(&last) if last > claim => Err(self.taken()),
+            Some(&last) if last > claim => Err(self.taken(String::new())),
             _ => Ok(()),
         }
     }
@@ -200,6 +303,25 @@ impl CheckpointStore {
         // It says the same, and is not to count twice among those that are kept.
         self.delete(&self.manifest_path(old)).await?;
         Ok(manifest)
+    }
+
+    /// Everything that `sinks` had prepared at a manifest is committed: makes one be there in its stead that has nothing of them. So
+    /// whoever goes on from there need not have the same sinks. Returns it; `None` if they had prepared nothing.
+    ///
+    /// # Errors
+    /// The store's; `Taken`. Then there is the one, or the other, or both.
+    pub(crate) async fn settle(&self, manifest: &Manifest, sinks: &[String]) -> Result<Option<Manifest>, StoreError> {
+        let mut settled = Manifest { epoch: manifest.epoch + 1, ..manifest.clone() };
+        let of_sinks = settled.tasks.iter_mut().filter(|(name, _)| sinks.contains(name));
+        let had: usize = of_sinks.map(|(_, state)| std::mem::take(&mut state.splits).len()).sum();
+        if had == 0 {
+            return Ok(None);
+        }
+        self.put_manifest(&settled).await?;
+        self.is_claimed(settled.claim).await?;
+        // As above.
+        self.delete(&self.manifest_path(manifest.epoch)).await?;
+        Ok(Some(settled))
     }
 
     /// What there is to go on from.
@@ -273,7 +395,7 @@ impl CheckpointStore {
         if self.create(&path, bytes.clone()).await? || self.get(&path).await? == bytes {
             return Ok(());
         }
-        Err(self.taken())
+        Err(self.taken(String::new()))
     }
 
     /// Writes what a copy has saved, parts one after the other, as one object. Returns where each lies.
@@ -475,7 +597,13 @@ impl CheckpointStore {
     }
 
     fn failed(&self, reason: impl ToString) -> StoreError {
-        StoreError::Io { place: self.place.clone(), reason: reason.to_string() }
+        /// `ENOSPC` and `EDQUOT`: here an error of a file system is a text.
+        const FULL: [&str; 2] = ["(os error 28)", "(os error 122)"];
+        let mut reason = reason.to_string();
+        if FULL.iter().any(|full| reason.contains(full)) {
+            reason.push_str("; free space there, or keep fewer checkpoints");
+        }
+        StoreError::Io { place: self.place.clone(), reason }
     }
 
     /// Something that should be there could not be read.
@@ -490,8 +618,8 @@ impl CheckpointStore {
         StoreError::Damaged { place: self.place.clone(), reason }
     }
 
-    fn taken(&self) -> StoreError {
-        StoreError::Taken { place: self.place.clone() }
+    fn taken(&self, by: String) -> StoreError {
+        StoreError::Taken { place: self.place.clone(), by }
     }
 }
 
@@ -690,16 +818,28 @@ mod tests {
         }
     }
 
-    /// Two jobs in one folder; or a folder that stays locked when its job is gone.
+    /// Two jobs in one folder; or a folder that stays locked when its job is gone; or one whose holder nobody can find.
     #[test]
     fn a_folder_is_for_one_job() {
         let stores = stores();
         let (folder, memory) = (&stores[0].0, &stores[1].0);
-        let lock = folder.lock().unwrap();
-        assert!(lock.is_some() && matches!(folder.lock(), Err(StoreError::Taken { .. })));
+        let hold = |store: &CheckpointStore, job| store.hold(job, "run", || {});
+        let lock = hold(folder, "first").unwrap();
+        assert_eq!(lock.outcome(), Some(Ok(())));
+        match hold(folder, "second").map(|_| ()) {
+            Err(StoreError::Taken { by, .. }) => {
+                assert!(by.starts_with(&format!("job \"first\", process {} on ", std::process::id())), "{by}");
+            }
+            other => panic!("{other:?}"),
+        }
         drop(lock);
-        assert!(folder.lock().unwrap().is_some());
-        assert!(memory.lock().unwrap().is_none() && memory.lock().unwrap().is_none());
+        drop(hold(folder, "a third, whose name is longer").unwrap());
+        let lock = hold(folder, "4").unwrap();
+        assert!(hold(folder, "second").is_err_and(|error| error.to_string().contains("job \"4\", process")));
+        drop(lock);
+        assert!(
+            matches!(hold(memory, "first"), Ok(Hold::Nothing)) && matches!(hold(memory, "second"), Ok(Hold::Nothing))
+        );
     }
 
     /// A store in memory that refuses what it is asked when its fuse has burnt down, and everything after.

@@ -19,7 +19,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tidemill_collective::{Communicator, Op};
 use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
 
 #[cfg(test)]
@@ -32,6 +32,7 @@ pub use state::Progress;
 
 use self::copy::Copy;
 use self::state::RunState;
+use crate::checkpoint::store::Hold;
 use crate::checkpoint::{CheckpointSettings, CopyStates, Dealing, Heard, Hub, Replay};
 use crate::error::DataflowError;
 use crate::flow::{Edge, Flow, FlowEdge, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs, edge_limits, lower};
@@ -291,7 +292,7 @@ impl Runner {
 struct Pool(Option<Runtime>);
 
 impl Pool {
-    fn handle(&self) -> &tokio::runtime::Handle {
+    fn handle(&self) -> &Handle {
         self.0.as_ref().expect("there until it is dropped").handle()
     }
 }
@@ -316,6 +317,11 @@ struct Run {
     begun: Instant,
     governor: Governor,
     spilled_before: u64,
+    /// Of a run that makes checkpoints.
+    hub: Option<Arc<Hub>>,
+    /// On worker 0: what keeps other jobs out of their place.
+    hold: Option<Hold>,
+    pool: Handle,
 }
 
 impl Run {
@@ -323,7 +329,7 @@ impl Run {
         runner: &Runner,
         flow: &Flow,
         comms: Vec<Option<Communicator>>,
-        resume: Option<Resume>,
+        mut resume: Option<Resume>,
     ) -> Result<Run, DataflowError> {
         let comm = &runner.comm;
         let (me, endpoint) = (comm.rank(), comm.endpoint().clone());
@@ -332,7 +338,7 @@ impl Run {
         let copies: usize = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
         let (hub, heard) = match &resume {
             Some(resume) => {
-                let (hub, heard) = Hub::new(&resume.settings, &links, resume.run.clone(), &resume.members);
+                let (hub, heard) = Hub::new(resume, &links);
                 (Some(hub), heard)
             }
             None => (None, None),
@@ -374,7 +380,22 @@ impl Run {
         let governor = runner.governor.clone();
         let spilled_before = governor.spilled_bytes();
         let threads = Vec::new();
-        let mut run = Run { state, links, endpoint, pump, stop, threads, begun, governor, spilled_before };
+        let hold = resume.as_mut().and_then(|resume| resume.hold.take());
+        let (of_run, pool) = (hub.clone(), runner.pool.handle().clone());
+        let mut run = Run {
+            state,
+            links,
+            endpoint,
+            pump,
+            stop,
+            threads,
+            begun,
+            governor,
+            spilled_before,
+            hub: of_run,
+            hold,
+            pool,
+        };
         let mut restored = resume.as_ref().map(|resume| resume.restored.clone()).unwrap_or_default();
         for (index, task) in flow.tasks.iter().enumerate() {
             for copy in (0..task.workers.len()).filter(|&copy| task.workers[copy] == me) {
@@ -498,8 +519,16 @@ impl Run {
         Ok(())
     }
 
-    /// Moves bytes until every worker is done.
+    /// Moves bytes until every worker is done, and leaves the place of the checkpoints to the next.
     fn drive(mut self, look: Look<'_>) -> Result<RunReport, DataflowError> {
+        let report = self.drive_to_end(look);
+        if let Some(hub) = self.hub.take() {
+            self.pool.block_on(hub.leave(report.is_ok(), self.hold.take()));
+        }
+        report
+    }
+
+    fn drive_to_end(&mut self, look: Look<'_>) -> Result<RunReport, DataflowError> {
         let state = Arc::clone(&self.state);
         let done = self.wait(look, || state.is_done());
         // Without the job there is nobody to agree with, but this worker's copies still have to end.

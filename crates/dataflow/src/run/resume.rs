@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use tidemill_collective::{Communicator, Op};
+use tidemill_net::{Caller, Engine, Rank};
 use tokio::runtime::Handle;
 
 use crate::checkpoint::coordinator::{Begin, Member};
 use crate::checkpoint::hub::{self, SplitsOf};
-use crate::checkpoint::store::{FolderLock, Kept};
+use crate::checkpoint::store::{Hold, Kept};
 use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState};
 use crate::error::DataflowError;
 use crate::flow::{Flow, FlowTask};
@@ -24,11 +25,13 @@ pub(crate) struct Resume {
     pub run: String,
     pub job: String,
     pub members: Vec<Member>,
+    /// The tasks that keep nothing but what they have prepared until it is committed.
+    pub sinks: Vec<String>,
     pub begin: Begin,
     /// By task and copy, of this worker's.
     pub restored: HashMap<(u32, u32), Restored>,
-    /// Worker 0's.
-    pub lock: Option<FolderLock>,
+    /// Worker 0's: what keeps other jobs out.
+    pub hold: Option<Hold>,
 }
 
 /// What worker 0 found.
@@ -91,7 +94,6 @@ impl Resume {
         let first = comm.rank() == 0;
         let run =
             format!("{:x}-{:x}", SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos()), std::process::id());
-        let lock = if first { settings.store.lock() } else { Ok(None) };
         let member = |(at, task): (usize, &FlowTask)| Member {
             name: task.name.clone(),
             copies: task.workers.len() as u32,
@@ -100,18 +102,21 @@ impl Resume {
             schema: task.state.clone(),
         };
         let members = flow.tasks.iter().enumerate().map(member);
+        let is_sink = |task: &&FlowTask| task.keeps == Keeps::Nothing;
+        let sinks = flow.tasks.iter().filter(is_sink).map(|task| task.name.clone());
         let mut resume = Resume {
             settings: settings.clone(),
             run: String::new(),
             job: job.to_owned(),
             members: members.collect(),
+            sinks: sinks.collect(),
             begin: Begin::default(),
             restored: HashMap::new(),
-            lock: None,
+            hold: None,
         };
         let (mut failed, mut older, mut none) = (None, Vec::new().into_iter(), true);
         if first {
-            match lock.map_err(|error| error.to_string()).and_then(|lock| resume.look(pool, lock)) {
+            match resume.look(comm, pool, &run) {
                 Ok(kept) => (none, older) = (kept.is_empty(), kept.manifests.into_iter()),
                 Err(reason) => failed = Some(reason),
             }
@@ -169,7 +174,7 @@ impl Resume {
     }
 
     /// Makes the place this run's, and finds what is there. On worker 0.
-    fn look(&mut self, pool: &Handle, lock: Option<FolderLock>) -> Result<Kept, String> {
+    fn look(&mut self, comm: &Communicator, pool: &Handle, run: &str) -> Result<Kept, String> {
         let kept = |store: &CheckpointStore| pool.block_on(store.kept()).map_err(|error| error.to_string());
         let store = self.settings.store.clone();
         // A job that has no business there must not end the one that has.
@@ -177,8 +182,8 @@ impl Resume {
         let newest = before.manifests.first();
         newest.map_or(Ok(()), |newest| self.fits(newest))?;
         let known = newest.map_or(0, |newest| newest.claim);
+        self.hold = Some(self.hold(comm, run)?);
         self.begin.claim = pool.block_on(store.claim(known)).map_err(|error| error.to_string())?;
-        self.lock = lock;
         // Again: what the run before has written until this one made its claim counts.
         let kept = kept(&store)?;
         self.begin.newest = kept.epoch();
@@ -190,6 +195,23 @@ impl Resume {
             }
         }
         Ok(kept)
+    }
+
+    /// Keeps other jobs out from now on; waits until it is certain that one that held the place does no more. On worker 0.
+    fn hold(&self, comm: &Communicator, run: &str) -> Result<Hold, String> {
+        let (store, endpoint) = (&self.settings.store, comm.endpoint().clone());
+        let wake = endpoint.clone();
+        let hold = store.hold(&self.job, run, move || wake.rouse()).map_err(|error| error.to_string())?;
+        // A fault of the job, and whoever interrupts it, end the wait.
+        let outcome = endpoint.wait(&WaitsForPlace, |_| hold.outcome().map(Ok)).map_err(|error| error.to_string())?;
+        outcome.map_err(|denied| store.denied(denied).to_string())?;
+        if let Some(reason) = hold.unconditional() {
+            eprintln!(
+                "tidemill: checkpoints in {}: this store cannot keep a second job out ({reason}): see to it that none writes there, as                  it would end this one",
+                store.place()
+            );
+        }
+        Ok(hold)
     }
 
     /// Says what it means to go on from the checkpoint before this one, if there is one.
@@ -250,8 +272,16 @@ impl Resume {
             .filter(|(_, state)| !state.buckets.is_empty() || !state.splits.is_empty() || !state.in_flight.is_empty());
         let lost = kept.map(|(name, _)| name).find(|name| !known(name));
         if let Some(name) = lost {
+            let prepared = manifest.tasks[name].has_only_prepared();
+            let remedy = match prepared {
+                true => {
+                    "; what it has prepared may not be committed yet: start the program as it was, and end it with `tidemill stop` \
+                     or stop=, which leaves nothing to commit"
+                }
+                false => "",
+            };
             return Err(format!(
-                "checkpoints in {place}: they hold state of a task \"{name}\", which the job has no longer"
+                "checkpoints in {place}: they hold state of a task \"{name}\", which the job has no longer{remedy}"
             ));
         }
         for member in &self.members {
@@ -292,6 +322,19 @@ impl Resume {
             }
         }
         Ok(restored)
+    }
+}
+
+/// For stall reports: what worker 0 is doing.
+struct WaitsForPlace;
+
+impl Caller for WaitsForPlace {
+    fn describe(&self) -> String {
+        "a job that makes checkpoints".into()
+    }
+
+    fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {
+        Vec::new()
     }
 }
 

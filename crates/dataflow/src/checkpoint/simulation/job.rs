@@ -220,7 +220,11 @@ impl Job {
     /// All of it is gone; what it was writing may be there, or come later.
     pub(super) fn crash(self, world: &mut World, random: &mut Random) {
         let finished = self.stored.as_ref().is_some_and(|stored| stored.finished);
-        world.done |= finished && matches!(self.over(), Some(Over::Ended));
+        let ended = matches!(self.over(), Some(Over::Ended));
+        world.done |= finished && ended;
+        if let Some(stored) = self.stored.as_ref().filter(|_| ended) {
+            self.leave(stored, world, random);
+        }
         if let Some((manifest, false)) = self.putting
             && world.fault(2, random)
         {
@@ -229,6 +233,25 @@ impl Job {
         for mut write in self.copies.into_iter().flat_map(|copy| copy.writes) {
             if write.settled() && random.once_in(3) {
                 at_once(world.store.put_state(write.file, write.parts)).unwrap();
+            }
+        }
+    }
+
+    /// `Hub::leave`: what sinks had prepared is committed, and the last checkpoint need not have it any more.
+    fn leave(&self, stored: &Manifest, world: &mut World, random: &mut Random) {
+        if world.fault(3, random) {
+            return;
+        }
+        let settled = at_once(world.store.settle(stored, &["outside".into()]));
+        world.say(|| format!("  {} settles {}: {:?}", self.run, stored.epoch, settled.as_ref().map(|_| ())));
+        if let Ok(Some(settled)) = settled {
+            assert!(settled.tasks["outside"].splits.is_empty());
+            world.landed(&settled);
+            world.check_durable(&settled);
+            world.settled += 1;
+            if world.fault(3, random) {
+                // It was killed before it had removed the other.
+                world.land(stored, true);
             }
         }
     }

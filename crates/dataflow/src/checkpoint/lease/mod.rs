@@ -1,0 +1,497 @@
+//! The lease on a place in an object store: as long as one job has it, others are refused. (In a folder a lock does that.)
+//!
+//! | module       | what is in it                                                                   |
+//! |--------------|---------------------------------------------------------------------------------|
+//! | `protocol`   | who holds the place: decisions without a clock or a store, and why they are right |
+//! | `process`    | which process holds it, and when it is certain that it is gone                  |
+//! | `simulation` | several that want it, with clocks, delays and failures from one seed; for tests |
+//!
+//! Here is what asks the store and tells the time: a thread of its own, with a client of its own, so that nothing that the job
+//! does, or that holds up its threads, keeps it from renewing. Who cannot renew in time, because the store is away or the process
+//! was stopped, commits nothing ([`Lease::check`]) until it has renewed, and ends if another has taken the place meanwhile. That is what
+//! keeps others out; what keeps a checkpoint right if it fails, the claims, is in `store`.
+
+mod process;
+mod protocol;
+#[cfg(test)]
+mod simulation;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use object_store::path::Path;
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+pub(crate) use process::Process;
+use protocol::{Answer, Ask, Claimant, Record, Step, Terms};
+
+/// What is asked of the store for so long has failed. It may be done all the same, later.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// For so long a lease is tried to be given back. Otherwise it goes by itself.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(3);
+
+/// The place that a lease is on.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// Of nobody else: its connections are driven by the thread that renews.
+    pub objects: Arc<dyn ObjectStore>,
+    pub path: Path,
+    /// For messages.
+    pub name: String,
+}
+
+/// Why there is no lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// Another has the place; who, if it is known.
+    Held(String),
+    /// The store does not answer as it should.
+    Failed(String),
+}
+
+/// What has come of the wish for one.
+type Outcome = Result<(), Denied>;
+
+/// What the thread tells.
+#[derive(Default)]
+struct Shared {
+    /// When wishing has come to its end.
+    outcome: Mutex<Option<Outcome>>,
+    /// The store writes whatever is asked: there can be no lease.
+    unconditional: Mutex<Option<String>>,
+    /// When what was written last was begun to be, by the clock that is never set and the one that counts while the machine sleeps.
+    held: Mutex<Option<(Instant, SystemTime)>>,
+    trouble: Mutex<Option<String>>,
+    lost: Mutex<Option<String>>,
+}
+
+/// A lease, or the wish for one; dropping it gives it up.
+pub(crate) struct Lease {
+    shared: Arc<Shared>,
+    /// Dropped, it ends the thread.
+    stop: Option<oneshot::Sender<()>>,
+    /// Heard of when the thread has ended.
+    ended: Option<oneshot::Receiver<()>>,
+}
+
+/// For who only wants to know whether it is held.
+#[derive(Clone)]
+pub(crate) struct LeaseView(Arc<Shared>);
+
+impl Lease {
+    /// Begins to want the place for a run of `job`. [`Lease::outcome`] says what has come of it, and `wake` is called when it does.
+    ///
+    /// # Errors
+    /// In words, when there can be no thread.
+    pub(crate) fn want(place: Place, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<Self, String> {
+        let record = Record {
+            owner: owner.into(),
+            job: job.into(),
+            process: Process::this(),
+            lasts_ms: 0,
+            renewal: 0,
+            at_ms: 0,
+            free: false,
+        };
+        let (stop, stopped) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let shared: Arc<Shared> = Arc::default();
+        let (this, stale, told) = (record.process.clone(), None, false);
+        let mut keeper = Keeper { place, shared: Arc::clone(&shared), this, stale, told };
+        let claimant = Claimant::new(record, Terms::USUAL);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| error.to_string())?;
+        let work = move || {
+            runtime.block_on(keeper.keep(claimant, stopped, &wake));
+            // What waits for an answer is nobody's any more; its connections must not hold up the end.
+            runtime.shutdown_background();
+            let _ = end.send(());
+        };
+        let thread = std::thread::Builder::new().name("tidemill-lease".into()).spawn(work);
+        thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+        Ok(Lease { shared, stop: Some(stop), ended: Some(ended) })
+    }
+
+    /// What has come of wanting it; `None` yet.
+    pub(crate) fn outcome(&self) -> Option<Outcome> {
+        self.shared.outcome.lock().clone()
+    }
+
+    /// Why there can be no lease in this store, if there can be none: two jobs are not told apart.
+    pub(crate) fn unconditional(&self) -> Option<String> {
+        self.shared.unconditional.lock().clone()
+    }
+
+    pub(crate) fn view(&self) -> LeaseView {
+        LeaseView(Arc::clone(&self.shared))
+    }
+
+    /// Gives it back, so that the next need not wait until it is certain that nobody renews it.
+    pub(crate) async fn give_back(mut self) {
+        self.stop = None;
+        if let Some(ended) = self.ended.take() {
+            // The thread may have been killed with its process: then nobody hears of it either.
+            let _ = ended.await;
+        }
+    }
+}
+
+impl LeaseView {
+    /// Who has taken it, and that the run must end.
+    fn lost(&self) -> Option<String> {
+        self.0.lost.lock().clone()
+    }
+
+    /// Whether nobody else can have it.
+    ///
+    /// # Errors
+    /// `Held`, when another has taken it; `Failed`, while it could not be renewed in time.
+    pub(crate) fn check(&self) -> Outcome {
+        if let Some(by) = self.lost() {
+            return Err(Denied::Held(by));
+        }
+        if self.0.unconditional.lock().is_some() {
+            return Ok(());
+        }
+        let held = *self.0.held.lock();
+        // A clock that is set back is no reason to hold it longer: the other one goes on.
+        let age = held.map_or(Duration::MAX, |(at, by_day)| at.elapsed().max(by_day.elapsed().unwrap_or_default()));
+        if age < Terms::USUAL.held {
+            return Ok(());
+        }
+        let why = self.0.trouble.lock().clone().unwrap_or_else(|| "this process did not run".into());
+        Err(Denied::Failed(format!(
+            "the lease on it was not renewed for {:.0?}, so that another job may take it, and nothing is committed before it is: {why}",
+            Duration::from_secs(age.as_secs())
+        )))
+    }
+}
+
+/// Who holds it, for people.
+fn holder(record: Option<&Record>) -> String {
+    let Some(Record { job, process, lasts_ms, at_ms, .. }) = record else {
+        return "a lease there is of no version that this Tidemill reads".into();
+    };
+    let until = at_ms.saturating_add(*lasts_ms) / 1000;
+    let (h, m, s) = (until / 3600 % 24, until / 60 % 60, until % 60);
+    format!(
+        "job \"{job}\", process {} on {}, with a lease until {h:02}:{m:02}:{s:02} UTC by its clock",
+        process.pid, process.host
+    )
+}
+
+/// The thread's part.
+struct Keeper {
+    place: Place,
+    shared: Arc<Shared>,
+    this: Process,
+    /// What was written first: to see whether the store refuses to replace it once more.
+    stale: Option<UpdateVersion>,
+    /// It has said that it waits.
+    told: bool,
+}
+
+fn at_ms() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
+}
+
+impl Keeper {
+    async fn keep(&mut self, mut claimant: Claimant, mut stopped: oneshot::Receiver<()>, wake: &(dyn Fn() + Send)) {
+        let began = Instant::now();
+        let outcome = |shared: &Shared, outcome| {
+            shared.outcome.lock().get_or_insert(outcome);
+            wake();
+        };
+        loop {
+            match claimant.step(began.elapsed(), at_ms()) {
+                Step::Ask(ask) => {
+                    let asked = (Instant::now(), SystemTime::now());
+                    let answer = tokio::select! {
+                        answer = self.ask(ask) => answer,
+                        _ = &mut stopped => break,
+                    };
+                    let (mut written, mut unconditional) = (None, None);
+                    match &answer {
+                        Answer::Written(version) => written = Some(version.clone()),
+                        Answer::Unconditional(reason) => unconditional = Some(reason.clone()),
+                        _ => {}
+                    }
+                    if self.shared.outcome.lock().is_none()
+                        && let Some(reason) = unconditional
+                    {
+                        self.do_without(reason).await;
+                        return outcome(&self.shared, Ok(()));
+                    }
+                    claimant.heard(began.elapsed(), answer, |record| record.process.is_gone(&self.this));
+                    *self.shared.trouble.lock() = claimant.trouble().map(str::to_owned);
+                    let Some(version) = written else { continue };
+                    *self.shared.held.lock() = Some(asked);
+                    if self.shared.outcome.lock().is_some() {
+                        continue;
+                    }
+                    let Some(stale) = self.stale.replace(version) else {
+                        claimant.renew_now();
+                        continue;
+                    };
+                    let heeds = tokio::select! {
+                        heeds = self.heeds_conditions(claimant.record(at_ms()), stale) => heeds,
+                        _ = &mut stopped => break,
+                    };
+                    match heeds {
+                        Ok(None) => outcome(&self.shared, Ok(())),
+                        Ok(Some(reason)) => {
+                            self.do_without(reason).await;
+                            return outcome(&self.shared, Ok(()));
+                        }
+                        Err(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
+                    }
+                }
+                Step::Wait(until) => {
+                    self.tell(&claimant);
+                    tokio::select! {
+                        () = tokio::time::sleep(until.saturating_sub(began.elapsed())) => {}
+                        _ = &mut stopped => break,
+                    }
+                }
+                Step::Lost(record) => {
+                    let by = holder(record.as_deref());
+                    if claimant.held().is_some() {
+                        *self.shared.lost.lock() = Some(by.clone());
+                    }
+                    return outcome(&self.shared, Err(Denied::Held(by)));
+                }
+                Step::Failed(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
+            }
+        }
+        *self.shared.held.lock() = None;
+        // Whoever comes next waits if it cannot be told.
+        let _ = tokio::time::timeout(GIVE_BACK_MAX, self.give_back(claimant)).await;
+    }
+
+    /// There can be no lease: what it has written keeps nobody out, and is not to be waited for.
+    async fn do_without(&self, reason: String) {
+        if self.stale.is_some() {
+            let _ = tokio::time::timeout(GIVE_BACK_MAX, self.place.objects.delete(&self.place.path)).await;
+        }
+        *self.shared.unconditional.lock() = Some(reason);
+    }
+
+    async fn give_back(&self, mut claimant: Claimant) {
+        let Some(ask) = claimant.give_back(at_ms()) else { return };
+        let Ask::Replace(free, _) = &ask else { return };
+        let free = free.clone();
+        // A renewal that was under way may have been written, or not.
+        if matches!(self.ask(ask).await, Answer::Refused)
+            && let Answer::Found(Some(record), version) = self.ask(Ask::Read).await
+            && record.owner == free.owner
+        {
+            self.ask(Ask::Replace(free, version)).await;
+        }
+    }
+
+    /// Says, once, whom it waits for.
+    fn tell(&mut self, claimant: &Claimant) {
+        if let Some(record) = claimant.waits_for()
+            && !std::mem::replace(&mut self.told, true)
+        {
+            let lasts = record.map_or(Terms::USUAL.lasts, Record::lasts);
+            eprintln!(
+                "tidemill: checkpoints in {}: they are of {}; if it does not renew that within {lasts:?}, this job begins",
+                self.place.name,
+                holder(record),
+            );
+        }
+    }
+
+    /// Whether the store refuses what it should, as a record is there and another than `stale`: some write whatever they are asked
+    /// to. If not, why.
+    ///
+    /// # Errors
+    /// In words, when it does not answer.
+    async fn heeds_conditions(&self, record: Box<Record>, stale: UpdateVersion) -> Result<Option<String>, String> {
+        for (ask, wrong) in [
+            (Ask::Create(record.clone()), "it creates what is there already"),
+            (Ask::Replace(record, stale), "it replaces a version that is not there any more"),
+        ] {
+            match self.ask(ask).await {
+                Answer::Refused => {}
+                Answer::Written(_) => return Ok(Some(wrong.into())),
+                Answer::Unconditional(reason) => return Ok(Some(reason)),
+                Answer::Failed(reason) => return Err(reason),
+                Answer::Nothing | Answer::Found(..) => unreachable!("nothing was read"),
+            }
+        }
+        Ok(None)
+    }
+
+    async fn ask(&self, ask: Ask) -> Answer {
+        match tokio::time::timeout(ANSWER_MAX, ask_store(&*self.place.objects, &self.place.path, ask)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error @ Error::NotImplemented { .. })) => Answer::Unconditional(error.to_string()),
+            // Servers that do not know the header.
+            Ok(Err(error)) if error.to_string().contains("NotImplemented") => Answer::Unconditional(error.to_string()),
+            Ok(Err(error)) => Answer::Failed(error.to_string()),
+            Err(_) => Answer::Failed(format!("the store has not answered for {ANSWER_MAX:?}")),
+        }
+    }
+}
+
+/// Asks a store.
+async fn ask_store(objects: &dyn ObjectStore, path: &Path, ask: Ask) -> Result<Answer, Error> {
+    let (record, mode) = match ask {
+        Ask::Read => return read(objects, path).await,
+        Ask::Create(record) => (record, PutMode::Create),
+        Ask::Replace(record, version) => (record, PutMode::Update(version)),
+    };
+    let bytes = serde_json::to_vec(&record).expect("a record is made of numbers and texts");
+    let options = PutOptions { mode, ..PutOptions::default() };
+    match objects.put_opts(path, bytes.into(), options).await {
+        Ok(put) if put.e_tag.is_none() && put.version.is_none() => {
+            Ok(Answer::Unconditional("it gives what it writes no version".into()))
+        }
+        Ok(put) => Ok(Answer::Written(put.into())),
+        Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Answer::Refused),
+        Err(error) => Err(error),
+    }
+}
+
+async fn read(objects: &dyn ObjectStore, path: &Path) -> Result<Answer, Error> {
+    let found = match objects.get(path).await {
+        Ok(found) => found,
+        Err(Error::NotFound { .. }) => return Ok(Answer::Nothing),
+        Err(error) => return Err(error),
+    };
+    let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
+    let bytes = found.bytes().await?;
+    Ok(Answer::Found(serde_json::from_slice(&bytes).ok(), version))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use bytes::Bytes;
+    use futures_util::stream::BoxStream;
+    use object_store::local::LocalFileSystem;
+    use object_store::memory::InMemory;
+    use object_store::{
+        CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions, PutPayload,
+        PutResult, Result,
+    };
+
+    use super::*;
+
+    fn want(objects: &Arc<dyn ObjectStore>, job: &str) -> (Lease, Outcome) {
+        let place = Place { objects: Arc::clone(objects), path: Path::from("jobs/lease"), name: "memory".into() };
+        let (wake, woken) = std::sync::mpsc::channel();
+        let wake = move || {
+            // It is called again when the lease is lost.
+            let _ = wake.send(());
+        };
+        let lease = Lease::want(place, job, &format!("run of {job}"), wake).unwrap();
+        woken.recv().unwrap();
+        let outcome = lease.outcome().expect("it says so when there is one");
+        (lease, outcome)
+    }
+
+    fn give_back(lease: Lease) {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(lease.give_back());
+    }
+
+    /// Two jobs in one place; or a job that waits, or is refused, though nobody has it.
+    #[test]
+    fn one_at_a_time() {
+        let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let (first, outcome) = want(&objects, "first");
+        assert_eq!((outcome, first.view().check(), first.unconditional()), (Ok(()), Ok(()), None));
+        let (_second, outcome) = want(&objects, "second");
+        let wanted = format!("job \"first\", process {} on ", std::process::id());
+        assert!(matches!(&outcome, Err(Denied::Held(by)) if by.starts_with(&wanted)), "{outcome:?}");
+        assert_eq!(first.view().check(), Ok(()));
+        let view = first.view();
+        give_back(first);
+        assert!(matches!(view.check(), Err(Denied::Failed(_))), "it was given back");
+        let (third, outcome) = want(&objects, "third");
+        assert_eq!((outcome, third.view().check()), (Ok(()), Ok(())));
+        give_back(third);
+    }
+
+    /// Somebody else's object is written over a lease: the holder must not think that it has it still.
+    #[test]
+    fn whoever_finds_something_else_has_lost_it() {
+        let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let (first, outcome) = want(&objects, "first");
+        assert_eq!(outcome, Ok(()));
+        let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        wait.block_on(objects.put(&Path::from("jobs/lease"), "of another version".into())).unwrap();
+        while first.view().lost().is_none() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(matches!(first.view().check(), Err(Denied::Held(by)) if by.contains("no version that this")));
+    }
+
+    /// A store in memory that writes whatever it is asked to.
+    #[derive(Debug)]
+    struct Heedless(InMemory);
+
+    impl fmt::Display for Heedless {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("heedless")
+        }
+    }
+
+    #[async_trait::async_trait]
+    impl ObjectStore for Heedless {
+        async fn put_opts(&self, at: &Path, bytes: PutPayload, _: PutOptions) -> Result<PutResult> {
+            self.0.put_opts(at, bytes, PutOptions::default()).await
+        }
+
+        async fn put_multipart_opts(&self, at: &Path, of: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+            self.0.put_multipart_opts(at, of).await
+        }
+
+        async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+            self.0.get_opts(at, options).await
+        }
+
+        async fn get_ranges(&self, at: &Path, ranges: &[std::ops::Range<u64>]) -> Result<Vec<Bytes>> {
+            self.0.get_ranges(at, ranges).await
+        }
+
+        fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+            self.0.delete_stream(paths)
+        }
+
+        fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+            self.0.list(prefix)
+        }
+
+        async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+            self.0.list_with_delimiter(prefix).await
+        }
+
+        async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+            self.0.copy_opts(from, to, options).await
+        }
+    }
+
+    /// There two jobs would each think that they have the place; a job that is refused there could not run at all.
+    #[test]
+    fn stores_without_conditions_have_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let local = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+        let stores: [(Arc<dyn ObjectStore>, _); 2] =
+            [(Arc::new(Heedless(InMemory::new())), "it creates what is there"), (Arc::new(local), "Update")];
+        for (objects, why) in stores {
+            for job in ["first", "second"] {
+                let (lease, outcome) = want(&objects, job);
+                assert_eq!((outcome, lease.view().check()), (Ok(()), Ok(())));
+                let reason = lease.unconditional().expect("it knows no conditions");
+                assert!(reason.contains(why), "{reason}");
+                give_back(lease);
+            }
+        }
+    }
+}

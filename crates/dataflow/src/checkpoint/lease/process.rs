@@ -1,0 +1,100 @@
+//! Which process holds a lease, and when it is certain that it is gone.
+
+use rustix::process::{Pid, test_kill_process};
+use serde::{Deserialize, Serialize};
+
+/// A process, among all that there are anywhere. Where the system does not tell enough, nothing is certain.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    /// The machine's name.
+    pub host: String,
+    pub pid: u32,
+    /// When it began, in the kernel's ticks: numbers of processes are given again.
+    started: String,
+    /// This start of the machine.
+    boot: String,
+    /// Numbers of processes mean something within it only (Linux's PID namespace): not in another container.
+    namespace: String,
+}
+
+impl Process {
+    /// This one.
+    pub(crate) fn this() -> Self {
+        let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        Process {
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            started: started("self").unwrap_or_default(),
+            boot: text("/proc/sys/kernel/random/boot_id"),
+            namespace: std::fs::read_link("/proc/self/ns/pid")
+                .map_or_else(|_| String::new(), |to| to.display().to_string()),
+        }
+    }
+
+    /// Whether it has certainly come to its end: it was one of this machine, since it was started last, and this namespace.
+    pub(crate) fn is_gone(&self, this: &Process) -> bool {
+        let whole = [&self.started, &self.boot, &self.namespace].iter().all(|part| !part.is_empty());
+        let here = (&self.host, &self.boot, &self.namespace) == (&this.host, &this.boot, &this.namespace);
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let (true, Some(pid)) = (whole && here, pid) else { return false };
+        let pid_text = self.pid.to_string();
+        match test_kill_process(pid) {
+            Err(error) if error == rustix::io::Errno::SRCH => true,
+            // Another may have its number. One that cannot be looked at may be it.
+            _ => started(&pid_text).is_some_and(|started| started != self.started) || is_over(&pid_text),
+        }
+    }
+}
+
+/// Whether a process is over and nobody has asked how it ended: a zombie, of which no thread is left but the first.
+fn is_over(process: &str) -> bool {
+    let threads = || std::fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count);
+    field(process, 3).is_some_and(|state| state == "Z") && threads() == 1
+}
+
+/// When it began.
+fn started(process: &str) -> Option<String> {
+    field(process, 22)
+}
+
+/// The `number`th field of `stat`, from the third on: those behind the name in parentheses, which may have anything in it.
+fn field(process: &str, number: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A living job that is taken for dead loses its place; a dead one that is not makes the next wait.
+    #[test]
+    fn only_who_was_here_and_is_gone_is_gone() {
+        let this = Process::this();
+        assert!(!this.is_gone(&this), "{this:?}");
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        let other = Process { pid, started: started(&pid.to_string()).unwrap(), ..this.clone() };
+        assert!(!other.is_gone(&this), "{other:?}");
+        let before = Process { started: "1".into(), ..other.clone() };
+        assert!(before.is_gone(&this), "its number was given again");
+        child.kill().unwrap();
+        while !is_over(&pid.to_string()) {
+            std::thread::yield_now();
+        }
+        assert!(other.is_gone(&this), "{other:?}: nobody has asked how it ended");
+        child.wait().unwrap();
+        assert!(other.is_gone(&this), "{other:?}");
+        for elsewhere in [
+            Process { host: "another".into(), ..other.clone() },
+            Process { boot: "another".into(), ..other.clone() },
+            Process { namespace: "another".into(), ..other.clone() },
+            Process { namespace: String::new(), ..other.clone() },
+            Process { pid: 0, ..other.clone() },
+        ] {
+            let here = Process { namespace: elsewhere.namespace.clone(), ..this.clone() };
+            let here = if elsewhere.namespace.is_empty() { here } else { this.clone() };
+            assert!(!elsewhere.is_gone(&here), "{elsewhere:?}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Who holds a place in an object store: decisions without a clock, a store or a thread. A thin driver (`super`) asks the store
+//! what a [`Claimant`] wants to be asked, and so does a simulation (`super::simulation`).
+//!
+//! The store has one record. It is created where there is none, and replaced by whoever knows the version that lies there; both are
+//! refused if it has changed meanwhile. The holder replaces it by another again and again. Clocks are not compared: a claimant that
+//! has seen one version for as long as the record lasts, *by its own clock and from when it had read it*, knows that
+//! the holder has not renewed it since before that, and the holder, which counts a shorter time from when it *began* to write it, has
+//! stopped holding it by then. So clocks may show anything; they only have to run about as fast (see [`Terms`]).
+
+use std::time::Duration;
+
+use object_store::UpdateVersion;
+use serde::{Deserialize, Serialize};
+
+use super::process::Process;
+
+/// Time since the claimant began.
+pub(crate) type Now = Duration;
+
+/// A record that says that it lasts longer does not.
+const LASTS_MAX: Duration = Duration::from_secs(600);
+/// So often in a row a store may fail for who wants the place.
+const FAILURES_MAX: u32 = 2;
+/// So often in a row a store may refuse what it should take from who wants the place: others may be faster, but each once.
+const REFUSALS_MAX: u32 = 20;
+
+/// How long things take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// A record that has not changed for so long is nobody's.
+    pub lasts: Duration,
+    /// For so long a holder takes what it has written for its own: less, by more than clocks differ in so short a time.
+    pub held: Duration,
+    /// From one renewal to the next, and from one look at another's record to the next.
+    pub renew: Duration,
+    /// After something that has failed, or was refused.
+    pub again: Duration,
+}
+
+impl Terms {
+    /// A claimant that finds a living holder knows it after three seconds, and one that waits for a dead one to be certain, after
+    /// fifteen. Clocks may differ in their rate by a tenth.
+    pub(crate) const USUAL: Terms = Terms {
+        lasts: Duration::from_secs(15),
+        held: Duration::from_secs(12),
+        renew: Duration::from_secs(3),
+        again: Duration::from_millis(500),
+    };
+}
+
+/// What lies in the store, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// A run of a job: no two have the same.
+    pub owner: String,
+    /// The job's name, for people.
+    pub job: String,
+    /// Its worker 0.
+    pub process: Process,
+    /// Milliseconds.
+    pub lasts_ms: u64,
+    /// Counts up, so that no two records are the same, or have the same version.
+    pub renewal: u64,
+    /// When it was written by the holder's clock, in milliseconds since 1970 UTC; for people.
+    pub at_ms: u64,
+    /// It was given back: nobody's.
+    pub free: bool,
+}
+
+impl Record {
+    /// See [`Terms::lasts`].
+    pub(crate) fn lasts(&self) -> Duration {
+        Duration::from_millis(self.lasts_ms).min(LASTS_MAX)
+    }
+}
+
+/// What a claimant wants from the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    Read,
+    /// If there is no record.
+    Create(Box<Record>),
+    /// If that version lies there.
+    Replace(Box<Record>, UpdateVersion),
+}
+
+/// What the store says.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    /// There is no record.
+    Nothing,
+    /// This one; `None`, if it is none that this version of Tidemill can read.
+    Found(Option<Box<Record>>, UpdateVersion),
+    Written(UpdateVersion),
+    /// Something else lies there.
+    Refused,
+    /// What was to be written may be there, or come later.
+    Failed(String),
+    /// It does not know such conditions, and no lease can be had of it.
+    Unconditional(String),
+}
+
+/// What is next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Ask the store, and tell the claimant what it says.
+    Ask(Ask),
+    /// Nothing until then.
+    Wait(Now),
+    /// Another holds the place.
+    Lost(Option<Box<Record>>),
+    /// The store does not answer, and the place was never held.
+    Failed(String),
+}
+
+/// Another's record, and since when it has not changed.
+struct Seen {
+    record: Option<Box<Record>>,
+    version: UpdateVersion,
+    since: Now,
+    look: Now,
+}
+
+enum State {
+    /// Wants to know what is there.
+    Looks,
+    /// There was nothing.
+    Creates,
+    /// What lies there is nobody's, or its own.
+    Takes(UpdateVersion),
+    /// Another's lies there.
+    Waits,
+    /// Has written this.
+    Holds {
+        version: UpdateVersion,
+        renew: Now,
+    },
+    Over(Step),
+}
+
+/// Who wants the place, or has it.
+pub(crate) struct Claimant {
+    me: Record,
+    terms: Terms,
+    state: State,
+    /// When what is being asked was asked.
+    asked: Now,
+    /// Nothing is asked before.
+    pause: Now,
+    refusals: u32,
+    failures: u32,
+    seen: Option<Seen>,
+    /// When it began to write what it knows to have been written last.
+    held: Option<Now>,
+    /// Why that was not renewed since.
+    trouble: Option<String>,
+}
+
+impl Claimant {
+    pub(crate) fn new(me: Record, terms: Terms) -> Self {
+        let me = Record { lasts_ms: terms.lasts.as_millis() as u64, renewal: 0, free: false, ..me };
+        let (asked, pause, refusals, failures, seen, held, trouble) = Default::default();
+        Claimant { me, terms, state: State::Looks, asked, pause, refusals, failures, seen, held, trouble }
+    }
+
+    /// When it began to write what it knows to have been written last, if it is the holder; whether it still is one is a matter of
+    /// time ([`Terms::held`]).
+    pub(crate) fn held(&self) -> Option<Now> {
+        self.held
+    }
+
+    /// Why it could not renew its record.
+    pub(crate) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// Whose record it waits for.
+    pub(crate) fn waits_for(&self) -> Option<Option<&Record>> {
+        self.seen.as_ref().filter(|_| matches!(self.state, State::Waits)).map(|seen| seen.record.as_deref())
+    }
+
+    /// What is next. `at_ms` is the time of day, for people.
+    pub(crate) fn step(&mut self, now: Now, at_ms: u64) -> Step {
+        let ask = match &self.state {
+            State::Over(step) => return step.clone(),
+            _ if now < self.pause => return Step::Wait(self.pause),
+            State::Looks => Ask::Read,
+            State::Creates => Ask::Create(self.record(at_ms)),
+            State::Takes(version) => Ask::Replace(self.record(at_ms), version.clone()),
+            State::Waits => match &self.seen {
+                Some(seen) if now < seen.look => return Step::Wait(seen.look),
+                _ => Ask::Read,
+            },
+            State::Holds { renew, .. } if now < *renew => return Step::Wait(*renew),
+            State::Holds { version, .. } => Ask::Replace(self.record(at_ms), version.clone()),
+        };
+        self.asked = now;
+        if !matches!(ask, Ask::Read) {
+            self.me.renewal += 1;
+        }
+        Step::Ask(ask)
+    }
+
+    /// The answer to what [`Claimant::step`] asked last. `is_gone` says of whom it is certain that they hold nothing any more.
+    pub(crate) fn heard(&mut self, now: Now, answer: Answer, is_gone: impl Fn(&Record) -> bool) {
+        self.failures =
+            if matches!(answer, Answer::Failed(_) | Answer::Unconditional(_)) { self.failures + 1 } else { 0 };
+        match answer {
+            Answer::Written(version) => {
+                self.held = Some(self.asked);
+                (self.seen, self.trouble, self.refusals) = (None, None, 0);
+                self.state = State::Holds { version, renew: self.asked + self.terms.renew };
+            }
+            // Something else lies there: perhaps what it has written itself, and was told otherwise.
+            Answer::Refused => {
+                self.refusals += 1;
+                self.pause = if self.refusals > 1 { now + self.terms.again } else { now };
+                self.state = match self.held.is_none() && self.refusals > REFUSALS_MAX {
+                    true => State::Over(Step::Failed("what nobody else has changed is refused as changed".into())),
+                    false => State::Looks,
+                };
+            }
+            Answer::Nothing => self.state = State::Creates,
+            Answer::Found(record, version) => self.found(now, record, version, is_gone),
+            Answer::Failed(reason) | Answer::Unconditional(reason)
+                if self.held.is_none() && self.failures > FAILURES_MAX =>
+            {
+                self.state = State::Over(Step::Failed(reason));
+            }
+            Answer::Failed(reason) | Answer::Unconditional(reason) => {
+                // If it has been written all the same, the next is refused.
+                self.trouble = Some(reason);
+                self.pause = now + self.terms.again;
+            }
+        }
+    }
+
+    fn found(
+        &mut self,
+        now: Now,
+        record: Option<Box<Record>>,
+        version: UpdateVersion,
+        is_gone: impl Fn(&Record) -> bool,
+    ) {
+        let mine = record.as_ref().is_some_and(|record| record.owner == self.me.owner);
+        if mine || (self.held.is_none() && record.as_ref().is_some_and(|record| record.free || is_gone(record))) {
+            self.state = State::Takes(version);
+            return;
+        }
+        // Whoever has held it has been taken for dead; and who renews what is waited for lives.
+        if self.held.is_some() || self.seen.as_ref().is_some_and(|seen| seen.version != version) {
+            self.state = State::Over(Step::Lost(record));
+            return;
+        }
+        let lasts = record.as_ref().map_or(self.terms.lasts, |record| record.lasts());
+        let seen = self.seen.get_or_insert(Seen { record, version, since: now, look: now });
+        let until = seen.since + lasts;
+        if self.asked >= until {
+            self.state = State::Takes(seen.version.clone());
+        } else {
+            seen.look = until.min(now + self.terms.renew);
+            self.state = State::Waits;
+        }
+    }
+
+    /// What gives the place back, if it holds it.
+    pub(crate) fn give_back(&mut self, at_ms: u64) -> Option<Ask> {
+        let State::Holds { version, .. } = &self.state else { return None };
+        let version = version.clone();
+        self.me.renewal += 1;
+        self.held = None;
+        Some(Ask::Replace(Box::new(Record { free: true, ..*self.record(at_ms) }), version))
+    }
+
+    /// Renews at the next step, whenever the last time was.
+    pub(crate) fn renew_now(&mut self) {
+        if let State::Holds { renew, .. } = &mut self.state {
+            *renew = Now::ZERO;
+        }
+    }
+
+    /// What it would write now.
+    pub(crate) fn record(&self, at_ms: u64) -> Box<Record> {
+        Box::new(Record { at_ms, ..self.me.clone() })
+    }
+}

@@ -1,0 +1,66 @@
+"""A job without an end, for what becomes of a stream when the store of its checkpoints does not do as it should.
+
+Run as ``store_job.py FOLDER PLACE [ROWS_PER_S [PAD]]``: checkpoints go to PLACE, results to FOLDER/results, pids to FOLDER/pids; each row has
+its number, and how many rows of its key there were before it, which is kept, with PAD more bytes, as the key's state. FOLDER/seen grows
+by a byte with each batch that comes to the sink of worker 0, whether its checkpoint is durable or not. When there is FOLDER/stop the
+job makes a last checkpoint and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import tidemill as tm
+from stream_job import Files
+
+KEYS = 50
+
+
+class Seen(Files):
+    """As `Files`, and tells of what has come before it is committed."""
+
+    def __init__(self, folder: Path, seen: Path) -> None:
+        super().__init__(folder)
+        self._seen = seen
+
+    def write(self, rows: tm.Table) -> None:
+        super().write(rows)
+        with self._seen.open("ab") as file:
+            file.write(b".")
+
+
+def check(rows: list[dict[str, Any]]) -> None:
+    """Every row up to one number, each once and counted once."""
+    assert sorted(row["number"] for row in rows) == list(range(len(rows)))
+    keys = Counter(row["key"] for row in rows)
+    assert sorted((row["key"], row["before"]) for row in rows) == [
+        (key, before) for key in sorted(keys) for before in range(keys[key])
+    ]
+
+
+def main() -> None:
+    folder, place = Path(sys.argv[1]), sys.argv[2]
+    rate, pad = (int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((3, 1000), (4, 0)))
+    (folder / "pids" / f"{tm.init().rank}.pid").write_text(f"{os.getpid()}\n")
+
+    def numbered(key: dict[str, Any], rows: list[dict[str, Any]], context: Any) -> list[dict[str, Any]]:
+        before, _ = context.state or (0, b"")
+        context.state = (before + len(rows), bytes(pad))
+        return [{**key, "number": row["number"], "before": before + at} for at, row in enumerate(rows)]
+
+    rows = tm.stream.rate(rate, keys=KEYS, splits=2).key_by("key")
+    rows.process(numbered, {"key": "int64", "number": "int64", "before": "int64"}).write_stream(
+        Seen(folder / "results", folder / "seen"),
+        name="stored",
+        checkpoint=place,
+        every="100ms",
+        stop=(folder / "stop").exists,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Streams whose checkpoints go to a store that is slow, or full: they go on, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import launched
+import object_server
+import pytest
+import store_job
+from stream_kills import pids
+from test_stream_recovery import folder, read
+
+__all__ = ["folder"]
+
+JOB = Path(store_job.__file__)
+#: Makes checkpoints of some hundred kilobytes.
+PAD = "10000"
+
+
+class Slow:
+    """A server between a job and its store, which lets little through at once, or nothing."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._open = threading.Event()
+        self._open.set()
+        self._over = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def hold(self) -> None:
+        self._open.clear()
+
+    def let_go(self) -> None:
+        self._open.set()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._open.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                return
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(4096):
+                self._open.wait()
+                # 256 KiB a second, and some milliseconds each way.
+                self._over.wait(0.005 + len(data) / (256 << 10))
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            source.close()
+            target.close()
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[object_server.Server, Slow]]:
+    (tmp_path / "s3").mkdir()
+    server = object_server.Server(tmp_path / "s3")
+    server.bucket("jobs")
+    between = Slow(server.port)
+    yield server, between
+    between.stop()
+    server.stop()
+
+
+class Job:
+    """A job on two workers whose checkpoints lie in a folder, or in a store that has them in one."""
+
+    def __init__(self, folder: Path, place: str, lies: Path, env: dict[str, str] | None = None) -> None:
+        self._folder, self._lies = folder, lies
+        for file in (folder / "pids").iterdir():
+            file.unlink()
+        with (folder / "errors").open("ab") as errors:
+            self.process = launched.start("run", "-n", "2", JOB, folder, place, "1000", PAD, env=env, stderr=errors)
+
+    def told(self) -> str:
+        return (self._folder / "errors").read_text()
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        def looks() -> bool:
+            assert self.process.poll() is None, self.told()
+            return condition()
+
+        launched.wait_until(looks, what)
+
+    def wait_for_epochs(self, count: int) -> None:
+        seen: set[Path] = set(launched.epochs(self._lies))
+        before = len(seen)
+
+        def come() -> bool:
+            seen.update(launched.epochs(self._lies))
+            return len(seen) - before >= count
+
+        self.wait_until(come, f"{count} new checkpoints")
+
+    def wait_for_words(self, words: str) -> str:
+        """Until the job tells of that from now on; returns the line."""
+        before = len(self.told())
+
+        def line() -> str:
+            return next(
+                (line for line in self.told()[before:].splitlines(True) if words in line and line[-1] == "\n"), ""
+            )
+
+        self.wait_until(lambda: bool(line()), words)
+        return line()
+
+    def wait_for_rows(self) -> None:
+        """Until more batches have come to the sink."""
+        seen = self._folder / "seen"
+        before = seen.stat().st_size
+        self.wait_until(lambda: seen.stat().st_size > before + 3, "rows at the sink")
+
+    def end(self) -> None:
+        (self._folder / "stop").touch()
+        self.process.wait(timeout=launched.PATIENCE_S)
+        assert self.process.returncode == 0, self.told()
+        (self._folder / "stop").unlink()
+        store_job.check(read(self._folder / "results"))
+
+    def kill(self) -> None:
+        workers = pids(self._folder)
+        for pid in [self.process.pid, *workers]:
+            if launched.is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(timeout=launched.PATIENCE_S)
+        launched.wait_until(lambda: not any(map(launched.is_running, workers)), "the workers' end")
+
+
+def test_a_store_that_is_slow(folder: Path, slow: tuple[object_server.Server, Slow]) -> None:
+    """Rows come to the sink while a checkpoint is being written; one is written at a time, and old ones are cleared away."""
+    server, between = slow
+    place = server.root / "jobs" / "slow"
+    env = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{between.port}"}
+    job = Job(folder, "s3://jobs/slow", place, env)
+    try:
+        job.wait_for_epochs(2)
+        most = 0
+
+        def under_way() -> set[int]:
+            """Epochs of which there are states, and no checkpoint yet."""
+            states = {int(file.name.partition("-")[0]) for file in (place / "state").glob("*/[0-9]*-[0-9]*-[0-9]*")}
+            newest = max((int(epoch.name) for epoch in launched.epochs(place)), default=0)
+            return {epoch for epoch in states if epoch > newest}
+
+        for _ in range(3):
+            between.hold()
+            before = launched.epochs(place)
+            job.wait_for_rows()
+            # One that the server had all of, or most, may still appear.
+            assert len(launched.epochs(place) - before) <= 1
+            most = max(most, len(under_way()))
+            between.let_go()
+            job.wait_for_epochs(1)
+            most = max(most, len(under_way()))
+        assert most <= 1, "barriers went out before the checkpoint of those before was made"
+        # Three are kept; one more is new until the oldest has been cleared away.
+        assert len(launched.epochs(place)) <= 4
+        job.end()
+    finally:
+        job.kill()
+
+
+def in_small(tmp_path: Path) -> Path:
+    """A folder on a file system of its own, of eight megabytes."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"needs a small file system, which cannot be mounted: {mounted.stderr.strip()}")
+    return small
+
+
+def fill(ballast: Path) -> None:
+    """Take what room there is."""
+    with ballast.open("ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+def test_a_folder_that_is_full(folder: Path) -> None:
+    """Checkpoints cannot be made, which is told with what to do, and the last one stays whole; with room they are made again. A job that is
+    killed meanwhile does not begin while there is no room, and then goes on from that one.
+    """
+    small = in_small(folder)
+    place, ballast = small / "checkpoints", small / "ballast"
+    started = Job(folder, str(place), place)
+    try:
+        started.wait_for_epochs(2)
+        for killed in (True, False):
+            fill(ballast)
+            told = started.wait_for_words("No space left on device")
+            assert f"checkpoints in {place}: " in told
+            assert "free space there" in told
+            # Those that are cleared away now and then leave a little room.
+            fill(ballast)
+            started.wait_for_rows()
+            if killed:
+                started.kill()
+                fill(ballast)
+                again = launched.run("run", "-n", "2", JOB, folder, place, "1000", PAD)
+                assert again.returncode != 0
+                assert b"No space left on device" in again.stderr and b"free space there" in again.stderr, again.stderr
+            newest = max(int(epoch.name) for epoch in launched.epochs(place))
+            listed = launched.run("checkpoints", "-n", "1", place)
+            assert listed.returncode == 0 and b"whole" in listed.stdout, listed
+            ballast.unlink()
+            if killed:
+                started = Job(folder, str(place), place)
+            started.wait_for_epochs(1)
+            assert max(int(epoch.name) for epoch in launched.epochs(place)) > newest
+        started.end()
+    finally:
+        started.kill()
+        subprocess.run(["umount", str(small)], check=True)
