@@ -5,5 +5,5 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     tidemill_net::fuzzing::handshake(bytes);
-    tidemill_net::fuzzing::placement(bytes);
+    tidemill_net::fuzzing::told(bytes);
 });

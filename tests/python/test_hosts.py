@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import launched
 import pytest
+import stream_job
 import workers
 
 #: Workers of each host.
@@ -66,10 +69,16 @@ class Hosts:
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
+    def _init(self, host: int) -> int:
+        return launched.children(self.inits[host].pid)[0]
+
     def prefix(self, host: int) -> list[str]:
         """The command in front of one that shall run on a host."""
-        target = launched.children(self.inits[host].pid)[0]
-        return ["nsenter", "--target", str(target), "--net", "--pid", "--mount", "--uts"]
+        return ["nsenter", "--target", str(self._init(host)), "--net", "--pid", "--mount", "--uts"]
+
+    def kill(self, host: int) -> None:
+        """End all processes of a host at once."""
+        os.kill(self._init(host), signal.SIGKILL)
 
     def pull_the_cable(self) -> None:
         """From now on what either host sends is lost, and neither is told."""
@@ -139,6 +148,7 @@ def test_a_program_runs_on_two_hosts(tmp_path: Path, hosts: Hosts) -> None:
     assert transports == [f"[{shm[0]}, {tcp}]", f"[{shm[1]}, {tcp}]", f"[{tcp}, {shm[0]}]", f"[{tcp}, {shm[1]}]"]
     rows = json.loads(table)
     assert [row["host"] for row in rows] == [name for name in hosts.names for _ in range(LOCAL)]
+    assert [row["host_id"] for row in rows] == [0, 0, LOCAL, LOCAL], "the lowest rank of each host"
     assert [row["reason"].partition(";")[0] for row in rows[1:]] == ["same host", "on another host", "on another host"]
 
 
@@ -188,6 +198,46 @@ def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Hosts) -> None
         assert running.succeed() == ["done\n"] * 4
 
 
+def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Hosts) -> None:
+    """Rank 0 has the table, and its host alone: workers that chose without it would run another schedule and hang, or fail."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    _run(*hosts.prefix(1), "mount", "-t", "tmpfs", "tmpfs", str(folder))
+    table = folder / "tune.toml"
+    measure = f"""
+        from tidemill.apps import tune
+        raise SystemExit(tune.main(["--out", {str(table)!r}, "--budget", "0.0002", "--largest", "512"]))
+    """
+    with job(tmp_path, hosts, measure) as running:
+        outputs = running.succeed()
+    assert f"written: {table}" in outputs[0] and outputs[1:] == [""] * 3
+    rules = [line for line in table.read_text().splitlines() if "collective = " in line]
+    assert rules and all(f"ranks = {2 * LOCAL}, hosts = 2," in rule for rule in rules), rules
+    assert any('collective = "allreduce"' in rule for rule in rules)
+    assert not any("blocking" in rule for rule in rules), "there is no shared memory between hosts"
+
+    # What is measured may be any algorithm. That it is followed shows where each combines in an order of its own.
+    follow = """
+        import numpy as np
+        from tidemill.mpi import MPI
+
+        comm = MPI.COMM_WORLD
+        mine = np.random.default_rng(comm.rank).normal(size=2000)
+
+        def total(algorithm):
+            result = np.empty_like(mine)
+            comm.Allreduce(mine, result, algorithm=algorithm)
+            return result.tobytes()
+
+        print([name for name in ("ring", "linear") if total(name) == total(None)])
+    """
+    for algorithm in "ring", "linear":
+        text = 'version = 2\nrules = [{{ collective = "allreduce", ranks = 4, hosts = {}, algorithm = "{}" }}]\n'
+        table.write_text(text.format(2, algorithm))
+        with job(tmp_path, hosts, follow, TIDEMILL_TUNE=str(table)) as running:
+            assert running.succeed() == [f"{[algorithm]}\n"] * 4
+
+
 LOOP = """
 import os, pathlib, time
 import numpy as np
@@ -232,3 +282,75 @@ def test_a_pulled_cable_is_noticed_on_both_sides(tmp_path: Path, hosts: Hosts) -
         # Who is on the far side: rank 0's host loses the others, theirs loses rank 0, which carries the news.
         assert lost in ((2, 3) if rank < LOCAL else (0,)), f"rank {rank}: {out}{err}"
         print(f"rank {rank} after {at - pulled:.1f} s")
+
+
+#: `stream_job`, which has given some results when a host is lost, and not all: while FOLDER/hold is there, what follows the first waits.
+STREAM = f"""
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, {str(Path(stream_job.__file__).parent)!r})
+import stream_job
+
+folder = Path(__file__).parent
+
+
+class Held(stream_job.Files):
+    def write(self, rows):
+        while (folder / "hold").exists() and any((folder / "results").glob("[!.]*")):
+            time.sleep(0.01)
+        super().write(rows)
+
+
+stream_job.Files = Held
+sys.argv[1:] = [str(folder), "windows"]
+stream_job.main()
+"""
+
+
+def is_lost(err: str, host: str, ranks: range) -> bool:
+    """Whether an error names a host, all of its workers, and the one of them that was missed first."""
+    told = re.search(rf"WorkerLost: worker (\d+) was lost: .* \(host {host} has workers {ranks[0]}-{ranks[-1]}\)", err)
+    return told is not None and int(told[1]) in ranks
+
+
+@pytest.mark.parametrize(("how", "lost"), [("killed", 0), ("killed", 1), ("cut off", 0), ("cut off", 1)])
+def test_a_stream_goes_on_with_the_host_that_is_left(tmp_path: Path, hosts: Hosts, how: str, lost: int) -> None:
+    """A host dies, or is cut off, in the middle of a stream whose sink must have every row once. Nobody here can start its workers again:
+    all others end and name it, and the job goes on from its last checkpoint with the host that is left, where nothing is lost or comes twice.
+    """
+    for name in ("results", "pids"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "hold").touch()
+    results = tmp_path / "results"
+
+    def seen() -> Counter[str]:
+        return Counter(line for file in results.glob("[!.]*") for line in file.read_text().splitlines())
+
+    expected = stream_job.expected("windows")
+    with job(tmp_path, hosts, STREAM, TIDEMILL_FAILURE_TIMEOUT="5") as running:
+
+        def has_results() -> bool:
+            assert all(worker.poll() is None for worker in running.workers), running.finish()
+            return bool(seen())
+
+        launched.wait_until(has_results, "the first results")
+        hosts.pull_the_cable() if how == "cut off" else hosts.kill(lost)
+        (tmp_path / "hold").unlink()
+        ends = running.finish()
+    of_host = [range(host * LOCAL, (host + 1) * LOCAL) for host in range(2)]
+    for rank, (code, _, err) in enumerate(ends):
+        # Whoever lives: of a host that is cut off its own workers, too, for which the other one is lost.
+        other = 1 - rank // LOCAL
+        if how == "cut off" or other == lost:
+            assert code != 0 and is_lost(err, hosts.names[other], of_host[other]), f"rank {rank}: {code}\n{err}"
+    before = seen()
+    assert before and before < expected
+
+    left = 1 - lost
+    command = launched.command("run", "-n", str(LOCAL), tmp_path / "app.py")
+    again = subprocess.run([*hosts.prefix(left), *command], capture_output=True, text=True, timeout=launched.PATIENCE_S)
+    assert again.returncode == 0, again.stderr
+    more, less = seen() - expected, expected - seen()
+    assert not more and not less, f"{more.total()} rows too many, {less.total()} too few"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import launched
 import pytest
@@ -36,6 +38,58 @@ def test_info_of_a_job_measures_its_links(options: list[str], words: list[str]) 
     assert done.returncode == 0, done.stderr.decode()
     [link] = [line for line in done.stdout.decode().splitlines() if " us " in line]
     assert "GB/s" in link and all(word in link for word in words), link
+
+
+def test_workers_know_the_core_and_the_socket_they_are_pinned_to(tmp_path: Path) -> None:
+    """Each worker pins itself otherwise; what a peer is told must be what Linux says of that processor."""
+    processors = sorted(os.sched_getaffinity(0))
+    pins = [{processors[0]}, {processors[-1]}, set(processors)]
+    app = tmp_path / "app.py"
+    app.write_text(
+        f"""
+import json, os, sys
+os.sched_setaffinity(0, {pins}[int(os.environ["TIDEMILL_RANK"])])
+import tidemill as tm
+job = tm.init()
+sys.stdout.write(json.dumps([[w[key] for key in ("rank", "host", "host_id", "cores", "socket", "core", "pid")] for w in job.workers] + [os.getpid()]) + "\\n")
+"""
+    )
+    done = launched.run("run", "-n", str(len(pins)), "--no-bind", "--no-prefix", app)
+    assert done.returncode == 0, done.stderr.decode()
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    pids = {each[-1] for each in told}
+    workers = [worker[:-1] for worker in told[0][:-1]]
+    assert all(each[:-1] == told[0][:-1] for each in told), "all workers are told the same"
+    assert {worker[-1] for worker in told[0][:-1]} == pids
+
+    def place(pin: set[int]) -> list[int | None]:
+        """Cores that a pinned process may use, socket and core, as Linux has them."""
+
+        def the(what: str) -> int | None:
+            files = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/{what}") for cpu in pin)
+            found = {int(file.read_text()) for file in files}
+            # Virtual machines say -1 where they do not know.
+            return found.pop() if len(found) == 1 and min(found) >= 0 else None
+
+        socket = the("physical_package_id")
+        return [socket, None if socket is None else the("core_id")]
+
+    for rank, (worker, pin) in enumerate(zip(workers, pins, strict=True)):
+        assert worker[:3] == [rank, os.uname().nodename, 0]
+        # A quota of the container may allow less.
+        assert 1 <= worker[3] <= len(pin)
+        assert worker[4:] == place(pin)
+
+
+def test_info_of_a_job_says_where_its_workers_are() -> None:
+    """People look at the table: each worker's host, and the core it has for itself."""
+    text = launched.run("info", "--job", "-n", "2").stdout.decode().replace("[0] ", "")
+    heads, *rows = text.splitlines()
+    assert heads.split()[:6] == ["rank", "host", "pid", "cores", "socket", "core"]
+    for rank, row in enumerate(rows[:2]):
+        shown = row.split()
+        assert shown[:2] == [str(rank), os.uname().nodename[:16]]
+        assert all(re.fullmatch(r"-|\d+", cell) for cell in shown[2:6]), row
 
 
 def test_few_open_files_are_enough_to_start_many_workers() -> None:

@@ -63,12 +63,14 @@ impl Communicator {
                     Poll::Waiting | Poll::Moved => {}
                     Poll::Contradicted(rank) => self.contradict(&mut self.0.endpoint.lock(), seq, rank),
                 }
-                return Ok(Started::Pending(Request::new(self, what, State::direct(job, call.op, progress))));
+                let state = self.0.spares.lock().direct(job, call.op, progress);
+                return Ok(Started::Pending(Request::new(self, what, state)));
             }
         }
         drop(collectives);
         let execution = self.execution(call, seq, signature, code)?;
-        Ok(Started::Pending(Request::new(self, what, State::Execution(Box::new(execution)))))
+        let state = self.0.spares.lock().execution(execution);
+        Ok(Started::Pending(Request::new(self, what, state)))
     }
 
     /// Starts a collective that goes on by itself.

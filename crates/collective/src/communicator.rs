@@ -10,6 +10,7 @@ use tidemill_net::{Endpoint, NetError, Pattern, Rank};
 
 use crate::call::{self};
 use crate::direct::{Chooser, Direct};
+use crate::request::Spares;
 use crate::schedule::Schedule;
 use crate::tuner::Table;
 use crate::{Algorithm, Collective, OpError, Unsupported};
@@ -84,6 +85,7 @@ pub(crate) struct Inner {
     pub(crate) name: Mutex<String>,
     pub(crate) table: RwLock<Arc<Table>>,
     pub(crate) collectives: Arc<Mutex<Collectives>>,
+    pub(crate) spares: Mutex<Spares>,
     pub(crate) abandoned: AtomicBool,
     pub(crate) polls: u32,
 }
@@ -188,6 +190,7 @@ impl Communicator {
             name: Mutex::new(String::new()),
             table: RwLock::new(table),
             collectives: Arc::default(),
+            spares: Mutex::default(),
             abandoned: AtomicBool::new(false),
             polls,
         }));

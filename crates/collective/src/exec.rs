@@ -12,6 +12,9 @@ use crate::communicator::{Communicator, Inner};
 use crate::schedule::{Buffer, Local, Message, Range, Schedule};
 use crate::{DType, Op, reduce};
 
+/// Scratch memory that is kept for a communicator's next collective.
+const SPARE_BYTES_MAX: usize = 64 << 10;
+
 /// Where a schedule's buffers lie.
 pub(crate) struct Buffers {
     /// The caller's contribution; never written.
@@ -38,7 +41,7 @@ pub struct Execution {
 }
 
 impl Execution {
-    /// Ready to be stepped. `buffers.scratch` is sized here.
+    /// Ready to be stepped.
     ///
     /// # Safety
     /// `buffers.send` is readable and `buffers.recv` writable, and touched by nobody else, until the execution is over
@@ -53,9 +56,21 @@ impl Execution {
         recv: Region,
     ) -> Self {
         let item_bytes = dtype.size_bytes();
-        let scratch = vec![0; schedule.scratch_len * item_bytes];
-        let buffers = Buffers { send, recv, scratch };
+        let buffers = Buffers { send, recv, scratch: Vec::new() };
         Execution { schedule, ranks, envelope, dtype, item_bytes, op, buffers, round: 0, posted: false, group: None }
+    }
+
+    /// This execution in the place, and with the scratch memory, of one that is over.
+    pub(crate) fn instead_of(mut self, mut over: Box<Execution>) -> Box<Execution> {
+        self.buffers.scratch = std::mem::take(&mut over.buffers.scratch);
+        *over = self;
+        over
+    }
+
+    /// After its end: keeps nothing of its caller's, to be of use to [`Execution::instead_of`]. `false`: it had better go.
+    pub(crate) fn become_spare(&mut self) -> bool {
+        self.op = Op::NoOp;
+        self.buffers.scratch.capacity() <= SPARE_BYTES_MAX
     }
 
     fn region(&mut self, range: Range) -> Region {
@@ -144,7 +159,11 @@ impl Execution {
 
 impl Task for Execution {
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
-        let group = *self.group.get_or_insert_with(|| engine.new_group());
+        let group = *self.group.get_or_insert_with(|| {
+            self.buffers.scratch.clear();
+            self.buffers.scratch.resize(self.schedule.scratch_len * self.item_bytes, 0);
+            engine.new_group()
+        });
         loop {
             if self.round == self.schedule.rounds.len() {
                 self.group = None;

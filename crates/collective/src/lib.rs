@@ -2,6 +2,9 @@
 
 pub mod algorithms;
 mod dtype;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(target_arch = "x86_64")]
 mod half_lanes;
 #[cfg(target_arch = "x86_64")]

@@ -74,7 +74,7 @@ pub fn encode(body: &[u8], key: i32, lengths: &[usize]) -> Vec<u8> {
 }
 
 /// Key, lengths of the arrays, and where the body begins.
-fn decode(message: &[u8]) -> Option<(i32, Vec<u64>, usize)> {
+pub(crate) fn decode(message: &[u8]) -> Option<(i32, Vec<u64>, usize)> {
     if message.first() != Some(&0) {
         return Some((0, Vec::new(), 0));
     }

@@ -57,11 +57,46 @@ pub(crate) struct DirectCall<P> {
     pub progress: P,
 }
 
-impl State {
-    pub(crate) fn direct(job: Job, op: &Op, progress: Progress) -> Self {
-        State::Direct(Box::new(DirectCall { job, op: op.clone(), progress }))
+/// What blocking collectives of a communicator that are over have left for its next one, so that small ones allocate nothing.
+#[derive(Default)]
+pub(crate) struct Spares {
+    direct: Option<Box<DirectCall<Progress>>>,
+    execution: Option<Box<Execution>>,
+}
+
+impl Spares {
+    pub(crate) fn direct(&mut self, job: Job, op: &Op, progress: Progress) -> State {
+        let call = DirectCall { job, op: op.clone(), progress };
+        State::Direct(match self.direct.take() {
+            Some(mut over) => {
+                *over = call;
+                over
+            }
+            None => Box::new(call),
+        })
     }
 
+    pub(crate) fn execution(&mut self, execution: Execution) -> State {
+        State::Execution(match self.execution.take() {
+            Some(over) => execution.instead_of(over),
+            None => Box::new(execution),
+        })
+    }
+
+    /// Takes what ended well.
+    fn keep(&mut self, state: State) {
+        match state {
+            State::Direct(mut call) => {
+                call.op = Op::NoOp;
+                self.direct = Some(call);
+            }
+            State::Execution(mut execution) => self.execution = execution.become_spare().then_some(execution),
+            State::Group(_) | State::Large(_) => {}
+        }
+    }
+}
+
+impl State {
     pub(crate) fn large(job: Job, op: &Op, progress: LargeProgress) -> Self {
         State::Large(Box::new(DirectCall { job, op: op.clone(), progress }))
     }
@@ -228,8 +263,12 @@ fn step(
             polled(comm, what, poll, engine)?
         }
     };
-    let told = matches!(state, Some(State::Group(_)));
-    *state = None;
+    let over = state.take().expect("as above");
+    let told = matches!(over, State::Group(_));
+    // Of one that failed messages may still be under way, to and from its memory.
+    if result.is_ok() && !told {
+        comm.0.spares.lock().keep(over);
+    }
     if let (Err(error), What::Collective { .. }, false) = (&result, what, told) {
         comm.fail(error);
     }

@@ -1,6 +1,6 @@
-//! Every collective x algorithm through real communicators over the in-process transport, against the same oracle as the
-//! schedules alone: what could still be wrong is the executor, the matching of messages, large messages, and the
-//! collectives that bypass schedules.
+//! Every collective x algorithm x 1 to 17 ranks x root x length through real communicators over the in-process transport,
+//! against the same oracle as the schedules alone: what could still be wrong is the executor, the matching of messages, large
+//! messages, and the collectives that bypass schedules.
 
 #[path = "schedules/oracle.rs"]
 mod oracle;
@@ -11,7 +11,9 @@ mod runner;
 use oracle::{Case, compose};
 use runner::Alias;
 use tidemill_collective::algorithms::supported;
-use tidemill_collective::{Algorithm, Call, Collective, Communicator, DType, Op, Options, UserOp, run_ranks};
+use tidemill_collective::{
+    Algorithm, Call, Collective, Communicator, DType, Op, Options, UserOp, direct_algorithms, run_ranks,
+};
 use tidemill_net::Region;
 
 fn region(words: &mut [u64]) -> Region {
@@ -50,43 +52,102 @@ fn verify(comm: &Communicator, case: &Case, algorithm: Option<Algorithm>, ops: &
     assert!(result[..expected.len()] == expected, "rank {rank}: wrong result of {case:?}, run with {algorithm:?}");
 }
 
+const RANKS_MAX: u32 = 17;
+/// Up to here every combination of short calls runs; beyond, in-place calls and operations that do not commute take turns.
+const RANKS_FEW: u32 = 5;
+/// Elements of a pipelined chunk.
+const CHUNK: usize = 3;
+/// Elements of 32 KiB: a slot of shared memory, and a piece of a message; half of it is the longest that is sent unasked.
+const SLOT: usize = 4096;
+
+/// Counts at and around every edge that `size` ranks have, each with its chunk: none, one, the ends of chunks and several of
+/// these; or, for algorithms without chunks, fewer elements than ranks, and shares that are even and not.
+fn small_counts(size: usize, chunked: bool) -> Vec<(usize, usize)> {
+    let mut counts = match chunked {
+        true => vec![0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 1],
+        false => vec![0, 1, size - 1, size, size + 1, 3 * size + 2],
+    };
+    counts.sort_unstable();
+    counts.dedup();
+    counts.into_iter().map(|count| (count, CHUNK)).collect()
+}
+
+/// Counts at the edges of the transport and of the slots, with the chunk that cuts them into some. Each rank works out what all
+/// others have, so few ranks have them all.
+fn large_counts(size: u32) -> &'static [(usize, usize)] {
+    match size {
+        ..=RANKS_FEW => &[
+            (SLOT / 2, SLOT / 2 - 1),
+            (SLOT / 2 + 1, SLOT / 2),
+            (SLOT - 1, SLOT / 3),
+            (SLOT, SLOT / 2),
+            (SLOT + 1, SLOT),
+            (3 * SLOT + 1, SLOT / 2 + 1),
+            (40_000, 13_000),
+        ],
+        8 | 13 | RANKS_MAX => &[(SLOT + 1, SLOT / 2)],
+        _ => &[],
+    }
+}
+
+/// Whether the algorithm runs the collective; those without messages cannot always.
+fn is_able(collective: Collective, algorithm: Option<Algorithm>, size: usize, count: usize, in_place: bool) -> bool {
+    use Collective::*;
+    match algorithm {
+        Some(Algorithm::SharedMemory) => {
+            let part = match collective {
+                Gather | Allgather | Scan | Exscan => count,
+                Scatter | Alltoall | ReduceScatterBlock => count * size,
+                _ => 0,
+            };
+            part <= SLOT
+        }
+        Some(Algorithm::SingleCopy) => collective != Alltoall || !in_place,
+        _ => true,
+    }
+}
+
 fn cases(collective: Collective, size: u32) -> Vec<(Case, Option<Algorithm>)> {
     use Collective::*;
     let rooted = matches!(collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv);
     let reduces = matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan);
-    let p = size as usize;
+    // The communicator's own choice, all schedules, all ways without messages.
+    let chosen = [(None, true, false)];
+    let schedules = supported(collective).iter().map(|entry| (Some(entry.algorithm), entry.in_order, entry.chunked));
+    let direct = direct_algorithms(collective).iter().map(|&algorithm| (Some(algorithm), true, false));
     let mut cases = Vec::new();
-    for root in 0..if rooted { size } else { 1 } {
-        // The last two travel in several pieces.
-        for count in [0, 1, p + 1, 3000, 40_000] {
-            if count > 1000 && root > 1 || collective == Barrier && count > 0 {
-                continue;
-            }
-            for in_place in 0..2 {
-                for commutative in [true, false] {
-                    for algorithm in [None].into_iter().chain(supported(collective).iter().map(Some)) {
-                        if !(commutative || reduces && algorithm.is_none_or(|entry| entry.in_order)) {
-                            continue;
-                        }
-                        let case = Case {
-                            collective,
-                            algorithm: algorithm.map_or(Algorithm::Flat, |entry| entry.algorithm),
-                            size,
-                            root,
-                            count,
-                            chunk: if count > 1000 && algorithm.is_some_and(|entry| entry.chunked) {
-                                count / 3
-                            } else {
-                                0
-                            },
-                            hosts: vec![],
-                            commutative,
-                            repeatable: algorithm.is_none() && in_place == 1 && reduces && commutative,
-                            in_place,
-                            seed: cases.len() as u64,
-                        };
-                        cases.push((case, algorithm.map(|entry| entry.algorithm)));
+    for (algorithm, in_order, chunked) in chosen.into_iter().chain(schedules).chain(direct) {
+        let mut counts = small_counts(size as usize, chunked);
+        counts.extend(large_counts(size));
+        if collective == Barrier {
+            counts.truncate(1);
+        }
+        for root in 0..if rooted { size } else { 1 } {
+            for &(count, chunk) in &counts {
+                let all = size <= RANKS_FEW && count < SLOT / 2;
+                for (in_place, commutative) in [(0, true), (1, true), (0, false), (1, false)] {
+                    let turn = count + root as usize;
+                    if !(commutative || reduces && in_order)
+                        || !is_able(collective, algorithm, size as usize, count, in_place == 1)
+                        || !all && turn % 2 != in_place as usize
+                        || !all && reduces && in_order && commutative == (turn / 2).is_multiple_of(2)
+                    {
+                        continue;
                     }
+                    let case = Case {
+                        collective,
+                        algorithm: algorithm.unwrap_or(Algorithm::Flat),
+                        size,
+                        root,
+                        count,
+                        chunk: if chunked && count > chunk { chunk } else { 0 },
+                        hosts: vec![],
+                        commutative,
+                        repeatable: algorithm.is_none() && in_place == 1 && reduces && commutative,
+                        in_place,
+                        seed: cases.len() as u64,
+                    };
+                    cases.push((case, algorithm));
                 }
             }
         }
@@ -95,7 +156,7 @@ fn cases(collective: Collective, size: u32) -> Vec<(Case, Option<Algorithm>)> {
 }
 
 fn exhaust(collective: Collective) {
-    for size in [1, 2, 3, 5] {
+    for size in 1..=RANKS_MAX {
         let cases = cases(collective, size);
         run_ranks(size, |comm| {
             let compose = UserOp::new("compose", false, |left, right, _| {

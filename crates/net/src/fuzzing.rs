@@ -1,14 +1,18 @@
 //! What fuzz targets and property tests feed with bytes from nowhere. Each function panics when a decoder misbehaves:
 //! beyond not crashing, it must not trust, not depend on how bytes were cut, and not hold more memory than arrived.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::control::wire::Decoder;
 use crate::rendezvous::proof::{Call, Client, HandshakeError, Purpose, Server, Step};
 use crate::rendezvous::{JobKey, Secret};
+use crate::ring::{Consumer, Popped, Producer, REST_BYTES, RingMemory, Shape};
 use crate::tcp::assembly::Assembly;
 use crate::topology::Placement;
-use crate::{Header, Rank, Sink, TransportError};
+use crate::{Header, Kind, Rank, Sink, TransportError};
 
 /// A header and its payload.
 type Frame = (Header, Vec<u8>);
@@ -148,18 +152,114 @@ fn drive(stream: &[u8], mut step: Step, mut receive: impl FnMut(&[u8]) -> Result
     panic!("somebody without the key got through");
 }
 
-/// What workers tell about where they run.
-pub fn placement(bytes: &[u8]) {
+/// What authenticated workers tell each other when a job starts and while it runs: where they are, how they are reached, what
+/// they lack, what they do.
+pub fn told(bytes: &[u8]) {
     if let Some(placement) = Placement::decode(bytes) {
         let again = Placement::decode(&placement.encode());
         assert_eq!(again, Some(placement));
+    }
+    crate::endpoint::fuzz(bytes);
+}
+
+/// A ring in memory of this process, with every access checked.
+struct Plain {
+    stamps: Vec<AtomicU64>,
+    returned: [AtomicU64; 2],
+    slots: RefCell<Vec<([u8; REST_BYTES], Vec<u8>)>>,
+    bulk: RefCell<Vec<u8>>,
+}
+
+// SAFETY: both sides hold the same `Plain` through an `Rc`; all words begin as zero.
+unsafe impl RingMemory for Rc<Plain> {
+    fn stamp(&self, slot: usize) -> &AtomicU64 {
+        &self.stamps[slot]
+    }
+    fn returned_slots(&self) -> &AtomicU64 {
+        &self.returned[0]
+    }
+    fn returned_bytes(&self) -> &AtomicU64 {
+        &self.returned[1]
+    }
+    unsafe fn write_slot(&self, slot: usize, rest: &[u8; REST_BYTES], inline: &[u8]) {
+        let (kept, payload) = &mut self.slots.borrow_mut()[slot];
+        *kept = *rest;
+        payload[..inline.len()].copy_from_slice(inline);
+    }
+    unsafe fn write_bulk(&self, offset: usize, payload: &[u8]) {
+        self.bulk.borrow_mut()[offset..offset + payload.len()].copy_from_slice(payload);
+    }
+    unsafe fn with_slot<R>(
+        &self,
+        slot: usize,
+        inline_len: usize,
+        read: impl FnOnce(&[u8; REST_BYTES], &[u8]) -> R,
+    ) -> R {
+        let (rest, payload) = &self.slots.borrow()[slot];
+        read(rest, &payload[..inline_len])
+    }
+    unsafe fn with_bulk<R>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> R) -> R {
+        read(&self.bulk.borrow()[offset..offset + len])
+    }
+}
+
+/// Both sides of a ring in turn, as the script says; beside them somebody who writes over its words, as a peer that is broken or
+/// hostile could. Until then frames come out as they went in; after that there are frames or refusals, never more than fits.
+pub fn ring(script: &[u8]) {
+    let shape = Shape { slots: 4, bulk_bytes: 1024 };
+    let memory = Rc::new(Plain {
+        stamps: (0..shape.slots).map(|_| AtomicU64::new(0)).collect(),
+        returned: Default::default(),
+        slots: RefCell::new(vec![([0; REST_BYTES], vec![0; crate::ring::INLINE_BYTES]); shape.slots as usize]),
+        bulk: RefCell::new(vec![0; shape.bulk_bytes as usize]),
+    });
+    // SAFETY: the ring is fresh, and these are its only two sides.
+    let (mut producer, mut consumer) =
+        unsafe { (Producer::new(Rc::clone(&memory), shape), Consumer::new(Rc::clone(&memory), shape)) };
+    let mut expected = VecDeque::new();
+    let mut sound = true;
+    for (seq, step) in (0u32..).zip(script.chunks_exact(3)) {
+        let &[what, a, b] = step else { unreachable!("chunks of three") };
+        match what % 16 {
+            0..6 => {
+                let len = a as usize + usize::from(b % 2);
+                let (header, payload) = (Header { seq, ..Header::new(Kind::Eager, len as u64) }, vec![b; len]);
+                match producer.push(&header, &payload) {
+                    Ok(true) => expected.push_back((header, payload)),
+                    Ok(false) => assert!(!sound || !expected.is_empty(), "an empty ring is full"),
+                    Err(_) if sound => panic!("refused what nobody has touched"),
+                    Err(_) => return,
+                }
+            }
+            6..13 => {
+                let mut frame = None;
+                match consumer.pop(|header, payload| frame = Some((*header, payload.to_vec()))) {
+                    Ok(popped) if sound => {
+                        assert_eq!(popped == Popped::Nothing, expected.is_empty());
+                        assert_eq!(frame, expected.pop_front());
+                    }
+                    Ok(_) => assert!(frame.is_none_or(|(header, payload)| header.len == payload.len() as u64)),
+                    Err(_) if sound => panic!("refused what nobody has touched"),
+                    Err(_) => return,
+                }
+            }
+            what => {
+                sound = false;
+                // A turn or a count that could be, and a length that could not, or the other way round.
+                let word = u64::from(b % 8) << 32 | u64::from(a) << (b / 8);
+                match what {
+                    13 => memory.stamps[a as usize % 4].store(word, Ordering::Relaxed),
+                    14 => memory.returned[0].store(u64::from(b), Ordering::Relaxed),
+                    _ => memory.returned[1].store(u64::from(a) * 64, Ordering::Relaxed),
+                }
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Kind;
     use proptest::prelude::*;
 
     /// Mostly sound frames, so that more than the first header is reached.
@@ -195,7 +295,19 @@ mod tests {
         fn any_bytes_are_frames_or_refused(stream in prop::collection::vec(any::<u8>(), 0..300), cuts in any::<[u8; 3]>()) {
             frames(&stream, &cuts);
             control(&stream, &cuts);
-            placement(&stream);
+            told(&stream);
+        }
+
+        #[test]
+        fn rings_are_sound_until_somebody_writes_over_them(script in prop::collection::vec(any::<u8>(), 0..600)) {
+            ring(&script);
+        }
+
+        /// The same with nobody who does, so that laps and ends are reached.
+        #[test]
+        fn rings_hand_over_what_they_were_given(script in prop::collection::vec((0u8..13, any::<u8>(), any::<u8>()), 0..400)) {
+            let script: Vec<u8> = script.into_iter().flat_map(|(what, a, b)| [what, a, b]).collect();
+            ring(&script);
         }
 
         #[test]

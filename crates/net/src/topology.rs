@@ -1,7 +1,7 @@
 //! Where a worker runs: which host, and which sockets and cores of it. Exchanged when a job starts, to choose transports
 //! and, later, to build trees that cross each network link once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
@@ -158,6 +158,22 @@ fn topology_number(cpu: u32, what: &str) -> Option<u32> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// Of each worker in words its host and who runs there; nothing where all share one.
+pub(crate) fn hosts(placements: &[Placement]) -> Vec<String> {
+    let mut workers: BTreeMap<HostIdentity, Vec<u32>> = BTreeMap::new();
+    for (rank, placement) in (0..).zip(placements) {
+        workers.entry(placement.host).or_default().push(rank);
+    }
+    if workers.len() < 2 {
+        return Vec::new();
+    }
+    let words = |placement: &Placement| match workers[&placement.host].as_slice() {
+        [rank] => format!("host {} has worker {rank}", placement.hostname),
+        ranks => format!("host {} has workers {}", placement.hostname, ranges(ranks)),
+    };
+    placements.iter().map(words).collect()
+}
+
 /// `0-3,8`: as Linux writes lists of processors.
 fn ranges(sorted: &[u32]) -> String {
     let mut parts: Vec<String> = Vec::new();
@@ -198,6 +214,19 @@ mod tests {
         assert!(here.host.shares_memory_with(&HostIdentity::here()));
         assert!(here.cores_allowed >= 1 && !here.hostname.is_empty());
         assert_eq!(Placement::decode(&here.encode()), Some(here));
+    }
+
+    /// Who reads that a worker is lost looks for its host, and for the others that are lost with it.
+    #[test]
+    fn a_host_is_told_with_its_workers() {
+        let on = |pid_namespace: u64| {
+            let here = Placement::here();
+            let host = HostIdentity { pid_namespace, ..here.host };
+            Placement { host, hostname: format!("h{pid_namespace}"), ..here }
+        };
+        assert_eq!(hosts(&[on(1), on(1)]), [""; 0]);
+        let two = "host h1 has workers 0,2-3";
+        assert_eq!(hosts(&[on(1), on(2), on(1), on(1)]), [two, "host h2 has worker 1", two, two]);
     }
 
     proptest! {

@@ -1,5 +1,5 @@
-//! Real engines and the real executor on the simulated network: every collective x algorithm, all ranks stepped in one
-//! thread, with frames late, overtaken, cut and out of credit as the seed says; and workers killed in the middle.
+//! Real engines and the real executor on the simulated network: every collective x algorithm x 1 to 17 ranks x root x length, all
+//! ranks stepped in one thread, with frames late, overtaken, cut and out of credit as the seed says; and workers killed in the middle.
 
 #[path = "../../collective/tests/schedules/oracle.rs"]
 mod oracle;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use oracle::{Case, compose};
 use runner::{Alias, Memory};
-use tidemill_collective::algorithms::{schedule, supported};
+use tidemill_collective::algorithms::{Entry, schedule, supported};
 use tidemill_collective::{Collective, DType, Execution, Op, UserOp};
 use tidemill_net::{Engine, Envelope, Faults, GroupId, NetError, Rank, Region};
 use tidemill_sim::{Random, SimNetwork, SimOptions};
@@ -116,48 +116,118 @@ fn verify(case: &Case) {
     }
 }
 
-fn cases() -> impl Iterator<Item = Case> {
-    let reduces = |collective| {
-        use Collective::*;
-        matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
-    };
+const RANKS_MAX: u32 = 17;
+/// Elements of a pipelined chunk where all lengths run.
+const CHUNK: usize = 3;
+
+fn is_rooted(collective: Collective) -> bool {
+    use Collective::*;
+    matches!(collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
+}
+
+fn reduces(collective: Collective) -> bool {
+    use Collective::*;
+    matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
+}
+
+/// One call. Who is in place, whether the operation commutes and all that the network does follow from `seed`.
+fn case(collective: Collective, entry: Entry, size: u32, root: u32, count: usize, chunk: usize, seed: u64) -> Case {
+    Case {
+        collective,
+        algorithm: entry.algorithm,
+        size,
+        root,
+        count: if collective == Collective::Barrier { 0 } else { count },
+        chunk: if entry.chunked { chunk } else { 0 },
+        hosts: (0..size).map(|rank| rank / 2).collect(),
+        commutative: !(reduces(collective) && entry.in_order && seed.is_multiple_of(2)),
+        repeatable: false,
+        in_place: (seed / 2 % 2) as u32,
+        seed,
+    }
+}
+
+/// Every algorithm of the collective x 1 to 17 ranks x root x length: at and around the ends of chunks and of even shares, and
+/// among few ranks longer than many frames.
+fn all_cases(collective: Collective) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &entry in supported(collective) {
+        for size in 1..=RANKS_MAX {
+            let p = size as usize;
+            let mut counts = vec![0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 1];
+            counts.extend([p - 1, p, p + 1, 3 * p + 2]);
+            counts.sort_unstable();
+            counts.dedup();
+            let mut lengths: Vec<(usize, usize)> = counts.into_iter().map(|count| (count, CHUNK)).collect();
+            if size <= 5 {
+                lengths.extend([(60, 20), (700, 233)]);
+            }
+            if collective == Collective::Barrier {
+                lengths.truncate(1);
+            }
+            for root in 0..if is_rooted(collective) { size } else { 1 } {
+                for &(count, chunk) in &lengths {
+                    let seed = cases.len() as u64 + 1;
+                    cases.push(case(collective, entry, size, root, count, if count > chunk { chunk } else { 0 }, seed));
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// One root each, for tests that run a case in many ways.
+fn some_cases() -> impl Iterator<Item = Case> {
     let mut seed = 0;
     let combinations =
         Collective::ALL.iter().flat_map(|&collective| supported(collective).iter().map(move |e| (collective, *e)));
     combinations.flat_map(move |(collective, entry)| {
         let mut cases = Vec::new();
-        for size in [1, 2, 3, 4, 5, 8, 11] {
+        for size in [1, 2, 3, 4, 5, 8, 11, RANKS_MAX] {
             for count in [0, 1, 7, 60, 700] {
+                if size == RANKS_MAX && count > 7 {
+                    continue;
+                }
                 seed += 1;
-                cases.push(Case {
-                    collective,
-                    algorithm: entry.algorithm,
-                    size,
-                    root: seed as u32 * 7 % size,
-                    count: if collective == Collective::Barrier { 0 } else { count },
-                    chunk: if entry.chunked { count / 3 } else { 0 },
-                    hosts: (0..size).map(|rank| rank / 2).collect(),
-                    commutative: !(reduces(collective) && entry.in_order && seed % 2 == 0),
-                    repeatable: false,
-                    in_place: (seed / 2 % 2) as u32,
-                    seed,
-                });
+                cases.push(case(collective, entry, size, seed as u32 * 7 % size, count, count / 3, seed));
             }
         }
         cases
     })
 }
 
-/// A frame lost, doubled or matched wrongly between the executor and the wire, under any delay and lack of credit.
-#[test]
-fn collectives_are_right_on_a_hostile_network() {
-    cases().for_each(|case| verify(&case));
+macro_rules! exhaustive {
+    ($($name:ident: $collective:ident,)*) => {$(
+        /// A frame lost, doubled or matched wrongly between the executor and the wire, under any delay and lack of credit.
+        #[test]
+        fn $name() {
+            all_cases(Collective::$collective).iter().for_each(verify);
+        }
+    )*};
+}
+exhaustive! {
+    barrier: Barrier,
+    bcast: Bcast,
+    reduce: Reduce,
+    allreduce: Allreduce,
+    gather: Gather,
+    gatherv: Gatherv,
+    allgather: Allgather,
+    allgatherv: Allgatherv,
+    scatter: Scatter,
+    scatterv: Scatterv,
+    alltoall: Alltoall,
+    alltoallv: Alltoallv,
+    reduce_scatter_block: ReduceScatterBlock,
+    reduce_scatter: ReduceScatter,
+    scan: Scan,
+    exscan: Exscan,
 }
 
 /// A worker dies at a random moment: everybody else must be told, or be done; a hang is what users fear most.
 #[test]
 fn a_lost_worker_ends_the_collective_everywhere() {
-    for case in cases().filter(|case| case.size > 1) {
+    for case in some_cases().filter(|case| case.size > 1) {
         let (network, mut workers) = start(&case);
         let mut random = Random::new(case.seed * 31);
         let victim = random.below(case.size as usize);

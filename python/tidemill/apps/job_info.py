@@ -70,14 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(rows))
         return 0
-    print(f"{'rank':>4} {'host':16} {'pid':>8} {'cores':>5}  {'transport':10} {'latency':>10} {'bandwidth':>12}  why")
+    print(
+        f"{'rank':>4} {'host':16} {'pid':>8} {'cores':>5} {'socket':>6} {'core':>4}  "
+        f"{'transport':10} {'latency':>10} {'bandwidth':>12}  why"
+    )
     for row in rows:
         latency = f"{row['latency_us']:.2f} us" if "latency_us" in row else ""
         bandwidth = f"{row['bandwidth_gb_s']:.1f} GB/s" if "bandwidth_gb_s" in row else ""
-        place = f"{row['rank']:4} {row['host'][:16]:16} {row['pid']:8} {row['cores']:5}"
+        socket, core = ("-" if row[of] is None else row[of] for of in ("socket", "core"))
+        place = f"{row['rank']:4} {row['host'][:16]:16} {row['pid']:8} {row['cores']:5} {socket:>6} {core:>4}"
         print(f"{place}  {row['transport'] or '-':10} {latency:>10} {bandwidth:>12}  {row['reason']}")
     print(
-        f"latency: {_SMALL_BYTES} B one way; bandwidth: messages of {_LARGE_BYTES >> 20} MiB; both between rank 0 and the row's"
+        f"latency: {_SMALL_BYTES} B one way; bandwidth: messages of {_LARGE_BYTES >> 20} MiB; both between rank 0 and the row's\n"
+        "socket, core: - where the worker may use several"
     )
     return 0
 

@@ -6,6 +6,7 @@ mod repeatable;
 mod runner;
 
 use oracle::{Case, compose};
+use proptest::prelude::*;
 use runner::Random;
 use tidemill_collective::algorithms::{schedule, supported};
 use tidemill_collective::schedule::Schedule;
@@ -55,37 +56,28 @@ fn host_layouts(size: u32) -> Vec<Vec<u32>> {
     ]
 }
 
+fn is_rooted(collective: Collective) -> bool {
+    use Collective::*;
+    matches!(collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
+}
+
+fn reduces(collective: Collective) -> bool {
+    use Collective::*;
+    matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
+}
+
 fn exhaust(collective: Collective) {
-    let rooted = matches!(
-        collective,
-        Collective::Bcast
-            | Collective::Reduce
-            | Collective::Gather
-            | Collective::Gatherv
-            | Collective::Scatter
-            | Collective::Scatterv
-    );
-    let reduces = matches!(
-        collective,
-        Collective::Reduce
-            | Collective::Allreduce
-            | Collective::ReduceScatter
-            | Collective::ReduceScatterBlock
-            | Collective::Scan
-            | Collective::Exscan
-    );
+    let (rooted, reduces) = (is_rooted(collective), reduces(collective));
     let mut seed = 0;
     for entry in supported(collective) {
         for size in 1..=RANKS_MAX {
             let p = size as usize;
-            let mut counts = vec![0, 1, 2, 5, p - 1, p, p + 1, 3 * p + 2];
+            // At and around the ends of chunks of 3, and of shares of P ranks.
+            let mut counts = vec![0, 1, 2, 3, 4, 5, 6, 7, 10, p - 1, p, p + 1, 3 * p + 2];
             counts.sort_unstable();
             counts.dedup();
             if collective == Collective::Barrier {
                 counts.truncate(1);
-            } else if rooted && size > 9 {
-                // Many roots of many ranks: the lengths at which something changes.
-                counts = vec![0, 1, p - 1, p + 1];
             }
             let layouts = if entry.algorithm == Algorithm::TwoLevel { host_layouts(size) } else { vec![vec![]] };
             for root in 0..if rooted { size } else { 1 } {
@@ -123,6 +115,35 @@ fn exhaust(collective: Collective) {
                 }
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+
+    /// Lengths and chunks that nobody thought of; what fails is reduced to the smallest that does.
+    #[test]
+    fn any_length_and_chunk(
+        collective in prop::sample::select(Collective::ALL), which in any::<prop::sample::Index>(), size in 1..=RANKS_MAX,
+        root in any::<prop::sample::Index>(), count in 0usize..200, chunk in 0usize..70, hosts in 1u32..5, in_place in 0u32..3,
+        commutative: bool, seed: u64,
+    ) {
+        let entries = supported(collective);
+        let entry = entries[which.index(entries.len())];
+        let case = Case {
+            collective,
+            algorithm: entry.algorithm,
+            size,
+            root: root.index(size as usize) as u32,
+            count: if collective == Collective::Barrier { 0 } else { count },
+            chunk,
+            hosts: (0..size).map(|rank| rank * hosts / size).collect(),
+            commutative: commutative || !(reduces(collective) && entry.in_order),
+            repeatable: false,
+            in_place: if is_rooted(collective) { in_place.min(1) } else { in_place },
+            seed,
+        };
+        verify(&case);
     }
 }
 

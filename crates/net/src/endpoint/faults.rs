@@ -21,6 +21,8 @@ struct State {
 /// See the module. The epoch changes with every piece of news.
 #[derive(Default)]
 pub struct Faults {
+    /// Of each worker in words where it runs, and who else does; empty where that says nothing.
+    hosts: Vec<String>,
     epoch: AtomicU32,
     has_failed: AtomicBool,
     state: Mutex<State>,
@@ -28,6 +30,10 @@ pub struct Faults {
 }
 
 impl Faults {
+    pub(super) fn on(hosts: Vec<String>) -> Self {
+        Faults { hosts, ..Faults::default() }
+    }
+
     /// `wake` is called after every piece of news, to rouse sleeping calls.
     pub(super) fn set_wake(&self, wake: Box<dyn Fn() + Send + Sync>) {
         *self.on_news.lock() = Some(wake);
@@ -61,7 +67,13 @@ impl Faults {
     }
 
     /// The job cannot go on. The first reason is the one every call reports.
-    pub fn fail(&self, error: NetError) {
+    pub fn fail(&self, mut error: NetError) {
+        if let NetError::WorkerLost { rank, reason } = &mut error
+            && let Some(host) = self.hosts.get(rank.index())
+        {
+            // Where a host is gone this is the first of its workers that was missed.
+            *reason = format!("{reason} ({host})");
+        }
         self.state.lock().fatal.get_or_insert(error);
         self.has_failed.store(true, Ordering::Relaxed);
         self.announce();

@@ -9,6 +9,7 @@ mod contexts;
 mod core;
 mod engine;
 mod faults;
+mod lacks;
 mod matching;
 mod open;
 mod ops;
@@ -27,6 +28,14 @@ pub use matching::Pattern;
 pub use open::{OpenError, Settings, TransportChoice};
 pub use ops::{GroupId, Region, Status};
 pub use stall::Caller;
+
+/// What peers send, as each of those things. See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    open::fuzz(bytes);
+    lacks::fuzz(bytes);
+    stall::fuzz(bytes);
+}
 
 use crate::control::{ControlHandle, Target};
 use crate::fork::Origin;

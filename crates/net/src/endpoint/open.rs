@@ -11,13 +11,14 @@ use parking_lot::Mutex;
 
 use super::background::Background;
 use super::faults::Faults;
+use super::lacks::{self, Lacks};
 use super::{Endpoint, Engine, POLLS_OWN_CORE, POLLS_SHARED_CORE, Shared};
 use crate::control::{Control, ControlError, ControlEvent};
 use crate::fork::Origin;
 use crate::local::{Inbox, InboxAddress, LocalTransport, PeerInbox};
 use crate::tcp::{Listener, TcpTransport};
-use crate::topology::{HostIdentity, HostLinks, Placement};
-use crate::{OPEN_TIMEOUT, Rank, SegmentError, Transport, notice};
+use crate::topology::{self, HostIdentity, HostLinks, Placement};
+use crate::{OPEN_TIMEOUT, Rank, SegmentError, Transport};
 
 /// Which transports may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,20 +116,11 @@ impl Reach {
     }
 }
 
-/// Says what is slower than it could be, once for each reason; not of those whose user wants it so.
-fn tell_lacks(rank: Rank, lacks: &[Option<String>], wanted: &[Rank]) {
-    let mut told: Vec<&str> = Vec::new();
-    for reason in lacks.iter().flatten() {
-        if told.contains(&reason.as_str()) {
-            continue;
-        }
-        told.push(reason);
-        let concerned = (0..lacks.len() as u32).map(Rank);
-        let ranks: Vec<Rank> =
-            concerned.filter(|peer| lacks[peer.index()].as_ref() == Some(reason) && !wanted.contains(peer)).collect();
-        if !ranks.is_empty() {
-            notice!(rank, "slower than it could be to rank(s) {}: {reason}", crate::control::ranks(&ranks));
-        }
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) {
+    if let Some(reach) = Reach::decode(bytes) {
+        assert!(reach.listener.len() <= bytes.len());
+        assert!(Reach::decode(&reach.encode()).is_some_and(|again| again.listener == reach.listener));
     }
 }
 
@@ -146,6 +138,10 @@ fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     let within = |set: &[u32]| here().filter(|p| p.processors.iter().all(|core| set.contains(core))).count();
     here().count() <= cores && here().all(|p| within(&p.processors) <= p.processors.len())
 }
+
+/// What a pair may lack, as people read it.
+const NO_MEMORY: &str = "no shared memory on this host";
+const NO_SINGLE_COPY: &str = "no single copies of large messages";
 
 /// What a worker could open of another one: its shared memory, and single copies of its memory.
 const MEMORY: u8 = 1;
@@ -215,9 +211,12 @@ impl Endpoint {
             .collect::<Result<_, _>>()?;
 
         let mut lacks: Vec<Option<String>> = vec![None; size as usize];
+        // What the kernel has told this worker, and the user does not want so: the rest follows from what peers say.
+        let mut told = Lacks::default();
         let mut opened: Vec<(Rank, PeerInbox)> = Vec::new();
         for &peer in &locals {
-            let result = match (&no_memory, &reaches[peer.index()].inbox) {
+            let offered = &reaches[peer.index()].inbox;
+            let result = match (&no_memory, offered) {
                 (Some(reason), _) => Err(reason.clone()),
                 (None, Some(address)) => PeerInbox::open(address, rank).map_err(|e| e.to_string()),
                 (None, None) => Err("it offers none".into()),
@@ -227,34 +226,48 @@ impl Endpoint {
                 Err(reason) if settings.transport == TransportChoice::SharedMemory => {
                     return Err(OpenError::NotLocal { rank: peer, reason });
                 }
-                Err(reason) => lacks[peer.index()] = Some(format!("no shared memory on this host: {reason}")),
+                Err(reason) => {
+                    let reason = lacks[peer.index()].insert(format!("{NO_MEMORY}: {reason}"));
+                    if no_memory.is_some() || offered.is_some() {
+                        told.add(peer, reason);
+                    }
+                }
             }
         }
         let mut could = vec![0u8; size as usize];
         for (peer, inbox) in &opened {
-            could[peer.index()] = if inbox.no_single_copy().is_some() { MEMORY } else { MEMORY | SINGLE_COPY };
+            could[peer.index()] = match inbox.no_single_copy() {
+                None => MEMORY | SINGLE_COPY,
+                Some((reason, is_wanted)) => {
+                    if !is_wanted {
+                        told.add(*peer, &format!("{NO_SINGLE_COPY}: {reason}"));
+                    }
+                    MEMORY
+                }
+            };
         }
-        let all_could = control.allgather(&could)?;
+        could.extend(told.encode());
+        let mut all_could = control.allgather(&could)?;
+        let reports: Vec<Vec<u8>> =
+            all_could.iter_mut().map(|could| could.split_off(could.len().min(size as usize))).collect();
+        if rank == Rank(0) {
+            lacks::tell(&reports.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        }
         let agreed = |peer: Rank, what: u8| {
             let theirs = all_could[peer.index()].get(rank.index()).copied().unwrap_or(0);
             could[peer.index()] & theirs & what != 0
         };
         for (peer, _) in opened.extract_if(.., |(peer, _)| !agreed(*peer, MEMORY)) {
-            lacks[peer.index()] = Some("no shared memory on this host: it cannot open this worker's".into());
+            lacks[peer.index()] = Some(format!("{NO_MEMORY}: it cannot open this worker's"));
         }
-        let mut wanted = Vec::new();
         for (peer, inbox) in &mut opened {
             if !agreed(*peer, SINGLE_COPY) {
                 inbox.refuse_single_copy();
             }
-            if let Some((reason, is_wanted)) = inbox.no_single_copy() {
-                lacks[peer.index()] = Some(format!("no single copies of large messages: {reason}"));
-                if is_wanted {
-                    wanted.push(*peer);
-                }
+            if let Some((reason, _)) = inbox.no_single_copy() {
+                lacks[peer.index()] = Some(format!("{NO_SINGLE_COPY}: {reason}"));
             }
         }
-        tell_lacks(rank, &lacks, &wanted);
 
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![None; size as usize];
@@ -282,7 +295,7 @@ impl Endpoint {
         let host_links = host_links(&placements, &all_could);
         let own_cores = host_links[rank.index()].own_cores;
         let polls = if own_cores { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
-        let faults = Arc::new(Faults::default());
+        let faults = Arc::new(Faults::on(topology::hosts(&placements)));
         let mut engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
         if !own_cores {
             engine.copy_alone();

@@ -88,6 +88,14 @@ impl Message {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) {
+    if let Some(message) = Message::decode(bytes) {
+        let encoded = message.encode();
+        assert_eq!(Message::decode(&encoded).map(|again| again.encode()), Some(encoded));
+    }
+}
+
 type Locator = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 type CallFormatter = fn([u64; 2]) -> String;
 /// What was called under a number, for calls that the engine has not seen.
