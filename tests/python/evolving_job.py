@@ -115,10 +115,10 @@ def function(rows: tm.DataSet, version: str) -> tm.DataSet:
 
 
 def items(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """The same, by a list and a map whose items have fields."""
+    """The same, by a list, a map and an aggregate that have fields."""
     item, low = {"row": "int64"}, {"n": "int64"}
     lists, maps = {
-        "1": ({"seen": item}, {"of": ("int64", low)}),
+        **dict.fromkeys(["1", "other aggregate"], ({"seen": item}, {"of": ("int64", low)})),
         "2": (
             {"seen": {"at": "timestamp[us]", **item}},
             {"of": ("int64", {"low": "int64", **low}), "new": ("str", "str")},
@@ -128,14 +128,25 @@ def items(rows: tm.DataSet, version: str) -> tm.DataSet:
         "gone": ({"seen": item}, {}),
         "no fields": ({"seen": "int64"}, {"of": ("int64", low)}),
     }[version]
+    # A new one among many that were there.
+    aggregates: dict[str, Any] = {"sum": "int64", **({"last": {"row": "int64"}} if version == "2" else {})}
+    if version == "other aggregate":
+        aggregates = {"sum": "float64"}
     far = timedelta(days=1)
 
     def count(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
         seen, of = context.list_state("seen"), context.map_state("of")
+        total = context.aggregate_state("sum", "sum")
         if context.timers:
             assert version != "2" or all(set(item) == {"at", "row"} for item in seen)
             lows = [kept["low"] for kept in of.values() if version == "2" and kept["low"] is not None]
             n, sum_ = sum(kept["n"] for kept in of.values()), sum(item["row"] for item in seen)
+            assert total.get() == sum_
+            if version == "2":
+                last = context.aggregate_state("last", lambda _, row: row)
+                assert last.get() in (None, {"row": list(seen)[-1]["row"]})
+                last.clear()
+            total.clear()
             seen.clear()
             of.clear()
             return {**key, "n": n, "sum": sum_, "low": min(lows, default=None)}
@@ -143,6 +154,9 @@ def items(rows: tm.DataSet, version: str) -> tm.DataSet:
             context.set_timer(rows[0]["ts"] + far)
         for row in rows:
             number = row["row"]
+            total.add(number)
+            if version == "2":
+                context.aggregate_state("last", lambda _, row: row).add({"row": number})
             seen.append({"row": number, **({"at": row["ts"]} if version == "2" else {})})
             kept = of.get(number % 3) or {"n": 0}
             kept["n"] += 1
@@ -152,7 +166,7 @@ def items(rows: tm.DataSet, version: str) -> tm.DataSet:
         return None
 
     schema = {"key": "int64", "n": "int64", "sum": "int64", "low": "int64"}
-    return rows.key_by("key").process(count, schema, lists=lists, maps=maps)
+    return rows.key_by("key").process(count, schema, lists=lists, maps=maps, aggregates=aggregates)
 
 
 QUERIES: dict[str, Callable[[tm.DataSet, str], tm.DataSet]] = {

@@ -107,6 +107,7 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
         ("items", "other type", r'"list seen, row" was Int64, and is now Float64'),
         ("items", "other names", r'"names of map of" was Int64, and is now Utf8'),
         ("items", "gone", r'"names of map of" \(Int64\) is gone, or has another name'),
+        ("items", "other aggregate", '"aggregate sum" was Int64, and is now Float64'),
         ("items", "no fields", r'"list seen, row" \(Int64\) is gone, or has another name'),
         ("function", "without names", "held states of a function, and now holds states of a function, without names"),
     ],
@@ -158,7 +159,11 @@ def test_items_with_fields() -> None:
     it named."""
     rows = tm.from_dict({"k": [1], "s": [1]}).select("k", at=tm.col("s").cast("timestamp[s]")).collect()
     keyed = tm.stream.from_table(rows, time="at").key_by("k")
-    options: Any = {"lists": {"all": "int64"}, "maps": {"of": ("str", {"n": "int64", "at": "timestamp[us]"})}}
+    options: Any = {
+        "lists": {"all": "int64"},
+        "maps": {"of": ("str", {"n": "int64", "at": "timestamp[us]"})},
+        "aggregates": {"sum": "int64", "pair": {"n": "int64"}},
+    }
 
     def written(change: Any, **others: Any) -> None:
         def process(key: Any, rows: Any, context: tm.stream.KeyContext) -> None:
@@ -172,6 +177,13 @@ def test_items_with_fields() -> None:
 
     written(lambda c: (c.list_state("all").extend([1, None]), c.map_state("of").update({"a": {"n": 1}, "b": {}})))
     written(lambda c: c.list_state("other").append("x"), lists=None)
+    written(lambda c: (c.aggregate_state("sum", "sum").add(1), c.aggregate_state("pair", "max").add({"n": 1})))
+    wrong("aggregate sum is 1.5, and is to be int64", lambda c: c.aggregate_state("sum", "sum").add(1.5))
+    wrong(
+        "aggregate pair has 'x' as 'n', which is to be Int64",
+        lambda c: c.aggregate_state("pair", "max").add({"n": "x"}),
+    )
+    wrong("'all' is not among aggregates=, which names sum, pair", lambda c: c.aggregate_state("all", "sum"))
     wrong("an item of list all is 'x', and is to be int64", lambda c: c.list_state("all").append("x"))
     wrong("an item of names of map of is 1, and is to be str", lambda c: c.map_state("of").update({1: {"n": 1}}))
     wrong("an item of map of has 'x' as 'n', which is to be Int64", lambda c: c.map_state("of").update(a={"n": "x"}))
@@ -183,5 +195,6 @@ def test_items_with_fields() -> None:
         ({"lists": {"all": {}}}, "list all has items of a type, or with at least one field"),
         ({"maps": {"of": "int64"}}, "map of has a type of names and one of items"),
         ({"lists": {"all": "inty"}}, "inty"),
+        ({"aggregates": {"sum": {}}}, "aggregate sum is of a type, or a dict with at least one field"),
     ):
         wrong(said, lambda c: None, **others)

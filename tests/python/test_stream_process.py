@@ -436,6 +436,145 @@ def test_lists_and_maps(tmp_path: Any) -> None:
         written(stream(table(100)).key_by("k").process(never, SCHEMA))
 
 
+def test_aggregates(tmp_path: Any) -> None:
+    """Each is of all values of its key that have come, whatever was saved, put on disk and gone on with in between; and none is of
+    another key's."""
+
+    def add(spread: list[int], value: int) -> list[int]:
+        spread.append(value)
+        return spread
+
+    def fold(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        count, total = context.aggregate_state("count", "count"), context.aggregate_state("total", "sum")
+        least, most = context.aggregate_state("least", "min"), context.aggregate_state("most", "max")
+        product = context.aggregate_state("product", lambda so_far, x: so_far * x % 1009)
+        mean = context.aggregate_state("mean", lambda pair, x: (pair[0] + 1, pair[1] + x), initial=(0, 0))
+        # Changed in place, and the same `initial` for all keys.
+        every = context.aggregate_state("every", add, initial=[])
+        for row in rows:
+            for one in (count, total, least, most):
+                one.add(row["x"])
+                # No value to these.
+                one.add(None)
+            for one in (product, mean, every):
+                one.add(row["x"])
+        states = (count, total, least, most, product, mean, every)
+        made = {**key, "all": repr([state.get() for state in states])}
+        if rows and rows[-1]["x"] % 50 == 0:
+            for state in states:
+                state.clear()
+            assert [state.get() for state in states] == [0, None, None, None, None, (0, 0), []]
+            assert not any(states)
+        return made
+
+    def processor() -> Processor:
+        return Processor(fold, "fold", ("k",), {"k": "int64", "all": "str"}, None, str(tmp_path), True)
+
+    dice = random.Random(4)
+    one, parts, of_key = processor(), list[bytes](), dict[int, list[int]]()
+    spilled = 0
+    for turn in range(400):
+        k, x = dice.randrange(5), dice.randrange(-100, 100)
+        key = tm.from_dict({"k": [k]}).collect()._native
+        made = one.rows(key, [1], [1], tm.from_dict({"k": [k], "x": [x]}).collect()._native)
+        values = of_key.setdefault(k, [])
+        values.append(x)
+        product = values[0]
+        for value in values[1:]:
+            product = product * value % 1009
+        pair = (len(values), sum(values))
+        expected = [*pair, min(values), max(values), product, pair, values]
+        assert tm.Table(made[0]).to_pylist() == [{"k": k, "all": repr(expected)}]
+        if x % 50 == 0:
+            values.clear()
+        if turn % 4 == 0:
+            for _, whole, part in one.snapshot(whole=turn % 40 == 0):
+                parts = [part] if whole else [*parts, part]
+        if turn % 12 == 0:
+            one = processor()
+            one.restore(0, 1, parts)
+        elif turn % 7 == 0:
+            one._store = one._store or Store(str(tmp_path))
+            one._store.put([one._evict(key) for key in list(one._entries)])
+            spilled += 1
+    assert spilled > 10
+    # What is changed in place outside of `add` is saved, too.
+    parts = [part for _, _, part in one.snapshot(whole=True)]
+
+    def get(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.aggregate_state("every", add, initial=[]).get().append("got")
+
+    changing = Processor(get, "get", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+    changing.restore(0, 1, parts)
+    k = next(k for k, values in of_key.items() if values)
+    key = tm.from_dict({"k": [k]}).collect()._native
+    changing.rows(key, [1], [1], key)
+    parts += [part for _, _, part in changing.snapshot(whole=False)]
+    again = processor()
+    again.restore(0, 1, parts)
+    assert again._entries[k,].items["every"]._values == {0: [*of_key[k], "got"]}
+
+
+def test_aggregates_are_forgotten(tmp_path: Any) -> None:
+    """With `ttl`, when nothing has been added for so long; also by who goes on, and without another row."""
+
+    def fold(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        total = context.aggregate_state("total", "sum", ttl="10s")
+        for row in rows:
+            total.add(row["x"])
+        return {**key, "total": total.get()}
+
+    def processor() -> Processor:
+        return Processor(fold, "fold", ("k",), {"k": "int64", "total": "int64"}, None, str(tmp_path), True)
+
+    def add(of: Processor, x: int) -> int:
+        key = tm.from_dict({"k": [1]}).collect()._native
+        made = of.rows(key, [1], [1], tm.from_dict({"k": [1], "x": [x]}).collect()._native)
+        return int(tm.Table(made[0]).to_pylist()[0]["total"])
+
+    one = processor()
+    one.time(0)
+    assert add(one, 1) == 1
+    one.time(9_000_000)
+    assert add(one, 2) == 3
+    parts = [part for _, _, part in one.snapshot(whole=True)]
+    one.time(18_000_000)
+    assert add(one, 3) == 6
+    one.time(28_000_000)
+    assert not one._entries
+    assert add(one, 4) == 4
+    again = processor()
+    again.restore(9_000_000, 1, parts)
+    again.time(18_999_999)
+    assert again._entries
+    again.time(19_000_000)
+    assert not again._entries
+
+
+def test_aggregates_that_cannot_be() -> None:
+    """Errors name the aggregate, and what there is."""
+
+    def refused(said: str, change: Any) -> None:
+        def process(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> None:
+            change(context)
+
+        with pytest.raises(tm.DataSetError, match=said):
+            written(stream(table(10)).key_by("k").process(process, SCHEMA))
+
+    names = "'count', 'sum', 'min', 'max' or a function of an accumulator and a value"
+    refused(f"the aggregate 'a' is {names}, not 'mean'", lambda c: c.aggregate_state("a", "mean"))
+    refused(
+        "'a' is a ListState of the key, not a AggregateState",
+        lambda c: (c.list_state("a"), c.aggregate_state("a", "sum")),
+    )
+    refused(
+        "'a' is a AggregateState of the key, not a MapState",
+        lambda c: (c.aggregate_state("a", "sum"), c.map_state("a")),
+    )
+    refused("the ttl of 'a', '0s', must be more than zero", lambda c: c.aggregate_state("a", "sum", ttl="0s"))
+    refused("division", lambda c: [c.aggregate_state("a", lambda x, y: x / y).add(n) for n in (1, 0)])
+
+
 def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
     """A checkpoint has what was put, changed in place or removed since the last one, not all there is."""
 

@@ -103,13 +103,14 @@ def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
 
 
 def test_states_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """States, lists and maps that come and go between memory and disk, timers, alarms and keys that are forgotten among them, are as if
+    """States, lists, maps and aggregates that come and go between memory and disk, timers, alarms and keys that are forgotten among them, are as if
     all stayed in memory; and so are checkpoints of what has changed."""
     start, ms, dice = datetime(1970, 1, 1), timedelta(milliseconds=1), random.Random(3)
     clock = 0
 
     def function(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
         seen, log = context.map_state("seen"), context.list_state("log")
+        most = context.aggregate_state("most", "max", ttl="1s")
         if context.timers:
             context.state = None
             seen.clear()
@@ -131,9 +132,10 @@ def test_states_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         if context.state % 4 == 0:
             seen.pop(dice_of[context.state % 7], None)
         log.append(context.state)
+        most.add(x)
         if context.state % 3 == 0:
             context.set_alarm(context.now + 30 * ms)
-        return {"k": key["k"], "n": context.state * 1000 + sum(map(len, seen.values()))}
+        return {"k": key["k"], "n": context.state * 1000 + sum(map(len, seen.values())) + most.get()}
 
     dice_of = [dice.randrange(7) for _ in range(7)]
 

@@ -86,7 +86,10 @@ pub enum State {
 }
 
 /// An operation under way, or none.
-#[pyclass(subclass, frozen, module = "tidemill._tidemill")]
+///
+/// The weak reference list is here, not in the Python subclass: a subclass with a field of its own would be tracked by
+/// the garbage collector, which costs each message more than its copy.
+#[pyclass(subclass, frozen, weakref, module = "tidemill._tidemill")]
 pub struct Request {
     state: Mutex<State>,
     persistent: bool,

@@ -68,7 +68,7 @@ class Numbered:
 class Request(_tidemill.Request, Numbered):
     """An operation under way; ``MPI.REQUEST_NULL`` (false) once its outcome has been fetched."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ()
 
     def __bool__(self) -> bool:
         return not self._is_idle

@@ -12,7 +12,7 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._table import Table
 from tidemill.stream._connect import Connector, from_files, from_kafka, rate, to_files, to_kafka
-from tidemill.stream._items import ListState, MapState
+from tidemill.stream._items import AggregateState, ListState, MapState
 from tidemill.stream._late import LateRowsWarning, NoTimeWarning, late_rows, rows_without_time
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
@@ -24,6 +24,7 @@ from tidemill.stream._tls import Tls
 from tidemill.stream._windows import Windows, calendar, counting, custom, session, sliding, tumbling, window
 
 __all__ = [
+    "AggregateState",
     "Connector",
     "Duration",
     "KeyContext",

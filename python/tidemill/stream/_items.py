@@ -1,18 +1,34 @@
-"""Lists and maps that a function keeps of a key: a checkpoint saves of them what has changed, however much there is.
+"""Lists, maps and aggregates that a function keeps of a key: a checkpoint saves of them what has changed, however much there is.
 
 Items may have a time to live: then it is noted when each was put, in that order, and the first are the first to go.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-__all__ = ["NEVER", "Items", "ListState", "MapState", "Part"]
+from tidemill.dataset._errors import DataSetError
+
+__all__ = [
+    "AGGREGATE",
+    "LIST",
+    "MAP",
+    "NEVER",
+    "AggregateState",
+    "Fold",
+    "Items",
+    "ListState",
+    "MapState",
+    "Part",
+    "of_kind",
+]
 
 #: What the engine says of time before there is any.
 NEVER = -(2**63)
@@ -21,10 +37,17 @@ NEVER = -(2**63)
 _FIXED = frozenset((type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta))
 
 
-class Part(NamedTuple):
-    """What is saved of a list or a map: all of it, or what has changed."""
+#: What items can be; saved as these numbers.
+MAP, LIST, AGGREGATE = 0, 1, 2
 
-    is_list: bool
+#: An accumulator and a value to the accumulator with that value.
+Fold = Callable[[Any, Any], Any]
+
+
+class Part(NamedTuple):
+    """What is saved of a list, a map or an aggregate: all of it, or what has changed."""
+
+    kind: int
     #: Whether nothing of what was there before is left.
     cleared: bool
     values: dict[Any, Any]
@@ -45,13 +68,15 @@ class Part(NamedTuple):
         for name in self.gone:
             values.pop(_name(name), None)
             times.pop(_name(name), None)
-        return Part(self.is_list, True, values, [], self.ttl, times)
+        return Part(self.kind, True, values, [], self.ttl, times)
 
 
 class Items:
     """Items by name, and which of them have changed since they were saved."""
 
     __slots__ = ("_changed", "_check", "_cleared", "_now", "_times", "_ttl", "_values")
+
+    _kind: int
 
     def __init__(self, values: dict[Any, Any] | None = None) -> None:
         self._values = {} if values is None else values
@@ -137,13 +162,12 @@ class Items:
 
     def _part(self, whole: bool) -> Part:
         """What is to be saved; `whole`: all of it."""
-        is_list = isinstance(self, ListState)
         if whole:
-            return Part(is_list, True, self._values, [], self._ttl, dict(self._times))
+            return Part(self._kind, True, self._values, [], self._ttl, dict(self._times))
         values = {name: self._values[name] for name in self._changed if name in self._values}
         times = {name: at for name in values if (at := self._times.get(name)) is not None}
         gone = [name for name in self._changed if name not in values]
-        return Part(is_list, self._cleared, values, gone, self._ttl, times)
+        return Part(self._kind, self._cleared, values, gone, self._ttl, times)
 
     def _saved(self) -> None:
         """What has changed so far is saved, or need not be."""
@@ -155,6 +179,7 @@ class ListState(Items):
     """A list that a function keeps of a key; see `KeyContext.list_state`."""
 
     __slots__ = ()
+    _kind = LIST
 
     def append(self, value: Any) -> None:
         """Add a value: anything that can be pickled."""
@@ -177,6 +202,7 @@ class MapState(Items, MutableMapping[Any, Any]):
     """A map that a function keeps of a key, which is used like a dict; see `KeyContext.map_state`."""
 
     __slots__ = ()
+    _kind = MAP
 
     def __init__(self, values: dict[Any, Any] | None = None) -> None:
         super().__init__(None if values is None else _found_again(values))
@@ -198,6 +224,68 @@ class MapState(Items, MutableMapping[Any, Any]):
 
     def __repr__(self) -> str:
         return f"MapState({self._values!r})"
+
+
+def _one_more(count: int, _: object) -> int:
+    return count + 1
+
+
+#: Folds that have a name.
+_FOLDS: dict[str, Fold] = {"count": _one_more, "sum": operator.add, "min": min, "max": max}
+#: The name of an aggregate's only item.
+_ONLY = 0
+
+
+class AggregateState(Items):
+    """What has been made of the values that a function has added for a key; see `KeyContext.aggregate_state`."""
+
+    __slots__ = ("_fold", "_initial", "_skips_none")
+    _kind = AGGREGATE
+
+    def __init__(self, values: dict[Any, Any] | None = None) -> None:
+        super().__init__(values)
+        # It is said anew whenever the state is asked for: functions are not saved.
+        self._fold: Fold = operator.add
+        self._initial: Any = None
+        self._skips_none = False
+
+    def _fold_by(self, name: str, fold: str | Fold, initial: Any) -> None:
+        """Say how values are added."""
+        if callable(fold):
+            self._fold, self._initial, self._skips_none = fold, initial, False
+            return
+        if fold not in _FOLDS:
+            names = ", ".join(map(repr, _FOLDS))
+            raise DataSetError(
+                f"the aggregate {name!r} is {names} or a function of an accumulator and a value, not {fold!r}"
+            )
+        self._fold, self._skips_none = _FOLDS[fold], True
+        self._initial = 0 if fold == "count" and initial is None else initial
+
+    def add(self, value: Any) -> None:
+        """Add a value to the accumulator. Of ``"count"``, ``"sum"``, ``"min"`` and ``"max"`` None is no value."""
+        if value is None and self._skips_none:
+            return
+        before = self.get()
+        is_first = not self._values and self._initial is None
+        self._put(_ONLY, value if is_first else self._fold(before, value))
+
+    def get(self) -> Any:
+        """Return the accumulator; before any value was added `initial`, which is 0 for ``"count"``, and else by default None."""
+        if self._values:
+            return self._read(_ONLY)
+        # Whoever has it may change it in place, and it is that of all keys.
+        return self._initial if type(self._initial) in _FIXED else copy.deepcopy(self._initial)
+
+    def __repr__(self) -> str:
+        return f"AggregateState({self._values.get(_ONLY)!r})"
+
+
+def of_kind(kind: int, values: dict[Any, Any]) -> ListState | MapState | AggregateState:
+    """What was saved."""
+    if kind == AGGREGATE:
+        return AggregateState(values)
+    return ListState(values) if kind == LIST else MapState(values)
 
 
 def _name(name: Any) -> Any:

@@ -19,7 +19,7 @@ from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._map import Row, Schema, _table
 from tidemill.dataset._table import Table
 from tidemill.stream._items import NEVER as _NEVER
-from tidemill.stream._items import ListState, MapState, Part
+from tidemill.stream._items import AggregateState, Fold, ListState, MapState, Part, of_kind
 from tidemill.stream._state import Declared
 from tidemill.stream._store import Store, Stored
 from tidemill.stream._time import Duration, micros
@@ -44,7 +44,8 @@ _KEYS_MIN = 64
 _DUE_MIN = 1000
 
 _Key = tuple[Hashable, ...]
-_Kind = TypeVar("_Kind", ListState, MapState)
+_Items = ListState | MapState | AggregateState
+_Kind = TypeVar("_Kind", ListState, MapState, AggregateState)
 
 
 class _Kept(NamedTuple):
@@ -54,7 +55,7 @@ class _Kept(NamedTuple):
     timers: list[int]
     touched: int
     alarms: list[int] = []  # noqa: RUF012 (nobody changes it)
-    #: Whether these are all lists and maps, and not those that have changed.
+    #: Whether these are all lists, maps and aggregates, and not those that have changed.
     whole: bool = True
     items: dict[str, tuple[Any, ...]] = {}  # noqa: RUF012
 
@@ -73,8 +74,8 @@ class _Entry:
 
     bucket: int
     state: Any = None
-    #: Lists and maps, by name.
-    items: dict[str, ListState | MapState] = field(default_factory=dict)
+    #: Lists, maps and aggregates, by name.
+    items: dict[str, _Items] = field(default_factory=dict)
     #: Whether a snapshot may not build on what was saved of them before.
     whole: bool = True
     timers: set[int] = field(default_factory=set)
@@ -94,7 +95,7 @@ class _Entry:
         return self.state is None and not self.timers and not self.alarms and not any(self.items.values())
 
     def kept(self, whole: bool) -> tuple[Any, ...]:
-        """What is saved; not `whole`: of lists and maps what has changed."""
+        """What is saved; not `whole`: of lists, maps and aggregates what has changed."""
         whole = whole or self.whole
         timers, alarms = sorted(self.timers), sorted(self.alarms)
         if not self.items and not alarms:
@@ -179,7 +180,7 @@ class KeyContext:
     alarms : list of datetime
         The same of alarms.
 
-    A key of which there is neither a state nor a timer, an alarm or an item of a list or map is forgotten.
+    A key of which there is neither a state nor a timer, an alarm, an item of a list or map or an aggregate is forgotten.
     """
 
     __slots__ = ("_alarms", "_clock", "_declared", "_entry", "_now", "_set", "alarms", "state", "time", "timers")
@@ -218,7 +219,7 @@ class KeyContext:
         Raises
         ------
         DataSetError
-            If the key has a map by this name, or ``lists=`` of `process` names no such list.
+            If the key has a map or an aggregate by this name, or ``lists=`` of `process` names no such list.
         """
         return self._items(name, ListState, ttl)
 
@@ -231,9 +232,36 @@ class KeyContext:
         Raises
         ------
         DataSetError
-            If the key has a list by this name, or ``maps=`` of `process` names no such map.
+            If the key has a list or an aggregate by this name, or ``maps=`` of `process` names no such map.
         """
         return self._items(name, MapState, ttl)
+
+    def aggregate_state(
+        self, name: str, fold: str | Fold, initial: Any = None, ttl: Duration | None = None
+    ) -> AggregateState:
+        """Return an aggregate of the key's own: of the values that are added (`add`) it keeps what `fold` makes of them (`get`).
+
+        Parameters
+        ----------
+        name : str
+            One of the key.
+        fold : str or callable
+            ``"count"``, ``"sum"``, ``"min"``, ``"max"``, or a function that is called as ``fold(accumulator, value)`` and returns the
+            accumulator with the value, which may be the same object, changed. It is not saved: each call says it anew.
+        initial : object, optional
+            The accumulator before the first value, a copy for each key; anything that can be pickled. Without it the first value is the
+            accumulator that the second is added to.
+        ttl : str, number of seconds or timedelta, optional
+            Forget the accumulator when the stream's time has gone on for so long since a value was added; what was said last holds.
+
+        Raises
+        ------
+        DataSetError
+            If the key has a list or a map by this name, `fold` is none, or ``aggregates=`` of `process` names no such aggregate.
+        """
+        state = self._items(name, AggregateState, ttl)
+        state._fold_by(name, fold, initial)
+        return state
 
     def _items(self, name: str, kind: type[_Kind], ttl: Duration | None) -> _Kind:
         items = self._entry.items.get(name)
@@ -242,7 +270,7 @@ class KeyContext:
         if not isinstance(items, kind):
             raise DataSetError(f"{name!r} is a {type(items).__name__} of the key, not a {kind.__name__}")
         if self._declared is not None and items._check is None:
-            items._check = self._declared.check(name, kind is ListState)
+            items._check = self._declared.check(name, kind._kind)
         items._now = self._now
         if ttl is not None:
             lives = micros(ttl, "ttl")
@@ -438,13 +466,13 @@ class Processor:
             self._add(key, stored.bucket, _Kept(*kept), whole=stored.changed)
 
     def _add(self, key: _Key, bucket: int, kept: _Kept, whole: bool = False) -> None:
-        items: dict[str, ListState | MapState] = {}
+        items: dict[str, _Items] = {}
         for name, saved in kept.items.items():
             part = Part(*saved)
             values = part.values
             if self._declared is not None:
-                values = self._declared.filled(name, part.is_list, values)
-            items[name] = ListState(values) if part.is_list else MapState(values)
+                values = self._declared.filled(name, part.kind, values)
+            items[name] = of_kind(part.kind, values)
             items[name]._live(part.ttl, part.times)
         timers, alarms = set(kept.timers), set(kept.alarms)
         entry = self._entries[key] = _Entry(bucket, kept.state, items, whole, timers, alarms, kept.touched)

@@ -1,4 +1,4 @@
-"""States, lists and maps with names and types: what a function may keep of a key, and what becomes of that of a program before."""
+"""States, lists, maps and aggregates with names and types: what a function may keep of a key, and what becomes of that of a program before."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from tidemill.dataset._errors import DataSetError
+from tidemill.stream._items import AGGREGATE, LIST, MAP
 
 __all__ = ["Declared", "ItemType", "StateFields"]
 
@@ -69,12 +70,14 @@ class StateFields:
 
 
 class _Items:
-    """What items of one list or map are, and names of a map: fields, or one without a name for a value that is none."""
+    """What items of one list or map are, names of a map, and an aggregate: fields, or one without a name for a value that is none."""
 
-    def __init__(self, what: str, of: ItemType, resolve: Resolve) -> None:
+    def __init__(self, what: str, of: ItemType, resolve: Resolve, *, has_items: bool = True) -> None:
         if not isinstance(of, (str, Mapping)) or not of:
-            raise DataSetError(f"{what} has items of a type, or with at least one field, not {of!r}")
+            has = "has items of a type, or" if has_items else "is of a type, or a dict"
+            raise DataSetError(f"{what} {has} with at least one field, not {of!r}")
         self._what = what
+        self._value = f"an item of {what}" if has_items else what
         self._is_plain = isinstance(of, str)
         self._types = {"": of} if isinstance(of, str) else dict(of)
         self._fields = StateFields(resolve(self._types), "the program")
@@ -88,56 +91,67 @@ class _Items:
         wrong = self._fields.wrong({"": value} if self._is_plain else value)
         if wrong is not None:
             wrong = f"is {value!r}, and is to be {self._types['']}" if self._is_plain else wrong
-            raise DataSetError(f"an item of {self._what} {wrong}")
+            raise DataSetError(f"{self._value} {wrong}")
 
     def filled(self, value: Any) -> Any:
         """A value that was saved, perhaps before it had all of these fields."""
         return value if self._is_plain else self._fields.filled(value)
 
 
+#: Which argument of `process` says what there is of a kind.
+_ARGUMENTS = {LIST: "lists=", MAP: "maps=", AGGREGATE: "aggregates="}
+
+
 class Declared:
-    """What a function says that it keeps of a key: the fields of its state, its lists and its maps. What it says nothing of may be anything."""
+    """What a function says that it keeps of a key: the fields of its state, its lists, maps and aggregates. What it says nothing of may be
+    anything.
+    """
 
     def __init__(
         self,
         state: list[tuple[str, str]] | None,
         lists: Mapping[str, ItemType] | None,
         maps: Mapping[str, tuple[str, ItemType]] | None,
+        aggregates: Mapping[str, ItemType] | None,
         resolve: Resolve,
     ) -> None:
         self.fields = None if state is None else StateFields(state)
-        # By whether it is a list.
-        self._items: dict[bool, dict[str, tuple[_Items | None, _Items]] | None] = {True: None, False: None}
+        # By kind.
+        self._items: dict[int, dict[str, tuple[_Items | None, _Items]] | None] = dict.fromkeys(_ARGUMENTS)
         if lists is not None:
-            self._items[True] = {name: (None, _Items(f"list {name}", of, resolve)) for name, of in lists.items()}
+            self._items[LIST] = {name: (None, _Items(f"list {name}", of, resolve)) for name, of in lists.items()}
         if maps is not None:
             for name, pair in maps.items():
                 if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
                     raise DataSetError(f"map {name} has a type of names and one of items, not {pair!r}")
-            self._items[False] = {
+            self._items[MAP] = {
                 name: (_Items(f"names of map {name}", names, resolve), _Items(f"map {name}", of, resolve))
                 for name, (names, of) in maps.items()
             }
+        if aggregates is not None:
+            self._items[AGGREGATE] = {
+                name: (None, _Items(f"aggregate {name}", of, resolve, has_items=False))
+                for name, of in aggregates.items()
+            }
 
     def columns(self) -> list[tuple[str, str]]:
-        """What a checkpoint says of lists and maps."""
+        """What a checkpoint says of lists, maps and aggregates."""
         found = [pair for of in self._items.values() for pair in (of or {}).values()]
         return [column for pair in found for items in pair if items is not None for column in items.columns()]
 
-    def check(self, name: str, is_list: bool) -> Callable[[Any, Any], None] | None:
-        """What looks at names and values of a list or a map; None where they may be anything.
+    def check(self, name: str, kind: int) -> Callable[[Any, Any], None] | None:
+        """What looks at names and values of a list, a map or an aggregate; None where they may be anything.
 
         Raises
         ------
         DataSetError
-            If there is no such list or map.
+            If there is no such one.
         """
-        of = self._items[is_list]
+        of = self._items[kind]
         if of is None:
             return None
         if name not in of:
-            argument = "lists=" if is_list else "maps="
-            raise DataSetError(f"{name!r} is not among {argument}, which names {', '.join(of) or 'none'}")
+            raise DataSetError(f"{name!r} is not among {_ARGUMENTS[kind]}, which names {', '.join(of) or 'none'}")
         names, items = of[name]
 
         def check(name: Any, value: Any) -> None:
@@ -147,7 +161,7 @@ class Declared:
 
         return check
 
-    def filled(self, name: str, is_list: bool, values: dict[Any, Any]) -> dict[Any, Any]:
+    def filled(self, name: str, kind: int, values: dict[Any, Any]) -> dict[Any, Any]:
         """Items that were saved, perhaps before they had all of their fields."""
-        of = (self._items[is_list] or {}).get(name)
+        of = (self._items[kind] or {}).get(name)
         return values if of is None else {name: of[1].filled(value) for name, value in values.items()}
