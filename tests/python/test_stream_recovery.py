@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import launched
+import pyarrow as pa
 import pytest
 import servers
 import stream_job
@@ -193,6 +194,28 @@ def test_windows_for_late_rows_do_not_come_again(tmp_path: Path) -> None:
     assert 4 < before < 20
     counts.write_stream(take, checkpoint=tmp_path, every="100ms")
     assert sorted(n for _, n in seen) == [100] * 20 and len({start for start, _ in seen}) == 20
+
+
+def test_a_session_goes_on_as_one(tmp_path: Path) -> None:
+    """Rows of a session came in several batches before the checkpoint, and none comes behind it."""
+    rows = tm.from_dict({"s": list(range(4000))}).with_columns(at=tm.col("s").cast("timestamp[s]")).collect()
+    passed: list[int] = []
+
+    def count(batch: pa.RecordBatch) -> pa.RecordBatch:
+        passed.append(batch.num_rows)
+        return batch
+
+    stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
+    some = stream.map_batches(count, schema=rows.schema).filter(tm.col("s") < 100)
+    counts = some.group_by(tm.window(tm.stream.session("10h"), on="at")).agg(n=tm.count())
+    seen: list[int] = []
+
+    def take(table: tm.Table) -> None:
+        seen.extend(row["n"] for row in table.to_pylist())
+
+    counts.write_stream(take, checkpoint=tmp_path, every="1h", stop=lambda: sum(passed) > 200)
+    counts.write_stream(take, checkpoint=tmp_path, every="1h")
+    assert seen == [100]
 
 
 def test_two_jobs_in_one_place(folder: Path) -> None:

@@ -258,7 +258,9 @@ pub(crate) struct SecondHalf {
     /// No session is over before that.
     next_end: Micros,
     fired: Micros,
-    /// What has come since the last snapshot.
+    /// Whether there are snapshots.
+    saves: bool,
+    /// What has come since the last one; nothing, if there are none.
     news: Vec<RecordBatch>,
     /// Buckets of which sessions have fired since.
     fired_buckets: BTreeSet<u32>,
@@ -275,6 +277,7 @@ impl SecondHalf {
             parts: Vec::new(),
             next_end: Micros::MAX,
             fired: Micros::MIN,
+            saves: context.makes_checkpoints() && !context.at_most_once(),
             news: Vec::new(),
             fired_buckets: BTreeSet::new(),
             saved: Arc::default(),
@@ -287,6 +290,10 @@ impl SecondHalf {
             new.take(reader.read(part)?);
         }
         new.news.clear();
+        // A part may have several rows of one session, if it is what came between two snapshots.
+        if !new.parts.is_empty() {
+            new.parts = vec![shape.merged(&new.parts)?];
+        }
         *new.saved.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
         Ok(new)
     }
@@ -349,8 +356,10 @@ impl SecondHalf {
         let gap = self.shape.gap;
         let end = times(&sessions, 1).values().iter().map(|last| last.saturating_add(gap)).min();
         self.next_end = end.unwrap_or(Micros::MAX).min(self.next_end);
-        self.parts.push(sessions.clone());
-        self.news.push(sessions);
+        if self.saves {
+            self.news.push(sessions.clone());
+        }
+        self.parts.push(sessions);
     }
 
     /// Puts all parts together.
