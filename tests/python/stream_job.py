@@ -107,6 +107,14 @@ def visits(rows: tm.DataSet) -> tm.DataSet:
     return found.select("key", "window_start", "window_end", "n")
 
 
+def kept_visits(rows: tm.DataSet) -> tm.DataSet:
+    """As `visits`, which are kept for late rows that do not come, and also give what they have with every second row."""
+    if not rows._native.is_stream():
+        return visits(rows)
+    window = tm.window(tm.stream.session("90ms"), on="ts", late="1s", early_rows=2)
+    return rows.group_by("key", window).agg(n=tm.count()).filter(tm.col("window_final")).drop("window_final")
+
+
 def different(rows: tm.DataSet) -> tm.DataSet:
     """Each pair of key and second once."""
     return rows.select("key", second=tm.col("ts").cast("timestamp[s]")).distinct()
@@ -186,6 +194,7 @@ QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "pairs": pairs,
     "best": best,
     "visits": visits,
+    "kept_visits": kept_visits,
     "different": different,
     "remembered": remembered,
     "by_hand": by_hand,

@@ -184,25 +184,3 @@ def test_queries_after_fork_and_in_threads() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert result.stdout == b"done\n", result.stderr.decode()
-
-
-def test_a_forked_child_leaves_what_is_its_parents(tmp_path: Path) -> None:
-    """A child that drops its copy of the engine must not remove the folder its parent spills to."""
-    program = (
-        "import os, tidemill as tm\n"
-        "data = tm.from_dict({'x': list(range(1000))})\n"
-        "assert data.sort('x').count() == 1000\n"
-        "before = os.listdir(os.environ['TIDEMILL_SPILL_DIR'])\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    assert data.count() == 1000\n"
-        "    raise SystemExit\n"
-        "assert os.waitpid(child, 0)[1] == 0\n"
-        "after = os.listdir(os.environ['TIDEMILL_SPILL_DIR'])\n"
-        "assert before and set(before) <= set(after), (before, after)\n"
-        "print('kept')\n"
-    )
-    env = {**os.environ, "TIDEMILL_SPILL_DIR": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, timeout=60)
-    assert result.stdout == b"kept\n", result.stderr.decode()
-    assert list(tmp_path.iterdir()) == []

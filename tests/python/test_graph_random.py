@@ -116,3 +116,213 @@ def test_graphs_made_by_chance(size: int, tmp_path: Path) -> None:
     result = launched.run("run", "-n", str(size), app)
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode().count("done") == size
+
+
+SCHEMAS = """
+import datetime, decimal, random
+
+ODD = [math.nan, -0.0, 0.0, math.inf, -math.inf, 1e300, 5e-324]
+def number(n):
+    return ODD[n] if n < len(ODD) else n / 2
+
+# Types of keys, and for each whole number a value; NaN and both zeros among floats. Values inside others are never null.
+STRUCT = pa.struct([("a", pa.int32()), ("b", pa.string())])
+KEYS = {
+    "int64": (pa.int64(), lambda n: n - 3),
+    "uint8": (pa.uint8(), lambda n: n % 256),
+    "bool": (pa.bool_(), lambda n: n % 2 == 0),
+    "float64": (pa.float64(), number),
+    "float32": (pa.float32(), lambda n: number(n) if n not in (5, 6) else 0.25),
+    "text": (pa.string(), lambda n: "" if n == 0 else f"text {n}" * (n % 4)),
+    "view": (pa.string_view(), lambda n: f"{'long ' * (n % 5)}{n}"),
+    "bytes": (pa.binary(), lambda n: bytes([n % 256, 0])),
+    "dictionary": (pa.dictionary(pa.int32(), pa.string()), lambda n: f"d{n}"),
+    "date": (pa.date32(), lambda n: datetime.date(1970, 1, 1) + datetime.timedelta(n - 5)),
+    "time": (pa.timestamp("us"), lambda n: datetime.datetime(2000, 1, 1) + datetime.timedelta(seconds=n - 5)),
+    "decimal": (pa.decimal128(12, 2), lambda n: decimal.Decimal(n - 4) / 4),
+    "list": (pa.list_(pa.int64()), lambda n: list(range(n % 4)) + [n]),
+    "struct": (STRUCT, lambda n: {"a": n % 3, "b": f"b{n}"}),
+    "lists": (pa.list_(STRUCT), lambda n: [{"a": i, "b": f"{n}"} for i in range(n % 3)] + [{"a": n, "b": ""}]),
+}
+# What only travels: nulls at every depth.
+PAYLOADS = {
+    "nothing": (pa.null(), lambda n: None),
+    "map": (pa.map_(pa.string(), pa.int64()), lambda n: None if n % 5 == 0 else [(f"{i}", None if i == 1 else n) for i in range(n % 3)]),
+    "deep": (pa.struct([("l", pa.list_(pa.struct([("f", pa.float64()), ("d", pa.dictionary(pa.int8(), pa.string()))])))]),
+             lambda n: None if n % 7 == 0 else {"l": None if n % 5 == 0 else [None if i == 1 else {"f": number(n), "d": f"{n % 3}"} for i in range(n % 4)]}),
+    "fixed": (pa.list_(pa.float32(), 2), lambda n: None if n % 3 == 0 else [None, 0.5]),
+    "text": (pa.large_string(), lambda n: None if n % 4 == 0 else "x" * (n % 50)),
+}
+
+def exact(value):
+    # Equal for what is the same: NaN too, and not for the two zeros.
+    if isinstance(value, (list, tuple)):
+        return tuple(map(exact, value))
+    if isinstance(value, dict):
+        return tuple((name, exact(inner)) for name, inner in value.items())
+    return repr(value) if isinstance(value, float) else value
+
+def as_key(value):
+    # Both zeros are one.
+    return exact(value + 0.0 if isinstance(value, float) else value)
+
+def alike(found, wanted, what):
+    found, wanted = collections.Counter(map(exact, found)), collections.Counter(map(exact, wanted))
+    assert found == wanted, (what, "missing", list((wanted - found))[:3], "too many", list((found - wanted))[:3])
+
+def rows_of_seed(dice, kind, nulls):
+    count = dice.choice([0, 1, 2, 40, 40, 400])
+    values = dice.choice([1, 5, 5, 30, None])  # one key, some, or a key for each row
+    of, null = KEYS[kind][1], dice.choice([0, 0.1, 1.0]) if nulls else 0
+    some = [n if values is None else dice.randrange(values) for n in range(count)]
+    return [{"k": None if dice.random() < null else of(n), "l": n % 3, "w": at, "v": None if n % 3 == 0 else n} for at, n in enumerate(some)]
+
+def sender(rows, schema, batch, empties):
+    def send(out, context):
+        mine = rows[context.copy::context.copies]
+        if empties:
+            out.send(schema.empty_table())
+        for at in range(0, len(mine), batch):
+            out.send(pa.RecordBatch.from_pylist(mine[at:at + batch], schema))
+            if empties:
+                out.send(schema.empty_table())
+    return send
+
+def run(graph, sink):
+    result = graph.run()
+    return [result[sink.name][copy] for copy in sorted(result[sink.name])]
+
+def taken(rows, context):
+    return [row for table in rows for row in table.to_pylist()]
+
+def groups(rows):
+    found = collections.defaultdict(list)
+    for row in rows:
+        found[as_key(row["k"])].append(row)
+    return found
+
+def check_one(dice, seed):
+    kind, payload = dice.choice(list(KEYS)), dice.choice(list(PAYLOADS))
+    rows = [{**row, "p": PAYLOADS[payload][1](row["w"])} for row in rows_of_seed(dice, kind, nulls=True)]
+    schema = pa.schema([("k", KEYS[kind][0]), ("l", pa.int64()), ("w", pa.int64()), ("v", pa.int64()), ("p", PAYLOADS[payload][0])])
+    copies, targets = dice.randint(1, 5), dice.randint(1, 5)
+    to, along = dice.randrange(targets), dice.choice(["binomial", "binary", "flat", "chain"])
+    buckets = dice.choice([1, 7, 1024])
+    name = dice.choice(WAYS)
+    exchange = {
+        "direct": lambda: x.direct(), "broadcast": lambda: x.broadcast(along=along), "all_gather": lambda: x.all_gather(along=along),
+        "gather": lambda: x.gather(to, along=dice.choice([None, along])), "turn": lambda: x.partition(), "key": lambda: x.partition("k", buckets=buckets),
+        "keys": lambda: x.partition(["k", "l"], buckets=buckets), "ranges": lambda: x.partition(ranges=["v", "w"]),
+        "function": lambda: x.partition(lambda table, copies: table.to_numpy()["w"] % copies),
+        "sort": lambda: x.sort(["v", "w"], descending=falls, nulls_first=first), "sort key": lambda: x.sort(["k", "w"], descending=falls),
+        "keyed_gather": lambda: x.keyed_gather("k", buckets=buckets), "distinct": lambda: x.keyed_reduce("k", buckets=buckets),
+        "keyed_reduce": lambda: x.keyed_reduce("k", {"w": op}, buckets=buckets), "keys reduced": lambda: x.keyed_reduce(["k", "l"], {"w": op}),
+        "reduce": lambda: x.reduce({"w": op}, to=to, along=along), "all_reduce": lambda: x.all_reduce({"w": op}, along=along),
+        "union": lambda: x.union(x.partition("k")),
+    }
+    falls, first, op = dice.random() < 0.5, dice.choice([None, True, False]), dice.choice(["sum", "min", "max"])
+    if name == "direct":
+        targets = copies
+    what = f"seed {seed}: {name} of {len(rows)} rows with keys of {kind}, {payload}, {copies} to {targets}, {op}"
+    of = {"sum": sum, "min": min, "max": max}[op]
+    try:
+        graph = tm.Graph(f"seed {seed}")
+        source = graph.source("source", sender(rows, schema, dice.choice([1, 7, 1000]), dice.random() < 0.3), schema=schema, parallelism=copies)
+        sink = graph.sink("sink", taken, parallelism=targets)
+        graph.connect([source, source] if name == "union" else source, sink, exchange[name]())
+        parts = run(graph, sink)
+    except tm.GraphError as error:
+        raise AssertionError(what) from error
+    every = flat(parts)
+    if name in ("broadcast", "all_gather"):
+        for part in parts:
+            alike(part, rows, what)
+    elif name in ("reduce", "all_reduce"):
+        one = [{"w": of(row["w"] for row in rows)}] if rows else []
+        assert parts == [one if name == "all_reduce" or copy == to else [] for copy in range(targets)], (what, parts)
+    elif name in ("distinct", "keyed_reduce", "keys reduced"):
+        wanted = collections.defaultdict(list)
+        for row in rows:
+            wanted[(as_key(row["k"]), *([row["l"]] if name == "keys reduced" else []))].append(row["w"])
+        found = [((as_key(row["k"]), *([row["l"]] if name == "keys reduced" else [])), row.get("w")) for row in every]
+        alike(found, [(key, None if name == "distinct" else of(values)) for key, values in wanted.items()], what)
+    else:
+        alike(every, rows * 2 if name == "union" else rows, what)
+    if name == "direct":
+        for copy, part in enumerate(parts):
+            assert exact(part) == exact(rows[copy::copies]), what
+    if name == "gather":
+        assert all(not part for copy, part in enumerate(parts) if copy != to), what
+    if name == "function":
+        assert all(row["w"] % targets == copy for copy, part in enumerate(parts) for row in part), what
+    if name in ("key", "keyed_gather", "union"):
+        owners = [set(groups(part)) for part in parts]
+        assert sum(map(len, owners)) == len(set().union(*owners)), what
+    if name == "keyed_gather":
+        for part in parts:
+            runs = [key for key, _ in itertools.groupby(as_key(row["k"]) for row in part)]
+            assert len(runs) == len(set(runs)), what
+    if name == "sort":
+        nulls = (falls if first is None else not first)
+        def place(row):
+            v = row["v"]
+            return (nulls if v is None else not nulls, 0 if v is None else -v if falls else v, -row["w"] if falls else row["w"])
+        assert [row["w"] for row in every] == [row["w"] for row in sorted(rows, key=place)], what
+    if name == "sort key":
+        # What the order of nested values is, Arrow knows; equal ones follow each other.
+        runs = [key for key, _ in itertools.groupby(exact(row["k"]) for row in every)]
+        assert len(runs) == len(set(runs)), what
+    if name == "ranges":
+        spans = [((row["v"] is not None, row["v"] or 0, row["w"]), copy) for copy, part in enumerate(parts) for row in part]
+        assert [copy for _, copy in sorted(spans)] == sorted(copy for _, copy in spans), what
+
+def check_join(dice, seed):
+    kind, how = dice.choice(list(KEYS)), dice.choice(["inner", "left", "right", "full", "semi", "anti"])
+    left = [{"k": row["k"], "a": row["w"]} for row in rows_of_seed(dice, kind, nulls=True)]
+    right = [{"j": row["k"], "b": row["w"]} for row in rows_of_seed(dice, kind, nulls=True)][:40]
+    copies, targets = [dice.randint(1, 4), dice.randint(1, 4)], dice.randint(1, 5)
+    broadcast = how in ("inner", "left", "semi", "anti") and dice.random() < 0.3
+    if broadcast:
+        copies[0] = targets
+    what = f"seed {seed}: {how} join of {len(left)} and {len(right)} rows by {kind}, {copies} to {targets}, broadcast: {broadcast}"
+    graph = tm.Graph(f"seed {seed}")
+    sources = []
+    for at, (key, value, rows) in enumerate([("k", "a", left), ("j", "b", right)]):
+        schema = pa.schema([(key, KEYS[kind][0]), (value, pa.int64())])
+        sources.append(graph.source(f"source{at}", sender(rows, schema, dice.choice([1, 9, 1000]), True), schema=schema, parallelism=copies[at]))
+    sink = graph.sink("sink", taken, parallelism=targets)
+    graph.connect(sources, sink, x.join({"k": "j"}, how, broadcast_right=broadcast, buckets=dice.choice([3, 1024])))
+    by = collections.defaultdict(list)
+    for row in right:
+        if row["j"] is not None:
+            by[as_key(row["j"])].append(row)
+    partners = [by[as_key(row["k"])] if row["k"] is not None else [] for row in left]
+    pairs = [{**one, **two} for one, some in zip(left, partners) for two in some]
+    if how in ("left", "full"):
+        pairs += [{**one, "j": None, "b": None} for one, some in zip(left, partners) if not some]
+    if how in ("right", "full"):
+        there = {as_key(row["k"]) for row in left if row["k"] is not None}
+        pairs += [{"k": None, "a": None, **two} for two in right if two["j"] is None or as_key(two["j"]) not in there]
+    if how in ("semi", "anti"):
+        pairs = [one for one, some in zip(left, partners) if bool(some) == (how == "semi")]
+    alike(flat(run(graph, sink)), pairs, what)
+
+WAYS = ["direct", "broadcast", "all_gather", "gather", "turn", "key", "keys", "ranges", "function", "sort", "sort key", "keyed_gather", "distinct",
+        "keyed_reduce", "keys reduced", "reduce", "all_reduce", "union"]
+first = int(sys.argv[1])
+for seed in range(first, first + int(sys.argv[2])):
+    dice = random.Random(seed)
+    (check_join if dice.random() < 0.25 else check_one)(dice, seed)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_schemas_made_by_chance(size: int, tmp_path: Path) -> None:
+    """Every exchange over keys of every type, with what is rare: no rows, one key, a key for each row, nulls, NaN, empty batches."""
+    app = tmp_path / "app.py"
+    app.write_text(program(SCHEMAS))
+    # More workers take longer to start and to meet than to run.
+    result = launched.run("run", "-n", str(size), app, str(1000 * size), str(240 // size))
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout.decode().count("done") == size

@@ -123,7 +123,6 @@ def test_late_rows_in_sql() -> None:
         ("early(counting(5), '1 second')", "early takes a window of time and a length of time"),
         ("early(tumble(at, '1 hour'), '1 microsecond')", "every millisecond or less often"),
         ("late(tumble(at, '1 hour'))", "late takes a window and one length of time|a window's length is a constant"),
-        ("early(session(at, '1 hour'), '1 second')", "early results of session windows"),
         ("early(tumble(at, '1 hour'), 0)", "early results come with every row, or every so many rows"),
         ("early(early(tumble(at, '1 hour'), 5), '1 second')", "by the clock or by rows, not both"),
         ("early(late(tumble(at, '1 hour'), '1 hour'), 5)", r"late rows \(late=\) and give results by rows"),

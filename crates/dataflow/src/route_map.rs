@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// Buckets of a keyed exchange, unless told.
 pub const BUCKETS: u32 = 1024;
+/// The most that there may be: every sender counts what it sends to each.
+pub const BUCKETS_MAX: u32 = 1 << 20;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

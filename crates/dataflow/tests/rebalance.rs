@@ -3,18 +3,21 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use arrow::array::{AsArray, Int64Array, RecordBatch};
-use arrow::datatypes::Int64Type;
-use common::counting::{Numbers, Outside, World, check, events, graph, run, run_graph, totals};
-use tidemill_dataflow::exchange::Partition;
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::{Int64Type, TimestampMillisecondType};
+use common::counting::{KEYS, Numbers, Outside, SPLITS, World, check, events, graph, run, run_graph, totals};
+use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::rebalance::{Moved, Rebalancing};
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
-use tidemill_dataflow::stream::Control;
+use tidemill_dataflow::stream::keyed::{KeyContext, KeyLogic, KeyOperator, Timer};
+use tidemill_dataflow::stream::source::EventTimes;
+use tidemill_dataflow::stream::{Control, EventTime};
 use tidemill_dataflow::{Emit, Graph, Operator, Progress, TaskError, TaskSpec};
 
 fn random(seed: u64) -> impl FnMut(u64) -> u64 {
@@ -335,4 +338,99 @@ fn a_run_without_checkpoints_refuses() {
         assert!(reason.is_none_or(|reason| reason.contains("checkpoints, which this run does not make")));
     })
     .unwrap();
+}
+
+const BIN_MS: i64 = 100;
+const BIN_BITS: u32 = 32;
+
+/// Counts the rows of a key in each tenth of a second, and gives the count when that has passed. Its state is these counts.
+struct Bins;
+
+fn counts_of(state: &[u8]) -> BTreeMap<i64, i64> {
+    let word = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap());
+    state.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..]))).collect()
+}
+
+fn bytes_of(counts: &BTreeMap<i64, i64>) -> Vec<u8> {
+    counts.iter().flat_map(|(bin, count)| [*bin, *count]).flat_map(i64::to_le_bytes).collect()
+}
+
+impl KeyLogic for Bins {
+    fn on_rows(&mut self, rows: &RecordBatch, key: &mut KeyContext<'_>, _: &mut Emit) -> Result<(), TaskError> {
+        let mut counts = counts_of(key.state());
+        for at in rows.column(2).as_primitive::<TimestampMillisecondType>().values() {
+            let bin = at / BIN_MS;
+            *counts.entry(bin).or_default() += 1;
+            key.set(Timer::Event(EventTime((bin + 1) * BIN_MS * 1000)));
+        }
+        *key.state() = bytes_of(&counts);
+        Ok(())
+    }
+
+    fn on_timer(&mut self, timer: Timer, key: &mut KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError> {
+        let Timer::Event(EventTime(at)) = timer else { return Err("nobody has set that".into()) };
+        let bin = at / 1000 / BIN_MS - 1;
+        let mut counts = counts_of(key.state());
+        let count = counts.remove(&bin).ok_or("a timer without a count")?;
+        *key.state() = bytes_of(&counts);
+        let count = Arc::new(Int64Array::from(vec![bin << BIN_BITS | count]));
+        let columns: Vec<ArrayRef> = vec![Arc::clone(key.key().column(0)), count];
+        emit.send(RecordBatch::try_new(totals(), columns)?);
+        Ok(())
+    }
+}
+
+/// Timers of keys go off once each, with what their keys had kept, while buckets move all the time, and copies fail and the job goes
+/// on with others.
+#[test]
+fn timers_move_with_their_keys() {
+    let rows = 8000;
+    let mut random = random(3);
+    for failures_max in [0, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::default();
+        let (mut failures, mut moved) = (0, 0);
+        loop {
+            let workers = 2 + random(2) as u32;
+            let fuse = (failures < failures_max).then(|| Arc::new(AtomicU64::new(1 + random(900))));
+            let mut graph = Graph::new("bins");
+            let times = EventTimes::of("time").out_of_order(Duration::from_millis(5));
+            let source =
+                TaskSpec::source("numbers", Some(times), move |context| Ok(Numbers::new(context, rows, fuse.clone())));
+            let source = graph.add(source.output("out", events()));
+            let bins = TaskSpec::operator("bins", |context| KeyOperator::new(Bins, &events(), &[0], context));
+            let bins = graph.add(bins.streaming().input("in").output("out", totals()));
+            let outside = Arc::clone(&world);
+            let sink = TaskSpec::sink("outside", move |context| Ok(Outside::new(&outside, context.copy())));
+            let sink = graph.add(sink.input("in"));
+            graph.connect(source, bins, Partition::by_key(["key"]));
+            graph.connect(bins, sink, Direct);
+            let mover = Mover::new("bins", workers, 4);
+            let outcome = run_graph(workers, folder.path(), &graph, |progress| {
+                if is_worker_0(progress) {
+                    mover.look(progress);
+                }
+                Ok(())
+            });
+            moved += mover.answers().iter().flatten().map(|moved| moved.bytes).sum::<u64>();
+            match outcome {
+                Ok(()) => break,
+                Err(error) => {
+                    assert!(error.to_string().contains("the fuse has blown"), "{error}");
+                    failures += 1;
+                }
+            }
+        }
+        assert!(failures > 0 || failures_max == 0);
+        let mut found: BTreeMap<(i64, i64), i64> = BTreeMap::new();
+        for (key, value) in world.lock().unwrap().values().flatten() {
+            *found.entry((*key, value >> BIN_BITS)).or_default() += value & ((1 << BIN_BITS) - 1);
+        }
+        let mut expected: BTreeMap<(i64, i64), i64> = BTreeMap::new();
+        for n in 0..rows {
+            *expected.entry((n % KEYS, n / BIN_MS)).or_default() += i64::from(SPLITS);
+        }
+        assert!(found == expected, "{} counts for {}", found.len(), expected.len());
+        assert!(moved > 0, "nothing has moved");
+    }
 }

@@ -6,12 +6,13 @@ use std::future::Future;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use datafusion::common::config::{ConfigOptions, SpillCompression};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::DataFusionError;
+use datafusion::execution::disk_manager::DiskManagerBuilder;
 use datafusion::execution::memory_pool::{
     FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation, TrackConsumersPool,
 };
@@ -28,7 +29,7 @@ use tokio::task::AbortHandle;
 use crate::error::{DataSetError, Result};
 use crate::group::GroupExec;
 use crate::lenient::{BadRow, BadRows};
-use crate::spill::SpillDir;
+use crate::spill::SpillFiles;
 use crate::split::SplitExec;
 use crate::stores::Stores;
 use crate::stream::sql_functions;
@@ -64,8 +65,6 @@ pub struct Engine {
     stores: Stores,
     bad_rows: Arc<BadRows>,
     partitions: usize,
-    /// Removed when the session, which spills into it, is gone.
-    _spill: SpillDir,
 }
 
 /// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared fairly, they
@@ -74,25 +73,41 @@ pub struct Engine {
 struct GovernedPool {
     fair: FairSpillPool,
     governor: Governor,
-    /// What each kind of operator holds.
-    held: Mutex<HashMap<String, Reservation>>,
+    /// What each kind of operator holds, by its name.
+    kinds: Mutex<HashMap<String, Arc<Reservation>>>,
+    /// The same by the number of each operator's copy that is there: a copy changes what it holds with every batch, and names are
+    /// looked up only when it begins.
+    held: RwLock<HashMap<usize, Arc<Reservation>>>,
 }
 
 impl GovernedPool {
     fn new(bytes: usize, governor: &Governor) -> Self {
-        GovernedPool { fair: FairSpillPool::new(bytes), governor: governor.clone(), held: Mutex::default() }
+        GovernedPool {
+            fair: FairSpillPool::new(bytes),
+            governor: governor.clone(),
+            kinds: Mutex::default(),
+            held: RwLock::default(),
+        }
     }
 
     /// Notes a change with the governor, whose refusals name who holds most.
     fn note(&self, reservation: &MemoryReservation, change: impl FnOnce(&Reservation)) {
-        // The copies of an operator call themselves `Name[copy]`.
-        let name = reservation.consumer().name();
+        let held = self.held.read().expect("nothing panics with it");
+        change(held.get(&reservation.consumer().id()).expect("who holds memory is registered"));
+    }
+
+    /// What operators of a kind hold. The copies of one call themselves `Name[copy]`.
+    fn kind(&self, name: &str) -> Arc<Reservation> {
         let kind = name.split_once('[').map_or(name, |(kind, _)| kind);
-        let mut held = self.held.lock().expect("nothing panics with it");
-        if !held.contains_key(kind) {
-            held.insert(kind.to_owned(), self.governor.reservation(format!("the query's {kind}")));
+        let mut kinds = self.kinds.lock().expect("nothing panics with it");
+        match kinds.get(kind) {
+            Some(held) => Arc::clone(held),
+            None => {
+                let held = Arc::new(self.governor.reservation(format!("the query's {kind}")));
+                kinds.insert(kind.to_owned(), Arc::clone(&held));
+                held
+            }
         }
-        change(&held[kind]);
     }
 
     /// Whether the worker as a whole has room for so much more of an operator's. One that has little to spill, or cannot, is refused
@@ -120,10 +135,13 @@ impl MemoryPool for GovernedPool {
 
     fn register(&self, consumer: &MemoryConsumer) {
         self.fair.register(consumer);
+        let held = self.kind(consumer.name());
+        self.held.write().expect("nothing panics with it").insert(consumer.id(), held);
     }
 
     fn unregister(&self, consumer: &MemoryConsumer) {
         self.fair.unregister(consumer);
+        self.held.write().expect("nothing panics with it").remove(&consumer.id());
     }
 
     fn grow(&self, reservation: &MemoryReservation, additional: usize) {
@@ -187,8 +205,10 @@ impl Engine {
             let pool = GovernedPool::new(bytes, &governor);
             environment = environment.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, HOLDERS_NAMED)));
         }
-        let spill = SpillDir::in_root(&governor.settings().spill_dir);
-        environment = environment.with_temp_file_path(spill.path().to_owned());
+        // What goes wrong here is told by who wants to write there.
+        let _ = std::fs::create_dir_all(&governor.settings().spill_dir);
+        let spilled = DiskManagerBuilder::default().with_temp_file_factory(Arc::new(SpillFiles(governor.clone())));
+        environment = environment.with_disk_manager_builder(spilled);
         let session = SessionConfig::new()
             .with_target_partitions(config.threads)
             .with_spill_compression(SpillCompression::Lz4Frame)
@@ -205,7 +225,6 @@ impl Engine {
             stores: Stores::default(),
             bad_rows: Arc::default(),
             partitions: config.threads * config.workers.max(1),
-            _spill: spill,
         })
     }
 
@@ -446,6 +465,25 @@ mod tests {
             ["join", "sort", "of which exchanges and queries hold"].iter().all(|part| error.contains(part)),
             "{error}"
         );
+    }
+
+    /// What copies of an operator hold is their kind's, and given back: else refusals would name nobody, or who has long ended.
+    #[test]
+    fn copies_count_for_their_kind() {
+        let engine = Engine::new(&EngineConfig { memory_bytes: Some(64 << 20), ..config() }).unwrap();
+        let pool = Arc::clone(&engine.context().runtime_env().memory_pool);
+        let copies = [0, 1].map(|copy| MemoryConsumer::new(format!("group-by[{copy}]")).register(&pool));
+        copies.iter().for_each(|copy| copy.try_grow(6 << 20).unwrap());
+        let apart = copies[0].split(2 << 20);
+        let other = MemoryConsumer::new("window").register(&pool);
+        other.try_grow(8 << 20).unwrap();
+        let exchange = engine.governor().reservation("exchange");
+        let error = exchange.grow(60 << 20).unwrap_err().to_string();
+        assert!(error.contains(&format!("\"the query's group-by\" holds most ({} bytes)", 12 << 20)), "{error}");
+        drop((copies, apart));
+        assert_eq!(engine.governor().reserved_bytes(), 8 << 20);
+        let error = exchange.grow(60 << 20).unwrap_err().to_string();
+        assert!(error.contains("\"the query's window\" holds most"), "{error}");
     }
 
     #[test]

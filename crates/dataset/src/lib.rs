@@ -13,7 +13,7 @@
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
 //! | `parts`   | tables of which every worker holds a part                                 |
 //! | `split`   | texts to rows of their parts                                              |
-//! | `spill`   | the folder that a process spills to                                       |
+//! | `spill`   | files, with checksums, that DataFusion's steps spill to                   |
 //! | `types`   | column types by name                                                       |
 //! | `reading` | how far an action is                                                      |
 //! | `read`    | DataSets of files; `lines` reads text                                      |

@@ -25,9 +25,11 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
 };
 use tidemill_dataflow::flow::batch_bytes;
+use tidemill_dataflow::memory::verify_rows;
 
 use crate::dataset::{DataSet, SLICE_ROWS};
 use crate::engine::Engine;
+use crate::error::DataSetError;
 
 /// How large a table is, of which workers know a part each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,7 +101,9 @@ impl PartsTable {
             slices.chunks(each).nth(place / workers).filter(|_| here).unwrap_or_default().to_vec()
         };
         let partitions = Arc::new((0..threads * workers).map(part).collect());
-        Ok(PartsTable { schema, partitions, mine, whole: OnceLock::new() })
+        // Where there are no others to tell it.
+        let whole = if workers == 1 { OnceLock::from(mine) } else { OnceLock::new() };
+        Ok(PartsTable { schema, partitions, mine, whole })
     }
 
     /// What is here.
@@ -251,7 +255,12 @@ impl ExecutionPlan for PartsExec {
         let batches = self.partitions.get(partition);
         let batches = batches.ok_or_else(|| DataFusionError::Internal(format!("there is no partition {partition}")))?;
         let projection = self.projection.clone();
-        let batches = batches.clone().into_iter().map(move |batch| Ok(batch.project(&projection)?));
+        let batches = batches.clone().into_iter().map(move |batch| {
+            let batch = batch.project(&projection)?;
+            // What is cached may lie on disk.
+            verify_rows(&batch).map_err(|error| DataSetError::Io(error.to_string()))?;
+            Ok(batch)
+        });
         let schema = Arc::clone(self.properties.eq_properties.schema());
         Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::iter(batches)))))
     }

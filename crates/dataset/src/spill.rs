@@ -1,97 +1,126 @@
-//! Where queries spill to: a folder for each engine, named after its process, so that whoever comes later can remove what
-//! a killed one has left.
+//! Where DataFusion's operators (its sorts, aggregations and joins) spill to: files without a name, which are gone however the
+//! process ends, of blocks with checksums.
+//!
+//! DataFusion reads what it has written without looking at it. A byte that a disk returns otherwise would be another value, or an
+//! offset into memory that is somebody else's; here it is an error that names the step.
 
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::io::{self, Write};
+use std::pin::Pin;
+use std::sync::Arc;
 
-/// An engine's folder. Dropping it removes it, with what is in it, and those of processes that are no more.
-#[derive(Debug)]
-pub(crate) struct SpillDir {
-    root: PathBuf,
-    path: PathBuf,
-}
+use bytes::Bytes;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SpillFile, SpillWriter, TempFileFactory};
+use futures::{Stream, stream};
+use tidemill_dataflow::DataflowError;
+use tidemill_dataflow::memory::{BlockFile, Governor};
 
-impl SpillDir {
-    /// Names a folder in `root`, and removes those of processes that are no more. DataFusion makes it when it spills.
-    pub(crate) fn in_root(root: &Path) -> Self {
-        clear(root);
-        // What goes wrong here is told by who wants to write.
-        let _ = std::fs::create_dir_all(root);
-        SpillDir { root: root.to_owned(), path: root.join(name(std::process::id())) }
-    }
+use crate::error::DataSetError;
 
-    /// The folder.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-}
+/// Of a block; those that are flushed are shorter. One is in memory for each file that is read.
+const BLOCK_BYTES: usize = 128 << 10;
 
-impl Drop for SpillDir {
-    fn drop(&mut self) {
-        // There is nothing there if nothing was spilled, and nobody to tell of anything else.
-        let _ = std::fs::remove_dir_all(&self.path);
-        // Also what others have left that were killed meanwhile.
-        clear(&self.root);
+/// Makes files in the governor's spill directory.
+pub(crate) struct SpillFiles(pub(crate) Governor);
+
+impl TempFileFactory for SpillFiles {
+    fn create_temp_file(&self, description: &str) -> Result<Arc<dyn SpillFile>> {
+        Ok(Arc::new(Spilled(Arc::new(BlockFile::new(&self.0, description).map_err(failed)?))))
     }
 }
 
-/// What the folders of all processes whose numbers mean something here have in common: the disk may serve many machines, and
-/// a machine many containers.
-fn prefix() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let space = std::fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino());
-    format!("tidemill-spill-{}-{space}-", boot.split('-').next().unwrap_or_default().trim())
+fn failed(error: DataflowError) -> DataSetError {
+    DataSetError::Io(error.to_string())
 }
 
-/// A name that no other folder has.
-fn name(process: u32) -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("{}{process}-{}", prefix(), NEXT.fetch_add(1, Ordering::Relaxed))
+struct Spilled(Arc<BlockFile>);
+
+impl SpillFile for Spilled {
+    fn size(&self) -> Option<u64> {
+        Some(self.0.bytes())
+    }
+
+    fn read_stream(&self) -> Result<Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>> {
+        let blocks = stream::try_unfold((Arc::clone(&self.0), 0), |(file, at)| async move {
+            let reader = Arc::clone(&file);
+            let block = tokio::task::spawn_blocking(move || reader.read(at)).await;
+            let block = block.map_err(|error| DataSetError::Internal(error.to_string()))?.map_err(failed)?;
+            Ok::<_, DataFusionError>(block.map(|block| (block, (file, at + 1))))
+        });
+        Ok(Box::pin(blocks))
+    }
+
+    fn open_writer(&self) -> Result<Box<dyn SpillWriter>> {
+        Ok(Box::new(Writer { file: Arc::clone(&self.0), block: Vec::new() }))
+    }
 }
 
-/// Removes the folders of processes that are no more.
-fn clear(root: &Path) {
-    let prefix = prefix();
-    // Best effort throughout: others may be clearing too, and nothing here depends on it.
-    for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let rest = name.to_str().and_then(|name| name.strip_prefix(&prefix));
-        let process = rest.and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
-        if process.is_some_and(|process| !is_running(process)) {
-            let _ = std::fs::remove_dir_all(entry.path());
+struct Writer {
+    file: Arc<BlockFile>,
+    /// Of the next block.
+    block: Vec<u8>,
+}
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(BLOCK_BYTES - self.block.len());
+        if taken == BLOCK_BYTES {
+            self.file.append(&bytes[..taken]).map_err(io::Error::other)?;
+            return Ok(taken);
         }
+        self.block.extend_from_slice(&bytes[..taken]);
+        if self.block.len() == BLOCK_BYTES {
+            self.flush()?;
+        }
+        Ok(taken)
+    }
+
+    /// Puts on disk what has been written: others may be waiting to read it.
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.block.is_empty() {
+            self.file.append(&self.block).map_err(io::Error::other)?;
+            self.block.clear();
+        }
+        Ok(())
     }
 }
 
-/// A killed process stays in the list until its parent has asked how it ended.
-fn is_running(process: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
-    !matches!(state, None | Some("Z" | "X"))
+impl SpillWriter for Writer {
+    fn finish(&mut self) -> Result<()> {
+        self.flush()?;
+        self.block = Vec::new();
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::TryStreamExt;
+    use tidemill_dataflow::memory::MemorySettings;
+
     use super::*;
 
-    /// What a killed process has left must go, and what a living one uses must stay.
+    /// What was written in pieces of any length must come back in order, also what was flushed while the file is being written.
     #[test]
-    fn only_the_dead_are_cleared() {
-        let root = std::env::temp_dir().join(format!("tidemill-spill-test-{}", std::process::id()));
-        let own = SpillDir { root: root.clone(), path: root.join(name(std::process::id())) };
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let dead = root.join(name(child.id()));
-        let other = root.join(format!("tidemill-spill-00000000-1-{}-0", child.id()));
-        child.wait().unwrap();
-        for dir in [own.path(), &dead, &other] {
-            std::fs::create_dir_all(dir.join("inside")).unwrap();
+    fn what_is_written_is_read() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+        let file = SpillFiles(Governor::new(MemorySettings::default())).create_temp_file("test").unwrap();
+        let all: Vec<u8> = (0..1_000_000_u32).map(|n| (n * 7 / 3) as u8).collect();
+        let read = |file: &Arc<dyn SpillFile>| {
+            let blocks = file.read_stream().unwrap();
+            runtime.block_on(blocks.try_collect::<Vec<Bytes>>()).unwrap().concat()
+        };
+        let mut writer = file.open_writer().unwrap();
+        let (mut rest, mut written) = (all.as_slice(), 0);
+        for len in [1, 0, 70_000, 70_000, 300_000, 64] {
+            let (piece, others) = rest.split_at(len);
+            writer.write_all(piece).unwrap();
+            writer.flush().unwrap();
+            (rest, written) = (others, written + len);
+            assert_eq!(read(&file), all[..written]);
         }
-        clear(&root);
-        assert!(own.path().exists() && other.exists() && !dead.exists());
-        let path = own.path().to_owned();
-        drop(own);
-        assert!(!path.exists());
-        std::fs::remove_dir_all(root).unwrap();
+        writer.write_all(rest).unwrap();
+        writer.finish().unwrap();
+        assert_eq!((read(&file), file.size()), (all, Some(1_000_000)));
     }
 }

@@ -357,9 +357,10 @@ class DataSet:
         """Run the steps so far, and keep the rows for all that comes after, each on the worker that made it: in memory as long as its
         budget allows, then on its disk, in ``TIDEMILL_SPILL_DIR``. An action.
         """
-        kept = self.collect_local()._native
-        workers = _workers.comm()
-        return self._step(engine().table(kept) if workers is None else engine().part(kept, workers.rank, workers.size))
+        from tidemill._job import init
+
+        job = init()
+        return self._step(engine().part(self.collect_local()._native, job.rank, job.size))
 
     def checkpoint(self, path: str | Path, *, storage_options: StorageOptions | None = None) -> DataSet:
         """The rows of the steps so far from the folder `path`, where a run before this one has left them; else they are made now

@@ -28,6 +28,8 @@ atexit.register(end_calls)
 Row = dict[str, Any]
 #: Types by column, or what has ``__arrow_c_schema__``, such as a ``pyarrow.Schema``.
 Schema = Mapping[str, str] | Any
+#: What makes tables of a table; the second, where it is there, is one without rows that says what columns were found at first.
+OnTable = Callable[[NativeTable, "NativeTable | None"], list[NativeTable]]
 
 #: Rows that are looked at to find out what a function returns.
 _SAMPLED_ROWS = 100
@@ -38,7 +40,7 @@ def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | 
     name = _name(function)
     call = _retried(function, retries, name)
 
-    def on_table(native: NativeTable) -> list[NativeTable]:
+    def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
         import pyarrow
 
         table = pyarrow.table(Table(native)).combine_chunks()
@@ -64,9 +66,9 @@ def map_rows(
     name = _name(function)
     call = _retried((lambda row: list(function(row))) if several else function, retries, name)
 
-    def on_table(native: NativeTable) -> list[NativeTable]:
+    def on_table(native: NativeTable, found: NativeTable | None) -> list[NativeTable]:
         made = [_called(call, row, name) for row in Table(native).to_pylist()]
-        return [_table([row for rows in made for row in rows] if several else made, schema)]
+        return [_table([row for rows in made for row in rows] if several else made, schema, found)]
 
     return _mapped(data, name, on_table, schema)
 
@@ -76,7 +78,7 @@ def filter_rows(data: DataSet, function: Callable[[Row], object], retries: int) 
     name = _name(function)
     call = _retried(function, retries, name)
 
-    def on_table(native: NativeTable) -> list[NativeTable]:
+    def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
         return [native.filter([bool(_called(call, row, name)) for row in Table(native).to_pylist()])]
 
     return _mapped(data, name, on_table, data._native)
@@ -113,7 +115,7 @@ def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row], retries: int
     name = _name(function)
     call = _retried(function, retries, name)
 
-    def on_table(native: NativeTable) -> list[NativeTable]:
+    def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
         rows = Table(native).to_pylist()
         return [_table([_folded(call, rows, name)] if rows else [], data._native)]
 
@@ -154,14 +156,14 @@ class KeyedRows:
                 groups.setdefault(tuple(_hashable(row[key]) for key in keys), []).append(row)
             return [_folded(call, group, name) for group in groups.values()]
 
-        def on_table(native: NativeTable) -> list[NativeTable]:
+        def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
             return [_table(by_key(Table(native).to_pylist()), schema)]
 
         # Where the rows are first, so that only one for each key and batch crosses workers.
         reduced = _mapped(self._data, name, on_table, schema)
         whole = KeyedRows(reduced, keys)
 
-        def folded(_key: Row, table: Table) -> list[NativeTable]:
+        def folded(_key: Row, table: Table, _found: NativeTable | None) -> list[NativeTable]:
             # All of one key, as the query sees it: to Python a NaN is unlike any other.
             return [_table([_folded(call, table.to_pylist(), name)], schema)]
 
@@ -190,11 +192,11 @@ class KeyedRows:
         name = _name(function)
         call = _retried(function, retries, name)
 
-        def made(key: Row, table: Table) -> list[NativeTable]:
+        def made(key: Row, table: Table, found: NativeTable | None) -> list[NativeTable]:
             out = call(key, table)
             rows = [out] if isinstance(out, Mapping) else out
             if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
-                return [_table(rows, schema)]
+                return [_table(rows, schema, found)]
             return [_taken(rows)]
 
         return self._apply(name, made, schema)
@@ -278,7 +280,9 @@ class KeyedRows:
 
         return self._data._step(self._data._native.process(name, list(self._keys), processor, given, keeps))
 
-    def _apply(self, name: str, made: Callable[[Row, Table], list[NativeTable]], schema: Schema | None) -> DataSet:
+    def _apply(
+        self, name: str, made: Callable[[Row, Table, NativeTable | None], list[NativeTable]], schema: Schema | None
+    ) -> DataSet:
         from tidemill.dataset._expr import col, lit
         from tidemill.dataset._functions import aggregate_function
         from tidemill.dataset._functions import function as call
@@ -291,14 +295,14 @@ class KeyedRows:
         grouped = self._data.group_by(*self._keys).agg(rows)
         keys = list(self._keys)
 
-        def on_table(native: NativeTable) -> list[NativeTable]:
+        def on_table(native: NativeTable, first: NativeTable | None) -> list[NativeTable]:
             columns = [native.column(key) for key in keys]
             found = zip(*columns, strict=True)
             done: list[NativeTable] = []
             for values, table in zip(found, native.lists(inside), strict=True):
                 key = dict(zip(keys, values, strict=True))
                 try:
-                    done += made(key, Table(table))
+                    done += made(key, Table(table), first)
                 except Exception as error:
                     raise DataSetError(f"{name} failed on the key {key!r}: {error}") from error
             return done
@@ -306,24 +310,22 @@ class KeyedRows:
         return _mapped(grouped, name, on_table, schema)
 
 
-def _mapped(
-    data: DataSet, name: str, on_table: Callable[[NativeTable], list[NativeTable]], schema: Schema | None
-) -> DataSet:
+def _mapped(data: DataSet, name: str, on_table: OnTable, schema: Schema | None) -> DataSet:
     if schema is None:
         found = _sampled(data, name, on_table)
 
         def as_found(native: NativeTable) -> list[NativeTable]:
             # What is guessed of each batch by itself may differ from batch to batch.
-            return [table.cast(found) for table in on_table(native) if table.num_rows]
+            return [table.cast(found) for table in on_table(native, found) if table.num_rows]
 
         return data._step(data._native.map_batches(name, as_found, found))
     given = list(schema.items()) if isinstance(schema, Mapping) else schema
     if given == []:
         raise DataSetError(f"{name}: a schema has at least one column")
-    return data._step(data._native.map_batches(name, on_table, given))
+    return data._step(data._native.map_batches(name, lambda native: on_table(native, None), given))
 
 
-def _sampled(data: DataSet, name: str, on_table: Callable[[NativeTable], list[NativeTable]]) -> NativeTable:
+def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
     """What the function makes of the first rows, for its schema. An action; worker 0 finds out for all."""
     from tidemill._job import init
 
@@ -336,7 +338,7 @@ def _sampled(data: DataSet, name: str, on_table: Callable[[NativeTable], list[Na
     told: tuple[Table | None, str | None] = (None, None)
     if job.rank == 0:
         try:
-            tables = on_table(sample._native)
+            tables = on_table(sample._native, None)
             told = (next((Table(table.slice(0, 0)) for table in tables if table.fields and table.num_rows), None), None)
         except Exception as error:
             cause = f": {error.__cause__!r}" if error.__cause__ is not None else ""
@@ -347,10 +349,9 @@ def _sampled(data: DataSet, name: str, on_table: Callable[[NativeTable], list[Na
     if found is None:
         raise DataSetError(f"{name} made no rows of the first {_SAMPLED_ROWS}; give schema={{...}}, as types by column")
     native: NativeTable = found._native
-    unknown = [column for column, kind in native.fields if kind == "Null"]
-    if unknown:
+    if native.untyped:
         raise DataSetError(
-            f"{name} made only None in {', '.join(unknown)} at first; give schema={{...}}, as types by column"
+            f"{name} made only None in {', '.join(native.untyped)} at first; give schema={{...}}, as types by column"
         )
     return native
 
@@ -404,20 +405,25 @@ def _hashable(value: Any) -> Any:
     return value
 
 
-def _table(rows: list[Row], schema: Schema | None) -> NativeTable:
-    """A table of rows, with the columns of `schema`, if that is given."""
-    names: Iterable[str]
-    if schema is None:
-        names = dict.fromkeys(name for row in rows for name in _checked(row))
-    else:
-        names = list(schema) if isinstance(schema, Mapping) else [name for name, _ in _fields(schema)]
-        for row in rows:
-            if set(_checked(row)) != set(names):
-                raise DataSetError(f"a row has the columns {list(row)} where {list(names)} were announced")
-    table = NativeTable.from_lists([(name, [row.get(name) for row in rows], None) for name in names])
-    if schema is None:
-        return table
-    return table.cast(list(schema.items()) if isinstance(schema, Mapping) else schema)
+def _table(rows: list[Row], schema: Schema | None, found: NativeTable | None = None) -> NativeTable:
+    """A table of rows, with the columns of `schema`, if that is given, or those that were `found` in rows before, null where a row
+    does not have one.
+    """
+    if schema is None and found is None:
+        columns = dict.fromkeys(name for row in rows for name in _checked(row))
+        return NativeTable.from_lists([(name, [row.get(name) for row in rows], None) for name in columns])
+    given = found if schema is None else schema
+    names = list(given) if isinstance(given, Mapping) else [name for name, _ in _fields(given)]
+    known = set(names)
+    for row in rows:
+        if schema is not None and set(_checked(row)) != known:
+            raise DataSetError(f"a row has the columns {list(row)} where {names} were announced")
+        if not set(_checked(row)) <= known:
+            raise DataSetError(
+                f"a row has the columns {list(row)} where those before had {names}; give schema={{...}}, as types by column"
+            )
+    types = list(given.items()) if isinstance(given, Mapping) else given
+    return NativeTable.from_lists_as([[row.get(name) for row in rows] for name in names], types)
 
 
 def _checked(row: Any) -> Mapping[str, Any]:

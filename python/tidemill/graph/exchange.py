@@ -118,7 +118,7 @@ def partition(
     ranges : str or sequence of str, optional
         Columns: every copy gets a range of their values, about as many rows each, copy 0 the smallest.
     buckets : int, default=1024
-        Keys are hashed to so many buckets, which are dealt to the copies evenly,
+        Keys are hashed to so many buckets, from 1 to 1048576, which are dealt to the copies evenly,
     owners : sequence of int, optional
         or as this says: the copy of each bucket.
     """
@@ -163,7 +163,7 @@ def all_reduce(how: How, *, along: str = "binomial") -> Exchange:
     return Exchange(lambda source: NativeExchange.all_reduce(_reduction(how, source), along))
 
 
-def keyed_reduce(by: Columns, how: How | None = None) -> Exchange:
+def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024) -> Exchange:
     """The rows of each key become one, at the copy that owns the key; at the senders first.
 
     Parameters
@@ -172,21 +172,33 @@ def keyed_reduce(by: Columns, how: How | None = None) -> Exchange:
         The key's columns.
     how : mapping of str to str, or callable, optional
         As for `reduce`; by default nothing, which leaves the distinct keys.
+    buckets : int, default=1024
+        As for `partition`.
     """
-    columns = _columns(by)
+    columns, count = _columns(by), _number("keyed_reduce: buckets", buckets)
     what: How = {} if how is None else how
     return Exchange(
-        lambda source: NativeExchange.keyed_reduce(columns, _reduction(what, source, columns)), by_column=True
+        lambda source: NativeExchange.keyed_reduce(columns, _reduction(what, source, columns), count), by_column=True
     )
 
 
-def keyed_gather(by: Columns) -> Exchange:
-    """All rows of a key to the copy that owns it, one key after the other: a key that is over does not come again."""
-    columns = _columns(by)
-    return Exchange(lambda _: NativeExchange.keyed_gather(columns), by_column=True)
+def keyed_gather(by: Columns, *, buckets: int = 1024) -> Exchange:
+    """All rows of a key to the copy that owns it, one key after the other: a key that is over does not come again.
+
+    Parameters
+    ----------
+    by : str or sequence of str
+        The key's columns.
+    buckets : int, default=1024
+        As for `partition`.
+    """
+    columns, count = _columns(by), _number("keyed_gather: buckets", buckets)
+    return Exchange(lambda _: NativeExchange.keyed_gather(columns, count), by_column=True)
 
 
-def join(on: Columns | Mapping[str, str], how: str = "inner", *, broadcast_right: bool = False) -> Exchange:
+def join(
+    on: Columns | Mapping[str, str], how: str = "inner", *, broadcast_right: bool = False, buckets: int = 1024
+) -> Exchange:
     """Rows of two sources that have equal keys, side by side; an edge from two ports, the left and the right.
 
     Parameters
@@ -198,9 +210,12 @@ def join(on: Columns | Mapping[str, str], how: str = "inner", *, broadcast_right
         Which rows without partner are kept; of `semi` and `anti` only the left rows, with and without partner.
     broadcast_right : bool, default=False
         Sends the right side, which should be small, to all copies, and leaves the left side where it is.
+    buckets : int, default=1024
+        As for `partition`, of both sides; nothing with `broadcast_right`.
     """
+    count = _number("join: buckets", buckets)
     pairs = list(on.items()) if isinstance(on, Mapping) else [(name, name) for name in _columns(on)]
-    return Exchange(lambda _: NativeExchange.join(how, pairs, broadcast_right), by_column=True)
+    return Exchange(lambda _: NativeExchange.join(how, pairs, broadcast_right, count), by_column=True)
 
 
 def sort(
@@ -338,6 +353,6 @@ def _folding(
         for row in results:
             if not isinstance(row, Mapping) or set(row) != set(names):
                 raise GraphError(f"{_name(function)} returned {row!r}, not a dict with the columns {', '.join(names)}")
-        return NativeTable.from_lists([(name, [row[name] for row in results], None) for name in names]).cast(native)
+        return NativeTable.from_lists_as([[row[name] for row in results] for name in names], native)
 
     return fold

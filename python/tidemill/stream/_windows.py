@@ -124,13 +124,15 @@ def window(
     late : str, number of seconds or timedelta, default=0
         How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
         that come later than that are left out, or go to ``late_to`` of `DataSet.write_stream`; rows without a time are left out, and counted.
-        Sessions take none.
+        A session that a late row makes longer, or that becomes one with another, comes again with another window: a result replaces
+        those before it of the same key whose windows lie within its own.
     early : str, number of seconds or timedelta, optional
         Also give what a window has so far, so often by the machine's clock, if it has changed since. The result has a column
-        ``window_final`` then: false in such early results, true when the window is over. Not for sessions.
+        ``window_final`` then: false in such early results, true when the window is over.
     early_rows : int, optional
         Instead of `early`: give what a window has so far of a key with every so many of the key's rows in it, exactly these, and at
-        its end as ever. Such results are as sure as others: a failure changes nothing. Not for sessions, and not with `late`.
+        its end as ever. Such results are as sure as others: a failure changes nothing. Of sessions: when it has so many rows that no
+        result has had; of others not with `late`.
 
     >>> import tidemill as tm
     >>> rows = tm.from_dict({"user": ["a", "b", "a"], "s": [1, 2, 11]})

@@ -6,6 +6,7 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use bytes::Bytes;
 
+use crate::memory::verify;
 use crate::wire::{Decoder, Encoder};
 
 /// The rows, compressed.
@@ -53,6 +54,7 @@ pub fn decode_in_place(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch,
 }
 
 fn parts(bytes: &Bytes) -> Result<(usize, Bytes), ArrowError> {
+    verify(bytes).map_err(|error| ArrowError::ExternalError(Box::new(error)))?;
     let rows = bytes.first_chunk().ok_or_else(|| ArrowError::IpcError("rows cut short".into()))?;
     Ok((u64::from_le_bytes(*rows) as usize, bytes.slice(rows.len()..)))
 }

@@ -34,7 +34,7 @@ use twox_hash::XxHash3_64;
 use super::lease::{Denied, Lease, LeaseView, Place, Process};
 use super::manifest::{Entry, Key, Manifest};
 use crate::error::DataflowError;
-use crate::memory::{Governor, MapWriter};
+use crate::memory::{Governor, MapWriter, verify};
 
 /// Claims of others that a claim may meet.
 const CLAIMS_MAX: u64 = 100;
@@ -412,6 +412,8 @@ impl CheckpointStore {
         // Not put together: what does not fit in memory lies on disk until the store has it.
         let mut payload = Vec::new();
         for (key, part, whole) in parts {
+            // The checksum is to be of what was saved, not of what a disk made of it since.
+            verify(&part).map_err(|error| StoreError::Io { place: self.place.clone(), reason: error.to_string() })?;
             let (len, sum) = (part.len() as u64, XxHash3_64::oneshot(&part));
             entries.push((key, Entry { file: file.clone(), offset, len, sum, whole }));
             offset += len;

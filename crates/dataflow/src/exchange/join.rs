@@ -8,6 +8,7 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
+use super::partition::describe_buckets;
 use super::{Ends, Exchange, Partition, columns};
 use crate::error::TaskError;
 use crate::flow::{Lowering, Mover};
@@ -16,6 +17,7 @@ use crate::local::join::{JoinKind, Joiner, Side};
 use crate::memory::Stash;
 use crate::operator::{self, Emit, Flow, Operator};
 use crate::overlay::Overlay;
+use crate::route_map::BUCKETS;
 
 /// See the module. An edge of two sources: the left one, then the right one.
 #[derive(Clone)]
@@ -23,12 +25,20 @@ pub struct Join {
     kind: JoinKind,
     on: Vec<(String, String)>,
     broadcast: bool,
+    buckets: u32,
 }
 
 impl Join {
     /// Joins where each pair of columns, of the left and of the right side, is equal. A null equals nothing.
     pub fn new<L: Into<String>, R: Into<String>>(kind: JoinKind, on: impl IntoIterator<Item = (L, R)>) -> Self {
-        Join { kind, on: on.into_iter().map(|(left, right)| (left.into(), right.into())).collect(), broadcast: false }
+        let on = on.into_iter().map(|(left, right)| (left.into(), right.into())).collect();
+        Join { kind, on, broadcast: false, buckets: BUCKETS }
+    }
+
+    /// With so many buckets of keys, as [`Partition::buckets`].
+    #[must_use]
+    pub fn buckets(self, count: u32) -> Self {
+        Join { buckets: count, ..self }
     }
 
     /// Sends all of the right side to every copy and leaves the left side where it is: for a right side that is small. The
@@ -47,7 +57,7 @@ impl Join {
 impl Exchange for Join {
     fn describe(&self) -> String {
         let on: Vec<String> = self.on.iter().map(|(left, right)| format!("{left} = {right}")).collect();
-        let how = if self.broadcast { ", right side to all" } else { "" };
+        let how = if self.broadcast { ", right side to all".into() } else { describe_buckets(self.buckets) };
         format!("{} join on {}{how}", format!("{:?}", self.kind).to_lowercase(), on.join(", "))
     }
 
@@ -59,7 +69,7 @@ impl Exchange for Join {
         for (schema, keys) in [(left, &left_keys), (right, &right_keys)] {
             let copies = vec![1];
             let ends = Ends { schemas: std::slice::from_ref(schema), source_copies: copies, target_copies: 1 };
-            Partition::by_key(keys.clone()).check(&ends)?;
+            Partition::by_key(keys.clone()).buckets(self.buckets).check(&ends)?;
         }
         for (l, r) in columns(left, &left_keys)?.into_iter().zip(columns(right, &right_keys)?) {
             let (l, r) = (left.field(l), right.field(r));
@@ -109,8 +119,9 @@ impl Exchange for Join {
             lowering.connect_direct(left, join.input(0));
             lowering.connect(right, join.input(1), Mover::Broadcast(Overlay::default()));
         } else {
-            lowering.connect(left, join.input(0), Partition::by_key(left_keys).mover(&left_side.schema, copies));
-            lowering.connect(right, join.input(1), Partition::by_key(right_keys).mover(&right_side.schema, copies));
+            let by = |keys: Vec<String>| Partition::by_key(keys).buckets(self.buckets);
+            lowering.connect(left, join.input(0), by(left_keys).mover(&left_side.schema, copies));
+            lowering.connect(right, join.input(1), by(right_keys).mover(&right_side.schema, copies));
         }
         lowering.connect_direct(join.output(0), target);
     }

@@ -3,31 +3,44 @@
 
 use arrow::datatypes::SchemaRef;
 
+use super::partition::describe_buckets;
 use super::sort::sort_stage;
 use super::{Ends, Exchange, Partition};
 use crate::flow::Lowering;
 use crate::local::order::Order;
+use crate::route_map::BUCKETS;
 
 /// See the module.
 #[derive(Clone)]
 pub struct KeyedGather {
     keys: Vec<String>,
+    buckets: u32,
 }
 
 impl KeyedGather {
     /// Gathers rows with equal values in `keys`.
     pub fn new<S: Into<String>>(keys: impl IntoIterator<Item = S>) -> Self {
-        KeyedGather { keys: keys.into_iter().map(Into::into).collect() }
+        KeyedGather { keys: keys.into_iter().map(Into::into).collect(), buckets: BUCKETS }
+    }
+
+    /// With so many buckets of keys, as [`Partition::buckets`].
+    #[must_use]
+    pub fn buckets(self, count: u32) -> Self {
+        KeyedGather { buckets: count, ..self }
+    }
+
+    fn partition(&self) -> Partition {
+        Partition::by_key(self.keys.clone()).buckets(self.buckets)
     }
 }
 
 impl Exchange for KeyedGather {
     fn describe(&self) -> String {
-        format!("keyed gather by {}", self.keys.join(", "))
+        format!("keyed gather by {}{}", self.keys.join(", "), describe_buckets(self.buckets))
     }
 
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
-        let schema = Partition::by_key(self.keys.clone()).check(ends)?;
+        let schema = self.partition().check(ends)?;
         Order::of_groups(&schema, &self.keys).map_err(|error| error.to_string())?;
         Ok(schema)
     }
@@ -37,7 +50,7 @@ impl Exchange for KeyedGather {
         let schema = SchemaRef::clone(lowering.target_schema());
         let order = Order::of_groups(&schema, &self.keys).expect("checked before");
         let after = sort_stage(lowering, "group", target, order);
-        let mover = Partition::by_key(self.keys.clone()).mover(&schema, lowering.workers_of(target).len() as u32);
+        let mover = self.partition().mover(&schema, lowering.workers_of(target).len() as u32);
         lowering.connect(source, after.input(0), mover);
         lowering.connect_direct(after.output(0), target);
     }

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
+use super::partition::describe_buckets;
 use super::{Ends, Exchange, Partition, columns};
 use crate::error::TaskError;
 use crate::flow::{Input, Item, Lowering, Mover, Port, Stage};
 use crate::graph::{Executor, TaskFactory};
 use crate::local::reduce::{Reduce, Reducer};
+use crate::route_map::BUCKETS;
 use crate::run::TaskContext;
 
 /// See the module. What arrives are the key columns and the reduced ones, a row for each key, when all sources have ended.
@@ -18,22 +20,34 @@ use crate::run::TaskContext;
 pub struct KeyedReduce {
     keys: Vec<String>,
     reduce: Reduce,
+    buckets: u32,
 }
 
 impl KeyedReduce {
     /// Reduces rows with equal values in `keys`.
     pub fn new<S: Into<String>>(keys: impl IntoIterator<Item = S>, reduce: Reduce) -> Self {
-        KeyedReduce { keys: keys.into_iter().map(Into::into).collect(), reduce }
+        KeyedReduce { keys: keys.into_iter().map(Into::into).collect(), reduce, buckets: BUCKETS }
+    }
+
+    /// With so many buckets of keys, as [`Partition::buckets`].
+    #[must_use]
+    pub fn buckets(self, count: u32) -> Self {
+        KeyedReduce { buckets: count, ..self }
+    }
+
+    fn partition(&self) -> Partition {
+        Partition::by_key(self.keys.clone()).buckets(self.buckets)
     }
 }
 
 impl Exchange for KeyedReduce {
     fn describe(&self) -> String {
-        format!("keyed reduce by {}: {}", self.keys.join(", "), self.reduce.describe())
+        let (keys, buckets) = (self.keys.join(", "), describe_buckets(self.buckets));
+        format!("keyed reduce by {keys}{buckets}: {}", self.reduce.describe())
     }
 
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
-        let schema = Partition::by_key(self.keys.clone()).check(ends)?;
+        let schema = self.partition().check(ends)?;
         self.reduce.schema(&schema, &self.keys)
     }
 
@@ -44,7 +58,7 @@ impl Exchange for KeyedReduce {
         let after = stage(lowering, "reduce after", target, &self.keys, &self.reduce);
         lowering.connect_direct(source, before.input(0));
         let reduced = self.combined(lowering, source, before.output(0));
-        let mover = Partition::by_key(self.keys.clone()).mover(&schema, lowering.workers_of(target).len() as u32);
+        let mover = self.partition().mover(&schema, lowering.workers_of(target).len() as u32);
         lowering.connect(reduced, after.input(0), mover);
         lowering.connect_direct(after.output(0), target);
     }

@@ -10,7 +10,7 @@ use crate::error::TaskError;
 use crate::flow::{Assign, Assignment, Lowering, Mover, Partitioner, Seat, batch_bytes};
 use crate::keys::{self, KeyHasher};
 use crate::metrics::BucketCounts;
-use crate::route_map::{BUCKETS, RouteMap};
+use crate::route_map::{BUCKETS, BUCKETS_MAX, RouteMap};
 
 /// Names the target copy of each row of a batch: `(batch, copies) -> targets`.
 pub type TargetFunction = Arc<dyn Fn(&RecordBatch, u32) -> Result<Vec<u32>, TaskError> + Send + Sync>;
@@ -36,7 +36,7 @@ impl Partition {
         Partition { by: By::Key { columns, buckets: BUCKETS, route: None } }
     }
 
-    /// With so many buckets instead of 1024.
+    /// With so many buckets instead of 1024; at most [`BUCKETS_MAX`].
     #[must_use]
     pub fn buckets(mut self, count: u32) -> Self {
         if let By::Key { buckets, .. } = &mut self.by {
@@ -101,6 +101,9 @@ impl Exchange for Partition {
             if names.is_empty() || *buckets == 0 {
                 return Err("a key has at least one column and one bucket".into());
             }
+            if *buckets > BUCKETS_MAX {
+                return Err(format!("{buckets} buckets are more than {BUCKETS_MAX}; a few for each copy are enough"));
+            }
             columns(schema, names)?.iter().try_for_each(|&at| keys::check(schema.field(at)))?;
             if let Some(copy) = route.as_ref().and_then(|r| r.copies().find(|&copy| copy >= ends.target_copies)) {
                 return Err(format!("the route map names copy {copy}; there are {}", ends.target_copies));
@@ -114,6 +117,11 @@ impl Exchange for Partition {
         let mover = self.mover(lowering.target_schema(), lowering.workers_of(target).len() as u32);
         lowering.connect(source, target, mover);
     }
+}
+
+/// What an exchange that partitions by key beside what else it does says of its buckets.
+pub(super) fn describe_buckets(buckets: u32) -> String {
+    if buckets == BUCKETS { String::new() } else { format!(" in {buckets} buckets") }
 }
 
 struct ByKey {

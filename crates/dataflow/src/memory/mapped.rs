@@ -4,20 +4,28 @@
 //! Like those that are [spilled](super::SpillFile) a file has no name, and is gone when nobody has its bytes any more, however
 //! the worker ends. It is written to its end before it is mapped, so a full disk is an error of who writes. Rows lie in it
 //! uncompressed, as they do in memory: an array of a mapped batch is a piece of the file.
+//!
+//! Reading them is no call that could fail. So whoever is about to read what may be mapped has it [verified](verify), which compares
+//! its pages with checksums that were made when they were written. The numbers of [`Cells`] change where they lie, and have none.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use arrow::array::RecordBatch;
+use arrow::array::{Array, ArrayData, RecordBatch};
 use arrow::buffer::Buffer;
+use arrow::datatypes::{ArrowNativeType, DataType};
 use bytes::Bytes;
+use parking_lot::RwLock;
+use twox_hash::XxHash3_64;
 
 use super::Governor;
-use super::spill::{IO_BYTES, spill_error};
+use super::spill::{IO_BYTES, damaged, spill_error};
 use crate::error::DataflowError;
 use crate::wire::{Decoder, Encoder};
 
@@ -60,10 +68,200 @@ impl Drop for Mapping {
     }
 }
 
+/// Bytes that have a checksum together. Few, as a join looks at single rows.
+const PAGE_BYTES: usize = 4 << 10;
+
+/// Checksums of the pages of what has been written.
+struct Sums {
+    pages: Vec<u32>,
+    /// The beginning of the next page.
+    rest: Vec<u8>,
+}
+
+impl Sums {
+    fn of_page(bytes: &[u8]) -> u32 {
+        // The lower half: as many as there are pages are held in memory.
+        XxHash3_64::oneshot(bytes) as u32
+    }
+
+    fn add(&mut self, mut bytes: &[u8]) {
+        if !self.rest.is_empty() {
+            let (more, others) = bytes.split_at(bytes.len().min(PAGE_BYTES - self.rest.len()));
+            self.rest.extend_from_slice(more);
+            bytes = others;
+            if self.rest.len() < PAGE_BYTES {
+                return;
+            }
+            self.pages.push(Sums::of_page(&self.rest));
+            self.rest.clear();
+        }
+        let pages = bytes.chunks_exact(PAGE_BYTES);
+        self.rest.extend_from_slice(pages.remainder());
+        self.pages.extend(pages.map(Sums::of_page));
+    }
+
+    fn finish(mut self) -> Vec<u32> {
+        if !self.rest.is_empty() {
+            self.pages.push(Sums::of_page(&self.rest));
+        }
+        self.pages
+    }
+}
+
+/// A file that will not change any more.
+struct Sealed {
+    mapping: Mapping,
+}
+
+/// What tells whether a mapping's bytes are what was written. It is found by their address, as arrays know no more of where they lie.
+struct Seal {
+    governor: Governor,
+    len: usize,
+    pages: Vec<u32>,
+}
+
+/// Of all sealed files of this process, by their address.
+static SEALS: RwLock<BTreeMap<usize, Arc<Seal>>> = RwLock::new(BTreeMap::new());
+
+impl Sealed {
+    fn new(mapping: Mapping, governor: Governor, pages: Vec<u32>) -> Self {
+        let seal = Seal { governor, len: mapping.len, pages };
+        SEALS.write().insert(mapping.start.as_ptr() as usize, Arc::new(seal));
+        Sealed { mapping }
+    }
+}
+
+impl AsRef<[u8]> for Sealed {
+    fn as_ref(&self) -> &[u8] {
+        self.mapping.as_ref()
+    }
+}
+
+impl Drop for Sealed {
+    fn drop(&mut self) {
+        // Before it is unmapped, which is when the address may become that of another.
+        SEALS.write().remove(&(self.mapping.start.as_ptr() as usize));
+    }
+}
+
+/// Compares bytes with what was written, if they lie in a mapped file: they and the rest of their pages are read. Any other bytes are
+/// as they should be.
+///
+/// # Errors
+/// When the disk has returned something else than was written.
+pub fn verify(bytes: &[u8]) -> Result<(), DataflowError> {
+    let address = bytes.as_ptr() as usize;
+    let (start, seal) = match SEALS.read().range(..=address).next_back() {
+        Some((&start, seal)) if address - start < seal.len => (start, Arc::clone(seal)),
+        _ => return Ok(()),
+    };
+    let first = (address - start) / PAGE_BYTES;
+    let behind = (address - start + bytes.len()).div_ceil(PAGE_BYTES);
+    for (page, &sum) in (first..behind).zip(&seal.pages[first..]) {
+        let (from, to) = (page * PAGE_BYTES, ((page + 1) * PAGE_BYTES).min(seal.len));
+        // SAFETY: the page is of the mapping that `bytes` lies in, which whoever has lent these keeps mapped; nobody writes to it.
+        let page_bytes = unsafe { std::slice::from_raw_parts((start + from) as *const u8, to - from) };
+        if Sums::of_page(page_bytes) != sum {
+            return Err(damaged(
+                &seal.governor,
+                &format!("the checksum of bytes {from} to {to} of {} is wrong", seal.len),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// [`verify`] of all that rows consist of.
+///
+/// # Errors
+/// As there.
+pub fn verify_rows(rows: &RecordBatch) -> Result<(), DataflowError> {
+    rows.columns().iter().try_for_each(|column| verify_column(column.as_ref()))
+}
+
+/// [`verify`] of a column.
+///
+/// # Errors
+/// As there.
+pub fn verify_column(column: &dyn Array) -> Result<(), DataflowError> {
+    if SEALS.read().is_empty() { Ok(()) } else { verify_data(&column.to_data()) }
+}
+
+fn verify_data(data: &ArrayData) -> Result<(), DataflowError> {
+    if let Some(nulls) = data.nulls() {
+        verify(&nulls.validity()[bits(nulls.offset(), nulls.len())])?;
+    }
+    let (offset, len) = (data.offset(), data.len());
+    let buffer = |at: usize| data.buffers()[at].as_slice();
+    match data.data_type() {
+        DataType::Boolean => verify(&buffer(0)[bits(offset, len)]),
+        DataType::Utf8 | DataType::Binary => ranged::<i32>(data).and_then(|(from, to)| verify(&buffer(1)[from..to])),
+        DataType::LargeUtf8 | DataType::LargeBinary => {
+            ranged::<i64>(data).and_then(|(from, to)| verify(&buffer(1)[from..to]))
+        }
+        DataType::Utf8View | DataType::BinaryView => verify_views(data),
+        DataType::List(_) | DataType::Map(..) => {
+            ranged::<i32>(data).and_then(|(from, to)| verify_data(&data.child_data()[0].slice(from, to - from)))
+        }
+        DataType::LargeList(_) => {
+            ranged::<i64>(data).and_then(|(from, to)| verify_data(&data.child_data()[0].slice(from, to - from)))
+        }
+        DataType::FixedSizeList(_, items) => {
+            let items = *items as usize;
+            verify_data(&data.child_data()[0].slice(offset * items, len * items))
+        }
+        DataType::Struct(_) => data.child_data().iter().try_for_each(|child| verify_data(&child.slice(offset, len))),
+        other => {
+            let width = match other {
+                DataType::Dictionary(keys, _) => keys.primitive_width(),
+                DataType::FixedSizeBinary(bytes) => Some(*bytes as usize),
+                other => other.primitive_width(),
+            };
+            match width {
+                Some(width) => verify(&buffer(0)[offset * width..(offset + len) * width])?,
+                None => data.buffers().iter().try_for_each(|buffer| verify(buffer))?,
+            }
+            data.child_data().iter().try_for_each(verify_data)
+        }
+    }
+}
+
+/// The bytes of so many bits.
+fn bits(offset: usize, len: usize) -> std::ops::Range<usize> {
+    offset / 8..(offset + len).div_ceil(8)
+}
+
+/// Where the values of a column with offsets begin and end, when these are as they were written.
+fn ranged<T: ArrowNativeType>(data: &ArrayData) -> Result<(usize, usize), DataflowError> {
+    let Some(offsets) = (!data.is_empty()).then(|| &data.buffer::<T>(0)[..=data.len()]) else { return Ok((0, 0)) };
+    // SAFETY: any bytes are bytes.
+    verify(unsafe { std::slice::from_raw_parts(offsets.as_ptr().cast(), size_of_val(offsets)) })?;
+    Ok((offsets[0].as_usize(), offsets[data.len()].as_usize()))
+}
+
+/// Texts that are not in their views lie anywhere in their buffers.
+fn verify_views(data: &ArrayData) -> Result<(), DataflowError> {
+    const INLINE_BYTES_MAX: u32 = 12;
+    let views = &data.buffer::<u128>(0)[..data.len()];
+    // SAFETY: as above.
+    verify(unsafe { std::slice::from_raw_parts(views.as_ptr().cast(), size_of_val(views)) })?;
+    let mut used = vec![(usize::MAX, 0); data.buffers().len() - 1];
+    for view in views {
+        let word = |at: u32| (view >> (32 * at)) as u32;
+        if word(0) > INLINE_BYTES_MAX {
+            let ((first, end), start) = (&mut used[word(2) as usize], word(3) as usize);
+            (*first, *end) = ((*first).min(start), (*end).max(start + word(0) as usize));
+        }
+    }
+    let mut texts = used.into_iter().zip(&data.buffers()[1..]).filter(|((first, end), _)| first < end);
+    texts.try_for_each(|((first, end), buffer)| verify(&buffer[first..end]))
+}
+
 /// A file that is being written, and then mapped.
 pub struct MapWriter {
     governor: Governor,
     file: BufWriter<File>,
+    sums: Sums,
     len: usize,
 }
 
@@ -74,7 +272,8 @@ impl MapWriter {
     /// When it cannot be made there.
     pub fn new(governor: &Governor) -> Result<Self, DataflowError> {
         let file = tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|e| spill_error(governor, &e))?;
-        Ok(MapWriter { governor: governor.clone(), file: BufWriter::with_capacity(IO_BYTES, file), len: 0 })
+        let (file, sums) = (BufWriter::with_capacity(IO_BYTES, file), Sums { pages: Vec::new(), rest: Vec::new() });
+        Ok(MapWriter { governor: governor.clone(), file, sums, len: 0 })
     }
 
     /// Appends bytes.
@@ -84,6 +283,7 @@ impl MapWriter {
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), DataflowError> {
         self.file.write_all(bytes).map_err(|error| spill_error(&self.governor, &error))?;
         self.len += bytes.len();
+        self.sums.add(bytes);
         self.governor.0.spilled_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(())
     }
@@ -98,23 +298,24 @@ impl MapWriter {
         self.len == 0
     }
 
-    /// All that was written.
+    /// All that was written, to be [verified](verify) before it is looked at.
     ///
     /// # Errors
     /// As [`MapWriter::write`].
     pub fn finish(self) -> Result<Bytes, DataflowError> {
-        let MapWriter { governor, file, len } = self;
+        let MapWriter { governor, file, sums, len } = self;
         let failed = |error: &std::io::Error| spill_error(&governor, error);
         let file = file.into_inner().map_err(|error| failed(error.error()))?;
         if len == 0 {
             return Ok(Bytes::new());
         }
-        Ok(Bytes::from_owner(Mapping::new(&file, len, libc::PROT_READ).map_err(|error| failed(&error))?))
+        let mapping = Mapping::new(&file, len, libc::PROT_READ).map_err(|error| failed(&error))?;
+        Ok(Bytes::from_owner(Sealed::new(mapping, governor, sums.finish())))
     }
 }
 
 impl Governor {
-    /// The same rows, on disk.
+    /// The same rows, on disk, to be [verified](verify_rows) before they are looked at.
     ///
     /// # Errors
     /// When the disk is full or fails; when a column cannot be encoded.
@@ -302,6 +503,100 @@ mod tests {
         let part = mapped.column(1).slice(100, 2);
         drop(mapped);
         assert_eq!(part.as_string::<i32>().value(1), "text 101", "it stays as long as anybody has a part of it");
+    }
+
+    /// A byte of a mapped file becomes another, as on a disk that is not sound.
+    fn damage(at: *const u8) {
+        let address = at as usize;
+        let page = address - address % rustix::param::page_size();
+        // SAFETY: the page is mapped, of a file that was opened for writing; the test looks at it only by what is tested.
+        unsafe {
+            let writable = libc::PROT_READ | libc::PROT_WRITE;
+            assert_eq!(libc::mprotect(page as *mut _, rustix::param::page_size(), writable), 0);
+            *at.cast_mut() ^= 4;
+        }
+    }
+
+    /// Rows of which a byte has changed on disk must be an error, wherever it lies in any type of column; and rows that are read
+    /// elsewhere must not be refused for it.
+    #[test]
+    fn damage_is_an_error() {
+        use arrow::array::{BooleanArray, FixedSizeListArray, ListArray, StructArray};
+        use arrow::datatypes::{Field, Fields, Int32Type};
+
+        const ROWS: i64 = 20_000;
+        let text = |row: i64| Some(format!("a text that is not short {row}"));
+        let n: ArrayRef = Arc::new((0..ROWS).map(|row| (row % 7 != 0).then_some(row)).collect::<Int64Array>());
+        let s: ArrayRef = Arc::new((0..ROWS).map(text).collect::<StringArray>());
+        let fields = Fields::from(vec![Field::new("n", DataType::Int64, true), Field::new("s", DataType::Utf8, true)]);
+        let lists = (0..ROWS).map(|row| Some((0..row % 3).map(Some).collect::<Vec<_>>()));
+        let columns: Vec<ArrayRef> = vec![
+            n.clone(),
+            s.clone(),
+            Arc::new((0..ROWS).map(text).collect::<StringViewArray>()),
+            Arc::new((0..ROWS).map(|row| Some(["a", "b"][row as usize % 2])).collect::<DictionaryArray<Int32Type>>()),
+            Arc::new((0..ROWS).map(|row| Some(row % 3 == 0)).collect::<BooleanArray>()),
+            Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists)),
+            Arc::new(StructArray::new(fields, vec![n.clone(), s], None)),
+            Arc::new(FixedSizeListArray::new(Arc::new(Field::new_list_field(DataType::Int64, true)), 2, n, None)),
+        ];
+        let governor = governor();
+        for column in columns {
+            let rows = RecordBatch::try_from_iter_with_nullable([("c", column.slice(0, 10_000), true)]).unwrap();
+            let count = buffers(&governor.map(&rows).unwrap().column(0).to_data()).len();
+            let mut damaged = 0;
+            for which in 0..count {
+                let mapped = governor.map(&rows).unwrap();
+                verify_rows(&mapped).unwrap();
+                let buffer = buffers(&mapped.column(0).to_data())[which].clone();
+                if buffer.is_empty() {
+                    continue;
+                }
+                damage(&raw const buffer[buffer.len() / 2]);
+                let error = verify_rows(&mapped).expect_err(&format!("{} buffer {which}", column.data_type()));
+                assert!(error.to_string().contains("not what is read: the checksum of bytes"), "{error}");
+                assert!(error.to_string().contains(&governor.settings().spill_dir.display().to_string()), "{error}");
+                // What is read of other pages is as it was; of a dictionary all values count.
+                let is_small = buffer.len() < 4 * PAGE_BYTES;
+                for (from, rows) in [(0, 100), (9900, 100)] {
+                    assert!(
+                        is_small || verify_rows(&mapped.slice(from, rows)).is_ok(),
+                        "{} {which}",
+                        column.data_type()
+                    );
+                }
+                damaged += 1;
+            }
+            assert!(damaged > 0);
+        }
+    }
+
+    /// All buffers of a column.
+    fn buffers(data: &ArrayData) -> Vec<Buffer> {
+        let nulls = data.nulls().map(|nulls| nulls.buffer().clone());
+        let own = nulls.into_iter().chain(data.buffers().iter().cloned());
+        own.chain(data.child_data().iter().flat_map(buffers)).collect()
+    }
+
+    /// Pieces of any length have the checksums of the pages that they fall into.
+    #[test]
+    fn bytes_are_verified_however_they_were_written() {
+        let mut writer = MapWriter::new(&governor()).unwrap();
+        let all: Vec<u8> = (0..50_000_u32).map(|n| (n / 3) as u8).collect();
+        let mut rest = all.as_slice();
+        for len in [1, 4095, 4096, 5000, 0, 3, 20_000] {
+            let (piece, others) = rest.split_at(len);
+            writer.write(piece).unwrap();
+            rest = others;
+        }
+        writer.write(rest).unwrap();
+        let mapped = writer.finish().unwrap();
+        assert_eq!(mapped, all);
+        verify(&mapped).unwrap();
+        verify(&all).unwrap();
+        damage(&raw const mapped[mapped.len() - 1]);
+        assert!(verify(&mapped).is_err() && verify(&mapped[49_000..49_001]).is_err());
+        verify(&mapped[..40_000]).unwrap();
     }
 
     /// A full disk must be an error that says what to do.

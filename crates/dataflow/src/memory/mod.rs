@@ -9,8 +9,12 @@
 //! What the process holds is read from `/proc/self/status`, at most every few milliseconds: the operators' own counts miss
 //! queues, batches on their way, the allocator's slack and whatever else the program does. Pages of files do not count: the
 //! kernel lets go of them when anybody needs memory, and operators that look again at what they have written to disk map it.
+//!
+//! What goes to disk has checksums, that of frames ([`SpillFile`]), of blocks ([`BlockFile`]) or of pages ([`verify`]): a disk that
+//! returns something else is an error of who reads it.
 
 mod allocations;
+mod blocks;
 mod machine;
 mod mapped;
 mod partitions;
@@ -25,8 +29,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 pub use allocations::Allocations;
+pub use blocks::BlockFile;
 pub use machine::memory_bytes;
-pub use mapped::{Cell, Cells, MapWriter};
+pub use mapped::{Cell, Cells, MapWriter, verify, verify_column, verify_rows};
 pub use partitions::{HashKeys, Partitions};
 pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};
 pub(crate) use stash::Stash;
@@ -153,11 +158,6 @@ impl Governor {
     /// Bytes written to the spill directory so far, as they lie there.
     pub fn spilled_bytes(&self) -> u64 {
         self.0.spilled_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Counts what has been written there by others than [`SpillWriter`].
-    pub fn count_spilled(&self, bytes: u64) {
-        self.0.spilled_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// The largest size of the process that was seen.

@@ -37,6 +37,12 @@ pub fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
     DataflowError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
 }
 
+/// The error of a file that is not as it was written.
+pub(super) fn damaged(governor: &Governor, reason: &dyn std::fmt::Display) -> DataflowError {
+    let reason = format!("what was written is not what is read: {reason}; is the disk sound?");
+    DataflowError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
+}
+
 /// Lets this process have as many files open as it may: what is spilled at once is some hundred, and the soft limit, often 1024,
 /// is there for programs that call `select`.
 pub(super) fn allow_many_files() {
@@ -189,10 +195,7 @@ impl SpillReader {
         if self.next == self.blocks {
             return Ok(None);
         }
-        let damaged = |reason: &dyn std::fmt::Display| {
-            let reason = format!("what was written is not what is read: {reason}; is the disk sound?");
-            DataflowError::Spill { dir: self.governor.settings().spill_dir.display().to_string(), reason }
-        };
+        let damaged = |reason: &dyn std::fmt::Display| damaged(&self.governor, reason);
         let mut read = |bytes: &mut [u8]| match self.file.read_exact(bytes) {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(damaged(&"the file ends early")),
             other => other.map_err(|error| spill_error(&self.governor, &error)),

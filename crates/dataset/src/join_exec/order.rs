@@ -39,12 +39,11 @@ pub(super) fn in_order(
     let context = with_memory(context, Arc::new(memory)).with_session_config(config);
     let sort = SortExec::new(order.clone(), slot);
     let sorted = sort.execute(0, Arc::new(context))?;
-    let (schema, governor, mut counted) = (sorted.schema(), governor.clone(), 0);
+    let (schema, mut counted) = (sorted.schema(), 0);
     // All that a sort spills it has spilled before it gives out rows.
     let sorted = sorted.inspect(move |_| {
         let spilled = sort.metrics().and_then(|metrics| metrics.spilled_bytes()).unwrap_or(0);
         spilled_bytes.add(spilled - counted);
-        governor.count_spilled((spilled - counted) as u64);
         counted = spilled;
     });
     Ok(Box::pin(RecordBatchStreamAdapter::new(schema, sorted)))

@@ -12,12 +12,12 @@ use arrow::buffer::ScalarBuffer;
 use arrow::compute::{concat_batches, filter_record_batch, interleave, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use bytes::Bytes;
-use datafusion::error::Result;
+use datafusion::error::{DataFusionError, Result};
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::checkpoint::{Buckets, Later, Part, Restored, rows};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::memory::MapWriter;
+use tidemill_dataflow::memory::{MapWriter, verify, verify_column, verify_rows};
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
 
 use super::groups::batch;
@@ -28,6 +28,9 @@ use super::window::Micros;
 const RUN_BYTES_MIN: usize = 1 << 17;
 /// Rows that are put together before they are dealt to the parts of a snapshot.
 const DEAL_BYTES_MAX: usize = 16 << 20;
+
+/// Of a run's rows, fewer are a few.
+const FEW_SHARE: usize = 64;
 
 /// Rows that came together, or were put together since.
 struct Run {
@@ -66,6 +69,26 @@ impl Run {
         let until = times.as_primitive::<Int64Type>().values().clone();
         let rows = batch(&self.rows.schema(), mapped.columns().to_vec(), mapped.num_rows())?;
         Ok(Run { rows, until, on_disk: true, ..self })
+    }
+
+    /// Before all of it is looked at: whether a disk that it lies on has it as it was written.
+    fn verify(&self) -> Result<(), TaskError> {
+        if self.on_disk {
+            verify_rows(&self.rows)?;
+            verify(self.until.inner())?;
+        }
+        Ok(())
+    }
+
+    /// The same before some rows of a column are, by their places.
+    fn verify_some(&self, column: usize, places: &[usize]) -> Result<()> {
+        let column = self.rows.column(column);
+        // Each by itself has at least a page read, and many of them share one.
+        let verified = match places.len() > self.rows.num_rows() / FEW_SHARE {
+            true => verify_column(column.as_ref()),
+            false => places.iter().try_for_each(|&place| verify_column(column.slice(place, 1).as_ref())),
+        };
+        verified.map_err(|error| DataFusionError::External(error.into()))
     }
 }
 
@@ -132,6 +155,8 @@ impl Kept {
             && larger.bytes.saturating_add(smaller.bytes) <= self.disk.run_bytes()
         {
             let (Some(smaller), Some(larger)) = (self.runs.pop(), self.runs.pop()) else { break };
+            larger.verify()?;
+            smaller.verify()?;
             let rows = concat_batches(&self.schema, [&larger.rows, &smaller.rows])?;
             let until = [larger.until.as_ref(), smaller.until.as_ref()].concat();
             let earliest = larger.earliest.min(smaller.earliest);
@@ -160,18 +185,23 @@ impl Kept {
     /// Some values of a column.
     pub(crate) fn gather(&self, column: usize, numbers: &[u32]) -> Result<ArrayRef> {
         // Only the runs that they are in: on disk there may be many.
-        let mut used: Vec<&dyn Array> = Vec::new();
+        let mut used: Vec<&Run> = Vec::new();
         let mut place_of: Vec<Option<usize>> = vec![None; self.runs.len()];
         let place = |&number: &u32| {
             let run = self.runs.partition_point(|run| run.start <= number) - 1;
             let place = *place_of[run].get_or_insert_with(|| {
-                used.push(self.runs[run].rows.column(column).as_ref());
+                used.push(&self.runs[run]);
                 used.len() - 1
             });
             (place, (number - self.runs[run].start) as usize)
         };
         let places: Vec<_> = numbers.iter().map(place).collect();
-        match used.as_slice() {
+        for (at, run) in used.iter().enumerate().filter(|(_, run)| run.on_disk) {
+            let rows: Vec<usize> = places.iter().filter(|(of, _)| *of == at).map(|(_, row)| *row).collect();
+            run.verify_some(column, &rows)?;
+        }
+        let columns: Vec<&dyn Array> = used.iter().map(|run| run.rows.column(column).as_ref()).collect();
+        match columns.as_slice() {
             [] => Ok(arrow::array::new_empty_array(self.schema.field(column).data_type())),
             columns => Ok(interleave(columns, &places)?),
         }
@@ -182,6 +212,7 @@ impl Kept {
     pub(crate) fn clear(&mut self, time: Micros, wanted: impl Fn(u32) -> bool) -> Result<Vec<u32>, TaskError> {
         let mut stay = Vec::new();
         for run in std::mem::take(&mut self.runs) {
+            run.verify()?;
             let lives =
                 |at: usize| run.until.get(at).is_none_or(|&until| until >= time) && wanted(run.start + at as u32);
             let mask: Vec<bool> = (0..run.rows.num_rows()).map(lives).collect();
@@ -275,6 +306,9 @@ pub(crate) fn together<'a>(
         };
         let (some, rest) = batches.split_at(batches.iter().take_while(fits).count());
         batches = rest;
+        if let Err(error) = some.iter().try_for_each(verify_rows) {
+            return Some(Err(DataFusionError::External(error.into())));
+        }
         match some {
             [] => None,
             [one] => Some(Ok(one.clone())),
@@ -335,7 +369,10 @@ impl Parts {
         let mut ends = Vec::new();
         for (bucket, places) in self.places {
             let start = file.len();
-            places.into_iter().try_for_each(|place| file.write(&pieces[place]))?;
+            for place in places {
+                verify(&pieces[place.clone()])?;
+                file.write(&pieces[place])?;
+            }
             ends.push((bucket, start..file.len()));
         }
         let all = file.finish()?;
@@ -412,6 +449,23 @@ impl Saved {
             saved.extend(made);
         }
         parts
+    }
+
+    /// What is saved now, by bucket: of those that are `renewed` all there is, or nothing; of others what has changed.
+    pub(crate) fn some_parts(
+        &self,
+        renewed: &BTreeSet<u32>,
+        wholes: Vec<(u32, Bytes)>,
+        changes: Vec<(u32, Bytes)>,
+    ) -> Buckets {
+        let mut saved = self.0.lock().expect("nothing panics with it locked");
+        let made: BTreeSet<u32> = wholes.iter().map(|(bucket, _)| *bucket).collect();
+        let emptied: Vec<u32> = renewed.difference(&made).copied().filter(|bucket| saved.remove(bucket)).collect();
+        saved.extend(made);
+        saved.extend(changes.iter().map(|(bucket, _)| *bucket));
+        let emptied = emptied.into_iter().map(|bucket| (bucket, Bytes::new()));
+        let wholes = wholes.into_iter().chain(emptied).map(|(bucket, bytes)| (bucket, Part::Whole(bytes)));
+        wholes.chain(changes.into_iter().map(|(bucket, bytes)| (bucket, Part::Change(bytes)))).collect()
     }
 
     /// Another copy has these now, and says what is saved of them.

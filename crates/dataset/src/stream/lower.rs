@@ -42,7 +42,7 @@ use super::keyed::{Keyed, KeyedTask};
 use super::late::{KeepLateRows, LATE, LateOutput, LateRows, MakeLateSink};
 use super::memory::table_stream;
 use super::process::{ProcessExec, ProcessTask};
-use super::sessions::{self, SessionAggregation};
+use super::sessions::{self, SessionAggregation, SessionTimes};
 use super::spans::Spans;
 use super::steps::{PlanStep, Steps, StepsTask};
 use super::table::{StreamExec, StreamSink};
@@ -612,23 +612,25 @@ impl<'a> Lower<'a> {
         let mut keys: Vec<_> =
             groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
         let functions = aggregate.aggr_expr().to_vec();
-        let exprs = || keys.iter().map(|(key, _)| Arc::clone(key)).collect();
+        let keyed = || Keyed::new(&input.schema, keys.iter().map(|(key, _)| Arc::clone(key)).collect(), false, None);
         let late_rows = match late.is_empty() {
             true => None,
-            false => {
-                let keyed = Keyed::new(&input.schema, exprs(), false, None)?;
-                Some(LateOutput::new(keyed, late, &input.schema)?)
-            }
+            false => Some(LateOutput::new(keyed()?, late, &input.schema)?),
         };
-        let spans = match (windows.early, spans) {
-            (Early::Rows(_), Some(_)) if windows.lateness > 0 => {
-                return refused("windows that both take late rows (late=) and give results by rows (early_rows=)");
+        // Where it matters which rows they are, they come as they are to whoever owns their key.
+        let keyed = match (&late_rows, windows.early) {
+            (Some(of), _) => Some(Arc::clone(&of.keyed)),
+            (None, Early::Rows(_)) => Some(Arc::new(keyed()?)),
+            (None, _) => None,
+        };
+        let spans = match (windows.early, spans, &keyed) {
+            (Early::Rows(_), Some(_), _) if windows.lateness > 0 => {
+                return refused(
+                    "windows, but for sessions, that take late rows (late=) and give results by rows (early_rows=)",
+                );
             }
-            (Early::Rows(every), Some(spans)) => {
-                let keyed = match &late_rows {
-                    Some(of) => Arc::clone(&of.keyed),
-                    None => Arc::new(Keyed::new(&input.schema, exprs(), false, None)?),
-                };
+            (Early::Rows(every), Some(spans), Some(keyed)) => {
+                let keyed = Arc::clone(keyed);
                 keys.insert(0, TriggeredAggregation::window_key());
                 let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
                 let (name, output) = (self.name("window"), plan.schema());
@@ -637,9 +639,9 @@ impl<'a> Lower<'a> {
                     TriggeredAggregation { of, time, behind, spans, every, keyed, output, window_at, late, late_rows };
                 return Ok(self.triggered(plan, input, shape, &name, times));
             }
-            (_, spans) => spans,
+            (_, spans, _) => spans,
         };
-        let keyed = late_rows.as_ref().map(|of| (Arc::clone(&of.keyed), Arc::clone(&of.schema)));
+        let late_schema = late_rows.as_ref().map(|of| Arc::clone(&of.schema));
         let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
         let keys = of.key_names();
         let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
@@ -666,12 +668,11 @@ impl<'a> Lower<'a> {
                     }),
                 }
             }
-            (WindowKind::Session { .. }, _) if windows.lateness > 0 => return refused("late rows of session windows"),
-            (WindowKind::Session { .. }, _) if windows.early != Early::Never => {
-                return refused("early results of session windows");
-            }
             (WindowKind::Session { gap }, _) => {
-                let shape = SessionAggregation::new(of, (time, behind), gap, plan.schema(), window_at, late);
+                let (lateness, early) = (windows.lateness, windows.early);
+                let of_sessions = SessionTimes { time, behind, gap, lateness, early };
+                let output = (plan.schema(), window_at);
+                let shape = SessionAggregation::new(of, of_sessions, output, keyed.clone(), late);
                 let shape = Arc::new(shape);
                 Halves {
                     parts: Arc::clone(&shape.part_schema),
@@ -683,9 +684,7 @@ impl<'a> Lower<'a> {
                             TaskSpec::operator(name, move |_| Ok(sessions::FirstHalf::new(&shape, steps.clone())))
                         })
                     },
-                    second: TaskSpec::operator(name.clone(), move |copy| {
-                        sessions::SecondHalf::new(&shape, Steps::default(), copy)
-                    }),
+                    second: TaskSpec::operator(name.clone(), move |copy| sessions::SecondHalf::new(&shape, copy)),
                 }
             }
             (kind, None) => return Err(DataSetError::Internal(format!("windows {kind:?} of time"))),
@@ -693,13 +692,14 @@ impl<'a> Lower<'a> {
         let copies = if keys.is_empty() { 1 } else { self.copies };
         let mut second =
             halves.second.streaming().state(halves.state).detail(detail).input("parts").output(ROWS, plan.schema());
-        if let Some((_, schema)) = &keyed {
+        if let Some(schema) = &late_schema {
             second = second.output(LATE, Arc::clone(schema));
         }
         let second = self.graph.add(second.copies(copies));
-        if let Some((keyed, schema)) = keyed {
+        let branch = || Branch { task: second, steps: Steps::default(), copies };
+        if let Some(keyed) = keyed {
             self.keyed(input, &keyed, second.into(), &name);
-            self.late_from.push((Branch { task: second, steps: Steps::default(), copies }, schema));
+            self.late_from.extend(late_schema.map(|schema| (branch(), schema)));
         } else {
             for (number, branch) in input.from.into_iter().enumerate() {
                 let Branch { task: from, steps, copies: beside } = branch;
@@ -713,8 +713,7 @@ impl<'a> Lower<'a> {
                 };
             }
         }
-        let second = Branch { task: second, steps: Steps::default(), copies };
-        Ok(Flowing { from: vec![second], schema: plan.schema(), times })
+        Ok(Flowing { from: vec![branch()], schema: plan.schema(), times })
     }
 
     /// An aggregation of windows that gives results by rows.

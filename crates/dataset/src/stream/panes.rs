@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::error::Result;
+use datafusion::error::{DataFusionError, Result};
 use tidemill_dataflow::TaskError;
 
 use super::groups::{Aggregation, Groups};
@@ -88,8 +88,11 @@ impl Pane {
         of: &Arc<Aggregation>,
         buckets: &Range<u32>,
     ) -> Result<()> {
-        let states = self.closed.pieces().map(|states| states.of(buckets).0).filter(|states| states.num_rows() > 0);
-        for states in states {
+        for states in self.closed.pieces() {
+            let (states, _) = states.of(buckets).map_err(DataFusionError::External)?;
+            if states.num_rows() == 0 {
+                continue;
+            }
             match merged {
                 Some(merged) => merged,
                 None => merged.insert(Groups::new(of)?),

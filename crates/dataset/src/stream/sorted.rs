@@ -9,6 +9,7 @@ use arrow::compute::{concat_batches, take_record_batch};
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::flow::batch_bytes;
+use tidemill_dataflow::memory::verify_rows;
 use tidemill_dataflow::route_map::BUCKETS;
 
 use super::groups::{Aggregation, Groups};
@@ -82,9 +83,24 @@ impl Sorted {
     }
 
     /// Those of some buckets, and the bucket of each.
-    pub(crate) fn of(&self, buckets: &Range<u32>) -> (RecordBatch, &[u16]) {
+    ///
+    /// # Errors
+    /// When they lie on disk, and are not what was written.
+    pub(crate) fn of(&self, buckets: &Range<u32>) -> Result<(RecordBatch, &[u16]), TaskError> {
         let Range { start, end } = self.places(buckets);
-        (self.states.slice(start, end - start), &self.of[start..end])
+        Ok((self.slice(start, end - start)?, &self.of[start..end]))
+    }
+
+    /// Some of them, by their places.
+    ///
+    /// # Errors
+    /// As [`Sorted::of`].
+    pub(crate) fn slice(&self, start: usize, rows: usize) -> Result<RecordBatch, TaskError> {
+        let states = self.states.slice(start, rows);
+        if self.on_disk {
+            verify_rows(&states)?;
+        }
+        Ok(states)
     }
 
     /// Those of the buckets that go, and the others.
@@ -229,8 +245,11 @@ fn merged(pieces: &[Sorted], to_disk: bool, of: &Arc<Aggregation>, disk: &Disk) 
         Ok(())
     };
     for range in ranges(pieces, disk.run_bytes().min(CACHED_BYTES)) {
-        for (states, _) in pieces.iter().map(|piece| piece.of(&range)).filter(|(states, _)| states.num_rows() > 0) {
-            groups.merge(&states)?;
+        for piece in pieces {
+            let (states, _) = piece.of(&range)?;
+            if states.num_rows() > 0 {
+                groups.merge(&states)?;
+            }
         }
         let piece = Sorted::new(groups.take_states()?, of)?;
         bytes += piece.bytes();
@@ -291,7 +310,7 @@ mod tests {
             end = range.end;
             let before = seen.len();
             for piece in &pieces {
-                seen.extend(piece.of(&range).0.column(0).as_primitive::<Int64Type>().values());
+                seen.extend(piece.of(&range).unwrap().0.column(0).as_primitive::<Int64Type>().values());
             }
             assert!((seen.len() - before) * 8 <= 2000);
             assert!(seen[before..].iter().all(|n| range.contains(&u32::from(bucket[n]))));

@@ -26,7 +26,7 @@ use super::{finish, raised};
 pub struct QueryEngine {
     pub engine: Arc<Engine>,
     config: EngineConfig,
-    /// Whose threads and spill folder it has.
+    /// Whose threads it has.
     process: u32,
     /// All workers of the job, once they have met.
     workers: Mutex<Option<Arc<Workers>>>,
@@ -36,7 +36,7 @@ pub struct QueryEngine {
 
 impl Drop for QueryEngine {
     fn drop(&mut self) {
-        // In a forked child nothing of it is the child's: neither its threads nor the folder it would remove.
+        // In a forked child nothing of it is the child's: its threads are not there.
         if self.process != std::process::id() {
             std::mem::forget(Arc::clone(&self.engine));
             std::mem::forget(self.workers.get_mut().take());

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList};
 use pyo3_arrow::PyTable;
 use pyo3_arrow::ffi::{ArrayIterator, to_schema_pycapsule, to_stream_pycapsule};
-use tidemill_dataflow::memory::Allocations;
+use tidemill_dataflow::memory::{Allocations, verify_rows};
 use tidemill_dataset::datafusion::arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array, new_empty_array,
 };
@@ -20,7 +20,7 @@ use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
 use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
 use tidemill_dataset::datafusion::arrow::util::pretty::pretty_format_batches;
-use tidemill_dataset::types;
+use tidemill_dataset::{DataSetError, types};
 
 use super::engine::GivenSchema;
 use super::{raised, value};
@@ -33,6 +33,13 @@ pub struct NativeTable {
 }
 
 impl NativeTable {
+    /// The batches, to be read now: what lies on disk is as it was written.
+    fn checked(&self, py: Python<'_>) -> PyResult<&[RecordBatch]> {
+        let verified = py.detach(|| self.batches.iter().try_for_each(verify_rows));
+        verified.map_err(|error| raised(py, &DataSetError::Io(error.to_string())))?;
+        Ok(&self.batches)
+    }
+
     fn from_columns(py: Python<'_>, columns: Vec<(String, ArrayRef)>) -> PyResult<Self> {
         let fields: Vec<Field> =
             columns.iter().map(|(name, array)| Field::new(name, array.data_type().clone(), true)).collect();
@@ -45,6 +52,9 @@ impl NativeTable {
         Ok(NativeTable { schema, batches: vec![batch] })
     }
 }
+
+/// A column's name, NumPy's name of its type, and its values.
+type ColumnBytes<'py> = (String, String, Option<Bound<'py, PyBytes>>);
 
 #[pymethods]
 impl NativeTable {
@@ -74,24 +84,35 @@ impl NativeTable {
         let columns: PyResult<Vec<(String, ArrayRef)>> = columns
             .into_iter()
             .map(|(name, values, kind)| {
-                let made = value::array(&values).and_then(|array| match kind {
-                    None => Ok(array),
-                    Some(kind) => {
-                        let kind = types::parse(&kind).map_err(|error| raised(py, &error))?;
-                        let exact = CastOptions { safe: false, ..Default::default() };
-                        cast_with_options(&array, &kind, &exact).map_err(|error| raised(py, &error.into()))
-                    }
-                });
-                match made {
-                    Ok(array) => Ok((name, array)),
-                    Err(error) => {
-                        error.value(py).call_method1("add_note", (format!("in column {name:?}"),)).ok();
-                        Err(error)
-                    }
-                }
+                let made = match kind {
+                    None => value::array(&values),
+                    Some(kind) => types::parse(&kind)
+                        .map_err(|error| raised(py, &error))
+                        .and_then(|kind| value::array_as(&values, &kind)),
+                };
+                made.map(|array| (name.clone(), array)).map_err(|error| in_column(py, error, &name))
             })
             .collect();
         Self::from_columns(py, columns?)
+    }
+
+    /// Python values as the columns of a schema, a list for each.
+    #[staticmethod]
+    fn from_lists_as(py: Python<'_>, columns: Vec<Bound<'_, PyList>>, schema: GivenSchema) -> PyResult<Self> {
+        let schema = schema.resolve(py)?;
+        let columns = columns.iter().zip(schema.fields()).map(|(values, field)| {
+            value::array_as(values, field.data_type()).map_err(|error| in_column(py, error, field.name()))
+        });
+        let columns = columns.collect::<PyResult<Vec<_>>>()?;
+        let batch = RecordBatch::try_new(Arc::clone(&schema), columns).map_err(|error| raised(py, &error.into()))?;
+        Ok(NativeTable { schema, batches: vec![batch] })
+    }
+
+    /// Columns of which, or within which, there is nothing but null, so that nobody knows a type.
+    #[getter]
+    fn untyped(&self) -> Vec<String> {
+        let untyped = self.schema.fields().iter().filter(|field| is_untyped(field.data_type()));
+        untyped.map(|field| field.name().clone()).collect()
     }
 
     /// Of columns (name, NumPy's name of the type, bytes of its values).
@@ -174,10 +195,10 @@ impl NativeTable {
 
     /// A list of Python values for each column.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let columns = PyDict::new(py);
+        let (columns, batches) = (PyDict::new(py), self.checked(py)?);
         for (place, field) in self.schema.fields().iter().enumerate() {
             let cells = PyList::empty(py);
-            for batch in &self.batches {
+            for batch in batches {
                 cells.call_method1("extend", (value::list(py, batch.column(place).as_ref())?,))?;
             }
             columns.set_item(field.name(), cells)?;
@@ -245,7 +266,7 @@ impl NativeTable {
     /// The Python values of a column.
     fn column<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
         let cells = PyList::empty(py);
-        for batch in &self.batches {
+        for batch in self.checked(py)? {
             let column = batch.column_by_name(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
             cells.call_method1("extend", (value::list(py, column.as_ref())?,))?;
         }
@@ -281,9 +302,10 @@ impl NativeTable {
 
     /// Of each column its name, NumPy's name of its type and its values as bytes; no bytes where NumPy has no such type, or
     /// where there are nulls.
-    fn to_bytes<'py>(&self, py: Python<'py>) -> Vec<(String, String, Option<Bound<'py, PyBytes>>)> {
+    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Vec<ColumnBytes<'py>>> {
+        let batches = self.checked(py)?;
         let column = |(place, field): (usize, &Arc<Field>)| {
-            let parts: Vec<&ArrayRef> = self.batches.iter().map(|batch| batch.column(place)).collect();
+            let parts: Vec<&ArrayRef> = batches.iter().map(|batch| batch.column(place)).collect();
             let (kind, width) = numpy_type(field.data_type())
                 .filter(|_| parts.iter().all(|part| part.null_count() == 0))
                 .unwrap_or_default();
@@ -303,7 +325,7 @@ impl NativeTable {
             });
             (field.name().clone(), kind.to_owned(), bytes)
         };
-        self.schema.fields().iter().enumerate().map(column).collect()
+        Ok(self.schema.fields().iter().enumerate().map(column).collect())
     }
 
     /// The rows as a text table.
@@ -323,13 +345,27 @@ impl NativeTable {
         let field =
             Field::new_struct("", self.schema.fields().clone(), false).with_metadata(self.schema.metadata().clone());
         let arrays: Vec<_> =
-            self.batches.iter().map(|batch| Ok(Arc::new(StructArray::from(batch.clone())) as ArrayRef)).collect();
+            self.checked(py)?.iter().map(|batch| Ok(Arc::new(StructArray::from(batch.clone())) as ArrayRef)).collect();
         let reader = Box::new(ArrayIterator::new(arrays.into_iter(), field.into()));
         Ok(to_stream_pycapsule(py, reader, requested_schema)?)
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         Ok(to_schema_pycapsule(py, self.schema.as_ref())?)
+    }
+}
+
+fn in_column(py: Python<'_>, error: PyErr, name: &str) -> PyErr {
+    error.value(py).call_method1("add_note", (format!("in column {name:?}"),)).ok();
+    error
+}
+
+fn is_untyped(kind: &DataType) -> bool {
+    match kind {
+        DataType::Null => true,
+        DataType::List(inner) | DataType::Map(inner, _) => is_untyped(inner.data_type()),
+        DataType::Struct(fields) => fields.iter().any(|field| is_untyped(field.data_type())),
+        _ => false,
     }
 }
 

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyType};
-use tidemill_dataset::datafusion::arrow::array::{Array, ArrayRef, ListArray, new_null_array};
-use tidemill_dataset::datafusion::arrow::buffer::OffsetBuffer;
-use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, TimeUnit};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
+use tidemill_dataset::datafusion::arrow::array::{
+    Array, ArrayRef, FixedSizeListArray, LargeListArray, ListArray, MapArray, StructArray, new_null_array,
+};
+use tidemill_dataset::datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
+use tidemill_dataset::datafusion::arrow::compute::{CastOptions, cast_with_options};
+use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Fields, TimeUnit};
 use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::common::ScalarValue;
 
@@ -31,6 +34,8 @@ python_type!(zone, "zoneinfo", "ZoneInfo");
 /// `date(1970, 1, 1).toordinal()`.
 const EPOCH_ORDINAL: i64 = 719_163;
 const MICROS_PER_DAY: i64 = 86_400_000_000;
+/// Of lists in lists and their like; a list may have itself in it.
+const DEPTH_MAX: usize = 64;
 
 /// A Python value as a literal of the type that fits it best.
 pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
@@ -114,27 +119,235 @@ fn exact(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
     Ok(ScalarValue::Decimal128(Some(if negative == 1 { -magnitude } else { magnitude }), precision, scale))
 }
 
-/// Python values as a column: of the type of the first that is not `None`, of floats if there are ints and floats.
+/// Python values as a column: of the type of the first that is not `None`, of floats if there are ints and floats. Dicts are structs,
+/// lists of pairs are maps.
 pub fn array(values: &Bound<'_, PyList>) -> PyResult<ArrayRef> {
-    let py = values.py();
-    let failed = |error: ArrowError| super::raised(py, &error.into());
+    array_within(values, 0)
+}
+
+fn array_within(values: &Bound<'_, PyList>, depth: usize) -> PyResult<ArrayRef> {
+    if depth > DEPTH_MAX {
+        return Err(PyTypeError::new_err(format!("values are nested more than {DEPTH_MAX} deep")));
+    }
     let first = values.iter().find(|value| !value.is_none());
-    if first.is_some_and(|first| first.is_instance_of::<PyList>()) {
-        let elements = PyList::empty(py);
-        let (mut lengths, mut valid) = (Vec::new(), Vec::new());
-        for value in values {
-            valid.push(!value.is_none());
-            lengths.push(if value.is_none() { 0 } else { value.len()? });
-            if !value.is_none() {
-                elements.call_method1("extend", (value,))?;
+    if first.as_ref().is_some_and(|first| first.is_instance_of::<PyList>()) {
+        let lists = Lists::of(values)?;
+        if lists.elements.iter().find(|element| !element.is_none()).is_some_and(|element| is_pair(&element)) {
+            let [keys, items] = lists.pairs()?;
+            return lists.map(array_within(&keys, depth + 1)?, array_within(&items, depth + 1)?);
+        }
+        return lists.list(array_within(&lists.elements, depth + 1)?);
+    }
+    if first.is_some_and(|first| first.is_instance_of::<PyDict>()) {
+        let mut names: Vec<String> = Vec::new();
+        for value in values.iter().filter(|value| !value.is_none()) {
+            for name in dict(&value)?.keys() {
+                let name = field_name(&name)?;
+                if !names.contains(&name) {
+                    names.push(name);
+                }
             }
         }
-        let elements = array(&elements)?;
-        let field = Arc::new(Field::new_list_field(elements.data_type().clone(), true));
-        let offsets = OffsetBuffer::<i32>::from_lengths(lengths);
-        let made = ListArray::try_new(field, offsets, elements, Some(valid.into())).map_err(failed)?;
-        return Ok(Arc::new(made));
+        let columns = names.into_iter().map(|name| {
+            let column = array_within(&field_values(values, &name)?, depth + 1)?;
+            Ok((Field::new(name, column.data_type().clone(), true), column))
+        });
+        let (fields, columns): (Vec<Field>, Vec<ArrayRef>) = columns.collect::<PyResult<Vec<_>>>()?.into_iter().unzip();
+        return structs(values, fields.into(), columns);
     }
+    scalars_of(values)
+}
+
+/// Python values as a column of a type. Fields that a struct's dict does not have are null; those that it has beyond are an error. A
+/// map is a list of pairs, or a dict.
+pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRef> {
+    let py = values.py();
+    let failed = |error: ArrowError| super::raised(py, &error.into());
+    Ok(match kind {
+        DataType::Struct(fields) => {
+            for value in values.iter().filter(|value| !value.is_none()) {
+                for name in dict(&value)?.keys() {
+                    let name = field_name(&name)?;
+                    if fields.find(&name).is_none() {
+                        let names = fields.iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ");
+                        return Err(PyTypeError::new_err(format!(
+                            "{value} has a field {name:?}; those of {kind} are {names}"
+                        )));
+                    }
+                }
+            }
+            let columns = fields.iter().map(|field| array_as(&field_values(values, field.name())?, field.data_type()));
+            structs(values, fields.clone(), columns.collect::<PyResult<_>>()?)?
+        }
+        DataType::List(field) => {
+            let lists = Lists::of(values)?;
+            let elements = array_as(&lists.elements, field.data_type())?;
+            let made = ListArray::try_new(Arc::clone(field), lists.offsets()?, elements, lists.nulls());
+            Arc::new(made.map_err(failed)?)
+        }
+        DataType::LargeList(field) => {
+            let lists = Lists::of(values)?;
+            let elements = array_as(&lists.elements, field.data_type())?;
+            let offsets = OffsetBuffer::from_lengths(lists.lengths.iter().copied());
+            Arc::new(LargeListArray::try_new(Arc::clone(field), offsets, elements, lists.nulls()).map_err(failed)?)
+        }
+        DataType::FixedSizeList(field, length) => {
+            let nothing = PyList::new(py, (0..*length).map(|_| py.None()))?;
+            let elements = PyList::empty(py);
+            for value in values {
+                let list = if value.is_none() { nothing.clone().into_any() } else { value };
+                if !is_list(&list) || list.len()? != *length as usize {
+                    return Err(PyTypeError::new_err(format!(
+                        "{list} is no list of {length} values, as those of {kind}"
+                    )));
+                }
+                elements.call_method1("extend", (list,))?;
+            }
+            let elements = array_as(&elements, field.data_type())?;
+            let nulls = Some(values.iter().map(|value| !value.is_none()).collect::<Vec<_>>().into());
+            Arc::new(FixedSizeListArray::try_new(Arc::clone(field), *length, elements, nulls).map_err(failed)?)
+        }
+        DataType::Map(entries, sorted) => {
+            let DataType::Struct(fields) = entries.data_type() else {
+                return Err(PyTypeError::new_err(format!("{kind} has no keys and values")));
+            };
+            let [key, item] = fields.as_ref() else {
+                return Err(PyTypeError::new_err(format!("{kind} has other fields than a key and a value")));
+            };
+            let lists = Lists::of(values)?;
+            let [keys, items] = lists.pairs()?;
+            let pairs = vec![array_as(&keys, key.data_type())?, array_as(&items, item.data_type())?];
+            let pairs = StructArray::try_new(fields.clone(), pairs, None).map_err(failed)?;
+            let made = MapArray::try_new(Arc::clone(entries), lists.offsets()?, pairs, lists.nulls(), *sorted);
+            Arc::new(made.map_err(failed)?)
+        }
+        kind => {
+            let exact = CastOptions { safe: false, ..Default::default() };
+            cast_with_options(&array(values)?, kind, &exact).map_err(failed)?
+        }
+    })
+}
+
+/// Lists, or dicts as lists of pairs, one after the other.
+struct Lists<'py> {
+    elements: Bound<'py, PyList>,
+    lengths: Vec<usize>,
+    valid: Vec<bool>,
+}
+
+impl<'py> Lists<'py> {
+    fn of(values: &Bound<'py, PyList>) -> PyResult<Self> {
+        let py = values.py();
+        let mut lists = Lists { elements: PyList::empty(py), lengths: Vec::new(), valid: Vec::new() };
+        for value in values {
+            let value = match value.cast::<PyDict>() {
+                Ok(dict) => dict.items().into_any(),
+                Err(_) => value,
+            };
+            lists.valid.push(!value.is_none());
+            if value.is_none() {
+                lists.lengths.push(0);
+                continue;
+            }
+            if !is_list(&value) {
+                return Err(PyTypeError::new_err(format!("{value} is no list, as other values of the column are")));
+            }
+            lists.lengths.push(value.len()?);
+            lists.elements.call_method1("extend", (value,))?;
+        }
+        Ok(lists)
+    }
+
+    fn offsets(&self) -> PyResult<OffsetBuffer<i32>> {
+        let all: usize = self.lengths.iter().sum();
+        i32::try_from(all).map_err(|_| PyTypeError::new_err("a column's lists have more than two billion values"))?;
+        Ok(OffsetBuffer::from_lengths(self.lengths.iter().copied()))
+    }
+
+    fn nulls(&self) -> Option<NullBuffer> {
+        Some(self.valid.clone().into())
+    }
+
+    /// The first and the second of each element.
+    fn pairs(&self) -> PyResult<[Bound<'py, PyList>; 2]> {
+        let py = self.elements.py();
+        let parts = [PyList::empty(py), PyList::empty(py)];
+        for pair in &self.elements {
+            if !is_pair(&pair) {
+                return Err(PyTypeError::new_err(format!("{pair} is no pair of a key and a value, as a map has")));
+            }
+            for (at, part) in parts.iter().enumerate() {
+                part.append(pair.get_item(at)?)?;
+            }
+        }
+        Ok(parts)
+    }
+
+    fn list(&self, elements: ArrayRef) -> PyResult<ArrayRef> {
+        let field = Arc::new(Field::new_list_field(elements.data_type().clone(), true));
+        let made = ListArray::try_new(field, self.offsets()?, elements, self.nulls());
+        Ok(Arc::new(made.map_err(|error| super::raised(self.elements.py(), &error.into()))?))
+    }
+
+    fn map(&self, keys: ArrayRef, items: ArrayRef) -> PyResult<ArrayRef> {
+        let fields = Fields::from(vec![
+            Field::new("key", keys.data_type().clone(), false),
+            Field::new("value", items.data_type().clone(), true),
+        ]);
+        let made = StructArray::try_new(fields.clone(), vec![keys, items], None).and_then(|pairs| {
+            let entries = Arc::new(Field::new_struct("entries", fields, false));
+            MapArray::try_new(
+                entries,
+                OffsetBuffer::from_lengths(self.lengths.iter().copied()),
+                pairs,
+                self.nulls(),
+                false,
+            )
+        });
+        Ok(Arc::new(made.map_err(|error| super::raised(self.elements.py(), &error.into()))?))
+    }
+}
+
+fn is_list(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>()
+}
+
+fn is_pair(value: &Bound<'_, PyAny>) -> bool {
+    value.cast::<PyTuple>().is_ok_and(|pair| pair.len() == 2)
+}
+
+fn dict<'a, 'py>(value: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyDict>> {
+    value.cast().map_err(|_| PyTypeError::new_err(format!("{value} is no dict, as other values of the column are")))
+}
+
+fn field_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
+    name.extract().map_err(|_| {
+        PyTypeError::new_err(format!(
+            "a dict with the key {name} is no struct, whose fields have names; a map is a list of pairs (key, value), or a dict \
+             where the schema says so"
+        ))
+    })
+}
+
+/// What dicts have under a name; `None` where there is nothing.
+fn field_values<'py>(values: &Bound<'py, PyList>, name: &str) -> PyResult<Bound<'py, PyList>> {
+    let py = values.py();
+    let found = PyList::empty(py);
+    for value in values {
+        let field = if value.is_none() { None } else { dict(&value)?.get_item(name)? };
+        found.append(field)?;
+    }
+    Ok(found)
+}
+
+fn structs(values: &Bound<'_, PyList>, fields: Fields, columns: Vec<ArrayRef>) -> PyResult<ArrayRef> {
+    let nulls = Some(values.iter().map(|value| !value.is_none()).collect::<Vec<_>>().into());
+    let made = StructArray::try_new_with_length(fields, columns, nulls, values.len());
+    Ok(Arc::new(made.map_err(|error| super::raised(values.py(), &error.into()))?))
+}
+
+fn scalars_of(values: &Bound<'_, PyList>) -> PyResult<ArrayRef> {
+    let py = values.py();
     let mut scalars = values.iter().map(|value| scalar(&value)).collect::<PyResult<Vec<_>>>()?;
     let is_float = |value: &ScalarValue| matches!(value, ScalarValue::Float64(_));
     if scalars.iter().any(is_float) {
@@ -243,6 +456,16 @@ fn object<'py>(py: Python<'py>, value: &ScalarValue) -> PyResult<Bound<'py, PyAn
                 fields.set_item(field.name(), cell(py, column.as_ref(), 0)?)?;
             }
             fields.into_any()
+        }
+        // As it may have a key twice, and keys that no dict can have, it is no dict.
+        S::Map(array) => {
+            let pairs = array.value(0);
+            let (keys, items) = (list(py, pairs.column(0).as_ref())?, list(py, pairs.column(1).as_ref())?);
+            PyList::new(
+                py,
+                keys.iter().zip(items.iter()).map(|pair| pair.into_pyobject(py)).collect::<PyResult<Vec<_>>>()?,
+            )?
+            .into_any()
         }
         S::Dictionary(_, inner) => object(py, inner)?,
         S::Decimal32(Some(_), ..)

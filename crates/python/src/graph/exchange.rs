@@ -221,17 +221,17 @@ impl NativeExchange {
     }
 
     #[staticmethod]
-    fn keyed_reduce(columns: Vec<String>, reduction: &NativeReduction) -> Self {
-        of(KeyedReduce::new(columns, reduction.0.clone())).calling(reduction.1.as_ref())
+    fn keyed_reduce(columns: Vec<String>, reduction: &NativeReduction, buckets: u32) -> Self {
+        of(KeyedReduce::new(columns, reduction.0.clone()).buckets(buckets)).calling(reduction.1.as_ref())
     }
 
     #[staticmethod]
-    fn keyed_gather(columns: Vec<String>) -> Self {
-        of(KeyedGather::new(columns))
+    fn keyed_gather(columns: Vec<String>, buckets: u32) -> Self {
+        of(KeyedGather::new(columns).buckets(buckets))
     }
 
     #[staticmethod]
-    fn join(kind: &str, on: Vec<(String, String)>, broadcast_right: bool) -> PyResult<Self> {
+    fn join(kind: &str, on: Vec<(String, String)>, broadcast_right: bool, buckets: u32) -> PyResult<Self> {
         let kind = match kind {
             "inner" => JoinKind::Inner,
             "left" => JoinKind::Left,
@@ -245,7 +245,7 @@ impl NativeExchange {
                 )));
             }
         };
-        let join = Join::new(kind, on);
+        let join = Join::new(kind, on).buckets(buckets);
         Ok(of(if broadcast_right { join.broadcast_right() } else { join }))
     }
 

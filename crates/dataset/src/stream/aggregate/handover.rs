@@ -71,7 +71,7 @@ impl Leaving {
     fn part(&mut self) -> Result<Option<Bytes>, TaskError> {
         while let Some((pane, level, states)) = self.states.front() {
             let (level, some) = (*level, PART_ROWS.min(states.rows() - self.taken));
-            let slice = self.shape.of_pane(*pane, &states.states().slice(self.taken, some))?;
+            let slice = self.shape.of_pane(*pane, &states.slice(self.taken, some)?)?;
             self.taken += some;
             if self.taken == states.rows() {
                 self.states.pop_front();

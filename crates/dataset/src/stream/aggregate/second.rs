@@ -491,7 +491,7 @@ fn by_bucket(
     for range in sorted::ranges(states.iter().map(|(_, states)| states), disk.run_bytes().min(ENCODED_BYTES)) {
         let (mut some, mut of) = (Vec::new(), Vec::new());
         for (pane, states) in states {
-            let (states, buckets) = states.of(&range);
+            let (states, buckets) = states.of(&range)?;
             if states.num_rows() > 0 {
                 some.push(shape.of_pane(*pane, &states)?);
                 of.extend(buckets.iter().map(|&bucket| u32::from(bucket)));

@@ -1,0 +1,205 @@
+"""Structs, lists of them and maps in functions of the program: what comes in goes out, nulls at any depth included."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import launched
+import pyarrow as pa
+import pytest
+import tidemill as tm
+
+POINT = pa.struct([("x", pa.int64()), ("name", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("k", pa.int64()),
+        ("point", POINT),
+        ("points", pa.list_(POINT)),
+        ("deep", pa.struct([("inner", pa.struct([("values", pa.list_(pa.list_(pa.float64())))]))])),
+        ("ages", pa.map_(pa.string(), pa.int64())),
+        ("places", pa.map_(pa.string(), POINT)),
+        ("pair", pa.list_(pa.int64(), 2)),
+        ("long", pa.large_list(pa.string())),
+    ]
+)
+ROWS: list[dict[str, Any]] = [
+    {
+        "k": 1,
+        "point": {"x": 1, "name": "a"},
+        "points": [{"x": 2, "name": None}, None, {"x": None, "name": "c"}],
+        "deep": {"inner": {"values": [[1.5], [], None, [None, 2.5]]}},
+        "ages": [("ada", 36), ("bob", None)],
+        "places": [("home", {"x": 1, "name": "h"}), ("work", None)],
+        "pair": [1, 2],
+        "long": ["a", None],
+    },
+    dict.fromkeys(SCHEMA.names),
+    {
+        "k": 2,
+        "point": {"x": None, "name": None},
+        "points": [],
+        "deep": {"inner": None},
+        "ages": [],
+        "places": [],
+        "pair": [None, 4],
+        "long": [],
+    },
+    {
+        "k": 1,
+        "point": None,
+        "points": None,
+        "deep": None,
+        "ages": None,
+        "places": None,
+        "pair": None,
+        "long": None,
+    },
+]
+
+
+def nested() -> tm.DataSet:
+    return tm.from_arrow(pa.Table.from_pylist(ROWS, SCHEMA))
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=repr)
+
+
+def test_what_comes_in_goes_out() -> None:
+    """As it is in tables of pyarrow, with types given and found out."""
+    assert nested().collect().to_pylist() == ROWS == nested().to_arrow().to_pylist()
+    for given in [SCHEMA, None]:
+        same = nested().map(lambda row: row, given)
+        assert in_order(same.to_pylist()) == in_order(ROWS)
+        assert in_order(same.to_arrow().to_pylist()) == in_order(ROWS)
+        twice = nested().flat_map(lambda row: [row, row], given)
+        assert in_order(twice.to_pylist()) == in_order(ROWS * 2)
+    assert nested().map(lambda row: row, SCHEMA).schema == nested().schema
+    kept = nested().filter(lambda row: row["point"] is not None and row["point"]["x"] == 1)
+    assert kept.to_pylist() == ROWS[:1]
+
+
+def test_reductions() -> None:
+    """They have the columns that come in, whatever those are."""
+
+    def more(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+        return max(one, two, key=lambda row: (len(row["points"] or []), row["k"] or 0))
+
+    assert nested().reduce(more) == ROWS[0]
+    by_key = nested().key_by("k").reduce(more)
+    assert in_order(by_key.to_pylist()) == in_order(ROWS[:3])
+    applied = nested().key_by("k").apply(lambda key, table: [row for row in table.to_pylist() if row["point"]])
+    assert in_order(applied.to_pylist()) == in_order([ROWS[0], ROWS[2]])
+    by_struct = nested().key_by("point").reduce(lambda one, two: one)
+    assert len(by_struct.to_pylist()) == 3
+
+
+def test_types_are_found_out() -> None:
+    """Of all rows that are looked at: one may have less than the others."""
+    rows = tm.from_dict({"i": [0, 1, 2]})
+    made = {
+        0: {"s": {"a": 1}, "l": [], "m": [("x", 1)]},
+        1: {"s": {"b": "z", "a": None}, "l": [{"c": 1}, {"d": [2.5]}], "m": []},
+        2: {"s": None, "l": None, "m": None},
+    }
+    found = rows.map(lambda row: made[row["i"]])
+    assert in_order(found.to_pylist()) == in_order(
+        [
+            {"s": {"a": 1, "b": None}, "l": [], "m": [("x", 1)]},
+            {"s": {"a": None, "b": "z"}, "l": [{"c": 1, "d": None}, {"c": None, "d": [2.5]}], "m": []},
+            {"s": None, "l": None, "m": None},
+        ]
+    )
+    types = found.schema
+    assert types["s"].startswith("Struct") and types["m"].startswith("Map") and "Float64" in types["l"]
+    # Steps in Rust go on with what was made.
+    assert found.select(a=tm.function("get_field", tm.col("s"), "a")).drop_nulls().to_pylist() == [{"a": 1}]
+    # Later rows have less, or whole numbers where floats were.
+    many = tm.from_dict({"i": list(range(30_000))}).map(
+        lambda row: {"p": {"x": 0.5, "y": 1}} if row["i"] < 100 else {"p": {"x": 1}}
+    )
+    assert many.select(tm.function("get_field", tm.col("p"), "x").alias("x")).select(tm.col("x").sum()).to_dict() == {
+        "x": [29_950.0]
+    }
+
+
+def test_types_by_name() -> None:
+    """As `schema` tells them they can be given."""
+    types = {
+        "p": 'Struct("x": Int64, "tags": List(Utf8))',
+        "m": 'Map("entries": Struct("key": non-null Utf8, "value": Float64), unsorted)',
+    }
+    for kinds in [types, nested().select(p=tm.col("deep"), m=tm.col("ages")).schema]:
+        made = tm.from_dict({"i": [1]}).map(lambda row: {"p": None, "m": {"a": 1}}, kinds)
+        assert made.to_pylist() == [{"p": None, "m": [("a", 1)]}], kinds
+    columns = {"p": [{"x": 1, "tags": ["a"]}, {"tags": None}, None], "m": [{"a": 1}, [("a", None)], None]}
+    assert tm.from_dict(columns, types).to_dict() == {
+        "p": [{"x": 1, "tags": ["a"]}, {"x": None, "tags": None}, None],
+        "m": [[("a", 1.0)], [("a", None)], None],
+    }
+    assert tm.from_dict({"p": [{"x": math.inf}, None]}).to_dict() == {"p": [{"x": math.inf}, None]}
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "words"),
+    [
+        ({"p": {"z": 1}}, pa.schema([("p", POINT)]), ["a field 'z'", "x, name"]),
+        ({"p": {"x": "a"}}, pa.schema([("p", POINT)]), ["'a'"]),
+        ({"p": 3}, pa.schema([("p", POINT)]), ["3 is no dict"]),
+        ({"p": {1: 2}}, None, ["is no struct", "a map is a list of pairs"]),
+        ({"p": 3}, pa.schema([("p", pa.list_(POINT))]), ["3 is no list"]),
+        ({"p": [1]}, pa.schema([("p", pa.list_(pa.int64(), 2))]), ["no list of 2 values"]),
+        ({"p": [1]}, pa.schema([("p", pa.map_(pa.string(), pa.int64()))]), ["1 is no pair"]),
+        ({"p": [(None, 1)]}, pa.schema([("p", pa.map_(pa.string(), pa.int64()))]), ["key"]),
+        ({"p": {"x": None}}, None, ["only None in p", "give schema="]),
+        ({"p": []}, None, ["only None in p", "give schema="]),
+    ],
+)
+def test_errors_say_what_does_not_fit(made: dict[str, Any], given: Any, words: list[str]) -> None:
+    with pytest.raises(tm.DataSetError) as caught:
+        tm.from_dict({"i": [1]}).map(lambda row: made, given).collect()
+    text = str(caught.value)
+    assert all(word.replace("'", '"') in text.replace("'", '"') for word in words), text
+
+
+def test_a_list_in_itself_is_an_error() -> None:
+    """It has no end, and the stack of a thread has one."""
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(TypeError, match="more than 64 deep"):
+        tm.from_dict({"x": [endless]})
+
+
+def test_columns_that_come_later_are_an_error() -> None:
+    """Else they would be lost in silence."""
+    data = tm.from_dict({"i": list(range(30_000))}).map(lambda row: {"a": 1} if row["i"] < 200 else {"a": 1, "b": 2})
+    with pytest.raises(tm.DataSetError, match=r"\['a', 'b'\] where those before had \['a'\]"):
+        data.collect()
+
+
+def test_on_several_workers(tmp_path: Path) -> None:
+    """Nested rows cross workers, through sorts, groups and disks."""
+    app = tmp_path / "app.py"
+    app.write_text(
+        """
+import tidemill as tm
+job = tm.init()
+n = 20_000
+data = tm.from_dict({"i": list(range(n))})
+made = data.map(lambda row: {"i": row["i"], "p": {"k": row["i"] % 7, "l": [{"v": row["i"]}] * (row["i"] % 3)}, "m": [("i", row["i"])]})
+assert made.sort("i").to_pylist()[5] == {"i": 5, "p": {"k": 5, "l": [{"v": 5}, {"v": 5}]}, "m": [("i", 5)]}
+def both(a, b):
+    return {"i": a["i"] + b["i"], "p": {"k": a["p"]["k"], "l": []}, "m": [("i", a["m"][0][1] + b["m"][0][1])]}
+sums = made.with_columns(k=tm.function("get_field", tm.col("p"), "k"))
+sums = sums.key_by("k").reduce(lambda a, b: {**both(a, b), "k": a["k"]}).sort("k").to_pylist()
+wanted = [sum(range(k, n, 7)) for k in range(7)]
+assert [row["i"] for row in sums] == wanted == [row["m"][0][1] for row in sums], sums
+print("done")
+"""
+    )
+    for memory in ["none", "8MiB"]:
+        result = launched.run("run", "-n", "3", "--memory", memory, app)
+        assert result.returncode == 0, result.stderr.decode()
+        assert result.stdout.decode().count("done") == 3
