@@ -129,7 +129,7 @@ def test_types_by_name() -> None:
     """As `schema` tells them they can be given."""
     types = {
         "p": 'Struct("x": Int64, "tags": List(Utf8))',
-        "m": 'Map("entries": Struct("key": non-null Utf8, "value": Float64), unsorted)',
+        "m": 'Map("entries": non-null Struct("key": non-null Utf8, "value": Float64), unsorted)',
     }
     for kinds in [types, nested().select(p=tm.col("deep"), m=tm.col("ages")).schema]:
         made = tm.from_dict({"i": [1]}).map(lambda row: {"p": None, "m": {"a": 1}}, kinds)
@@ -174,7 +174,13 @@ def test_a_list_in_itself_is_an_error() -> None:
 
 def test_columns_that_come_later_are_an_error() -> None:
     """Else they would be lost in silence."""
-    data = tm.from_dict({"i": list(range(30_000))}).map(lambda row: {"a": 1} if row["i"] < 200 else {"a": 1, "b": 2})
+    calls: list[int] = []
+
+    def later(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row["i"])
+        return {"a": 1} if len(calls) <= 200 else {"a": 1, "b": 2}
+
+    data = tm.from_dict({"i": list(range(30_000))}).map(later)
     with pytest.raises(tm.DataSetError, match=r"\['a', 'b'\] where those before had \['a'\]"):
         data.collect()
 

@@ -192,7 +192,9 @@ fn words(array: &ArrayRef) -> Result<Vec<u64>, ArrowError> {
         DataType::Dictionary(..) => {
             let dictionary = any.as_any_dictionary();
             // Logical nulls cover keys that are null and keys of null values; the other keys name a value.
-            let (values, keys) = (words(dictionary.values())?, dictionary.normalized_keys());
+            let values = words(dictionary.values())?;
+            // One without values, of which all rows are null, has no normalized keys.
+            let keys = if values.is_empty() { Vec::new() } else { dictionary.normalized_keys() };
             rows(any, |row| values[keys[row]])
         }
         DataType::RunEndEncoded(..) => downcast_run_array!(

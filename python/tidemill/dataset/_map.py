@@ -339,7 +339,10 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
     if job.rank == 0:
         try:
             tables = on_table(sample._native, None)
-            told = (next((Table(table.slice(0, 0)) for table in tables if table.fields and table.num_rows), None), None)
+            some = [table for table in tables if table.fields and table.num_rows]
+            # Of a group there may be only null.
+            some.sort(key=lambda table: bool(table.untyped))
+            told = (Table(some[0].slice(0, 0)) if some else None, None)
         except Exception as error:
             cause = f": {error.__cause__!r}" if error.__cause__ is not None else ""
             told = (None, f"{name}: {type(error).__name__}: {error}{cause}")
