@@ -580,6 +580,9 @@ mod tests {
         let mut owners: Vec<usize> = (0..BUCKETS as usize).map(|bucket| bucket % 2).collect();
         let mut saved: BTreeMap<u32, Vec<Bytes>> = BTreeMap::new();
         let (mut set, mut now, mut clock) = (BTreeSet::<(i64, Timer)>::new(), 0, 0);
+        for copy in &mut copies {
+            (copy.now, copy.clock) = (EventTime(now), clock);
+        }
         let (mut rung, mut moved, mut changes) = (0, 0, 0);
         let is_due = |timer: Timer, now: i64, clock: i64| match timer {
             Timer::Event(EventTime(at)) => at <= now,
