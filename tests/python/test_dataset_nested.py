@@ -117,12 +117,6 @@ def test_types_are_found_out() -> None:
     # Steps in Rust go on with what was made.
     assert found.select(a=tm.function("get_field", tm.col("s"), "a")).drop_nulls().to_pylist() == [{"a": 1}]
     # Later rows have less, or whole numbers where floats were.
-    many = tm.from_dict({"i": list(range(30_000))}).map(
-        lambda row: {"p": {"x": 0.5, "y": 1}} if row["i"] < 100 else {"p": {"x": 1}}
-    )
-    assert many.select(tm.function("get_field", tm.col("p"), "x").alias("x")).select(tm.col("x").sum()).to_dict() == {
-        "x": [29_950.0]
-    }
 
 
 def test_types_by_name() -> None:
