@@ -7,10 +7,10 @@ import datetime as dt
 import gzip
 import lzma
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
+import disks
 import launched
 import numpy as np
 import pyarrow as pa
@@ -325,14 +325,7 @@ def test_columns_of_an_array_become_of_one_type(tmp_path: Path) -> None:
 
 def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
     """Who writes hears which file there is no room for and what to do, whatever its format; nothing is left, and room is there again."""
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"needs a small file system, which cannot be mounted: {mounted.stderr.strip()}")
-    try:
+    with disks.small(tmp_path, "1m") as small:
         data = tm.from_dict({"x": list(range(300_000))}).select(x=(tm.col("x") * 7919).cast("str"))
         parts = data.with_columns(part=tm.col("x").str.len())
         for write in [
@@ -354,8 +347,6 @@ def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
                 write(small / "out")
             assert list(small.iterdir()) == []
         assert tm.from_dict({"x": ["fits"]}).write_text(small / "out") == 1
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 @pytest.mark.parametrize(

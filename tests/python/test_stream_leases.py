@@ -16,22 +16,14 @@ import object_server
 import pytest
 import store_job
 from stream_kills import pids
+from test_stream_checkpoints import server
 from test_stream_recovery import folder, read
 
-__all__ = ["folder"]
+__all__ = ["folder", "server"]
 
 JOB = Path(store_job.__file__)
 URL = "s3://jobs/mine"
 WAITS = b"if it does not renew that"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[object_server.Server]:
-    (tmp_path / "s3").mkdir()
-    server = object_server.Server(tmp_path / "s3")
-    server.bucket("jobs")
-    yield server
-    server.stop()
 
 
 @pytest.fixture

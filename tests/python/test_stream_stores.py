@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import disks
 import launched
 import object_server
 import pytest
 import store_job
 from stream_kills import pids
+from test_stream_checkpoints import server
 from test_stream_recovery import folder, read
 
-__all__ = ["folder"]
+__all__ = ["folder", "server"]
 
 JOB = Path(store_job.__file__)
 #: Makes checkpoints of some hundred kilobytes.
@@ -71,14 +72,10 @@ class Slow:
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Iterator[tuple[object_server.Server, Slow]]:
-    (tmp_path / "s3").mkdir()
-    server = object_server.Server(tmp_path / "s3")
-    server.bucket("jobs")
+def slow(server: object_server.Server) -> Iterator[tuple[object_server.Server, Slow]]:
     between = Slow(server.port)
     yield server, between
     between.stop()
-    server.stop()
 
 
 class Job:
@@ -179,16 +176,10 @@ def test_a_store_that_is_slow(folder: Path, slow: tuple[object_server.Server, Sl
         job.kill()
 
 
-def in_small(tmp_path: Path) -> Path:
-    """A folder on a file system of its own, of eight megabytes."""
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"needs a small file system, which cannot be mounted: {mounted.stderr.strip()}")
-    return small
+@pytest.fixture
+def small(folder: Path) -> Iterator[Path]:
+    with disks.small(folder, "8m") as small:
+        yield small
 
 
 def fill(ballast: Path) -> None:
@@ -202,11 +193,10 @@ def fill(ballast: Path) -> None:
                 continue
 
 
-def test_a_folder_that_is_full(folder: Path) -> None:
+def test_a_folder_that_is_full(folder: Path, small: Path) -> None:
     """Checkpoints cannot be made, which is told with what to do, and the last one stays whole; with room they are made again. A job that is
     killed meanwhile does not begin while there is no room, and then goes on from that one.
     """
-    small = in_small(folder)
     place, ballast = small / "checkpoints", small / "ballast"
     started = Job(folder, str(place), place)
     try:
@@ -236,4 +226,3 @@ def test_a_folder_that_is_full(folder: Path) -> None:
         started.end()
     finally:
         started.kill()
-        subprocess.run(["umount", str(small)], check=True)

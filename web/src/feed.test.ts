@@ -115,21 +115,25 @@ describe('a server that says nothing', () => {
 
 const some: Parsed<Tensors> = { ok: true, value: new Map() };
 
+/** A cache of frames, and what it does with these answers; `came` is called when a frame has. */
+const cacheOf = (answers: Parsed<Tensors>[], came: (cache: FrameCache) => void = () => {}) => {
+  const { source, asked } = sourceOf('tensors', answers);
+  const wrong: string[] = [];
+  const cache: FrameCache = new FrameCache(
+    source,
+    (frame) => `frame ${frame}`,
+    () => came(cache),
+    (why) => void wrong.push(why),
+  );
+  const only = () => asked.map(([, how]) => (how as { only: string[] }).only);
+  return { cache, asked, wrong, only };
+};
+
 describe('frames', () => {
-  const cacheOf = (answers: Parsed<Tensors>[]) => {
-    const { source, asked } = sourceOf('tensors', answers);
-    const wrong: string[] = [];
-    const cache = new FrameCache(
-      source,
-      (frame) => `frame ${frame}`,
-      () => cache.want([3]),
-      (why) => void wrong.push(why),
-    );
-    return { cache, asked, wrong };
-  };
+  const again = (cache: FrameCache) => cache.want([3]);
 
   it('that nobody answered for are asked for again after a while, and play waits for them', async () => {
-    const { cache, asked, wrong } = cacheOf([lost, lost, some]);
+    const { cache, asked, wrong } = cacheOf([lost, lost, some], again);
     cache.want([3]);
     await settle();
     expect([cache.has(3), wrong.length]).toEqual([false, 1]);
@@ -141,7 +145,7 @@ describe('frames', () => {
   });
 
   it('that the server refuses are passed over until it was gone and is there again', async () => {
-    const { cache, asked } = cacheOf([refused, some]);
+    const { cache, asked } = cacheOf([refused, some], again);
     cache.want([3]);
     await settle();
     cache.want([3]);
@@ -160,17 +164,6 @@ describe('columns of frames', () => {
     ok: true,
     value: new Map(names.map((name) => [name, tensor(4)])),
   });
-  const cacheOf = (answers: Parsed<Tensors>[]) => {
-    const { source, asked } = sourceOf('tensors', answers);
-    const wrong: string[] = [];
-    const cache = new FrameCache(
-      source,
-      (frame) => `frame ${frame}`,
-      () => {},
-      (why) => void wrong.push(why),
-    );
-    return { cache, wrong, only: () => asked.map(([, how]) => (how as { only: string[] }).only) };
-  };
 
   it('are fetched when something shows them, and no other with them', async () => {
     const { cache, only } = cacheOf([of('position'), of('value.a'), of('heat_map')]);

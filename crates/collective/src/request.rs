@@ -1,6 +1,7 @@
 //! An operation under way: what blocking calls wait for and non-blocking calls return.
 
 use std::any::Any;
+use std::fmt::Write;
 
 use tidemill_net::{Caller, Contradiction, Engine, GroupId, NetError, Pattern, Rank, Status, Task, Wait};
 
@@ -324,9 +325,11 @@ impl AnyOf<'_> {
 }
 
 impl Caller for AnyOf<'_> {
-    fn describe(&self) -> String {
-        let first = Self::who(self.0[0]).describe();
-        if self.0.len() == 1 { first } else { format!("any of {} requests, the first a {first}", self.0.len()) }
+    fn describe(&self, text: &mut String) {
+        if self.0.len() > 1 {
+            let _ = write!(text, "any of {} requests, the first a ", self.0.len());
+        }
+        Self::who(self.0[0]).describe(text);
     }
 
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
@@ -345,14 +348,15 @@ struct Who<'a> {
 }
 
 impl Caller for Who<'_> {
-    fn describe(&self) -> String {
-        let name = self.comm.name();
-        match self.what {
-            What::Send { dest } => format!("send to rank {dest} on comm \"{name}\""),
-            What::Recv { source: Some(source) } => format!("recv from rank {source} on comm \"{name}\""),
-            What::Recv { source: None } => format!("recv from any rank on comm \"{name}\""),
-            What::Collective { collective, seq, .. } => format!("{collective} #{seq} on comm \"{name}\""),
-        }
+    fn describe(&self, text: &mut String) {
+        // Writing to a text cannot fail.
+        let _ = match self.what {
+            What::Send { dest } => write!(text, "send to rank {dest}"),
+            What::Recv { source: Some(source) } => write!(text, "recv from rank {source}"),
+            What::Recv { source: None } => write!(text, "recv from any rank"),
+            What::Collective { collective, seq, .. } => write!(text, "{collective} #{seq}"),
+        };
+        let _ = write!(text, " on comm \"{}\"", self.comm.0.name.lock());
     }
 
     fn falls_asleep(&self) {
@@ -387,8 +391,8 @@ pub(crate) struct Probing<'a> {
 }
 
 impl Caller for Probing<'_> {
-    fn describe(&self) -> String {
-        format!("probe on comm \"{}\"", self.comm.name())
+    fn describe(&self, text: &mut String) {
+        let _ = write!(text, "probe on comm \"{}\"", self.comm.0.name.lock());
     }
 
     fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {

@@ -1,9 +1,9 @@
 //! No allocation per message: once pools and slabs have grown to what a program needs, neither small messages nor small
 //! collectives call the allocator, over any transport.
 //!
-//! One test in a process of its own, whose allocator counts what the worker's thread asks for while it is told to. A call
-//! that sleeps may allocate (it writes down what it waits for), and a busy machine makes any call sleep: so calls are
-//! counted in batches, and there must be a batch without a single allocation on any rank.
+//! One test in a process of its own, whose allocator counts what the worker's thread asks for while it is told to. A busy
+//! machine makes messages come in other numbers than usual, for which queues grow once more: so calls are counted in
+//! batches, and there must be a batch without a single allocation on any rank.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;

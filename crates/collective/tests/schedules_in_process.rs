@@ -8,7 +8,7 @@ mod oracle;
 #[allow(dead_code, reason = "only its memory and random numbers are of use here")]
 mod runner;
 
-use oracle::{Case, compose};
+use oracle::{Case, compose, each_collective, is_rooted, reduces};
 use runner::Alias;
 use tidemill_collective::algorithms::supported;
 use tidemill_collective::{
@@ -108,9 +108,7 @@ fn is_able(collective: Collective, algorithm: Option<Algorithm>, size: usize, co
 }
 
 fn cases(collective: Collective, size: u32) -> Vec<(Case, Option<Algorithm>)> {
-    use Collective::*;
-    let rooted = matches!(collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv);
-    let reduces = matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan);
+    let (rooted, reduces) = (is_rooted(collective), reduces(collective));
     // The communicator's own choice, all schedules, all ways without messages.
     let chosen = [(None, true, false)];
     let schedules = supported(collective).iter().map(|entry| (Some(entry.algorithm), entry.in_order, entry.chunked));
@@ -119,7 +117,7 @@ fn cases(collective: Collective, size: u32) -> Vec<(Case, Option<Algorithm>)> {
     for (algorithm, in_order, chunked) in chosen.into_iter().chain(schedules).chain(direct) {
         let mut counts = small_counts(size as usize, chunked);
         counts.extend(large_counts(size));
-        if collective == Barrier {
+        if collective == Collective::Barrier {
             counts.truncate(1);
         }
         for root in 0..if rooted { size } else { 1 } {
@@ -172,30 +170,5 @@ fn exhaust(collective: Collective) {
     }
 }
 
-macro_rules! exhaustive {
-    ($($name:ident: $collective:ident,)*) => {$(
-        /// Anything the executor or a direct collective does otherwise than the schedule's plain reading.
-        #[test]
-        fn $name() {
-            exhaust(Collective::$collective);
-        }
-    )*};
-}
-exhaustive! {
-    barrier: Barrier,
-    bcast: Bcast,
-    reduce: Reduce,
-    allreduce: Allreduce,
-    gather: Gather,
-    gatherv: Gatherv,
-    allgather: Allgather,
-    allgatherv: Allgatherv,
-    scatter: Scatter,
-    scatterv: Scatterv,
-    alltoall: Alltoall,
-    alltoallv: Alltoallv,
-    reduce_scatter_block: ReduceScatterBlock,
-    reduce_scatter: ReduceScatter,
-    scan: Scan,
-    exscan: Exscan,
-}
+// Anything the executor or a direct collective does otherwise than the schedule's plain reading.
+each_collective!(exhaust);

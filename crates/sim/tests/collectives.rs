@@ -9,7 +9,7 @@ mod runner;
 
 use std::sync::Arc;
 
-use oracle::{Case, compose};
+use oracle::{Case, compose, each_collective, is_rooted, reduces};
 use runner::{Alias, Memory};
 use tidemill_collective::algorithms::{Entry, schedule, supported};
 use tidemill_collective::{Collective, DType, Execution, Op, UserOp};
@@ -120,16 +120,6 @@ const RANKS_MAX: u32 = 17;
 /// Elements of a pipelined chunk where all lengths run.
 const CHUNK: usize = 3;
 
-fn is_rooted(collective: Collective) -> bool {
-    use Collective::*;
-    matches!(collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
-}
-
-fn reduces(collective: Collective) -> bool {
-    use Collective::*;
-    matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
-}
-
 /// One call. Who is in place, whether the operation commutes and all that the network does follow from `seed`.
 fn case(collective: Collective, entry: Entry, size: u32, root: u32, count: usize, chunk: usize, seed: u64) -> Case {
     Case {
@@ -196,33 +186,12 @@ fn some_cases() -> impl Iterator<Item = Case> {
     })
 }
 
-macro_rules! exhaustive {
-    ($($name:ident: $collective:ident,)*) => {$(
-        /// A frame lost, doubled or matched wrongly between the executor and the wire, under any delay and lack of credit.
-        #[test]
-        fn $name() {
-            all_cases(Collective::$collective).iter().for_each(verify);
-        }
-    )*};
+fn exhaust(collective: Collective) {
+    all_cases(collective).iter().for_each(verify);
 }
-exhaustive! {
-    barrier: Barrier,
-    bcast: Bcast,
-    reduce: Reduce,
-    allreduce: Allreduce,
-    gather: Gather,
-    gatherv: Gatherv,
-    allgather: Allgather,
-    allgatherv: Allgatherv,
-    scatter: Scatter,
-    scatterv: Scatterv,
-    alltoall: Alltoall,
-    alltoallv: Alltoallv,
-    reduce_scatter_block: ReduceScatterBlock,
-    reduce_scatter: ReduceScatter,
-    scan: Scan,
-    exscan: Exscan,
-}
+
+// A frame lost, doubled or matched wrongly between the executor and the wire, under any delay and lack of credit.
+each_collective!(exhaust);
 
 /// A worker dies at a random moment: everybody else must be told, or be done; a hang is what users fear most.
 #[test]

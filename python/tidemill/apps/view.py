@@ -8,7 +8,7 @@ import faulthandler
 import signal
 import sys
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tidemill.viz import FrameError, Library, Server, export_html
@@ -76,18 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FrameError, ValueError, OSError, KeyError) as error:
         print(f"tidemill view: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 1
-    with contextlib.suppress(KeyboardInterrupt), _interrupted(), server:
-        print(f"{options.folder or options.library} is at {server.url}", flush=True)
-        print("Ctrl-C ends it", flush=True)
-        if options.open:
-            webbrowser.open(server.url)
-        server.wait()
+    with contextlib.suppress(KeyboardInterrupt):
+        _be_interrupted()
+        with server:
+            print(f"{options.folder or options.library} is at {server.url}", flush=True)
+            print("Ctrl-C ends it", flush=True)
+            if options.open:
+                webbrowser.open(server.url)
+            server.wait()
     return 0
 
 
-@contextlib.contextmanager
-def _interrupted() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM interrupt what is done within, the second of them end the process; and see that it does end.
+def _be_interrupted() -> None:
+    """Let Ctrl-C and SIGTERM interrupt what is done from now on, the second of them end the process; and see that it does end.
 
     Also where whoever started the process has SIGINT ignored or blocked, as scripts have in what they start in the background: who sends
     it means this server.
@@ -102,4 +103,3 @@ def _interrupted() -> Iterator[None]:
     for one in _ENDING:
         signal.signal(one, interrupt)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-    yield

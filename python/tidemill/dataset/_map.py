@@ -339,10 +339,10 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
     if job.rank == 0:
         try:
             tables = on_table(sample._native, None)
-            some = [table for table in tables if table.fields and table.num_rows]
+            some = (table for table in tables if table.fields and table.num_rows)
             # Of a group there may be only null.
-            some.sort(key=lambda table: bool(table.untyped))
-            told = (Table(some[0].slice(0, 0)) if some else None, None)
+            first = min(some, key=lambda table: bool(table.untyped), default=None)
+            told = (None if first is None else Table(first.slice(0, 0)), None)
         except Exception as error:
             cause = f": {error.__cause__!r}" if error.__cause__ is not None else ""
             told = (None, f"{name}: {type(error).__name__}: {error}{cause}")
@@ -419,9 +419,10 @@ def _table(rows: list[Row], schema: Schema | None, found: NativeTable | None = N
     names = list(given) if isinstance(given, Mapping) else [name for name, _ in _fields(given)]
     known = set(names)
     for row in rows:
-        if schema is not None and set(_checked(row)) != known:
+        has = set(_checked(row))
+        if schema is not None and has != known:
             raise DataSetError(f"a row has the columns {list(row)} where {names} were announced")
-        if not set(_checked(row)) <= known:
+        if not has <= known:
             raise DataSetError(
                 f"a row has the columns {list(row)} where those before had {names}; give schema={{...}}, as types by column"
             )

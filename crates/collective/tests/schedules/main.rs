@@ -5,7 +5,7 @@ mod oracle;
 mod repeatable;
 mod runner;
 
-use oracle::{Case, compose};
+use oracle::{Case, compose, each_collective, is_rooted, reduces};
 use proptest::prelude::*;
 use runner::Random;
 use tidemill_collective::algorithms::{schedule, supported};
@@ -54,16 +54,6 @@ fn host_layouts(size: u32) -> Vec<Vec<u32>> {
         (0..size).map(|rank| rank % 3 + 10).collect(),
         (0..size).map(|rank| rank * rank % 5 / 2).collect(),
     ]
-}
-
-fn is_rooted(collective: Collective) -> bool {
-    use Collective::*;
-    matches!(collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
-}
-
-fn reduces(collective: Collective) -> bool {
-    use Collective::*;
-    matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
 }
 
 fn exhaust(collective: Collective) {
@@ -174,30 +164,5 @@ fn many_ranks() {
     }
 }
 
-macro_rules! exhaustive {
-    ($($name:ident: $collective:ident,)*) => {$(
-        /// A wrong neighbour, offset, length, side of an operand or order of messages in any schedule of the collective.
-        #[test]
-        fn $name() {
-            exhaust(Collective::$collective);
-        }
-    )*};
-}
-exhaustive! {
-    barrier: Barrier,
-    bcast: Bcast,
-    reduce: Reduce,
-    allreduce: Allreduce,
-    gather: Gather,
-    gatherv: Gatherv,
-    allgather: Allgather,
-    allgatherv: Allgatherv,
-    scatter: Scatter,
-    scatterv: Scatterv,
-    alltoall: Alltoall,
-    alltoallv: Alltoallv,
-    reduce_scatter_block: ReduceScatterBlock,
-    reduce_scatter: ReduceScatter,
-    scan: Scan,
-    exscan: Exscan,
-}
+// A wrong neighbour, offset, length, side of an operand or order of messages in any schedule of the collective.
+each_collective!(exhaust);

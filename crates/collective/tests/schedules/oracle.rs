@@ -22,6 +22,49 @@ pub struct Case {
     pub seed: u64,
 }
 
+/// Whether one rank has a part of its own.
+pub fn is_rooted(collective: Collective) -> bool {
+    use Collective::*;
+    matches!(collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
+}
+
+/// Whether elements are combined.
+pub fn reduces(collective: Collective) -> bool {
+    use Collective::*;
+    matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
+}
+
+/// A test for each collective, by its name, that calls a function with it.
+macro_rules! each_collective {
+    ($exhaust:ident) => {
+        $crate::oracle::each_collective! { $exhaust:
+            barrier: Barrier,
+            bcast: Bcast,
+            reduce: Reduce,
+            allreduce: Allreduce,
+            gather: Gather,
+            gatherv: Gatherv,
+            allgather: Allgather,
+            allgatherv: Allgatherv,
+            scatter: Scatter,
+            scatterv: Scatterv,
+            alltoall: Alltoall,
+            alltoallv: Alltoallv,
+            reduce_scatter_block: ReduceScatterBlock,
+            reduce_scatter: ReduceScatter,
+            scan: Scan,
+            exscan: Exscan,
+        }
+    };
+    ($exhaust:ident: $($name:ident: $collective:ident,)*) => {$(
+        #[test]
+        fn $name() {
+            $exhaust(Collective::$collective);
+        }
+    )*};
+}
+pub(crate) use each_collective;
+
 /// How the operation combines elements in order; the default needs both sides in the right place.
 pub fn compose(left: u64, right: u64) -> u64 {
     // Affine maps x -> a x + b modulo a prime: associative, not commutative.

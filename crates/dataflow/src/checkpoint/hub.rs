@@ -311,19 +311,17 @@ impl Hub {
         self.lease.as_ref().map_or(Ok(()), LeaseView::check).map_err(|denied| self.store.denied(denied))
     }
 
-    /// Writes a manifest. If this succeeds it is durable.
-    async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    /// [`CheckpointStore::make_durable`], while the place is this run's.
+    async fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
         self.holds()?;
-        self.store.put_manifest(manifest).await?;
-        // It is there, but counts only if no later run has begun: that one may not have seen it.
-        self.store.is_claimed(manifest.claim).await?;
+        self.store.make_durable(manifest).await?;
         self.holds()
     }
 
     /// Writes a manifest, tells the coordinator, and clears away what is old.
     async fn put(self: Arc<Self>, manifest: Manifest, keep: usize) {
         let epoch = manifest.epoch;
-        let result = self.put_manifest(&manifest).await;
+        let result = self.make_durable(&manifest).await;
         let stored = result.is_ok();
         if stored {
             *self.made.lock() = Some(CheckpointMade::of(&manifest));

@@ -298,10 +298,7 @@ impl CheckpointStore {
     pub(crate) async fn adopt(&self, manifest: Manifest, claim: u64, epoch: u64) -> Result<Manifest, StoreError> {
         let old = manifest.epoch;
         let manifest = Manifest { claim, epoch, ..manifest };
-        self.put_manifest(&manifest).await?;
-        self.is_claimed(claim).await?;
-        // It says the same, and is not to count twice among those that are kept.
-        self.delete(&self.manifest_path(old)).await?;
+        self.replace(old, &manifest).await?;
         Ok(manifest)
     }
 
@@ -317,11 +314,23 @@ impl CheckpointStore {
         if had == 0 {
             return Ok(None);
         }
-        self.put_manifest(&settled).await?;
-        self.is_claimed(settled.claim).await?;
-        // As above.
-        self.delete(&self.manifest_path(manifest.epoch)).await?;
+        self.replace(manifest.epoch, &settled).await?;
         Ok(Some(settled))
+    }
+
+    /// Makes a manifest durable that says the same as an older one, which is not to count twice among those that are kept.
+    async fn replace(&self, old: u64, manifest: &Manifest) -> Result<(), StoreError> {
+        self.make_durable(manifest).await?;
+        self.delete(&self.manifest_path(old)).await
+    }
+
+    /// Writes a manifest. If this succeeds it is durable: it counts only if no later run has begun, which may not have seen it.
+    ///
+    /// # Errors
+    /// The store's; `Taken`.
+    pub(crate) async fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        self.put_manifest(manifest).await?;
+        self.is_claimed(manifest.claim).await
     }
 
     /// What there is to go on from.

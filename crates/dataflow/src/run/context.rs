@@ -76,6 +76,11 @@ impl TaskContext {
         self.states().is_some_and(CopyStates::at_most_once)
     }
 
+    /// Whether what an operator keeps is saved: at most once nothing is.
+    pub fn saves(&self) -> bool {
+        self.makes_checkpoints() && !self.at_most_once()
+    }
+
     /// Its part in checkpoints, if the job makes any.
     pub(crate) fn states(&self) -> Option<&CopyStates> {
         self.0.states.as_deref()

@@ -611,8 +611,8 @@ impl Drop for Run {
 struct Who<'a>(&'a Links);
 
 impl Caller for Who<'_> {
-    fn describe(&self) -> String {
-        "a dataflow run".into()
+    fn describe(&self, text: &mut String) {
+        text.push_str("a dataflow run");
     }
 
     fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {

@@ -207,7 +207,8 @@ impl Resume {
         outcome.map_err(|denied| store.denied(denied).to_string())?;
         if let Some(reason) = hold.unconditional() {
             eprintln!(
-                "tidemill: checkpoints in {}: this store cannot keep a second job out ({reason}): see to it that none writes there, as                  it would end this one",
+                "tidemill: checkpoints in {}: this store cannot keep a second job out ({reason}): see to it that none writes there, as \
+                 it would end this one",
                 store.place()
             );
         }
@@ -329,8 +330,8 @@ impl Resume {
 struct WaitsForPlace;
 
 impl Caller for WaitsForPlace {
-    fn describe(&self) -> String {
-        "a job that makes checkpoints".into()
+    fn describe(&self, text: &mut String) {
+        text.push_str("a job that makes checkpoints");
     }
 
     fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {

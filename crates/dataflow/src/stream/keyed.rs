@@ -142,8 +142,7 @@ impl<L: KeyLogic> KeyOperator<L> {
     /// # Errors
     /// When a column cannot be a key, or what a checkpoint has is not of such keys.
     pub fn new(logic: L, input: &SchemaRef, keys: &[usize], context: &TaskContext) -> Result<Self, TaskError> {
-        let saves = context.makes_checkpoints() && !context.at_most_once();
-        let mut new = Self::empty(logic, input, keys, saves)?;
+        let mut new = Self::empty(logic, input, keys, context.saves())?;
         new.reservation = Some(context.reservation());
         if let Some(restored) = context.restored() {
             new.restore_all(restored)?;

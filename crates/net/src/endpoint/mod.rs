@@ -504,8 +504,8 @@ impl Shared {
 struct HandsOver;
 
 impl Caller for HandsOver {
-    fn describe(&self) -> String {
-        "the end of the program, which waits until what it sent is received".into()
+    fn describe(&self, text: &mut String) {
+        text.push_str("the end of the program, which waits until what it sent is received");
     }
 
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {

@@ -31,11 +31,11 @@ pub(super) fn shortened(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}\n[... {} bytes left out ...]\n{}", &text[..head], tail - head, &text[tail..]))
 }
 
-/// Who is waiting, for stall reports. Asked only when a wait has become long.
+/// Who is waiting, for stall reports.
 pub trait Caller {
-    /// The call in words, such as `allreduce #417 on comm "rows"`.
-    fn describe(&self) -> String;
-    /// Whom it waits for; `None` stands for any worker.
+    /// Writes the call in words, such as `allreduce #417 on comm "rows"`, behind what is in `text`. Called before each sleep.
+    fn describe(&self, text: &mut String);
+    /// Whom it waits for; `None` stands for any worker. Asked only when a wait has become long.
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>>;
     /// The call is about to look for the last time before it sleeps. For calls that peers do not wake by messages.
     fn falls_asleep(&self) {}
@@ -105,6 +105,8 @@ type CallLookup = Arc<dyn Fn(u32) -> Option<[u64; 2]> + Send + Sync>;
 pub(super) struct Stall {
     /// Calls asleep now: what, since when, and whether on the main thread.
     asleep: Mutex<Vec<(u32, String, Instant, bool)>>,
+    /// Texts of calls that slept before, so that sleeping allocates nothing.
+    spare: Mutex<Vec<String>>,
     ids: AtomicU32,
     answers: Mutex<HashMap<(u32, Rank), String>>,
     answered: Condvar,
@@ -119,7 +121,12 @@ pub(super) struct Entry<'a>(&'a Stall, u32);
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        self.0.asleep.lock().retain(|(id, ..)| *id != self.1);
+        let mut asleep = self.0.asleep.lock();
+        if let Some(at) = asleep.iter().position(|(id, ..)| *id == self.1) {
+            let (_, mut text, ..) = asleep.swap_remove(at);
+            text.clear();
+            self.0.spare.lock().push(text);
+        }
     }
 }
 
@@ -128,7 +135,9 @@ impl Stall {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         // SAFETY: asks for numbers of this thread and its process; it cannot fail.
         let is_main = unsafe { libc::gettid() == libc::getpid() };
-        self.asleep.lock().push((id, caller.describe(), since, is_main));
+        let mut text = self.spare.lock().pop().unwrap_or_default();
+        caller.describe(&mut text);
+        self.asleep.lock().push((id, text, since, is_main));
         Entry(self, id)
     }
 }
@@ -262,7 +271,8 @@ impl Shared {
     /// A call has waited long: finds out for whom and prints it once, without holding up the call.
     #[cold]
     pub(super) fn warn_of_stall(&self, caller: &dyn super::Caller, waited: Duration) {
-        let what = caller.describe();
+        let mut what = String::new();
+        caller.describe(&mut what);
         let ranks = caller.waiting_for(&self.lock());
         let Some(shared) = self.this.upgrade() else { return };
         shared.aside(move |shared| {

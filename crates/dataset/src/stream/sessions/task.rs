@@ -34,8 +34,7 @@ pub(crate) struct SecondHalf {
 
 impl SecondHalf {
     pub(crate) fn new(shape: &Arc<SessionAggregation>, context: &TaskContext) -> Result<Self, TaskError> {
-        let saves = context.makes_checkpoints() && !context.at_most_once();
-        let state = SessionState::new(shape, saves, context.restored())?;
+        let state = SessionState::new(shape, context.saves(), context.restored())?;
         Ok(SecondHalf { shape: Arc::clone(shape), state, rest: None, held: Held::new(context) })
     }
 

@@ -1,0 +1,26 @@
+"""File systems with little room."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small(folder: Path, size: str) -> Iterator[Path]:
+    """The folder ``small`` in `folder`, on a file system of its own of that size, such as ``8m``; tests skip where none can be mounted."""
+    place = folder / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"needs a small file system, which cannot be mounted: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
