@@ -40,6 +40,14 @@ def test_info_of_a_job_measures_its_links(options: list[str], words: list[str]) 
     assert "GB/s" in link and all(word in link for word in words), link
 
 
+def test_info_of_a_job_is_json_for_programs() -> None:
+    done = launched.run("info", "--job", "-n", "3", "--json")
+    here, *others = json.loads(done.stdout)
+    assert here["rank"] == 0 and "latency_us" not in here
+    assert [other["rank"] for other in others] == [1, 2]
+    assert all(other["latency_us"] > 0 and other["bandwidth_gb_s"] > 0 for other in others)
+
+
 def test_workers_know_the_core_and_the_socket_they_are_pinned_to(tmp_path: Path) -> None:
     """Each worker pins itself otherwise; what a peer is told must be what Linux says of that processor."""
     processors = sorted(os.sched_getaffinity(0))
@@ -83,8 +91,7 @@ sys.stdout.write(json.dumps([[w[key] for key in ("rank", "host", "host_id", "cor
 
 def test_info_of_a_job_says_where_its_workers_are() -> None:
     """People look at the table: each worker's host, and the core it has for itself."""
-    text = launched.run("info", "--job", "-n", "2").stdout.decode().replace("[0] ", "")
-    heads, *rows = text.splitlines()
+    heads, *rows = launched.run("info", "--job", "-n", "2").stdout.decode().splitlines()
     assert heads.split()[:6] == ["rank", "host", "pid", "cores", "socket", "core"]
     for rank, row in enumerate(rows[:2]):
         shown = row.split()

@@ -305,6 +305,11 @@ def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict
         page.tab.keyboard.press("?")
         assert page.accessible() == []
         page.tab.keyboard.press("Escape")
+        # A key pressed again takes back what it did, though the list is filled anew in between.
+        page.tab.locator("#categories .show").nth(1).focus()
+        for pressed in ["false", "true"]:
+            page.tab.keyboard.press("Space")
+            page.until(f"() => document.activeElement.getAttribute('aria-pressed') === '{pressed}'")
         # From the first control on, Tab comes to all that can be seen.
         page.tab.locator("#query").focus()
         reached = set()

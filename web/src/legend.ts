@@ -19,6 +19,8 @@ export class Legend {
   private readonly query = byId<HTMLInputElement>('category-query');
   private readonly counts = new Map<number, HTMLElement>();
   private shown = '';
+  /** Of which grouping some points have no category, as far as is known. */
+  private lacking: string | undefined;
 
   /** Changes a category, where that can be saved. */
   edit: ((category: Category) => void) | undefined;
@@ -85,6 +87,7 @@ export class Legend {
         onclick: () => app.isolate(name),
       });
       const item = make('li', { class: shown ? '' : 'off' }, show, only);
+      item.hidden = code >= NO_COLOUR && this.lacking !== this.coloured();
       const { edit } = this;
       if (edit !== undefined && code < NO_COLOUR)
         item.append(
@@ -107,7 +110,15 @@ export class Legend {
     // The last is that of points of no category.
     if (all.length - 1 > looks)
       items.push(make('li', { class: 'rest', text: `Looks repeat: this scheme tells ${looks} groups apart.` }));
+    // Who goes through the list by keys goes on from the button that was pressed.
+    const focused = document.activeElement;
+    const title = focused instanceof HTMLElement && this.list.contains(focused) ? focused.title : undefined;
     this.list.replaceChildren(...items);
+    if (title !== undefined) [...this.list.querySelectorAll('button')].find((found) => found.title === title)?.focus();
+  }
+
+  private coloured(): string {
+    return this.app.colouring.kind === 'grouping' ? this.app.colouring.name : '';
   }
 
   /** How many points of each category there are in the frame that is shown; undefined where that is not known yet. */
@@ -119,8 +130,12 @@ export class Legend {
       }
       const count = counts.get(code) ?? 0;
       element.textContent = count.toLocaleString('en');
-      // Points of no category are the exception; without any, their line is clutter.
-      if (code >= 65_534) (element.closest('li') as HTMLElement).hidden = count === 0;
+      // Points of no category are the exception; without any, their line is clutter. It is not there until it is known to be needed:
+      // on a phone, where the list stands on the timeline, all above it would move away from under the finger.
+      if (code >= NO_COLOUR) {
+        this.lacking = count === 0 ? undefined : this.coloured();
+        (element.closest('li') as HTMLElement).hidden = count === 0;
+      }
     }
   }
 

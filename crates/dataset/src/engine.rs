@@ -39,6 +39,12 @@ use crate::within_memory::WithinMemory;
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Of the budget, what an operator that can spill may hold whatever others do.
 const FLOOR_SHARE: u64 = 8;
+/// A row group of Parquet is written when it has so many rows as usual, or sooner where a fourth of a thread's memory is less than this.
+const ROW_GROUP_BYTES: usize = 128 << 20;
+/// Of a thread's memory, what a merge of spilled runs may take. It takes for as many runs as it can get, and leaves nothing to others.
+const MERGE_SHARE: usize = 2;
+/// What a merge takes for one run, about: two batches of 8192 rows of a hundred bytes, and as much again to sort them.
+const RUN_BYTES: usize = 3 << 20;
 /// Operators that an error about memory names, those that hold most first.
 const HOLDERS_NAMED: NonZeroUsize = NonZeroUsize::new(3).expect("it is 3");
 
@@ -207,9 +213,12 @@ impl Engine {
         }
         // What goes wrong here is told by who wants to write there.
         let _ = std::fs::create_dir_all(&governor.settings().spill_dir);
-        let spilled = DiskManagerBuilder::default().with_temp_file_factory(Arc::new(SpillFiles(governor.clone())));
+        let mut spilled = DiskManagerBuilder::default().with_temp_file_factory(Arc::new(SpillFiles(governor.clone())));
+        if let Some(bytes) = config.memory_bytes {
+            spilled.set_max_spill_merge_fan_in((bytes / config.threads / MERGE_SHARE / RUN_BYTES).max(2));
+        }
         environment = environment.with_disk_manager_builder(spilled);
-        let session = SessionConfig::new()
+        let session = sparing(SessionConfig::new(), config)
             .with_target_partitions(config.threads)
             .with_spill_compression(SpillCompression::Lz4Frame)
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
@@ -326,6 +335,21 @@ impl PhysicalOptimizerRule for Replace {
     fn schema_check(&self) -> bool {
         true
     }
+}
+
+/// What a step keeps in reserve, or gathers before it writes, must leave room for those beside it where memory is small.
+fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
+    let Some(bytes) = config.memory_bytes else { return session };
+    let share = bytes / config.threads.max(1);
+    let reserve = session.options().execution.sort_spill_reservation_bytes;
+    let session = session.with_sort_spill_reservation_bytes(reserve.min(share / 8));
+    if share / 4 >= ROW_GROUP_BYTES {
+        return session;
+    }
+    // Several threads that encode columns of one file do not bound what they gather.
+    session
+        .set_bool("datafusion.execution.parquet.allow_single_file_parallelism", false)
+        .set_str("datafusion.execution.parquet.max_row_group_bytes", &(share / 4).max(1).to_string())
 }
 
 /// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; those of groups and

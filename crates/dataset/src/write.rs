@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{RecordBatch, UInt64Array};
 use arrow::datatypes::Schema;
 use arrow::ipc::writer::FileWriter;
-use datafusion::common::config::{CsvOptions, JsonOptions, TableParquetOptions};
+use datafusion::common::config::{CsvOptions, JsonOptions, ParquetOptions, TableParquetOptions};
 use datafusion::common::parsers::CompressionTypeVariant;
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::file_format::arrow::ArrowFormatFactory;
@@ -88,7 +88,8 @@ impl Output {
         }
     }
 
-    fn factory(&self) -> Result<Arc<dyn FileFormatFactory>> {
+    /// `parquet`: the session's settings for such files.
+    fn factory(&self, parquet: &ParquetOptions) -> Result<Arc<dyn FileFormatFactory>> {
         Ok(match self {
             Output::Csv { delimiter, has_header, compression } => {
                 Arc::new(CsvFormatFactory::new_with_options(CsvOptions {
@@ -103,9 +104,8 @@ impl Output {
                 ..Default::default()
             })),
             Output::Parquet { compression } => {
-                let mut options = TableParquetOptions::default();
-                options.global.compression = Some(compression.clone());
-                Arc::new(ParquetFormatFactory::new_with_options(options))
+                let global = ParquetOptions { compression: Some(compression.clone()), ..parquet.clone() };
+                Arc::new(ParquetFormatFactory::new_with_options(TableParquetOptions { global, ..Default::default() }))
             }
             Output::Ipc => Arc::new(ArrowFormatFactory::new()),
             Output::Parts(_) => {
@@ -221,8 +221,8 @@ impl DataSet {
 
     /// The query that writes the rows into files in `folder`, whose URL ends with a slash, and gives their number.
     pub(crate) fn copy_to(&self, folder: &Url, output: &Output, partition_by: Vec<String>) -> Result<DataFrame> {
-        let file_type = format_as_file_type(output.factory()?);
         let (mut state, plan) = self.frame().clone().into_parts();
+        let file_type = format_as_file_type(output.factory(&state.config_options().execution.parquet)?);
         if is_sorted(&plan) {
             // One file after the other; rows of one partition are dealt to several at once otherwise.
             let one = state.config().clone().set_usize("datafusion.execution.minimum_parallel_output_files", 1);

@@ -73,6 +73,8 @@ pub fn main(args: Vec<OsString>, python: PathBuf) -> i32 {
         Request::Info(mut info) if info.job => {
             // A measurement between workers needs two.
             info.options.workers.get_or_insert(2);
+            // Only one of them has something to say, which may be JSON for another program.
+            info.options.no_prefix = true;
             let args = if info.json { vec!["--json".into()] } else { vec![] };
             job::run_app(&info.options, apps::JOB_INFO, args, &python)
         }

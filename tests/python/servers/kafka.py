@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,15 @@ class Kafka(Server):
         assert not failed, failed[0]
 
     def read(self, topic: str, *, isolation: str = "read_committed") -> list[Message]:
-        """Return what is in `topic` now, partition by partition; with ``"read_uncommitted"``, open transactions too."""
+        """Return what is in `topic` now, partition by partition; with ``"read_uncommitted"``, open transactions too.
+
+        A commit is answered when it is decided, and seen when the brokers have told each partition: this waits for that.
+        """
         consumer = self.consumer(isolation_level=isolation, enable_partition_eof=True)
         try:
             partitions = consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions
+            if isolation == "read_committed":
+                self._await_decisions(consumer, [TopicPartition(topic, partition) for partition in partitions])
             consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
             messages: list[Message] = []
             unread = set(partitions)
@@ -97,6 +103,18 @@ class Kafka(Server):
         finally:
             consumer.close()
         return sorted(messages, key=lambda message: (message.partition(), message.offset()))
+
+    def _await_decisions(self, committed: Consumer, partitions: list[TopicPartition]) -> None:
+        """Wait until who reads committed messages sees as many as who reads all."""
+        everything = self.consumer(isolation_level="read_uncommitted")
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            for partition in partitions:
+                while _end(committed, partition) < _end(everything, partition):
+                    assert time.monotonic() < deadline, f"a transaction of {partition} stays open"
+                    time.sleep(0.01)
+        finally:
+            everything.close()
 
     def values(self, topic: str, *, isolation: str = "read_committed") -> list[bytes | None]:
         """Return the values that `read` finds."""
@@ -157,6 +175,12 @@ class Kafka(Server):
     def _client_config(self) -> dict[str, Any]:
         # Back soon after a restart; a second's wait by default.
         return {"bootstrap.servers": self.bootstrap, "reconnect.backoff.max.ms": 200}
+
+
+def _end(consumer: Consumer, partition: TopicPartition) -> int:
+    """The offset up to which `consumer` may read now."""
+    end: int = consumer.get_watermark_offsets(partition, PATIENCE_S, cached=False)[1]
+    return end
 
 
 def _jars() -> Path:

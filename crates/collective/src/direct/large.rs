@@ -1,7 +1,8 @@
 //! Collectives of large vectors within a host, by reading the peers' memory.
 //!
 //! In turn A all tell where their buffers lie; each rank then copies what it needs straight out of its owner's memory. In
-//! turn C all have read, and buffers may be reused.
+//! turn C all have read, and buffers may be reused. What a rank has from itself it copies while it would wait for the others:
+//! one half in turn A, the other in turn C.
 //!
 //! Allreduce computes in between. Every rank owns a slice of the vector: it reads its slice of every peer's contribution, a
 //! cache-sized chunk at a time, and combines it into its own result. In turn B all have done so, and each rank reads the
@@ -18,6 +19,8 @@ use crate::{Collective, Op, OpError, reduce};
 
 /// Bytes combined at a time: small enough to stay in a core's cache with its operands.
 const CHUNK_BYTES: usize = 128 << 10;
+/// Bytes copied at a time: long reads cost fewer system calls, and nothing of them has to stay in the cache.
+const READ_BYTES: usize = 1 << 20;
 
 /// Where a large allreduce has got to.
 pub(crate) struct LargeProgress {
@@ -30,6 +33,8 @@ pub(crate) struct LargeProgress {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Announce(Turn),
+    /// Copy what this rank has from itself, from this byte on.
+    Own(Turn, usize),
     Await(Turn, usize),
     /// Combine the chunk at this byte of the own slice.
     Combine(usize),
@@ -103,7 +108,25 @@ impl Direct {
                 let words = [job.send.ptr as u64, job.recv.ptr as u64].map(u64::to_ne_bytes);
                 // SAFETY: the slot is free, and this is its rank.
                 unsafe { self.area.publish(self.rank, next, job.signature, words.as_flattened()) };
-                progress.stage = Stage::Await(turn, 0);
+                progress.stage = self.own_from(job, turn, self.own_half(job, turn).0);
+                Poll::Moved
+            }
+            Stage::Own(turn, offset) => {
+                let part = self.part(job, (job.send.ptr as u64, job.recv.ptr as u64), self.rank);
+                assert!(part.into + part.len <= job.recv.len, "a part lies within the receive buffer");
+                let n = (self.own_half(job, turn).1 - offset).min(READ_BYTES);
+                let from = (part.from + offset as u64) as *const u8;
+                // SAFETY: the own part lies in the send buffer, and goes into a part of the receive buffer, both the caller's by this
+                // function's contract.
+                unsafe {
+                    let into = job.recv.ptr.add(part.into + offset);
+                    if part.len >= STREAM_BYTES_MIN && (from as usize).abs_diff(into as usize) >= part.len {
+                        stream::copy(from, into, n);
+                    } else {
+                        copy_or_move(from, into, n);
+                    }
+                }
+                progress.stage = self.own_from(job, turn, offset + n);
                 Poll::Moved
             }
             Stage::Await(turn, from) => {
@@ -126,8 +149,7 @@ impl Direct {
                 self.finish_turn(true);
                 progress.stage = match turn {
                     Turn::Addresses if job.collective == Collective::Allreduce => Stage::Combine(0),
-                    Turn::Addresses => Stage::Collect { step: 0, offset: 0 },
-                    Turn::Combined => Stage::Collect { step: 1, offset: 0 },
+                    Turn::Addresses | Turn::Combined => Stage::Collect { step: 1, offset: 0 },
                     Turn::Collected => return Poll::Done,
                 };
                 Poll::Moved
@@ -157,25 +179,16 @@ impl Direct {
                     return Poll::Moved;
                 }
                 let owner = (self.rank + step) % self.size;
-                let part = self.part(job, progress, owner);
-                // Long reads cost fewer system calls; nothing here has to stay in the cache.
-                let n = (part.len - offset).min(CHUNK_BYTES * 8);
+                let part = self.part(job, progress.addresses[owner], owner);
+                let n = (part.len - offset).min(READ_BYTES);
                 if n > 0 {
                     assert!(part.into + part.len <= job.recv.len, "a part lies within the receive buffer");
                     let from = part.from + offset as u64;
                     // SAFETY: a part of the receive buffer, ours by this function's contract.
                     let into = unsafe { std::slice::from_raw_parts_mut(job.recv.ptr.add(part.into + offset), n) };
-                    if owner != self.rank {
-                        if !engine.read_peer(ranks[owner], from, into) {
-                            progress.stage = Stage::Gone(owner);
-                            return Poll::Waiting;
-                        }
-                    } else if part.len >= STREAM_BYTES_MIN && from.abs_diff(into.as_ptr() as u64) >= n as u64 {
-                        // SAFETY: the own part lies in the send buffer, readable by this function's contract.
-                        unsafe { stream::copy(from as *const u8, into.as_mut_ptr(), n) };
-                    } else {
-                        // SAFETY: as above.
-                        unsafe { copy_or_move(from as *const u8, into.as_mut_ptr(), n) };
+                    if !engine.read_peer(ranks[owner], from, into) {
+                        progress.stage = Stage::Gone(owner);
+                        return Poll::Waiting;
                     }
                 }
                 progress.stage = if offset + n == part.len {
@@ -189,9 +202,23 @@ impl Direct {
         }
     }
 
-    /// What this rank copies from `owner`'s memory, and where to.
-    fn part(&self, job: &Job, progress: &LargeProgress, owner: usize) -> Part {
-        let (send, recv) = progress.addresses[owner];
+    /// What to do of the own part from byte `offset` on before the others are waited for.
+    fn own_from(&self, job: &Job, turn: Turn, offset: usize) -> Stage {
+        if offset < self.own_half(job, turn).1 { Stage::Own(turn, offset) } else { Stage::Await(turn, 0) }
+    }
+
+    /// From and up to which byte of what it has from itself a rank copies in this turn.
+    fn own_half(&self, job: &Job, turn: Turn) -> (usize, usize) {
+        let len = self.part(job, (0, 0), self.rank).len;
+        match turn {
+            Turn::Addresses => (0, len / 2),
+            Turn::Combined => (0, 0),
+            Turn::Collected => (len / 2, len),
+        }
+    }
+
+    /// What this rank copies from `owner`'s memory, whose buffers for sending and receiving lie there, and where to.
+    fn part(&self, job: &Job, (send, recv): (u64, u64), owner: usize) -> Part {
         let at_root = self.rank == job.root;
         let nothing = Part { from: 0, into: 0, len: 0 };
         match job.collective {

@@ -181,7 +181,8 @@ impl Kafka {
         producer.flush(PATIENCE).unwrap();
     }
 
-    /// What is in a topic now, of committed transactions only.
+    /// What is in a topic now, of committed transactions only. A commit is answered when it is decided, and seen when the brokers
+    /// have told each partition: this waits for that.
     pub fn read(&self, topic: &str) -> Vec<Found> {
         let mut config = self.config();
         config.set("group.id", "tests").set("enable.partition.eof", "true").set("isolation.level", "read_committed");
@@ -189,12 +190,16 @@ impl Kafka {
         let metadata = consumer.fetch_metadata(Some(topic), PATIENCE).unwrap();
         let mut unread: BTreeSet<i32> = metadata.topics()[0].partitions().iter().map(|found| found.id()).collect();
         let mut all = TopicPartitionList::new();
+        let begun = Instant::now();
         for partition in &unread {
+            while self.has_undecided(&consumer, topic, *partition) {
+                assert!(begun.elapsed() < PATIENCE, "a transaction of partition {partition} stays open");
+                std::thread::sleep(Duration::from_millis(10));
+            }
             all.add_partition_offset(topic, *partition, Offset::Beginning).unwrap();
         }
         consumer.assign(&all).unwrap();
         let mut found = Vec::new();
-        let begun = Instant::now();
         while !unread.is_empty() {
             assert!(begun.elapsed() < PATIENCE, "Kafka does not answer");
             match consumer.poll(Duration::from_secs(1)) {
@@ -211,5 +216,12 @@ impl Kafka {
         }
         found.sort_by_key(|record| (record.partition, record.offset));
         found
+    }
+
+    /// Whether a partition has more than those see who read what is committed.
+    fn has_undecided(&self, committed: &BaseConsumer, topic: &str, partition: i32) -> bool {
+        let all: BaseConsumer = self.config().set("isolation.level", "read_uncommitted").create().unwrap();
+        let end = |consumer: &BaseConsumer| consumer.fetch_watermarks(topic, partition, PATIENCE).unwrap().1;
+        end(committed) < end(&all)
     }
 }
