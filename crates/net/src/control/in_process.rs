@@ -127,6 +127,8 @@ impl Running {
         match to {
             Target::One(rank) => self.group.post(self.rank, rank, bytes),
             Target::All => {
+                // Nobody departs meanwhile: who does because of this message must not be heard of before it.
+                let _exchange = self.group.exchange.lock();
                 let others = (0..self.group.inboxes.len() as u32).map(Rank).filter(|&rank| rank != self.rank);
                 others.map(|rank| self.group.post(self.rank, rank, bytes)).fold(Ok(()), Result::and)
             }
@@ -172,5 +174,39 @@ impl Group {
             }
         }
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A failure that is told to all, and a worker that leaves as soon as it hears: the others must hear of the failure first.
+    #[test]
+    fn news_come_before_those_who_leave_for_them() {
+        for _ in 0..2000 {
+            let [hears, watches, tells] = group(3).try_into().ok().expect("three members");
+            let leaver = Arc::new(Mutex::new(None::<Running>));
+            let leaves = Arc::clone(&leaver);
+            let mut held = leaver.lock();
+            *held = Some(
+                hears
+                    .start(Box::new(move |event| {
+                        if let (ControlEvent::Message { .. }, Some(running)) = (&event, &*leaves.lock()) {
+                            running.leave();
+                        }
+                    }))
+                    .unwrap(),
+            );
+            drop(held);
+            let (sender, heard) = mpsc::channel();
+            let watching = watches.start(Box::new(move |event| drop(sender.send(event)))).unwrap();
+            let telling = tells.start(Box::new(|_| ())).unwrap();
+            telling.send(Target::All, b"the cable was pulled").unwrap();
+            let first = heard.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert!(matches!(first, ControlEvent::Message { from: Rank(2), .. }), "{first:?}");
+            let running = leaver.lock().take();
+            running.iter().chain([&watching, &telling]).for_each(Running::shutdown);
+        }
     }
 }
