@@ -40,6 +40,7 @@ PROGRAM = """
     else:
         rooms = [np.empty(size, np.uint8) for size in sizes]
         requests = [comm.Irecv(room, peer, tag) for tag, room in reversed(list(enumerate(rooms)))]
+    assert all(type(request) is MPI.Request for request in requests)
     MPI.Request.Waitall(requests)
     if comm.rank == 1:
         assert all((room == data).all() for room, data in zip(rooms, messages, strict=True))
