@@ -77,15 +77,16 @@ class Kafka(Server):
         assert producer.flush(PATIENCE_S) == 0, f"{self.name} does not acknowledge"
         assert not failed, failed[0]
 
-    def read(self, topic: str, *, isolation: str = "read_committed") -> list[Message]:
+    def read(self, topic: str, *, isolation: str = "read_committed", decided: bool = True) -> list[Message]:
         """Return what is in `topic` now, partition by partition; with ``"read_uncommitted"``, open transactions too.
 
-        A commit is answered when it is decided, and seen when the brokers have told each partition: this waits for that.
+        A commit is answered when it is decided, and seen when the brokers have told each partition: this waits for that, until no
+        transaction is open, unless `decided` is false.
         """
         consumer = self.consumer(isolation_level=isolation, enable_partition_eof=True)
         try:
             partitions = consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions
-            if isolation == "read_committed":
+            if isolation == "read_committed" and decided:
                 self._await_decisions(consumer, [TopicPartition(topic, partition) for partition in partitions])
             consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
             messages: list[Message] = []
@@ -116,9 +117,9 @@ class Kafka(Server):
         finally:
             everything.close()
 
-    def values(self, topic: str, *, isolation: str = "read_committed") -> list[bytes | None]:
+    def values(self, topic: str, *, isolation: str = "read_committed", decided: bool = True) -> list[bytes | None]:
         """Return the values that `read` finds."""
-        return [message.value() for message in self.read(topic, isolation=isolation)]
+        return [message.value() for message in self.read(topic, isolation=isolation, decided=decided)]
 
     def properties(self) -> dict[str, Any]:
         """Return the broker's settings."""
@@ -179,8 +180,16 @@ class Kafka(Server):
 
 def _end(consumer: Consumer, partition: TopicPartition) -> int:
     """The offset up to which `consumer` may read now."""
-    end: int = consumer.get_watermark_offsets(partition, PATIENCE_S, cached=False)[1]
-    return end
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            end: int = consumer.get_watermark_offsets(partition, PATIENCE_S, cached=False)[1]
+            return end
+        except KafkaException:
+            # A broker that has just come back leads no partition yet.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _jars() -> Path:
