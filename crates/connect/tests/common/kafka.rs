@@ -221,7 +221,8 @@ impl Kafka {
     /// Whether a partition has more than those see who read what is committed.
     fn has_undecided(&self, committed: &BaseConsumer, topic: &str, partition: i32) -> bool {
         let all: BaseConsumer = self.config().set("isolation.level", "read_uncommitted").create().unwrap();
-        let end = |consumer: &BaseConsumer| consumer.fetch_watermarks(topic, partition, PATIENCE).unwrap().1;
-        end(committed) < end(&all)
+        let end = |consumer: &BaseConsumer| consumer.fetch_watermarks(topic, partition, PATIENCE).map(|(_, end)| end);
+        // A broker that has just come back leads no partition yet.
+        !matches!((end(committed), end(&all)), (Ok(seen), Ok(end)) if seen >= end)
     }
 }
