@@ -87,7 +87,7 @@ export class Legend {
         onclick: () => app.isolate(name),
       });
       const item = make('li', { class: shown ? '' : 'off' }, show, only);
-      item.hidden = code >= NO_COLOUR && this.lacking !== this.coloured();
+      item.hidden = code >= NO_COLOUR && this.lacking !== this.colour.value;
       const { edit } = this;
       if (edit !== undefined && code < NO_COLOUR)
         item.append(
@@ -117,10 +117,6 @@ export class Legend {
     if (title !== undefined) [...this.list.querySelectorAll('button')].find((found) => found.title === title)?.focus();
   }
 
-  private coloured(): string {
-    return this.app.colouring.kind === 'grouping' ? this.app.colouring.name : '';
-  }
-
   /** How many points of each category there are in the frame that is shown; undefined where that is not known yet. */
   count(counts: ReadonlyMap<number, number> | undefined): void {
     for (const [code, element] of this.counts) {
@@ -133,7 +129,7 @@ export class Legend {
       // Points of no category are the exception; without any, their line is clutter. It is not there until it is known to be needed:
       // on a phone, where the list stands on the timeline, all above it would move away from under the finger.
       if (code >= NO_COLOUR) {
-        this.lacking = count === 0 ? undefined : this.coloured();
+        this.lacking = count === 0 ? undefined : this.colour.value;
         (element.closest('li') as HTMLElement).hidden = count === 0;
       }
     }
