@@ -106,7 +106,8 @@ class Page:
         )
 
     def spot(self, name: str) -> tuple[float, float]:
-        """Where the point with this id is on the screen."""
+        """Where the point with this id is on the screen, once what is to be shown is drawn: before, the page may be a frame behind."""
+        self.settled()
         found = self.get(f"tidemill.rowsOf([{json.dumps(name)}]).then(([row]) => tidemill.seen.spotOf(row))")
         return found["x"], found["y"]
 
