@@ -13,6 +13,7 @@ mod lacks;
 mod matching;
 mod open;
 mod ops;
+mod spread;
 mod stall;
 mod transfer;
 
@@ -82,6 +83,8 @@ pub(crate) struct Shared {
     /// Becomes readable when a transport that rings no doorbell has work.
     epoll_fd: Option<std::os::fd::RawFd>,
     polls: u32,
+    /// If workers of this host share cores, and memory by which to tell each other.
+    spread: Option<spread::Spread>,
     placements: Vec<Placement>,
     host_links: Vec<HostLinks>,
     control: ControlHandle,
@@ -209,6 +212,9 @@ impl Endpoint {
             } else if yields < YIELDS {
                 yields += 1;
                 drop(engine);
+                if let Some(spread) = &shared.spread {
+                    spread.yielding();
+                }
                 std::thread::yield_now();
                 engine = shared.lock();
             } else {

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::background::Background;
 use super::faults::Faults;
 use super::lacks::{self, Lacks};
+use super::spread::Spread;
 use super::{Endpoint, Engine, POLLS_OWN_CORE, POLLS_SHARED_CORE, Shared};
 use crate::control::{Control, ControlError, ControlEvent};
 use crate::fork::Origin;
@@ -269,6 +270,10 @@ impl Endpoint {
             }
         }
 
+        let host_links = host_links(&placements, &all_could);
+        let own_cores = host_links[rank.index()].own_cores;
+        let spread = (!own_cores && !opened.is_empty())
+            .then(|| Spread::new(inbox.place(), opened.iter().map(|(_, peer)| peer.place()).collect()));
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![None; size as usize];
         let doorbell = inbox.doorbell();
@@ -292,8 +297,6 @@ impl Endpoint {
         // Nobody goes on before everybody can be reached, so that a failure to open is everybody's error.
         control.allgather(&[])?;
 
-        let host_links = host_links(&placements, &all_could);
-        let own_cores = host_links[rank.index()].own_cores;
         let polls = if own_cores { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
         let faults = Arc::new(Faults::on(topology::hosts(&placements)));
         let mut engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
@@ -333,6 +336,7 @@ impl Endpoint {
             doorbell,
             epoll_fd,
             polls,
+            spread,
             placements,
             host_links,
             control: handle,

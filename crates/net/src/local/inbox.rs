@@ -12,7 +12,8 @@ use super::single_copy::{self, SingleCopy};
 use crate::Rank;
 use crate::doorbell::{Bell, Doorbell};
 use crate::ring::Shape;
-use crate::segment::{Segment, SegmentError};
+use crate::segment::{Segment, SegmentError, Shared};
+use crate::sync::AtomicU64;
 
 /// Sizes of a worker's inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +155,11 @@ impl Inbox {
         self.doorbell.clone()
     }
 
+    /// Where the owner says which processor it is on.
+    pub(crate) fn place(&self) -> Shared<AtomicU64> {
+        self.layout.place(&self.segment)
+    }
+
     /// How peers find this inbox.
     pub fn address(&self) -> InboxAddress {
         InboxAddress {
@@ -197,6 +203,11 @@ pub struct PeerInbox {
 }
 
 impl PeerInbox {
+    /// Where the peer says which processor it is on.
+    pub(crate) fn place(&self) -> Shared<AtomicU64> {
+        self.layout.place(&self.segment)
+    }
+
     /// The peer cannot copy, for its own reasons: as both copy a large message, neither does.
     pub(crate) fn refuse_single_copy(&mut self) {
         if self.single_copy.lack().is_none() {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  0      header, written once by the owner       see Header words below
+//!  64     where the owner runs, for workers that share cores
 //!  128    doorbell word
 //!  256    per peer, 128 bytes: | returned slots, returned bytes, producer taken, rank | claim words |
 //!  ...    page boundary; per peer: | slots x 128 | bulk |   written by that peer, read by the owner
@@ -19,8 +20,9 @@ use crate::segment::{PAGE_BYTES, Segment, SegmentError, Shared};
 /// First word of every inbox: "tidemill" read as a little-endian number.
 const MAGIC: u64 = u64::from_le_bytes(*b"tidemill");
 /// Format of the segment. Workers of one job run the same build; this catches those that do not.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
+const PLACE_OFFSET: usize = 64;
 const DOORBELL_OFFSET: usize = 128;
 const PEERS_OFFSET: usize = 256;
 const PEER_BYTES: usize = 128;
@@ -62,6 +64,11 @@ impl Layout {
     /// The owner's doorbell word.
     pub fn doorbell(self, segment: &Arc<Segment>) -> Shared<AtomicU32> {
         segment.shared(DOORBELL_OFFSET)
+    }
+
+    /// Where the owner runs, in words of `endpoint/spread.rs`.
+    pub fn place(self, segment: &Arc<Segment>) -> Shared<AtomicU64> {
+        segment.shared(PLACE_OFFSET)
     }
 
     /// The claim of the peer with this index.
