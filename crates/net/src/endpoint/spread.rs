@@ -161,7 +161,8 @@ mod tests {
                 return;
             }
             let (now_ms, here) = (1000, sched_getcpu());
-            let old = Spread::new(said(0, 0), vec![said(here, now_ms - FRESH_MS - 1), said(here, now_ms - FRESH_MS - 1)]);
+            let old =
+                Spread::new(said(0, 0), vec![said(here, now_ms - FRESH_MS - 1), said(here, now_ms - FRESH_MS - 1)]);
             old.look(now_ms);
             assert_eq!(old.look.lock().moved_ms, 0, "the others went elsewhere long ago");
             // The kernel may move this thread at any time, so others are said to be everywhere but in one place.
