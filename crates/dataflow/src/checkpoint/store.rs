@@ -338,17 +338,33 @@ impl CheckpointStore {
     /// # Errors
     /// The store's.
     pub(crate) async fn kept(&self) -> Result<Kept, StoreError> {
-        let mut kept = Kept::default();
-        for epoch in self.epochs().await? {
-            match self.manifest(epoch).await {
-                Ok(manifest) => kept.manifests.push(manifest),
-                Err(StoreError::Damaged { reason, .. }) => kept.damaged.push((epoch, reason)),
-                // It may be the newest: to go on without it would count again what has been counted.
-                Err(error) => return Err(error),
+        let mut epochs = self.epochs().await?;
+        loop {
+            let mut kept = Kept::default();
+            let mut missing = false;
+            for &epoch in &epochs {
+                match self.find_manifest(epoch).await {
+                    Ok(Some(manifest)) => kept.manifests.push(manifest),
+                    Ok(None) => {
+                        missing = true;
+                        kept.damaged.push((epoch, format!("epoch {epoch} is listed, and not there")));
+                    }
+                    Err(StoreError::Damaged { reason, .. }) => kept.damaged.push((epoch, reason)),
+                    // It may be the newest: to go on without it would count again what has been counted.
+                    Err(error) => return Err(error),
+                }
             }
+            if missing {
+                // Another run may have made its own of one and removed it; then that is listed now, and all that the old one held is needed.
+                let now = self.epochs().await?;
+                if now != epochs {
+                    epochs = now;
+                    continue;
+                }
+            }
+            kept.manifests.sort_by_key(|manifest| std::cmp::Reverse((manifest.claim, manifest.epoch)));
+            return Ok(kept);
         }
-        kept.manifests.sort_by_key(|manifest| std::cmp::Reverse((manifest.claim, manifest.epoch)));
-        Ok(kept)
     }
 
     /// The manifest of an epoch.
@@ -356,12 +372,22 @@ impl CheckpointStore {
     /// # Errors
     /// The store's; `Damaged`.
     pub async fn manifest(&self, epoch: u64) -> Result<Manifest, StoreError> {
-        let bytes = self.get(&self.manifest_path(epoch)).await?;
+        let found = self.find_manifest(epoch).await?;
+        found.ok_or_else(|| self.damaged(format!("epoch {epoch} is not there")))
+    }
+
+    /// The same; `None` when there is none.
+    async fn find_manifest(&self, epoch: u64) -> Result<Option<Manifest>, StoreError> {
+        let bytes = match self.objects.get(&self.manifest_path(epoch)).await {
+            Ok(found) => found.bytes().await.map_err(|error| self.unreadable(error))?,
+            Err(Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(self.failed(error)),
+        };
         let manifest = Manifest::decode(&bytes).and_then(|manifest| match manifest.epoch == epoch {
             true => Ok(manifest),
             false => Err(format!("it is of epoch {}", manifest.epoch)),
         });
-        manifest.map_err(|reason| self.damaged(format!("epoch {epoch}: {reason}")))
+        manifest.map(Some).map_err(|reason| self.damaged(format!("epoch {epoch}: {reason}")))
     }
 
     /// Whether everything that a manifest refers to is there and as it was written.
@@ -528,6 +554,10 @@ impl CheckpointStore {
     /// The store's; what could be removed is.
     pub(crate) async fn prune(&self, keep: usize, last: u64) -> Result<(), StoreError> {
         let Kept { mut manifests, damaged } = self.kept().await?;
+        if manifests.is_empty() {
+            // Nothing says what is needed.
+            return Ok(());
+        }
         let old = manifests.split_off(keep.max(1).min(manifests.len()));
         let needed: BTreeSet<&str> = manifests.iter().flat_map(Manifest::files).collect();
         let oldest = manifests.iter().map(|manifest| manifest.epoch).min().unwrap_or(0);
@@ -647,6 +677,7 @@ mod tests {
         CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions, PutPayload,
         PutResult, Result as StoreResult,
     };
+    use parking_lot::Mutex;
     use tempfile::TempDir;
 
     use super::super::manifest::TaskState;
@@ -853,19 +884,37 @@ mod tests {
         );
     }
 
-    /// A store in memory that refuses what it is asked when its fuse has burnt down, and everything after.
-    #[derive(Debug)]
+    type Work = Box<dyn FnOnce() + Send>;
+
+    /// A store in memory that, when its fuse has burnt down, first has some work done, once, or refuses what it is asked, and everything after.
     struct Refusing {
-        inner: InMemory,
+        inner: Arc<InMemory>,
         left: AtomicI64,
+        meanwhile: Mutex<Option<Work>>,
     }
 
     impl Refusing {
+        fn new(fuse: i64) -> Self {
+            Refusing { inner: Arc::new(InMemory::new()), left: AtomicI64::new(fuse), meanwhile: Mutex::default() }
+        }
+
         fn ask(&self) -> StoreResult<()> {
             if self.left.fetch_sub(1, Ordering::SeqCst) > 0 {
                 return Ok(());
             }
+            if let Some(work) = self.meanwhile.lock().take() {
+                self.left.store(i64::MAX, Ordering::SeqCst);
+                // It waits by a runtime of its own, which there cannot be within another one.
+                std::thread::spawn(work).join().unwrap();
+                return Ok(());
+            }
             Err(Error::Generic { store: "refusing", source: "the fuse has burnt down".into() })
+        }
+    }
+
+    impl fmt::Debug for Refusing {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Refusing").finish_non_exhaustive()
         }
     }
 
@@ -928,7 +977,7 @@ mod tests {
     #[test]
     fn whenever_the_store_refuses_the_newest_checkpoint_is_whole() {
         for fuse in 0.. {
-            let refusing = Arc::new(Refusing { inner: InMemory::new(), left: AtomicI64::new(fuse) });
+            let refusing = Arc::new(Refusing::new(fuse));
             let store = CheckpointStore::objects(Arc::clone(&refusing) as _, Path::from("job"), "refusing");
             let mut made = 0;
             let work = async {
@@ -959,6 +1008,50 @@ mod tests {
             if result.is_ok() {
                 assert!(fuse > 40, "the fuse never burnt down in the middle");
                 return;
+            }
+        }
+    }
+
+    /// A run that stood still while it cleared away, at whatever moment, and was taken for dead, must not remove what the next one goes on
+    /// from: it looks for what is needed while that one makes it its own.
+    #[test]
+    fn whoever_clears_away_late_leaves_what_others_need() {
+        for pruned in [false, true] {
+            for moment in 0.. {
+                let slow = Arc::new(Refusing::new(i64::MAX));
+                let store = CheckpointStore::objects(Arc::clone(&slow) as _, Path::from("job"), "slow");
+                let next = CheckpointStore::objects(Arc::clone(&slow.inner) as _, Path::from("job"), "next");
+                wait(async {
+                    let claim = store.claim(0).await.unwrap();
+                    save(&store, claim, 1).await.unwrap();
+                    save(&store, claim, 2).await.unwrap();
+                    let takes_over = async move {
+                        let claim = next.claim(claim).await.unwrap();
+                        let found = next.kept().await.unwrap().manifests.remove(0);
+                        let own = next.adopt(found, claim, 3).await.unwrap();
+                        if pruned {
+                            // A part of what it has begun with is as it was.
+                            let mut parts =
+                                next.put_state("state/run2/4-0-0".into(), vec![bucket(8, b"four")]).await.unwrap();
+                            let kept = own.tasks["count"].buckets[&1].iter();
+                            parts.extend(kept.map(|entry| (Key::Bucket(1), entry.clone())));
+                            next.put_manifest(&manifest(claim, 4, parts)).await.unwrap();
+                            next.prune(1, 4).await.unwrap();
+                        }
+                    };
+                    *slow.meanwhile.lock() = Some(Box::new(|| wait(takes_over)));
+                    slow.left.store(moment, Ordering::SeqCst);
+                    store.prune(1, 2).await.unwrap();
+                });
+                if slow.meanwhile.lock().is_some() {
+                    assert!(moment > 5, "clearing away was over before another run came");
+                    break;
+                }
+                wait(async {
+                    let kept = store.kept().await.unwrap();
+                    assert_eq!(kept.manifests[0].epoch, if pruned { 4 } else { 3 });
+                    store.verify(&kept.manifests[0]).await.unwrap_or_else(|error| panic!("moment {moment}: {error}"));
+                });
             }
         }
     }
