@@ -97,7 +97,9 @@ def openmpi_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, s
     if transport == "tcp":
         argv += ["--mca", "btl_tcp_if_include", "lo"]
     if oversubscribed(workers):
-        argv += ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+        # Bound in turn: left to the kernel, ranks are spread unevenly while they run in short bursts.
+        argv += ["--oversubscribe", "--bind-to", "core:overload-allowed", "--map-by", "core"]
+        argv += ["--mca", "mpi_yield_when_idle", "1"]
     else:
         argv += ["--bind-to", "core", "--map-by", "core"]
     # mpi4py asks for MPI_THREAD_MULTIPLE unless told otherwise, which costs the peer a lock per call.
