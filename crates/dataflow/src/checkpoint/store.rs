@@ -31,7 +31,7 @@ use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use twox_hash::XxHash3_64;
 
-use super::lease::{Denied, Lease, LeaseView, Place, Process};
+use super::lease::{Denied, Lease, LeaseView, Place, Process, held_by};
 use super::manifest::{Entry, Key, Manifest};
 use crate::error::DataflowError;
 use crate::memory::{Governor, MapWriter, verify};
@@ -276,7 +276,7 @@ impl CheckpointStore {
                 return Ok(claim);
             }
         }
-        Err(self.taken(String::new()))
+        Err(self.taken_by_another().await)
     }
 
     /// Whether no later run has claimed the place.
@@ -285,7 +285,7 @@ impl CheckpointStore {
     /// The store's; `Taken`.
     pub(crate) async fn is_claimed(&self, claim: u64) -> Result<(), StoreError> {
         match self.numbers("claims").await?.first() {
-            Some(&last) if last > claim => Err(self.taken(String::new())),
+            Some(&last) if last > claim => Err(self.taken_by_another().await),
             _ => Ok(()),
         }
     }
@@ -430,7 +430,7 @@ impl CheckpointStore {
         if self.create(&path, bytes.clone()).await? || self.get(&path).await? == bytes {
             return Ok(());
         }
-        Err(self.taken(String::new()))
+        Err(self.taken_by_another().await)
     }
 
     /// Writes what a copy has saved, parts one after the other, as one object. Returns where each lies.
@@ -657,6 +657,16 @@ impl CheckpointStore {
 
     pub(crate) fn damaged(&self, reason: String) -> StoreError {
         StoreError::Damaged { place: self.place.clone(), reason }
+    }
+
+    /// Another run has made what only one can make.
+    async fn taken_by_another(&self) -> StoreError {
+        // Not by the lease's own client, which is used within a runtime of its own.
+        let by = match self.leases {
+            Some(_) => held_by(&*self.objects, &self.path("lease")).await,
+            None => String::new(),
+        };
+        self.taken(by)
     }
 
     fn taken(&self, by: String) -> StoreError {

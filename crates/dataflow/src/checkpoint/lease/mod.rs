@@ -169,6 +169,16 @@ impl LeaseView {
     }
 }
 
+/// Who holds the lease that lies there, for people; nothing where nobody does, or that cannot be read just now.
+pub(super) async fn held_by(objects: &dyn ObjectStore, path: &Path) -> String {
+    match tokio::time::timeout(ANSWER_MAX, read(objects, path)).await {
+        Ok(Ok(Answer::Found(record, _))) if record.as_ref().is_none_or(|record| !record.free) => {
+            holder(record.as_deref())
+        }
+        _ => String::new(),
+    }
+}
+
 /// Who holds it, for people.
 fn holder(record: Option<&Record>) -> String {
     let Some(Record { job, process, lasts_ms, at_ms, .. }) = record else {
