@@ -378,11 +378,7 @@ impl CheckpointStore {
 
     /// The same; `None` when there is none.
     async fn find_manifest(&self, epoch: u64) -> Result<Option<Manifest>, StoreError> {
-        let bytes = match self.objects.get(&self.manifest_path(epoch)).await {
-            Ok(found) => found.bytes().await.map_err(|error| self.unreadable(error))?,
-            Err(Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(self.failed(error)),
-        };
+        let Some(bytes) = self.find(&self.manifest_path(epoch)).await? else { return Ok(None) };
         let manifest = Manifest::decode(&bytes).and_then(|manifest| match manifest.epoch == epoch {
             true => Ok(manifest),
             false => Err(format!("it is of epoch {}", manifest.epoch)),
@@ -601,9 +597,17 @@ impl CheckpointStore {
         }
     }
 
+    /// An object's bytes; `None` when there is no such object.
+    async fn find(&self, path: &Path) -> Result<Option<Bytes>, StoreError> {
+        match self.objects.get(path).await {
+            Ok(found) => found.bytes().await.map(Some).map_err(|error| self.unreadable(error)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
     async fn get(&self, path: &Path) -> Result<Bytes, StoreError> {
-        let found = self.objects.get(path).await.map_err(|error| self.unreadable(error))?;
-        found.bytes().await.map_err(|error| self.unreadable(error))
+        self.find(path).await?.ok_or_else(|| self.damaged(format!("{path} is not there")))
     }
 
     async fn delete(&self, path: &Path) -> Result<(), StoreError> {
