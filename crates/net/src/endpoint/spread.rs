@@ -169,10 +169,7 @@ mod tests {
             let free = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).find(|&cpu| cpu != here).unwrap();
             let full = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu) && cpu != free);
             let spread = Spread::new(said(0, 0), full.flat_map(|cpu| [said(cpu, now_ms), said(cpu, now_ms)]).collect());
-            let mut only = CpuSet::new();
-            only.set(here);
-            sched_setaffinity(None, &only).unwrap();
-            sched_setaffinity(None, &allowed).unwrap();
+            move_to(here, &allowed);
             spread.look(now_ms);
             let told = (spread.mine.load(Ordering::Relaxed) & ((1 << CPU_BITS) - 1)) as usize;
             assert_eq!(told, free, "it was on {here}");
