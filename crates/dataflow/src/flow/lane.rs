@@ -131,7 +131,8 @@ impl End {
             None => encoder.insert(Box::new(Encoder::new(&way.edge.schema)?)),
         };
         let parts = encoder.encode(piece)?;
-        Ok(Frame::new(&way.header(Kind::Batch, *target, self.blocks, piece.num_rows() as u64), &parts))
+        let header = way.header(Kind::Batch, *target, self.blocks, piece.num_rows() as u64);
+        Ok(Frame::within(|len| way.links.rooms().room(len), &header, &parts))
     }
 
     /// Sends a batch whose part in a pack has taken credit of `taken` bytes at each account.

@@ -10,7 +10,7 @@ use arrow::datatypes::SchemaRef;
 
 use super::batch_bytes;
 use crate::error::TaskError;
-use crate::local::gather::{Gather, Pick};
+use crate::local::gather::{Gather, Part};
 use crate::metrics::EdgeMetrics;
 use crate::route_map::RouteMap;
 
@@ -108,18 +108,23 @@ impl Scatter {
 
     /// What has been collected, by target; targets without rows are left out.
     pub(crate) fn drain(&mut self) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
-        let (assigned, batches) = (std::mem::take(&mut self.assigned), std::mem::take(&mut self.batches));
+        let (assigned, mut batches) = (std::mem::take(&mut self.assigned), std::mem::take(&mut self.batches));
         self.bytes = 0;
         let mut counts = vec![0; self.targets as usize];
         assigned.iter().for_each(|&target| counts[target as usize] += 1);
-        let mut picks: Vec<Vec<Pick>> = counts.into_iter().map(Vec::with_capacity).collect();
-        let rows = batches
-            .iter()
-            .zip(0..)
-            .flat_map(|(rows, batch)| (0..rows.num_rows() as u32).map(move |row| Pick { batch, row }));
-        rows.zip(assigned).for_each(|(pick, target)| picks[target as usize].push(pick));
+        if let ([_], [target, ..]) = (&batches[..], &assigned[..])
+            && counts[*target as usize] == assigned.len()
+        {
+            return Ok(batches.pop().map(|batch| (*target, batch)).into_iter().collect());
+        }
+        let mut parts: Vec<Part> = counts.into_iter().map(Part::with_capacity).collect();
+        let mut assigned = assigned.into_iter();
+        for batch in &batches {
+            (0..).zip(assigned.by_ref().take(batch.num_rows())).for_each(|(row, to)| parts[to as usize].push(row));
+            parts.iter_mut().for_each(Part::end_batch);
+        }
         let gather = Gather::new(&self.schema, &batches);
-        let some = (0..).zip(picks).filter(|(_, picks)| !picks.is_empty());
-        some.map(|(target, picks)| Ok((target, gather.rows(&picks)?))).collect()
+        let some = (0..).zip(parts).filter(|(_, part)| !part.is_empty());
+        some.map(|(target, part)| Ok((target, gather.part(&part)?))).collect()
     }
 }

@@ -22,6 +22,7 @@ use tidemill_net::{Endpoint, Engine, Envelope, Rank, Region};
 pub(crate) use credit::{Account, Debt, Guard, Valve, WINDOW_BYTES_MIN};
 pub(crate) use pump::{Inbox, Pump};
 
+use crate::memory::Rooms;
 use crate::wire::{Frame, Header, Kind};
 
 /// Bytes under way on a link before further frames wait in its queue.
@@ -44,6 +45,7 @@ pub(crate) struct Links {
     credits: Mutex<Option<Vec<(u32, Header)>>>,
     /// Something waits for a pump: credits, frames of failures, forwards.
     dirty: AtomicBool,
+    rooms: Arc<Rooms>,
 }
 
 struct Peer {
@@ -90,6 +92,7 @@ impl Links {
             peers: workers.iter().map(peer).collect(),
             credits: Mutex::new(Some(Vec::new())),
             dirty: AtomicBool::new(false),
+            rooms: Arc::default(),
         })
     }
 
@@ -99,6 +102,11 @@ impl Links {
 
     pub(crate) fn workers(&self) -> u32 {
         self.peers.len() as u32
+    }
+
+    /// Where frames lie.
+    pub(crate) fn rooms(&self) -> &Arc<Rooms> {
+        &self.rooms
     }
 
     /// The other workers.

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use arrow::buffer::{Buffer, MutableBuffer};
 use tidemill_net::{Engine, GroupId, NetError, Pattern, Rank, Region, Task};
 
 use super::Links;
+use crate::memory::Room;
 use crate::wire::{HEADER_BYTES, Received};
 
 /// Where frames go.
@@ -26,7 +26,7 @@ pub(crate) trait Inbox: Send + Sync {
 /// A message on its way into our memory.
 struct Landing {
     group: GroupId,
-    room: MutableBuffer,
+    room: Room,
     len: usize,
 }
 
@@ -57,8 +57,8 @@ impl Pump {
             let len = status.len as usize;
             // Aligned for every type. The length is a peer's, who holds as many bytes: what it may send is what it has
             // credit for.
-            let mut room = MutableBuffer::with_capacity(len.next_multiple_of(HEADER_BYTES));
-            let region = Region { ptr: room.as_mut_ptr(), len };
+            let mut room = self.links.rooms().room(len.next_multiple_of(HEADER_BYTES));
+            let region = Region { ptr: room.memory.as_mut_ptr(), len };
             let group = engine.new_group();
             // SAFETY: `room` has `len` bytes of capacity and is neither read nor moved out of `landing` before the
             // group is complete; when the engine dies, it ends its ops before it drops its tasks.
@@ -78,8 +78,8 @@ impl Pump {
                     continue;
                 }
                 // SAFETY: the message that has just been received filled `len` bytes.
-                unsafe { room.set_len(len) };
-                let mut message = Buffer::from(room);
+                unsafe { room.memory.set_len(len) };
+                let mut message = room.into_buffer();
                 while !message.is_empty() {
                     match Received::take(&mut message) {
                         Ok(frame) if frame.header.run == self.links.run => {

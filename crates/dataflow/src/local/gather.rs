@@ -1,13 +1,14 @@
-//! Rows of several batches, put together in any order: what sorts, merges and exchanges by row end with.
+//! Rows of several batches, put together: in any order, which sorts and merges end with, or in theirs, as exchanges by row do.
 //!
-//! Where the rows lie all over the memory, each would cost a cache miss for each column, one after the other. So what a row holds is
+//! Where, in any order, the rows lie all over the memory, each would cost a cache miss for each column, one after the other. So what a row holds is
 //! asked for some rows before its turn (software prefetching), and many misses are under way at once. Values of a fixed length, texts
 //! and binaries are copied here; other types go by Arrow's `interleave`.
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanBufferBuilder, GenericByteArray, OffsetSizeTrait, RecordBatch, RecordBatchOptions,
+    Array, ArrayData, ArrayRef, AsArray, BooleanBufferBuilder, GenericByteArray, OffsetSizeTrait, RecordBatch, RecordBatchOptions,
     make_array,
 };
 use arrow::buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
@@ -30,6 +31,45 @@ const LINES_MAX: usize = 4;
 pub(crate) struct Pick {
     pub batch: u32,
     pub row: u32,
+}
+
+/// Some rows of each batch, in order.
+pub(crate) struct Part {
+    /// Of all batches, each row by its number in its own.
+    rows: Vec<u32>,
+    /// Where those of each batch end.
+    ends: Vec<usize>,
+}
+
+impl Part {
+    pub(crate) fn with_capacity(rows: usize) -> Self {
+        Part { rows: Vec::with_capacity(rows), ends: Vec::new() }
+    }
+
+    /// Adds a row of the batch that is next.
+    #[inline]
+    pub(crate) fn push(&mut self, row: u32) {
+        self.rows.push(row);
+    }
+
+    /// What is added now is of the batch after that.
+    pub(crate) fn end_batch(&mut self) {
+        self.ends.push(self.rows.len());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The rows of each batch.
+    fn by_batch(&self) -> impl Iterator<Item = &[u32]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, &end)| &self.rows[start..end])
+    }
+
+    fn picks(&self) -> Vec<Pick> {
+        (0..).zip(self.by_batch()).flat_map(|(batch, rows)| rows.iter().map(move |&row| Pick { batch, row })).collect()
+    }
 }
 
 /// Batches to pick rows from. Cheap to make: it refers to their buffers.
@@ -73,8 +113,34 @@ impl Gather {
     /// # Panics
     /// On a row or a batch that there is not.
     pub(crate) fn rows(&self, picks: &[Pick]) -> Result<RecordBatch, ArrowError> {
-        let columns = self.columns.iter().map(|column| column.rows(picks)).collect::<Result<_, _>>()?;
-        let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
+        self.batch(picks.len(), |column| column.rows(picks))
+    }
+
+    /// The rows of a part.
+    ///
+    /// # Errors
+    /// As [`Gather::rows`].
+    ///
+    /// # Panics
+    /// As [`Gather::rows`].
+    pub(crate) fn part(&self, part: &Part) -> Result<RecordBatch, ArrowError> {
+        let picks = LazyCell::new(|| part.picks());
+        self.batch(part.rows.len(), |column| match &column.values {
+            Values::Fixed(width, values) if column.nulls.is_none() => match fixed_part(*width, values, part) {
+                Some(values) => column.fixed(part.rows.len(), values, None),
+                None => column.rows(&picks),
+            },
+            _ => column.rows(&picks),
+        })
+    }
+
+    fn batch(
+        &self,
+        rows: usize,
+        column: impl FnMut(&Column) -> Result<ArrayRef, ArrowError>,
+    ) -> Result<RecordBatch, ArrowError> {
+        let columns = self.columns.iter().map(column).collect::<Result<_, _>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
         RecordBatch::try_new_with_options(SchemaRef::clone(&self.schema), columns, &options)
     }
 }
@@ -101,14 +167,7 @@ impl Column {
 
     fn rows(&self, picks: &[Pick]) -> Result<ArrayRef, ArrowError> {
         match &self.values {
-            Values::Fixed(width, values) => {
-                let data = arrow::array::ArrayData::builder(self.data_type.clone())
-                    .len(picks.len())
-                    .add_buffer(fixed(*width, values, picks))
-                    .nulls(self.nulls(picks))
-                    .build()?;
-                Ok(make_array(data))
-            }
+            Values::Fixed(width, values) => self.fixed(picks.len(), fixed(*width, values, picks), self.nulls(picks)),
             Values::Texts(texts) if self.data_type == DataType::Utf8 => self.texts::<Utf8Type>(texts, picks),
             Values::Texts(texts) => self.texts::<BinaryType>(texts, picks),
             Values::LargeTexts(texts) if self.data_type == DataType::LargeUtf8 => {
@@ -121,6 +180,11 @@ impl Column {
                 interleave(&arrays, &picks)
             }
         }
+    }
+
+    fn fixed(&self, len: usize, values: Buffer, nulls: Option<NullBuffer>) -> Result<ArrayRef, ArrowError> {
+        let data = ArrayData::builder(self.data_type.clone()).len(len).add_buffer(values).nulls(nulls);
+        Ok(make_array(data.build()?))
     }
 
     fn nulls(&self, picks: &[Pick]) -> Option<NullBuffer> {
@@ -201,6 +265,33 @@ fn fixed(width: usize, values: &[Buffer], picks: &[Pick]) -> Buffer {
             Buffer::from_vec(out)
         }
     }
+}
+
+/// The values of a part; `None` for a width that a number does not have. As rows are read in order, the processor sees by itself
+/// what is needed next.
+fn fixed_part(width: usize, values: &[Buffer], part: &Part) -> Option<Buffer> {
+    Some(match width {
+        1 => numbers_part(values, part, u8::from_ne_bytes),
+        2 => numbers_part(values, part, u16::from_ne_bytes),
+        4 => numbers_part(values, part, u32::from_ne_bytes),
+        8 => numbers_part(values, part, u64::from_ne_bytes),
+        16 => numbers_part(values, part, u128::from_ne_bytes),
+        _ => return None,
+    })
+}
+
+/// As numbers, whose alignment is that of every type of their width.
+fn numbers_part<const WIDTH: usize, T: ArrowNativeType>(
+    values: &[Buffer],
+    part: &Part,
+    number: impl Fn([u8; WIDTH]) -> T,
+) -> Buffer {
+    let mut out = Vec::with_capacity(part.rows.len());
+    for (values, rows) in values.iter().zip(part.by_batch()) {
+        let values = values.as_chunks::<WIDTH>().0;
+        out.extend(rows.iter().map(|&row| number(values[row as usize])));
+    }
+    Buffer::from_vec(out)
 }
 
 /// [`fixed`] of a width that the compiler knows: a value is a move.

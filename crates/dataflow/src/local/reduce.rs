@@ -18,6 +18,9 @@ use crate::memory::{Governor, Partitions, Reservation, SpillFile};
 
 /// Rows collected before they are folded into what there is, at least.
 const FOLD_ROWS_MIN: usize = 64 << 10;
+/// Without keys a batch of so many rows is folded by itself, where it is, and so many of what comes of them together.
+const ALONE_ROWS_MIN: usize = 512;
+const ALONE_MAX: usize = 64;
 /// Rows of a batch of results, at most.
 const ROWS_MAX: usize = 8192;
 
@@ -317,12 +320,17 @@ impl Reducer {
         let mut groups = Vec::new();
         self.groups.assign(batch, &mut groups)?;
         let values: Vec<usize> = (self.plan.keys..batch.num_columns()).collect();
-        let values = batch.project(&values)?;
+        let mut values = batch.project(&values)?;
+        if self.plan.keys == 0 && values.num_rows() >= ALONE_ROWS_MIN && !self.plan.reduce.is_function() {
+            values = self.plan.reduce.fold(&values, &groups, 1)?;
+            groups.truncate(1);
+        }
         self.pending_bytes += batch_bytes(&values) + 4 * groups.len() as u64;
         self.pending.push(values);
         self.pending_groups.append(&mut groups);
         // As many rows again as there are groups: each row is folded a bounded number of times on average.
-        if self.pending_groups.len() >= FOLD_ROWS_MIN.max(self.groups.count()) {
+        let enough = FOLD_ROWS_MIN.max(self.groups.count());
+        if self.pending_groups.len() >= enough || self.plan.keys == 0 && self.pending.len() >= ALONE_MAX {
             self.fold()?;
         }
         self.account()

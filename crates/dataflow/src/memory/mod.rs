@@ -18,6 +18,7 @@ mod blocks;
 mod machine;
 mod mapped;
 mod partitions;
+mod rooms;
 mod spill;
 mod stash;
 
@@ -34,6 +35,7 @@ pub use machine::memory_bytes;
 pub use mapped::{Cell, Cells, MapWriter, verify, verify_column, verify_rows};
 pub use partitions::{HashKeys, Partitions};
 pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};
+pub(crate) use rooms::{Room, Rooms};
 pub(crate) use stash::Stash;
 
 use crate::error::DataflowError;

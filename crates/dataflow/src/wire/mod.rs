@@ -14,6 +14,8 @@ mod codec;
 use arrow::buffer::Buffer;
 use twox_hash::XxHash3_64;
 
+use crate::memory::Room;
+
 pub(crate) use codec::{Decoder, Encoder};
 
 /// Bytes of a header, and what frames are aligned to.
@@ -113,19 +115,25 @@ fn checksum(header: &[u8], body: &[u8]) -> u64 {
 }
 
 /// A frame on its way out.
-pub(crate) struct Frame(Vec<u8>);
+pub(crate) struct Frame(Room);
 
 impl Frame {
     /// Encodes a frame whose body is `parts`, one after the other.
     pub(crate) fn new(header: &Header, parts: &[Buffer]) -> Self {
+        Self::within(Room::new, header, parts)
+    }
+
+    /// [`Frame::new`], in a room for so many bytes.
+    pub(crate) fn within(room: impl FnOnce(usize) -> Room, header: &Header, parts: &[Buffer]) -> Self {
         let len: usize = parts.iter().map(Buffer::len).sum();
-        let mut bytes = Vec::with_capacity((HEADER_BYTES + len).next_multiple_of(HEADER_BYTES));
+        let mut room = room((HEADER_BYTES + len).next_multiple_of(HEADER_BYTES));
+        let bytes = &mut room.memory;
         bytes.extend_from_slice(&header.encode(len as u64));
         parts.iter().for_each(|part| bytes.extend_from_slice(part));
         let sum = checksum(&bytes[..48], &bytes[HEADER_BYTES..]);
         bytes[48..56].copy_from_slice(&sum.to_le_bytes());
         bytes.resize(bytes.len().next_multiple_of(HEADER_BYTES), 0);
-        Frame(bytes)
+        Frame(room)
     }
 
     /// A frame that is its header.
@@ -135,7 +143,7 @@ impl Frame {
 
     /// Its bytes; their number is what it costs in credit.
     pub(crate) fn into_buffer(self) -> Buffer {
-        Buffer::from(self.0)
+        self.0.into_buffer()
     }
 }
 

@@ -1,0 +1,119 @@
+//! Memory that frames lie in, on their way out and where they have landed. Large rooms are used again: the kernel gives and takes memory
+//! of that size by page, and a fault for each page takes longer than to fill it.
+
+use std::mem::take;
+use std::panic::AssertUnwindSafe;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use arrow::buffer::{Buffer, MutableBuffer};
+use parking_lot::Mutex;
+
+/// Smaller ones come and go within memory that the allocator keeps.
+const KEPT_BYTES_MIN: usize = 64 << 10;
+/// What is kept for later use.
+const IDLE_BYTES_MAX: usize = 8 << 20;
+
+/// The rooms of one run.
+#[derive(Default)]
+pub(crate) struct Rooms(Mutex<Idle>);
+
+#[derive(Default)]
+struct Idle {
+    rooms: Vec<MutableBuffer>,
+    bytes: usize,
+}
+
+impl Rooms {
+    /// An empty room for `len` bytes.
+    pub(crate) fn room(self: &Arc<Self>, len: usize) -> Room {
+        if len < KEPT_BYTES_MIN {
+            return Room::new(len);
+        }
+        // The last is the one that the cache still knows. Not a much larger one: what stays in it for long would keep the rest of it.
+        let fits = |room: &MutableBuffer| (len..=2 * len).contains(&room.capacity());
+        let mut idle = self.0.lock();
+        let found = idle.rooms.iter().rposition(fits).map(|at| idle.rooms.remove(at));
+        idle.bytes -= found.as_ref().map_or(0, MutableBuffer::capacity);
+        drop(idle);
+        // A little larger, so that it serves messages of about the same length.
+        let memory = found.unwrap_or_else(|| MutableBuffer::with_capacity(len.next_multiple_of(KEPT_BYTES_MIN)));
+        Room { memory, rooms: Arc::downgrade(self) }
+    }
+
+    fn give_back(&self, mut memory: MutableBuffer) {
+        memory.clear();
+        let mut idle = self.0.lock();
+        if idle.bytes + memory.capacity() <= IDLE_BYTES_MAX {
+            idle.bytes += memory.capacity();
+            idle.rooms.push(memory);
+        }
+    }
+}
+
+/// Room for one message, aligned for every type. It goes back when it, or what it became, is dropped.
+pub(crate) struct Room {
+    pub(crate) memory: MutableBuffer,
+    rooms: Weak<Rooms>,
+}
+
+impl Room {
+    /// One that nobody uses again.
+    pub(crate) fn new(len: usize) -> Self {
+        Room { memory: MutableBuffer::with_capacity(len), rooms: Weak::new() }
+    }
+
+    /// What is in it.
+    pub(crate) fn into_buffer(mut self) -> Buffer {
+        if self.rooms.strong_count() == 0 {
+            return Buffer::from(take(&mut self.memory));
+        }
+        let (ptr, len) = (NonNull::from(self.memory.as_slice()).cast(), self.memory.len());
+        // A panic elsewhere leaves rooms as they are.
+        let owner = Arc::new(AssertUnwindSafe(self));
+        // SAFETY: the buffer owns the room, whose memory has `len` bytes at `ptr` until it is dropped, and which nobody else refers to.
+        unsafe { Buffer::from_custom_allocation(ptr, len, owner) }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(rooms) = self.rooms.upgrade() {
+            rooms.give_back(take(&mut self.memory));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rooms that were given away while somebody still reads them would change data; ones that piled up would take all memory.
+    #[test]
+    fn rooms_are_used_again_and_bounded() {
+        let rooms = Arc::new(Rooms::default());
+        let filled = |len: usize, byte: u8| {
+            let mut room = rooms.room(len);
+            assert!(room.memory.is_empty());
+            room.memory.resize(len, byte);
+            room.into_buffer()
+        };
+        let first = filled(100_000, 1);
+        let (place, slice) = (first.as_ptr(), first.slice_with_length(10, 1000));
+        drop(first);
+        let second = filled(100_000, 2);
+        assert_ne!(second.as_ptr(), place, "a slice of the first is still there");
+        assert!(slice.iter().all(|&byte| byte == 1));
+        drop(slice);
+        assert_ne!(filled(50_000, 3).as_ptr(), place, "too small to be kept");
+        assert_eq!(filled(70_000, 4).as_ptr(), place);
+        assert_ne!(filled(66_000, 5).len(), 70_000);
+        let many: Vec<Buffer> = (0..100).map(|_| filled(1 << 20, 6)).collect();
+        drop(many);
+        let bytes = |idle: &Idle| idle.rooms.iter().map(MutableBuffer::capacity).sum::<usize>();
+        assert_eq!(bytes(&rooms.0.lock()), rooms.0.lock().bytes);
+        assert!((IDLE_BYTES_MAX / 2..=IDLE_BYTES_MAX).contains(&rooms.0.lock().bytes));
+        drop(rooms);
+        assert!(second.iter().all(|&byte| byte == 2));
+    }
+}
