@@ -19,6 +19,8 @@ pub struct Plain {
     pub ptr: *mut u8,
     /// Elements.
     pub len: usize,
+    /// Of how many axes.
+    pub axes: usize,
     /// What they are.
     pub dtype: DType,
     /// Whether it may be written.
@@ -82,11 +84,12 @@ pub fn plain(object: &Bound<'_, PyAny>) -> Option<Plain> {
         }
         let dtype = (*DTYPES.get(descr.type_num as usize)?)?;
         let mut len = 1;
-        for axis in 0..array.nd as usize {
+        let axes = array.nd as usize;
+        for axis in 0..axes {
             len *= *array.dimensions.add(axis) as usize;
         }
         let writable = array.flags & NPY_ARRAY_WRITEABLE != 0;
-        Some(Plain { ptr: array.data.cast(), len, dtype, writable })
+        Some(Plain { ptr: array.data.cast(), len, axes, dtype, writable })
     }
 }
 

@@ -90,22 +90,8 @@ class Table:
         DataSetError
             If an array has another shape or dtype.
         """
-        import numpy as np
-
-        pairs = []
-        for name, array in columns.items():
-            if array.ndim != 1 or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-                raise DataSetError(
-                    f"column {name!r} has shape {array.shape} and type {array.dtype}; numbers of one axis are needed"
-                )
-            # Bytes in the machine's order and one after the other, as Arrow has them.
-            ready = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-            pairs.append((name, ready.dtype.name, ready.tobytes()))
-        if len({len(array) for array in columns.values()}) > 1:
-            raise DataSetError(
-                f"columns have different lengths: { {name: len(array) for name, array in columns.items()} }"
-            )
-        return Table(NativeTable.from_bytes(pairs))
+        native = NativeTable.from_plain(dict(columns))
+        return Table(_of_other_arrays(columns) if native is None else native)
 
     def to_numpy(self) -> dict[str, numpy.ndarray]:
         """An array of shape (rows,) for each column, with memory of its own.
@@ -115,12 +101,12 @@ class Table:
         import numpy as np
 
         arrays: dict[str, numpy.ndarray] = {}
-        for name, kind, data in self._native.to_bytes():
+        for name, kind, data in self._native.to_arrays():
             if data is None:
                 values = self._native.column(name)
                 arrays[name] = np.fromiter(values, dtype=object, count=len(values))
             else:
-                arrays[name] = np.frombuffer(data, dtype=kind).copy()
+                arrays[name] = data.view(kind)
         return arrays
 
     def slice(self, skip: int, count: int) -> Table:
@@ -155,3 +141,21 @@ class Table:
 
 def _from_ipc(data: bytes) -> Table:
     return Table(NativeTable.from_ipc(data))
+
+
+def _of_other_arrays(columns: Mapping[str, numpy.ndarray]) -> NativeTable:
+    """Arrays that are not plain, as they are once they are made so; or what is wrong with them."""
+    import numpy as np
+
+    made = {}
+    for name, array in columns.items():
+        if array.ndim != 1 or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+            raise DataSetError(
+                f"column {name!r} has shape {array.shape} and type {array.dtype}; numbers of one axis are needed"
+            )
+        # In the machine's order and one after the other, as Arrow has them.
+        made[str(name)] = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    native = NativeTable.from_plain(made)
+    if native is None:
+        raise DataSetError(f"columns have different lengths: { {name: len(array) for name, array in made.items()} }")
+    return native

@@ -86,6 +86,8 @@ def _array(message: Any) -> tuple[Any, str, tuple[int, ...]]:
 def _table(message: Any) -> NativeTable:
     if isinstance(message, Table):
         return message._native
+    if isinstance(message, dict) and (native := NativeTable.from_plain(message)) is not None:
+        return native
     if isinstance(message, Mapping):
         columns = {str(name): values for name, values in message.items()}
         if columns and all(

@@ -295,7 +295,8 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
     unnamed = [code for code, name in enumerate(ids) if not name]
     if unnamed:
         codes = np.where(np.isin(codes, unnamed), -1, codes)
-    numbers = {role: np.frombuffer(data or b"") for role, _, data in table.to_bytes() if role not in ("id", "time")}
+    arrays = {role: data for role, _, data in table.to_arrays() if role not in ("id", "time")}
+    numbers = {role: np.empty(0) if data is None else data.view(np.float64) for role, data in arrays.items()}
     order = None
     if data._native.is_in_order:
         order = np.concatenate([np.arange(count) + number * _PARTITION for number, count in enumerate([*counts, 0])])

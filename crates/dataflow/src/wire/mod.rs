@@ -11,6 +11,8 @@
 
 mod codec;
 
+use std::hash::Hasher;
+
 use arrow::buffer::Buffer;
 use twox_hash::XxHash3_64;
 
@@ -22,6 +24,9 @@ pub(crate) use codec::{Decoder, Encoder};
 pub(crate) const HEADER_BYTES: usize = 64;
 /// Changes when the layout does.
 const MAGIC: u32 = u32::from_le_bytes(*b"TMD1");
+
+/// Of a body so much is copied and hashed at a time: the hash finds it in the cache.
+const HASHED_BYTES: usize = 16 << 10;
 
 /// Larger bodies are not made: batches are cut long before.
 const BODY_BYTES_MAX: u64 = 1 << 40;
@@ -129,9 +134,12 @@ impl Frame {
         let mut room = room((HEADER_BYTES + len).next_multiple_of(HEADER_BYTES));
         let bytes = &mut room.memory;
         bytes.extend_from_slice(&header.encode(len as u64));
-        parts.iter().for_each(|part| bytes.extend_from_slice(part));
-        let sum = checksum(&bytes[..48], &bytes[HEADER_BYTES..]);
-        bytes[48..56].copy_from_slice(&sum.to_le_bytes());
+        let mut hasher = XxHash3_64::with_seed(XxHash3_64::oneshot(&bytes[..48]));
+        for piece in parts.iter().flat_map(|part| part.chunks(HASHED_BYTES)) {
+            bytes.extend_from_slice(piece);
+            hasher.write(piece);
+        }
+        bytes[48..56].copy_from_slice(&hasher.finish().to_le_bytes());
         bytes.resize(bytes.len().next_multiple_of(HEADER_BYTES), 0);
         Frame(room)
     }

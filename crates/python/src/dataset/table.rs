@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
+use numpy::{IntoPyArray, PyArray1};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList};
+use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList, PyString};
 use pyo3_arrow::PyTable;
 use pyo3_arrow::ffi::{ArrayIterator, to_schema_pycapsule, to_stream_pycapsule};
+use tidemill_collective::DType;
 use tidemill_dataflow::memory::{Allocations, verify_rows};
 use tidemill_dataset::datafusion::arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array, new_empty_array,
 };
-use tidemill_dataset::datafusion::arrow::buffer::Buffer;
+use tidemill_dataset::datafusion::arrow::buffer::{BooleanBuffer, Buffer};
 use tidemill_dataset::datafusion::arrow::compute::{
     CastOptions, cast, cast_with_options, concat, concat_batches, filter_record_batch,
 };
@@ -24,6 +26,7 @@ use tidemill_dataset::{DataSetError, types};
 
 use super::engine::GivenSchema;
 use super::{raised, value};
+use crate::array::plain;
 
 /// Rows in memory.
 #[pyclass(frozen, module = "tidemill._tidemill")]
@@ -53,8 +56,8 @@ impl NativeTable {
     }
 }
 
-/// A column's name, NumPy's name of its type, and its values.
-type ColumnBytes<'py> = (String, String, Option<Bound<'py, PyBytes>>);
+/// A column's name, NumPy's name of its type, and the bytes of its values.
+type ColumnArray<'py> = (String, String, Option<Bound<'py, PyArray1<u8>>>);
 
 #[pymethods]
 impl NativeTable {
@@ -115,28 +118,31 @@ impl NativeTable {
         untyped.map(|field| field.name().clone()).collect()
     }
 
-    /// Of columns (name, NumPy's name of the type, bytes of its values).
+    /// Of arrays of one axis by name, which are copied. `None` unless all are contiguous, of one length, and of numbers or booleans in
+    /// the machine's order that Arrow knows: then it is for the caller to find out why.
     #[staticmethod]
-    fn from_bytes(py: Python<'_>, columns: Vec<(String, String, Bound<'_, PyBytes>)>) -> PyResult<Self> {
-        let columns: PyResult<Vec<(String, ArrayRef)>> = columns
-            .into_iter()
-            .map(|(name, kind, bytes)| {
-                let bytes = bytes.as_bytes();
-                if kind == "bool" {
-                    let values: BooleanArray = bytes.iter().map(|&byte| Some(byte != 0)).collect();
-                    return Ok((name, Arc::new(values) as ArrayRef));
+    fn from_plain(py: Python<'_>, columns: &Bound<'_, PyDict>) -> PyResult<Option<Self>> {
+        let mut arrays = Vec::with_capacity(columns.len());
+        for (name, array) in columns {
+            let (Ok(name), Some(array)) = (name.cast::<PyString>(), plain(&array)) else { return Ok(None) };
+            let Some(kind) = arrow_type(array.dtype).filter(|_| array.axes == 1) else { return Ok(None) };
+            // SAFETY: a plain array has `len` elements of its type at `ptr`, and nobody changes it while the GIL is held.
+            let bytes = unsafe { std::slice::from_raw_parts(array.ptr, array.len * array.dtype.size_bytes()) };
+            let made: ArrayRef = match kind {
+                DataType::Boolean => {
+                    Arc::new(BooleanArray::from(BooleanBuffer::collect_bool(array.len, |at| bytes[at] != 0)))
                 }
-                let kind = types::parse(&kind).map_err(|error| raised(py, &error))?;
-                let width = kind.primitive_width().unwrap_or(1);
-                let data = ArrayData::builder(kind)
-                    .len(bytes.len() / width)
-                    .add_buffer(Buffer::from_slice_ref(bytes))
-                    .build()
-                    .map_err(|error| raised(py, &error.into()))?;
-                Ok((name, make_array(data)))
-            })
-            .collect();
-        Self::from_columns(py, columns?)
+                kind => {
+                    let data = ArrayData::builder(kind).len(array.len).add_buffer(Buffer::from_slice_ref(bytes));
+                    make_array(data.build().map_err(|error| raised(py, &error.into()))?)
+                }
+            };
+            arrays.push((name.to_str()?.to_owned(), made));
+        }
+        match arrays.first() {
+            Some((_, first)) if arrays.iter().any(|(_, array)| array.len() != first.len()) => Ok(None),
+            _ => Self::from_columns(py, arrays).map(Some),
+        }
     }
 
     /// All rows as an Arrow IPC stream.
@@ -300,9 +306,9 @@ impl NativeTable {
         Ok((PyBytes::new(py, &bytes), distinct))
     }
 
-    /// Of each column its name, NumPy's name of its type and its values as bytes; no bytes where NumPy has no such type, or
-    /// where there are nulls.
-    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Vec<ColumnBytes<'py>>> {
+    /// Of each column its name, NumPy's name of its type and the bytes of its values, in memory of their own; none where NumPy has no
+    /// such type, or where there are nulls.
+    fn to_arrays<'py>(&self, py: Python<'py>) -> PyResult<Vec<ColumnArray<'py>>> {
         let batches = self.checked(py)?;
         let column = |(place, field): (usize, &Arc<Field>)| {
             let parts: Vec<&ArrayRef> = batches.iter().map(|batch| batch.column(place)).collect();
@@ -321,7 +327,7 @@ impl NativeTable {
                         }
                     }
                 }
-                PyBytes::new(py, &bytes)
+                bytes.into_pyarray(py)
             });
             (field.name().clone(), kind.to_owned(), bytes)
         };
@@ -367,6 +373,25 @@ fn is_untyped(kind: &DataType) -> bool {
         DataType::Struct(fields) => fields.iter().any(|field| is_untyped(field.data_type())),
         _ => false,
     }
+}
+
+/// Arrow's type of NumPy's numbers; `None` where it has no such type.
+fn arrow_type(dtype: DType) -> Option<DataType> {
+    Some(match dtype {
+        DType::Bool => DataType::Boolean,
+        DType::I8 => DataType::Int8,
+        DType::I16 => DataType::Int16,
+        DType::I32 => DataType::Int32,
+        DType::I64 => DataType::Int64,
+        DType::U8 => DataType::UInt8,
+        DType::U16 => DataType::UInt16,
+        DType::U32 => DataType::UInt32,
+        DType::U64 => DataType::UInt64,
+        DType::F16 => DataType::Float16,
+        DType::F32 => DataType::Float32,
+        DType::F64 => DataType::Float64,
+        _ => return None,
+    })
 }
 
 /// NumPy's name of a type, and bytes of a value.
