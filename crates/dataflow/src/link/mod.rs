@@ -6,7 +6,8 @@
 //! whichever thread drives it.
 //!
 //! Locks: the engine's, then a queue's. Nothing that is dropped by the engine locks either: what comes back that way
-//! (credit, room on a link) is noted in atomics or in `credits` and `dirty`, and looked at by the next pump.
+//! (credit, room on a link) is noted in atomics or in `credits` and `dirty`, and looked at by the next pump. Memory goes back to
+//! the [`Rooms`], whose own lock is held for that alone.
 
 mod credit;
 mod pump;

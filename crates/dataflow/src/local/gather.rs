@@ -8,8 +8,8 @@ use std::cell::LazyCell;
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayData, ArrayRef, AsArray, BooleanBufferBuilder, GenericByteArray, OffsetSizeTrait, RecordBatch, RecordBatchOptions,
-    make_array,
+    Array, ArrayData, ArrayRef, AsArray, BooleanBufferBuilder, GenericByteArray, OffsetSizeTrait, RecordBatch,
+    RecordBatchOptions, make_array,
 };
 use arrow::buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow::compute::interleave;
@@ -374,6 +374,34 @@ mod tests {
             }
             let refs: Vec<&RecordBatch> = batches.iter().collect();
             prop_assert_eq!(found, interleave_record_batch(&refs, &indices).unwrap());
+        }
+    }
+
+    proptest! {
+        /// A part has rows of each batch in order, none of some: one that was taken of the batch beside it would be wrong data.
+        #[test]
+        fn a_part_equals_its_picks(
+            batches in prop::collection::vec((prop::collection::vec((0u32..1000, any::<bool>()), 1..60), any::<bool>()), 1..6),
+        ) {
+            let mut part = Part::with_capacity(0);
+            let mut picks = Vec::new();
+            for (number, (rows, _)) in batches.iter().enumerate() {
+                for (row, _) in rows.iter().enumerate().filter(|(_, (_, taken))| *taken) {
+                    part.push(row as u32);
+                    picks.push(Pick { batch: number as u32, row: row as u32 });
+                }
+                part.end_batch();
+            }
+            let made = |(rows, with_nulls): &(Vec<(u32, bool)>, bool)| {
+                batch(&rows.iter().map(|(row, _)| *row).collect::<Vec<_>>(), *with_nulls)
+            };
+            let batches: Vec<RecordBatch> = batches.iter().map(made).collect();
+            let gather = Gather::new(batches[0].schema_ref(), &batches);
+            let found = gather.part(&part).unwrap();
+            for column in found.columns() {
+                column.to_data().validate_full().unwrap();
+            }
+            prop_assert_eq!(found, gather.rows(&picks).unwrap());
         }
     }
 

@@ -508,6 +508,32 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Without keys large batches are folded alone, small ones together, and what comes of either with the rest: a row that was
+        /// counted twice or not at all shows up against sums.
+        #[test]
+        fn without_keys_all_is_one_row(
+            rows in prop::collection::vec((prop::option::weighted(0.9, -50i64..50), 1usize..3000), 1..150)
+        ) {
+            let governor = Governor::new(MemorySettings { watch_process: false, ..MemorySettings::default() });
+            let schema = batch(&[]).project(&[1, 2]).unwrap().schema();
+            let reduce = Reduce::new().sum("n").max("x");
+            let mut reducer = Reducer::new(&schema, 0, &reduce, &governor, "test").unwrap();
+            for &(n, count) in &rows {
+                let rows: Vec<_> = (0..count).map(|row| (0, n, row as f64)).collect();
+                reducer.push(&batch(&rows).project(&[1, 2]).unwrap()).unwrap();
+            }
+            let mut reduced = reducer.finish().unwrap();
+            let found = reduced.next_batch().unwrap().unwrap();
+            prop_assert!(found.num_rows() == 1 && reduced.next_batch().unwrap().is_none());
+            let n = found.column(0).as_primitive::<Int64Type>().iter().next().unwrap();
+            let some: Vec<i64> = rows.iter().filter_map(|&(n, count)| n.map(|n| n * count as i64)).collect();
+            prop_assert_eq!(n, (!some.is_empty()).then(|| some.iter().sum()));
+            let longest = rows.iter().map(|(_, count)| *count).max().unwrap();
+            prop_assert_eq!(found.column(1).as_primitive::<Float64Type>().value(0), (longest - 1) as f64);
+        }
+    }
+
     /// Many groups in little memory: parts are split again, and every group comes out once.
     #[test]
     fn more_groups_than_fit() {

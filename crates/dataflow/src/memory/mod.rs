@@ -34,8 +34,8 @@ pub use blocks::BlockFile;
 pub use machine::memory_bytes;
 pub use mapped::{Cell, Cells, MapWriter, verify, verify_column, verify_rows};
 pub use partitions::{HashKeys, Partitions};
-pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};
 pub(crate) use rooms::{Room, Rooms};
+pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};
 pub(crate) use stash::Stash;
 
 use crate::error::DataflowError;

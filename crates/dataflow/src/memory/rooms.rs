@@ -110,9 +110,11 @@ mod tests {
         assert_ne!(filled(66_000, 5).len(), 70_000);
         let many: Vec<Buffer> = (0..100).map(|_| filled(1 << 20, 6)).collect();
         drop(many);
-        let bytes = |idle: &Idle| idle.rooms.iter().map(MutableBuffer::capacity).sum::<usize>();
-        assert_eq!(bytes(&rooms.0.lock()), rooms.0.lock().bytes);
-        assert!((IDLE_BYTES_MAX / 2..=IDLE_BYTES_MAX).contains(&rooms.0.lock().bytes));
+        {
+            let idle = rooms.0.lock();
+            assert_eq!(idle.rooms.iter().map(MutableBuffer::capacity).sum::<usize>(), idle.bytes);
+            assert!((IDLE_BYTES_MAX / 2..=IDLE_BYTES_MAX).contains(&idle.bytes));
+        }
         drop(rooms);
         assert!(second.iter().all(|&byte| byte == 2));
     }
