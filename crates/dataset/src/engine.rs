@@ -61,6 +61,13 @@ pub struct EngineConfig {
     pub spill_dir: Option<PathBuf>,
 }
 
+impl EngineConfig {
+    /// A thread's share of the memory.
+    fn thread_bytes(&self) -> Option<usize> {
+        self.memory_bytes.map(|bytes| bytes / self.threads)
+    }
+}
+
 /// Runs queries. Cheap to ask, costly to make: keep one for the life of the process.
 pub struct Engine {
     /// There until the engine is dropped.
@@ -214,8 +221,8 @@ impl Engine {
         // What goes wrong here is told by who wants to write there.
         let _ = std::fs::create_dir_all(&governor.settings().spill_dir);
         let mut spilled = DiskManagerBuilder::default().with_temp_file_factory(Arc::new(SpillFiles(governor.clone())));
-        if let Some(bytes) = config.memory_bytes {
-            spilled.set_max_spill_merge_fan_in((bytes / config.threads / MERGE_SHARE / RUN_BYTES).max(2));
+        if let Some(bytes) = config.thread_bytes() {
+            spilled.set_max_spill_merge_fan_in((bytes / MERGE_SHARE / RUN_BYTES).max(2));
         }
         environment = environment.with_disk_manager_builder(spilled);
         let session = sparing(SessionConfig::new(), config)
@@ -339,8 +346,7 @@ impl PhysicalOptimizerRule for Replace {
 
 /// What a step keeps in reserve, or gathers before it writes, must leave room for those beside it where memory is small.
 fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
-    let Some(bytes) = config.memory_bytes else { return session };
-    let share = bytes / config.threads.max(1);
+    let Some(share) = config.thread_bytes() else { return session };
     let reserve = session.options().execution.sort_spill_reservation_bytes;
     let session = session.with_sort_spill_reservation_bytes(reserve.min(share / 8));
     if share / 4 >= ROW_GROUP_BYTES {

@@ -1,0 +1,389 @@
+//! The store with what may go wrong beneath it: requests that fail, others that come between, things that are gone.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions, PutPayload,
+    PutResult, Result as StoreResult,
+};
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use super::super::manifest::TaskState;
+use super::*;
+
+fn wait<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// Both kinds; the folder goes with its guard.
+fn stores() -> Vec<(CheckpointStore, Option<TempDir>)> {
+    let folder = tempfile::tempdir().unwrap();
+    let in_folder = CheckpointStore::folder(folder.path().join("new")).unwrap();
+    let in_memory = CheckpointStore::objects(Arc::new(InMemory::new()), Path::from("some/job"), "memory");
+    vec![(in_folder, Some(folder)), (in_memory, None)]
+}
+
+fn manifest(claim: u64, epoch: u64, parts: Vec<(Key, Entry)>) -> Manifest {
+    let mut task = TaskState { copies: 1, ..TaskState::default() };
+    task.apply(0, parts);
+    Manifest { job: "job".into(), claim, epoch, at_ms: 7, finished: false, tasks: [("count".into(), task)].into() }
+}
+
+fn bucket(bucket: u32, bytes: &[u8]) -> (Key, Bytes, bool) {
+    (Key::Bucket(bucket), Bytes::copy_from_slice(bytes), true)
+}
+
+async fn save(store: &CheckpointStore, claim: u64, epoch: u64) -> Result<Manifest, StoreError> {
+    let file = format!("state/run{claim}/{epoch}-0-0");
+    let parts = store.put_state(file, vec![bucket(1, &[epoch as u8; 9]), bucket(2, &[])]).await?;
+    let manifest = manifest(claim, epoch, parts);
+    store.put_manifest(&manifest).await?;
+    Ok(manifest)
+}
+
+async fn objects(store: &CheckpointStore, kind: &str) -> Vec<String> {
+    let found: Vec<_> = store.objects.list(Some(&store.path(kind))).try_collect().await.unwrap();
+    let mut names: Vec<_> = found.iter().map(|object| object.location.filename().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+fn epochs(kept: &Kept) -> Vec<(u64, u64)> {
+    kept.manifests.iter().map(|manifest| (manifest.claim, manifest.epoch)).collect()
+}
+
+/// A manifest that was replaced, or an older one that came first, would be a job that goes on from elsewhere.
+#[test]
+fn manifests_are_created_and_the_newest_comes_first() {
+    for (store, _folder) in stores() {
+        wait(async {
+            assert!(store.kept().await.unwrap().is_empty());
+            for (claim, epoch) in [(1, 9), (2, 3), (1, 10), (2, 4)] {
+                save(&store, claim, epoch).await.unwrap();
+            }
+            assert_eq!(store.epochs().await.unwrap(), [10, 9, 4, 3]);
+            let kept = store.kept().await.unwrap();
+            assert_eq!((epochs(&kept), kept.epoch()), (vec![(2, 4), (2, 3), (1, 10), (1, 9)], 10));
+            assert_eq!(store.manifest(4).await.unwrap(), kept.manifests[0]);
+
+            store.put_manifest(&kept.manifests[0]).await.expect("the same again: the first answer was lost");
+            let other = store.put_manifest(&manifest(2, 10, Vec::new())).await;
+            assert!(matches!(other, Err(StoreError::Taken { .. })), "{other:?}");
+            assert_eq!(store.manifest(10).await.unwrap(), kept.manifests[2]);
+
+            let bytes = manifest(9, 9, Vec::new()).encode();
+            for (epoch, bytes) in [(11, &bytes[..20]), (12, &bytes[..])] {
+                store.objects.put(&store.manifest_path(epoch), bytes.to_vec().into()).await.unwrap();
+            }
+            let kept = store.kept().await.unwrap();
+            assert_eq!((epochs(&kept).len(), kept.damaged.len(), kept.epoch()), (4, 2, 12));
+        });
+    }
+}
+
+/// A checkpoint that a running job has cleared away while it was looked at would be told as damaged, and one that is damaged
+/// not at all.
+#[test]
+fn what_has_gone_is_not_damaged() {
+    for (store, _folder) in stores() {
+        wait(async {
+            for epoch in 1..=3 {
+                save(&store, 1, epoch).await.unwrap();
+            }
+            let listed = store.epochs().await.unwrap();
+            store.prune(2, 3).await.unwrap();
+            store.objects.delete(&store.path("state/run1/2-0-0")).await.unwrap();
+            store.objects.put(&store.manifest_path(4), b"cut".to_vec().into()).await.unwrap();
+            let mut told = Vec::new();
+            for &epoch in listed.iter().chain(&[4]) {
+                for whole in [true, false] {
+                    let look = store.look(epoch, whole).await.unwrap();
+                    told.push(look.map(|(manifest, damage)| (manifest.is_some(), damage.is_some())));
+                }
+            }
+            let (fine, damaged, gone) = (Some((true, false)), Some((true, true)), None);
+            assert_eq!(told, [fine, fine, damaged, fine, gone, gone, Some((false, true)), Some((false, true))]);
+        });
+    }
+}
+
+/// Of two runs that both believe to be alone each would commit what the other counts, too.
+#[test]
+fn a_later_claim_ends_an_earlier_run() {
+    for (store, _folder) in stores() {
+        wait(async {
+            let taken = |result| matches!(result, Err(StoreError::Taken { .. }));
+            let first = store.claim(0).await.unwrap();
+            save(&store, first, 5).await.unwrap();
+            store.is_claimed(first).await.unwrap();
+            let second = store.claim(first).await.unwrap();
+            assert!(second > first && taken(store.is_claimed(first).await));
+            store.is_claimed(second).await.unwrap();
+
+            let found = store.kept().await.unwrap().manifests.remove(0);
+            let own = store.adopt(found.clone(), second, 6).await.unwrap();
+            assert_eq!((own.claim, own.epoch, &own.tasks), (second, 6, &found.tasks));
+            save(&store, first, 7).await.unwrap();
+            assert_eq!(epochs(&store.kept().await.unwrap()), [(second, 6), (first, 7)], "what it leaves is older");
+            assert!(taken(store.adopt(found, first, 8).await.map(drop)));
+
+            assert_eq!(store.claim(40).await.unwrap(), 41, "claims may be lost where manifests are not");
+            assert_eq!(objects(&store, "claims").await.len(), 1);
+        });
+    }
+}
+
+/// What is cleared away too early is a checkpoint that cannot be gone on from; what never is fills the disk.
+#[test]
+fn pruning_keeps_what_is_needed() {
+    for (store, _folder) in stores() {
+        wait(async {
+            let old = save(&store, 1, 1).await.unwrap();
+            save(&store, 1, 2).await.unwrap();
+            // Epoch 3 builds on 1; 4 was never made; 5 is under way.
+            let mut parts = store.put_state("state/run1/3-0-0".into(), vec![bucket(8, b"three")]).await.unwrap();
+            parts.extend(old.tasks["count"].buckets[&1].iter().map(|entry| (Key::Bucket(1), entry.clone())));
+            store.put_manifest(&manifest(1, 3, parts)).await.unwrap();
+            for file in ["state/run0/2-0-0", "state/run1/4-0-0", "state/run1/5-0-0-end"] {
+                store.put_state(file.into(), vec![bucket(3, b"new")]).await.unwrap();
+            }
+            store.objects.put(&store.manifest_path(4), "damaged".into()).await.unwrap();
+
+            store.prune(1, 4).await.unwrap();
+            assert_eq!(store.epochs().await.unwrap(), [4, 3], "one that is damaged does not count");
+            assert_eq!(objects(&store, "state").await, ["1-0-0", "3-0-0", "5-0-0-end"]);
+            let kept = store.manifest(3).await.unwrap();
+            let parts = store.parts(&kept.tasks["count"].buckets[&1].iter().collect::<Vec<_>>()).await.unwrap();
+            assert_eq!(parts, [Bytes::copy_from_slice(&[1; 9])]);
+
+            save(&store, 1, 6).await.unwrap();
+            store.prune(1, 6).await.unwrap();
+            assert_eq!(
+                (store.epochs().await.unwrap(), objects(&store, "state").await),
+                (vec![6], vec!["6-0-0".into()])
+            );
+        });
+    }
+}
+
+/// State that is not what was saved would be counted on.
+#[test]
+fn damaged_state_is_noticed() {
+    for (store, _folder) in stores() {
+        wait(async {
+            let parts = vec![bucket(1, b"one"), bucket(2, b""), bucket(3, b"three")];
+            let entries = store.put_state("state/run/1-0-0".into(), parts).await.unwrap();
+            let entries: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
+            assert_eq!(store.parts(&entries).await.unwrap(), ["one", "", "three"].map(Bytes::from));
+            let path = store.path("state/run/1-0-0");
+            for bytes in ["onethre", "one", "onetHree", "oneandtwo"] {
+                store.objects.put(&path, bytes.into()).await.unwrap();
+                let read = store.parts(&entries).await;
+                assert!(matches!(read, Err(StoreError::Damaged { .. })), "{bytes}: {read:?}");
+            }
+            store.objects.delete(&path).await.unwrap();
+            assert!(matches!(store.parts(&entries).await, Err(StoreError::Damaged { .. })));
+            assert!(matches!(store.manifest(1).await, Err(StoreError::Damaged { .. })));
+        });
+    }
+}
+
+/// Two jobs in one folder; or a folder that stays locked when its job is gone; or one whose holder nobody can find.
+#[test]
+fn a_folder_is_for_one_job() {
+    let stores = stores();
+    let (folder, memory) = (&stores[0].0, &stores[1].0);
+    let hold = |store: &CheckpointStore, job| store.hold(job, "run", || {});
+    let lock = hold(folder, "first").unwrap();
+    assert_eq!(lock.outcome(), Some(Ok(())));
+    match hold(folder, "second").map(|_| ()) {
+        Err(StoreError::Taken { by, .. }) => {
+            assert!(by.starts_with(&format!("job \"first\", process {} on ", std::process::id())), "{by}");
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(lock);
+    drop(hold(folder, "a third, whose name is longer").unwrap());
+    let lock = hold(folder, "4").unwrap();
+    assert!(hold(folder, "second").is_err_and(|error| error.to_string().contains("job \"4\", process")));
+    drop(lock);
+    assert!(matches!(hold(memory, "first"), Ok(Hold::Nothing)) && matches!(hold(memory, "second"), Ok(Hold::Nothing)));
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A store in memory that, when its fuse has burnt down, first has some work done, once, or refuses what it is asked, and everything after.
+struct Refusing {
+    inner: Arc<InMemory>,
+    left: AtomicI64,
+    meanwhile: Mutex<Option<Work>>,
+}
+
+impl Refusing {
+    fn new(fuse: i64) -> Self {
+        Refusing { inner: Arc::new(InMemory::new()), left: AtomicI64::new(fuse), meanwhile: Mutex::default() }
+    }
+
+    fn ask(&self) -> StoreResult<()> {
+        if self.left.fetch_sub(1, Ordering::SeqCst) > 0 {
+            return Ok(());
+        }
+        if let Some(work) = self.meanwhile.lock().take() {
+            self.left.store(i64::MAX, Ordering::SeqCst);
+            // It waits by a runtime of its own, which there cannot be within another one.
+            std::thread::spawn(work).join().unwrap();
+            return Ok(());
+        }
+        Err(Error::Generic { store: "refusing", source: "the fuse has burnt down".into() })
+    }
+}
+
+impl fmt::Debug for Refusing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refusing").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Refusing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("refusing")
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Refusing {
+    async fn put_opts(&self, at: &Path, bytes: PutPayload, options: PutOptions) -> StoreResult<PutResult> {
+        self.ask()?;
+        self.inner.put_opts(at, bytes, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        options: PutMultipartOptions,
+    ) -> StoreResult<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(at, options).await
+    }
+
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> StoreResult<GetResult> {
+        self.ask()?;
+        self.inner.get_opts(at, options).await
+    }
+
+    async fn get_ranges(&self, at: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
+        self.ask()?;
+        self.inner.get_ranges(at, ranges).await
+    }
+
+    fn delete_stream(&self, paths: BoxStream<'static, StoreResult<Path>>) -> BoxStream<'static, StoreResult<Path>> {
+        match self.ask() {
+            Ok(()) => self.inner.delete_stream(paths),
+            Err(error) => Box::pin(futures_util::stream::once(async { Err(error) })),
+        }
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        match self.ask() {
+            Ok(()) => self.inner.list(prefix),
+            Err(error) => Box::pin(futures_util::stream::once(async { Err(error) })),
+        }
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> StoreResult<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// A manifest that cannot be read just now is not damaged. Wherever a store stops answering, in the middle of clearing
+/// away too, the newest checkpoint that was made is whole, and the next run finds it.
+#[test]
+fn whenever_the_store_refuses_the_newest_checkpoint_is_whole() {
+    for fuse in 0.. {
+        let refusing = Arc::new(Refusing::new(fuse));
+        let store = CheckpointStore::objects(Arc::clone(&refusing) as _, Path::from("job"), "refusing");
+        let mut made = 0;
+        let work = async {
+            for claim in 1..=2 {
+                let claim = store.claim(claim - 1).await?;
+                if let Some(found) = store.kept().await?.manifests.into_iter().next() {
+                    made = store.adopt(found, claim, made + 1).await?.epoch;
+                }
+                for _ in 0..3 {
+                    made = save(&store, claim, made + 1).await?.epoch;
+                    store.prune(2, made).await?;
+                }
+            }
+            Ok::<(), StoreError>(())
+        };
+        let result = wait(work);
+        assert!(matches!(result, Ok(()) | Err(StoreError::Io { .. })), "{result:?}");
+        refusing.left.store(i64::MAX, Ordering::SeqCst);
+        wait(async {
+            let kept = store.kept().await.unwrap();
+            assert_eq!(kept.damaged, []);
+            assert!(kept.epoch() >= made, "epoch {made} was made, {} is there", kept.epoch());
+            for manifest in kept.manifests.iter().take(2) {
+                let entries: Vec<&Entry> = manifest.tasks["count"].buckets.values().flatten().collect();
+                store.parts(&entries).await.unwrap();
+            }
+        });
+        if result.is_ok() {
+            assert!(fuse > 40, "the fuse never burnt down in the middle");
+            return;
+        }
+    }
+}
+
+/// A run that stood still while it cleared away, at whatever moment, and was taken for dead, must not remove what the next one goes on
+/// from: it looks for what is needed while that one makes it its own.
+#[test]
+fn whoever_clears_away_late_leaves_what_others_need() {
+    for pruned in [false, true] {
+        for moment in 0.. {
+            let slow = Arc::new(Refusing::new(i64::MAX));
+            let store = CheckpointStore::objects(Arc::clone(&slow) as _, Path::from("job"), "slow");
+            let next = CheckpointStore::objects(Arc::clone(&slow.inner) as _, Path::from("job"), "next");
+            wait(async {
+                let claim = store.claim(0).await.unwrap();
+                save(&store, claim, 1).await.unwrap();
+                save(&store, claim, 2).await.unwrap();
+                let takes_over = async move {
+                    let claim = next.claim(claim).await.unwrap();
+                    let found = next.kept().await.unwrap().manifests.remove(0);
+                    let own = next.adopt(found, claim, 3).await.unwrap();
+                    if pruned {
+                        // A part of what it has begun with is as it was.
+                        let mut parts =
+                            next.put_state("state/run2/4-0-0".into(), vec![bucket(8, b"four")]).await.unwrap();
+                        let kept = own.tasks["count"].buckets[&1].iter();
+                        parts.extend(kept.map(|entry| (Key::Bucket(1), entry.clone())));
+                        next.put_manifest(&manifest(claim, 4, parts)).await.unwrap();
+                        next.prune(1, 4).await.unwrap();
+                    }
+                };
+                *slow.meanwhile.lock() = Some(Box::new(|| wait(takes_over)));
+                slow.left.store(moment, Ordering::SeqCst);
+                store.prune(1, 2).await.unwrap();
+            });
+            if slow.meanwhile.lock().is_some() {
+                assert!(moment > 5, "clearing away was over before another run came");
+                break;
+            }
+            wait(async {
+                let kept = store.kept().await.unwrap();
+                assert_eq!(kept.manifests[0].epoch, if pruned { 4 } else { 3 });
+                store.verify(&kept.manifests[0]).await.unwrap_or_else(|error| panic!("moment {moment}: {error}"));
+            });
+        }
+    }
+}
