@@ -115,8 +115,9 @@ impl Header {
     }
 }
 
-fn checksum(header: &[u8], body: &[u8]) -> u64 {
-    XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(header), body)
+/// What the hash of a body begins with, so that it is its header's, too.
+fn seed(header: &[u8]) -> u64 {
+    XxHash3_64::oneshot(header)
 }
 
 /// A frame on its way out.
@@ -134,7 +135,7 @@ impl Frame {
         let mut room = room((HEADER_BYTES + len).next_multiple_of(HEADER_BYTES));
         let bytes = &mut room.memory;
         bytes.extend_from_slice(&header.encode(len as u64));
-        let mut hasher = XxHash3_64::with_seed(XxHash3_64::oneshot(&bytes[..48]));
+        let mut hasher = XxHash3_64::with_seed(seed(&bytes[..48]));
         for piece in parts.iter().flat_map(|part| part.chunks(HASHED_BYTES)) {
             bytes.extend_from_slice(piece);
             hasher.write(piece);
@@ -227,7 +228,8 @@ impl Received {
     pub(crate) fn verify(&self) -> Result<(), FrameError> {
         let bytes = self.whole.as_slice();
         let sum = u64::from_le_bytes(bytes[48..56].try_into().expect("eight bytes"));
-        match checksum(&bytes[..48], &bytes[HEADER_BYTES..HEADER_BYTES + self.body_len]) == sum {
+        let body = &bytes[HEADER_BYTES..HEADER_BYTES + self.body_len];
+        match XxHash3_64::oneshot_with_seed(seed(&bytes[..48]), body) == sum {
             true => Ok(()),
             false => Err(FrameError::Checksum),
         }
