@@ -294,7 +294,15 @@ impl Edge {
                 frame.verify().map_err(|error| error.to_string())?;
                 inlet.push(number, Packet::Mark { mark: Mark::of_frame(&frame)?, blocks: header.seq });
             }
-            Kind::Progress | Kind::Inject | Kind::Hurry | Kind::Saved | Kind::Durable | Kind::Abort | Kind::Finish => {
+            Kind::Progress
+            | Kind::Inject
+            | Kind::Hurry
+            | Kind::Saved
+            | Kind::Durable
+            | Kind::Abort
+            | Kind::Finish
+            | Kind::Lent
+            | Kind::Returned => {
                 return Err(format!("worker {from} sent a {:?} frame here", header.kind));
             }
         }
@@ -405,7 +413,7 @@ mod tests {
     #[test]
     fn what_is_not_as_it_was_sent_is_an_error() {
         let endpoints = Endpoint::in_process(2).unwrap();
-        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)]);
+        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)], &Arc::default());
         type Change = fn(&mut Vec<Vec<u8>>);
         let cases: [(Change, &str); 6] = [
             (|_| {}, ""),
@@ -450,7 +458,7 @@ mod tests {
     #[test]
     fn strangers_are_refused() {
         let endpoints = Endpoint::in_process(2).unwrap();
-        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)]);
+        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)], &Arc::default());
         let (edge, _input) = edge(&links);
         for kind in [Kind::Batch, Kind::End, Kind::Credit, Kind::Stop, Kind::Progress, Kind::Abort, Kind::Finish] {
             for (source, target) in [(1, 0), (0, 1), (u32::MAX, 0), (0, u32::MAX), (7, u32::MAX)] {

@@ -19,9 +19,10 @@ use super::pack::{PACK_BYTES_MAX, Pack, SMALL_BYTES_MAX};
 use super::turn::{self, Waiting};
 use crate::error::TaskError;
 use crate::link::{Account, Guard, Links, Valve};
+use crate::local::gather::{Gather, Part};
 use crate::metrics;
 use crate::stream::{Hurry, Mark};
-use crate::wire::{Encoder, Frame, Header, Kind};
+use crate::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
 
 /// A block is not much larger than this: batches that are, are cut.
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
@@ -91,6 +92,23 @@ fn pieces(batch: RecordBatch) -> impl Iterator<Item = RecordBatch> {
     (0..rows).step_by(step).map(move |from| batch.slice(from, step.min(rows - from)))
 }
 
+/// What a block is made of.
+#[derive(Clone, Copy)]
+enum Rows<'a> {
+    Batch(&'a RecordBatch),
+    /// Some of several batches, of numbers that are so wide.
+    Part(&'a Gather, &'a Part, &'a [usize]),
+}
+
+impl Rows<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Rows::Batch(batch) => batch.num_rows(),
+            Rows::Part(_, part, _) => part.len(),
+        }
+    }
+}
+
 impl End {
     fn here(way: &Way, target: u32) -> Option<End> {
         let (inlet, stream) = way.edge.inlet(way.source, target)?;
@@ -124,15 +142,35 @@ impl End {
     }
 
     /// The next block for other workers. To be counted when it has gone: who gives up waiting for credit has sent nothing.
-    fn frame(&mut self, way: &Way, piece: &RecordBatch) -> Result<Frame, TaskError> {
-        let Place::There { target, encoder, .. } = &mut self.place else { unreachable!("asked of workers elsewhere") };
+    fn frame(&mut self, way: &Way, rows: Rows<'_>) -> Result<Frame, TaskError> {
+        let Place::There { target, workers, encoder } = &mut self.place else {
+            unreachable!("asked of workers elsewhere")
+        };
         let encoder = match encoder {
             Some(encoder) => encoder,
             None => encoder.insert(Box::new(Encoder::new(&way.edge.schema)?)),
         };
-        let parts = encoder.encode(piece)?;
-        let header = way.header(Kind::Batch, *target, self.blocks, piece.num_rows() as u64);
-        Ok(Frame::within(|len| way.links.rooms().room(len), &header, &parts))
+        let header = way.header(Kind::Batch, *target, self.blocks, rows.len() as u64);
+        let to = workers.iter().map(|(worker, _)| *worker);
+        let room = |len| way.links.room_towards(len, to);
+        let (gather, part, widths) = match rows {
+            Rows::Batch(batch) => return Ok(Frame::within(room, &header, &encoder.encode(batch)?)),
+            Rows::Part(gather, part, widths) => (gather, part, widths),
+        };
+        // The rows are picked to where they are sent from: a batch of them would be copied once more.
+        let pieces = encoder.outline(part.len(), widths)?;
+        let len = |piece: &Piece| match piece {
+            Piece::Bytes(bytes) => bytes.len(),
+            Piece::Values(_, len) => *len,
+        };
+        let mut draft = Draft::new(room, &header, pieces.iter().map(len).sum());
+        for piece in &pieces {
+            match piece {
+                Piece::Bytes(bytes) => draft.put(bytes),
+                Piece::Values(column, len) => draft.fill(*len, |out| gather.fill(*column, part, out)),
+            }
+        }
+        Ok(draft.finish())
     }
 
     /// Sends a batch whose part in a pack has taken credit of `taken` bytes at each account.
@@ -143,7 +181,7 @@ impl End {
             self.hand_over(way, batch.clone(), cost);
             return Ok(());
         }
-        let frame = self.frame(way, batch)?.into_buffer();
+        let frame = self.frame(way, Rows::Batch(batch))?.into_buffer();
         let Place::There { workers, .. } = &self.place else { unreachable!("just seen") };
         for (worker, account) in workers {
             account.settle(taken, frame.len() as u64);
@@ -302,7 +340,7 @@ impl Lane {
         }
         let mut waited = 0;
         // By number: nothing is locked while it waits for credit. Nobody else sends meanwhile, and the pack is empty.
-        let mut accounts = self.accounts.iter();
+        let mut accounts = &self.accounts[..];
         let places = self.state.lock().ends.len();
         for at in 0..places {
             let elsewhere = match &self.state.lock().ends[at].place {
@@ -310,24 +348,57 @@ impl Lane {
                 Place::There { workers, .. } => Some(workers.iter().map(|(worker, _)| *worker).collect::<Vec<_>>()),
             };
             let Some(workers) = elsewhere else {
-                let (account, _) = accounts.next().expect("every place has its accounts");
+                let (account, _) = accounts.split_off_first().expect("every place has its accounts");
                 let cost = bytes + BATCH_COST_BYTES;
                 waited += account.acquire(cost, way.hurry.as_ref()).await;
                 self.state.lock().ends[at].hand_over(way, batch.clone(), cost);
                 continue;
             };
-            let to: Vec<_> = accounts.by_ref().take(workers.len()).zip(workers).collect();
+            let theirs = accounts.split_off(..workers.len()).expect("every place has its accounts");
             for piece in pieces(batch.clone()) {
-                let frame = self.state.lock().ends[at].frame(way, &piece)?.into_buffer();
-                for ((account, hurries), worker) in &to {
-                    waited += account.acquire(frame.len() as u64, way.hurry.as_ref().filter(|_| *hurries)).await;
-                    count_frame(way, frame.len() as u64);
-                    way.links.send_shared(*worker, frame.clone());
-                }
-                self.state.lock().ends[at].count(piece.num_rows() as u64);
+                waited += self.send_block(at, Rows::Batch(&piece), theirs.iter().zip(&workers)).await?;
             }
         }
         metrics::add(&way.edge.metrics.blocked_ns, waited);
+        Ok(())
+    }
+
+    /// Sends a block to the workers of place `at`, as their accounts allow it. Returns how long it waited for that.
+    async fn send_block<'a>(
+        &self,
+        at: usize,
+        rows: Rows<'_>,
+        to: impl Iterator<Item = (&'a (Arc<Account>, bool), &'a u32)>,
+    ) -> Result<u64, TaskError> {
+        let (way, mut waited) = (&self.way, 0);
+        let frame = self.state.lock().ends[at].frame(way, rows)?.into_buffer();
+        for ((account, hurries), worker) in to {
+            waited += account.acquire(frame.len() as u64, way.hurry.as_ref().filter(|_| *hurries)).await;
+            count_frame(way, frame.len() as u64);
+            way.links.send_shared(*worker, frame.clone());
+        }
+        self.state.lock().ends[at].count(rows.len() as u64);
+        Ok(waited)
+    }
+
+    /// Sends some rows of several batches, as [`Lane::send`] would send a batch of them.
+    pub(super) async fn send_part(self: &Arc<Self>, gather: &Gather, part: &Part) -> Result<(), TaskError> {
+        let worker = match self.state.lock().ends.as_slice() {
+            [End { place: Place::There { workers, .. }, .. }] if workers.len() == 1 => Some(workers[0].0),
+            _ => None,
+        };
+        let widths = gather.widths().unwrap_or_default();
+        let bytes = (part.len() * widths.iter().sum::<usize>()) as u64;
+        let Some(worker) = worker.filter(|_| (SMALL_BYTES_MAX + 1..=BLOCK_BYTES_MAX).contains(&bytes)) else {
+            return self.send(gather.part(part)?).await;
+        };
+        self.flush()?;
+        if self.is_stopped() {
+            return Ok(());
+        }
+        let rows = Rows::Part(gather, part, &widths);
+        let waited = self.send_block(0, rows, self.accounts.iter().zip(&[worker])).await?;
+        metrics::add(&self.way.edge.metrics.blocked_ns, waited);
         Ok(())
     }
 

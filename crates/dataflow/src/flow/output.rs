@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::Mover;
 use super::edge::Edge;
 use super::lane::{Lane, Way};
-use super::scatter::{Assign, Assignment, Scatter, Seat};
+use super::scatter::{Assign, Assignment, Drained, Scatter, Seat};
 use crate::error::TaskError;
 use crate::graph::check::fits;
 use crate::link::Links;
@@ -146,8 +146,13 @@ impl Partition {
     }
 
     async fn flush(&mut self) -> Result<(), TaskError> {
-        for (target, batch) in self.scatter.drain()? {
-            self.lanes[target as usize].send(batch).await?;
+        match self.scatter.drain() {
+            Drained::Whole(target, batch) => self.lanes[target as usize].send(batch).await?,
+            Drained::Parts(gather, parts) => {
+                for (target, part) in parts {
+                    self.lanes[target as usize].send_part(&gather, &part).await?;
+                }
+            }
         }
         Ok(())
     }

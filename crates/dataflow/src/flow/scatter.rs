@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
 
 use super::batch_bytes;
 use crate::error::TaskError;
@@ -73,6 +74,25 @@ pub enum Assignment {
     ByRow,
 }
 
+/// What has been collected, by target; targets without rows are left out.
+pub(crate) enum Drained {
+    /// A batch all of whose rows go to one.
+    Whole(u32, RecordBatch),
+    Parts(Gather, Vec<(u32, Part)>),
+}
+
+impl Drained {
+    /// Each target's rows as a batch.
+    pub(crate) fn into_batches(self) -> Result<Vec<(u32, RecordBatch)>, ArrowError> {
+        match self {
+            Drained::Whole(target, batch) => Ok(vec![(target, batch)]),
+            Drained::Parts(gather, parts) => {
+                parts.iter().map(|(target, part)| Ok((*target, gather.part(part)?))).collect()
+            }
+        }
+    }
+}
+
 /// Collects and distributes for one source copy.
 pub(crate) struct Scatter {
     schema: SchemaRef,
@@ -106,8 +126,8 @@ impl Scatter {
         Ok(self.bytes >= self.flush_bytes || self.assigned.len() >= COLLECT_ROWS_MAX)
     }
 
-    /// What has been collected, by target; targets without rows are left out.
-    pub(crate) fn drain(&mut self) -> Result<Vec<(u32, RecordBatch)>, TaskError> {
+    /// What has been collected.
+    pub(crate) fn drain(&mut self) -> Drained {
         let (assigned, mut batches) = (std::mem::take(&mut self.assigned), std::mem::take(&mut self.batches));
         self.bytes = 0;
         let mut counts = vec![0; self.targets as usize];
@@ -115,7 +135,7 @@ impl Scatter {
         if let ([_], [target, ..]) = (&batches[..], &assigned[..])
             && counts[*target as usize] == assigned.len()
         {
-            return Ok(batches.pop().map(|batch| (*target, batch)).into_iter().collect());
+            return Drained::Whole(*target, batches.remove(0));
         }
         let mut parts: Vec<Part> = counts.into_iter().map(Part::with_capacity).collect();
         let mut assigned = assigned.into_iter();
@@ -123,8 +143,7 @@ impl Scatter {
             (0..).zip(assigned.by_ref().take(batch.num_rows())).for_each(|(row, to)| parts[to as usize].push(row));
             parts.iter_mut().for_each(Part::end_batch);
         }
-        let gather = Gather::new(&self.schema, &batches);
         let some = (0..).zip(parts).filter(|(_, part)| !part.is_empty());
-        some.map(|(target, part)| Ok((target, gather.part(&part)?))).collect()
+        Drained::Parts(Gather::new(&self.schema, &batches), some.collect())
     }
 }

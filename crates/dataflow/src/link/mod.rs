@@ -7,9 +7,10 @@
 //!
 //! Locks: the engine's, then a queue's. Nothing that is dropped by the engine locks either: what comes back that way
 //! (credit, room on a link) is noted in atomics or in `credits` and `dirty`, and looked at by the next pump. Memory goes back to
-//! the [`Rooms`], whose own lock is held for that alone.
+//! the [`Rooms`], whose own lock is held for that alone, or is noted as to be returned to its lender.
 
 mod credit;
+mod loans;
 mod pump;
 
 use std::collections::VecDeque;
@@ -21,9 +22,10 @@ use parking_lot::Mutex;
 use tidemill_net::{Endpoint, Engine, Envelope, Rank, Region};
 
 pub(crate) use credit::{Account, Debt, Guard, Valve, WINDOW_BYTES_MIN};
+pub(crate) use loans::Loans;
 pub(crate) use pump::{Inbox, Pump};
 
-use crate::memory::Rooms;
+use crate::memory::{Room, Rooms};
 use crate::wire::{Frame, Header, Kind};
 
 /// Bytes under way on a link before further frames wait in its queue.
@@ -47,6 +49,7 @@ pub(crate) struct Links {
     /// Something waits for a pump: credits, frames of failures, forwards.
     dirty: AtomicBool,
     rooms: Arc<Rooms>,
+    loans: Arc<Loans>,
 }
 
 struct Peer {
@@ -57,7 +60,18 @@ struct Peer {
 }
 
 /// A frame, or some, that wait to leave. Bytes are shared: a broadcast block goes to several workers.
-type Outgoing = (Buffer, Option<Arc<Guard>>);
+struct Outgoing {
+    bytes: Buffer,
+    guard: Option<Arc<Guard>>,
+    /// Frames that the bytes tell of.
+    lent: Vec<Buffer>,
+}
+
+impl Outgoing {
+    fn new(bytes: Buffer) -> Self {
+        Outgoing { bytes, guard: None, lent: Vec::new() }
+    }
+}
 
 /// Keeps a message's bytes while it is under way, and makes room on its link afterwards.
 struct InFlight {
@@ -78,7 +92,14 @@ impl Drop for InFlight {
 }
 
 impl Links {
-    pub(crate) fn new(endpoint: Endpoint, context: u32, me: u32, run: u32, workers: &[Rank]) -> Arc<Self> {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        context: u32,
+        me: u32,
+        run: u32,
+        workers: &[Rank],
+        loans: &Arc<Loans>,
+    ) -> Arc<Self> {
         let peer = |&rank| Peer {
             rank,
             queue: Mutex::default(),
@@ -92,8 +113,9 @@ impl Links {
             context,
             peers: workers.iter().map(peer).collect(),
             credits: Mutex::new(Some(Vec::new())),
-            dirty: AtomicBool::new(false),
+            dirty: AtomicBool::new(loans.owes()),
             rooms: Arc::default(),
+            loans: Arc::clone(loans),
         })
     }
 
@@ -105,9 +127,14 @@ impl Links {
         self.peers.len() as u32
     }
 
-    /// Where frames lie.
-    pub(crate) fn rooms(&self) -> &Arc<Rooms> {
-        &self.rooms
+    /// A room for a frame to these workers.
+    pub(crate) fn room_towards(&self, len: usize, to: impl Iterator<Item = u32>) -> Room {
+        self.loans.room(len, to).unwrap_or_else(|| self.room(len))
+    }
+
+    /// A room for what only this worker reads.
+    fn room(&self, len: usize) -> Room {
+        self.rooms.room(len)
     }
 
     /// The other workers.
@@ -132,7 +159,11 @@ impl Links {
 
     /// Sends a frame that others are sent, too. Locks the engine.
     pub(crate) fn send_shared(self: &Arc<Self>, worker: u32, frame: Buffer) {
-        self.peers[worker as usize].queue.lock().push_back((frame, None));
+        let outgoing = match self.loans.offer(worker, &frame, self.run) {
+            Some(offer) => Outgoing { bytes: offer.into_buffer(), guard: None, lent: vec![frame] },
+            None => Outgoing::new(frame),
+        };
+        self.peers[worker as usize].queue.lock().push_back(outgoing);
         let mut engine = self.endpoint.lock();
         self.pump_peer(&mut engine, worker);
         engine.flush();
@@ -140,7 +171,7 @@ impl Links {
 
     /// Queues a frame for the next pump. Locks no engine.
     pub(crate) fn enqueue(&self, worker: u32, frame: Frame) {
-        self.peers[worker as usize].queue.lock().push_back((frame.into_buffer(), None));
+        self.peers[worker as usize].queue.lock().push_back(Outgoing::new(frame.into_buffer()));
         self.mark_dirty();
     }
 
@@ -155,7 +186,7 @@ impl Links {
 
     /// Queues a frame that came from elsewhere, within a pump.
     pub(crate) fn forward(&self, worker: u32, bytes: Buffer, guard: Option<Arc<Guard>>) {
-        self.peers[worker as usize].queue.lock().push_back((bytes, guard));
+        self.peers[worker as usize].queue.lock().push_back(Outgoing { guard, ..Outgoing::new(bytes) });
     }
 
     /// Drops what waits; what is under way goes on.
@@ -190,6 +221,13 @@ impl Links {
         }
     }
 
+    /// Something that was borrowed is to be returned. Locks no engine.
+    fn owe(&self) {
+        if !self.is_finished() {
+            self.mark_dirty();
+        }
+    }
+
     fn mark_dirty(&self) {
         if !self.dirty.swap(true, Ordering::SeqCst) {
             self.endpoint.rouse();
@@ -211,9 +249,13 @@ impl Links {
     /// Pushes what the links take.
     pub(crate) fn pump(self: &Arc<Self>, engine: &mut Engine) {
         if self.dirty.swap(false, Ordering::SeqCst) {
-            let credits = self.credits.lock().as_mut().map(std::mem::take);
-            for (worker, header) in credits.into_iter().flatten() {
-                self.peers[worker as usize].queue.lock().push_back((Frame::bare(&header).into_buffer(), None));
+            // Held meanwhile: nothing of it may come behind this worker's last frames.
+            let mut credits = self.credits.lock();
+            if let Some(credits) = credits.as_mut() {
+                let credits = credits.drain(..).map(|(worker, header)| (worker, Frame::bare(&header)));
+                for (worker, frame) in credits.chain(self.loans.to_return(self.run)) {
+                    self.peers[worker as usize].queue.lock().push_back(Outgoing::new(frame.into_buffer()));
+                }
             }
         }
         self.others().for_each(|worker| self.pump_peer(engine, worker));
@@ -229,7 +271,8 @@ impl Links {
         }
     }
 
-    fn post(self: &Arc<Self>, engine: &mut Engine, worker: u32, (bytes, guard): Outgoing) {
+    fn post(self: &Arc<Self>, engine: &mut Engine, worker: u32, Outgoing { bytes, guard, lent }: Outgoing) {
+        lent.into_iter().for_each(|frame| self.loans.lend(worker, frame));
         let peer = &self.peers[worker as usize];
         peer.in_flight_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
         peer.in_flight.fetch_add(1, Ordering::SeqCst);
@@ -250,15 +293,15 @@ impl Links {
 
 /// The next message of a queue: its first frame, with the small ones that follow.
 fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
-    let first = queue.pop_front()?;
-    let mut len = first.0.len();
+    let mut first = queue.pop_front()?;
+    let mut len = first.bytes.len();
     let mut count = 0;
     if len <= SMALL_BYTES {
-        for (next, _) in queue.iter().take_while(|(next, _)| next.len() <= SMALL_BYTES) {
-            if len + next.len() > BUNDLE_BYTES_MAX {
+        for next in queue.iter().take_while(|next| next.bytes.len() <= SMALL_BYTES) {
+            if len + next.bytes.len() > BUNDLE_BYTES_MAX {
                 break;
             }
-            len += next.len();
+            len += next.bytes.len();
             count += 1;
         }
     }
@@ -266,9 +309,12 @@ fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
         return Some(first);
     }
     let mut message = Vec::with_capacity(len);
-    message.extend_from_slice(&first.0);
-    queue.drain(..count).for_each(|(next, _)| message.extend_from_slice(&next));
-    Some((Buffer::from(message), None))
+    message.extend_from_slice(&first.bytes);
+    for mut next in queue.drain(..count) {
+        message.extend_from_slice(&next.bytes);
+        first.lent.append(&mut next.lent);
+    }
+    Some(Outgoing { bytes: Buffer::from(message), guard: None, lent: first.lent })
 }
 
 #[cfg(test)]
@@ -279,7 +325,7 @@ mod tests {
     #[test]
     fn nothing_follows_the_last_frame_of_a_run() {
         let endpoints = Endpoint::in_process(2).unwrap();
-        let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)]);
+        let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], &Arc::default());
         let frame = |kind| Frame::bare(&Header::new(kind, 0));
         let queued = || links.peers[0].queue.lock().len();
         links.enqueue_in_run(0, frame(Kind::Saved));
@@ -295,12 +341,12 @@ mod tests {
     fn small_frames_leave_together_and_in_order() {
         let sizes = [64, 128, 20_000, 64, 16_384, 16_384, 16_384, 16_384, 64];
         let mut queue: VecDeque<Outgoing> =
-            sizes.iter().enumerate().map(|(at, &size)| (Buffer::from(vec![at as u8; size]), None)).collect();
+            sizes.iter().enumerate().map(|(at, &size)| Outgoing::new(Buffer::from(vec![at as u8; size]))).collect();
         let mut lens = Vec::new();
         let mut seen = Vec::new();
-        while let Some((message, _)) = next_message(&mut queue) {
-            lens.push(message.len());
-            seen.extend_from_slice(&message);
+        while let Some(Outgoing { bytes, .. }) = next_message(&mut queue) {
+            lens.push(bytes.len());
+            seen.extend_from_slice(&bytes);
         }
         assert_eq!(lens, [192, 20_000, 64 + 3 * 16_384, 16_384 + 64]);
         assert!(seen.is_sorted());

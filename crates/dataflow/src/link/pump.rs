@@ -9,7 +9,7 @@ use tidemill_net::{Engine, GroupId, NetError, Pattern, Rank, Region, Task};
 
 use super::Links;
 use crate::memory::Room;
-use crate::wire::{HEADER_BYTES, Received};
+use crate::wire::{HEADER_BYTES, Kind, Received};
 
 /// Where frames go.
 pub(crate) trait Inbox: Send + Sync {
@@ -57,8 +57,8 @@ impl Pump {
             let len = status.len as usize;
             // Aligned for every type. The length is a peer's, who holds as many bytes: what it may send is what it has
             // credit for.
-            let mut room = self.links.rooms().room(len.next_multiple_of(HEADER_BYTES));
-            let region = Region { ptr: room.memory.as_mut_ptr(), len };
+            let mut room = self.links.room(len.next_multiple_of(HEADER_BYTES));
+            let region = Region { ptr: room.spare().as_mut_ptr().cast(), len };
             let group = engine.new_group();
             // SAFETY: `room` has `len` bytes of capacity and is neither read nor moved out of `landing` before the
             // group is complete; when the engine dies, it ends its ops before it drops its tasks.
@@ -72,18 +72,19 @@ impl Pump {
             while let Some(first) = self.landing[worker].front()
                 && engine.is_complete(first.group)
             {
-                let Some(Landing { group, mut room, len }) = self.landing[worker].pop_front() else { return };
+                let Some(Landing { group, room, len }) = self.landing[worker].pop_front() else { return };
                 if engine.take(group).is_err() {
                     // The job has failed, or the sender has left; both are told elsewhere.
                     continue;
                 }
                 // SAFETY: the message that has just been received filled `len` bytes.
-                unsafe { room.memory.set_len(len) };
-                let mut message = room.into_buffer();
+                let mut message = unsafe { room.into_buffer(len) };
                 while !message.is_empty() {
                     match Received::take(&mut message) {
                         Ok(frame) if frame.header.run == self.links.run => {
-                            self.inbox.frame(worker as u32, frame, &self.links);
+                            if let Err(reason) = self.take(worker as u32, frame) {
+                                self.inbox.damaged(worker as u32, reason);
+                            }
                         }
                         Ok(frame) => {
                             let reason = format!("a frame of run {} in run {}", frame.header.run, self.links.run);
@@ -97,6 +98,19 @@ impl Pump {
                 }
             }
         }
+    }
+
+    fn take(&self, from: u32, frame: Received) -> Result<(), String> {
+        let links = &self.links;
+        match frame.header.kind {
+            Kind::Lent => {
+                let frame = links.loans.borrow(from, &frame, Arc::downgrade(links))?;
+                self.inbox.frame(from, frame, links);
+            }
+            Kind::Returned => links.loans.take_back(from, &frame)?,
+            _ => self.inbox.frame(from, frame, links),
+        }
+        Ok(())
     }
 
     fn look_for_leavers(&self, engine: &Engine) {

@@ -5,13 +5,15 @@
 //! and binaries are copied here; other types go by Arrow's `interleave`.
 
 use std::cell::LazyCell;
+use std::mem::MaybeUninit;
+use std::slice::from_raw_parts_mut;
 use std::sync::Arc;
 
 use arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BooleanBufferBuilder, GenericByteArray, OffsetSizeTrait, RecordBatch,
     RecordBatchOptions, make_array,
 };
-use arrow::buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow::buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow::compute::interleave;
 use arrow::datatypes::{
     ArrowNativeType, BinaryType, ByteArrayType, DataType, LargeBinaryType, LargeUtf8Type, SchemaRef, Utf8Type,
@@ -55,6 +57,11 @@ impl Part {
     /// What is added now is of the batch after that.
     pub(crate) fn end_batch(&mut self) {
         self.ends.push(self.rows.len());
+    }
+
+    /// How many rows there are.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -132,6 +139,24 @@ impl Gather {
             },
             _ => column.rows(&picks),
         })
+    }
+
+    /// How long the values of each column are, if all are plain numbers without nulls.
+    pub(crate) fn widths(&self) -> Option<Vec<usize>> {
+        let width = |column: &Column| match column.values {
+            Values::Fixed(width @ (1 | 2 | 4 | 8 | 16), _) if column.nulls.is_none() => Some(width),
+            _ => None,
+        };
+        self.columns.iter().map(width).collect()
+    }
+
+    /// The values of a column of numbers of a part, in place of what is in `out`, which they fill.
+    ///
+    /// # Panics
+    /// As [`Gather::rows`]; when [`Gather::widths`] has none of that column, or another times the part's rows.
+    pub(crate) fn fill(&self, column: usize, part: &Part, out: &mut [MaybeUninit<u8>]) {
+        let Values::Fixed(width, values) = &self.columns[column].values else { panic!("column {column} is no number") };
+        assert!(fill_part(*width, values, part, out), "values of {width} bytes are no numbers");
     }
 
     fn batch(
@@ -270,34 +295,47 @@ fn fixed(width: usize, values: &[Buffer], picks: &[Pick]) -> Buffer {
 /// The values of a part; `None` for a width that a number does not have. As rows are read in order, the processor sees by itself
 /// what is needed next.
 fn fixed_part(width: usize, values: &[Buffer], part: &Part) -> Option<Buffer> {
-    Some(match width {
-        1 => numbers_part(values, part, u8::from_ne_bytes),
-        2 => numbers_part(values, part, u16::from_ne_bytes),
-        4 => numbers_part(values, part, u32::from_ne_bytes),
-        8 => numbers_part(values, part, u64::from_ne_bytes),
-        16 => numbers_part(values, part, u128::from_ne_bytes),
-        _ => return None,
-    })
+    let len = part.rows.len() * width;
+    // Aligned for every type.
+    let mut out = MutableBuffer::with_capacity(len);
+    // SAFETY: the buffer has room for `len` bytes.
+    let spare = unsafe { from_raw_parts_mut(out.as_mut_ptr().cast(), len) };
+    if !fill_part(width, values, part, spare) {
+        return None;
+    }
+    // SAFETY: all of them have been filled.
+    unsafe { out.set_len(len) };
+    Some(out.into())
 }
 
-/// As numbers, whose alignment is that of every type of their width.
-fn numbers_part<const WIDTH: usize, T: ArrowNativeType>(
-    values: &[Buffer],
-    part: &Part,
-    number: impl Fn([u8; WIDTH]) -> T,
-) -> Buffer {
-    let mut out = Vec::with_capacity(part.rows.len());
+/// Fills `out` with the values of a part; not with those of a width that a number does not have.
+fn fill_part(width: usize, values: &[Buffer], part: &Part, out: &mut [MaybeUninit<u8>]) -> bool {
+    assert_eq!(out.len(), part.rows.len() * width, "as many bytes as the values have");
+    match width {
+        1 => fill_numbers::<1>(values, part, out),
+        2 => fill_numbers::<2>(values, part, out),
+        4 => fill_numbers::<4>(values, part, out),
+        8 => fill_numbers::<8>(values, part, out),
+        16 => fill_numbers::<16>(values, part, out),
+        _ => return false,
+    }
+    true
+}
+
+fn fill_numbers<const WIDTH: usize>(values: &[Buffer], part: &Part, out: &mut [MaybeUninit<u8>]) {
+    let mut out = out.as_chunks_mut::<WIDTH>().0.iter_mut();
     for (values, rows) in values.iter().zip(part.by_batch()) {
         let values = values.as_chunks::<WIDTH>().0;
-        out.extend(rows.iter().map(|&row| number(values[row as usize])));
+        for (&row, to) in rows.iter().zip(&mut out) {
+            *to = values[row as usize].map(MaybeUninit::new);
+        }
     }
-    Buffer::from_vec(out)
 }
 
 /// [`fixed`] of a width that the compiler knows: a value is a move.
 fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[Pick]) -> Buffer {
     // Aligned for every type.
-    let mut out = arrow::buffer::MutableBuffer::from_len_zeroed(picks.len() * WIDTH);
+    let mut out = MutableBuffer::from_len_zeroed(picks.len() * WIDTH);
     for (at, (pick, to)) in picks.iter().zip(out.as_slice_mut().as_chunks_mut::<WIDTH>().0).enumerate() {
         if let Some(ahead) = picks.get(at + AHEAD) {
             ask_for(&values[ahead.batch as usize], ahead.row as usize * WIDTH, WIDTH);

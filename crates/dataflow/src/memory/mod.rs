@@ -19,6 +19,7 @@ mod machine;
 mod mapped;
 mod partitions;
 mod rooms;
+mod space;
 mod spill;
 mod stash;
 
@@ -35,6 +36,7 @@ pub use machine::memory_bytes;
 pub use mapped::{Cell, Cells, MapWriter, verify, verify_column, verify_rows};
 pub use partitions::{HashKeys, Partitions};
 pub(crate) use rooms::{Room, Rooms};
+pub(crate) use space::Space;
 pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};
 pub(crate) use stash::Stash;
 
@@ -50,6 +52,10 @@ const BASE_BYTES_MAX: u64 = 128 << 20;
 /// spilled would be many small pieces, and cost more memory than it frees.
 const FLOOR_SHARE: u64 = 32;
 const FLOOR_BYTES_MIN: u64 = 1 << 20;
+/// What the allocator keeps of freed memory, and of the budget.
+const FREED_BYTES_MIN: u64 = 256 << 10;
+const FREED_BYTES_MAX: u64 = 64 << 20;
+const FREED_SHARE: u64 = 32;
 /// Part of the machine's memory, in percent, below which a process beyond its budget has to end: by itself, and not by the kernel.
 const LEFT_PERCENT: u64 = 5;
 /// Looks in a row that find it so.
@@ -113,6 +119,7 @@ impl Governor {
     /// A governor of its own.
     pub fn new(settings: MemorySettings) -> Self {
         spill::allow_many_files();
+        keep_freed(settings.budget_bytes);
         Governor(Arc::new(Inner {
             settings,
             reserved: AtomicU64::new(0),
@@ -252,6 +259,20 @@ fn resident_bytes() -> u64 {
     // Some systems that are almost Linux tell only the sum.
     let kib = kib("RssAnon:").map(|own| own + kib("RssShmem:").unwrap_or(0)).or_else(|| kib("VmRSS:"));
     kib.unwrap_or(0) << 10
+}
+
+/// Has the allocator keep some of what is freed, at the end of each thread's memory. By itself it gives back all but 128 KiB of it, and batches that
+/// come and go would have the kernel clear their pages each time, which takes longer than to fill them.
+fn keep_freed(budget_bytes: u64) {
+    let most = if budget_bytes == 0 { FREED_BYTES_MAX } else { budget_bytes / FREED_SHARE };
+    let freed = most.clamp(FREED_BYTES_MIN, FREED_BYTES_MAX) as libc::c_int;
+    #[cfg(target_env = "gnu")]
+    // SAFETY: two numbers of the allocator.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, freed);
+        // Larger pieces are the kernel's each by itself. Half of it, as the allocator does where it learns both by itself.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, freed / 2);
+    }
 }
 
 /// Returns what has been freed to the system. What was freed by spilling shall leave the process, whose size is what counts.

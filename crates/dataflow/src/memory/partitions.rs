@@ -57,7 +57,7 @@ impl Partitions {
     }
 
     fn flush(&mut self) -> Result<(), TaskError> {
-        for (part, rows) in self.scatter.drain()? {
+        for (part, rows) in self.scatter.drain().into_batches()? {
             let row_bytes = batch_bytes(&rows) as usize / rows.num_rows().max(1);
             let block_rows = (BLOCK_BYTES / row_bytes.max(1)).clamp(1, BLOCK_ROWS);
             for from in (0..rows.num_rows()).step_by(block_rows) {

@@ -1,13 +1,16 @@
 //! Memory that frames lie in, on their way out and where they have landed. Large rooms are used again: the kernel gives and takes memory
 //! of that size by page, and a fault for each page takes longer than to fill it.
 
-use std::mem::take;
+use std::mem::{MaybeUninit, take};
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
+use std::slice::from_raw_parts_mut;
 use std::sync::{Arc, Weak};
 
 use arrow::buffer::{Buffer, MutableBuffer};
 use parking_lot::Mutex;
+
+use super::space::Place;
 
 /// Smaller ones come and go within memory that the allocator keeps.
 const KEPT_BYTES_MIN: usize = 64 << 10;
@@ -38,7 +41,7 @@ impl Rooms {
         drop(idle);
         // A little larger, so that it serves messages of about the same length.
         let memory = found.unwrap_or_else(|| MutableBuffer::with_capacity(len.next_multiple_of(KEPT_BYTES_MIN)));
-        Room { memory, rooms: Arc::downgrade(self) }
+        Room(Memory::Own(memory, Arc::downgrade(self)))
     }
 
     fn give_back(&self, mut memory: MutableBuffer) {
@@ -52,23 +55,53 @@ impl Rooms {
 }
 
 /// Room for one message, aligned for every type. It goes back when it, or what it became, is dropped.
-pub(crate) struct Room {
-    pub(crate) memory: MutableBuffer,
-    rooms: Weak<Rooms>,
+pub(crate) struct Room(Memory);
+
+enum Memory {
+    /// This worker's own.
+    Own(MutableBuffer, Weak<Rooms>),
+    /// Others of the host can read it, too.
+    Shared(Place),
 }
 
 impl Room {
     /// One that nobody uses again.
     pub(crate) fn new(len: usize) -> Self {
-        Room { memory: MutableBuffer::with_capacity(len), rooms: Weak::new() }
+        Room(Memory::Own(MutableBuffer::with_capacity(len), Weak::new()))
     }
 
-    /// What is in it.
-    pub(crate) fn into_buffer(mut self) -> Buffer {
-        if self.rooms.strong_count() == 0 {
-            return Buffer::from(take(&mut self.memory));
+    pub(crate) fn shared(place: Place) -> Self {
+        Room(Memory::Shared(place))
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.0, Memory::Shared(_))
+    }
+
+    /// All of it, to be filled.
+    pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
+        match &mut self.0 {
+            // SAFETY: the buffer has so many bytes there.
+            Memory::Own(memory, _) => unsafe { from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.capacity()) },
+            Memory::Shared(place) => place.spare(),
         }
-        let (ptr, len) = (NonNull::from(self.memory.as_slice()).cast(), self.memory.len());
+    }
+
+    /// # Safety
+    /// The first `len` bytes of [`Room::spare`] have been filled.
+    pub(crate) unsafe fn into_buffer(mut self, len: usize) -> Buffer {
+        assert!(len <= self.spare().len(), "{len} bytes in a room for {}", self.spare().len());
+        let ptr = match &mut self.0 {
+            Memory::Own(memory, rooms) => {
+                // SAFETY: as said above.
+                unsafe { memory.set_len(len) };
+                if rooms.strong_count() == 0 {
+                    return Buffer::from(take(memory));
+                }
+                NonNull::from(memory.as_slice()).cast()
+            }
+            Memory::Shared(place) => place.ptr(),
+        };
         // A panic elsewhere leaves rooms as they are.
         let owner = Arc::new(AssertUnwindSafe(self));
         // SAFETY: the buffer owns the room, whose memory has `len` bytes at `ptr` until it is dropped, and which nobody else refers to.
@@ -78,8 +111,10 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        if let Some(rooms) = self.rooms.upgrade() {
-            rooms.give_back(take(&mut self.memory));
+        if let Memory::Own(memory, rooms) = &mut self.0
+            && let Some(rooms) = rooms.upgrade()
+        {
+            rooms.give_back(take(memory));
         }
     }
 }
@@ -94,9 +129,9 @@ mod tests {
         let rooms = Arc::new(Rooms::default());
         let filled = |len: usize, byte: u8| {
             let mut room = rooms.room(len);
-            assert!(room.memory.is_empty());
-            room.memory.resize(len, byte);
-            room.into_buffer()
+            room.spare()[..len].fill(MaybeUninit::new(byte));
+            // SAFETY: just filled.
+            unsafe { room.into_buffer(len) }
         };
         let first = filled(100_000, 1);
         let (place, slice) = (first.as_ptr(), first.slice_with_length(10, 1000));

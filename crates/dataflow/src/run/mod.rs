@@ -37,7 +37,7 @@ use crate::checkpoint::{CheckpointSettings, CopyStates, Dealing, Heard, Hub, Rep
 use crate::error::DataflowError;
 use crate::flow::{Edge, Flow, FlowEdge, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs, edge_limits, lower};
 use crate::graph::{Executor, Graph, TaskFuture, fingerprint};
-use crate::link::{Links, Pump};
+use crate::link::{Links, Loans, Pump};
 use crate::memory::{Governor, MemorySettings};
 use crate::metrics::RunReport;
 use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
@@ -116,6 +116,7 @@ pub struct Runner {
     workers: Vec<WorkerInfo>,
     hosts: Vec<u32>,
     governor: Governor,
+    loans: Arc<Loans>,
     runs: AtomicU32,
 }
 
@@ -136,6 +137,7 @@ impl Runner {
     pub fn governed(comm: &Communicator, settings: Settings, governor: Governor) -> Result<Self, DataflowError> {
         let comm = comm.dup()?;
         comm.set_name("dataflow");
+        let loans = Loans::agree(&comm, settings.memory.budget_bytes)?;
         let mut memory = vec![0u64; comm.size() as usize];
         comm.allgather(&[settings.memory.budget_bytes], &mut memory)?;
         let placements = comm.endpoint().placements();
@@ -161,7 +163,7 @@ impl Runner {
             .map(|pool| Pool(Some(pool)))
             .map_err(|error| DataflowError::Arrow(format!("cannot start {threads} threads: {error}")))?;
         let hosts = hosts.collect();
-        Ok(Runner { comm, settings, pool, workers, hosts, governor, runs: AtomicU32::new(0) })
+        Ok(Runner { comm, settings, pool, workers, hosts, governor, loans, runs: AtomicU32::new(0) })
     }
 
     /// This worker's number in the runs.
@@ -334,7 +336,7 @@ impl Run {
         let comm = &runner.comm;
         let (me, endpoint) = (comm.rank(), comm.endpoint().clone());
         let run = runner.runs.fetch_add(1, Ordering::Relaxed);
-        let links = Links::new(endpoint.clone(), comm.message_context(), me, run, comm.world_ranks());
+        let links = Links::new(endpoint.clone(), comm.message_context(), me, run, comm.world_ranks(), &runner.loans);
         let copies: usize = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
         let (hub, heard) = match &resume {
             Some(resume) => {

@@ -263,6 +263,7 @@ impl Inbox for RunState {
                     self.damaged(from, reason);
                 }
             }
+            Kind::Lent | Kind::Returned => unreachable!("links see to what is lent"),
             Kind::Batch | Kind::End | Kind::Watermark | Kind::Idle | Kind::Barrier | Kind::Credit | Kind::Stop => {
                 let Some(edge) = self.edges().get(frame.header.edge as usize) else {
                     return self.damaged(from, format!("a frame of edge {}, which there is not", frame.header.edge));

@@ -1,17 +1,29 @@
 //! Batches to bytes and back, one pair for every stream from a copy to a copy. Both ends begin with the schema; a
 //! dictionary goes over when it is not the one before. Decoded columns lie in the buffer that arrived.
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, UInt64Array};
-use arrow::buffer::Buffer;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::array::{
+    Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, UInt64Array, make_array,
+};
+use arrow::buffer::{Buffer, MutableBuffer};
+use arrow::datatypes::{DataType, FieldRef, SchemaRef};
 use arrow::error::ArrowError;
 use arrow_ipc::CompressionType;
 use arrow_ipc::reader::StreamDecoder;
 use arrow_ipc::writer::{IpcWriteOptions, StreamEncoder};
 
+/// A piece of a batch's encoding.
+pub(crate) enum Piece {
+    Bytes(Buffer),
+    /// The values of a column, and how many bytes they are.
+    Values(usize, usize),
+}
+
 /// The sending end of a stream.
 pub(crate) struct Encoder {
     inner: StreamEncoder,
+    schema: SchemaRef,
+    /// Stands for the values of a column that are not there yet.
+    blank: Buffer,
     /// Columns that may drag along memory that no row refers to.
     loose: Vec<usize>,
 }
@@ -54,7 +66,31 @@ impl Encoder {
         };
         let fields = schema.fields().iter().enumerate();
         let loose = fields.filter(|(_, field)| loose(field.data_type())).map(|(at, _)| at).collect();
-        Ok(Encoder { inner: beginning(schema, options)?.0, loose })
+        let (inner, schema) = (beginning(schema, options)?.0, SchemaRef::clone(schema));
+        Ok(Encoder { inner, schema, blank: Buffer::default(), loose })
+    }
+
+    /// A batch of so many rows of plain numbers, of these widths and without nulls, whose values are to be filled in, each where its piece is.
+    pub(crate) fn outline(&mut self, rows: usize, widths: &[usize]) -> Result<Vec<Piece>, ArrowError> {
+        let longest = rows * widths.iter().max().copied().unwrap_or_default();
+        if self.blank.len() < longest {
+            self.blank = MutableBuffer::from_len_zeroed(longest.next_power_of_two()).into();
+        }
+        let column = |(field, width): (&FieldRef, &usize)| {
+            let values = self.blank.slice_with_length(0, rows * width);
+            Ok(make_array(ArrayData::builder(field.data_type().clone()).len(rows).add_buffer(values).build()?))
+        };
+        let columns = self.schema.fields().iter().zip(widths).map(column).collect::<Result<_, ArrowError>>()?;
+        let parts = self.inner.encode(&RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)?;
+        let mut columns = 0..;
+        let piece = |part: Buffer| match part.data_ptr() == self.blank.data_ptr() {
+            true => Piece::Values(columns.next().expect("columns do not end"), part.len()),
+            false => Piece::Bytes(part),
+        };
+        let pieces = parts.into_iter().map(piece).collect();
+        // Each column's values lie in the stream as they lie in memory: else the pieces would not be those of the batch.
+        assert_eq!(columns.start, widths.len(), "values that Arrow does not send as they are");
+        Ok(pieces)
     }
 
     /// The batch as pieces of the stream; most are the batch's own buffers, not copies.

@@ -12,13 +12,14 @@
 mod codec;
 
 use std::hash::Hasher;
+use std::mem::MaybeUninit;
 
 use arrow::buffer::Buffer;
 use twox_hash::XxHash3_64;
 
 use crate::memory::Room;
 
-pub(crate) use codec::{Decoder, Encoder};
+pub(crate) use codec::{Decoder, Encoder, Piece};
 
 /// Bytes of a header, and what frames are aligned to.
 pub(crate) const HEADER_BYTES: usize = 64;
@@ -62,9 +63,13 @@ pub(crate) enum Kind {
     Abort,
     /// The sender's last frame in the run. A body is the fault that began there.
     Finish,
+    /// A frame of `rows` bytes lies at `seq` of the memory that the sender lends.
+    Lent,
+    /// What was lent at `seq` of the receiver's memory is not needed any more.
+    Returned,
 }
 
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 16] = [
     Kind::Batch,
     Kind::End,
     Kind::Watermark,
@@ -79,6 +84,8 @@ const KINDS: [Kind; 14] = [
     Kind::Durable,
     Kind::Abort,
     Kind::Finish,
+    Kind::Lent,
+    Kind::Returned,
 ];
 
 /// A frame's header, but for what belongs to the encoding.
@@ -120,8 +127,65 @@ fn seed(header: &[u8]) -> u64 {
     XxHash3_64::oneshot(header)
 }
 
+/// A frame that is being written, piece by piece.
+pub(crate) struct Draft {
+    room: Room,
+    /// How much is written.
+    at: usize,
+    body_len: usize,
+    /// Not where another worker reads it from this worker's memory: nothing can happen to it on a way that it does not take.
+    hasher: Option<XxHash3_64>,
+}
+
+impl Draft {
+    /// A frame whose body has so many bytes, in a room for so many. A frame for several workers may be passed on, and has its checksum always.
+    pub(crate) fn new(room: impl FnOnce(usize) -> Room, header: &Header, body_len: usize) -> Self {
+        let room = room((HEADER_BYTES + body_len).next_multiple_of(HEADER_BYTES));
+        let header_bytes = header.encode(body_len as u64);
+        let hasher = (!room.is_shared() || header.target == u32::MAX)
+            .then(|| XxHash3_64::with_seed(seed(&header_bytes[..48])));
+        let mut draft = Draft { room, at: 0, body_len, hasher: None };
+        draft.put(&header_bytes);
+        Draft { hasher, ..draft }
+    }
+
+    /// The next bytes.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        for piece in bytes.chunks(HASHED_BYTES) {
+            self.room.spare()[self.at..][..piece.len()].write_copy_of_slice(piece);
+            self.at += piece.len();
+            if let Some(hasher) = &mut self.hasher {
+                hasher.write(piece);
+            }
+        }
+    }
+
+    /// The next `len` bytes, all of which `fill` writes.
+    pub(crate) fn fill(&mut self, len: usize, fill: impl FnOnce(&mut [MaybeUninit<u8>])) {
+        let out = &mut self.room.spare()[self.at..][..len];
+        fill(out);
+        self.at += len;
+        if let Some(hasher) = &mut self.hasher {
+            // SAFETY: they have just been written.
+            hasher.write(unsafe { out.assume_init_ref() });
+        }
+    }
+
+    /// # Panics
+    /// If the body is not as long as it was said to be.
+    pub(crate) fn finish(mut self) -> Frame {
+        assert_eq!(self.at, HEADER_BYTES + self.body_len, "a body of another length");
+        let sum = self.hasher.take().map_or(0, |hasher| hasher.finish());
+        self.room.spare()[48..56].write_copy_of_slice(&sum.to_le_bytes());
+        let len = self.at.next_multiple_of(HEADER_BYTES);
+        self.room.spare()[self.at..len].fill(MaybeUninit::new(0));
+        // SAFETY: all of them have been written.
+        Frame(unsafe { self.room.into_buffer(len) })
+    }
+}
+
 /// A frame on its way out.
-pub(crate) struct Frame(Room);
+pub(crate) struct Frame(Buffer);
 
 impl Frame {
     /// Encodes a frame whose body is `parts`, one after the other.
@@ -131,18 +195,9 @@ impl Frame {
 
     /// [`Frame::new`], in a room for so many bytes.
     pub(crate) fn within(room: impl FnOnce(usize) -> Room, header: &Header, parts: &[Buffer]) -> Self {
-        let len: usize = parts.iter().map(Buffer::len).sum();
-        let mut room = room((HEADER_BYTES + len).next_multiple_of(HEADER_BYTES));
-        let bytes = &mut room.memory;
-        bytes.extend_from_slice(&header.encode(len as u64));
-        let mut hasher = XxHash3_64::with_seed(seed(&bytes[..48]));
-        for piece in parts.iter().flat_map(|part| part.chunks(HASHED_BYTES)) {
-            bytes.extend_from_slice(piece);
-            hasher.write(piece);
-        }
-        bytes[48..56].copy_from_slice(&hasher.finish().to_le_bytes());
-        bytes.resize(bytes.len().next_multiple_of(HEADER_BYTES), 0);
-        Frame(room)
+        let mut draft = Draft::new(room, header, parts.iter().map(Buffer::len).sum());
+        parts.iter().for_each(|part| draft.put(part));
+        draft.finish()
     }
 
     /// A frame that is its header.
@@ -152,7 +207,7 @@ impl Frame {
 
     /// Its bytes; their number is what it costs in credit.
     pub(crate) fn into_buffer(self) -> Buffer {
-        self.0.into_buffer()
+        self.0
     }
 }
 
@@ -178,6 +233,8 @@ pub(crate) struct Received {
     /// Header, body and padding, to be passed on as they are.
     pub whole: Buffer,
     body_len: usize,
+    /// It is where it was written: no checksum is needed.
+    in_place: bool,
 }
 
 impl Received {
@@ -221,11 +278,19 @@ impl Received {
         };
         let whole = message.slice_with_length(0, len);
         message.advance(len);
-        Ok(Received { header, whole, body_len })
+        Ok(Received { header, whole, body_len, in_place: false })
+    }
+
+    /// The frame in memory that its sender lends.
+    pub(crate) fn lent(mut bytes: Buffer) -> Result<Received, FrameError> {
+        Ok(Received { in_place: true, ..Self::take(&mut bytes)? })
     }
 
     /// Whether header and body are as they were sent.
     pub(crate) fn verify(&self) -> Result<(), FrameError> {
+        if self.in_place {
+            return Ok(());
+        }
         let bytes = self.whole.as_slice();
         let sum = u64::from_le_bytes(bytes[48..56].try_into().expect("eight bytes"));
         let body = &bytes[HEADER_BYTES..HEADER_BYTES + self.body_len];

@@ -1,0 +1,210 @@
+//! Frames between workers of one host go nowhere: they are written into memory that both see, and used there until nothing refers to them.
+//! What is sent is where they lie. Neither the kernel nor a copy takes part.
+//!
+//! Every worker has some such memory ([`Lender`]), which the others of its host have mapped ([`Borrowed`]). The borrower says when all that
+//! refers to a frame is gone, and its place is used again. Who keeps rows for long thereby keeps places; when none are left, frames go by
+//! message, as they do to other hosts.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use arrow::buffer::Buffer;
+use parking_lot::Mutex;
+use tidemill_collective::Communicator;
+use tidemill_net::{Segment, SegmentError, notice};
+
+use super::Links;
+use crate::error::DataflowError;
+use crate::memory::{Room, Space};
+use crate::wire::{Frame, HEADER_BYTES, Header, Kind, Received};
+
+/// What a worker lends at most, and of its memory budget.
+const LENT_BYTES_MAX: u64 = 32 << 20;
+const BUDGET_SHARE: u64 = 16;
+/// With less it is not worth the while.
+const LENT_BYTES_MIN: u64 = 1 << 20;
+/// Smaller frames cost less to copy than to be asked back.
+const FRAME_BYTES_MIN: usize = 16 << 10;
+
+/// What the workers of a runner lend each other; it outlives runs, as what was lent does.
+#[derive(Default)]
+pub(crate) struct Loans {
+    lender: Option<Lender>,
+    /// By worker.
+    borrowed: Vec<Option<Arc<Borrowed>>>,
+}
+
+/// This worker's memory.
+struct Lender {
+    space: Arc<Space>,
+    /// The workers that have mapped it.
+    borrowers: Vec<bool>,
+    /// By worker and place: what has not been returned.
+    lent: Mutex<HashMap<(u32, u64), Buffer>>,
+}
+
+/// Another worker's memory.
+struct Borrowed {
+    segment: Segment,
+    /// Places that are to be returned.
+    returned: Mutex<Vec<u64>>,
+}
+
+/// What a worker tells the others of its memory: its process, the descriptor (or -1), how long it is, and what it begins with.
+type Offer = [u64; 4];
+
+impl Loans {
+    /// Makes this worker's memory, and maps that of the others. Collective.
+    ///
+    /// # Errors
+    /// The job's fault.
+    pub(crate) fn agree(comm: &Communicator, budget_bytes: u64) -> Result<Arc<Self>, DataflowError> {
+        let (me, size, endpoint) = (comm.rank() as usize, comm.size() as usize, comm.endpoint());
+        let near = |worker: usize| worker != me && endpoint.shares_memory_with(comm.world_rank(worker as u32));
+        let len = lent_bytes(budget_bytes) as usize;
+        let told = |error: SegmentError| notice!(endpoint.rank(), "frames to workers of this host are copied: {error}");
+        let mut segment = None;
+        if len > 0 && (0..size).any(near) {
+            segment = Segment::create(len).map_err(told).ok();
+        }
+        let mark = RandomState::new().hash_one(std::process::id());
+        let mut offer: Offer = [u64::from(std::process::id()), u64::MAX, len as u64, mark];
+        if let Some((segment, fd)) = segment.as_ref().and_then(|segment| Some((segment, segment.fd()?))) {
+            marked(segment).store(mark, Ordering::Release);
+            offer[1] = fd as u64;
+        }
+        let mut offers = vec![0; size * offer.len()];
+        comm.allgather(&offer, &mut offers)?;
+        let (offers, _) = offers.as_chunks::<4>();
+        let open = |worker: usize| -> Option<Arc<Borrowed>> {
+            let [pid, fd, len, mark] = offers[worker];
+            let fd = i32::try_from(fd).ok().filter(|_| near(worker))?;
+            let segment = Segment::open(pid as u32, fd, len as usize).map_err(told).ok()?;
+            // In another namespace of processes that number is another's.
+            (marked(&segment).load(Ordering::Acquire) == mark)
+                .then(|| Arc::new(Borrowed { segment, returned: Mutex::default() }))
+        };
+        let borrowed: Vec<Option<Arc<Borrowed>>> = (0..size).map(open).collect();
+        // Whose memory each worker has mapped, a word each.
+        let mine: Vec<u64> = borrowed.iter().map(|one| u64::from(one.is_some())).collect();
+        let mut theirs = vec![0; size * size];
+        comm.allgather(&mine, &mut theirs)?;
+        let lender = segment.map(|segment| Lender {
+            space: Space::new(segment.closed()),
+            borrowers: theirs.chunks_exact(size).map(|of| of[me] == 1).collect(),
+            lent: Mutex::default(),
+        });
+        Ok(Arc::new(Loans { lender, borrowed }))
+    }
+
+    /// A room for a frame of `len` bytes that some of these workers can read where it lies.
+    pub(super) fn room(&self, len: usize, mut to: impl Iterator<Item = u32>) -> Option<Room> {
+        let lender = self.lender.as_ref().filter(|lender| len >= FRAME_BYTES_MIN && to.any(|to| lender.lends_to(to)))?;
+        lender.space.take(len).map(Room::shared)
+    }
+
+    /// What tells a worker of a frame that it can read where it lies; `None` for one that it cannot.
+    pub(super) fn offer(&self, to: u32, frame: &[u8], run: u32) -> Option<Frame> {
+        let lender = self.lender.as_ref().filter(|lender| lender.lends_to(to))?;
+        let offset = lender.space.offset_of(frame)?;
+        Some(Frame::bare(&Header { seq: offset as u64, rows: frame.len() as u64, ..Header::new(Kind::Lent, run) }))
+    }
+
+    /// A frame that a worker has been told of is lent until it is returned.
+    pub(super) fn lend(&self, to: u32, frame: Buffer) {
+        if let Some(lender) = &self.lender
+            && let Some(offset) = lender.space.offset_of(&frame)
+        {
+            lender.lent.lock().insert((to, offset as u64), frame);
+        }
+    }
+
+    /// A worker has returned a frame.
+    ///
+    /// # Errors
+    /// In words, when it had none there.
+    pub(super) fn take_back(&self, from: u32, told: &Received) -> Result<(), String> {
+        told.verify().map_err(|error| error.to_string())?;
+        let lent = self.lender.as_ref().and_then(|lender| lender.lent.lock().remove(&(from, told.header.seq)));
+        lent.map(drop).ok_or_else(|| format!("it returned what was not lent, at {}", told.header.seq))
+    }
+
+    /// The frame that another worker lends.
+    ///
+    /// # Errors
+    /// In words, when it makes no sense.
+    pub(super) fn borrow(&self, from: u32, told: &Received, links: Weak<Links>) -> Result<Received, String> {
+        told.verify().map_err(|error| error.to_string())?;
+        let of = self.borrowed.get(from as usize).and_then(Option::as_ref).ok_or("it lends memory that is not mapped")?;
+        let (offset, len) = (told.header.seq, told.header.rows);
+        let fits = offset.checked_add(len).is_some_and(|end| end <= of.segment.len() as u64);
+        if !fits || !offset.is_multiple_of(HEADER_BYTES as u64) {
+            return Err(format!("it lends {len} bytes at {offset} of {}", of.segment.len()));
+        }
+        // SAFETY: within the segment, as just checked.
+        let ptr = unsafe { of.segment.base().add(offset as usize) };
+        let borrow = Arc::new(AssertUnwindSafe(Borrow { of: Arc::clone(of), offset, links }));
+        // SAFETY: the buffer owns the borrow, which keeps the memory mapped, and whose lender does not touch those bytes until it is dropped.
+        let bytes = unsafe { Buffer::from_custom_allocation(ptr, len as usize, borrow) };
+        let frame = Received::lent(bytes).map_err(|error| error.to_string())?;
+        match frame.header.kind == Kind::Batch && frame.header.run == told.header.run {
+            true => Ok(frame),
+            false => Err(format!("it lends a {:?} frame of run {}", frame.header.kind, frame.header.run)),
+        }
+    }
+
+    /// Whether something is to be returned.
+    pub(super) fn owes(&self) -> bool {
+        self.borrowed.iter().flatten().any(|of| !of.returned.lock().is_empty())
+    }
+
+    /// What is to be returned, and to whom.
+    pub(super) fn to_return(&self, run: u32) -> impl Iterator<Item = (u32, Frame)> {
+        let by_worker = (0..).zip(&self.borrowed).filter_map(|(worker, of)| Some((worker, of.as_ref()?)));
+        by_worker.flat_map(move |(worker, of)| {
+            let returned = std::mem::take(&mut *of.returned.lock());
+            let frame = move |seq| (worker, Frame::bare(&Header { seq, ..Header::new(Kind::Returned, run) }));
+            returned.into_iter().map(frame)
+        })
+    }
+}
+
+impl Lender {
+    fn lends_to(&self, worker: u32) -> bool {
+        self.borrowers.get(worker as usize).is_some_and(|borrows| *borrows)
+    }
+}
+
+fn lent_bytes(budget_bytes: u64) -> u64 {
+    match budget_bytes {
+        0 => LENT_BYTES_MAX,
+        budget if budget / BUDGET_SHARE < LENT_BYTES_MIN => 0,
+        budget => (budget / BUDGET_SHARE).min(LENT_BYTES_MAX),
+    }
+}
+
+/// The first word of a segment, by which one knows that it is the one that was told of. No place begins there.
+fn marked(segment: &Segment) -> &AtomicU64 {
+    // SAFETY: segments are mapped, have a page at least, and begin on one.
+    unsafe { segment.base().cast().as_ref() }
+}
+
+/// One frame's use of another worker's memory.
+struct Borrow {
+    of: Arc<Borrowed>,
+    offset: u64,
+    links: Weak<Links>,
+}
+
+impl Drop for Borrow {
+    fn drop(&mut self) {
+        self.of.returned.lock().push(self.offset);
+        // After the run the next one returns it.
+        if let Some(links) = self.links.upgrade() {
+            links.owe();
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Memory that several workers map, given out in places: a frame to a worker of the same host is written into one, and read where it lies.
+
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tidemill_net::Segment;
+
+/// Places begin and end at a multiple of this, that of pages: so they are aligned for every type, and no two share a cache line.
+const STEP_BYTES: usize = 4096;
+
+/// See the module.
+pub(crate) struct Space {
+    segment: Segment,
+    /// Where free stretches begin, and how long they are; no two touch.
+    free: Mutex<BTreeMap<usize, usize>>,
+}
+
+impl Space {
+    /// All of a segment, but for its first page.
+    pub(crate) fn new(segment: Segment) -> Arc<Self> {
+        let len = segment.len().saturating_sub(STEP_BYTES) / STEP_BYTES * STEP_BYTES;
+        let free = (len > 0).then_some((STEP_BYTES, len)).into_iter().collect();
+        Arc::new(Space { segment, free: Mutex::new(free) })
+    }
+
+    /// A place for `len` bytes, at least one; `None` while there is none so long.
+    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Option<Place> {
+        let len = len.next_multiple_of(STEP_BYTES);
+        let mut free = self.free.lock();
+        // The lowest, so that few pages are in use, which the caches know.
+        let (start, found) = free.iter().map(|(start, len)| (*start, *len)).find(|(_, found)| *found >= len)?;
+        free.remove(&start);
+        if found > len {
+            free.insert(start + len, found - len);
+        }
+        drop(free);
+        Some(Place { space: Arc::clone(self), start, len })
+    }
+
+    fn give_back(&self, mut start: usize, mut len: usize) {
+        let mut free = self.free.lock();
+        if let Some((&before, &free_before)) = free.range(..start).next_back()
+            && before + free_before == start
+        {
+            (start, len) = (before, len + free_before);
+        }
+        if let Some(after) = free.remove(&(start + len)) {
+            len += after;
+        }
+        free.insert(start, len);
+    }
+
+    /// Where in the segment `bytes` begin, if that is where they lie.
+    pub(crate) fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
+        let offset = bytes.as_ptr().addr().checked_sub(self.segment.base().addr().get())?;
+        (offset < self.segment.len()).then_some(offset)
+    }
+}
+
+/// A stretch of a [`Space`] that is nobody else's.
+pub(crate) struct Place {
+    space: Arc<Space>,
+    start: usize,
+    len: usize,
+}
+
+impl Place {
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        // SAFETY: a place lies within its segment.
+        unsafe { self.space.segment.base().add(self.start) }
+    }
+
+    /// To be written.
+    pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: the place has `len` bytes there, which nobody else writes or reads until it is given away.
+        unsafe { slice::from_raw_parts_mut(self.ptr().as_ptr().cast(), self.len) }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.space.give_back(self.start, self.len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Places that overlap would be wrong data without any error; ones that were lost, memory that nobody has.
+        #[test]
+        fn places_are_apart_and_come_back(steps in prop::collection::vec((any::<prop::sample::Index>(), 1usize..40_000), 1..200)) {
+            let space = Space::new(Segment::private(40 * STEP_BYTES + 100).unwrap());
+            let mut held: Vec<Place> = Vec::new();
+            for (which, len) in steps {
+                match space.take(len) {
+                    Some(mut place) if which.index(3) > 0 => {
+                        prop_assert!(place.spare().len() >= len && place.start >= STEP_BYTES);
+                        prop_assert!(place.start + place.len <= 40 * STEP_BYTES);
+                        let apart = |other: &Place| other.start + other.len <= place.start || place.start + place.len <= other.start;
+                        prop_assert!(held.iter().all(apart));
+                        held.push(place);
+                    }
+                    _ if held.is_empty() => {}
+                    _ => drop(held.swap_remove(which.index(held.len()))),
+                }
+                let taken: usize = held.iter().map(|place| place.len).sum();
+                prop_assert_eq!(space.free.lock().values().sum::<usize>() + taken, 39 * STEP_BYTES);
+            }
+            held.clear();
+            prop_assert_eq!(&*space.free.lock(), &BTreeMap::from([(STEP_BYTES, 39 * STEP_BYTES)]));
+        }
+    }
+}
