@@ -208,3 +208,123 @@ impl Drop for Borrow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use arrow::array::{AsArray, Int64Array, RecordBatch};
+    use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+    use tidemill_collective::run_ranks;
+    use tidemill_net::{Endpoint, Rank};
+
+    use super::*;
+    use crate::exchange::Partition;
+    use crate::memory::MemorySettings;
+    use crate::run::{Runner, Settings};
+    use crate::{Graph, Item, TaskSpec};
+
+    const ROWS: i64 = 8192;
+
+    /// Sends so many batches from each worker, by key; every target keeps all that it gets until its end. Returns their sum on this worker, and
+    /// whether something was lent at the end.
+    fn exchange(runner: &Runner, batches: i64) -> (i64, bool) {
+        let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
+        let (sent, loans, (sender, found)) = (SchemaRef::clone(&schema), Arc::clone(&runner.loans), channel());
+        let source = TaskSpec::new("source", move |_, outputs, _| {
+            let schema = SchemaRef::clone(&sent);
+            async move {
+                let mut output = outputs.into_only();
+                for batch in 0..batches {
+                    let numbers = Int64Array::from_iter_values(batch * ROWS..(batch + 1) * ROWS);
+                    output.send(RecordBatch::try_new(SchemaRef::clone(&schema), vec![Arc::new(numbers)])?).await?;
+                }
+                Ok(())
+            }
+        });
+        let target = TaskSpec::new("target", move |inputs, _, _| {
+            let (loans, sender) = (Arc::clone(&loans), sender.clone());
+            async move {
+                let (mut input, mut kept) = (inputs.into_only(), Vec::new());
+                while let Some(Item::Batch(batch)) = input.recv().await? {
+                    kept.push(batch);
+                }
+                let sum = |batch: &RecordBatch| batch.column(0).as_primitive::<Int64Type>().values().iter().sum::<i64>();
+                let lent = loans.lender.as_ref().is_some_and(|lender| !lender.lent.lock().is_empty());
+                Ok(sender.send((kept.iter().map(sum).sum(), lent))?)
+            }
+        });
+        let mut graph = Graph::new("kept");
+        let (source, target) = (graph.add(source.output("out", schema)), graph.add(target.input("in")));
+        graph.connect(source, target, Partition::by_key(["n"]));
+        runner.run(&graph).unwrap();
+        found.recv().unwrap()
+    }
+
+    /// A place that was used again while somebody reads it would be wrong data; one that never came back, memory that nobody has. Targets
+    /// keep more here than is lent at all.
+    #[test]
+    fn what_is_kept_stays_and_comes_back() {
+        let batches = 3 * LENT_BYTES_MAX as i64 / (ROWS * 8);
+        let found = run_ranks(2, |comm| {
+            let runner = Runner::new(&comm, Settings::default()).unwrap();
+            let many = [(); 2].map(|()| exchange(&runner, batches));
+            // What comes back after a run is returned in the next one.
+            exchange(&runner, 0);
+            let lender = runner.loans.lender.as_ref().expect("workers of one process share memory");
+            assert!(lender.lent.lock().is_empty());
+            let whole = LENT_BYTES_MAX as usize - 4096;
+            assert!(lender.space.take(whole).is_some(), "all of it is free again");
+            many
+        });
+        let found = found.unwrap();
+        let rows = batches * ROWS;
+        for run in 0..2 {
+            assert_eq!(found.iter().map(|of| of[run].0).sum::<i64>(), rows * (rows - 1));
+            assert!(found.iter().any(|of| of[run].1), "whoever ended first saw what the other one keeps");
+        }
+    }
+
+    /// A small budget is not for frames, and without shared memory there is nothing to lend.
+    #[test]
+    fn the_budget_bounds_what_is_lent() {
+        assert_eq!(lent_bytes(0), LENT_BYTES_MAX);
+        assert_eq!(lent_bytes(8 << 20), 0);
+        assert_eq!(lent_bytes(256 << 20), 16 << 20);
+        assert_eq!(lent_bytes(64 << 30), LENT_BYTES_MAX);
+        let found = run_ranks(2, |comm| {
+            let memory = MemorySettings { budget_bytes: 8 << 20, ..MemorySettings::default() };
+            let runner = Runner::new(&comm, Settings { memory, ..Settings::default() }).unwrap();
+            (runner.loans.lender.is_none(), exchange(&runner, 10))
+        });
+        let found = found.unwrap();
+        assert!(found.iter().all(|(none, (_, lent))| *none && !lent));
+        assert_eq!(found.iter().map(|(_, (sum, _))| sum).sum::<i64>(), 10 * ROWS * (10 * ROWS - 1));
+    }
+
+    /// What a peer says of its memory is believed only where it can be so.
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let endpoints = Endpoint::in_process(2).unwrap();
+        let segment = Segment::private(1 << 20).unwrap();
+        let borrowed = vec![None, Some(Arc::new(Borrowed { segment, returned: Mutex::default() }))];
+        let loans = Arc::new(Loans { lender: None, borrowed });
+        let links = Links::new(endpoints[0].clone(), 9, 0, 7, &[Rank(0), Rank(1)], &loans);
+        let told = |kind, seq, rows| {
+            let frame = Frame::bare(&Header { seq, rows, ..Header::new(kind, 7) });
+            Received::take(&mut frame.into_buffer()).unwrap()
+        };
+        let refused = |from, seq, rows| {
+            loans.borrow(from, &told(Kind::Lent, seq, rows), Arc::downgrade(&links)).map(|_| ()).unwrap_err()
+        };
+        assert!(refused(0, 4096, 64).contains("not mapped"));
+        assert!(refused(5, 4096, 64).contains("not mapped"));
+        for (seq, rows) in [(1 << 20, 64), (4096, 1 << 20), (u64::MAX - 63, 128), (4097, 64)] {
+            assert!(refused(1, seq, rows).contains("it lends"), "{rows} at {seq}");
+        }
+        assert!(refused(1, 4096, 64).contains("no frame"), "there are only zeros");
+        assert_eq!(loans.borrowed[1].as_ref().unwrap().returned.lock().as_slice(), [4096], "it is returned all the same");
+        assert!(loans.take_back(1, &told(Kind::Returned, 4096, 0)).unwrap_err().contains("not lent"));
+        endpoints.iter().for_each(Endpoint::leave);
+    }
+}

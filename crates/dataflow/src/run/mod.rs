@@ -116,7 +116,7 @@ pub struct Runner {
     workers: Vec<WorkerInfo>,
     hosts: Vec<u32>,
     governor: Governor,
-    loans: Arc<Loans>,
+    pub(crate) loans: Arc<Loans>,
     runs: AtomicU32,
 }
 
