@@ -181,6 +181,8 @@ class FrameFolder:
         self._bins = ChangeBins(change_bins)
         #: Why a frame could not be written, on worker 0, until all are told.
         self._failure: ValueError | OSError | None = None
+        #: Ids, and what is said of them: their groups and labels.
+        self._said: tuple[NDArray[np.str_], dict[str, NDArray[np.str_]], list[str]] | None = None
         #: Seconds of this worker.
         self.phases = Phases()
         self._comm = tidemill.init().comm
@@ -256,12 +258,7 @@ class FrameFolder:
                 self._failure = error
 
     def _write(self, writer: FrameWriter, frame: Frame) -> None:
-        ids = frame.ids.tolist()
-        groups: dict[str, Any] = {
-            name: [_REFERENCE if one in REFERENCES else of.get(one) for one in ids]
-            for name, of in self._groups.groupings.items()
-        }
-        groups["change"] = self._bins.of(frame.change)
+        groups, labels = self._said_of(frame.ids)
         values = {"change in %": 100 * frame.change}
         if frame.caps is not None:
             values["capital"] = frame.caps
@@ -269,10 +266,21 @@ class FrameFolder:
             frame.positions,
             ids=frame.ids,
             time=frame.window.label,
-            labels=[self._groups.labels.get(one, one) for one in ids],
-            groups=groups,
+            labels=labels,
+            groups={**groups, "change": self._bins.of(frame.change)},
             values=values,
             metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
             heat_map=frame.heat_map,
             heat_map_range=[[0, frame.heat_max], [0, frame.heat_max]],
         )
+
+    def _said_of(self, ids: NDArray[np.str_]) -> tuple[dict[str, NDArray[np.str_]], list[str]]:
+        """The groups and labels of ids; of most frames they are those of the frame before."""
+        if self._said is None or not np.array_equal(self._said[0], ids):
+            names = ids.tolist()
+            groups = {
+                name: np.array([_REFERENCE if one in REFERENCES else of.get(one) or "" for one in names])
+                for name, of in self._groups.groupings.items()
+            }
+            self._said = ids, groups, [self._groups.labels.get(one, one) for one in names]
+        return self._said[1:]

@@ -34,7 +34,7 @@ _BEGUN_MAX = 3
 #: With so many frames to give out a worker takes no turn; with fewer it does, so that who gives out slowly does not hold up others at once.
 _MADE_MAX = 4
 #: Once in so many windows worker 0 is left out, as it writes the frames: of its time that takes about such a part.
-_WRITING = 16
+_WRITING = 10
 
 
 @dataclass(frozen=True)
