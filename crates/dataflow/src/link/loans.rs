@@ -102,7 +102,8 @@ impl Loans {
 
     /// A room for a frame of `len` bytes that some of these workers can read where it lies.
     pub(super) fn room(&self, len: usize, mut to: impl Iterator<Item = u32>) -> Option<Room> {
-        let lender = self.lender.as_ref().filter(|lender| len >= FRAME_BYTES_MIN && to.any(|to| lender.lends_to(to)))?;
+        let lender =
+            self.lender.as_ref().filter(|lender| len >= FRAME_BYTES_MIN && to.any(|to| lender.lends_to(to)))?;
         lender.space.take(len).map(Room::shared)
     }
 
@@ -138,7 +139,8 @@ impl Loans {
     /// In words, when it makes no sense.
     pub(super) fn borrow(&self, from: u32, told: &Received, links: Weak<Links>) -> Result<Received, String> {
         told.verify().map_err(|error| error.to_string())?;
-        let of = self.borrowed.get(from as usize).and_then(Option::as_ref).ok_or("it lends memory that is not mapped")?;
+        let of =
+            self.borrowed.get(from as usize).and_then(Option::as_ref).ok_or("it lends memory that is not mapped")?;
         let (offset, len) = (told.header.seq, told.header.rows);
         let fits = offset.checked_add(len).is_some_and(|end| end <= of.segment.len() as u64);
         if !fits || !offset.is_multiple_of(HEADER_BYTES as u64) {
@@ -249,7 +251,8 @@ mod tests {
                 while let Some(Item::Batch(batch)) = input.recv().await? {
                     kept.push(batch);
                 }
-                let sum = |batch: &RecordBatch| batch.column(0).as_primitive::<Int64Type>().values().iter().sum::<i64>();
+                let sum =
+                    |batch: &RecordBatch| batch.column(0).as_primitive::<Int64Type>().values().iter().sum::<i64>();
                 let lent = loans.lender.as_ref().is_some_and(|lender| !lender.lent.lock().is_empty());
                 Ok(sender.send((kept.iter().map(sum).sum(), lent))?)
             }
@@ -323,7 +326,11 @@ mod tests {
             assert!(refused(1, seq, rows).contains("it lends"), "{rows} at {seq}");
         }
         assert!(refused(1, 4096, 64).contains("no frame"), "there are only zeros");
-        assert_eq!(loans.borrowed[1].as_ref().unwrap().returned.lock().as_slice(), [4096], "it is returned all the same");
+        assert_eq!(
+            loans.borrowed[1].as_ref().unwrap().returned.lock().as_slice(),
+            [4096],
+            "it is returned all the same"
+        );
         assert!(loans.take_back(1, &told(Kind::Returned, 4096, 0)).unwrap_err().contains("not lent"));
         endpoints.iter().for_each(Endpoint::leave);
     }

@@ -1,9 +1,7 @@
 //! Batches to bytes and back, one pair for every stream from a copy to a copy. Both ends begin with the schema; a
 //! dictionary goes over when it is not the one before. Decoded columns lie in the buffer that arrived.
 
-use arrow::array::{
-    Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, UInt64Array, make_array,
-};
+use arrow::array::{Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, UInt64Array, make_array};
 use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::datatypes::{DataType, FieldRef, SchemaRef};
 use arrow::error::ArrowError;
@@ -176,5 +174,79 @@ impl Decoder {
         }
         // The stream's schema has dictionary numbers of its own; the task's is what tasks compare.
         RecordBatch::try_new_with_options(SchemaRef::clone(&self.schema), batch.columns().to_vec(), &options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+    use std::sync::Arc;
+
+    use arrow::array::{
+        Decimal128Array, FixedSizeBinaryArray, Float32Array, Int8Array, Int16Array, Int64Array,
+        TimestampMicrosecondArray, UInt16Array,
+    };
+
+    use super::*;
+    use crate::local::gather::{Gather, Part};
+
+    fn batch(rows: std::ops::Range<i64>) -> RecordBatch {
+        let bytes = || rows.clone().map(|row| i128::from(row).to_le_bytes());
+        let columns: Vec<(&str, ArrayRef)> = vec![
+            ("i8", Arc::new(Int8Array::from_iter_values(rows.clone().map(|row| row as i8)))),
+            ("i16", Arc::new(Int16Array::from_iter_values(rows.clone().map(|row| row as i16)))),
+            ("u16", Arc::new(UInt16Array::from_iter_values(rows.clone().map(|row| row as u16)))),
+            ("f32", Arc::new(Float32Array::from_iter_values(rows.clone().map(|row| row as f32)))),
+            ("i64", Arc::new(Int64Array::from_iter_values(rows.clone()))),
+            ("time", Arc::new(TimestampMicrosecondArray::from_iter_values(rows.clone()).with_timezone("UTC"))),
+            ("decimal", Arc::new(Decimal128Array::from_iter_values(rows.clone().map(i128::from)))),
+            ("bytes", Arc::new(FixedSizeBinaryArray::try_from_iter(bytes()).unwrap())),
+        ];
+        RecordBatch::try_from_iter(columns).unwrap()
+    }
+
+    /// A block whose values were filled in must be, to the byte, the block of the batch: its receiver cannot know.
+    #[test]
+    fn an_outline_filled_in_is_the_batch() {
+        let batches = [batch(0..3000), batch(-500..0)];
+        let schema = batches[0].schema();
+        let gather = Gather::new(&schema, &batches);
+        let widths = gather.widths().unwrap();
+        assert_eq!(widths, [1, 2, 2, 4, 8, 8, 16, 16]);
+        let (mut whole, mut outlined) = (Encoder::new(&schema).unwrap(), Encoder::new(&schema).unwrap());
+        for step in [1, 3, 7, 64, 1000, 2999] {
+            let mut part = Part::with_capacity(0);
+            for batch in &batches {
+                (0..batch.num_rows() as u32).step_by(step).for_each(|row| part.push(row));
+                part.end_batch();
+            }
+            let expected: Vec<u8> =
+                whole.encode(&gather.part(&part).unwrap()).unwrap().iter().flat_map(|part| part.to_vec()).collect();
+            let mut found = Vec::new();
+            for piece in outlined.outline(part.len(), &widths).unwrap() {
+                match piece {
+                    Piece::Bytes(bytes) => found.extend_from_slice(&bytes),
+                    Piece::Values(column, len) => {
+                        let mut values = vec![MaybeUninit::new(0); len];
+                        gather.fill(column, &part, &mut values);
+                        // SAFETY: they began as zeros.
+                        found.extend(values.into_iter().map(|value| unsafe { value.assume_init() }));
+                    }
+                }
+            }
+            assert!(found == expected, "every {step}th row");
+        }
+    }
+
+    /// Texts and nulls are not plain numbers: they go as batches.
+    #[test]
+    fn what_is_not_a_plain_number_has_no_width() {
+        let texts: ArrayRef = Arc::new(arrow::array::StringArray::from(vec!["a"]));
+        let nulls: ArrayRef = Arc::new(Int64Array::from(vec![None, Some(1)]));
+        let flags: ArrayRef = Arc::new(arrow::array::BooleanArray::from(vec![true]));
+        for column in [texts, nulls, flags] {
+            let batch = RecordBatch::try_from_iter([("c", column)]).unwrap();
+            assert_eq!(Gather::new(&batch.schema(), &[batch]).widths(), None);
+        }
     }
 }

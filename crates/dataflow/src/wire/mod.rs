@@ -5,7 +5,7 @@
 //!  | magic | kind | run | edge | source | target | seq | rows | length | checksum | 0 | body ... | 0 to a multiple of 64 |
 //! ```
 //!
-//! Little endian. The checksum (XXH3) covers header and body. A frame begins at a multiple of 64 of its message, so a body
+//! Little endian. The checksum (XXH3) covers header and body; a frame that is read where it was written may have none. A frame begins at a multiple of 64 of its message, so a body
 //! can be used where it landed. The body of a batch is a piece of an Arrow IPC stream without its schema, which both ends
 //! know from the graph; a dictionary is sent when it changes, not with every batch.
 
@@ -142,8 +142,8 @@ impl Draft {
     pub(crate) fn new(room: impl FnOnce(usize) -> Room, header: &Header, body_len: usize) -> Self {
         let room = room((HEADER_BYTES + body_len).next_multiple_of(HEADER_BYTES));
         let header_bytes = header.encode(body_len as u64);
-        let hasher = (!room.is_shared() || header.target == u32::MAX)
-            .then(|| XxHash3_64::with_seed(seed(&header_bytes[..48])));
+        let hasher =
+            (!room.is_shared() || header.target == u32::MAX).then(|| XxHash3_64::with_seed(seed(&header_bytes[..48])));
         let mut draft = Draft { room, at: 0, body_len, hasher: None };
         draft.put(&header_bytes);
         Draft { hasher, ..draft }
