@@ -130,18 +130,17 @@ import threading
 import tidemill as tm
 
 def resident():
-    kib = {line.split(":")[0]: line.split()[1] for line in open("/proc/self/status") if line.startswith(("Rss", "VmHWM"))}
-    # Pages of files, of which the libraries' code is most, are not counted: the kernel takes them back when anybody needs memory.
-    return (int(kib["RssAnon"]) + int(kib["RssShmem"])) << 10, int(kib["VmHWM"]) << 10
+    kib = {line.split(":")[0]: line.split()[1] for line in open("/proc/self/status") if line.startswith(("Rss", "Vm"))}
+    return {name: int(kib[name]) << 10 for name in ("RssAnon", "VmRSS", "VmHWM")}
 
 def look():
     global peak
     while not done.wait(0.002):
-        peak = max(peak, resident()[0])
+        peak = max(peak, resident()["RssAnon"])
 
 tm.from_dict({"n": [1]}).count()
-before, all_before = resident()
-peak, done = before, threading.Event()
+before = resident()
+peak, done = before["RssAnon"], threading.Event()
 watcher = threading.Thread(target=look)
 watcher.start()
 data = tm.read_parquet(sys.argv[2])
@@ -152,21 +151,20 @@ made = {
     "join": lambda: data.join(other, on="x"),
 }[sys.argv[1]]()
 made.write_parquet("out")
-all_peak = resident()[1]
+all_peak = resident()["VmHWM"]
 done.set()
 watcher.join()
 assert tm.read_parquet("out").count() == 8_000_000
-print((peak - before) / (256 << 20), (all_peak - all_before) / (256 << 20))
+print((all_peak - before["VmRSS"]) / (256 << 20), (peak - before["RssAnon"]) / (256 << 20))
 """
     env = {**os.environ, "TIDEMILL_SPILL_DIR": str(tmp_path), "TIDEMILL_MEMORY": "256MiB", "TIDEMILL_THREADS": "2"}
     command = [sys.executable, "-c", program, what, str(rows_640_mib)]
     result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr.decode()
-    own, all_pages = map(float, result.stdout.split())
+    # The second says what of it is the process's own, and no pages of files.
+    all_pages, own = map(float, result.stdout.split())
     # A join reads two files at a time, with what Parquet takes for that.
-    assert own < (1.5 if what == "join" else 1.25), result.stdout
-    # What is mapped of files is bounded, too, but depends on what the kernel has read ahead.
-    assert all_pages < 2, result.stdout
+    assert all_pages < (1.5 if what == "join" else 1.25), f"{all_pages} of the budget, {own} without pages of files"
 
 
 @pytest.mark.parametrize("memory", ["32MiB", "64MiB"])
