@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
 use super::partition::describe_buckets;
@@ -99,7 +98,8 @@ pub(super) fn stage_on(
     inputs: usize,
 ) -> Stage {
     let schema = SchemaRef::clone(lowering.target_schema());
-    let (keys, reduce, outputs) = (keys.len(), reduce.clone(), vec![SchemaRef::clone(&schema)]);
+    let (keys, calls) = (keys.len(), reduce.is_function());
+    let (reduce, outputs) = (reduce.clone(), vec![SchemaRef::clone(&schema)]);
     let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
         let (schema, reduce) = (SchemaRef::clone(&schema), reduce.clone());
         Box::pin(async move {
@@ -115,7 +115,9 @@ pub(super) fn stage_on(
             Ok(())
         })
     });
-    lowering.stage(label, workers, inputs, outputs, Executor::Thread, factory)
+    // Without keys nothing goes to disk, and a batch that comes from this thread is still in the processor's cache.
+    let executor = if keys == 0 && !calls { Executor::Pool } else { Executor::Thread };
+    lowering.stage(label, workers, inputs, outputs, executor, factory)
 }
 
 pub(super) fn new_reducer(
@@ -130,15 +132,18 @@ pub(super) fn new_reducer(
 
 /// Reduces all of an input.
 pub(super) async fn drain(input: &mut Input, schema: &SchemaRef, reducer: &mut Reducer) -> Result<(), TaskError> {
+    // The columns of `schema`, in its order; all batches have the same, as a rule.
+    let mut last: Option<(SchemaRef, Vec<usize>)> = None;
     while let Some(Item::Batch(batch)) = input.recv().await? {
-        reducer.push(&project(&batch, schema)?)?;
+        let (_, at) = match &mut last {
+            Some(last) if Arc::ptr_eq(&last.0, batch.schema_ref()) => last,
+            last => {
+                let names: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
+                last.insert((batch.schema(), columns(&batch.schema(), &names)?))
+            }
+        };
+        let all = at.iter().copied().eq(0..batch.num_columns());
+        reducer.push(if all { batch } else { batch.project(at)? })?;
     }
     Ok(())
-}
-
-/// The columns of `schema`, in its order.
-fn project(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, TaskError> {
-    let names: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
-    let at = columns(&batch.schema(), &names)?;
-    Ok(batch.project(&at)?)
 }

@@ -7,3 +7,4 @@ pub(crate) mod merge;
 pub(crate) mod order;
 pub(crate) mod reduce;
 pub(crate) mod sort;
+pub(crate) mod whole;

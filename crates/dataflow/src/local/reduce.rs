@@ -11,6 +11,7 @@ use arrow::compute::{SortOptions, concat_batches, take};
 use arrow::datatypes::{ArrowNativeTypeOp, DataType, Field, Schema, SchemaRef};
 
 use super::groups::Groups;
+use super::whole::whole;
 use crate::error::{DataflowError, TaskError};
 use crate::flow::batch_bytes;
 use crate::keys::KeyHasher;
@@ -198,12 +199,6 @@ fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) ->
     {
         let mut folded = vec![T::Native::default(); count];
         let mut seen = vec![false; count];
-        // All rows in one group, as in a reduction without keys: what is added to stays in a register.
-        if let ([all], [first, rest @ ..], 0) = (&mut folded[..], &array.values()[..], array.null_count()) {
-            *all = rest.iter().try_fold(*first, |all, &value| combine(all, value))?;
-            seen[0] = true;
-            return finished(array, folded, seen);
-        }
         for (row, &group) in groups.iter().enumerate() {
             if array.is_valid(row) {
                 let (folded, seen) = (&mut folded[group as usize], &mut seen[group as usize]);
@@ -211,13 +206,6 @@ fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) ->
                 *seen = true;
             }
         }
-        finished(array, folded, seen)
-    }
-    fn finished<T: ArrowPrimitiveType>(
-        array: &PrimitiveArray<T>,
-        folded: Vec<T::Native>,
-        seen: Vec<bool>,
-    ) -> Result<ArrayRef, TaskError> {
         let nulls = arrow::buffer::NullBuffer::from(seen);
         let nulls = (nulls.null_count() > 0).then_some(nulls);
         Ok(Arc::new(PrimitiveArray::<T>::new(folded.into(), nulls).with_data_type(array.data_type().clone())))
@@ -241,6 +229,11 @@ fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) ->
         Ok(take(column, &UInt32Array::from(picked), None)?)
     }
     let array: &dyn Array = column.as_ref();
+    if count == 1
+        && let Some(folded) = whole(op, array)
+    {
+        return Ok(folded?);
+    }
     match op {
         ColumnOp::Sum => downcast_primitive_array!(
             array => arithmetic(array, groups, count, |a, b| a.add_checked(b)),
@@ -265,6 +258,8 @@ pub(crate) struct Reducer {
     plan: Plan,
     level: u32,
     groups: Groups,
+    /// Without keys, the group of each row of a batch that is folded by itself.
+    zeros: Vec<u32>,
     /// One row for each group that has been folded.
     folded: RecordBatch,
     pending: Vec<RecordBatch>,
@@ -307,6 +302,7 @@ impl Reducer {
             plan,
             level,
             groups,
+            zeros: Vec::new(),
             folded,
             pending: Vec::new(),
             pending_groups: Vec::new(),
@@ -316,15 +312,17 @@ impl Reducer {
         })
     }
 
-    pub(crate) fn push(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
-        let mut groups = Vec::new();
-        self.groups.assign(batch, &mut groups)?;
-        let values: Vec<usize> = (self.plan.keys..batch.num_columns()).collect();
-        let mut values = batch.project(&values)?;
-        if self.plan.keys == 0 && values.num_rows() >= ALONE_ROWS_MIN && !self.plan.reduce.is_function() {
-            values = self.plan.reduce.fold(&values, &groups, 1)?;
-            groups.truncate(1);
+    pub(crate) fn push(&mut self, mut batch: RecordBatch) -> Result<(), TaskError> {
+        if self.plan.keys == 0 && batch.num_rows() >= ALONE_ROWS_MIN && !self.plan.reduce.is_function() {
+            self.zeros.resize(self.zeros.len().max(batch.num_rows()), 0);
+            batch = self.plan.reduce.fold(&batch, &self.zeros[..batch.num_rows()], 1)?;
         }
+        let mut groups = Vec::new();
+        self.groups.assign(&batch, &mut groups)?;
+        let values = match self.plan.keys {
+            0 => batch,
+            keys => batch.project(&(keys..batch.num_columns()).collect::<Vec<_>>())?,
+        };
         self.pending_bytes += batch_bytes(&values) + 4 * groups.len() as u64;
         self.pending.push(values);
         self.pending_groups.append(&mut groups);
@@ -442,7 +440,7 @@ impl Reduced {
             let mut reducer = Reducer::at_level(self.plan.clone(), self.level + 1)?;
             let mut reader = part.read()?;
             while let Some(batch) = reader.next_batch()? {
-                reducer.push(&batch)?;
+                reducer.push(batch)?;
             }
             self.inner = Some(Box::new(reducer.finish()?));
         }
@@ -485,7 +483,7 @@ mod tests {
             let mut reducer = Reducer::new(&schema, 1, &reduce, &governor, "test").unwrap();
             let mut expected: BTreeMap<String, (Option<i64>, f64)> = BTreeMap::new();
             for rows in &rows {
-                reducer.push(&batch(rows)).unwrap();
+                reducer.push(batch(rows)).unwrap();
                 for &(k, n, x) in rows {
                     let entry = expected.entry(format!("key {k}")).or_insert((None, f64::MIN));
                     entry.0 = match (entry.0, n) { (Some(a), Some(b)) => Some(a + b), (a, b) => a.or(b) };
@@ -521,7 +519,7 @@ mod tests {
             let mut reducer = Reducer::new(&schema, 0, &reduce, &governor, "test").unwrap();
             for &(n, count) in &rows {
                 let rows: Vec<_> = (0..count).map(|row| (0, n, row as f64)).collect();
-                reducer.push(&batch(&rows).project(&[1, 2]).unwrap()).unwrap();
+                reducer.push(batch(&rows).project(&[1, 2]).unwrap()).unwrap();
             }
             let mut reduced = reducer.finish().unwrap();
             let found = reduced.next_batch().unwrap().unwrap();
@@ -543,7 +541,7 @@ mod tests {
         let mut reducer = Reducer::new(&schema, 1, &Reduce::new().sum("n").max("x"), &governor, "test").unwrap();
         for at in 0..600i64 {
             let rows: Vec<_> = (0..1000).map(|row| ((at * 1000 + row) % 300_000, Some(1), 0.5)).collect();
-            reducer.push(&batch(&rows)).unwrap();
+            reducer.push(batch(&rows)).unwrap();
         }
         assert!(governor.spilled_bytes() > 0);
         let mut reduced = reducer.finish().unwrap();
@@ -577,7 +575,7 @@ mod tests {
         let governor = Governor::new(MemorySettings::default());
         let rows = batch(&[(1, Some(i64::MAX), 0.0), (1, Some(1), 0.0)]);
         let mut reducer = Reducer::new(&rows.schema(), 1, &Reduce::new().sum("n").max("x"), &governor, "test").unwrap();
-        reducer.push(&rows).unwrap();
+        reducer.push(rows).unwrap();
         assert!(reducer.finish().err().unwrap().to_string().to_lowercase().contains("overflow"));
     }
 }
