@@ -95,6 +95,8 @@ class FrameWriter:
         #: The ids of the last frame, and their rows.
         self._last: tuple[NDArray[Any], NDArray[np.int64]] | None = None
         self._categories: dict[str, dict[str, int]] = {}
+        #: Of each grouping the column of the last frame, and its codes: in most frames many are those of the one before.
+        self._last_texts: dict[str, tuple[NDArray[Any], NDArray[np.uint16]]] = {}
         #: Groupings whose categories have an order, as bins have.
         self._ordered = {grouping for grouping, names in (categories or {}).items() if names}
         #: How many of the categories the index has.
@@ -240,6 +242,9 @@ class FrameWriter:
 
         # Nothing below depends on what the caller gave: from here on things are written.
         self._categories |= {name: known for name, (_, known) in texts.items()}
+        for name, column in (groups or {}).items():
+            if self._last_texts.get(name, (None, None))[1] is not groupings[name]:
+                self._last_texts[name] = (np.array(column), groupings[name])
         order = None if (rows[1:] > rows[:-1]).all() else np.argsort(rows)
         new = rows >= self._known
         self._add_points(names, rows, new, labels, groupings)
@@ -370,19 +375,23 @@ class FrameWriter:
         if given.shape != (count,):
             raise FrameError(f"{place}: grouping {name!r} has shape {given.shape} for {count} points")
         known = dict(self._categories.get(name, {}))
+        if name in self._last_texts:
+            last, codes = self._last_texts[name]
+            if given.dtype == last.dtype != object and np.array_equal(given, last):
+                return codes, known
         if given.dtype == object:
             # Texts among which some are None, or of pandas: these do not sort.
             given = np.array(["" if _is_none(kind) else str(kind) for kind in given.tolist()])
         kinds, inverse = np.unique(given, return_inverse=True)
-        codes = np.empty(len(kinds), np.uint16)
+        of_kinds = np.empty(len(kinds), np.uint16)
         for number, kind in enumerate(kinds.tolist()):
             if _is_none(kind) or kind == "":
-                codes[number] = MISSING
+                of_kinds[number] = MISSING
                 continue
-            codes[number] = code = known.setdefault(str(kind), min(len(known), MISSING))
+            of_kinds[number] = code = known.setdefault(str(kind), min(len(known), MISSING))
             if code == MISSING:
                 raise FrameError(f"{place}: grouping {name!r} has over {MISSING} categories; give numbers as values=")
-        return codes[inverse], known
+        return of_kinds[inverse], known
 
     def _add_points(
         self,
