@@ -228,6 +228,8 @@ def test_sql(data: tm.DataSet) -> None:
     )
     assert both.to_pylist() == [{"Key": 1, "v": 2}]
     assert both.filter(tm.col("v") > 1).count() == 1
+    with pytest.raises(tm.DataSetError, match="sql: no table 'trades', there are data; give it by that name"):
+        tm.sql("SELECT * FROM data WHERE x > (SELECT max(x) FROM trades)", data=data)
 
 
 def test_split_texts_are_exploded_in_one_step() -> None:

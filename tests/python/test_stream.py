@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import launched
 import pyarrow as pa
 import pytest
 import tidemill as tm
@@ -385,3 +387,88 @@ def test_guarantees(tmp_path: Path) -> None:
     assert 'source "source table 1": ' in text and "window 2" in text
     assert "table: is read again from where the checkpoint says" in text
     assert "a sink that commits has each row exactly once, a function has each row at least once" in text
+
+
+def test_what_is_given_wrong(tmp_path: Path) -> None:
+    """Errors name the argument, not what the engine made of it."""
+    rows = table(some(10))
+    stream = tm.stream.from_table(rows, time="ts")
+    for options, message in (
+        ({"rows_per_batch": 0}, "rows_per_batch=0 is no whole number from 1 on"),
+        ({"rows_per_s": -1}, "rows_per_s=-1 is no rate"),
+        ({"rows_per_s": float("nan")}, "rows_per_s=nan is no rate"),
+    ):
+        with pytest.raises(tm.DataSetError, match=message):
+            tm.stream.from_table(rows, **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="list has no __arrow_c_stream__"):
+        tm.stream.from_table([1])
+    for options, message in (
+        ({"every": -1}, "every=-1 is less than nothing"),
+        ({"unaligned_after": -1}, "unaligned_after=-1 is less than nothing"),
+        ({"timeout": 0}, "timeout=0 gives every checkpoint up"),
+        ({"keep": 0}, "keep=0 is no whole number from 1 on"),
+        ({"keep": -1}, "keep=-1 is no whole number from 1 on"),
+        ({"checkpoint": ""}, "checkpoint= is a folder"),
+        ({"name": ""}, "name='' is no name of a job"),
+    ):
+        with pytest.raises(tm.DataSetError, match=message):
+            written(stream, **{"checkpoint": tmp_path / "c", **options})
+
+
+def test_windows_that_are_given_wrong() -> None:
+    """Two of them, or other columns with the names of theirs, were found by the planner, which knew none of these words."""
+    stream = tm.stream.from_table(table(some(10)), time="ts")
+    window = tm.window(tm.tumbling("1s"), on="ts")
+    early = tm.window(tm.tumbling("1s"), on="ts", early="1s")
+    with pytest.raises(TypeError, match=r"a window is tumbling\(.10s.\)"):
+        tm.window("10s", on="ts")  # type: ignore[arg-type]
+    with pytest.raises(tm.DataSetError, match="group_by has one window"):
+        stream.group_by(window, tm.window(tm.stream.session("1s"), on="ts")).count()
+    with pytest.raises(tm.DataSetError, match="called window_start and window_end, not 'w'"):
+        stream.group_by(window.alias("w")).count()
+    with pytest.raises(tm.DataSetError, match="a window adds a column 'window_start'"):
+        stream.group_by(window).agg(tm.col("ts").min().alias("window_start"))
+    with pytest.raises(tm.DataSetError, match="a window adds a column 'window_end'"):
+        stream.group_by(tm.col("key").alias("window_end"), window).count()
+    with pytest.raises(tm.DataSetError, match="a window adds a column 'window_final'"):
+        stream.group_by(early).agg(window_final=tm.count())
+    assert stream.group_by(window).agg(window_final=tm.count()).columns[-1] == "window_final"
+    # As a value of each row it is a column like others.
+    assert stream.select(window.alias("w")).columns == ["w"]
+
+
+def test_owners_that_cannot_be(tmp_path: Path) -> None:
+    """What is wrong with them is raised where they are given."""
+    messages: list[str] = []
+
+    def watch(running: tm.stream.Running) -> None:
+        for task, owners in running.owners.items() if not messages else ():
+            for wrong in (owners[1:], [-1] * len(owners), [10**6] * len(owners), [0.5] * len(owners)):
+                with pytest.raises(tm.DataSetError) as raised:
+                    running.rebalance(task, wrong)  # type: ignore[arg-type]
+                messages.append(str(raised.value))
+            running.rebalance(task, owners)
+
+    counts = counted(tm.stream.from_table(table(some(100)), time="ts", rows_per_s=500, rows_per_batch=5), "1s")
+    written(counts, checkpoint=tmp_path, watch=watch)
+    few, *others = messages
+    assert "has 1024 buckets" in few and "1023 owners" in few
+    assert len(others) == 3 and all("is no copy of task 'window 2'; copies are 0 to " in one for one in others)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("name=f'of {rank}'", "name= is 'of 0' on worker 0 and 'of 1' on worker 1"),
+        ("checkpoint=None if rank else 'c'", "checkpoint= is given on worker 0 and None on worker 1"),
+    ],
+)
+def test_workers_that_differ(tmp_path: Path, argument: str, message: str) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import tidemill as tm\n"
+        "rank = tm.init().rank\n"
+        f"tm.stream.rate(rows=10).write_stream(lambda rows: None, {argument})\n"
+    )
+    done = subprocess.run(launched.command("run", "-n", "2", "app.py"), cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 1 and message in done.stderr.decode(), done

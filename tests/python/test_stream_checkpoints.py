@@ -106,6 +106,18 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
         )
 
 
+def test_names_in_a_list_of_checkpoints(tmp_path: Path) -> None:
+    """A name with a line feed and a terminal's commands stays within its line, and is shown as it is written in Python."""
+    key = tm.col("number").alias("n\n\x1b[2J")
+    counts = tm.stream.rate(rows=4).group_by(key, tm.window(tm.stream.counting(2))).agg(n=tm.count())
+    counts.write_stream(lambda _: None, checkpoint=tmp_path / "c", name="a\nb\x1b[31mred")
+    listed = launched.run("checkpoints", "-n", "1", "--state", tmp_path / "c")
+    assert listed.returncode == 0, listed
+    first, second = listed.stdout.decode().splitlines()
+    assert r'job "a\nb\x1b[31mred"  finished' in first
+    assert r"(key n\n\x1b[2J: Int64" in second
+
+
 def test_another_sink_after_a_clean_end(tmp_path: Path) -> None:
     """Where nothing is left to be committed a sink of another place goes on; where something may be, rows of it would be lost."""
     seen = 0
@@ -175,8 +187,10 @@ def test_places_that_cannot_be(folder: Path) -> None:
     }.items():
         with pytest.raises(tm.DataSetError, match=reason):
             stream.write_stream(lambda table: None, checkpoint=place)
-    listed = launched.run("checkpoints", "-n", "1", folder / "nowhere")
-    assert listed.returncode != 0 and b"there is no such folder" in listed.stderr
+    # Also where several workers are started, as by default: those with nothing to do are not waited for.
+    listed = launched.run("checkpoints", "-n", "3", folder / "nowhere")
+    assert listed.returncode == 2 and b"there is no such folder" in listed.stderr
+    assert b"Traceback" not in listed.stderr
 
 
 def test_barriers_that_overtake(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 import warnings
@@ -93,6 +94,11 @@ counts.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={s
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(tm.DataSetError, match=r"rate source: .*-1"):
         tm.stream.rate(rows=-1)
+    for speed in (-1, float("nan"), float("inf")):
+        with pytest.raises(tm.DataSetError, match=r"rows_per_s=.* is no rate"):
+            tm.stream.rate(speed)
+    with pytest.raises(tm.DataSetError, match="schema= is types by column"):
+        tm.stream.from_files(tmp_path, 5)
     with pytest.raises(tm.DataSetError, match="files source"):
         tm.stream.from_files(tmp_path, SCHEMA, format="xml")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="files sink"):
@@ -100,6 +106,28 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"key": "a", "x": "seven"}\n')
     with pytest.raises(tm.DataSetError, match=r"a\.json"):
         tm.stream.from_files(tmp_path, SCHEMA, stop_at_end=True).write_stream(lambda _: None)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    """Nothing was ever said of a path that is misspelt."""
+    lines(tmp_path / "in", 3)
+    for wrong in ("in.json", "in/*.csv"):
+        with pytest.warns(UserWarning, match=f"there is no file .*{re.escape(wrong)} yet"):
+            tm.stream.from_files(tmp_path / wrong, SCHEMA, stop_at_end=True).write_stream(print)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for right in ("in", "in/*.json"):
+            tm.stream.from_files(tmp_path / right, SCHEMA)
+
+
+def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is for one sink, however it is written."""
+    monkeypatch.chdir(tmp_path)
+    counts = tm.stream.rate(rows=9).group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+    for one, other in ((tmp_path / "out", "out/"), ("s3://jobs/out", "s3://jobs/out/")):
+        with pytest.raises(tm.DataSetError, match="late_to= and the sink write into one folder"):
+            counts.write_stream(tm.stream.to_files(one), late_to=tm.stream.to_files(other, prefix="late"))
+    counts.write_stream(tm.stream.to_files("out"), late_to=tm.stream.to_files("late"))
 
 
 def test_rotated_logs(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def test_what_cannot_be() -> None:
         tm.window(tm.stream.counting(2, 3))
     with pytest.raises(TypeError, match="a whole number of rows"):
         tm.stream.counting(1.5)  # type: ignore[arg-type]
+    with pytest.raises(tm.DataSetError, match="is too large"):
+        tm.stream.counting(2**70)
     with pytest.raises(TypeError, match="on is the column"):
         tm.window(tm.tumbling("1s"))
     counts = stream.group_by(tm.window(tm.stream.counting(3))).agg(last=tm.col("at").max())

@@ -107,6 +107,28 @@ def test_windows_by_columns() -> None:
     assert all(row["window_end"] - row["window_start"] == row["key"] * SECOND for row in found)
 
 
+def test_a_window_that_is_given_twice() -> None:
+    """A row is in it once."""
+
+    def twice(times: pa.Array) -> tuple[Any, Any]:
+        starts, ends = (array.to_pylist() for array in tens(times))
+        return (
+            pa.array([[at, at] for at in starts], pa.list_(pa.timestamp("us"))),
+            pa.array([[at, at] for at in ends], pa.list_(pa.timestamp("us"))),
+        )
+
+    table = rows()
+    same(seen(counts(stream(table), tm.stream.custom(twice))), seen(counts(stream(table), tm.tumbling("10s"))))
+
+
+def test_a_key_in_a_list() -> None:
+    """It was taken for a column of times."""
+    table = rows()
+    windows = tm.window(tm.stream.custom(tens), on="at")
+    found = stream(table).group_by(["key", windows]).agg(n=tm.count(), s=tm.col("row").sum())
+    same(seen(found), seen(counts(stream(table), tm.tumbling("10s"), "key")))
+
+
 @pytest.mark.filterwarnings("ignore::tidemill.stream.LateRowsWarning")
 def test_late_rows_and_early_results() -> None:
     """Rows are late when their window is over; with `late=` its result comes again, and with `early=` before."""
@@ -153,6 +175,7 @@ def test_results_are_a_stream() -> None:
         (lambda times: (times, times), "into a window from .* to .*, where it is not"),
         (lambda times: (times.cast(pa.int64()), times), "starts and ends of windows are timestamps"),
         (lambda times: (times, pa.array([[at] for at in times])), "both are times, or lists of them"),
+        (lambda times: (times, pa.nulls(len(times), times.type)), "null as the end of a window from 1970-01-01"),
         (lambda times: 1 / 0, "division by zero"),
     ],
 )
@@ -174,3 +197,5 @@ def test_what_is_asked_wrong() -> None:
     with pytest.raises(tm.DataSetError, match="group_by has one window"):
         window = tm.window(tm.stream.custom(tens), on="at")
         data.group_by(window, window).agg(n=tm.count())
+    with pytest.raises(tm.DataSetError, match="a window adds a column 'window_start'"):
+        data.group_by(tm.window(tm.stream.custom(tens), on="at")).agg(window_start=tm.count())

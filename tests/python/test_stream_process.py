@@ -814,6 +814,15 @@ def test_what_cannot_be(tmp_path: Any) -> None:
     with pytest.raises(tm.DataSetError, match="lambdas: a state cannot be pickled"):
         slow = stream(table(1000), rows_per_s=1000)
         written(slow.key_by("k").process(lambdas, SCHEMA), checkpoint=tmp_path / "c", every="50ms")
+    with pytest.raises(TypeError, match="process takes a function"):
+        rows.key_by("k").process(5, SCHEMA)  # type: ignore[arg-type]
+    for schema in (None, 5, ["k"]):
+        with pytest.raises(tm.DataSetError, match="schema= is types by column"):
+            rows.key_by("k").process(running, schema)
+    with pytest.raises(tm.DataSetError, match="schema= has texts for names and types"):
+        rows.key_by("k").process(running, {"k": int})
+    with pytest.raises(tm.DataSetError, match="a schema has at least one column"):
+        rows.key_by("k").process(running, {})
     with pytest.raises(tm.DataSetError, match="of a table, use apply"):
         tm.from_arrow(table(10)).key_by("k").process(running, SCHEMA)
     with pytest.raises(tm.DataSetError, match='no column "q"'):

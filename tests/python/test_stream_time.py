@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tidemill as tm
 
@@ -27,6 +28,54 @@ def written(stream: tm.DataSet, **options: Any) -> list[Row]:
 
 def text(second: int) -> str:
     return (datetime(1970, 1, 1) + timedelta(seconds=second)).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("length", "us"),
+    [
+        ("1m30s", 90_000_000),
+        (0.25, 250_000),
+        (np.int32(10_000), 10_000_000_000),
+        (np.float32(0.5), 500_000),
+        (np.timedelta64(3, "h"), 10_800_000_000),
+        (np.timedelta64(7_000, "ns"), 7),
+    ],
+)
+def test_lengths_of_time(length: Any, us: int) -> None:
+    assert tm.tumbling(length).size == us
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (float("nan"), "no length of time"),
+        (True, "no length of time"),
+        (None, "no length of time"),
+        (np.bool_(True), "no length of time"),
+        (np.array([1, 2]), "no length of time"),
+        (np.timedelta64("NaT"), "no length of time"),
+        (np.timedelta64(1, "M"), "no length of time"),
+        (float("inf"), "at most 50,000 years"),
+        ("9999999999999d", "at most 50,000 years"),
+        (f"{10**400}d", "at most 50,000 years"),
+        (10**30, "at most 50,000 years"),
+        (-1, "a length of time is from 0 on"),
+        (timedelta(seconds=-1), "a length of time is from 0 on"),
+    ],
+)
+def test_what_is_no_length_of_time(length: Any, message: str) -> None:
+    """The error names the argument."""
+    with pytest.raises(tm.DataSetError, match=f"size=.*{message}"):
+        tm.tumbling(length)
+
+
+def test_options_of_times() -> None:
+    table = tm.from_dict({"at": [1]}).collect()
+    for name in ("out_of_order", "idle_after"):
+        with pytest.raises(tm.DataSetError, match=f"{name}=-5 is less than nothing"):
+            tm.stream.from_table(table, time=tm.stream.arrival(), **{name: -5})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="time is the name of a column"):
+        tm.stream.from_table(table, time=5)  # type: ignore[arg-type]
 
 
 def test_arrival_is_when_a_row_was_read() -> None:

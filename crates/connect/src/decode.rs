@@ -6,12 +6,13 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray};
-use arrow::compute::concat_batches;
+use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow_avro::schema::AvroSchema;
 
 use crate::avro::Avro;
+use crate::whole::Wholes;
 
 /// How a record's bytes are a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub(crate) enum Layout {
 pub(crate) struct Decoder {
     kind: Kind,
     schema: SchemaRef,
+    wholes: Wholes,
 }
 
 #[derive(Clone, Debug)]
@@ -57,7 +59,8 @@ impl Decoder {
     /// # Errors
     /// In words, for types that cannot be read from it.
     pub(crate) fn new(layout: Layout, schema: SchemaRef) -> Result<Self, String> {
-        let decoder = Decoder { kind: Kind::Layout(layout), schema };
+        let wholes = Wholes::of(schema.fields());
+        let decoder = Decoder { kind: Kind::Layout(layout), schema, wholes };
         // Types are looked at when there is a row.
         if layout == Layout::Json {
             json(&decoder.schema, 1).map_err(|error| plain(&error))?;
@@ -67,7 +70,8 @@ impl Decoder {
 
     /// For Avro records, whose schemas say what their rows are.
     pub(crate) fn of_avro(avro: Avro) -> Self {
-        Decoder { schema: SchemaRef::clone(avro.schema()), kind: Kind::Avro(avro) }
+        let schema = SchemaRef::clone(avro.schema());
+        Decoder { wholes: Wholes::of(schema.fields()), schema, kind: Kind::Avro(avro) }
     }
 
     /// Of Avro: records with this number were written with this schema. Once is enough.
@@ -149,6 +153,9 @@ impl Decoder {
                 }
                 _ => {}
             }
+            if let Some(reason) = self.wholes.cut(record) {
+                return Err(wrong(&reason));
+            }
         }
         match decoder.flush() {
             Ok(Some(rows)) => Ok(rows),
@@ -186,7 +193,9 @@ impl Decoder {
         };
         let texts: Vec<String> = records.iter().enumerate().map(text).collect::<Result<_, _>>()?;
         let column: ArrayRef = Arc::new(StringArray::from(texts));
-        RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]).map_err(|error| failure(&error, None))
+        cast(&column, self.schema.field(0).data_type())
+            .and_then(|column| RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]))
+            .map_err(|error| failure(&error, None))
     }
 }
 
@@ -244,6 +253,8 @@ mod tests {
             b"{\"n\":7,\n\"text\":\"\xc3\xa4\"}",
         ];
         assert_eq!(decode(Layout::Json, &json), (vec![1, 7], vec![1, 2, 3, 4, 5, 6]));
+        let json: [&[u8]; 3] = [br#"{"n":1}"#, br#"{"n":2.5}"#, br#"{"n":3.0}"#];
+        assert_eq!(decode(Layout::Json, &json), (vec![1, 3], vec![1]), "a number is not cut");
         let csv: [&[u8]; 7] = [b"1,a", b"2,\"b", b"c\"", b"3", b"", b"x,y", b"4,\"d\"\r"];
         assert_eq!(decode(Layout::Csv { delimiter: b',' }, &csv), (vec![1, 4], vec![1, 2, 3, 4, 5]));
     }

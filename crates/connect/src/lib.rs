@@ -47,6 +47,7 @@ mod record;
 mod redis;
 mod sockets;
 mod tls;
+mod whole;
 
 use std::fmt;
 use std::sync::Arc;

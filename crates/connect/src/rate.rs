@@ -161,15 +161,12 @@ struct Rate {
 impl Rate {
     fn new(options: Options, schema: &SchemaRef, context: &TaskContext) -> Result<Self, TaskError> {
         let places = match context.restored().filter(|restored| !restored.splits.is_empty()) {
-            Some(restored) => restored.splits.iter().map(place).collect::<Result<Vec<_>, _>>()?,
+            Some(restored) => {
+                let place = |saved| place(saved, options.splits);
+                restored.splits.iter().map(place).collect::<Result<Vec<_>, _>>()?
+            }
             None => (0..options.splits).filter(|s| s % context.copies() == context.copy()).map(|s| (s, 0)).collect(),
         };
-        if let Some((split, _)) = places.iter().find(|(split, _)| *split >= options.splits) {
-            let splits = options.splits;
-            return Err(
-                format!("the checkpoint has split {split}, and `splits` is {splits}: it must not change").into()
-            );
-        }
         let splits: Vec<_> = places.into_iter().map(|(split, next)| Split { split, next, told_end: false }).collect();
         // The last one first: whoever hears of it knows that there are the others, and does not go ahead of them.
         let turn = splits.len().saturating_sub(1);
@@ -192,10 +189,16 @@ impl Rate {
     }
 }
 
-fn place((name, bytes): (&String, &Bytes)) -> Result<(u32, u64), TaskError> {
-    let next = bytes.as_ref().try_into().map(u64::from_le_bytes);
-    match (name.parse(), next) {
-        (Ok(split), Ok(next)) => Ok((split, next)),
+/// A split, and its next row. How many splits there are is saved beside it: with another number of them a split would have other rows.
+fn place((name, bytes): (&String, &Bytes), splits: u32) -> Result<(u32, u64), TaskError> {
+    let parts = bytes.split_first_chunk().and_then(|(next, of)| Some((u64::from_le_bytes(*next), of.try_into().ok()?)));
+    match (name.parse(), parts.map(|(next, of)| (next, u32::from_le_bytes(of)))) {
+        (Ok(split), Some((next, of))) if split < of => match of == splits {
+            true => Ok((split, next)),
+            false => {
+                Err(format!("the checkpoint is of {of} splits, and `splits` is {splits}: it must not change").into())
+            }
+        },
         _ => Err(format!("the checkpoint has a split \"{name}\", which no rate source made").into()),
     }
 }
@@ -252,7 +255,9 @@ impl Source for Rate {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let saved = |split: &Split| (split.split.to_string(), Bytes::copy_from_slice(&split.next.to_le_bytes()));
+        let of = self.options.splits.to_le_bytes();
+        let place = |next: u64| [&next.to_le_bytes()[..], &of[..]].concat().into();
+        let saved = |split: &Split| (split.split.to_string(), place(split.next));
         Ok(self.splits.iter().map(saved).collect())
     }
 }
@@ -298,6 +303,21 @@ mod tests {
         assert!(keys.values().iter().all(|key| (0..10).contains(key)));
         let other = Options { seed: 4, ..options };
         assert_ne!(other.rows(&schema, 1, 0, 100).unwrap(), all);
+    }
+
+    /// More or fewer splits would each have other rows: some would be left out, or come twice.
+    #[test]
+    fn the_number_of_splits_stays() {
+        let saved = |next: u64, of: u32| Bytes::from([&next.to_le_bytes()[..], &of.to_le_bytes()[..]].concat());
+        let place =
+            |name: &str, bytes, splits| place((&name.to_owned(), &bytes), splits).map_err(|error| error.to_string());
+        assert_eq!(place("1", saved(7, 2), 2).unwrap(), (1, 7));
+        for splits in [1, 4] {
+            assert!(place("1", saved(7, 2), splits).unwrap_err().contains("must not change"));
+        }
+        for bytes in [saved(7, 1), Bytes::new(), saved(7, 2).slice(1..)] {
+            assert!(place("1", bytes, 2).unwrap_err().contains("no rate source made"));
+        }
     }
 
     #[test]

@@ -355,6 +355,14 @@ impl Decoder {
             let name = number.and_then(|number| self.schema.fields().get(number)).map_or("", |field| field.name());
             return format!("{value} is not of type {}, that of column {name:?}", kind.trim_matches('\''));
         }
+        if let Some((number, rest)) =
+            text.strip_prefix("Error parsing column ").and_then(|rest| rest.split_once(" at line "))
+            && let Some((_, reason)) = rest.split_once(": ")
+        {
+            let name = number.parse().ok().and_then(|number: usize| self.schema.fields().get(number));
+            let reason = reason.strip_prefix("Parser error: ").unwrap_or(reason);
+            return format!("{reason}, in column {:?}", name.map_or("", |field| field.name()));
+        }
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 }

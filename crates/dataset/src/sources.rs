@@ -17,8 +17,14 @@ use crate::map::MapTable;
 use crate::stores::shown;
 
 /// What the readers of CSV and JSON say of a row that they cannot read.
-const READERS: [&str; 5] =
-    ["Csv error", "Json error", "Error while parsing value", "incorrect number of fields", "Cannot cast string"];
+const READERS: [&str; 6] = [
+    "Csv error",
+    "Json error",
+    "Error while parsing value",
+    "Error parsing column",
+    "incorrect number of fields",
+    "Cannot cast string",
+];
 
 /// Files that a message names one by one.
 const NAMED_MAX: usize = 3;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -27,28 +28,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="read only the manifests, and not all that they refer to, to see whether it is whole",
     )
     options = parser.parse_args(argv)
+    # One is enough: the others have nothing to do, and are not waited for.
     if init().rank != 0:
         return 0
     try:
         found = list_checkpoints(engine(), options.place, {}, not options.quick)
     except DataSetError as error:
-        parser.error(str(error))
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
     if not found:
         print(f"no checkpoints in {options.place}")
     for epoch, made, damage in found:
         if made is None:
-            print(f"{epoch:>8}  {damage}")
+            print(f"{epoch:>8}  {_plain(str(damage))}")
             continue
         job, at_ms, finished, size, tasks = made
         at = datetime.fromtimestamp(at_ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
         copies = max((copies for _, copies, _ in tasks), default=0)
-        state = damage or ("finished" if finished else "there" if options.quick else "whole")
-        print(f'{epoch:>8}  {at} UTC  {size / 2**20:10,.2f} MiB  {len(tasks)} tasks x {copies}  job "{job}"  {state}')
+        state = _plain(damage) if damage else ("finished" if finished else "there" if options.quick else "whole")
+        print(
+            f'{epoch:>8}  {at} UTC  {size / 2**20:10,.2f} MiB  {len(tasks)} tasks x {copies}  job "{_plain(job)}"  {state}'
+        )
         for task, _, kept in tasks if options.state else ():
             if kept is not None:
                 version, fields = kept
-                print(f"          {task}, version {version}: {fields}")
+                print(f"          {_plain(task)}, version {version}: {_plain(fields)}")
     return 1 if any(damage for *_, damage in found) else 0
+
+
+def _plain(text: str) -> str:
+    """A text in one line: names may hold what a terminal takes for commands."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 if __name__ == "__main__":

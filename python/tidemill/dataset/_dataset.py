@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tidemill._tidemill import NativeDataSet, NativeTable
 from tidemill.dataset import _map, _workers
-from tidemill.dataset._engine import engine
+from tidemill.dataset._engine import copies, engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, sort_keys
 from tidemill.dataset._functions import count
@@ -757,15 +757,27 @@ class DataSet:
         from tidemill._tidemill import write_stream
         from tidemill.dataset._read import _told
         from tidemill.stream import Running, _late, _status
+        from tidemill.stream._connect import folder_of
         from tidemill.stream._time import seconds
 
+        if not isinstance(name, str) or not name:
+            raise DataSetError(f"name={name!r} is no name of a job: a text that is not empty")
         if stop is not None and checkpoint is None:
             raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
         if watch is not None and checkpoint is None:
             raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
+        folder = folder_of(sink)
+        if folder is not None and folder == folder_of(late_to):
+            raise DataSetError(f"late_to= and the sink write into one folder, {folder}; give each a folder of its own")
         at_most_once = guarantee == "at most once"
         place: dict[str, Any] | None = None
         if checkpoint is not None:
+            if not os.fspath(checkpoint):
+                raise DataSetError("checkpoint= is a folder or the URL of one, which cannot be empty")
+            if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+                raise DataSetError(f"keep={keep!r} is no whole number from 1 on")
+            if seconds(timeout, "timeout") == 0:
+                raise DataSetError(f"timeout={timeout!r} gives every checkpoint up; it is more than zero")
             place = {
                 "place": os.fspath(checkpoint),
                 "storage_options": _told(storage_options),
@@ -775,9 +787,11 @@ class DataSet:
                 "keep": keep,
                 "at_most_once": at_most_once,
             }
+        given = "None" if place is None else "given"
+        _workers.check_alike("write_stream", name=repr(name), checkpoint=given, guarantee=repr(guarantee))
         # Worker 0 is who is heard.
         asked = stop if init().rank == 0 else None
-        watching = (lambda native: watch(Running(native))) if watch is not None and init().rank == 0 else None
+        watching = (lambda native: watch(Running(native, copies()))) if watch is not None and init().rank == 0 else None
         status = _status.place(name, init().comm)
         report, count, first, late = write_stream(
             engine(),

@@ -16,7 +16,7 @@ from tidemill._job import Job, init
 from tidemill._tidemill import QueryEngine, memory_bytes
 from tidemill.dataset._errors import DataSetError
 
-__all__ = ["bytes_of", "engine", "memory_budget", "new_engine"]
+__all__ = ["bytes_of", "copies", "engine", "memory_budget", "new_engine"]
 
 _lock = threading.Lock()
 _engines: list[QueryEngine] = []
@@ -37,6 +37,12 @@ def engine() -> QueryEngine:
                 job = init()
                 _engines.append(new_engine(job, _threads(job), job.size))
     return _engines[0]
+
+
+def copies() -> int:
+    """How many copies a task of a query has at most: one for each thread of each worker."""
+    job = init()
+    return _threads(job) * job.size
 
 
 def new_engine(job: Job, threads: int, workers: int) -> QueryEngine:

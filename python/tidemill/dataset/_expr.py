@@ -11,7 +11,7 @@ from tidemill.dataset._engine import engine
 if TYPE_CHECKING:
     from tidemill.dataset._namespaces import DateTimes, Lists, Strings
 
-__all__ = ["Expr", "IntoExpr", "as_expr", "call", "col", "columns", "lit", "sort_keys"]
+__all__ = ["Expr", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "sort_keys"]
 
 #: A column's name where a column is meant, else a literal.
 IntoExpr = Union["Expr", str, Any]
@@ -371,15 +371,21 @@ def listed(given: Order) -> list[str | Expr]:
     return [given] if isinstance(given, (str, Expr)) else list(given)
 
 
-def columns(exprs: Iterable[IntoExpr | Iterable[IntoExpr]], named: dict[str, Any]) -> list[NativeExpr]:
-    """The arguments of select and its like: columns, lists of columns, and ``name=expression``."""
-    flat: list[NativeExpr] = []
+def flat(exprs: Iterable[IntoExpr | Iterable[IntoExpr]]) -> list[Expr]:
+    """Columns, and lists of columns, as expressions."""
+    found: list[Expr] = []
     for expr in exprs:
         if isinstance(expr, Iterable) and not isinstance(expr, (str, bytes, Expr)):
-            flat += [as_expr(one)._native for one in expr]
+            found += map(as_expr, expr)
         else:
-            flat.append(as_expr(expr)._native)
-    return flat + [as_expr(expr).alias(name)._native for name, expr in named.items()]
+            found.append(as_expr(expr))
+    return found
+
+
+def columns(exprs: Iterable[IntoExpr | Iterable[IntoExpr]], named: dict[str, Any]) -> list[NativeExpr]:
+    """The arguments of select and its like: columns, lists of columns, and ``name=expression``."""
+    all_named = (as_expr(expr).alias(name) for name, expr in named.items())
+    return [expr._native for expr in (*flat(exprs), *all_named)]
 
 
 def sort_keys(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tidemill.dataset._expr import Expr, IntoExpr, columns
+from tidemill.dataset._expr import Expr, IntoExpr, columns, flat
 from tidemill.dataset._functions import count
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ class GroupBy:
         >>> data.group_by("k").agg(tm.col("x").sum(), share=tm.col("x").max() / tm.count()).sort("k").to_pylist()
         [{'k': 'a', 'x': 4, 'share': 1.5}, {'k': 'b', 'x': 2, 'share': 2.0}]
         """
-        wanted = columns(aggregates, named)
-        if any(type(key) is not Expr and isinstance(key, Expr) for key in self._keys):
-            from tidemill.stream import _custom
+        keys, wanted = flat(self._keys), columns(aggregates, named)
+        if any(type(key) is not Expr for key in keys):
+            from tidemill.stream import _custom, _keys
 
-            at = _custom.custom_key(self._keys)
-            if at is not None:
-                return _custom.aggregated(self._data, self._keys, wanted, at)
-        return self._data._step(self._data._native.aggregate(columns(self._keys, {}), wanted))
+            window = _keys.find(keys, wanted)
+            if isinstance(window, _custom.CustomWindow):
+                return _custom.aggregated(self._data, keys, wanted, window)
+        return self._data._step(self._data._native.aggregate([key._native for key in keys], wanted))
 
     def count(self) -> DataSet:
         """How many rows each group has, as ``count``."""

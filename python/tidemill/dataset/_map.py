@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from tidemill.stream._state import ItemType
     from tidemill.stream._time import Duration
 
-__all__ = ["KeyedRows", "Row", "Schema", "filter_rows", "looked_up", "map_batches", "map_rows", "reduce_rows"]
+__all__ = [
+    "KeyedRows",
+    "Row",
+    "Schema",
+    "filter_rows",
+    "given_schema",
+    "looked_up",
+    "map_batches",
+    "map_rows",
+    "reduce_rows",
+]
 
 # Query threads call functions of the program; none may be doing so when the interpreter ends.
 atexit.register(end_calls)
@@ -98,7 +108,7 @@ def looked_up(
     from tidemill.dataset._lookup import Lookup
 
     name = _name(source)
-    added = NativeTable.empty(list(schema.items()) if isinstance(schema, Mapping) else schema)
+    added = NativeTable.empty(given_schema(schema))
     there = [field for field, _ in added.fields if field in data.columns]
     if there:
         raise DataSetError(f"{name}: there is a column {there[0]!r} already; rename it, or what is looked up")
@@ -248,6 +258,8 @@ class KeyedRows:
         from tidemill.stream._state import Declared
         from tidemill.stream._time import micros
 
+        if not callable(function):
+            raise TypeError(f"process takes a function of a key, rows and a context, not {function!r}")
         name = _name(function)
         if not self._data._native.is_stream():
             raise DataSetError(f"{name}: process takes the rows of streams as they come; of a table, use apply")
@@ -258,7 +270,10 @@ class KeyedRows:
         kept = None if ttl is None else micros(ttl, "ttl")
         if kept is not None and kept <= 0:
             raise DataSetError(f"{name}: ttl={ttl!r} must be more than zero")
-        given, keeps = (list(of.items()) if isinstance(of, Mapping) else of for of in (schema, state))
+        given = given_schema(schema)
+        if given == []:
+            raise DataSetError(f"{name}: a schema has at least one column")
+        keeps: Any = None if state is None else given_schema(state, "state")
         if keeps == []:
             raise DataSetError(
                 f"{name}: state= has at least one field; without it a state is anything that can be pickled"
@@ -310,6 +325,18 @@ class KeyedRows:
         return _mapped(grouped, name, on_table, schema)
 
 
+def given_schema(schema: Schema, what: str = "schema") -> Any:
+    """A schema as the engine takes it; `what` names the argument in errors."""
+    if not isinstance(schema, Mapping):
+        if not hasattr(schema, "__arrow_c_schema__"):
+            raise DataSetError(f'{what}= is types by column, {{"n": "int64"}}, or an Arrow schema, not {schema!r}')
+        return schema
+    for name, of in schema.items():
+        if not isinstance(name, str) or not isinstance(of, str):
+            raise DataSetError(f'{what}= has texts for names and types, "n": "int64", not {name!r}: {of!r}')
+    return list(schema.items())
+
+
 def _mapped(data: DataSet, name: str, on_table: OnTable, schema: Schema | None) -> DataSet:
     if schema is None:
         found = _sampled(data, name, on_table)
@@ -319,7 +346,7 @@ def _mapped(data: DataSet, name: str, on_table: OnTable, schema: Schema | None) 
             return [table.cast(found) for table in on_table(native, found) if table.num_rows]
 
         return data._step(data._native.map_batches(name, as_found, found))
-    given = list(schema.items()) if isinstance(schema, Mapping) else schema
+    given = given_schema(schema)
     if given == []:
         raise DataSetError(f"{name}: a schema has at least one column")
     return data._step(data._native.map_batches(name, lambda native: on_table(native, None), given))

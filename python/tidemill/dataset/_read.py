@@ -13,6 +13,7 @@ from tidemill._tidemill import NativeTable
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._map import given_schema
 from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _folder(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def _schema(given: Schema | None) -> Any:
-    return list(given.items()) if isinstance(given, Mapping) else given
+    return None if given is None else given_schema(given)
 
 
 def _told(options: StorageOptions | None) -> dict[str, str]:
@@ -382,4 +383,14 @@ def sql(query: str, **tables: DataSet | ArrowStream) -> DataSet:
         If it does not parse, is not a query, or names what is not there.
     """
     given = [(name, table if isinstance(table, DataSet) else from_arrow(table)) for name, table in tables.items()]
-    return DataSet(engine().sql(query, [(name, table._native) for name, table in given]))
+    try:
+        return DataSet(engine().sql(query, [(name, table._native) for name, table in given]))
+    except DataSetError as error:
+        # The engine says where it has looked, which is nothing to whoever asks.
+        missing = re.fullmatch(r"table 'datafusion\.public\.(.*)' not found", str(error))
+        if missing is None:
+            raise
+        there = f"there are {', '.join(tables)}" if tables else "there are none"
+        raise DataSetError(
+            f"sql: no table {missing[1]!r}, {there}; give it by that name, or a file in quotes"
+        ) from None

@@ -14,6 +14,7 @@ from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._table import Table
 
 __all__ = [
+    "check_alike",
     "collect",
     "collect_in_order",
     "collect_local",
@@ -31,6 +32,20 @@ def comm() -> Comm | None:
     """The job's communicator, if the job has several workers."""
     job = init()
     return job.comm if job.size > 1 else None
+
+
+def check_alike(call: str, **arguments: str) -> None:
+    """Raise, on every worker, if what they give a call differs; in words, by argument. Collective."""
+    job = init()
+    if job.size == 1:
+        return
+    first, *others = job.comm.allgather(arguments)
+    for worker, given in enumerate(others, 1):
+        for name, words in first.items():
+            if given[name] != words:
+                raise DataSetError(
+                    f"{call}: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it is the same on every worker"
+                )
 
 
 def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:

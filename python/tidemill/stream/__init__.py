@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from tidemill._tidemill import NativeTable, stream_of_table
+from tidemill._tidemill import stream_of_table
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._read import _taken
 from tidemill.dataset._table import Table
-from tidemill.stream._connect import Connector, from_files, from_kafka, rate, to_files, to_kafka
+from tidemill.stream._connect import Connector, from_files, from_kafka, rate, speed, to_files, to_kafka
 from tidemill.stream._items import AggregateState, ListState, MapState
 from tidemill.stream._late import LateRowsWarning, NoTimeWarning, late_rows, rows_without_time
 from tidemill.stream._process import KeyContext
@@ -116,8 +118,10 @@ def from_table(
     Raises
     ------
     DataSetError
-        If `time` is no column, or none of times.
+        If `time` is no column, or none of times, or an option makes no sense.
     """
-    native = table._native if isinstance(table, Table) else NativeTable.take(table)
+    native = table._native if isinstance(table, Table) else _taken(table)
     told = times(time, out_of_order, idle_after)
-    return DataSet(stream_of_table(engine(), native, name, told, rows_per_batch, float(rows_per_s)))
+    if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
+        raise DataSetError(f"rows_per_batch={rows_per_batch!r} is no whole number from 1 on")
+    return DataSet(stream_of_table(engine(), native, name, told, rows_per_batch, speed(rows_per_s)))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from numbers import Real
+from pathlib import Path
 from typing import Any, Literal
 
+from tidemill._job import init
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
@@ -17,7 +22,19 @@ from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._time import Duration, Time, micros, times
 from tidemill.stream._tls import Tls, files
 
-__all__ = ["Connector", "bad", "described", "from_files", "from_kafka", "rate", "times", "to_files", "to_kafka"]
+__all__ = [
+    "Connector",
+    "bad",
+    "described",
+    "folder_of",
+    "from_files",
+    "from_kafka",
+    "rate",
+    "speed",
+    "times",
+    "to_files",
+    "to_kafka",
+]
 
 #: How brokers of Kafka are told user and password.
 Sasl = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
@@ -43,6 +60,22 @@ def bad(on_error: OnError, quarantine: str | os.PathLike[str] | None) -> str | d
     if (on_error == "quarantine") != (quarantine is not None):
         raise DataSetError('on_error="quarantine" and quarantine=FOLDER, where bad records go, need each other')
     return on_error if quarantine is None else {"quarantine": os.fspath(quarantine)}
+
+
+def speed(rows_per_s: float) -> float:
+    """Rows a second, as the engine takes them."""
+    if not isinstance(rows_per_s, Real) or not 0 <= rows_per_s < float("inf"):
+        raise DataSetError(f"rows_per_s={rows_per_s!r} is no rate; it is 0, for as fast as rows are taken, or more")
+    return float(rows_per_s)
+
+
+def folder_of(sink: object) -> str | None:
+    """Where a sink of files writes; None of others."""
+    spec = json.loads(sink.spec) if isinstance(sink, Connector) else {}
+    if spec.get("kind") != "files":
+        return None
+    path: str = spec["path"]
+    return path.rstrip("/") if "://" in path else os.path.realpath(path)
 
 
 def rate(
@@ -77,7 +110,7 @@ def rate(
     """
     step_us = None if step is None else float(micros(step, "step"))
     options = {"rows": rows, "keys": keys, "splits": splits, "seed": seed, "step_us": step_us}
-    spec = described("rate", rows_per_second=float(rows_per_s), **options)
+    spec = described("rate", rows_per_second=speed(rows_per_s), **options)
     return DataSet(stream_of(engine(), spec, None, times("time", out_of_order, idle_after)))
 
 
@@ -98,6 +131,7 @@ def from_files(
 ) -> DataSet:
     """Read files that grow, and those that come: every line is a row, as soon as its end is written.
 
+    Where there is none yet, a warning says so: the path may be a wrong one.
     Objects of a store are read, too, each once and as a whole, as they come: a store is listed every five seconds.
 
     Parameters
@@ -144,7 +178,16 @@ def from_files(
         storage_options=storage,
         **csv,
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    made = DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    if init().rank == 0 and not _is_there(os.fspath(path)):
+        warnings.warn(f"from_files: there is no file {os.fspath(path)} yet, and no row before one comes", stacklevel=2)
+    return made
+
+
+def _is_there(path: str) -> bool:
+    """Whether a path or a glob names something; not looked for in stores."""
+    # A pattern may be absolute, which `Path.glob` refuses.
+    return "://" in path or Path(path).exists() or any(True for _ in glob.iglob(path, recursive=True))  # noqa: PTH207
 
 
 def to_files(

@@ -7,15 +7,16 @@ the other windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tidemill._tidemill import NativeTable, window_of
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._expr import Expr, IntoExpr, col, columns
+from tidemill.dataset._expr import Expr, col
 from tidemill.dataset._map import _name, _taken
 from tidemill.dataset._table import Table
+from tidemill.stream._keys import WindowKey
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,7 +35,7 @@ _TIME, _STARTS = "tidemill time", "tidemill window start"
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class CustomWindow(Expr):
+class CustomWindow(WindowKey):
     """A key of `group_by` whose windows a function gives. It is no value of its own."""
 
     __slots__ = ("assign", "early", "early_rows", "given", "lateness", "time")
@@ -48,7 +49,7 @@ class CustomWindow(Expr):
         early: int | None,
         early_rows: int | None,
     ) -> None:
-        super().__init__(time._native)
+        super().__init__(time._native, early is not None or early_rows is not None)
         self.assign = assign
         self.given = given
         self.time = time
@@ -62,15 +63,14 @@ class CustomWindow(Expr):
         )
 
 
-def aggregated(data: DataSet, keys: tuple[IntoExpr, ...], aggregates: list[Any], at: int) -> DataSet:
-    """Groups by `keys`, of which the one at `at` is a custom window, and what is wanted of each."""
-    window = keys[at]
-    assert isinstance(window, CustomWindow)
+def aggregated(data: DataSet, keys: list[Expr], aggregates: list[Any], window: CustomWindow) -> DataSet:
+    """Groups by `keys`, of which one is the window, and what is wanted of each."""
     data = assigned(data, window)
     how = ("sliding", 1, 1, window.lateness, window.early, window.early_rows)
     native = window_of((col(_END) - _MICROSECOND)._native, *how)
-    others = [*keys[:at], col(_START).alias(_STARTS), Expr(native), *keys[at + 1 :]]
-    found = data._step(data._native.aggregate(columns(others, {}), aggregates))
+    window_keys = [col(_START).alias(_STARTS)._native, native]
+    others = [one for key in keys for one in (window_keys if key is window else [key._native])]
+    found = data._step(data._native.aggregate(others, aggregates))
     names = [name for name in found.columns if name != _START]
     return found.select(*[col(name).alias(_START) if name == _STARTS else col(name) for name in names])
 
@@ -124,14 +124,25 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
             f"{name} returns {starts.type} for starts and {ends.type} for ends; both are times, or lists of them"
         )
     rows = pyarrow.array(range(batch.num_rows), pyarrow.int64())
-    if _is_list(pyarrow, starts):
+    is_list = _is_list(pyarrow, starts)
+    if is_list:
         rows = pc.list_parent_indices(starts)
         if not rows.equals(pc.list_parent_indices(ends)):
             raise DataSetError(f"{name} returns lists of starts and of ends that differ in length")
         starts, ends = pc.list_flatten(starts), pc.list_flatten(ends)
     starts, ends = _times(pyarrow, starts, name), _times(pyarrow, ends, name)
-    kept = pc.and_(pc.is_valid(starts), pc.is_valid(ends))
+    kept = pc.is_valid(starts)
     rows, starts, ends = (array.filter(kept) for array in (rows, starts, ends))
+    if ends.null_count:
+        start = starts[pc.index(ends.is_null(), True).as_py()]
+        raise DataSetError(
+            f"{name} returns null as the end of a window from {start} on; a row whose start is null is in no window"
+        )
+    if is_list:
+        # A row that is put into a window twice is in it once.
+        windows = pyarrow.table([rows, starts, ends], ["row", "start", "end"])
+        windows = windows.group_by(windows.column_names, use_threads=False).aggregate([])
+        rows, starts, ends = (column.combine_chunks() for column in windows.columns)
     taken = batch.select(names).take(rows)
     at = times.take(rows)
     outside = pc.or_(pc.greater(starts, at), pc.less_equal(ends, at))
@@ -171,11 +182,3 @@ def _times(pyarrow: Any, array: Any, name: str) -> Any:
         raise DataSetError(f"{name} returns {array.type}; starts and ends of windows are timestamps")
     # Fractions of a microsecond would be lost in silence.
     return array.cast(pyarrow.timestamp("us"))
-
-
-def custom_key(keys: Iterable[IntoExpr]) -> int | None:
-    """Which key is a custom window."""
-    found = [at for at, key in enumerate(keys) if isinstance(key, CustomWindow)]
-    if len(found) > 1:
-        raise DataSetError("group_by has one window")
-    return found[0] if found else None

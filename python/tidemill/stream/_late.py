@@ -53,6 +53,7 @@ def _by_step(counts: Counter[str]) -> str:
 def late_rows() -> int:
     """Count the rows that the last `DataSet.write_stream` left out because they came too late, on all workers.
 
+    Those that went to its ``late_to`` are not among them.
     A job that goes on from a checkpoint counts anew.
     """
     return _late

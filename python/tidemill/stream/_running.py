@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from tidemill._tidemill import NativeRunning
 from tidemill.dataset._errors import DataSetError
@@ -40,8 +41,10 @@ class Move:
 class Running:
     """A stream that runs. The keys of its rows are dealt to *buckets* by their hash, and buckets to copies of tasks."""
 
-    def __init__(self, native: NativeRunning) -> None:
+    def __init__(self, native: NativeRunning, copies: int) -> None:
         self._native = native
+        # No task has more.
+        self._copies = copies
 
     @property
     def owners(self) -> dict[str, list[int]]:
@@ -76,8 +79,16 @@ class Running:
         Raises
         ------
         DataSetError
-            If there is no such task.
+            If there is no such task, or `owners` are not as many copies as there are buckets.
         """
+        now = self.owners.get(task)
+        if now is not None and len(owners) != len(now):
+            raise DataSetError(
+                f"task {task!r} has {len(now)} buckets, each with an owner; there are {len(owners)} owners"
+            )
+        for owner in owners:
+            if isinstance(owner, bool) or not isinstance(owner, Integral) or not 0 <= owner < self._copies:
+                raise DataSetError(f"{owner!r} is no copy of task {task!r}; copies are 0 to {self._copies - 1}")
         try:
             self._native.rebalance(task, list(owners))
         except KeyError as error:

@@ -10,9 +10,13 @@ from tidemill._tidemill import window_of
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, col, lit
 from tidemill.stream._custom import Assign, CustomWindow
+from tidemill.stream._keys import WindowKey
 from tidemill.stream._time import Duration, micros
 
 __all__ = ["Windows", "calendar", "counting", "custom", "session", "sliding", "tumbling", "window"]
+
+#: Far enough below what 64 bits hold that numbers of rows may be added.
+_ROWS_MAX = 10**18
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def calendar(length: str, tz: str = "UTC") -> Windows:
     tz : str, default="UTC"
         A time zone such as ``"Europe/Berlin"``, or an offset such as ``"+01:00"``.
     """
-    found = re.fullmatch(r"(\d+)\s*(d|w|mo|y)", length)
+    found = re.fullmatch(r"(\d{1,9})\s*(d|w|mo|y)", length) if isinstance(length, str) else None
     if not found:
         raise DataSetError(f'{length!r} is no length of a calendar; write "1d", "1w", "1mo" or "1y"')
     return Windows(found[2], int(found[1]), 0, tz)
@@ -76,6 +80,8 @@ def counting(size: int, slide: int | None = None) -> Windows:
     for number in (size, slide):
         if number is not None and not _is_whole(number):
             raise TypeError(f"a window has a whole number of rows, not {number!r}")
+        if number is not None and number > _ROWS_MAX:
+            raise DataSetError(f"a window of {number} rows is too large; the largest has {_ROWS_MAX}")
     return Windows("count", size, size if slide is None else slide)
 
 
@@ -91,9 +97,9 @@ def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
     assign : callable
         It is called as ``assign(times, *columns)`` with arrays of pyarrow: the times of some rows, a ``timestamp[us]`` without nulls,
         and the same rows' columns. It returns two arrays, of starts and of ends, with a timestamp for each row: a row is in the window from
-        its start, inclusive, to its end, exclusive. For rows in several windows these are arrays of lists; with null a row is in no
-        window. The same rows must be put into the same windows whenever they come: after a failure they come again. Several threads
-        call it. Needs pyarrow.
+        its start, inclusive, to its end, exclusive. For rows in several windows these are arrays of lists, and a window that is given twice
+        counts once; with null as its start a row is in no window. The same rows must be put into the same windows whenever they come:
+        after a failure they come again. Several threads call it. Needs pyarrow.
     columns : str or iterable of str, optional
         What else it is given.
 
@@ -144,6 +150,8 @@ def window(
     >>> sorted(seen, key=str)
     [{'user': 'a', 'n': 1}, {'user': 'a', 'n': 1}, {'user': 'b', 'n': 1}]
     """
+    if not isinstance(windows, Windows):
+        raise TypeError(f'a window is tumbling("10s"), session("1m") or the like, not {windows!r}')
     if windows.kind == "count":
         if on is not None or late != 0 or early is not None or early_rows is not None:
             raise DataSetError("windows of rows have no on=, late=, early= or early_rows=: they look at no time")
@@ -158,4 +166,4 @@ def window(
     if windows.assign is not None:
         return CustomWindow(windows.assign, windows.columns, time, lateness, every, early_rows)
     how = (windows.kind, windows.size, windows.slide, lateness, every, early_rows, windows.zone)
-    return Expr(window_of(time._native, *how))
+    return WindowKey(window_of(time._native, *how), early is not None or early_rows is not None)

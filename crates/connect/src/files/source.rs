@@ -99,7 +99,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
     let schema = match (options.format, schema) {
         (Format::Text, None) => text_schema("line"),
         (Format::Text, Some(schema)) => match schema.fields().as_ref() {
-            [field] if *field.data_type() == DataType::Utf8 => schema,
+            [field] if matches!(field.data_type(), DataType::Utf8 | DataType::Utf8View | DataType::LargeUtf8) => schema,
             _ => return Err(wrong("text has one column, of strings: give it no schema, or such a one".into())),
         },
         (_, schema) => options::needed(NAME, schema)?,
@@ -468,6 +468,8 @@ impl Reader {
         };
         let mut records: Vec<(u64, &[u8])> = Vec::new();
         for (at, line) in lines.iter() {
+            // A byte-order mark, which some programs begin a file with.
+            let line = line.strip_prefix(b"\xef\xbb\xbf").filter(|_| at == 0).unwrap_or(line);
             if self.layout != Layout::Text && is_blank(line) {
                 continue;
             }

@@ -259,17 +259,17 @@ impl CheckpointStore {
         self.numbers("epochs").await
     }
 
-    /// Claims the place for a run. Returns the claim, which is higher than `known`, the highest of any manifest: claims may
+    /// Claims the place for a `run`. Returns the claim, which is higher than `known`, the highest of any manifest: claims may
     /// have been lost where manifests have not.
     ///
     /// # Errors
     /// The store's.
-    pub(crate) async fn claim(&self, known: u64) -> Result<u64, StoreError> {
+    pub(crate) async fn claim(&self, known: u64, run: &str) -> Result<u64, StoreError> {
         let claims = self.numbers("claims").await?;
         let next = claims.first().map_or(known, |&last| last.max(known)).saturating_add(1);
         // Another's may come between; so many at once are no accident.
         for claim in next..next.saturating_add(CLAIMS_MAX) {
-            if self.create(&self.claim_path(claim), Bytes::new()).await? {
+            if self.create(&self.claim_path(claim), Bytes::copy_from_slice(run.as_bytes())).await? {
                 for old in claims {
                     self.delete(&self.claim_path(old)).await?;
                 }
@@ -277,6 +277,17 @@ impl CheckpointStore {
             }
         }
         Err(self.taken_by_another().await)
+    }
+
+    /// Whether this is the place that worker 0 has claimed for the `run`: a folder of that name may be another one on each host.
+    ///
+    /// # Errors
+    /// The store's; `Taken`.
+    pub(crate) async fn sees_claim(&self, claim: u64, run: &str) -> Result<bool, StoreError> {
+        if self.find(&self.claim_path(claim)).await?.is_some_and(|found| found == run.as_bytes()) {
+            return Ok(true);
+        }
+        self.is_claimed(claim).await.map(|()| false)
     }
 
     /// Whether no later run has claimed the place.

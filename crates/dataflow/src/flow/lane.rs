@@ -28,6 +28,9 @@ use crate::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
 /// What a batch of this process costs in credit beside its bytes.
 const BATCH_COST_BYTES: u64 = 64;
+/// After so much for copies of this worker a sender lets them have the thread: while it goes on, what they are to read leaves the
+/// processor's cache.
+const CACHED_BYTES: u64 = 512 << 10;
 /// What is taken for a pack before it is known what it costs. It goes when it is full, so nothing in it is more.
 const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
 
@@ -78,6 +81,8 @@ struct State {
     pack: Option<Pack>,
     /// Credit that has been taken for it, at each account.
     taken: u64,
+    /// Bytes that have gone to copies of this worker since they were let have the thread.
+    unread: u64,
     /// The turn's end will be told.
     in_turn: bool,
     /// What went wrong at a turn's end, where nobody could be told.
@@ -245,7 +250,8 @@ impl Lane {
             }
         });
         let accounts = accounts.collect();
-        let state = State { ends, pack: Pack::new(&way.edge.schema), taken: 0, in_turn: false, failed: None };
+        let state =
+            State { ends, pack: Pack::new(&way.edge.schema), taken: 0, unread: 0, in_turn: false, failed: None };
         Arc::new(Lane { way: Arc::clone(way), accounts, state: Mutex::new(state), packing: AtomicBool::new(false) })
     }
 
@@ -351,7 +357,9 @@ impl Lane {
                 let (account, _) = accounts.split_off_first().expect("every place has its accounts");
                 let cost = bytes + BATCH_COST_BYTES;
                 waited += account.acquire(cost, way.hurry.as_ref()).await;
-                self.state.lock().ends[at].hand_over(way, batch.clone(), cost);
+                let mut state = self.state.lock();
+                state.unread += cost;
+                state.ends[at].hand_over(way, batch.clone(), cost);
                 continue;
             };
             let theirs = accounts.split_off(..workers.len()).expect("every place has its accounts");
@@ -360,6 +368,10 @@ impl Lane {
             }
         }
         metrics::add(&way.edge.metrics.blocked_ns, waited);
+        if self.state.lock().unread >= CACHED_BYTES {
+            self.state.lock().unread = 0;
+            tokio::task::yield_now().await;
+        }
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Giving up: one flag that every copy of a run looks at whenever it is polled, and that wakes them all.
 
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,6 +18,26 @@ use crate::flow::Turn;
 pub(crate) struct Cancel {
     raised: AtomicBool,
     waiting: Mutex<Vec<Arc<Mutex<Option<Waker>>>>>,
+}
+
+thread_local! {
+    /// The flag of the run whose copy is being polled on this thread.
+    static CURRENT: RefCell<Option<Arc<Cancel>>> = const { RefCell::new(None) };
+}
+
+/// Notes whose copy is being polled, until it is dropped.
+struct Current(Option<Arc<Cancel>>);
+
+impl Current {
+    fn enter(cancel: &Arc<Cancel>) -> Self {
+        Current(CURRENT.replace(Some(Arc::clone(cancel))))
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        CURRENT.set(self.0.take());
+    }
 }
 
 /// One copy's view of the flag.
@@ -59,11 +80,37 @@ impl CancelToken {
             if self.cancel.is_raised() {
                 return Poll::Ready(Err(DataflowError::Cancelled));
             }
+            let _current = Current::enter(&self.cancel);
             let _turn = Turn::begin();
             future.as_mut().poll(context).map(Ok)
         })
         .await
     }
+}
+
+/// Runs a future on this thread, in the middle of a copy's work. If the copy's run is given up, the future is dropped: what others do
+/// for it, and may never end, keeps the run from ending no longer.
+///
+/// # Errors
+/// `Cancelled`.
+pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
+    struct Slot(Arc<Cancel>, Arc<Mutex<Option<Waker>>>);
+    impl Drop for Slot {
+        fn drop(&mut self) {
+            self.0.waiting.lock().retain(|slot| !Arc::ptr_eq(slot, &self.1));
+        }
+    }
+    let Some(cancel) = CURRENT.with_borrow(Clone::clone) else { return Ok(block_on(future)) };
+    let slot = Slot(Arc::clone(&cancel), cancel.token().slot);
+    let mut future = pin!(future);
+    block_on(poll_fn(|context| {
+        *slot.1.lock() = Some(context.waker().clone());
+        // As in `guard`.
+        match cancel.is_raised() {
+            true => Poll::Ready(Err(DataflowError::Cancelled)),
+            false => future.as_mut().poll(context).map(Ok),
+        }
+    }))
 }
 
 struct Unpark(Thread);
@@ -84,5 +131,32 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Ready(output) => return output,
             Poll::Pending => std::thread::park(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A copy that waits for somebody else's work, which does not end, would keep its run for ever.
+    #[test]
+    fn who_waits_in_a_copy_is_told() {
+        let cancel = Arc::new(Cancel::default());
+        let (token, raiser) = (cancel.token(), Arc::clone(&cancel));
+        let raised = std::thread::spawn(move || {
+            // Two wait: the copy, and what waits within it.
+            while raiser.waiting.lock().len() < 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            raiser.raise();
+        });
+        let waits = block_on(token.guard(async { wait_in_copy(std::future::pending::<()>()) }));
+        assert!(matches!(waits, Ok(Err(DataflowError::Cancelled))));
+        raised.join().unwrap();
+        assert_eq!(cancel.waiting.lock().len(), 1, "what it noted is forgotten");
+        assert!(matches!(block_on(token.guard(async {})), Err(DataflowError::Cancelled)));
+        assert!(matches!(wait_in_copy(async { 7 }), Ok(7)), "outside of a copy");
     }
 }

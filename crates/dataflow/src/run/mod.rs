@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 
 #[cfg(test)]
 pub(crate) use cancel::Cancel;
+pub use cancel::wait_in_copy;
 pub(crate) use cancel::{CancelToken, block_on};
 pub use context::TaskContext;
 pub(crate) use fault::Fault;
@@ -224,7 +225,10 @@ impl Runner {
         look: Look<'_>,
     ) -> Result<RunReport, DataflowError> {
         let checked = graph.checked(self.comm.size());
-        let parts = checked.as_ref().map_or_else(|errors| vec![errors.to_string()], |e| fingerprint::parts(graph, e));
+        let mut parts =
+            checked.as_ref().map_or_else(|errors| vec![errors.to_string()], |e| fingerprint::parts(graph, e));
+        let says = if checkpoints.is_some() { "checkpoints" } else { "no checkpoints" };
+        parts.push(format!("a job that makes {says}"));
         let plan = match &checked {
             Ok(_) => Plan::make(graph, placement, &self.workers),
             Err(errors) => Err(errors.clone().into()),

@@ -38,9 +38,9 @@ pub(crate) struct Resume {
 #[derive(serde::Serialize, serde::Deserialize)]
 enum Found {
     /// Nothing was ever written there.
-    Nothing { run: String },
+    Nothing { run: String, claim: u64 },
     /// The newest checkpoint that has not been refused yet.
-    Checkpoint { run: String, manifest: Box<Manifest> },
+    Checkpoint { run: String, claim: u64, manifest: Box<Manifest> },
     /// It cannot be.
     Error { reason: String },
 }
@@ -126,14 +126,17 @@ impl Resume {
                 Some(reason) => Found::Error { reason: reason.clone() },
                 None => resume.next(pool, &run, &mut older, none),
             });
-            match share(comm, found)? {
+            let found = share(comm, found)?;
+            if let Found::Nothing { run, claim } | Found::Checkpoint { run, claim, .. } = &found
+                && resume.run.is_empty()
+            {
+                resume.run.clone_from(run);
+                resume.check_shared(comm, pool, *claim)?;
+            }
+            match found {
                 Found::Error { reason } => return Err(DataflowError::Checkpoint(reason)),
-                Found::Nothing { run } => {
-                    resume.run = run;
-                    return Ok(resume);
-                }
-                Found::Checkpoint { run, manifest } => {
-                    resume.run = run;
+                Found::Nothing { .. } => return Ok(resume),
+                Found::Checkpoint { manifest, .. } => {
                     let read = pool.block_on(resume.read(&manifest, flow, governor, comm.rank()));
                     let mut damage = None;
                     let mut all = [0u8];
@@ -173,6 +176,22 @@ impl Resume {
         }
     }
 
+    /// Collective: whether all workers write to the same place. Where each has one of its own, nothing could ever be gone on from.
+    fn check_shared(&self, comm: &Communicator, pool: &Handle, claim: u64) -> Result<(), DataflowError> {
+        let place = self.settings.store.place();
+        let sees = pool.block_on(self.settings.store.sees_claim(claim, &self.run));
+        let mut all = vec![0_u8; comm.size() as usize];
+        comm.allgather(&[u8::from(matches!(sees, Ok(true)))], &mut all)?;
+        let Some(worker) = all.iter().position(|&sees| sees == 0) else { return Ok(()) };
+        Err(DataflowError::Checkpoint(match sees {
+            Err(error) => error.to_string(),
+            Ok(_) => format!(
+                "checkpoints in {place}: worker {worker} does not find there what worker 0 has written; it has to be a folder that all \
+                 hosts share, named alike by all workers, or in an object store"
+            ),
+        }))
+    }
+
     /// Makes the place this run's, and finds what is there. On worker 0.
     fn look(&mut self, comm: &Communicator, pool: &Handle, run: &str) -> Result<Kept, String> {
         let kept = |store: &CheckpointStore| pool.block_on(store.kept()).map_err(|error| error.to_string());
@@ -183,7 +202,7 @@ impl Resume {
         newest.map_or(Ok(()), |newest| self.fits(newest))?;
         let known = newest.map_or(0, |newest| newest.claim);
         self.hold = Some(self.hold(comm, run)?);
-        self.begin.claim = pool.block_on(store.claim(known)).map_err(|error| error.to_string())?;
+        self.begin.claim = pool.block_on(store.claim(known, run)).map_err(|error| error.to_string())?;
         // Again: what the run before has written until this one made its claim counts.
         let kept = kept(&store)?;
         self.begin.newest = kept.epoch();
@@ -242,11 +261,11 @@ impl Resume {
                 let Begin { claim, newest, .. } = &mut self.begin;
                 *newest += 1;
                 match pool.block_on(self.settings.store.adopt(manifest, *claim, *newest)) {
-                    Ok(manifest) => Found::Checkpoint { run, manifest: Box::new(manifest) },
+                    Ok(manifest) => Found::Checkpoint { run, claim: *claim, manifest: Box::new(manifest) },
                     Err(error) => Found::Error { reason: error.to_string() },
                 }
             }
-            None if none => Found::Nothing { run },
+            None if none => Found::Nothing { run, claim: self.begin.claim },
             None => Found::Error {
                 // Beginning anew in silence would count twice what had been counted.
                 reason: format!(

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::compute::kernels::aggregate::max;
 use arrow::datatypes::{
-    DataType, Date32Type, Date64Type, SchemaRef, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType,
-    TimestampNanosecondType, TimestampSecondType,
+    ArrowNumericType, DataType, Date32Type, Date64Type, SchemaRef, TimeUnit, TimestampMicrosecondType,
+    TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType,
 };
 use bytes::Bytes;
 
@@ -37,18 +37,27 @@ fn microseconds(data_type: &DataType, value: i64) -> i64 {
     }
 }
 
-/// The latest event time of a column; nulls tell none.
+/// The latest event time of a column; nulls tell none, nor do values that no row may have.
 fn latest(column: &ArrayRef) -> Option<EventTime> {
-    let value = match column.data_type() {
-        DataType::Timestamp(TimeUnit::Second, _) => max(column.as_primitive::<TimestampSecondType>()),
-        DataType::Timestamp(TimeUnit::Millisecond, _) => max(column.as_primitive::<TimestampMillisecondType>()),
-        DataType::Timestamp(TimeUnit::Microsecond, _) => max(column.as_primitive::<TimestampMicrosecondType>()),
-        DataType::Timestamp(TimeUnit::Nanosecond, _) => max(column.as_primitive::<TimestampNanosecondType>()),
-        DataType::Date32 => max(column.as_primitive::<Date32Type>()).map(i64::from),
-        DataType::Date64 => max(column.as_primitive::<Date64Type>()),
+    fn of<T: ArrowNumericType<Native: Into<i64>>>(column: &ArrayRef) -> Option<EventTime> {
+        let values = column.as_primitive::<T>();
+        let time = |value: T::Native| EventTime(microseconds(column.data_type(), value.into()));
+        match max(values).map(time) {
+            Some(latest) if !latest.is_of_row() => {
+                values.iter().flatten().map(time).filter(|time| time.is_of_row()).max()
+            }
+            latest => latest,
+        }
+    }
+    match column.data_type() {
+        DataType::Timestamp(TimeUnit::Second, _) => of::<TimestampSecondType>(column),
+        DataType::Timestamp(TimeUnit::Millisecond, _) => of::<TimestampMillisecondType>(column),
+        DataType::Timestamp(TimeUnit::Microsecond, _) => of::<TimestampMicrosecondType>(column),
+        DataType::Timestamp(TimeUnit::Nanosecond, _) => of::<TimestampNanosecondType>(column),
+        DataType::Date32 => of::<Date32Type>(column),
+        DataType::Date64 => of::<Date64Type>(column),
         _ => None,
-    };
-    value.map(|value| EventTime(microseconds(column.data_type(), value)))
+    }
 }
 
 /// See the module.
@@ -261,6 +270,22 @@ mod tests {
         assert_eq!(told(&mut clock), [at(15)]);
         clock.rows(0, read(vec![None], vec![Some(12)])).unwrap();
         assert_eq!((told(&mut clock), clock.latest()), (vec![], EventTime(60)));
+    }
+
+    /// One broken record would end all windows, and make every row behind it late.
+    #[test]
+    fn times_that_no_row_may_have_tell_nothing() {
+        let mut clock = Clock::new(EventTimes::of("at"), &read(vec![], vec![]).schema(), None).unwrap();
+        let mut rows = |times: Vec<Option<i64>>| {
+            let none = vec![None; times.len()];
+            clock.rows(0, read(times, none)).unwrap();
+            clock.latest()
+        };
+        assert_eq!(rows(vec![Some(i64::MIN), Some(-EventTime::FARTHEST_US - 1)]), EventTime::MIN);
+        assert_eq!(rows(vec![Some(i64::MAX), None, Some(7), Some(5), Some(i64::MAX - 1)]), EventTime(7));
+        assert_eq!(rows(vec![Some(EventTime::FARTHEST_US)]), EventTime(EventTime::FARTHEST_US));
+        let seconds: ArrayRef = Arc::new(arrow::array::TimestampSecondArray::from(vec![9, i64::MAX / 2]));
+        assert_eq!(latest(&seconds), Some(EventTime(9_000_000)));
     }
 
     /// Rows that tell no time, of a split that was idle, would stay where windows keep them until something else comes, and be late.

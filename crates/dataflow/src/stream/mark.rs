@@ -19,6 +19,15 @@ impl EventTime {
     /// Behind all others: the stream is over.
     pub const MAX: EventTime = EventTime(i64::MAX);
 
+    /// Times that rows tell lie within so many microseconds of 1970: 200,000 years. What is further away is no time, but a broken
+    /// record; and the ends of windows and joins around a time are times, too.
+    pub const FARTHEST_US: i64 = 200_000 * 365 * 86_400 * 1_000_000;
+
+    /// Whether a row may have this time.
+    pub fn is_of_row(self) -> bool {
+        (-Self::FARTHEST_US..=Self::FARTHEST_US).contains(&self.0)
+    }
+
     /// So many microseconds earlier.
     #[must_use]
     pub fn minus(self, us: i64) -> Self {

@@ -66,9 +66,17 @@ impl TableStream {
     fn new(slices: Arc<Vec<RecordBatch>>, context: &TaskContext, rows_per_s: f64) -> Result<Self, TaskError> {
         let splits: Vec<(usize, usize)> = match context.restored() {
             Some(restored) => {
-                let split = |(name, next): (&String, &Bytes)| -> Result<(usize, usize), TaskError> {
-                    let next: [u8; 8] = next.as_ref().try_into().map_err(|_| "a split that no table stream saved")?;
-                    Ok((name.parse()?, u64::from_le_bytes(next) as usize))
+                let split = |(name, saved): (&String, &Bytes)| -> Result<(usize, usize), TaskError> {
+                    let ([next, rows], []) = saved.as_chunks() else {
+                        return Err("a split that no table stream saved".into());
+                    };
+                    let next = u64::from_le_bytes(*next) as usize;
+                    if u64::from_le_bytes(*rows) != rows_before(&slices, next) {
+                        let reason = "the checkpoint is of a table with other batches, or another number of rows in a batch: \
+                            they must not change";
+                        return Err(reason.into());
+                    }
+                    Ok((name.parse()?, next))
                 };
                 restored.splits.iter().map(split).collect::<Result<_, _>>()?
             }
@@ -81,6 +89,11 @@ impl TableStream {
         let told = vec![false; splits.len()];
         Ok(TableStream { slices, splits, told, row_s, begun: None, rows: 0, pause: None })
     }
+}
+
+/// Rows of the slices before one.
+fn rows_before(slices: &[RecordBatch], next: usize) -> u64 {
+    slices.iter().take(next).map(|slice| slice.num_rows() as u64).sum()
 }
 
 impl Source for TableStream {
@@ -122,8 +135,7 @@ impl Source for TableStream {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let split =
-            |(split, next): &(usize, usize)| (split.to_string(), Bytes::copy_from_slice(&(*next as u64).to_le_bytes()));
-        Ok(self.splits.iter().map(split).collect())
+        let place = |next: usize| [next as u64, rows_before(&self.slices, next)].map(u64::to_le_bytes).concat().into();
+        Ok(self.splits.iter().map(|&(split, next)| (split.to_string(), place(next))).collect())
     }
 }

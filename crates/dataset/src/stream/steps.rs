@@ -18,7 +18,7 @@ use datafusion::physical_plan::{
     ExecutionPlan, PhysicalExpr, SendableRecordBatchStream, collect, replace_children_if_necessary,
 };
 use tidemill_dataflow::operator::Flow;
-use tidemill_dataflow::{Emit, Operator, TaskError};
+use tidemill_dataflow::{Emit, Operator, TaskError, wait_in_copy};
 
 use super::groups::batch;
 use crate::map::MapExec;
@@ -115,7 +115,8 @@ impl PlanStep {
         // Over rows in memory such a node waits for nothing, not even its turn: the task's, when it has done much, would come only
         // after this.
         let work = tokio::task::unconstrained(collect(Arc::clone(plan), Arc::clone(&self.context)));
-        futures::executor::block_on(work)
+        // A function of the program may wait for something else, though.
+        wait_in_copy(work).map_err(|error| DataFusionError::External(error.into()))?
     }
 }
 

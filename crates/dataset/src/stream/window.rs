@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, StructArray, TimestampMicrosecondArray};
-use arrow::compute::cast;
+use arrow::compute::{cast, max, min};
 use arrow::datatypes::{DataType, Field, Fields, IntervalUnit, TimeUnit, TimestampMicrosecondType};
 use datafusion::common::ScalarValue;
 use datafusion::error::{DataFusionError, Result};
@@ -16,6 +16,7 @@ use datafusion::logical_expr::{
 };
 use datafusion::physical_expr::expressions::Literal;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
+use tidemill_dataflow::stream::EventTime;
 
 use super::spans::{Calendar, Spans};
 use crate::error::DataSetError;
@@ -372,10 +373,15 @@ pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>, last: Option<
     StructArray::new(window_fields(last.is_some()), columns, None)
 }
 
-/// Times in microseconds, whatever unit or zone they come in.
+/// Times in microseconds, whatever unit or zone they come in; null where no row may have such a time.
 pub(crate) fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
     let cast = cast(times, &DataType::Timestamp(TimeUnit::Microsecond, None))?;
-    Ok(cast.as_primitive::<TimestampMicrosecondType>().clone())
+    let times = cast.as_primitive::<TimestampMicrosecondType>();
+    let is_time = |time: i64| EventTime(time).is_of_row();
+    match min(times).into_iter().chain(max(times)).all(is_time) {
+        true => Ok(times.clone()),
+        false => Ok(times.unary_opt(|time| is_time(time).then_some(time))),
+    }
 }
 
 /// A window's call, as a plan has it.

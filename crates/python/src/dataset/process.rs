@@ -1,35 +1,47 @@
 //! Functions of the program over the rows of each key of a stream: an object in Python keeps states and timers.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use tidemill_dataflow::DataflowError;
 use tidemill_dataflow::checkpoint::{Buckets, Part};
 use tidemill_dataflow::memory::{Governor, MapWriter};
 use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{DataflowError, wait_in_copy};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 
-use super::calls::Call;
+use super::calls;
 use super::frame::told;
 use super::table::NativeTable;
 
 /// An object with the methods of [`KeyedFunction`], of one copy.
 struct PythonKeyed {
-    object: Py<PyAny>,
+    object: Arc<Py<PyAny>>,
     governor: Governor,
     /// As the object said last.
     alarm: Option<i64>,
 }
 
 impl PythonKeyed {
-    /// Calls the object, which may set alarms then.
-    fn call<T>(&mut self, work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T>) -> Result<T, String> {
-        let object = &self.object;
-        let (done, alarm) = call(|py| {
+    /// Calls the object.
+    fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T> + Send + 'static,
+    ) -> Result<T, String> {
+        let object = Arc::clone(&self.object);
+        call(move |py| work(py, &object))
+    }
+
+    /// The same, where it may set alarms.
+    fn run<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T> + Send + 'static,
+    ) -> Result<T, String> {
+        let (done, alarm) = self.call(|py, object| {
             let done = work(py, object)?;
             Ok((done, object.call_method0(py, "next_alarm")?.extract(py)?))
         })?;
@@ -40,16 +52,19 @@ impl PythonKeyed {
 
 /// Makes one by calling `factory`.
 pub fn keyed_function(factory: Py<PyAny>) -> MakeKeyedFunction {
-    std::sync::Arc::new(move |context| {
-        let governor = context.governor().clone();
-        let object = call(|py| factory.call1(py, (&governor.settings().spill_dir, context.makes_checkpoints())))?;
+    let factory = Arc::new(factory);
+    Arc::new(move |context| {
+        let (factory, governor) = (Arc::clone(&factory), context.governor().clone());
+        let given = (governor.settings().spill_dir.clone(), context.makes_checkpoints());
+        let object = Arc::new(call(move |py| factory.call1(py, given))?);
         Ok(Box::new(PythonKeyed { object, governor, alarm: None }) as Box<dyn KeyedFunction>)
     })
 }
 
-fn call<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, String> {
-    let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
-    Python::attach(|py| work(py).map_err(|error| told(py, &error)))
+/// On a thread of its own: the function may block for longer than its run is there.
+fn call<T: Send + 'static>(work: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static) -> Result<T, String> {
+    let called = calls::call(move |py| work(py).map_err(|error| told(py, &error)));
+    wait_in_copy(called).map_err(|error| error.to_string())?
 }
 
 fn batches(py: Python<'_>, made: &Py<PyAny>) -> PyResult<Vec<RecordBatch>> {
@@ -62,11 +77,11 @@ impl KeyedFunction for PythonKeyed {
         let table = |rows: RecordBatch| NativeTable { schema: rows.schema(), batches: vec![rows] };
         let KeyedBatch { keys, buckets, ends, rows } = batch;
         let arguments = (table(keys), buckets, ends, table(rows));
-        self.call(|py, object| batches(py, &object.call_method1(py, "rows", arguments)?))
+        self.run(|py, object| batches(py, &object.call_method1(py, "rows", arguments)?))
     }
 
     fn time(&mut self, now: EventTime) -> Result<(Vec<RecordBatch>, bool), String> {
-        self.call(|py, object| {
+        self.run(move |py, object| {
             let (made, more): (Py<PyAny>, bool) = object.call_method1(py, "time", (now.0,))?.extract(py)?;
             Ok((batches(py, &made)?, more))
         })
@@ -77,53 +92,53 @@ impl KeyedFunction for PythonKeyed {
     }
 
     fn ring(&mut self) -> Result<(Vec<RecordBatch>, bool), String> {
-        self.call(|py, object| {
+        self.run(|py, object| {
             let (made, more): (Py<PyAny>, bool) = object.call_method0(py, "ring")?.extract(py)?;
             Ok((batches(py, &made)?, more))
         })
     }
 
     fn bytes(&self) -> Result<usize, String> {
-        call(|py| self.object.call_method0(py, "held_bytes")?.extract(py))
+        self.call(|py, object| object.call_method0(py, "held_bytes")?.extract(py))
     }
 
     fn spill(&mut self) -> Result<(), String> {
-        call(|py| self.object.call_method0(py, "spill").map(drop))
+        self.call(|py, object| object.call_method0(py, "spill").map(drop))
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Buckets, String> {
         let mut gathered = Gathered::new(&self.governor);
-        let wholes: Vec<(u32, bool)> = call(|py| {
-            let saved = self.object.call_method1(py, "snapshot", (whole,))?;
-            let mut wholes = Vec::new();
+        let (wholes, gathered) = self.call(move |py, object| {
+            let saved = object.call_method1(py, "snapshot", (whole,))?;
+            let mut wholes: Vec<(u32, bool)> = Vec::new();
             for part in saved.bind(py).try_iter()? {
                 let (bucket, whole, bytes): (u32, bool, Bound<'_, PyBytes>) = part?.extract()?;
                 gathered.add(bytes.as_bytes())?;
                 wholes.push((bucket, whole));
             }
-            Ok(wholes)
+            Ok((wholes, gathered))
         })?;
         let part = |((bucket, whole), bytes)| (bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) });
         Ok(wholes.into_iter().zip(gathered.finish()?).map(part).collect())
     }
 
     fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, String> {
-        let mut gathered = Gathered::new(&self.governor);
-        let released: Vec<u32> = call(|py| {
-            let parts = self.object.call_method1(py, "release", (buckets.to_vec(),))?;
-            let mut released = Vec::new();
+        let (mut gathered, buckets) = (Gathered::new(&self.governor), buckets.to_vec());
+        let (released, gathered) = self.call(move |py, object| {
+            let parts = object.call_method1(py, "release", (buckets,))?;
+            let mut released: Vec<u32> = Vec::new();
             for part in parts.bind(py).try_iter()? {
                 let (bucket, bytes): (u32, Bound<'_, PyBytes>) = part?.extract()?;
                 gathered.add(bytes.as_bytes())?;
                 released.push(bucket);
             }
-            Ok(released)
+            Ok((released, gathered))
         })?;
         Ok(released.into_iter().zip(gathered.finish()?).collect())
     }
 
     fn restore(&mut self, now: EventTime, buckets: Vec<(u32, Vec<Bytes>)>) -> Result<(), String> {
-        self.call(|py, object| {
+        self.run(move |py, object| {
             for (bucket, parts) in buckets {
                 let parts = PyList::new(py, parts.iter().map(|part| PyBytes::new(py, part)))?;
                 object.call_method1(py, "restore", (now.0, bucket, parts))?;

@@ -23,7 +23,7 @@ use tidemill_dataset::{
     StreamSource, Windows, table_stream,
 };
 
-use super::calls::Call;
+use super::calls::{self, Call};
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, together_with, told};
@@ -452,7 +452,7 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
                 false => Ok(sink.clone_ref(py)),
             });
             let sink = mine.map_err(|error| Python::attach(|py| told(py, &error)))?;
-            Ok(Box::new(PythonSink { sink, whole }) as Box<dyn Sink>)
+            Ok(Box::new(PythonSink { sink: Arc::new(sink), whole }) as Box<dyn Sink>)
         })
     };
     let guarantee = if whole { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
@@ -461,17 +461,19 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
 
 /// A Python function that is called with each table, or an object with the three methods of a sink.
 struct PythonSink {
-    sink: Py<PyAny>,
+    sink: Arc<Py<PyAny>>,
     whole: bool,
 }
 
 impl PythonSink {
-    /// Most sinks wait for a disk or a server: meanwhile another thread does what there is to do.
-    fn call<T>(&self, work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T>) -> Result<T, TaskError> {
-        let Some(_call) = Call::begin() else { return Err("the program is ending".into()) };
-        tokio::task::block_in_place(|| {
-            Python::attach(|py| work(py, &self.sink).map_err(|error| told(py, &error).into()))
-        })
+    /// Most sinks wait for a disk or a server: meanwhile the copy's thread does what else there is to do.
+    fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T> + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, TaskError>> {
+        let sink = Arc::clone(&self.sink);
+        let called = calls::call(move |py| work(py, &sink).map_err(|error| told(py, &error)));
+        Box::pin(async move { Ok(called.await?) })
     }
 }
 
@@ -479,33 +481,30 @@ impl Sink for PythonSink {
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         let table = NativeTable { schema: rows.schema(), batches: vec![rows] };
         let whole = self.whole;
-        let done = self.call(|py, sink| {
+        self.call(move |py, sink| {
             match whole {
                 true => sink.call_method1(py, "write", (table,))?,
                 false => sink.call1(py, (table,))?,
             };
             Ok(())
-        });
-        Box::pin(std::future::ready(done))
+        })
     }
 
     fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<bytes::Bytes, TaskError>> {
         if !self.whole {
             return Box::pin(std::future::ready(Ok(bytes::Bytes::new())));
         }
-        let prepared = self.call(|py, sink| {
+        self.call(move |py, sink| {
             let made = sink.call_method1(py, "prepare", (epoch,))?;
             Ok(bytes::Bytes::copy_from_slice(made.bind(py).cast::<PyBytes>()?.as_bytes()))
-        });
-        Box::pin(std::future::ready(prepared))
+        })
     }
 
     fn commit(&mut self, prepared: bytes::Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
-        let done = self.call(|py, sink| {
+        self.call(move |py, sink| {
             sink.call_method1(py, "commit", (PyBytes::new(py, &prepared),))?;
             Ok(())
-        });
-        Box::pin(std::future::ready(done))
+        })
     }
 }
 

@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 use tidemill_dataset::datafusion::arrow::array::{
-    Array, ArrayRef, FixedSizeListArray, LargeListArray, ListArray, MapArray, StructArray, new_null_array,
+    Array, ArrayRef, AsArray, FixedSizeListArray, LargeListArray, ListArray, MapArray, StructArray, new_null_array,
 };
 use tidemill_dataset::datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
 use tidemill_dataset::datafusion::arrow::compute::{CastOptions, cast_with_options};
-use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Fields, TimeUnit};
+use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Fields, Float64Type, TimeUnit};
 use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::common::ScalarValue;
 
@@ -223,7 +223,15 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
         }
         kind => {
             let exact = CastOptions { safe: false, ..Default::default() };
-            cast_with_options(&array(values)?, kind, &exact).map_err(failed)?
+            let made = array(values)?;
+            // A cast would cut it.
+            if kind.is_integer()
+                && let Some(floats) = made.as_primitive_opt::<Float64Type>()
+                && let Some(value) = floats.iter().flatten().find(|value| value.fract() != 0.0)
+            {
+                return Err(PyTypeError::new_err(format!("{value} is not whole, as values of {kind} are")));
+            }
+            cast_with_options(&made, kind, &exact).map_err(failed)?
         }
     })
 }

@@ -105,7 +105,7 @@ impl Job {
             .flat_map(|task| (0..members[task as usize].copies).map(move |c| (task, c)))
             .collect();
 
-        let claim = at_once(world.store.claim(0)).unwrap();
+        let claim = at_once(world.store.claim(0, "run")).unwrap();
         meanwhile(world, random);
         let kept = at_once(world.store.kept()).unwrap();
         let epochs: Vec<_> = kept.manifests.iter().map(|manifest| (manifest.claim, manifest.epoch)).collect();

@@ -119,11 +119,15 @@ fn a_later_claim_ends_an_earlier_run() {
     for (store, _folder) in stores() {
         wait(async {
             let taken = |result| matches!(result, Err(StoreError::Taken { .. }));
-            let first = store.claim(0).await.unwrap();
+            let first = store.claim(0, "run").await.unwrap();
             save(&store, first, 5).await.unwrap();
             store.is_claimed(first).await.unwrap();
-            let second = store.claim(first).await.unwrap();
+            let second = store.claim(first, "run").await.unwrap();
             assert!(second > first && taken(store.is_claimed(first).await));
+            assert!(
+                store.sees_claim(second, "run").await.unwrap() && taken(store.sees_claim(first, "run").await.map(drop))
+            );
+            assert!(!store.sees_claim(second, "another run").await.unwrap(), "a folder of another host");
             store.is_claimed(second).await.unwrap();
 
             let found = store.kept().await.unwrap().manifests.remove(0);
@@ -133,7 +137,7 @@ fn a_later_claim_ends_an_earlier_run() {
             assert_eq!(epochs(&store.kept().await.unwrap()), [(second, 6), (first, 7)], "what it leaves is older");
             assert!(taken(store.adopt(found, first, 8).await.map(drop)));
 
-            assert_eq!(store.claim(40).await.unwrap(), 41, "claims may be lost where manifests are not");
+            assert_eq!(store.claim(40, "run").await.unwrap(), 41, "claims may be lost where manifests are not");
             assert_eq!(objects(&store, "claims").await.len(), 1);
         });
     }
@@ -314,7 +318,7 @@ fn whenever_the_store_refuses_the_newest_checkpoint_is_whole() {
         let mut made = 0;
         let work = async {
             for claim in 1..=2 {
-                let claim = store.claim(claim - 1).await?;
+                let claim = store.claim(claim - 1, "run").await?;
                 if let Some(found) = store.kept().await?.manifests.into_iter().next() {
                     made = store.adopt(found, claim, made + 1).await?.epoch;
                 }
@@ -354,11 +358,11 @@ fn whoever_clears_away_late_leaves_what_others_need() {
             let store = CheckpointStore::objects(Arc::clone(&slow) as _, Path::from("job"), "slow");
             let next = CheckpointStore::objects(Arc::clone(&slow.inner) as _, Path::from("job"), "next");
             wait(async {
-                let claim = store.claim(0).await.unwrap();
+                let claim = store.claim(0, "run").await.unwrap();
                 save(&store, claim, 1).await.unwrap();
                 save(&store, claim, 2).await.unwrap();
                 let takes_over = async move {
-                    let claim = next.claim(claim).await.unwrap();
+                    let claim = next.claim(claim, "run").await.unwrap();
                     let found = next.kept().await.unwrap().manifests.remove(0);
                     let own = next.adopt(found, claim, 3).await.unwrap();
                     if pruned {

@@ -1,0 +1,174 @@
+//! Numbers of JSON in columns of whole numbers, times among them. Arrow's decoder cuts what is behind the point of one that is not
+//! whole: 2.5 becomes 2, and nobody hears of it. Here such a record is found, at little cost for all others.
+
+use arrow::datatypes::{DataType, Field, Fields};
+use memchr::{memchr_iter, memmem};
+use serde_json::Value;
+
+/// Looks for them in records of a schema.
+#[derive(Clone, Debug)]
+pub(crate) struct Wholes {
+    fields: Fields,
+    /// The names of such columns, and of fields within columns.
+    names: Vec<String>,
+    /// Whether there are lists of such numbers, and maps, whose keys may be anything.
+    lists: bool,
+    maps: bool,
+}
+
+impl Wholes {
+    pub(crate) fn of(fields: &Fields) -> Self {
+        let mut wholes = Wholes { fields: fields.clone(), names: Vec::new(), lists: false, maps: false };
+        fields.iter().for_each(|field| wholes.add(field));
+        wholes
+    }
+
+    fn add(&mut self, field: &Field) {
+        match elements(field.data_type()) {
+            Some(element) => {
+                self.lists |= is_whole(element.data_type());
+                self.maps |= matches!(field.data_type(), DataType::Map(..));
+                self.add(element);
+            }
+            None => match field.data_type() {
+                DataType::Struct(fields) => fields.iter().for_each(|field| self.add(field)),
+                kind if is_whole(kind) => self.names.push(field.name().clone()),
+                _ => {}
+            },
+        }
+    }
+
+    /// What is wrong with a record: a number that is not whole, where one has to be.
+    pub(crate) fn cut(&self, record: &[u8]) -> Option<String> {
+        if self.names.is_empty() && !self.lists {
+            return None;
+        }
+        let small = memmem::find_iter(record, b"e-").chain(memmem::find_iter(record, b"E-"));
+        let mut marks = memchr_iter(b'.', record).chain(small);
+        if !marks.any(|at| self.may_cut(record, at)) {
+            return None;
+        }
+        let Value::Object(object) = serde_json::from_slice(record).ok()? else { return None };
+        self.fields.iter().find_map(|field| cut_in(object.get(field.name())?, field, field.name()))
+    }
+
+    /// Whether the point or exponent there may be of such a number, as far as can be seen without reading all of the record.
+    fn may_cut(&self, record: &[u8], at: usize) -> bool {
+        if !at.checked_sub(1).is_some_and(|before| record[before].is_ascii_digit()) {
+            return false;
+        }
+        let before = record[..at].trim_suffix_of(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'+' | b'-' | b'e' | b'E'));
+        match before.trim_ascii_end().split_last() {
+            Some((b'[' | b',', _)) => self.lists,
+            // A name ends there: in a text a quote would have a backslash before it.
+            Some((b':', name)) => match name.trim_ascii_end().strip_suffix(b"\"") {
+                Some(name) => {
+                    self.maps
+                        || self.names.iter().any(|known| {
+                            name.strip_suffix(known.as_bytes()).is_some_and(|before| before.ends_with(b"\""))
+                        })
+                }
+                None => false,
+            },
+            _ => false,
+        }
+    }
+}
+
+trait TrimSuffix {
+    fn trim_suffix_of(&self, of: impl Fn(u8) -> bool) -> &Self;
+}
+
+impl TrimSuffix for [u8] {
+    fn trim_suffix_of(&self, of: impl Fn(u8) -> bool) -> &[u8] {
+        let kept = self.iter().rposition(|&byte| !of(byte)).map_or(0, |last| last + 1);
+        &self[..kept]
+    }
+}
+
+/// What a list's type is of.
+fn elements(kind: &DataType) -> Option<&Field> {
+    match kind {
+        DataType::List(of) | DataType::LargeList(of) | DataType::FixedSizeList(of, _) | DataType::Map(of, _) => {
+            Some(of)
+        }
+        DataType::ListView(of) | DataType::LargeListView(of) => Some(of),
+        _ => None,
+    }
+}
+
+fn is_whole(kind: &DataType) -> bool {
+    kind.is_integer() || kind.is_temporal()
+}
+
+fn cut_in(value: &Value, field: &Field, column: &str) -> Option<String> {
+    match (value, field.data_type()) {
+        (Value::Object(object), DataType::Struct(fields)) => {
+            fields.iter().find_map(|field| cut_in(object.get(field.name())?, field, column))
+        }
+        (Value::Object(object), DataType::Map(entries, _)) => match entries.data_type() {
+            DataType::Struct(pair) => object.values().find_map(|value| cut_in(value, pair.get(1)?, column)),
+            _ => None,
+        },
+        (Value::Array(values), kind) => {
+            let element = elements(kind)?;
+            values.iter().find_map(|value| cut_in(value, element, column))
+        }
+        (Value::Number(number), kind) if is_whole(kind) => {
+            let fraction = number.as_f64().is_some_and(|value| value.fract() != 0.0);
+            fraction.then(|| format!("{number} is not whole, as numbers of column {column:?} ({kind}) are"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::datatypes::TimeUnit;
+
+    use super::*;
+
+    #[test]
+    fn numbers_that_would_be_cut() {
+        let int = |name: &str| Field::new(name, DataType::Int64, true);
+        let fields = Fields::from(vec![
+            int("n"),
+            Field::new("x", DataType::Float64, true),
+            Field::new("at", DataType::Timestamp(TimeUnit::Microsecond, None), true),
+            Field::new(
+                "in",
+                DataType::Struct(Fields::from(vec![int("deep"), Field::new("y", DataType::Float32, true)])),
+                true,
+            ),
+            Field::new("many", DataType::List(Arc::new(Field::new("item", DataType::Int32, true))), true),
+            Field::new_map("map", "entries", Field::new("key", DataType::Utf8, false), int("value"), false, true),
+        ]);
+        let wholes = Wholes::of(&fields);
+        for (record, bad) in [
+            (r#"{"n":2.5}"#, Some("n")),
+            (r#"{"n": -0.5, "x": 1}"#, Some("n")),
+            (r#"{"n" : 25e-1}"#, Some("n")),
+            (r#"{"x":1,"at":1.25E0}"#, Some("at")),
+            (r#"{"in":{"y":1.5,"deep":7.5}}"#, Some("in")),
+            (r#"{"many":[1, 2.5]}"#, Some("many")),
+            (r#"{"map":{"a":1,"b":2.5}}"#, Some("map")),
+            // Whole all the same, or none of ours, or no number.
+            (r#"{"n":2.0,"at":1e3,"many":[30e-1]}"#, None),
+            (r#"{"x":2.5,"n":2,"other":{"n":2.5},"many":[1]}"#, None),
+            (r#"{"text":"\"n\":2.5, 1.5","n":1}"#, None),
+            (r#"{"n":"2.5"}"#, None),
+            (r#"{"n":.5}"#, None),
+            (".", None),
+            ("", None),
+        ] {
+            let found = wholes.cut(record.as_bytes());
+            assert_eq!(found.is_some(), bad.is_some(), "{record}: {found:?}");
+            assert!(found.zip(bad).is_none_or(|(found, bad)| found.contains(&format!("{bad:?}"))), "{record}");
+        }
+        assert!(
+            Wholes::of(&Fields::from(vec![Field::new("n", DataType::Float64, true)])).cut(br#"{"n":2.5}"#).is_none()
+        );
+    }
+}

@@ -1,0 +1,54 @@
+"""Windows among the keys of `DataSet.group_by`: one at most, whose columns nothing else is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill._tidemill import NativeExpr
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._expr import Expr
+
+__all__ = ["WindowKey", "find"]
+
+
+class WindowKey(Expr):
+    """The window of a row, as an expression. `named`: what it is to be called."""
+
+    __slots__ = ("has_early", "named")
+
+    def __init__(self, native: NativeExpr, has_early: bool, named: str | None = None) -> None:
+        super().__init__(native)
+        self.has_early = has_early
+        self.named = named
+
+    def alias(self, name: str) -> Expr:
+        """The same window, called `name`; not as a key of `group_by`, where it is two columns."""
+        return WindowKey(self._native.alias(name), self.has_early, name)
+
+
+def find(keys: Sequence[Expr], aggregates: Sequence[NativeExpr]) -> WindowKey | None:
+    """The window among `keys`, if there is one.
+
+    Raises
+    ------
+    DataSetError
+        If there are several, or names that cannot be.
+    """
+    windows = [key for key in keys if isinstance(key, WindowKey)]
+    if not windows:
+        return None
+    if len(windows) > 1:
+        raise DataSetError("group_by has one window; group the results of one by the other")
+    window = windows[0]
+    if window.named is not None:
+        raise DataSetError(
+            f"a window's columns are called window_start and window_end, not {window.named!r}; rename the result's columns"
+        )
+    added = ["window_start", "window_end", *(["window_final"] if window.has_early else [])]
+    others = [key._native for key in keys if key is not window]
+    for name in (other.output_name for other in (*others, *aggregates)):
+        if name in added:
+            raise DataSetError(
+                f"group_by: a window adds a column {name!r}, so nothing else may be called that; give it another name with alias"
+            )
+    return window
