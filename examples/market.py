@@ -22,6 +22,10 @@ OUT = Path("market-out")
 
 def main() -> None:
     job = tm.init()
+    if {"-h", "--help"} & set(sys.argv):
+        if job.rank == 0:
+            print(__doc__)
+        return
     sources = sys.argv[1:3]
     if not sources:
         sources = [str(OUT / "prices.csv"), str(OUT / "sectors.csv")]

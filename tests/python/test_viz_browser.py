@@ -501,6 +501,14 @@ def test_a_page_that_is_a_file_makes_gifs_and_groups(
     page.tab.keyboard.type("mine")
     page.tab.keyboard.press("Enter")
     page.tab.wait_for_selector("#categories button[title='Show or hide mine']")
+    # What the page does to learn of names that are taken leaves the group that was made.
+    page.tab.keyboard.press("g")
+    page.tab.keyboard.press("Enter")
+    page.tab.keyboard.type("mine")
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_selector("#same-name:has-text('It has 2 points')")
+    page.tab.click("#same-name .danger")
+    page.tab.wait_for_selector("#same-name", state="detached")
     with page.tab.expect_download() as download:
         page.tab.click("#save-groups")
     download.value.save_as(tmp_path / "selections.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import browsed
 import numpy as np
 import pytest
-from browsed import DESKTOP, TOKEN, Page
+from browsed import DESKTOP, PHONE, TOKEN, Page
 from numpy.typing import NDArray
 from PIL import Image
 from tidemill.viz import FrameWriter, Server
@@ -171,6 +172,112 @@ def test_keys_turn_and_zoom(page: Page) -> None:
         before = np.array(angles(turned))
 
 
+def corners(page: Page) -> NDArray[np.float64]:
+    """Where the corners of the box are on the screen."""
+    page.settled()
+    m, width, height, half = page.get(
+        "(() => { const { scene } = tidemill, { matrix, width, height } = scene.screen();"
+        " return [[...matrix], width, height, scene.half] })()"
+    )
+    box = np.array([[*(np.array(signs) * half), 1] for signs in np.ndindex(2, 2, 2)])
+    box[:, :3] = 2 * box[:, :3] - np.array(half)
+    x, y, _, w = (box @ np.reshape(m, (4, 4))).T
+    return np.column_stack([(x / w + 1) / 2 * width, (1 - y / w) / 2 * height])
+
+
+def cover(page: Page, element: str) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of an element."""
+    box = page.tab.locator(element).bounding_box()
+    assert box is not None
+    return box["x"], box["y"], box["x"] + box["width"], box["y"] + box["height"]
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Iterator[Server]:
+    """Frames of a flat plot, with a heat map, as long as they are wide: nothing of the box is far away, and so small."""
+    with FrameWriter(tmp_path / "flat", title="A flat plot with a long name") as writer:
+        for _ in range(2):
+            where = np.random.default_rng(0).uniform(-1, 1, (100, 2)) * [3, 2]
+            writer.write_frame(where, heat_map=np.eye(9), heat_map_range=[[0, 5], [0, 5]], metrics={"stress": 0.1})
+    with Server(tmp_path / "flat", token=TOKEN) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("width", "height"), [(900, 600), (1280, 800), (700, 375)])
+def test_at_first_nothing_covers_the_box(browser: Any, flat: Server, width: int, height: int) -> None:
+    """Nor after panels have been opened and closed; who has looked around keeps the view."""
+    page = Page(browser, flat.url, width, height)
+    for _ in range(2):
+        spots = corners(page)
+        _, _, right, bottom = cover(page, "#search")
+        assert ((spots[:, 0] > right + 30) | (spots[:, 1] > bottom + 15)).all()
+        left, _, _, bottom = cover(page, "#tools")
+        assert ((spots[:, 0] < left) | (spots[:, 1] > bottom)).all()
+        # Below the box stand the numbers of its axes.
+        assert (spots[:, 1] < cover(page, "#timeline")[1] - 24).all()
+        if page.tab.is_visible("#legend"):
+            assert (spots[:, 0] < cover(page, "#legend")[0]).all()
+        # It is no smaller than it has to be.
+        assert np.ptp(spots[:, 1]) > 0.3 * height
+        page.picture(f"flat-{width}-{page.tab.is_visible('#legend')}")
+        if height > 400:
+            page.tab.keyboard.press("l")
+    page.tab.keyboard.press("ArrowLeft")
+    away = looked(page)[0]
+    page.tab.keyboard.press("l")
+    np.testing.assert_allclose(looked(page)[0], away)
+    page.close()
+
+
+def test_the_heat_map_leaves_room_on_a_phone_that_lies(browser: Any, flat: Server) -> None:
+    page = Page(browser, flat.url, 700, 375, has_touch=True, is_mobile=True)
+    assert page.tab.is_hidden("#legend")
+    page.tab.tap("#heat")
+    page.tab.wait_for_selector("#heat-map:not([hidden])")
+    left, top, right, bottom = cover(page, "#heat-map")
+    assert top > cover(page, "#search")[3] and bottom < cover(page, "#timeline")[1]
+    assert right < corners(page)[:, 0].min() and right - left > 100
+    page.picture("heat-map-landscape")
+    page.close()
+
+
+def test_the_list_of_keys_begins_at_its_begin(browser: Any, server: Server) -> None:
+    """On a screen that has no room for all of it; and it can be scrolled by keys."""
+    page = Page(browser, server.url, **{**PHONE, "width": 375, "height": 500})
+    page.tab.tap("#help")
+    page.tab.wait_for_selector("#keys[open]")
+    page.picture("keys")
+    assert page.get("document.querySelector('#keys').scrollTop") == 0
+    page.tab.keyboard.press("End")
+    page.until("() => document.querySelector('#keys').scrollTop > 100")
+    page.tab.keyboard.press("Tab")
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_selector("#keys", state="hidden")
+    page.close()
+
+
+def test_a_link_shows_the_same_on_another_screen(browser: Any, flat: Server) -> None:
+    """A camera that is as far away as on a wide screen sees only the middle of it on a narrow one."""
+    wide = Page(browser, flat.url, 1280, 800)
+    wide.tab.keyboard.press("ArrowLeft")
+    wide.settled()
+    wide.tab.click("#link")
+    wide.until("() => location.hash.includes('fit=')")
+    link = wide.get("location.href")
+    camera = wide.get("tidemill.view().camera")
+    wide.close()
+    narrow = Page(browser, link, 375, 700, has_touch=True, is_mobile=True)
+    spots = corners(narrow)
+    assert (spots[:, 0] > 0).all() and (spots[:, 0] < 375).all() and np.ptp(spots[:, 0]) > 200
+    assert (spots[:, 1] > cover(narrow, "#search")[3]).all() and (spots[:, 1] < cover(narrow, "#timeline")[1]).all()
+    narrow.picture("link-from-desktop")
+    narrow.close()
+    # A link of before says nothing of the screen that it is of.
+    old = Page(browser, re.sub("&fit=[^&]*", "", link), 375, 700)
+    np.testing.assert_allclose(old.get("tidemill.view().camera"), camera, atol=2e-3)
+    old.close()
+
+
 def test_size_and_opacity_change_the_picture(page: Page) -> None:
     sizes = []
     for size in ("3", "8", "16"):
@@ -243,4 +350,14 @@ def test_between_two_frames_page_and_picture_agree(browser: Any, tmp_path: Path)
             assert page.tab.inner_text("#time") == time
             assert well_coloured(page) > 0.89
             page.picture(f"between-{time}")
+        page.close()
+
+
+def test_points_that_hardly_differ_are_drawn(browser: Any, tmp_path: Path) -> None:
+    """So near to each other that one divided by that is infinite: the page was empty, and said nothing."""
+    with FrameWriter(tmp_path / "near") as writer:
+        writer.write_frame(1e-310 * np.eye(3))
+    with Server(tmp_path / "near", token=TOKEN) as server:
+        page = Page(browser, server.url, **DESKTOP)
+        assert page.colours() > 20
         page.close()

@@ -159,6 +159,42 @@ def test_groups_of_two_pages_do_not_lose_each_other(browser: Any, server: Server
     two.close()
 
 
+def test_a_name_that_is_taken_replaces_no_group_without_asking(browser: Any, server: Server, folder: Path) -> None:
+    """Groups are all readers': the one that is lost may be somebody else's, made since the page was opened."""
+
+    def saved() -> dict[str, list[int]]:
+        return {group["name"]: group["rows"] for group in json.loads((folder / "selections.json").read_text())}
+
+    def name(page: Page, row: int) -> None:
+        page.tab.keyboard.press("Escape")
+        page.get(f"tidemill.chosen.choose([{row}])")
+        page.tab.keyboard.press("g")
+        page.tab.keyboard.press("Enter")
+        page.tab.fill("#group-name", "mine")
+        page.tab.keyboard.press("Enter")
+
+    one, two = Page(browser, server.url), Page(browser, server.url)
+    name(one, 1)
+    one.tab.wait_for_selector("#categories button[title='Show or hide mine']")
+    name(two, 2)
+    two.tab.wait_for_selector("#same-name:has-text('It has 1 point')")
+    two.picture("same-name")
+    # Who gives that up is asked for another name, and may keep the one that was typed.
+    two.tab.click("#same-name button[value=cancel]")
+    two.until("() => document.querySelector('#group-name')?.value === 'mine'")
+    two.tab.keyboard.press("Enter")
+    two.tab.wait_for_selector("#same-name")
+    two.tab.keyboard.press("Enter")
+    two.tab.wait_for_selector("#categories button[title='Show or hide mine 2']")
+    assert saved() == {"mine": [1], "mine 2": [2]}
+    name(one, 3)
+    one.tab.click("#same-name .danger")
+    one.until("() => tidemill.dataset.selections[0].rows[0] === 3")
+    assert saved() == {"mine": [3], "mine 2": [2]}
+    one.close()
+    two.close()
+
+
 def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch, frames: int) -> Path:
     """Frames of many points, of which a page first gets a sample."""
     monkeypatch.setattr(_write, "SAMPLE_FROM", 10_000)

@@ -128,6 +128,9 @@ def test_a_reader_sees_whole_frames_as_they_come(tmp_path: Path) -> None:
     [
         ({"positions": np.zeros(3)}, "shape"),
         ({"positions": [[0, 0, np.inf]]}, "point 0 is not finite"),
+        ({"positions": [[0, 0, 0], [0, -1e39, 0]]}, r"a coordinate of point 1 is -1e\+39, .* larger units"),
+        ({"positions": [[1e308, 0], [-1e308, 0]]}, r"a coordinate of point 0 is 1e\+308"),
+        ({"positions": np.zeros((2, 3)), "values": {"mass": [np.inf, 1e300]}}, r"value 'mass' of point 1 is 1e\+300"),
         ({"positions": np.zeros((2, 3)), "ids": ["a"]}, "1 ids for 2 points"),
         ({"positions": np.zeros((2, 3)), "ids": ["a", "a"]}, "'a' is there twice"),
         ({"positions": np.zeros((1, 3)), "groups": {"kind": ["a", "b"]}}, "'kind' has shape"),
@@ -144,6 +147,15 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path, what: d
         writer.write_frame(**what)  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["index.jsonl"]
     assert len((tmp_path / "index.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_largest_numbers_are_read_again(tmp_path: Path) -> None:
+    with FrameWriter(tmp_path) as writer:
+        writer.write_frame([[1e37, 0], [-1e37, 1]], values={"mass": [-1e37, 1e37]})
+    (frame,) = FrameReader(tmp_path)
+    np.testing.assert_allclose(frame.positions[:, 0], [1e37, -1e37], rtol=1e-6)
+    np.testing.assert_allclose(frame.values["mass"], [-1e37, 1e37], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import { Edges } from './edges';
 import type { Edits } from './edits';
 import { type Fact, factsOf } from './facts';
 import { Feed } from './feed';
+import type { Margins } from './fit';
 import { Groups } from './groups';
 import { Known } from './known';
 import { decodeView, type View } from './link';
@@ -16,7 +17,7 @@ import { Loop } from './loop';
 import { Over, type Theme } from './over';
 import { RAMPS, SCHEMES } from './palettes';
 import { grown, type Playback, seek } from './playback';
-import { type Box, type Margins, PointScene } from './scene';
+import { type Box, PointScene } from './scene';
 import { Seen } from './seen';
 import { Shown } from './shown';
 import { type Colouring, Slots } from './slots';
@@ -341,6 +342,7 @@ export class App {
       ...this.colours.visible(),
       chosen: this.chosen.rows.map((row) => this.id(row)),
       camera: this.scene.cameraState(),
+      fit: this.scene.fitDistance(),
       size: this.size,
       opacity: this.opacity,
       lines: this.edges.shown,
@@ -356,7 +358,7 @@ export class App {
     if (view.lines !== undefined) this.edges.shown = view.lines;
     if (view.speed !== undefined) this.playback = { ...this.playback, framesPerS: view.speed };
     if (view.theme !== undefined) setDark(view.theme === 'dark');
-    if (view.camera !== undefined) this.scene.setCamera(view.camera);
+    if (view.camera !== undefined) this.scene.setCamera(view.camera, view.fit);
     this.setLook(view.size ?? this.size, view.opacity ?? this.opacity);
     if (view.frame !== undefined) this.seek(view.frame);
     this.paint();

@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from 'vitest';
 import { diagonal, heatPixels } from './heat';
-import { metricPath } from './metrics';
+import { figureText, metricPath } from './metrics';
 import { type FrameLine, parseLine } from './wire';
 
 const frames = (figures: (number | undefined)[]) =>
@@ -63,6 +63,11 @@ describe('the heat map', () => {
 });
 
 describe('lines of figures', () => {
+  it('have three digits, or as many as say something', () => {
+    const texts = [0, 0.085, -2, 0.00004, 1e39].map(figureText);
+    expect(texts).toEqual(['0.000', '0.085', '-2.000', '4e-5', '1e39']);
+  });
+
   it('go from left to right, the greatest uppermost, and break where there is no figure', () => {
     expect(metricPath(frames([2, 4, undefined, 3]), 'stress')).toBe('M0.0 92.0L333.3 8.0M1000.0 50.0');
     expect(metricPath(frames([5]), 'stress')).toBe('M0.0 50.0');

@@ -38,6 +38,7 @@ export class Embedded implements Source {
   private readonly names = new Names();
   /** They are there as long as the page is open; its reader can save them as a file. */
   private groups = new Map<string, readonly number[]>();
+  private begun = false;
   run: string | undefined;
 
   async index(_from: number, wait: boolean): Promise<Parsed<{ lines: string[]; end: number }>> {
@@ -82,9 +83,12 @@ export class Embedded implements Source {
   }
 
   async selections(): Promise<Parsed<Selection[]>> {
+    // What has been made since is not in the file.
+    if (this.begun) return listed(this.groups);
     const bytes = read('selections.json');
     const saved = bytes === undefined ? undefined : parseSelections(new TextDecoder().decode(bytes));
     if (saved?.ok === false) return saved;
+    this.begun = true;
     this.groups = new Map((saved?.value ?? []).map(({ name, rows }) => [name, rows]));
     return listed(this.groups);
   }

@@ -38,13 +38,14 @@ export class GifRecorder {
     this.worker = worker;
     this.begun = performance.now();
     const canvas = document.createElement('canvas');
+    // Who asks for it first says that it will be read.
+    const context = canvas.getContext('2d', { willReadFrequently: true });
     let last = this.begun - 1000 / RATE;
     const take = () => {
       const now = performance.now();
       const scale = Math.min(1, SIDE_MAX / Math.max(this.layers[0].width, this.layers[0].height));
-      combined(this.layers, canvas, scale);
-      const context = canvas.getContext('2d', { willReadFrequently: true });
       if (context === null) return;
+      combined(this.layers, canvas, scale);
       const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
       const picture: GifPicture = {
         kind: 'picture',

@@ -14,10 +14,10 @@ export class Groups {
     private readonly notice: (text: string) => void,
   ) {}
 
-  /** Takes those that there are. */
-  async load(): Promise<void> {
-    if (this.edits === undefined) this.take(await this.source.selections());
-    else this.take(listed(this.edits().groups));
+  /** Takes those that there are; false if they cannot be read. */
+  async load(): Promise<boolean> {
+    if (this.edits === undefined) return this.take(await this.source.selections());
+    return this.take(listed(this.edits().groups));
   }
 
   /** Adds a group, or replaces its rows; false if it could not be kept. */
@@ -40,6 +40,14 @@ export class Groups {
     else this.notice(groups.reason);
     return groups.ok;
   }
+}
+
+/** The name if none has it, else with the first number behind it that makes it another: `mine 2`. */
+export function freeName(name: string, taken: readonly string[], most: number): string {
+  let free = name;
+  for (let number = 2; taken.includes(free); number++)
+    free = `${name.slice(0, most - String(number).length - 1).trimEnd()} ${number}`;
+  return free;
 }
 
 /** A map from names to rows as a list; a group that is replaced keeps its place. */

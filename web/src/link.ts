@@ -12,6 +12,8 @@ export type View = {
   shown?: readonly string[];
   chosen: readonly string[];
   camera: readonly number[];
+  /** From how far all would be seen on the screen that the camera is of, as screens differ; links of before have none. */
+  fit: number;
   size: number;
   opacity: number;
   /** Whether lines between points are drawn. */
@@ -30,6 +32,7 @@ export function encodeView(view: View): string {
   for (const name of view.shown ?? []) parts.append('show', name);
   for (const id of view.chosen) parts.append('point', id);
   parts.set('camera', view.camera.map((x) => x.toFixed(3)).join(','));
+  parts.set('fit', String(view.fit));
   parts.set('size', String(view.size));
   parts.set('opacity', String(view.opacity));
   parts.set('lines', view.lines ? '1' : '0');
@@ -55,6 +58,8 @@ export function decodeView(hash: string): Partial<View> {
   if (opacity !== undefined) view.opacity = opacity;
   const speed = number('speed', 0, 100);
   if (SPEEDS.some((known) => known === speed)) view.speed = speed as number;
+  const fit = number('fit', 0.1, 1000);
+  if (fit !== undefined) view.fit = fit;
   const lines = number('lines', 0, 1);
   if (lines !== undefined) view.lines = lines === 1;
   const camera = (parts.get('camera') ?? '').split(',').map(Number);

@@ -114,7 +114,7 @@ export class Client implements Source {
     } catch (error) {
       if (error instanceof Error && error.name === 'AbortError') return bad('given up', 'lost');
       // Of network errors a browser tells pages no more than that there was one.
-      return bad('the server does not answer; does `tidemill view` still run?', 'lost');
+      return bad('the server does not answer; does the program that shows the frames still run?', 'lost');
     }
   }
 }

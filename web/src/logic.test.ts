@@ -6,13 +6,14 @@ import { axisLabels } from './axes';
 import { Colours, NONE } from './colours';
 import { Dataset } from './dataset';
 import { after, nextPart, startDetail } from './detail';
+import { distanceOf, fit } from './fit';
 import { Known } from './known';
 import { decodeView, encodeView } from './link';
 import type { Source } from './loader';
 import { Names } from './names';
 import { type Between, inside, isInside, nearest } from './pick';
 import { advance, faster, grown, type Playback, seek, toggle, wanted } from './playback';
-import { distanceOf, type PointScene } from './scene';
+import type { PointScene } from './scene';
 import { Seen } from './seen';
 import type { Shown } from './shown';
 import { ABSENT, CODES, lookUp, NO_COLOUR, Slots } from './slots';
@@ -361,6 +362,7 @@ describe('links', () => {
     hidden: ['x', 'y=z', ''],
     chosen: ['#1'],
     camera: [1, 2, 3, 4, 5, 6],
+    fit: 3.25,
     size: 8,
     opacity: 0.5,
     lines: false,
@@ -374,7 +376,7 @@ describe('links', () => {
     expect(decodeView(`#${encodeView(view)}`)).toEqual(view);
     const other = { ...rest, colour: '', shown: ['only'], chosen: [], lines: true, theme: 'light' } as const;
     expect(decodeView(encodeView(other))).toEqual(other);
-    expect(decodeView('#frame=abc&camera=1,2&size=-1&opacity=9&camera=&lines=2&speed=7&theme=pink')).toEqual({});
+    expect(decodeView('#frame=abc&camera=1,2&fit=0&size=-1&opacity=9&camera=&lines=2&speed=7&theme=pink')).toEqual({});
     expect(decodeView('')).toEqual({});
   });
 
@@ -429,6 +431,48 @@ describe('the camera', () => {
             }
         expect(Math.max(...seen)).toBeLessThan(1.0001);
         if (camera.position.length() > 2.001) expect(Math.max(...seen)).toBeGreaterThan(0.999);
+      }
+  });
+
+  it('keeps all of the box out of the corners, and as near as that can be', () => {
+    const tan = Math.tan(Math.PI / 8);
+    for (const half of [
+      [1, 1, 1],
+      [1, 0.6, 0],
+      [1, 0.2, 0],
+      [0.2, 1, 0],
+      [0, 0, 0],
+    ])
+      for (const [width, height] of [
+        [700, 375],
+        [900, 600],
+        [1280, 800],
+        [2000, 700],
+      ]) {
+        const margins = { top: 24, right: 308, bottom: 106, left: 24 };
+        const corners = { left: { width: 280, height: 106 }, right: { width: 346, height: 56 } };
+        const canvas = { width, height, tan };
+        const { margins: chosen, far } = fit(half, direction, canvas, { ...margins, corners });
+        const camera = new PerspectiveCamera(45, width / height, 0.01, 100);
+        camera.position.copy(direction).multiplyScalar(far);
+        camera.lookAt(0, 0, 0);
+        camera.updateMatrixWorld();
+        const [x, y] = [(chosen.left - chosen.right) / 2, (chosen.top - chosen.bottom) / 2];
+        camera.setViewOffset(width, height, -x, -y, width, height);
+        for (let i = 0; i < 1000; i++) {
+          // Along an edge of the box, or through it.
+          const at = [i & 1, i & 2, i & 4].map((bit, axis) => (bit ? 1 : i & 8 ? -1 : (i % 37) / 18 - 1) * half[axis]);
+          const seen = new Vector3(...at).project(camera);
+          const spot = [((seen.x + 1) / 2) * width, ((1 - seen.y) / 2) * height];
+          expect(spot[0] > 280 || spot[1] > 106).toBe(true);
+          expect(spot[0] < width - 346 || spot[1] > 56).toBe(true);
+          expect(spot[1]).toBeLessThan(height - 105);
+        }
+        // Where the corner is free already, nothing moves.
+        const little = { width: 5, height: 5 };
+        const free = fit(half, direction, canvas, { ...margins, corners: { left: little, right: little } });
+        expect(free.far).toBeLessThanOrEqual(far);
+        expect(free.margins).toMatchObject({ top: 24, left: 24 });
       }
   });
 

@@ -20,7 +20,7 @@ import { Metrics } from './metrics';
 import { SPEEDS, toggle } from './playback';
 import { Pointer } from './pointer';
 import { searchBox } from './search';
-import { count } from './texts';
+import { breakable, count, drawnText } from './texts';
 import { parseSelections } from './wire';
 
 const points = byId<HTMLCanvasElement>('points');
@@ -54,8 +54,6 @@ const token = new URLSearchParams(location.search).get('token') ?? '';
 // A plot of a library has a page of its own; a folder of frames is all there is.
 const plot = /^\/plots\/([0-9a-f]{16})$/.exec(location.pathname)?.[1];
 let ready = false;
-/** Whether somebody has chosen from where to look. */
-let looked = false;
 const embedded = isEmbedded();
 const versioned = embedded && EmbeddedVersions.there();
 const app = new App(
@@ -103,17 +101,17 @@ byId('blank-again').onclick = () => location.reload();
 function showData(): void {
   const { dataset } = app;
   const title = about?.title || dataset.header?.title || 'Tidemill';
-  byId('title').textContent = byId('title').title = title;
+  byId('title').title = title;
+  byId('title').replaceChildren(...breakable(title).flatMap((part) => [part, make('wbr')]));
   blank(app.frames > 0 ? '' : 'There is no frame yet. As soon as one is written, it appears here.', false);
   document.title = title;
   byId('trouble').textContent = app.trouble;
   scrub.max = String(Math.max(0, app.frames - 1));
+  metrics.update();
   if (byId('timeline').hidden !== app.frames < 2) {
     byId('timeline').hidden = app.frames < 2;
     layOut();
-    if (!looked) app.scene.resetCamera();
   }
-  metrics.update();
   byId('chosen').replaceChildren(...app.chosen.rows.map(chip));
   byId('edges').hidden = dataset.frames.every((frame) => frame.edges === undefined);
   byId('edges').setAttribute('aria-pressed', String(app.edges.shown));
@@ -185,10 +183,9 @@ function showCounts(): void {
 /** How many points there are, how many of them are not hidden, and what of them is drawn: what is left out for speed is said. */
 function countText(counts: ReadonlyMap<number, number> | undefined): string {
   const { drawn, of } = app.drawn();
-  const part = `1 in ${(of / Math.max(1, drawn)).toFixed(1)} drawn`;
   if (counts === undefined) {
     const here = app.dataset.frames[Math.round(app.playback.position)]?.count ?? 0;
-    return `${count(here, 'point')}, ${part} ${app.playback.playing ? 'while it moves' : 'until all have come'}`;
+    return drawnText(count(here, 'point'), drawn, of, app.playback.playing ? 'while it moves' : 'until all have come');
   }
   let here = 0;
   let shown = 0;
@@ -197,7 +194,7 @@ function countText(counts: ReadonlyMap<number, number> | undefined): string {
     if (app.scene.colours[code * 4 + 3] > 0) shown += points;
   }
   const words = shown === here ? count(here, 'point') : `${shown.toLocaleString('en')} of ${count(here, 'point')}`;
-  return drawn < of ? `${words}, ${part} while it moves` : words;
+  return drawn < of ? drawnText(words, drawn, of, 'while it moves') : words;
 }
 
 // ---- time
@@ -228,6 +225,7 @@ function setPanel(name: 'legend' | 'about' | undefined): void {
 /** The canvas is the whole page; the points keep to the part of it that panels leave free. */
 function layOut(): void {
   const narrow = innerWidth <= 640;
+  const [search, tools] = [byId('search'), byId('tools')].map((element) => element.getBoundingClientRect());
   const side = [byId('legend'), byId('about')].find((panel) => !panel.hidden);
   const timeline = byId('timeline').hidden ? 0 : byId('timeline').offsetHeight;
   // Panels stand on it.
@@ -236,8 +234,16 @@ function layOut(): void {
   app.resize(stage.clientWidth, stage.clientHeight, {
     top: narrow ? header.offsetTop + header.offsetHeight : 24,
     right: narrow || side === undefined ? 24 : side.offsetWidth + 24,
-    bottom: timeline + 36,
+    bottom: timeline + 42,
     left: narrow || innerWidth < 1000 ? 24 : header.offsetLeft + 60,
+    ...(narrow
+      ? {}
+      : {
+          corners: {
+            left: { width: search.right, height: search.bottom },
+            right: { width: innerWidth - tools.left, height: tools.bottom },
+          },
+        }),
   });
 }
 function togglePanel(name: 'legend' | 'about'): void {
@@ -308,7 +314,11 @@ const actions: Record<string, () => void> = {
   },
   link: () => void copyLink(),
   theme: () => setDark(!isDark()),
-  help: () => byId<HTMLDialogElement>('keys').showModal(),
+  help: () => {
+    byId<HTMLDialogElement>('keys').showModal();
+    // The first that could be pressed is Close, at the end of a list that may have to be scrolled.
+    byId('keys-title').focus();
+  },
 };
 for (const [name, action] of Object.entries(actions)) byId(name).onclick = action;
 
@@ -335,13 +345,15 @@ listenToKeys(app, pointer, actions);
 
 // ---- begin
 
-app.scene.controls.addEventListener('start', () => {
-  looked = true;
-});
+// What stands below it keeps clear of it, also where chosen points make it higher.
+new ResizeObserver(() => {
+  const header = document.querySelector('header') as HTMLElement;
+  document.documentElement.style.setProperty('--header', `${header.offsetTop + header.offsetHeight}px`);
+}).observe(document.querySelector('header') as HTMLElement);
 const sizes = new ResizeObserver(layOut);
-for (const element of [stage, byId('timeline')]) sizes.observe(element);
-setPanel(innerWidth > 640 ? 'legend' : undefined);
-app.scene.resetCamera();
+for (const element of [stage, byId('timeline'), byId('title')]) sizes.observe(element);
+// On a phone, also one that lies on its side, it would leave no room for the points.
+setPanel(innerWidth > 640 && innerHeight > 480 ? 'legend' : undefined);
 async function begin(): Promise<void> {
   const started = await app.start();
   if (!started.ok) {
@@ -349,12 +361,13 @@ async function begin(): Promise<void> {
     return;
   }
   ready = true;
+  // The timeline has its place before a link's camera is put where it shows the same on this screen.
+  showData();
   if ((history.state as { anew?: boolean } | null)?.anew) {
     history.replaceState(null, '');
     notice('The frames were written anew; these are the new ones.', false);
   }
   const view = decodeView(location.hash);
-  looked = view.camera !== undefined;
   const wanted = new URLSearchParams(location.search).get('version');
   byId('groups-file').hidden = !embedded;
   if (about === undefined) {
@@ -371,6 +384,8 @@ async function begin(): Promise<void> {
   await app.setView(view);
   about?.unchanged();
   showData();
+  // Points that are followed from the start stand in the header, too.
+  layOut();
   // For tests and for those who measure: docs/viewer.md does not promise it.
   Object.assign(window, { tidemill: app });
 }

@@ -1,6 +1,7 @@
 // Figures over time: lines behind the slider, and beside it what they are in the frame that is shown.
 
 import { byId, make } from './dom';
+import { shortNumber } from './texts';
 import type { FrameLine } from './wire';
 
 const HUES = ['var(--plot-1)', 'var(--plot-2)', 'var(--plot-3)', 'var(--plot-4)'];
@@ -31,7 +32,7 @@ export class Metrics {
       .querySelectorAll('b')
       .forEach((element, i) => {
         const figure = frame?.metrics.get(this.shown[i]);
-        element.textContent = figure === undefined ? '–' : figure.toFixed(3);
+        element.textContent = figure === undefined ? '–' : figureText(figure);
       });
   }
 
@@ -61,6 +62,12 @@ export class Metrics {
     };
     return select;
   }
+}
+
+/** With as many digits for all frames, so that they can be compared as they pass; but not where that says nothing, or too much. */
+export function figureText(figure: number): string {
+  const size = Math.abs(figure);
+  return size === 0 || (size >= 5e-4 && size < 1e6) ? figure.toFixed(3) : shortNumber(figure);
 }
 
 /** A line through a figure of all frames, as the path of an SVG of the size 1000 × 100; broken where a frame has none. */

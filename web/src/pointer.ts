@@ -4,6 +4,7 @@ import type { App } from './app';
 import { MINE } from './dataset';
 import { ask } from './dialog';
 import { byId, make } from './dom';
+import { freeName } from './groups';
 import { count } from './texts';
 
 /** Longest name of a group, in letters. */
@@ -173,15 +174,42 @@ export class Pointer {
       this.notice('No point is in the lasso, or chosen.', false);
       return;
     }
-    const answer = await ask(
-      'name-group',
-      count(rows.length, 'point'),
-      [{ id: 'group-name', label: 'Name of the group', value: '', most: NAME_MAX, required: true }],
-      [{ name: 'save', title: 'Save', look: 'primary', checks: true }],
-    );
+    const name = await this.askName(rows.length);
     this.setLasso(false);
-    const name = answer?.value('group-name').trim() ?? '';
-    if (name === '') return;
-    if (await app.groups.save(name, rows)) app.colourBy(MINE);
+    if (name !== undefined && (await app.groups.save(name, rows))) app.colourBy(MINE);
+  }
+
+  /** What a group of so many points is to be called: groups are replaced by their names, but none without asking. */
+  private async askName(points: number): Promise<string | undefined> {
+    const { groups, dataset } = this.app;
+    for (let name = ''; ; ) {
+      const answer = await ask(
+        'name-group',
+        count(points, 'point'),
+        [{ id: 'group-name', label: 'Name of the group', value: name, most: NAME_MAX, required: true }],
+        [{ name: 'save', title: 'Save', look: 'primary', checks: true }],
+      );
+      name = answer?.value('group-name').trim() ?? '';
+      // Others may have made groups since the page was opened.
+      if (name === '' || !(await groups.load())) return undefined;
+      const there = dataset.selections.find((group) => group.name === name);
+      if (there === undefined) return name;
+      const free = freeName(
+        name,
+        dataset.selections.map((group) => group.name),
+        NAME_MAX,
+      );
+      const same = await ask(
+        'same-name',
+        `There is a group “${name}”`,
+        [],
+        [
+          { name: 'beside', title: `Save as “${free}”`, look: 'primary' },
+          { name: 'replace', title: 'Replace it', look: 'danger' },
+        ],
+        `It has ${count(there.rows.length, 'point')}, and may be another reader’s.`,
+      );
+      if (same !== undefined) return same.choice === 'beside' ? free : name;
+    }
   }
 }

@@ -23,6 +23,7 @@ import {
 import { OrbitControls } from 'three/addons/controls/OrbitControls.js';
 import type { Part } from './detail';
 import { calm } from './dom';
+import { type Canvas, distanceIn, EDGE_PX, fit, type Margins } from './fit';
 import type { Between, Screen } from './pick';
 import { ABSENT } from './slots';
 import { STEPS } from './wire';
@@ -77,8 +78,6 @@ void main() {
 }`;
 
 export type Box = { low: readonly number[]; high: readonly number[] };
-/** What panels cover at the edges of the canvas, in pixels. */
-export type Margins = { top: number; right: number; bottom: number; left: number };
 
 /** From where the box is looked at when nothing else was chosen. */
 const DIRECTION = new Vector3(1.95, 1.3, 2.85).normalize();
@@ -106,6 +105,8 @@ export class PointScene {
   /** Half sides of the box that holds all frames, in the world. */
   half: readonly number[] = [1, 1, 1];
   private margins: Margins = { top: 0, right: 0, bottom: 0, left: 0 };
+  /** Whether nobody has chosen yet from where to look: then the whole box stays in view, whatever panels open. */
+  private untouched = true;
   private pointSize = 5;
   width = 1;
   height = 1;
@@ -153,6 +154,9 @@ export class PointScene {
     this.controls.minDistance = 0.05;
     this.controls.maxDistance = 30;
     this.controls.addEventListener('change', moved);
+    this.controls.addEventListener('start', () => {
+      this.untouched = false;
+    });
     this.resetCamera();
   }
 
@@ -206,7 +210,9 @@ export class PointScene {
   setWorld(box: Box): void {
     const sides = box.high.map((x, i) => x - box.low[i]);
     this.centre = sides.map((side, i) => box.low[i] + side / 2);
-    this.scale = 2 / (Math.max(...sides) || 1);
+    // Of points that are all in one place, or as near to that as numbers can tell, the side is none to divide by.
+    const scale = 2 / Math.max(...sides);
+    this.scale = Number.isFinite(scale) ? scale : 1;
     const h = sides.map((side) => (side * this.scale) / 2);
     this.half = h;
     const corners: number[] = [];
@@ -305,10 +311,22 @@ export class PointScene {
     this.renderer.setPixelRatio(ratio);
     this.renderer.setSize(width, height, false);
     this.camera.aspect = width / Math.max(1, height);
-    // The middle is that of what the panels leave free.
+    this.material.uniforms.size.value = this.pointSize * ratio * 3;
+    if (this.untouched) this.resetCamera();
+    else this.placeMiddle();
+  }
+
+  /** Puts the middle of what is seen into that of what panels leave free; returns from how far all is seen there. */
+  private placeMiddle(): number {
+    const { width, height } = this;
+    const { margins, far } = fit(this.half, DIRECTION, this.canvasSize(), this.margins);
     const { top, right, bottom, left } = margins;
     this.camera.setViewOffset(width, height, (right - left) / 2, (bottom - top) / 2, width, height);
-    this.material.uniforms.size.value = this.pointSize * ratio * 3;
+    return far;
+  }
+
+  private canvasSize(): Canvas {
+    return { width: this.width, height: this.height, tan: Math.tan((this.camera.fov * Math.PI) / 360) };
   }
 
   /** Ends the gliding after a drag: what is left of it would move the camera away from where it is put. */
@@ -322,22 +340,15 @@ export class PointScene {
   /** Looks at the whole box, as near as it fits between the panels. */
   resetCamera(): void {
     this.stopGliding();
-    const { top, right, bottom, left } = this.margins;
-    const part = (free: number, side: number) => Math.max(0.3, free / Math.max(1, side));
-    const tan = Math.tan((this.camera.fov * Math.PI) / 360);
-    const far = distanceOf(
-      this.half,
-      DIRECTION,
-      tan * this.camera.aspect * part(this.width - left - right, this.width),
-      tan * part(this.height - top - bottom, this.height),
-    );
+    this.untouched = true;
     this.controls.target.set(0, 0, 0);
-    this.camera.position.copy(DIRECTION).multiplyScalar(far);
+    this.camera.position.copy(DIRECTION).multiplyScalar(this.placeMiddle());
     this.controls.update();
   }
 
   /** Turns the camera around what it looks at, by steps of five degrees. */
   turn(around: number, over: number): void {
+    this.untouched = false;
     const away = this.camera.position.clone().sub(this.controls.target);
     const at = new Spherical().setFromVector3(away);
     at.theta += (around * Math.PI) / 36;
@@ -349,6 +360,7 @@ export class PointScene {
 
   /** Multiplies the distance of the camera from what it looks at. */
   zoom(factor: number): void {
+    this.untouched = false;
     this.camera.position.sub(this.controls.target).multiplyScalar(factor).add(this.controls.target);
     this.controls.update();
   }
@@ -357,10 +369,23 @@ export class PointScene {
     return [...this.camera.position.toArray(), ...this.controls.target.toArray()];
   }
 
-  setCamera(state: readonly number[]): void {
+  /**
+   * From how far the whole box is seen on this screen, in the direction from which it is looked at: what a view on another screen is
+   * measured by. Panels at the sides are left out, as readers open and close them.
+   */
+  fitDistance(): number {
+    const direction = this.camera.position.clone().sub(this.controls.target).normalize();
+    const margins = { ...this.margins, left: EDGE_PX, right: EDGE_PX };
+    return Math.round(distanceIn(this.half, direction, this.canvasSize(), margins) * 1000) / 1000;
+  }
+
+  /** `fit` is the `fitDistance` of the screen that the state is of; without it the camera is as far away as it was there. */
+  setCamera(state: readonly number[], fit?: number): void {
     this.stopGliding();
+    this.untouched = false;
     this.camera.position.fromArray(state, 0);
     this.controls.target.fromArray(state, 3);
+    if (fit !== undefined) this.zoom(this.fitDistance() / fit);
     this.controls.update();
   }
 
@@ -375,23 +400,4 @@ export class PointScene {
   private attribute(which: 0 | 1): BufferAttribute {
     return this.geometry.getAttribute(which === 0 ? 'a16' : 'b16') as BufferAttribute;
   }
-}
-
-/**
- * How far away, in a direction, a camera sees all corners of a box around 0; `right` and `up` are the tangents of the
- * angles that it sees to each side.
- */
-export function distanceOf(half: readonly number[], direction: Vector3, right: number, up: number): number {
-  const across = new Vector3(0, 1, 0).cross(direction).normalize();
-  const above = direction.clone().cross(across);
-  // A single point too is looked at from somewhere.
-  let far = 2;
-  for (const u of [-1, 1])
-    for (const v of [-1, 1])
-      for (const w of [-1, 1]) {
-        const corner = new Vector3(u * half[0], v * half[1], w * half[2]);
-        const near = corner.dot(direction);
-        far = Math.max(far, near + Math.abs(corner.dot(across)) / right, near + Math.abs(corner.dot(above)) / up);
-      }
-  return far;
 }

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tidemill.viz._export import export_html
 from tidemill.viz._format import FrameError
 from tidemill.viz._server import Server
-from tidemill.viz._write import FrameWriter
+from tidemill.viz._write import FrameWriter, check_size
 
 __all__ = ["View", "show"]
 
@@ -103,8 +103,10 @@ def show(
     ------
     ValueError
         Shapes that do not fit, or a point that is not finite; it names frame and row.
+    TypeError
+        What is no array of numbers, such as an estimator.
     FrameError
-        What `FrameWriter.write_frame` refuses, or more than can be embedded.
+        A number of more than 1e37 in size, what `FrameWriter.write_frame` refuses, or more than can be embedded.
 
     Examples
     --------
@@ -112,16 +114,17 @@ def show(
     """
     if (points is None) == (frames is None):
         raise ValueError("show points or frames: give one of them")
-    arrays = [np.asarray(frame, dtype=np.float64) for frame in ([points] if frames is None else frames)]
-    if not arrays or any(array.ndim != 2 or not array.shape[1] for array in arrays):
-        raise ValueError("points have shape (n, d), and there is at least one frame")
+    given = [points] if frames is None else frames
+    arrays = [_points("points" if frames is None else f"frame {number}", frame) for number, frame in enumerate(given)]
+    if not arrays:
+        raise ValueError("frames is empty: give at least one")
     for number, array in enumerate(arrays):
-        bad = ~np.isfinite(array).all(axis=1)
-        if bad.any():
-            frame = "" if frames is None else f"frame {number}, "
-            raise ValueError(f"{frame}row {int(bad.argmax())} is not finite; leave out points that have no position")
         if array.shape[1] != arrays[0].shape[1]:
             raise ValueError(f"frame {number} has {array.shape[1]} columns, the first {arrays[0].shape[1]}")
+    if ids is not None and any(isinstance(name, list | tuple | np.ndarray) for name in ids):
+        raise ValueError(
+            "ids is one list of names, for all frames; where other points are in each, write them with FrameWriter and its ids="
+        )
     folder = tempfile.TemporaryDirectory(prefix="tidemill-view-")
     try:
         with FrameWriter(Path(folder.name), title=title, mode="w") as writer:
@@ -143,6 +146,26 @@ def show(
     if open_browser:
         webbrowser.open(view.url)
     return view
+
+
+def _points(name: str, given: Any) -> NDArray[np.float64]:
+    """Return the positions of a frame, checked."""
+    try:
+        array = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"{name}: a {type(given).__name__} is given that is no array of numbers of shape (n, d), a row for each point: {error}. "
+            "Of an estimator, show the data it was fitted to, and groups=estimator.labels_"
+        ) from None
+    if array.ndim != 2 or not array.shape[1]:
+        column = "; reshape(-1, 1) makes a column of it" if array.ndim == 1 else ""
+        raise ValueError(f"{name} has shape {array.shape}, not (n, d), a row for each point{column}")
+    bad = ~np.isfinite(array).all(axis=1)
+    if bad.any():
+        raise ValueError(f"{name}, row {int(bad.argmax())} is not finite; leave out points that have no position")
+    # Before components are found: squares of larger numbers are infinite.
+    check_size(name, "a coordinate", array)
+    return array
 
 
 def _embedded(folder: Path) -> str:

@@ -21,10 +21,13 @@ from tidemill.viz import _format, _selections
 from tidemill.viz._format import FORMAT, INDEX, MISSING, VERSION, FrameError
 from tidemill.viz._read import FrameReader
 
-__all__ = ["GLYPHS", "OURS", "FrameWriter"]
+__all__ = ["GLYPHS", "OURS", "FrameWriter", "check_size"]
 
 #: How a chosen point may be drawn.
 GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
+
+#: Largest size of a position or value. Pages and readers keep these in 32 bits, which end at 3.4e38, and subtract them.
+_NUMBER_MAX = 1e37
 
 #: Longest side of a heat map.
 HEAT_SIDE_MAX = 1024
@@ -186,7 +189,7 @@ class FrameWriter:
         Parameters
         ----------
         positions : array-like of shape (n, 2) or (n, 3)
-            Finite numbers.
+            Finite numbers, at most 1e37 in size.
         ids : sequence of n, optional
             Names of the points, all different; the same name is the same point in all frames. Without ids, the
             points are numbered from 0.
@@ -199,7 +202,7 @@ class FrameWriter:
             65535 categories each. A category costs nothing while it stays what it was in the point's first frame, else a byte, or two where
             there are more than 255 of them.
         values : mapping of str to array-like of n, optional
-            Numbers that points can be coloured by; NaN where there is none. Kept in 16 bits: two bytes each.
+            Numbers that points can be coloured by, at most 1e37 in size; NaN where there is none. Kept in 16 bits: two bytes each.
         metrics : mapping of str to float, optional
             Figures of the frame, such as its stress, which the page plots over time.
         heat_map : array-like of shape (h, w), optional
@@ -213,8 +216,8 @@ class FrameWriter:
         Raises
         ------
         FrameError
-            Shapes that do not fit, positions that are not finite, an id twice, an edge to a point that is not in the frame.
-            Nothing is written then.
+            Shapes that do not fit, positions that are not finite, numbers that are too large, an id twice, an edge to a point that is
+            not in the frame. Nothing is written then.
         """
         if not (self.folder / INDEX).exists():
             raise FrameError(f"{self.folder} has lost its {INDEX}: were the frames removed while they were written?")
@@ -229,6 +232,7 @@ class FrameWriter:
         if bad.any():
             first = int(np.argmax(bad))
             raise FrameError(f"{place}: the position of point {first} is not finite; leave out points that have none")
+        check_size(place, "a coordinate", where)
         texts = {name: self._texts(place, name, column, count) for name, column in (groups or {}).items()}
         groupings = {name: codes for name, (codes, _) in texts.items()}
         columns = {name: _numbers(place, name, column, count) for name, column in (values or {}).items()}
@@ -496,7 +500,20 @@ def _numbers(place: str, name: str, column: ArrayLike, count: int) -> NDArray[np
     if given.shape != (count,):
         raise FrameError(f"{place}: value {name!r} has shape {given.shape} for {count} points")
     # The page has one mark for what is not there.
-    return np.where(np.isfinite(given), given, np.nan)
+    numbers = np.where(np.isfinite(given), given, np.nan)
+    check_size(place, f"value {name!r}", numbers)
+    return numbers
+
+
+def check_size(place: str, what: str, numbers: NDArray[np.float64]) -> None:
+    """Refuse a number that is too large, of one row a point."""
+    large = np.argwhere((numbers > _NUMBER_MAX) | (numbers < -_NUMBER_MAX))
+    if len(large):
+        found = numbers[tuple(large[0])]
+        raise FrameError(
+            f"{place}: {what} of point {large[0, 0]} is {found:.4g}, and at most {_NUMBER_MAX:g} can be shown: give it in larger units, or "
+            "its logarithm"
+        )
 
 
 def _heat(place: str, heat_map: ArrayLike) -> NDArray[Any]:
