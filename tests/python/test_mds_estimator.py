@@ -258,6 +258,48 @@ def test_a_point_without_weight_follows_the_others() -> None:
     np.testing.assert_allclose(found.apply(model.embedding_[7]), points[7], atol=1e-3)
 
 
+@pytest.mark.parametrize("metric", ["precomputed", "euclidean"])
+def test_points_without_weight_are_placed_when_the_others_lie_still(metric: str) -> None:
+    """The others lie where they should from the start, so that iterations ended with these anywhere."""
+    points, u = sphere(60), np.ones(60)
+    u[:5] = 0
+    delta = distances(points)
+    delta[0, 9] = delta[9, 0] = np.nan
+    model = MDS(tol=1e-12, metric=metric).fit(points if metric == "euclidean" else delta, weights=u)
+    found = procrustes(model.embedding_[5:], points[5:])
+    np.testing.assert_allclose(found.apply(model.embedding_), points, atol=1e-5)
+    assert (model.positions_ == model.embedding_).all()
+
+
+@pytest.mark.parametrize("kind", ["none", "vector", "matrix"])
+@pytest.mark.parametrize("flat", ["place", "line", "plane", "turned plane", "far line"])
+def test_a_flat_start_is_left(flat: str, kind: str) -> None:
+    """Majorization keeps points on a line on that line: the stress stayed where it was."""
+    rng = np.random.default_rng(20)
+    points = rng.standard_normal((40, 3))
+    turn = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    start = {
+        "place": np.full((40, 3), 5.0),
+        "line": points * [1, 0, 0],
+        "plane": points * [1, 1, 0],
+        "turned plane": points * [1, 1, 0] @ turn,
+        "far line": 1e3 * points * [0, 1, 0] + 7,
+    }[flat]
+    weights = {"none": None, "vector": rng.uniform(0.5, 1, 40), "matrix": np.ones((40, 40))}[kind]
+    model = MDS(max_iter=2000, tol=1e-9).fit(distances(points), init=start, weights=weights)
+    assert model.normalized_stress_ < 1e-4
+    again = MDS(max_iter=2000, tol=1e-9).fit(distances(points), init=start, weights=weights)
+    assert (again.embedding_ == model.embedding_).all()
+
+
+def test_a_flat_start_that_fits_stays_flat() -> None:
+    """Distances of a plane, from that plane: there is nothing to leave it for; and of two points, from their line."""
+    plane = np.random.default_rng(0).standard_normal((30, 3)) * [1, 1, 0]
+    assert (MDS().fit(distances(plane), init=plane).embedding_[:, 2] == 0).all()
+    two = MDS().fit([[0.0, 3.0], [3.0, 0.0]], init=[[0, 0, 0], [1, 0, 0]])
+    assert np.abs(two.embedding_[:, 1:]).max() == 0
+
+
 def test_annealing_leaves_local_optima() -> None:
     """From a start that SMACOF alone cannot leave: two points of a line on the wrong sides of each other."""
     line = np.arange(6.0)[:, None]
@@ -307,6 +349,19 @@ def test_very_few_points() -> None:
     assert np.linalg.norm(two.embedding_[0] - two.embedding_[1]) == pytest.approx(5)
     assert (MDS().fit(np.zeros((4, 4))).embedding_ == 0).all()
     assert MDS(metric="euclidean").fit(np.ones((4, 2))).stress_ < 1e-20
+
+
+@pytest.mark.filterwarnings("error")
+def test_points_that_all_coincide_fit_perfectly() -> None:
+    """Kernels keep a distance of 0 a little above it, and the stress was all of that little: 1."""
+    for options in ({}, {"init": "random"}, {"annealing": True}):
+        for weights in (None, np.arange(4.0), np.ones((4, 4))):
+            assert MDS(**options).fit(np.zeros((4, 4)), weights=weights).normalized_stress_ == 0  # type: ignore[arg-type]
+    assert MDS(metric="euclidean").fit(np.ones((4, 2))).normalized_stress_ == 0
+    assert MDS().fit([[0.0]], weights=[[1.0]]).normalized_stress_ == 0
+    # Only distances that count do.
+    assert MDS().fit(np.ones((3, 3)) - np.eye(3), weights=[1, 0, 0]).normalized_stress_ == 0
+    assert MDS().fit(1e-4 * (np.ones((3, 3)) - np.eye(3)), init=np.zeros((3, 3))).normalized_stress_ < 1e-3
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -367,6 +422,23 @@ def test_new_points_with_weights_and_missing_distances() -> None:
         model.transform(bad)
 
 
+@pytest.mark.parametrize("dimensions", [0, 1, 2])
+def test_a_new_point_may_lie_off_what_the_others_lie_in(dimensions: int) -> None:
+    """One place, a line and a plane: nothing led off it, and the distance to it was lost."""
+    rng = np.random.default_rng(3)
+    old = rng.standard_normal((20, 3)) * (np.arange(3) < dimensions)
+    new = rng.standard_normal((6, 3))
+    between = np.linalg.norm(new[:, None] - old, axis=2)
+    model = MDS().fit(distances(old))
+    for weights in (None, np.broadcast_to(np.linspace(0, 1, 20), between.shape)):
+        placed = model.transform(between, weights=weights)
+        np.testing.assert_allclose(np.linalg.norm(placed[:, None] - model.positions_, axis=2), between, atol=1e-4)
+    # Two old points and no more that count lie on a line, too.
+    model = MDS().fit(distances(sphere(20)))
+    placed = model.transform(np.ones((1, 20)), weights=np.arange(20) < 2)
+    np.testing.assert_allclose(np.linalg.norm(placed - model.positions_[:2], axis=1), 1, atol=1e-5)
+
+
 def test_a_new_point_ends_at_least_as_well_as_any_start() -> None:
     """Its stress has local optima: far from exact, interpolation must still find a good one."""
     rng = np.random.default_rng(8)
@@ -405,6 +477,18 @@ def test_bad_distances_are_refused_with_the_cell(dtype: Any, value: float, messa
             MDS(storage=storage).fit(delta)
 
 
+def test_numbers_whose_squares_overflow_are_refused() -> None:
+    """It was an OverflowError after the whole fit."""
+    delta = distances(sphere(10))
+    for storage in STORAGES:
+        with pytest.raises(ValueError, match=r"Distances in X are too large, up to .*e\+200: .* in a larger unit"):
+            MDS(storage=storage).fit(delta * 1e200)
+    with pytest.raises(ValueError, match="Values of X are too large"):
+        MDS(metric="euclidean").fit(sphere(10) * 1e200)
+    with pytest.raises(ValueError, match=r"Weights are too large, up to 1e\+200"):
+        MDS().fit(delta, weights=np.full(10, 1e200))
+
+
 def test_similarities_are_refused() -> None:
     with pytest.raises(ValueError, match=r"point \d+ to itself is 1, not 0: X must hold distances, not similarities"):
         MDS().fit(np.corrcoef(np.random.default_rng(0).uniform(size=(9, 4))) ** 2)
@@ -420,7 +504,10 @@ def test_similarities_are_refused() -> None:
         (np.zeros((10, 10)), "All weights are zero"),
         (np.ones((10, 9)), "shape of this rank's distances"),
         (np.where(np.arange(100).reshape(10, 10) == 23, -1.0, 1.0), "weight of points 2 and 3 is negative"),
-        (np.where(np.arange(100).reshape(10, 10) == 23, 0.5, 1.0), "weight of point 2 to point 3 is 0.5"),
+        (
+            np.where(np.arange(100).reshape(10, 10) == 23, 0.5, 1.0),
+            "weight of point 2 to point 3 is 0.5.*: weights must be symmetric",
+        ),
         (np.kron(np.eye(2), np.ones((5, 5))), "2 groups of points .* 5 point.s.: 0, 1, 2, 3, 4"),
         (1.0 - np.eye(10)[3] - np.eye(10)[:, 3:4], "negative"),
     ],

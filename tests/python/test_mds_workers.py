@@ -40,7 +40,9 @@ def fit_part(
     cuts = cuts or [len(x) * rank // comm.size for rank in range(comm.size + 1)]
     part = slice(cuts[comm.rank], cuts[comm.rank + 1])
     mine = weights if weights is None or how == "all" else weights[part]
-    model = MDS(**parameters, n_threads=1).fit(x[part], weights=mine)
+    parameters = dict(parameters)
+    init = parameters.pop("flat_start", None)
+    model = MDS(**parameters, n_threads=1).fit(x[part], weights=mine, init=init)
     return {
         "embedding": model.embedding_,
         "positions": model.positions_,
@@ -89,6 +91,21 @@ def test_workers_change_nothing(workers: int, kind: str, parameters: dict[str, A
     compare(tidemill.run(fit_part, x, None, parameters, weights, "part", workers=workers), alone)
     if kind == "vector":
         compare(tidemill.run(fit_part, x, None, parameters, weights, "all", workers=workers), alone)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_change_nothing_of_points_that_are_placed_apart(workers: int) -> None:
+    """Those without weight, which only their own rank has distances of; and a start in a plane, which rank 0 leaves for all."""
+    x = distances(vectors(61))
+    u = np.where(np.arange(61) % 7 == 3, 0.0, 1.0)
+    alone = MDS(max_iter=12).fit(x, weights=u)
+    compare(tidemill.run(fit_part, x, None, {"max_iter": 12}, u, "part", workers=workers), alone)
+    start = vectors(61)[:, :3] * [1, 0, 1]
+    alone = MDS(max_iter=12).fit(x, init=start)
+    assert np.linalg.matrix_rank(alone.positions_) == 3
+    compare(
+        tidemill.run(fit_part, x, None, {"max_iter": 12, "flat_start": start}, None, "part", workers=workers), alone
+    )
 
 
 def test_uneven_and_empty_parts() -> None:

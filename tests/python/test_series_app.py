@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tidemill as tm
 from tidemill import series
+from tidemill.apps import series as app
 from tidemill.viz import FrameReader
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,13 @@ def test_without_arguments_there_is_a_market(workers: int, tmp_path: Path) -> No
     assert summary["cleaning"]["counts"]["negative"] > 0
     assert summary["per_frame"][0]["alignment_fit"] is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["series-out"]
+
+
+@pytest.mark.parametrize(
+    ("name", "title"), [("a/prices.csv.gz", "prices"), ("my.prices.parquet", "my.prices"), ("days", "days")]
+)
+def test_the_page_is_called_like_the_file(name: str, title: str) -> None:
+    assert app._title(name) == title
 
 
 def test_the_market_is_the_same_for_a_seed(tmp_path: Path) -> None:
@@ -106,7 +114,10 @@ def test_bad_input(prices: Path, tmp_path: Path) -> None:
     assert "no window is full: it is 250d long, and there are 60 days with data, 2005-01-03 to 2005-03-25" in refused(
         prices, *out
     )
-    assert "length='5 days'" in refused(prices, "--window", "5 days", *out)
+    assert "--window (length=) '5 days'" in refused(prices, "--window", "5 days", *out)
+    assert "--missing (missing_max) is a part of a window's times" in refused(
+        tmp_path / "nothing.csv", "--missing", "5"
+    )
     assert "--glyph XXXXX: there is no such id" in refused(prices, "--glyph", "XXXXX", *short, *out)
     groups = tmp_path / "groups.csv"
     groups.write_text("ticker,sector\nnobody,Oil\n")
@@ -188,6 +199,7 @@ def test_options_of_files(tmp_path: Path) -> None:
     [
         (("--glyph", "A=heart"), "a shape is one of circle, square"),
         (("--follow",), "--follow wants one file"),
+        (("--settle", "1"), "--settle is for --follow"),
         (("--max-iter", "0"), "--max-iter is at least 1"),
         (("--port", "70000"), "--port is from 0 to 65535"),
     ],

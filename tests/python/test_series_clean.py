@@ -9,6 +9,8 @@ from typing import Any
 
 import launched
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tidemill as tm
 from tidemill import series
@@ -225,6 +227,43 @@ def test_all_sources_say_the_same(prices: Path, tmp_path: Path) -> None:
     assert series.clean(steps)[0].times.tolist() == [3, 4]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_dates_may_be_texts(workers: int, tmp_path: Path) -> None:
+    """JSON has no other ones, and what wrote a Parquet file may not have known that they are dates."""
+    days = [f"2024-01-{number:02}" for number in range(1, 13)]
+    rows = [{"id": name, "date": day, "price": 1.5 + n} for n, day in enumerate(days) for name in "ab"]
+    texts = pa.Table.from_pylist(rows)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(texts, tmp_path / "rows.parquet")
+    (tmp_path / "bad.jsonl").write_text(
+        json.dumps(rows[0]) + "\n" + json.dumps({**rows[1], "date": "2024-01-99"}) + "\n"
+    )
+    program = tmp_path / "app.py"
+    program.write_text(
+        "import sys\nfrom tidemill import series\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n        panel, _ = series.clean(path)\n        print(panel, panel.values.sum())\n"
+        "    except series.SeriesError as error:\n        print(error)\n"
+    )
+    names = ("rows.jsonl", "rows.parquet", "bad.jsonl")
+    run = launched.run("run", "-n", str(workers), "--no-prefix", program, *(tmp_path / name for name in names))
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.decode().splitlines()
+    good = "Panel of 2 series at 12 times, 2024-01-01 to 2024-01-12 168.0"
+    assert lines.count(good) == 2 * workers, lines
+    assert sum("times in column 'date' are text, and one is none: " in line for line in lines) == workers
+    dates = texts["date"]
+    for column in (
+        dates.dictionary_encode(),
+        dates.cast(pa.large_string()),
+        pa.array([f" {text}T10:00:00Z" for text in dates.to_pylist()]),
+    ):
+        panel, _ = series.clean(texts.set_column(1, "date", column))
+        assert (panel.times.dtype, len(panel.times)) == (np.dtype("datetime64[us]"), 12)
+    numbers = pa.array([row["date"].replace("-", "") for row in rows])
+    assert series.clean(texts.set_column(1, "date", numbers))[0].times.dtype == np.dtype("datetime64[us]")
+
+
 def test_ids_may_look_like_numbers_for_long(tmp_path: Path) -> None:
     """Types are found out from the first thousand rows; an id or volume further down must not break that."""
     path = tmp_path / "permno.csv"
@@ -249,7 +288,7 @@ def test_columns_are_found_by_usual_names_and_by_choice() -> None:
     assert find_columns([*names, "cap"], {}).price is None
     assert find_columns(["Date", "Symbol", "Close", "Adj Close"], {"value": "Close"}).value == "Close"
     with pytest.raises(
-        series.SeriesError, match=r"no column is called like a id .*--id COLUMN; there are: date, x, price"
+        series.SeriesError, match=r"no column is called like an id .*--id COLUMN; there are: date, x, price"
     ):
         find_columns(["date", "x", "price"], {})
     with pytest.raises(series.SeriesError, match="no column 'px' for the values; there are: date, id, price"):
@@ -435,7 +474,15 @@ def test_detected_splits_are_adjusted_and_listed(tmp_path: Path) -> None:
         ("date,ticker,price\n", {}, "no row with id and time among the 0"),
         ("date,ticker,price\n,a,1\n2024-01-02,,1\n", {}, "no row with id and time among the 2"),
         ("date,ticker,price\n2024-01-02,a,\n", {}, "no row has a value that is left after cleaning"),
-        ("date,ticker,price\n02/01/2024,a,1\n", {}, "times in column 'date' are"),
+        ("date,ticker,price\n02/01/2024,a,1\n", {}, "times in column 'date' are text, such as '02/01/2024'"),
+        ("date,ticker,price\n2024-01-02,a,1\nlater,a,1\n", {}, "times in column 'date' are text, such as 'later'"),
+        (
+            'date,ticker,price\n2024-01-02,a,"1,234.5"\n2024-01-03,a,$5\n',
+            {},
+            "line 2: '1,234.5' is not of type Float64",
+        ),
+        ("date,ticker,close,close\n2024-01-02,a,1,2\n", {}, "bad.csv: column 'close' is there twice in the header"),
+        ("date,close\n2024-01-02,1\n", {}, "no column is called like an id"),
         ("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a,cheap\n", {}, "line 3: 'cheap' is not of type Float64"),
         ("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a\n", {}, "line 3: "),
         ("date,ticker,price,split\n2024-01-02,a,1,-2\n", {}, "the split of a at 2024-01-02 is -2: it is how many"),

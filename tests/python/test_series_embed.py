@@ -119,6 +119,33 @@ def test_new_ids_are_placed_among_their_nearest() -> None:
     assert _placed(None, np.array(["a", "b", "c", "x"]), slice(0, 4), np.ones((4, 4)), previous) is None
 
 
+def test_a_window_in_which_nothing_moves_says_nothing_of_the_next() -> None:
+    """All points were in one place, where the next window started, and stayed for ever."""
+    still = market(ids=8)
+    still.values[:45] = still.values[45]
+    still = series.Panel(still.times, still.ids[3:], still.values[:, 3:])
+    windows = series.windows(still.times, "20d", "10d")
+    first, *others = series.embed(still, windows)
+    assert (first.stress, np.ptp(first.positions)) == (0, 0)
+    assert all(0 < frame.stress < 0.4 for frame in others[3:])
+    # Nor does a line, of two groups that each kept to one place.
+    (frame,) = series.embed(still, windows[4:5])
+    line = Base(frame.ids, frame.positions * [1, 0, 0])
+    embedder = series.Embedder()
+    embedder.past = embedder.past.behind(line)
+    (again,) = embedder.frames(still, windows[4:5])
+    assert again.stress < 1.1 * frame.stress + 0.01
+
+
+def test_an_id_that_is_called_like_a_reference_is_refused_with_what_helps() -> None:
+    panel = market()
+    panel.ids = np.array(["constant", *panel.ids[1:]])
+    windows = series.windows(panel.times, "60d", "60d")
+    with pytest.raises(series.SeriesError, match=r"id 'constant' is called like a reference series: .*--references no"):
+        list(series.embed(panel, windows, of="values"))
+    assert list(series.embed(panel, windows, of="values", with_references=False))
+
+
 PROGRAM = """
 import json, sys
 import numpy as np
@@ -261,8 +288,8 @@ def test_windows_with_too_few_ids_are_left_out_and_told() -> None:
     few = series.Panel(panel.times, panel.ids[3:6], panel.values[:, 3:6])
     with pytest.raises(series.SeriesError, match="no window has 4 ids"):
         list(series.embed(few, windows))
-    for wrong in ({"start": "anew"}, {"align": "last"}):
-        with pytest.raises(series.SeriesError, match="not '"):
+    for wrong in ({"start": "anew"}, {"align": "last"}, {"missing_max": 5}):
+        with pytest.raises(series.SeriesError, match=r"not ['5]"):
             series.Embedder(**wrong)  # type: ignore[arg-type]
 
 
@@ -283,7 +310,7 @@ def test_what_cannot_be_measured_is_an_error_on_every_worker(start: str, workers
     assert done.returncode == 0, done.stderr.decode()
     lines = done.stdout.decode().splitlines()
     assert len(lines) == workers
-    assert all('of="changes" needs values above 0, and there is 0' in line for line in lines)
+    assert all('--of changes (of="changes") needs values above 0, and there is 0' in line for line in lines)
 
 
 def groups_of(path: Path, text: str, ids: list[str], **options: str) -> series.Groups:
@@ -304,6 +331,8 @@ def test_groups(tmp_path: Path) -> None:
         ("Symbol,Sector\nQ,Oil\n", {}, "no id of the groups' column 'Symbol' is among the series: Q against A, B"),
         ("Symbol,Sector\nA,Oil\nA,Gas\n", {}, "'A' twice, with different groups"),
         ("Symbol\nA\n", {}, "only the column 'Symbol'"),
+        ("Symbol,Sector\n,Oil\n", {}, "the groups have no row with an id in their column 'Symbol'"),
+        ("Symbol,Sector,Sector\nA,Oil,Gas\n", {}, "column 'Sector' is there twice in the header"),
         (
             "Symbol,Sector\nA,Oil\n",
             {"id": "Ticker"},

@@ -172,13 +172,14 @@ PLACES = ("b/p.csv", "a/p.csv", "a/deep/p.csv", "a-b.csv", "c.csv", ".hidden/p.c
 
 
 def below(folder: Path, numbers: range) -> None:
-    """Each file has two series of its own, and one that the others have with other values; the last line has no end."""
+    """Each file has two series of its own, and one that the others have with other values; where a later one is there, the last line has no end."""
     for place, name in enumerate(PLACES):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         own = [line for line in rows(numbers, ids=2 * len(PLACES)) if int(line.split(",")[1][1:]) // 2 == place]
         own += [f"{day(number)},all,{place + number + 1},1,\n" for number in numbers]
-        path.write_text((HEAD + "".join(own)).rstrip("\n"))
+        end = "" if name in ("a/deep/p.csv", "a-b.csv") else "\n"
+        path.write_text((HEAD + "".join(own)).rstrip("\n") + end)
 
 
 @pytest.mark.parametrize("settle_s", [0.0, 3600.0])
@@ -280,6 +281,17 @@ def test_parquet_files_that_come_into_a_folder(tmp_path: Path) -> None:
         until(follower, lambda: False)
 
 
+def test_a_parquet_file_may_have_dates_that_are_texts(tmp_path: Path) -> None:
+    path = tmp_path / "prices.parquet"
+    dates = [day(number) for number in range(4) for _ in "ab"]
+    pq.write_table(pa.table({"date": dates, "id": [*"ab"] * 4, "price": np.arange(1.0, 9.0)}), path)
+    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 4)
+    expected, _ = series.clean(path)
+    assert of(follower).times.tolist() == expected.times.tolist()
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+
+
 def test_parquet_files_that_cannot_be_followed(tmp_path: Path) -> None:
     path = tmp_path / "prices.parquet"
     path.write_bytes(parquet(path, range(3))[:-3])
@@ -289,7 +301,7 @@ def test_parquet_files_that_cannot_be_followed(tmp_path: Path) -> None:
     with pytest.raises(series.SeriesError, match=r"prices\.parquet: times in column 'date' are .*, such as 'soon'"):
         series.Follower(path).poll()
     pq.write_table(pa.table({"date": [1.5], "price": [1.0]}), path)
-    with pytest.raises(series.SeriesError, match=r"prices\.parquet: no column is called like a id"):
+    with pytest.raises(series.SeriesError, match=r"prices\.parquet: no column is called like an id"):
         series.Follower(path).poll()
 
 
@@ -333,7 +345,7 @@ def test_bad_rows_name_file_and_line(text: str, message: str, tmp_path: Path) ->
 def test_what_cannot_be_followed(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(series.SeriesError, match=r"prices.csv: no column is called like a id"):
+    with pytest.raises(series.SeriesError, match=r"prices.csv: no column is called like an id"):
         series.Follower(path).poll()
     path.write_text(HEAD + "".join(rows(range(3))))
     follower = series.Follower(path, settle_s=0.0, every_s=0.001)
@@ -345,6 +357,10 @@ def test_what_cannot_be_followed(tmp_path: Path) -> None:
     packed.write_bytes(b"")
     with pytest.raises(series.SeriesError, match="only CSV that is not compressed and Parquet files can be followed"):
         series.Follower(packed).poll()
+    twice = tmp_path / "twice.csv"
+    twice.write_text("date,id,close,close\n")
+    with pytest.raises(series.SeriesError, match=r"twice.csv: column 'close' is there twice in the header"):
+        series.Follower(twice).poll()
     folder = tmp_path / "days"
     folder.mkdir()
     (folder / "a.csv").write_text(HEAD)
@@ -363,7 +379,6 @@ ODD = {
     ),
     "tabs": ("{tabs}", {}),
     "semicolons": ("{semicolons}", {"delimiter": ";"}),
-    "no line feed at the end": (HEAD + "{rows}" + "2024-01-05,s9,7,1,", {}),
     "lines as Windows ends them": ("{windows}", {}),
     "empty lines, quotes, a mark in front": ("\ufeff" + HEAD + "\n" + '{rows}\n\n"2024-01-05","s,9",7,1,\n2024-01-05,"s""8",7,1,\n', {}),
     "a name with a line of its own in Unicode": (HEAD + "{rows}" + "2024-01-05,s\u2028\x0b\x859,7,1,\n", {}),
@@ -431,19 +446,34 @@ def test_a_long_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     assert counts(follower) == {}
 
 
-def test_a_line_that_was_taken_as_whole_and_goes_on_is_an_error(tmp_path: Path) -> None:
-    """Half a price is a price, too: nobody would see that it is the wrong one."""
+def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
+    """Half a price is a price, too: it was shown after a while, and following ended when the rest came."""
     path = tmp_path / "prices.csv"
-    path.write_text(HEAD + "".join(rows(range(3))) + f"{day(3)},s0,5,1,")
+    written = "".join(rows(range(4)))
+    path.write_text(HEAD + written[:-9])
     follower = series.Follower(path, settle_s=0.0, every_s=0.001)
-    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 4)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 3)
+    # Nor is the day of that line over.
+    assert not any(follower.poll() for _ in range(20))
     with path.open("a") as file:
-        file.write("\n" + "".join(rows(range(4, 5))) + f"{day(5)},s0,5,1,")
-    until(follower, lambda: len(of(follower).times) == 6)
+        file.write(written[-9:])
+    until(follower, lambda: len(of(follower).times) == 4)
+    expected, _ = series.clean(path)
+    np.testing.assert_array_equal(of(follower).values, expected.values)
+    assert counts(follower) == {}
+
+
+def test_a_line_that_was_taken_as_whole_and_goes_on_is_an_error(tmp_path: Path) -> None:
+    """Its file has a later one beside it, whose days would have ended its own."""
+    path = tmp_path / "a.csv"
+    path.write_text(HEAD + "".join(rows(range(3))) + f"{day(3)},s0,5,1,")
+    (tmp_path / "b.csv").write_text(HEAD + "".join(rows(range(4, 5))))
+    follower = series.Follower(tmp_path, settle_s=0.0, every_s=0.001)
+    until(follower, lambda: follower.panel is not None and len(of(follower).times) == 5)
     assert counts(follower) == {"gaps": 7}
     with path.open("a") as file:
         file.write("2\n")
-    with pytest.raises(series.SeriesError, match=r"prices.csv, line 35: .* now it goes on; .* --settle"):
+    with pytest.raises(series.SeriesError, match=r"a.csv, line 26: .* now it goes on; write files one after the other"):
         until(follower, lambda: len(of(follower).times) == 7)
 
 

@@ -60,6 +60,7 @@ def test_the_panel_is_that_of_the_table() -> None:
     told = rows(range(40))
     told[100]["id"], told[101]["id"], told[105]["value"] = None, " ", -told[105]["value"]
     told.append({**told[-1], "value": 7.0})
+    told += [{**told[50], "time": None}, {**told[60], "time": None}]
     whole = table(told)
     panel, report = all_of(tm.stream.from_table(whole, time="time", rows_per_batch=5))
     expected, batch = series.clean(tm.from_arrow(whole))
@@ -68,7 +69,7 @@ def test_the_panel_is_that_of_the_table() -> None:
     assert panel.ids.tolist() == expected.ids.tolist()
     assert panel.times.tolist() == expected.times.tolist()
     assert (report.rows, report.counts) == (batch.rows, batch.counts)
-    assert report.counts["without_key"] == 2
+    assert report.counts["without_key"] == 4
     assert report.counts["duplicates"] == 1
 
 
@@ -324,6 +325,32 @@ ONCE = (
     "are not followed: what was acknowledged while it was read would be lost when the command is started again. "
     "Have them written to files of a folder, to Kafka or to a stream of Redis, and follow that"
 )
+
+
+def test_records_that_cannot_be_read_are_left_out_if_asked_for() -> None:
+    """The message of such a record names it, and the command refused it for streams."""
+    good = rows(range(3))
+    lines = [*map(json.dumps, good[:5]), "{oops", *map(json.dumps, good[5:])]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall("".join(line + "\n" for line in lines).encode())
+                stop.wait(launched.PATIENCE_S)
+
+        stop = threading.Event()
+        threading.Thread(target=serve, daemon=True).start()
+        schema = {"id": "str", "time": "timestamp[us]", "value": "float64"}
+        url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with series.Follower(from_url(url, schema, "time", 0.2, on_error="skip"), settle_s=0.2) as follower:
+
+            def whole() -> bool:
+                follower.poll()
+                return follower.panel is not None and len(follower.panel.times) == 3
+
+            launched.wait_until(whole, "three days")
+            stop.set()
 
 
 @pytest.mark.parametrize(

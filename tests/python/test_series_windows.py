@@ -68,8 +68,8 @@ def test_windows_of_a_growing_panel_only_become_more(seed: int) -> None:
     ("length", "shift", "message"),
     [
         ("11d", "1d", "no window is full: it is 11d long, and there are 10 days with data, 2024-01-01 to 2024-01-12"),
-        ("5x", "1d", "length='5x': lengths are such as 250d"),
-        ("5d", "0d", "shift='0d': lengths are such as"),
+        ("5x", "1d", "--window (length=) '5x': lengths are such as 250d"),
+        ("5d", "0d", "--shift (shift=) '0d': lengths are such as"),
         ("1y", "5d", "both count days or rows, or both go by the calendar"),
         ("5r", "5d", "both count days (d), or both rows (r)"),
     ],
@@ -103,7 +103,7 @@ def test_a_series_that_lacks_more_than_a_part_is_left_out() -> None:
     assert (segment.ids.tolist(), segment.filled, segment.dropped) == (["full", "one"], 1, 1)
     assert panel.segment(window, missing_max=0.1).ids.tolist() == ["full", "one", "two"]
     assert panel.segment(window, missing_max=0).ids.tolist() == ["full"]
-    with pytest.raises(series.SeriesError, match="missing_max is a part"):
+    with pytest.raises(series.SeriesError, match=r"--missing \(missing_max\) is a part"):
         panel.segment(window, missing_max=1)
 
 
@@ -203,9 +203,11 @@ def test_euclidean_distances_and_functions() -> None:
 
 def test_values_that_have_no_logarithm_are_refused() -> None:
     values = np.array([[1.0, 2.0], [0.0, 3.0]])
-    with pytest.raises(series.SeriesError, match='of="changes" needs values above 0, and there is 0; of="differences"'):
+    with pytest.raises(
+        series.SeriesError, match=r"--of changes .* needs values above 0, and there is 0; --of differences"
+    ):
         series.distances(values)
-    with pytest.raises(series.SeriesError, match='length="log" needs values above 0'):
+    with pytest.raises(series.SeriesError, match=r"--length log .* needs values above 0"):
         series.distances(values, of="values", length="log")
     with pytest.raises(series.SeriesError, match="kind is"):
         series.distances(values + 1, kind="cosine")  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tidemill import stream
 from tidemill.dataset import DataSet, DataSetError
@@ -51,7 +51,9 @@ def why_not_followed(text: str) -> str | None:
     )
 
 
-def from_url(url: str, schema: Mapping[str, str], time: str, settle_s: float) -> DataSet:
+def from_url(
+    url: str, schema: Mapping[str, str], time: str, settle_s: float, *, on_error: Literal["raise", "skip"] = "raise"
+) -> DataSet:
     """Open a stream: entries of streams of Redis by their fields; records of Kafka, lines of a TCP server and messages of a WebSocket as JSON.
 
     Parameters
@@ -64,6 +66,8 @@ def from_url(url: str, schema: Mapping[str, str], time: str, settle_s: float) ->
         The column of event times.
     settle_s : float
         A part of the stream that has had nothing for so long, such as a partition, holds time back no longer.
+    on_error : {"raise", "skip"}, default="raise"
+        Whether records that cannot be read are left out.
 
     Raises
     ------
@@ -73,7 +77,7 @@ def from_url(url: str, schema: Mapping[str, str], time: str, settle_s: float) ->
     parts = urllib.parse.urlsplit(url)
     query = dict(urllib.parse.parse_qsl(parts.query))
     path = parts.path.strip("/")
-    told: dict[str, Any] = {"schema": dict(schema), "time": time, "idle_after": settle_s}
+    told: dict[str, Any] = {"schema": dict(schema), "time": time, "idle_after": settle_s, "on_error": on_error}
     if parts.scheme in ("redis", "rediss") and query.keys() == {"streams"}:
         server = urllib.parse.urlunsplit(parts._replace(query=""))
         return stream.from_redis(server, query["streams"].split(","), **told)

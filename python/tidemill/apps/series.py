@@ -51,6 +51,11 @@ _NOT_OF_FRAMES = (
     "glyphs",
     "title",
 )
+_SETTLE_S = 2.0
+_SUFFIXES = {
+    *(".csv", ".tsv", ".tab", ".parquet", ".pq", ".arrow", ".ipc", ".feather", ".arrows", ".json", ".jsonl", ".ndjson"),
+    *(".gz", ".bz2", ".xz", ".zst"),
+}
 _ROLES = ("id", "time", "value", "cap", "volume", "split", "price")
 
 
@@ -174,9 +179,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--settle",
         type=float,
-        default=2.0,
         metavar="S",
-        help="seconds without a row after which the last time is over (default %(default)s)",
+        help=f"seconds without a row after which the last time is over (default {_SETTLE_S})",
     )
 
     made = parser.add_argument_group("the generated market")
@@ -191,6 +195,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         if (glyph or "star") not in GLYPHS:
             parser.error(f"--glyph {text}: a shape is one of {', '.join(GLYPHS)}")
         options.glyphs[name] = glyph or "star"
+    if options.settle is not None and not options.follow:
+        parser.error("--settle is for --follow")
+    options.settle = _SETTLE_S if options.settle is None else options.settle
     if options.follow and len(options.file) != 1:
         parser.error("--follow wants one file, folder, glob or stream")
     for file in options.file:
@@ -201,8 +208,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if any(map(is_stream, options.file)):
         if not options.follow:
             parser.error(f"{named(options.file[0])} is a stream: --follow it")
-        if options.bad_rows == "skip" or options.delimiter or options.null:
-            parser.error("--bad-rows, --delimiter and --null are of files, not of streams")
+        if options.delimiter or options.null:
+            parser.error("--delimiter and --null are of files, not of streams")
     if options.max_iter < 1 or not options.tol >= 0:
         parser.error("--max-iter is at least 1, --tol at least 0")
     if not 0 <= options.port < 65536:
@@ -334,7 +341,7 @@ class _Command:
         begin = time.perf_counter()
         for number, frame in enumerate(self._written(self.embedder.frames(panel, windows)), 1):
             self.bar.update(
-                number / len(windows), f"{frame.window.label}: stress {frame.stress:.3g}, fit {frame.fit:.3f}"
+                number / len(windows), f"{frame.window.label}: stress {frame.stress:.3g}, fit {_told(frame.fit)}"
             )
         self.bar.clear()
         self._summary(report, time.perf_counter() - begin)
@@ -360,7 +367,7 @@ class _Command:
         names |= {role: names[role] or role for role in ("id", "time", "value")}
         types = {"id": "str", "time": "timestamp[us]"}
         schema = {name: types.get(role, "float64") for role, name in names.items() if name is not None}
-        return from_url(url, schema, names["time"], self.options.settle)
+        return from_url(url, schema, names["time"], self.options.settle, on_error=self.options.bad_rows)
 
     def _following(self, follower: series.Follower, name: str) -> None:
         options = self.options
@@ -400,7 +407,7 @@ class _Command:
                 frames = self._noted(self.embedder.frames(panel, windows[done:]), follower)
                 for frame in self._written(frames):
                     self.say(
-                        f"{frame.window.label}: {len(frame.ids)} ids, stress {frame.stress:.3g}, fit {frame.fit:.3f}"
+                        f"{frame.window.label}: {len(frame.ids)} ids, stress {frame.stress:.3g}, fit {_told(frame.fit)}"
                     )
                 done = len(windows)
         finally:
@@ -438,7 +445,7 @@ class _Command:
             options.out,
             groups=groups,
             glyphs=options.glyphs,
-            title=options.title or Path(name).name,
+            title=options.title or _title(name),
             overwrite=options.overwrite and not append,
             append=append,
             change_bins=options.change_bins,
@@ -510,7 +517,7 @@ class _Command:
         self.say(
             f"{frames} frames of {self.options.window}, {self.options.shift} apart, of "
             f"{min(frame['ids'] for frame in self.frames)} to {max(frame['ids'] for frame in self.frames)} points: "
-            f"stress {stress:.3g}, alignment fit {fit:.3f}, {self._iterations():.0f} iterations on average"
+            f"stress {stress:.3g}, alignment fit {_told(fit)}, {self._iterations():.0f} iterations on average"
         )
         dropped = sum(frame["dropped"] for frame in self.frames)
         filled = sum(frame["filled"] for frame in self.frames)
@@ -565,6 +572,19 @@ class _Command:
         made = path.with_name(".summary.json")
         made.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         made.replace(path)
+
+
+def _told(fit: float) -> str:
+    """How well frames lie on each other; of a first one, or without four common ids, there is nothing to say."""
+    return f"{fit:.3f}" if math.isfinite(fit) else "none"
+
+
+def _title(name: str) -> str:
+    """A file's name without what says how it is written."""
+    path = Path(name)
+    while path.suffix.lower() in _SUFFIXES:
+        path = path.with_suffix("")
+    return path.name
 
 
 def _figures(frame: series.Frame) -> dict[str, Any]:

@@ -18,9 +18,23 @@ from tidemill import _tidemill as native
 from tidemill.ml._estimator import matrix
 from tidemill.ml._job import Comm, together
 
-__all__ = ["Array", "Problem", "Rows", "Weights", "from_table", "from_vectors", "rows_of", "table", "weights_of"]
+__all__ = [
+    "SQUARED_MAX",
+    "Array",
+    "Problem",
+    "Rows",
+    "Weights",
+    "from_table",
+    "from_vectors",
+    "rows_of",
+    "table",
+    "weights_of",
+]
 
 Array = NDArray[np.float64]
+
+#: From here on squares may overflow float64, or the sum of many.
+SQUARED_MAX = 1e150
 
 #: Bytes of the blocks that input is read in, and that ranks exchange.
 _BLOCK_BYTES = 8 << 20
@@ -184,6 +198,10 @@ def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int
     if kind == "matrix":
         rows, _ = rows_of(given, "MDS", empty_allowed=True)
         return Weights(None, rows, largest or 1.0, storage)
+    if not largest < SQUARED_MAX:
+        raise ValueError(
+            f"Weights are too large, up to {largest:.6g}: their products overflow float64. Only their ratios count."
+        )
     # As the kernels see them.
     return Weights((columns / (largest or 1.0)).astype(np.float32).astype(np.float64), None, (largest or 1.0) ** 2)
 
@@ -235,7 +253,16 @@ def from_table(
         On every rank: for distances that are none, not the same in both directions, or too few to hold all points together.
     """
     first = sum(counts[: comm.rank])
-    largest = max(together(comm, lambda: table(rows, pool, first, weights, at=first)))
+
+    def look() -> float:
+        found = table(rows, pool, first, weights, at=first)
+        if not found < SQUARED_MAX:
+            raise ValueError(
+                f"Distances in X are too large, up to {found:.6g}: their squares overflow float64. Give them in a larger unit."
+            )
+        return found
+
+    largest = max(together(comm, look))
     unit = unit_of(largest, storage)
 
     def keep() -> native.MdsDistances:
@@ -340,10 +367,10 @@ def _check_symmetry(problem: Problem, weights: bool, tolerance: float) -> None:
             return
         i, j, value, across = found
         unit = problem.weights.unit if weights else problem.unit
-        what = "weight" if weights else "distance"
+        what, given = ("weight", "weights") if weights else ("distance", "X")
         raise ValueError(
             f"The {what} of point {i} to point {j} is {value * unit:.6g}, but that of point {j} to point {i} is "
-            f"{across * unit:.6g}: X must be symmetric. Take the mean of both, or give {'0' if weights else 'weight 0'} to what is unknown."
+            f"{across * unit:.6g}: {given} must be symmetric. Take the mean of both, or give {'0' if weights else 'weight 0'} to what is unknown."
         )
 
     together(comm, check)

@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill import _tidemill as native
-from tidemill.ml._distances import Array, Problem, Rows, from_table, from_vectors, rows_of, unit_of, weights_of
+from tidemill.ml._distances import (
+    SQUARED_MAX,
+    Array,
+    Problem,
+    Rows,
+    from_table,
+    from_vectors,
+    rows_of,
+    unit_of,
+    weights_of,
+)
 from tidemill.ml._estimator import Estimator, matrix, not_finite
 from tidemill.ml._job import Comm, together
 from tidemill.ml._smacof import sum_of_squares
@@ -42,6 +52,8 @@ class Prepared:
     """Input that has been looked at; the same on every rank, but for the rows."""
 
     problem: Problem
+    #: What this rank was given.
+    rows: Rows
     #: The weighted sum over pairs of squared distances.
     squares: float
     #: Names of columns, and how many there are.
@@ -144,7 +156,7 @@ class Input(Estimator):
         width = widths.pop()
         if self.metric == "euclidean":
             problem = self._from_vectors(comm, threads[0], X, weights, counts, width)
-            return Prepared(problem, sum_of_squares(problem), names, width)
+            return Prepared(problem, given[0], sum_of_squares(problem), names, width)
         if width != n:
             together(comm, lambda: refuse_not_finite(given[0], name))
             raise ValueError(
@@ -154,7 +166,7 @@ class Input(Estimator):
         checked = weights_of(comm, threads[0], weights, counts, self.weight_storage)
         problem = from_table(comm, threads[0], given[0], counts, checked, self.storage)
         self._vectors, self._mean = None, None
-        return Prepared(problem, sum_of_squares(problem), names, width)
+        return Prepared(problem, given[0], sum_of_squares(problem), names, width)
 
     def _from_vectors(
         self, comm: Comm, threads: native.KernelPool, X: Any, weights: Any, counts: list[int], d: int
@@ -168,8 +180,10 @@ class Input(Estimator):
             kept.append(x)
             if len(x) == 0:
                 return np.zeros(d), 0.0
-            if not float(np.abs(x).max()) < 1e150:
-                raise ValueError("Values of X are too large: their squares overflow float64.")
+            if not float(np.abs(x).max()) < SQUARED_MAX:
+                raise ValueError(
+                    "Values of X are too large: their squares overflow float64. Give them in a larger unit."
+                )
             return x.sum(axis=0, dtype=np.float64), 0.0
 
         sums = [one[0] for one in together(comm, look)]

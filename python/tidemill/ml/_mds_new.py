@@ -46,7 +46,8 @@ class NewPoints(Input):
         Notes
         -----
         Majorization of the stress of one point, as in Bae, Qiu and Fox (2010) and with weights in Ruan and Fox (2013). It begins at the nearest
-        fitted point, and once more where the spheres of its distances would meet; the better end is taken.
+        fitted point, and once more where the spheres of its distances would meet; and if the fitted points lie in a plane, on a line or in one
+        place, also on one side of that, as far as the distances say. The best end is taken.
         """
         self._check_fitted()
         name = type(self).__name__
@@ -54,8 +55,11 @@ class NewPoints(Input):
         if rows.shape[1] != self.n_features_in_:
             refuse_not_finite(rows, name)
         check_features(self, cast(NDArray[Any], rows), names)
+        return self._among(rows, self._new_weights(weights, rows.shape[0]))
+
+    def _among(self, rows: Rows, given: Weights) -> Array:
+        """`transform` of what has been looked at."""
         threads, n = pool(self.n_threads), len(self.positions_)
-        given = self._new_weights(weights, rows.shape[0])
         positions = self.positions_ / self._unit
         out = np.empty((rows.shape[0], self.n_components))
         step = max(1, _NEW_BYTES // (8 * n))

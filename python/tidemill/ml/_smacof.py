@@ -21,7 +21,7 @@ from tidemill import _tidemill as native
 from tidemill.ml._anderson import Anderson
 from tidemill.ml._distances import Array, Problem
 
-__all__ = ["Iteration", "Result", "interpolate", "random_start", "smacof", "temperatures"]
+__all__ = ["Iteration", "Result", "interpolate", "random_start", "smacof", "spread_out", "temperatures"]
 
 #: Conjugate gradients end when the residual has become this part of what it was, or after so many steps. Starting from the positions that the
 #: system was made from, each step makes the majorizing function less, so that the stress cannot grow wherever they end.
@@ -32,6 +32,15 @@ _ROUNDING = 1e-13
 
 #: How far points are moved apart when the temperature falls, in the problem's unit: those that coincide have no direction.
 _JITTER = 1e-4
+
+#: Points that reach less far in a direction than this part of their greatest reach do not reach into it: what rounding leaves of a plane that was turned.
+_FLAT = 1e-6
+
+#: Squared distances whose mean is below this are 0, as kernels add 1e-30 to each.
+_NO_SQUARE = 1e-28
+
+#: Old points whose variance in a direction is below this part of the greatest do not tell where a new one lies in it.
+_PLANE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,10 @@ class _Passes:
         self.columns = columns
         self.steps = 0
         if columns is None:
-            self.degrees = self.laplacian(np.zeros((problem.n, k)))[:, k:]
+            degrees = self.laplacian(np.zeros((problem.n, k)))[:, k:]
+            self.mass = total(degrees[:, 0])
+            # Only a point that is alone has no weights.
+            self.degrees = np.where(degrees > 0, degrees, 1.0)
         else:
             self.mass = total(columns)
 
@@ -142,8 +154,11 @@ class _Passes:
 
 
 def sum_of_squares(problem: Problem) -> float:
-    """The weighted sum over pairs of squared distances: the stress of points that all coincide."""
-    return _Passes(problem, 1).guttman(np.zeros((problem.n, 1)))[1]
+    """The weighted sum over pairs of squared distances, which is the stress of points that all coincide; 0 where all that count are 0."""
+    passes = _Passes(problem, 1)
+    squares = passes.guttman(np.zeros((problem.n, 1)))[1]
+    pairs = passes.mass if problem.weights.columns is None else passes.mass**2
+    return squares if squares > _NO_SQUARE * pairs else 0.0
 
 
 def temperatures(problem: Problem, k: int, alpha: float, t_min: float | None) -> list[float]:
@@ -166,6 +181,35 @@ def random_start(problem: Problem, k: int, rng: np.random.Generator, size: float
     """Normal positions, drawn by rank 0; (n, k)."""
     drawn = rng.standard_normal((problem.n, k)) * size if problem.comm.rank == 0 else None
     return drawn if problem.comm.size == 1 and drawn is not None else problem.comm.bcast(drawn, root=0)
+
+
+def spread_out(problem: Problem, start: Array, squares: float) -> Array:
+    """`start`, moved off the place, the line or the plane that its points lie in, if they do and could lie better; collective.
+
+    B(Z) Z has no coordinate that Z has not, so that SMACOF would never leave it. The moves are the same every time, and the larger the worse the distances are.
+    """
+    n, k = start.shape
+    flat: Array | None = None
+    if problem.comm.rank == 0:
+        centred = start - totals(start) / n
+        # Squares of far positions must not overflow; and what float32 cannot tell apart in the unit has no shape either.
+        size = max(float(np.abs(centred).max()), 1e-15)
+        squared, directions = np.linalg.eigh((centred / size).T @ (centred / size))
+        reach = np.sqrt(np.maximum(squared, 0.0))
+        without = reach <= max(_FLAT * reach[-1], 1e-15 / size)
+        if k - without.sum() < min(k, n - 1):
+            flat = directions[:, without]
+    if problem.comm.size > 1:
+        flat = problem.comm.bcast(flat, root=0)
+    if flat is None or squares == 0:
+        return start
+    stress = _Passes(problem, k).guttman(start - totals(start) / n)[1]
+    if stress <= _ROUNDING * squares:
+        return start
+    moves = random_start(problem, k, np.random.default_rng(0), 0.5 * math.sqrt(stress / squares))
+    moved: Array = start + moves @ flat @ flat.T
+    # Products of matrices may be rounded otherwise on another processor.
+    return moved if problem.comm.size == 1 else problem.comm.bcast(moved, root=0)
 
 
 def smacof(
@@ -258,7 +302,7 @@ def interpolate(
     """Where new points lie best among others that stay (12): (q, k), in the unit of `positions` (n, k).
 
     Each new point minimizes its own weighted stress by majorization, from two starts: the position of its nearest neighbour, and where the distances would
-    intersect if they were exact. The better end counts.
+    intersect if they were exact; and where the others lie in a plane, on a line or in one place, off it. The best end counts.
 
     Parameters
     ----------
@@ -274,14 +318,15 @@ def interpolate(
     stresses = np.empty(0)
     columns = None if weighted else np.ascontiguousarray(weights)
     means = (weights @ positions) / masses[:, None]
-    for start in (nearest, _intersection(positions, distances, weights)):
+    meeting = _intersection(positions, distances, weights)
+    for start in (nearest, meeting, *_off_hull(meeting, positions, distances, weights)):
         z, ends = _majorize(pool, cells, positions, columns, start, means, masses, max_iter, tol)
         if best is None:
             best, stresses = z, ends
         else:
             better = ends < stresses
             best[better] = z[better]
-    assert best is not None, "there are two starts"
+    assert best is not None, "there are starts"
     return best
 
 
@@ -322,3 +367,26 @@ def _intersection(positions: Array, distances: Array, weights: Array) -> Array:
     right = (weights * (squares - distances**2)) @ rows
     solved: Array = np.einsum("qab,qb->qa", np.linalg.pinv(normal, rcond=1e-9, hermitian=True), right)
     return solved[:, :k]
+
+
+def _off_hull(meeting: Array, positions: Array, distances: Array, weights: Array) -> list[Array]:
+    """One more start, if for some rows the x_j that count lie in a plane, on a line or in one place, which neither majorization nor the equations of
+    `_intersection` lead off: these rows of `meeting`, as far off it as is left of the squared distances.
+    """
+    lifted = None
+    everything = np.broadcast_to(weights, distances.shape)
+    hull: tuple[Array, Array, Array] | None = None
+    for row, weight in enumerate(everything):
+        if hull is None or weights.ndim == 2:
+            centre = weight @ positions / weight.sum()
+            away = positions - centre
+            hull = (centre, *np.linalg.eigh((weight[:, None] * away).T @ away))
+        centre, reach, directions = hull
+        into = reach > _PLANE * reach[-1]
+        if into.all():
+            continue
+        lifted = meeting.copy() if lifted is None else lifted
+        inside = centre + directions[:, into] @ (directions[:, into].T @ (meeting[row] - centre))
+        left = weight @ (distances[row] ** 2 - ((inside - positions) ** 2).sum(axis=1)) / weight.sum()
+        lifted[row] = inside + math.sqrt(max(0.0, left)) * directions[:, 0]
+    return [] if lifted is None else [lifted]

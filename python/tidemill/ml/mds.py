@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill._progress import Bar
 from tidemill.ml._classical import classical_start
-from tidemill.ml._distances import Array
-from tidemill.ml._job import Comm, active
+from tidemill.ml._distances import Array, Rows, Weights
+from tidemill.ml._job import Comm, active, together
 from tidemill.ml._mds_input import Prepared
 from tidemill.ml._mds_new import NewPoints
-from tidemill.ml._smacof import Iteration, Result, random_start, smacof, temperatures
+from tidemill.ml._smacof import Iteration, Result, random_start, smacof, spread_out, temperatures
 
 __all__ = ["MDS"]
 
@@ -69,7 +69,7 @@ class MDS(NewPoints):
     Attributes
     ----------
     embedding_ : ndarray of shape (n_samples, n_components), float64
-        Positions of this rank's points; their weighted mean is 0.
+        Positions of this rank's points. The mean of all is 0, weighted if weights were a vector.
     positions_ : ndarray of shape (n_points, n_components), float64
         Those of all points, on every rank.
     stress_ : float
@@ -195,7 +195,7 @@ class MDS(NewPoints):
                 if self.verbose and comm.rank == 0 and starts > 1:
                     print(f"Start {number + 1} of {starts}.")
                 if start is not None:
-                    positions = start / problem.unit
+                    positions = spread_out(problem, start / problem.unit, everything)
                 elif self.init == "random":
                     positions = random_start(problem, self.n_components, rng)
                 else:
@@ -215,7 +215,6 @@ class MDS(NewPoints):
                     best = result
         assert best is not None, "there is at least one start"
         self.positions_ = best.positions * problem.unit
-        self.embedding_ = self.positions_[problem.own].copy()
         self.stress_ = best.stress * problem.unit**2 * problem.weights.unit
         self.normalized_stress_ = math.sqrt(best.stress / everything) if everything > 0 else 0.0
         self.n_iter_ = best.iterations
@@ -224,12 +223,35 @@ class MDS(NewPoints):
         self.cg_iterations_ = best.conjugate_gradients
         self._unit = problem.unit
         self._columns = np.ones(problem.n) if problem.weights.columns is None else problem.weights.columns
+        self._follow(prepared)
+        self.embedding_ = self.positions_[problem.own].copy()
         self.n_features_in_ = prepared.features
         if prepared.names is not None:
             self.feature_names_in_ = prepared.names
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         return self
+
+    def _follow(self, prepared: Prepared) -> None:
+        """Place the points whose own weight is 0 among the others, as if they were new: the loop ends when the others lie where they should. Collective."""
+        problem, u = prepared.problem, self._columns
+        if u.all() or not u.any():
+            return
+
+        def place() -> dict[int, Array]:
+            found = {}
+            # One by one, so that it does not matter which of them a rank has.
+            for point in np.flatnonzero(u[problem.own] == 0).tolist():
+                row = prepared.rows.block(point, point + 1)
+                # Distances of such a point may be missing.
+                known = np.where(np.isnan(row[0]), 0.0, u) if self.metric == "precomputed" else u
+                if known.any():
+                    found[problem.own.start + point] = self._among(Rows(row), Weights(known, None, 1.0))[0]
+            return found
+
+        for part in together(problem.comm, place):
+            for point, position in part.items():
+                self.positions_[point] = position
 
     def fit_transform(
         self, X: Any, y: object = None, *, init: ArrayLike | None = None, weights: ArrayLike | None = None

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 import tidemill
-from tidemill._tidemill import write_stream
+from tidemill._tidemill import NativeTable, write_stream
 from tidemill.dataset import DataSet, coalesce, col, lit
 from tidemill.dataset._dataset import _tables
 from tidemill.dataset._engine import new_engine
+from tidemill.dataset._map import _mapped
 from tidemill.dataset._table import Table
 from tidemill.series._read import Columns, SeriesError, find_columns
 from tidemill.series._tail import NewRows
@@ -57,7 +58,7 @@ class StreamTail:
     def __init__(self, stream: DataSet, chosen: dict[str, str | None], settle_s: float) -> None:
         columns = find_columns(stream.columns, chosen)
         self.columns: Columns | None = columns
-        self.left_out: dict[str, int] = {}
+        self.left_out = {"without_key": 0}
         self.ended = False
         self._settle_s = settle_s
         kind = stream.schema[columns.time]
@@ -69,9 +70,12 @@ class StreamTail:
         nothing = lit(float("nan"))
         rows = stream.select(
             at=col(columns.time).cast("timestamp[us]"),
+            timed=col(columns.time).is_not_null(),
             id=coalesce(col(columns.id).cast("str"), lit("")),
             **{role: coalesce(col(columns.named()[role]).cast("float64"), nothing) for role in self._roles},
         )
+        # Windows leave out what has no time, and tell nobody before the stream ends.
+        rows = _mapped(rows, "rows without a time", self._count_untimed, rows._native)
         times = window(tumbling("1us"), on="at", early=max(_EARLY_S, settle_s / 2))
         cells = {name: col(name).to_list() for name in ("id", *self._roles)}
         self._windows = rows.group_by(times).agg(at=col("at").cast("int64").min(), **cells)
@@ -114,7 +118,8 @@ class StreamTail:
         times = np.repeat([at for at, _ in parts], [len(cells["id"]) for _, cells in parts]).astype(np.int64)
         names = np.array([name.strip() for _, cells in parts for name in cells["id"]])
         named = names != ""
-        self.left_out["without_key"] = self.left_out.get("without_key", 0) + int(len(names) - named.sum())
+        with self._lock:
+            self.left_out["without_key"] += int(len(names) - named.sum())
         ids, codes = np.unique(names[named], return_inverse=True)
         numbers = {
             role: np.array([number for _, cells in parts for number in cells[role]], dtype=np.float64)[named]
@@ -153,6 +158,13 @@ class StreamTail:
         if self._closing.is_set():
             raise _Closed
         return False
+
+    def _count_untimed(self, rows: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
+        untimed = rows.column("timed").count(False)
+        if untimed:
+            with self._lock:
+                self.left_out["without_key"] += untimed
+        return [rows]
 
     def _come(self, table: Table) -> None:
         told = table.to_dict()

@@ -174,7 +174,7 @@ def clean(
     id, time, value, cap, volume, split, price : str, optional
         Columns; by default found by their usual names. `cap`: what the series is worth, else price x volume, for
         weights; `price`: what was paid for a piece, which is the value, but beside one that is adjusted (such as ``adj_close``) the
-        column ``close``. With an adjusted value, a column of splits counts only if it is named here. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such.
+        column ``close``. With an adjusted value, a column of splits counts only if it is named here. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such; or texts of these.
     delimiter, null, on_error : optional
         Of CSV, as for `tidemill.read_csv`.
 

@@ -124,7 +124,9 @@ def _compared(values: Array, of: Of) -> Array:
     if of == "differences":
         return np.diff(values, axis=0)
     if of == "changes":
-        _above_zero(values, 'of="changes"', 'of="differences" compares values of any sign')
+        _above_zero(
+            values, '--of changes (of="changes")', '--of differences (of="differences") compares values of any sign'
+        )
         return np.diff(np.log(values), axis=0)
     raise SeriesError(f"of is 'changes', 'differences' or 'values', not {of!r}")
 
@@ -149,7 +151,7 @@ def lengths(values: Array, length: Length) -> Array:
         return np.ones(values.shape[1])
     if length != "log":
         raise SeriesError(f"length is 'one' or 'log', not {length!r}")
-    _above_zero(values[[0, -1]], 'length="log"', 'length="one" takes values of any sign')
+    _above_zero(values[[0, -1]], '--length log (length="log")', '--length one (length="one") takes values of any sign')
     side: Array = 10.0 * np.abs(np.log(np.clip(values[-1] / values[0], 0.1, 10.0)))
     return side
 

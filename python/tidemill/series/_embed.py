@@ -34,7 +34,7 @@ from tidemill.series._distance import (
     weights,
     why_no_references,
 )
-from tidemill.series._panel import Array, Panel, Segment
+from tidemill.series._panel import Array, Panel, Segment, check_missing
 from tidemill.series._read import SeriesError, together
 from tidemill.series._relay import Base, Making, Past, Relay, make
 from tidemill.series._windows import Window
@@ -51,6 +51,8 @@ _BLOCK_ROWS = 64
 ALONE_IDS_MAX = 2000
 #: Placed series that a new one is put between.
 _NEIGHBOURS = 5
+#: Points no farther from each other than this part of their coordinates are in one place, but for rounding.
+_ONE_PLACE = 1e-12
 #: Iterations that the embedding looks back on.
 _ACCELERATION = 3
 
@@ -152,6 +154,7 @@ class Embedder:
             raise SeriesError(f"start is 'previous' or 'independent', not {self.start!r}")
         if self.align not in ("previous", "first"):
             raise SeriesError(f"align is 'previous' or 'first', not {self.align!r}")
+        check_missing(self.missing_max)
         if self.with_references is None:
             self.with_references = why_no_references(self.kind, self.of, self.length) is None
 
@@ -161,9 +164,15 @@ class Embedder:
         Raises
         ------
         SeriesError
-            On every worker: distances that cannot be computed, or no window has four ids.
+            On every worker: distances that cannot be computed, no window has four ids, or one of `REFERENCES` is called like an id.
         """
         comm = tidemill.init().comm
+        taken = [name for name in REFERENCES if self.with_references and name in panel.ids]
+        if taken:
+            raise SeriesError(
+                f"the id {taken[0]!r} is called like a reference series: rename it, or leave these out "
+                "with --references no (with_references=False)"
+            )
         wanted = list(windows)
         made = 0
         for window, frame in zip(wanted, self._made(comm, panel, wanted), strict=True):
@@ -357,7 +366,9 @@ def _common(ids: NDArray[np.str_], others: NDArray[np.str_]) -> tuple[NDArray[np
 
 
 def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous: Base | None) -> Array | None:
-    """Where an embedding starts: (n, 3), ids of the frame before where they were, new ones among their nearest; None without one."""
+    """Where an embedding starts: (n, 3), ids of the frame before where they were, new ones among their nearest; None without one, or if it
+    has them all in one place.
+    """
     if previous is None:
         return None
     known = {name: place for place, name in enumerate(previous.ids.tolist())}
@@ -365,8 +376,12 @@ def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous
     there = places >= 0
     if there.sum() < IDS_MIN:
         return None
+    before = previous.positions[places[there]]
+    if (np.ptp(before, axis=0) <= _ONE_PLACE * np.abs(before).max()).all():
+        # As where nobody moved at all: that says nothing.
+        return None
     init = np.zeros((len(ids), 3))
-    init[there] = previous.positions[places[there]]
+    init[there] = before
     if there.all():
         return init
     # Each worker places the new ones among its rows, as it has their distances.

@@ -49,7 +49,7 @@ class Follower:
     columns : mapping of str to str, optional
         By role, as for `clean`.
     settle_s : float, default=2.0
-        When nothing has come for so long, the last time is over, and a last line without a line feed is whole.
+        When nothing has come for so long, the last time is over; of a file, unless its last line has no line feed yet.
     every_s : float, default=0.2
         How often worker 0 looks.
     delimiter, null, on_error : optional
@@ -144,16 +144,17 @@ class Follower:
 
         told: Any = together(self._comm, look)
         rows, columns, left_out, self.ended = told if self._comm.size == 1 else self._comm.bcast(told)
+        if self.report is None and rows is not None:
+            self.report = Report(columns.named(), notes=list(columns.notes))
+        if self.report is not None:
+            self._taken += 0 if rows is None else len(rows.codes)
+            self.report.rows = self._taken + left_out.get("without_key", 0)
+            self.report.counts.update(left_out)
         if rows is None:
             # Only worker 0 rests: the others wait for it.
             if self._comm.rank == 0 and not self.ended:
                 time.sleep(self._every_s)
             return False
-        if self.report is None:
-            self.report = Report(columns.named(), notes=list(columns.notes))
-        self._taken += len(rows.codes)
-        self.report.rows = self._taken + left_out.get("without_key", 0)
-        self.report.counts.update(left_out)
         self._append(rows)
         return True
 

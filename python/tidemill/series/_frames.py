@@ -123,6 +123,8 @@ def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None) ->
                 groups.groupings[column][name] = columns[column][row].strip()
         if told is not None and columns[told][row]:
             groups.labels[name] = columns[told][row].strip()
+    if not first:
+        raise SeriesError(f"the groups have no row with an id in their column {key!r}")
     panel = set(ids)
     unknown, without = sorted(set(first) - panel), sorted(panel - set(first))
     if len(unknown) == len(first):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tidemill.series._read import SeriesError
 from tidemill.series._windows import Window, label
 
-__all__ = ["Panel", "Segment", "fill"]
+__all__ = ["Panel", "Segment", "check_missing", "fill"]
 
 Array = NDArray[np.float64]
 
@@ -64,8 +64,7 @@ class Panel:
         missing_max : float, default=0.05
             Series of which a larger part of the window's times has no value are left out of it.
         """
-        if not 0 <= missing_max < 1:
-            raise SeriesError(f"missing_max is a part of a window's times, from 0 to below 1, not {missing_max}")
+        check_missing(missing_max)
         part = self.values[window.begin : window.end].T
         missing = np.isnan(part).sum(axis=1)
         seen = missing < part.shape[1]
@@ -112,6 +111,14 @@ class Segment:
     caps: Array | None
     filled: int
     dropped: int
+
+
+def check_missing(missing_max: float) -> None:
+    """Refuse what is no part of a window's times."""
+    if not 0 <= missing_max < 1:
+        raise SeriesError(
+            f"--missing (missing_max) is a part of a window's times, from 0 to below 1, not {missing_max:g}"
+        )
 
 
 def fill(rows: Array) -> Array:

@@ -46,6 +46,7 @@ __all__ = [
     "open_source",
     "open_texts",
     "read_rows",
+    "refuse_twice",
     "steps_or_dates",
     "together",
 ]
@@ -145,7 +146,7 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Colu
         hit = next((by_plain[word] for word in usual if word in by_plain), None)
         if hit is None and role in _NEEDED:
             raise SeriesError(
-                f"no column is called like a {role} ({', '.join(usual)}); name it: {role}=..., --{role} COLUMN; there are: {there}"
+                f"no column is called like {'an' if role == 'id' else 'a'} {role} ({', '.join(usual)}); name it: {role}=..., --{role} COLUMN; there are: {there}"
             )
         if hit is None or hit in found.values():
             continue
@@ -197,12 +198,13 @@ def open_source(
             delimiter = delimiter_of(paths[0])
         # Types are not found out from the first rows: an id may look like a number for a thousand of them, and a volume like a
         # whole one. Only the times may be one thing or another.
-        names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
+        names = _header(paths, delimiter)
         columns = find_columns(names, chosen)
-        numbers = set(columns.named().values()) - {columns.id, columns.time}
-        schema = {name: "float64" if name in numbers else "str" for name in names}
+        schema = dict.fromkeys(names, "str")
+        # A value that is no number must not hide the time beside it.
         texts = read_csv(paths, schema=schema, delimiter=delimiter, null=null, on_error="skip")
-        schema[columns.time] = _time_type(texts, columns.time)
+        schema |= {name: "float64" for role, name in columns.named().items() if role not in ("id", "time")}
+        schema[columns.time] = _time_type(texts, columns.time)[0]
         data = read_csv(paths, schema=schema, delimiter=delimiter, null=null, on_error=on_error)
     return data, find_columns(data.columns, chosen)
 
@@ -250,15 +252,43 @@ def delimiter_of(path: str) -> str:
     return "\t" if format_of(path) == "tsv" else ","
 
 
-def _time_type(texts: DataSet, name: str) -> str:
-    """The type of times of a CSV, by what the first ones look like. Collective."""
-    with warnings.catch_warnings():
-        # Whoever reads the rows in earnest says what is wrong with them.
-        warnings.simplefilter("ignore", BadRowsWarning)
-        first = texts.select(col(name)).filter(col(name).is_not_null()).limit(20).to_dict()[name]
+def _header(paths: list[str], delimiter: str) -> list[str]:
+    """The columns of CSV files. Collective.
+
+    Raises
+    ------
+    SeriesError
+        The first file has two of one name.
+    """
+    names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
+    path = paths[0] if "://" in paths[0] else files_of(paths[0])[0]
+    # Where a header names a column twice, `names` has it once.
+    line = read_csv(path, header=False, delimiter=delimiter, infer_rows=1)
+    if len(line.columns) > len(names):
+        refuse_twice([str(cells[0]) for cells in line.limit(1).to_dict().values()], path)
+    return names
+
+
+def refuse_twice(names: Sequence[str], path: str) -> None:
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise SeriesError(f"{path}: column {twice!r} is there twice in the header; give each a name of its own")
+
+
+def _time_type(texts: DataSet, name: str, *, alone: bool = False) -> tuple[str, str]:
+    """The type of times that are texts, by what the first ones look like, and one that says so. Collective, or `alone`, as for `read_rows`."""
+    texts = texts.select(col(name).cast("str")).filter(col(name).is_not_null()).limit(20)
+    if alone:
+        first = collect_in_order(texts._native, alone=True)[0].column(name)
+    else:
+        with warnings.catch_warnings():
+            # Whoever reads the rows in earnest says what is wrong with them.
+            warnings.simplefilter("ignore", BadRowsWarning)
+            first = texts.to_dict()[name]
     if all(re.fullmatch(r"-?\d+", text.strip()) for text in first):
-        return "int64"
-    return "timestamp[us]" if all(re.match(r"\d{4}-\d\d-\d\d", text.strip()) for text in first) else "str"
+        return "int64", next(iter(first), "none at all")
+    odd = [text for text in first if not re.match(r"\d{4}-\d\d-\d\d", text.strip())]
+    return ("str", odd[0]) if odd else ("timestamp[us]", first[0])
 
 
 def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
@@ -267,27 +297,31 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
     Raises
     ------
     SeriesError
-        On every worker: times are neither dates nor whole numbers.
+        On every worker: times are neither dates nor whole numbers, nor texts of such.
     DataSetError
         On every worker: rows that cannot be read; file, line and reason of the first.
     """
-    kind = data.schema[columns.time]
-    if kind.startswith(("Date", "Timestamp")):
-        time, dated = col(columns.time).cast("timestamp[us]").cast("int64"), True
-    elif kind.startswith(("Int", "UInt")):
-        time, dated = col(columns.time).cast("int64"), False
-    else:
-        first, _ = collect_in_order(data.select(col(columns.time)).limit(1)._native, alone=alone)
-        such = next(iter(first.column(columns.time)), "none at all")
-        raise SeriesError(
-            f"times in column {columns.time!r} are {kind}, such as {such!r}; dates as 2016-12-30, "
-            "times as 2016-12-30T17:00:00 or whole numbers are read; of a DataSet, .str.to_date(...) makes dates of texts"
-        )
+    kind, stamps = data.schema[columns.time], col(columns.time)
+    dated, is_text = kind.startswith(("Date", "Timestamp")), "Utf8" in kind
+    if not dated and not kind.startswith(("Int", "UInt")):
+        looks, such = _time_type(data, columns.time, alone=alone)
+        if not is_text or looks == "str":
+            raise SeriesError(
+                f"times in column {columns.time!r} are {'text' if is_text else kind}, such as {such!r}; dates as 2016-12-30, "
+                "times as 2016-12-30T17:00:00 or whole numbers are read; of a DataSet, .str.to_date(...) makes dates of texts"
+            )
+        dated, stamps = looks != "int64", stamps.cast("str").str.strip().cast(looks)
+    time = (stamps.cast("timestamp[us]") if dated else stamps).cast("int64")
     parts: dict[str, Any] = {"id": col(columns.id).cast("str"), "time": time}
     for role, name in columns.named().items():
         if role not in ("id", "time"):
             parts[role] = coalesce(col(name).cast("float64"), lit(float("nan")))
-    table, counts = collect_in_order(data.select(**parts)._native, alone=alone)
+    try:
+        table, counts = collect_in_order(data.select(**parts)._native, alone=alone)
+    except DataSetError as error:
+        if is_text and "Parser error" in str(error):
+            raise SeriesError(f"times in column {columns.time!r} are text, and one is none: {error}") from error
+        raise
     codes, names = _coded(table, "id")
     places, times = _coded(table, "time")
     ids = [text.strip() for text in names]
@@ -360,5 +394,4 @@ def open_texts(source: Source) -> DataSet:
     if kind == "json":
         return read_json(path)
     delimiter = delimiter_of(path)
-    names = read_csv(path, delimiter=delimiter).columns
-    return read_csv(path, schema=dict.fromkeys(names, "str"), delimiter=delimiter)
+    return read_csv(path, schema=dict.fromkeys(_header([path], delimiter), "str"), delimiter=delimiter)

@@ -1,8 +1,8 @@
 """Files that grow, and folders that files come into, as worker 0 of a `Follower` sees them.
 
 Lines become the rows that `tidemill.series.clean` makes of them: what it leaves out is left out, what it refuses is refused. A line is whole when its
-line feed is there; the last one may have none, so it is one, too, when nothing has come for a while, or when a later file of the
-folder has come and this one does not grow. Until then later files wait, as their days would end its. For the same reason no day is
+line feed is there, however long that takes: half of one may look like a row, of another value. Only when a later file of the folder has come and
+this one does not grow, its last line needs none. Until then later files wait, as their days would end its. For the same reason no day is
 over before all files that are there have been read: each may have rows of any day, as where a folder has one for each series.
 
 A Parquet file is read once, when it is there as a whole, which its last bytes say.
@@ -32,6 +32,7 @@ from tidemill.series._read import (
     format_of,
     open_source,
     read_rows,
+    refuse_twice,
     steps_or_dates,
 )
 
@@ -105,7 +106,7 @@ class FileTail:
     chosen : dict of str to str
         Columns by role.
     settle_s : float
-        When nothing has come for so long, the last line is whole, and the last time is over.
+        When nothing has come for so long, the last time is over.
     delimiter, null : str, optional
     lenient : bool
         Whether a line that is no row is left out.
@@ -147,6 +148,8 @@ class FileTail:
         self._is_behind = False
         #: Whether other files are not read to their ends yet, which may have rows of any time.
         self._is_partial = False
+        #: Whether a line is coming: a last time is not over before it is there.
+        self._is_cut = False
 
     def take(self) -> NewRows | None:
         """See `Tail`."""
@@ -155,7 +158,7 @@ class FileTail:
         if settled:
             self._read(settled=True)
             # Something may have come this very moment.
-            settled = self._is_quiet()
+            settled = self._is_quiet() and not self._is_cut
         if not self._waiting or self._is_partial:
             return None
         last = None if settled else max(row[1] for rows in self._waiting.values() for row in rows)
@@ -190,7 +193,7 @@ class FileTail:
         """Let the whole lines that are new wait, as rows; at most `_PIECE_BYTES` of a file at a time."""
         paths = files_of(self._path)
         self._order = {path: place for place, path in enumerate(paths)}
-        self._is_behind = self._is_partial = False
+        self._is_behind = self._is_partial = self._is_cut = False
         for path in paths:
             is_last = path == paths[-1]
             kind = format_of(path)
@@ -227,7 +230,7 @@ class FileTail:
                 self._is_partial |= len(paths) > 1
             whole = piece.rfind(b"\n") + 1
             rest = whole < len(piece) == size - state.offset
-            if rest and still and (settled or not is_last):
+            if rest and still and not is_last:
                 whole, rest = len(piece), False
             elif not whole and len(piece) == _PIECE_BYTES:
                 raise SeriesError(f"{path}: line {state.line + 1} has more than {_PIECE_BYTES} bytes")
@@ -236,8 +239,7 @@ class FileTail:
                 # To read much takes long, and nobody has been quiet meanwhile.
                 self._quiet_since = time.monotonic()
             if rest:
-                # A last time is not over either while a line of it is coming.
-                self._is_partial |= settled or not is_last
+                self._is_cut, self._is_partial = is_last, self._is_partial or not is_last
                 break
 
     def _wait(self, path: str, rows: list[_Row]) -> None:
@@ -280,8 +282,8 @@ class FileTail:
             end = re.match("\r?\n", text)
             if end is None:
                 raise SeriesError(
-                    f"{path}, line {state.line}: it had no line feed, and was taken when nothing had come for {self._settle_s:g} s, "
-                    "but now it goes on; write whole lines, or wait longer with --settle (settle_s=)"
+                    f"{path}, line {state.line}: it had no line feed, and was taken when a later file had come, but now it goes on; "
+                    "write files one after the other, or under a name that begins with a dot and rename them"
                 )
             text = text[end.end() :]
         state.offset += len(piece)
@@ -321,6 +323,7 @@ class FileTail:
         return row
 
     def _header(self, path: str, state: _File, names: list[str]) -> None:
+        refuse_twice(names, path)
         try:
             columns = find_columns(names, self._chosen)
         except SeriesError as error:

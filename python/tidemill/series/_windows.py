@@ -15,6 +15,8 @@ from tidemill.series._read import SeriesError
 __all__ = ["Window", "label", "windows"]
 
 _DAY = np.timedelta64(1, "D")
+#: What the command calls an argument, and what programs do.
+_NAMED = {"length": "--window (length=)", "shift": "--shift (shift=)"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class _Span:
         found = re.fullmatch(r"\s*(\d+)\s*(d|r|w|mo|y)?\s*", str(text))
         if not found or int(found[1]) < 1:
             raise SeriesError(
-                f"{what}={text!r}: lengths are such as 250d (days that have data), 500r (rows: times of the panel), 4w, 6mo or 1y"
+                f"{_NAMED[what]} {text!r}: lengths are such as 250d (days that have data), 500r (rows: times of the panel), 4w, 6mo or 1y"
             )
         return cls(int(found[1]), found[2] or "d")
 
@@ -107,11 +109,15 @@ def windows(
     dated = stamps.dtype.kind == "M"
     span, step = _Span.of(length, "length"), _Span.of(shift, "shift")
     if span.by_calendar != step.by_calendar:
-        raise SeriesError(f"length={length!r} and shift={shift!r}: both count days or rows, or both go by the calendar")
+        raise SeriesError(
+            f"{_NAMED['length']} {length!r} and {_NAMED['shift']} {shift!r}: both count days or rows, or both go by the calendar"
+        )
     if not dated and (span.by_calendar or "d" in (span.unit, step.unit)):
         # A plain number means days; of times that are numbers, it means times.
         if span.by_calendar or (isinstance(length, str) and length.strip().endswith("d")):
-            raise SeriesError(f"length={length!r}: times are whole numbers, so windows are in rows, such as 250r")
+            raise SeriesError(
+                f"{_NAMED['length']} {length!r}: times are whole numbers, so windows are in rows, such as 250r"
+            )
         span, step = _Span(span.count, "r"), _Span(step.count, "r")
     edges = _by_calendar(stamps, span, step) if span.by_calendar else _by_count(stamps, span, step)
     if not edges:
@@ -137,7 +143,7 @@ def _by_count(stamps: NDArray[Any], span: _Span, step: _Span) -> list[tuple[int,
     """Edges in rows. Where days are counted, each counted thing is a day, with all rows of it."""
     if "d" in (span.unit, step.unit):
         if span.unit != step.unit:
-            raise SeriesError("length and shift both count days (d), or both rows (r)")
+            raise SeriesError(f"{_NAMED['length']} and {_NAMED['shift']} both count days (d), or both rows (r)")
         days = stamps.astype("datetime64[D]")
         starts = np.flatnonzero(np.concatenate([[True], days[1:] != days[:-1]])) if len(days) else np.empty(0, int)
     else:
