@@ -8,6 +8,7 @@ import random
 import statistics
 import subprocess
 import sys
+from datetime import time
 from typing import Any
 
 import pyarrow as pa
@@ -279,6 +280,11 @@ def test_tables_can_be_pickled(data: tm.DataSet) -> None:
         (lambda d: d.drop("y"), r'no column "y"'),
         (lambda d: d.sort("y"), r'no column "y"'),
         (lambda d: d.group_by("y").agg(tm.count()), r'no column "y"'),
+        (
+            lambda d: d.group_by("k").agg(s=tm.col("x")),
+            r'column "x" is neither a key nor aggregated.* col\("x"\)\.sum\(\)',
+        ),
+        (lambda d: d.group_by("k").agg(s=tm.col("y")), r'no column "y"; there are: k, x'),
         (lambda d: d.join(d, on="y"), r'no column "y"'),
         (lambda d: d.rename({"y": "z"}), r'no column "y"'),
         (lambda d: d.rename({"k": "x"}), r"x"),
@@ -295,6 +301,11 @@ def test_tables_can_be_pickled(data: tm.DataSet) -> None:
         (lambda d: tm.sql("selec x from d", d=d), r"SQL"),
         (lambda d: tm.sql("drop table d", d=d), r"DDL"),
         (lambda d: tm.sql("select * from missing"), r"missing"),
+        (lambda d: tm.sql("select * from 'missing.csv'"), r"sql: there is no file '/.*/missing\.csv'"),
+        (
+            lambda d: tm.sql("select * from '/dev/null'"),
+            r"sql: '/dev/null' is no file that a query can name; open it with",
+        ),
         (lambda d: d.select(tm.col("k").cast("int64")).collect(), r"Cannot cast string '[abc]' to value of Int64"),
         (lambda d: d.select(tm.col("x") // 0).collect(), r"(?i)divide by zero"),
         (lambda d: d.collect(root=1), r"root=1: there is no such worker"),
@@ -316,6 +327,9 @@ def test_wrong_kinds_of_arguments() -> None:
         tm.lit(object())
     with pytest.raises(TypeError, match="Int64 and Utf8"):
         tm.from_dict({"x": [1, "a"]})
+    with pytest.raises(TypeError, match=r"column 't': from_dict takes no time of day; give texts .* \"time\""):
+        tm.from_dict({"x": [1], "t": [time(13, 45)]})
+    assert tm.from_dict({"t": ["13:45:00"]}, {"t": "time"}).to_dict() == {"t": [time(13, 45)]}
     with pytest.raises(tm.DataSetError, match="different lengths"):
         tm.from_dict({"x": [1], "y": []})
 

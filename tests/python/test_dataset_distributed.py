@@ -302,7 +302,8 @@ def test_results_writes_and_errors_of_three_workers(tmp_path: Path) -> None:
     assert "ivide by zero" in zero
     assert "bad.csv" in bad
     assert "no such worker" in root
-    assert "do not run the same query" in parts and "do not run the same query" in sizes
+    assert "returned the columns c0: Float64 on worker 0 and c1: Float64 on worker 1" in parts
+    assert "do not run the same query" in sizes
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "app.py",
         "bad.csv",
@@ -312,6 +313,70 @@ def test_results_writes_and_errors_of_three_workers(tmp_path: Path) -> None:
         "some",
         "sorted",
     ]
+
+
+# A function of `bsp` fails on one worker while the others are anywhere in their communicator.
+BSP = """
+import sys, time
+import numpy as np
+import tidemill as tm
+
+job = tm.init()
+data = tm.from_dict({"v": list(range(8))})
+last = job.size - 1
+
+def collective(comm, table):
+    return 1 / 0 if comm.rank == last else comm.allreduce(1)
+
+def halfway(comm, table):
+    comm.barrier()
+    comm.allreduce(np.ones(1000))
+    return comm.recv(source=last) if comm.rank != last else 1 / 0
+
+def of_its_own(comm, table):
+    return 1 / 0 if comm.rank == last else comm.Dup().barrier()
+
+def computes(comm, table):
+    while comm.rank != last:
+        time.sleep(0.01)
+    return 1 / 0
+
+def no_table(comm, table):
+    return table if comm.rank != last else None
+
+for function in collective, halfway, of_its_own, computes, no_table:
+    begun = time.monotonic()
+    try:
+        data.bsp(function)
+    except tm.DataSetError as error:
+        told = str(error)
+    else:
+        raise AssertionError(function)
+    assert told.startswith(f"bsp: {function.__name__} failed on worker {last}: "), told
+    assert ("NoneType" in told) if function is no_table else ("ZeroDivisionError" in told and "app.py" in told), told
+    assert len(set(job.comm.allgather(told))) == 1
+    assert time.monotonic() - begun < 30
+    # What comes after is not disturbed.
+    assert data.count() == 8
+
+try:
+    data.bsp(lambda comm, table: data.bsp(lambda comm, table: table))
+except tm.DataSetError as error:
+    assert "cannot call it" in str(error), error
+assert data.bsp(lambda comm, table: tm.Table.from_numpy({"r": np.array([comm.rank])})).sort("r").to_dict() == {
+    "r": list(range(job.size))}
+print("done")
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_function_of_bsp_that_fails_ends_the_others(size: int, tmp_path: Path) -> None:
+    """The others waited for ever in their collective, or took the next action's for it."""
+    app = tmp_path / "app.py"
+    app.write_text(BSP)
+    result = launched.run("run", "-n", str(size), app)
+    assert result.returncode == 0, result.stderr.decode()
+    assert sorted(result.stdout.decode().splitlines()) == [f"[{rank}] done" for rank in range(size)]
 
 
 WRITTEN = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import datetime as dt
 import gzip
+import io
 import lzma
 import os
 from pathlib import Path
@@ -349,6 +350,12 @@ def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
         assert tm.from_dict({"x": ["fits"]}).write_text(small / "out") == 1
 
 
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("files", "read", "message"),
     [
@@ -359,6 +366,8 @@ def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
         ({"a.arrow": b"no arrow"}, lambda p: tm.read_ipc(p), r"a\.arrow cannot be read as Arrow IPC"),
         ({"a.json": b"{no json"}, lambda p: tm.read_json(p), r"a\.json cannot be read as JSON"),
         ({"a.npy": b"no npy"}, lambda p: tm.read_npy(p / "a.npy"), r"a\.npy cannot be read as \.npy"),
+        ({"a.npy": npy(np.zeros((2, 2, 2)))}, lambda p: tm.read_npy(p), r"a\.npy has shape \(2, 2, 2\); .*1 or 2 axes"),
+        ({"a.npy": npy(np.array(["a"]))}, lambda p: tm.read_npy(p), r"a\.npy is of type <U1; read_npy reads bool"),
         ({"a.csv": b""}, lambda p: tm.read_csv(p), r"a\.csv has no columns"),
         ({"a.csv": b"x\n1\n", "b.csv.gz": b""}, lambda p: tm.read_csv(p), r"compressed in different ways"),
         ({"a.csv": b"x\n1\ntwo\n"}, lambda p: tm.read_csv(p, infer_rows=1).collect(), r"reading .*a\.csv: .*'two'"),

@@ -88,6 +88,10 @@ def test_reduce_and_keys() -> None:
         (lambda: numbers(10).map(lambda row: {"z": 1}, {"y": "int64"}).collect(), ["['z'] where ['y']"]),
         (lambda: numbers(10).map(lambda row: row["x"], {"y": "int64"}).collect(), ["a row is a dict, not int"]),
         (lambda: numbers(10).map(lambda row: {"y": "a"}, {"y": "int64"}).collect(), ["'a'"]),
+        (
+            lambda: numbers(10).flat_map(lambda row: row),
+            ["'x': 0", "flat_map takes a list of rows, and was given one row"],
+        ),
         (lambda: numbers(10).map(lambda row: {"y": None}), ["only None in y"]),
         (lambda: numbers(0).filter(tm.col("x") > 1).map(lambda row: row), ["give schema="]),
         (lambda: numbers(9).key_by("k").apply(lambda key, table: 1 / 0, {"y": "int64"}).collect(), ["key {'k': 'k"]),

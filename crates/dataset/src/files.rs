@@ -24,6 +24,9 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::stores::{Location, StorageOptions, Store, is_bucket, is_denied, local_path};
 
+/// The value of a folder whose rows have none, as Hive, Spark and DuckDB have it.
+pub(crate) const NULL_FOLDER: &str = "__HIVE_DEFAULT_PARTITION__";
+
 /// The object that says that output is about to appear around it; what is there is not whole.
 pub(crate) const UNFINISHED: &str = "_unfinished";
 

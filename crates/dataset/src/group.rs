@@ -1,19 +1,13 @@
 //! The first half of a group-by with one key of whole numbers, dates or times: what a partition's rows of each key amount to.
 //!
-//! With many keys each row's group is somewhere else in memory. A table that holds the keys itself costs one cache miss for a row,
-//! and as the hashes of a whole batch are known before the first is looked up, places are asked for some rows before their turn
-//! (software prefetching). Everything else is DataFusion's: the accumulators, the second half, groups by other keys.
+//! Its groups are in a table of [`NumberKeys`]. Everything else is DataFusion's: the accumulators, the second half, groups by other keys.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayRef, ArrowPrimitiveType, AsArray, BooleanArray, PrimitiveArray, RecordBatch, downcast_primitive,
-};
-use arrow::buffer::{NullBuffer, ScalarBuffer};
-use arrow::datatypes::{ArrowNativeType, DataType, SchemaRef};
-
+use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch};
+use arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
@@ -29,7 +23,8 @@ use datafusion::physical_plan::{
     replace_children_if_necessary,
 };
 use futures::{StreamExt, stream};
-use tidemill_dataflow::prefetch;
+
+use crate::number_keys::{NumberKeys, is_number};
 
 /// Does what an [`AggregateExec`] would do.
 pub(crate) struct GroupExec {
@@ -53,12 +48,6 @@ impl GroupExec {
     fn aggregate(&self) -> &AggregateExec {
         self.aggregate.downcast_ref().expect("made of one")
     }
-}
-
-/// Whether values of a type are the same when their bits are, of which there are at most 64.
-fn is_number(data_type: &DataType) -> bool {
-    let is_date = data_type.is_temporal() && !matches!(data_type, DataType::Interval(_));
-    data_type.is_integer() || is_date
 }
 
 impl fmt::Debug for GroupExec {
@@ -150,7 +139,7 @@ struct Grouping {
     schema: SchemaRef,
     key: Arc<dyn PhysicalExpr>,
     functions: Vec<Function>,
-    groups: Groups,
+    groups: NumberKeys,
     /// The group of each row of a batch; kept for its memory.
     indices: Vec<usize>,
     rows: usize,
@@ -199,7 +188,7 @@ impl Grouping {
             schema: aggregate.schema(),
             key: Arc::clone(&aggregate.group_expr().expr()[0].0),
             functions: functions.map(function).collect::<Result<_>>()?,
-            groups: Groups::default(),
+            groups: NumberKeys::default(),
             indices: Vec::new(),
             rows: 0,
             probe: (
@@ -266,219 +255,5 @@ impl Grouping {
         let starts = (0..rows.num_rows()).step_by(self.batch_rows);
         self.ready.extend(starts.map(|at| rows.slice(at, self.batch_rows.min(rows.num_rows() - at))));
         Ok(())
-    }
-}
-
-/// Groups by their keys, numbered in the order in which they were first seen.
-#[derive(Default)]
-struct Groups {
-    /// As many as a power of two, at least twice as many as there are groups; none before the first row.
-    slots: Vec<Slot>,
-    /// The bits of each group's key.
-    keys: Vec<u64>,
-    /// The group whose key is null.
-    null: Option<usize>,
-    /// Of a batch; kept for their memory.
-    bits: Vec<u64>,
-}
-
-#[derive(Clone, Copy)]
-struct Slot {
-    key: u64,
-    /// `EMPTY`, or the number of the key's group.
-    group: u64,
-}
-
-const EMPTY: u64 = u64::MAX;
-const SLOTS_MIN: usize = 1024;
-/// Between looks at whether there are slots enough: each row may have a key of its own.
-const STRETCH_ROWS: usize = 512;
-/// A slot is asked for so many rows before it is looked at.
-const AHEAD: usize = 24;
-
-impl Groups {
-    fn count(&self) -> usize {
-        self.keys.len()
-    }
-
-    fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>() + (self.keys.capacity() + self.bits.capacity()) * size_of::<u64>()
-    }
-
-    /// Leaves the group of each key in `indices`.
-    fn assign(&mut self, keys: &ArrayRef, indices: &mut Vec<usize>) {
-        indices.clear();
-        let mut bits = std::mem::take(&mut self.bits);
-        bits_of(keys, &mut bits);
-        let nulls = keys.nulls().filter(|nulls| nulls.null_count() > 0);
-        for from in (0..bits.len()).step_by(STRETCH_ROWS) {
-            let to = bits.len().min(from + STRETCH_ROWS);
-            self.make_room(to - from);
-            for at in from..to {
-                if let Some(&ahead) = bits.get(at + AHEAD) {
-                    prefetch(&self.slots[place(ahead, self.slots.len())]);
-                }
-                let is_null = nulls.is_some_and(|nulls| nulls.is_null(at));
-                indices.push(if is_null { self.null_group() } else { self.group(bits[at]) });
-            }
-        }
-        self.bits = bits;
-    }
-
-    fn null_group(&mut self) -> usize {
-        *self.null.get_or_insert_with(|| {
-            self.keys.push(0);
-            self.keys.len() - 1
-        })
-    }
-
-    #[inline]
-    fn group(&mut self, key: u64) -> usize {
-        let last = self.slots.len() - 1;
-        let mut at = place(key, self.slots.len());
-        loop {
-            let slot = &mut self.slots[at];
-            if slot.group == EMPTY {
-                *slot = Slot { key, group: self.keys.len() as u64 };
-                self.keys.push(key);
-                return self.keys.len() - 1;
-            }
-            if slot.key == key {
-                return slot.group as usize;
-            }
-            at = (at + 1) & last;
-        }
-    }
-
-    /// Makes slots for so many groups more, of which half may be in use.
-    fn make_room(&mut self, more: usize) {
-        let slots = (2 * (self.keys.len() + more)).next_power_of_two().max(SLOTS_MIN);
-        if slots <= self.slots.len() {
-            return;
-        }
-        self.slots = vec![Slot { key: 0, group: EMPTY }; slots];
-        for (group, &key) in self.keys.iter().enumerate().filter(|(group, _)| Some(*group) != self.null) {
-            if let Some(&ahead) = self.keys.get(group + AHEAD) {
-                prefetch(&self.slots[place(ahead, slots)]);
-            }
-            let mut at = place(key, slots);
-            while self.slots[at].group != EMPTY {
-                at = (at + 1) & (slots - 1);
-            }
-            self.slots[at] = Slot { key, group: group as u64 };
-        }
-    }
-
-    /// The keys of all groups, as a column; there are no groups then.
-    fn take(&mut self, data_type: &DataType) -> ArrayRef {
-        let Groups { keys, null, .. } = std::mem::take(self);
-        let nulls = null.map(|null| NullBuffer::from_iter((0..keys.len()).map(|group| group != null)));
-        fn array<T: ArrowPrimitiveType>(keys: &[u64], nulls: Option<NullBuffer>, data_type: &DataType) -> ArrayRef {
-            let values: ScalarBuffer<T::Native> = keys.iter().map(|&key| T::Native::usize_as(key as usize)).collect();
-            Arc::new(PrimitiveArray::<T>::new(values, nulls).with_data_type(data_type.clone()))
-        }
-        macro_rules! array_of {
-            ($t:ty) => {
-                array::<$t>(&keys, nulls, data_type)
-            };
-        }
-        downcast_primitive! {
-            data_type => (array_of),
-            other => unreachable!("{other} is no number")
-        }
-    }
-}
-
-/// The slot where a key belongs.
-#[inline]
-fn place(key: u64, slots: usize) -> usize {
-    // Both halves of a product with an odd number of no pattern: each bit of the key moves all of them.
-    let product = u128::from(key ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93_u128;
-    (product as u64 ^ (product >> 64) as u64) as usize & (slots - 1)
-}
-
-/// The bits of each value, those of a null being any.
-fn bits_of(keys: &ArrayRef, bits: &mut Vec<u64>) {
-    bits.clear();
-    macro_rules! bits_of {
-        ($t:ty) => {
-            bits.extend(keys.as_primitive::<$t>().values().iter().map(|value| value.as_usize() as u64))
-        };
-    }
-    downcast_primitive! {
-        keys.data_type() => (bits_of),
-        other => unreachable!("{other} is no number")
-    }
-}
-
-// Conversions of whole numbers by way of `usize` keep their bits.
-const _: () = assert!(usize::BITS == 64);
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use arrow::array::{Int16Array, Int64Array, TimestampMicrosecondArray, UInt64Array};
-    use arrow::datatypes::Int64Type;
-
-    use super::*;
-
-    fn numbered(batches: &[ArrayRef]) -> (Vec<usize>, ArrayRef) {
-        let (mut groups, mut indices, mut all) = (Groups::default(), Vec::new(), Vec::new());
-        for keys in batches {
-            groups.assign(keys, &mut indices);
-            all.extend_from_slice(&indices);
-        }
-        let count = groups.count();
-        let keys = groups.take(batches[0].data_type());
-        assert_eq!((keys.len(), groups.count()), (count, 0));
-        (all, keys)
-    }
-
-    /// Keys that share a slot, grow the table or are null must not meet in a group, nor be in two: against a map, over many sizes,
-    /// numbers of keys and places of the bits that differ.
-    #[test]
-    fn equals_a_map() {
-        let mut state = 1_u64;
-        let mut next = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % below
-        };
-        for round in 0..120 {
-            let (batches, keys, shift, nulls) = (1 + next(4), 1 + next(6000), next(64) as u32, round % 2 == 0);
-            let batch = |next: &mut dyn FnMut(u64) -> u64| -> Vec<Option<i64>> {
-                let rows = 1 + next(3000);
-                let key = |_| (!nulls || next(10) > 0).then(|| (next(keys) as i64).rotate_left(shift));
-                (0..rows).map(key).collect()
-            };
-            let batches: Vec<Vec<Option<i64>>> = (0..batches).map(|_| batch(&mut next)).collect();
-            let arrays: Vec<ArrayRef> =
-                batches.iter().map(|keys| Arc::new(Int64Array::from(keys.clone())) as ArrayRef).collect();
-            let (found, keys) = numbered(&arrays);
-            let mut seen: HashMap<Option<i64>, usize> = HashMap::new();
-            for (row, group) in batches.concat().iter().zip(found) {
-                let count = seen.len();
-                assert_eq!(*seen.entry(*row).or_insert(count), group, "round {round}");
-            }
-            let keys = keys.as_primitive::<Int64Type>();
-            assert_eq!(keys.len(), seen.len());
-            keys.iter().enumerate().for_each(|(group, key)| assert_eq!(seen[&key], group, "round {round}"));
-        }
-    }
-
-    /// A type whose values lose bits, or its unit, on the way through the table would come out with other keys.
-    #[test]
-    fn keys_of_all_types_come_back() {
-        let times = TimestampMicrosecondArray::from(vec![-1, i64::MIN, i64::MAX, 0]).with_timezone("Europe/Berlin");
-        let arrays: [ArrayRef; 3] = [
-            Arc::new(Int16Array::from(vec![Some(-1), Some(i16::MIN), None, Some(i16::MAX)])),
-            Arc::new(UInt64Array::from(vec![0, u64::MAX, 1 << 63, 1])),
-            Arc::new(times),
-        ];
-        for array in arrays {
-            let (indices, keys) = numbered(&[Arc::clone(&array), Arc::clone(&array)]);
-            assert_eq!(indices, [0, 1, 2, 3, 0, 1, 2, 3]);
-            assert_eq!(keys.as_ref(), array.as_ref());
-        }
     }
 }

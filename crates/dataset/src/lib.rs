@@ -42,6 +42,7 @@ mod lenient;
 mod lines;
 mod local_files;
 mod map;
+mod number_keys;
 mod part_sink;
 mod parts;
 mod read;

@@ -15,6 +15,7 @@ use datafusion::datasource::file_format::file_compression_type::FileCompressionT
 use datafusion::datasource::file_format::json::JsonFormat;
 use datafusion::datasource::file_format::parquet::ParquetFormat;
 use datafusion::datasource::listing::{ListingOptions, ListingTable, ListingTableConfig};
+use datafusion::functions::core::expr_fn::nullif;
 use datafusion::functions::regex::expr_fn::regexp_like;
 use datafusion::logical_expr::{cast, lit};
 
@@ -23,7 +24,7 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::expr::{case, column};
 use crate::file_table::{Check, CheckedTable, LenientTable};
-use crate::files::{File, Found, find};
+use crate::files::{File, Found, NULL_FOLDER, find};
 use crate::lenient::{Decoder, Layout, OnError, infer};
 use crate::lines::{self, Piece, cut};
 use crate::stores::{StorageOptions, is_url};
@@ -115,6 +116,11 @@ pub async fn read(
         Format::Parquet | Format::Ipc => FileCompressionType::UNCOMPRESSED,
         _ => found.compression()?,
     };
+    if let Format::Csv(layout) = &format
+        && layout.has_header
+    {
+        headers_fit(layout, &found.files, compression, schema.as_ref()).await?;
+    }
     let layout = match &format {
         Format::Csv(layout) => Some(Layout::Csv(layout.clone())),
         Format::Json => Some(Layout::Json),
@@ -129,6 +135,7 @@ pub async fn read(
     if let Format::Text = format {
         return lines::read(engine, found.files, compression);
     }
+    let nulls = null_folders(&found);
     let file_format = file_format(&format, compression, infer_rows);
     let state = engine.context().state();
     // Which files to read has been decided above, whatever their names end with.
@@ -171,7 +178,89 @@ pub async fn read(
         (Some(layout), Some(schema)) => Some(check(engine, found, layout, &schema, compression)?),
         _ => None,
     };
-    DataSet::new(engine.context().read_table(checked(table, check, pieces))?)
+    without_markers(DataSet::new(engine.context().read_table(checked(table, check, pieces))?)?, &nulls)
+}
+
+/// Refuses CSV files that have not their columns in one order, and a schema that has a file's in another one: values would come to other
+/// columns. Files in stores are not looked at.
+async fn headers_fit(
+    layout: &CsvLayout,
+    files: &[File],
+    compression: FileCompressionType,
+    schema: Option<&SchemaRef>,
+) -> Result<()> {
+    let local: Vec<File> = files.iter().filter(|file| !matches!(file, File::Object(_))).cloned().collect();
+    let given = schema.map(|schema| (None, names_of(schema)));
+    if local.len() + usize::from(given.is_some()) < 2 {
+        return Ok(());
+    }
+    let layout = Layout::Csv(layout.clone());
+    let look = move || -> Result<()> {
+        let mut first = given;
+        for file in local {
+            // What cannot be read is told by who reads it.
+            let header = infer(&layout, std::slice::from_ref(&file), compression, 1);
+            let names = header.map(|header| names_of(&header)).unwrap_or_default();
+            if names.is_empty() {
+                continue;
+            }
+            let Some((of, wanted)) = &first else {
+                first = Some((Some(file), names));
+                continue;
+            };
+            if names == *wanted {
+                continue;
+            }
+            let sorted = |names: &[String]| {
+                let mut names = names.to_vec();
+                names.sort_unstable();
+                names
+            };
+            let (listed, theirs) = (names.join(", "), wanted.join(", "));
+            match of {
+                None if sorted(&names) == sorted(wanted) => {
+                    return Err(DataSetError::Data(format!(
+                        "{file}: its columns are {listed}; the schema has them in another order, {theirs}: give them in the file's"
+                    )));
+                }
+                // Other names for the columns.
+                None => first = Some((Some(file), names)),
+                Some(of) => {
+                    return Err(DataSetError::Data(format!(
+                        "{file}: its columns are {listed}, those of {of} {theirs}: read them apart, and put them together with union, by name"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    };
+    let looked = tokio::task::spawn_blocking(look).await;
+    looked.map_err(|error| DataSetError::Internal(error.to_string()))?
+}
+
+fn names_of(schema: &Schema) -> Vec<String> {
+    schema.fields().iter().map(|field| field.name().clone()).collect()
+}
+
+/// The columns that folders name, if one of these is for rows without a value.
+fn null_folders(found: &Found) -> Vec<String> {
+    let keys = found.folder_keys();
+    let marker = format!("={NULL_FOLDER}");
+    let has_some = !keys.is_empty() && found.files.iter().any(|file| file.to_string().contains(&marker));
+    if has_some { keys } else { Vec::new() }
+}
+
+/// The rows, null where a folder says so.
+fn without_markers(set: DataSet, keys: &[String]) -> Result<DataSet> {
+    if keys.is_empty() {
+        return Ok(set);
+    }
+    let schema = set.schema();
+    let columns = schema.fields().iter().map(|field| match keys.contains(field.name()) {
+        true => nullif(column(field.name()), lit(NULL_FOLDER)).alias(field.name().clone()),
+        false => column(field.name()),
+    });
+    set.select(columns.collect())
 }
 
 /// The columns of Arrow files in a store. DataFusion finds them in files that are aligned to 8 bytes only, and writes none such.
@@ -249,9 +338,10 @@ async fn read_good(
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
     }
     let decoder = Decoder::new(layout.clone(), schema)?;
+    let nulls = null_folders(&found);
     let folders = found.take_folder_columns();
     let table = LenientTable::new(engine, found.files, folders, decoder, compression, on_error)?;
-    DataSet::new(engine.context().read_table(Arc::new(table))?)
+    without_markers(DataSet::new(engine.context().read_table(Arc::new(table))?)?, &nulls)
 }
 
 /// A table of what a URL stands for, in the format that the name of its first file tells of.

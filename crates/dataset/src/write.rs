@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt64Array};
-use arrow::datatypes::Schema;
+use arrow::datatypes::{DataType, Field, Schema};
 use arrow::ipc::writer::FileWriter;
 use datafusion::common::config::{CsvOptions, JsonOptions, ParquetOptions, TableParquetOptions};
 use datafusion::common::parsers::CompressionTypeVariant;
@@ -17,7 +17,8 @@ use datafusion::datasource::file_format::{FileFormatFactory, format_as_file_type
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::error::DataFusionError;
-use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
+use datafusion::functions::core::expr_fn::coalesce;
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, cast, lit};
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use tidemill_dataflow::memory::Governor;
@@ -28,6 +29,8 @@ use crate::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::expr::column;
+use crate::files::NULL_FOLDER;
 use crate::part_sink::{PartFormat, PartSink};
 use crate::reading::Reading;
 use crate::sources::Sources;
@@ -221,7 +224,13 @@ impl DataSet {
 
     /// The query that writes the rows into files in `folder`, whose URL ends with a slash, and gives their number.
     pub(crate) fn copy_to(&self, folder: &Url, output: &Output, partition_by: Vec<String>) -> Result<DataFrame> {
-        let (mut state, plan) = self.frame().clone().into_parts();
+        let frame = self.frame().clone();
+        let frame = if partition_by.is_empty() {
+            frame
+        } else {
+            frame.select(with_folders_named(&self.schema(), &partition_by))?
+        };
+        let (mut state, plan) = frame.into_parts();
         let file_type = format_as_file_type(output.factory(&state.config_options().execution.parquet)?);
         if is_sorted(&plan) {
             // One file after the other; rows of one partition are dealt to several at once otherwise.
@@ -232,6 +241,18 @@ impl DataSet {
             LogicalPlanBuilder::copy_to(plan, folder.to_string(), file_type, HashMap::new(), partition_by)?.build()?;
         Ok(DataFrame::new(state, plan))
     }
+}
+
+/// All columns, those that name folders as texts. DataFusion takes what lies beneath a null for a value, and knows few types there.
+fn with_folders_named(schema: &Schema, partition_by: &[String]) -> Vec<Expr> {
+    let named = |field: &Arc<Field>| {
+        let value = column(field.name());
+        match partition_by.contains(field.name()) {
+            true => coalesce(vec![cast(value, DataType::Utf8), lit(NULL_FOLDER)]).alias(field.name().clone()),
+            false => value,
+        }
+    };
+    schema.fields().iter().map(named).collect()
 }
 
 /// Whether the rows have an order, that of their last sort.

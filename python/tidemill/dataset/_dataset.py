@@ -192,7 +192,7 @@ class DataSet:
             It gets a ``pyarrow.RecordBatch`` of some rows and returns one, a ``pyarrow.Table``, any table that `from_arrow`
             takes, or a list of them, or None. Needs pyarrow.
         schema : mapping of str to str, or pyarrow.Schema, optional
-            What it returns; by default found out by calling it with the first rows, which is an action.
+            What it returns; by default found out by calling it with a hundred rows, any, which is an action.
         retries : int
             How often it is called again with the same rows when it raises an exception; each time is a warning. For functions
             that ask other services.
@@ -429,12 +429,19 @@ class DataSet:
         Parameters
         ----------
         function : callable
-            ``function(comm, table)``, called once on each worker; ``comm`` is the job's communicator, and what ``function``
-            returns becomes this worker's part of the result: anything that `from_local` takes, a `Table` for example.
+            ``function(comm, table)``, called once on each worker, on a thread of its own; ``comm`` is a communicator of all
+            workers for this call, with their ranks, and what ``function`` returns becomes this worker's part of the result:
+            anything that `from_local` takes, a `Table` for example, with the same columns on every worker.
 
         Returns
         -------
         DataSet
+
+        Raises
+        ------
+        DataSetError
+            On every worker, if ``function`` raises on one: calls in ``comm`` that others wait in are ended by a
+            `tidemill.Cancelled`. Also if what it returns differs in its columns.
 
         >>> import tidemill as tm
         >>> def centred(comm, table):
@@ -444,11 +451,9 @@ class DataSet:
         >>> tm.from_dict({"x": [1.0, 2.0, 6.0]}).bsp(centred).sort("x").to_dict()
         {'x': [-2.0, -1.0, 3.0]}
         """
-        from tidemill._job import init
-        from tidemill.dataset._read import from_local
+        from tidemill.dataset._bsp import run
 
-        table = self.collect_local()
-        return from_local(function(init().comm, table))
+        return run(function, self.collect_local())
 
     def count(self) -> int:
         """How many rows there are."""

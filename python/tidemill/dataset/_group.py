@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, columns, flat
 from tidemill.dataset._functions import count
 
@@ -36,7 +38,17 @@ class GroupBy:
             window = _keys.find(keys, wanted)
             if isinstance(window, _custom.CustomWindow):
                 return _custom.aggregated(self._data, keys, wanted, window)
-        return self._data._step(self._data._native.aggregate([key._native for key in keys], wanted))
+        try:
+            return self._data._step(self._data._native.aggregate([key._native for key in keys], wanted))
+        except DataSetError as error:
+            # The engine looks among keys and aggregates.
+            missing = re.match(r'no column "(.*?)"', str(error))
+            if missing is None or missing[1] not in self._data.columns:
+                raise
+            raise DataSetError(
+                f'column "{missing[1]}" is neither a key nor aggregated: a group has many values of it; say what of them is wanted, '
+                f'such as col("{missing[1]}").sum()'
+            ) from None
 
     def count(self) -> DataSet:
         """How many rows each group has, as ``count``."""

@@ -72,9 +72,16 @@ def map_rows(
     data: DataSet, function: Callable[[Row], Any], schema: Schema | None, retries: int, several: bool
 ) -> DataSet:
     """See `DataSet.map` and `DataSet.flat_map`."""
-    # Rows of a generator are made, and may fail, where they are asked for.
     name = _name(function)
-    call = _retried((lambda row: list(function(row))) if several else function, retries, name)
+
+    def listed(row: Row) -> list[Row]:
+        made = function(row)
+        if isinstance(made, Mapping):
+            raise TypeError("flat_map takes a list of rows, and was given one row; return [row], or use map")
+        # Rows of a generator are made, and may fail, where they are asked for.
+        return list(made)
+
+    call = _retried(listed if several else function, retries, name)
 
     def on_table(native: NativeTable, found: NativeTable | None) -> list[NativeTable]:
         made = [_called(call, row, name) for row in Table(native).to_pylist()]
@@ -353,7 +360,7 @@ def _mapped(data: DataSet, name: str, on_table: OnTable, schema: Schema | None) 
 
 
 def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
-    """What the function makes of the first rows, for its schema. An action; worker 0 finds out for all."""
+    """What the function makes of some rows, for its schema. An action; worker 0 finds out for all."""
     from tidemill._job import init
 
     if data._native.is_stream():

@@ -6,6 +6,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
@@ -275,8 +276,12 @@ def _array(file: str, storage_options: StorageOptions | None) -> Any:
             array = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataSetError(f"{file} cannot be read as .npy: {error}") from None
-    if array.ndim not in (1, 2) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise DataSetError(f"{file} has shape {array.shape} and type {array.dtype}; a table has at most 2 axes")
+    if array.ndim not in (1, 2):
+        raise DataSetError(f"{file} has shape {array.shape}; a table is made of arrays of 1 or 2 axes")
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise DataSetError(
+            f"{file} is of type {array.dtype}; read_npy reads bool, integers and floats of up to 64 bits: convert it with astype"
+        )
     return array
 
 
@@ -359,7 +364,17 @@ def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: M
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataSetError(f"columns have different lengths: {lengths}")
-    return NativeTable.from_lists([(name, list(values), schema.get(name)) for name, values in columns.items()])
+    lists = [(name, list(values), schema.get(name)) for name, values in columns.items()]
+    try:
+        return NativeTable.from_lists(lists)
+    except TypeError as error:
+        timed = next((name for name, values, _ in lists if any(isinstance(value, time) for value in values)), None)
+        if timed is None:
+            raise
+        raise TypeError(
+            f'column {timed!r}: from_dict takes no time of day; give texts such as "13:45:00" with schema={{{timed!r}: "time"}}, '
+            "or a table of pyarrow to from_arrow"
+        ) from error
 
 
 def sql(query: str, **tables: DataSet | ArrowStream) -> DataSet:
@@ -390,7 +405,12 @@ def sql(query: str, **tables: DataSet | ArrowStream) -> DataSet:
         missing = re.fullmatch(r"table 'datafusion\.public\.(.*)' not found", str(error))
         if missing is None:
             raise
+        name = missing[1]
+        if "/" in name or Path(name).suffix:
+            if "://" not in name and not Path(name).exists():
+                raise DataSetError(f"sql: there is no file {str(Path(name).absolute())!r}") from None
+            raise DataSetError(
+                f"sql: {name!r} is no file that a query can name; open it with a function such as read_csv, and give it by a name"
+            ) from None
         there = f"there are {', '.join(tables)}" if tables else "there are none"
-        raise DataSetError(
-            f"sql: no table {missing[1]!r}, {there}; give it by that name, or a file in quotes"
-        ) from None
+        raise DataSetError(f"sql: no table {name!r}, {there}; give it by that name, or a file in quotes") from None

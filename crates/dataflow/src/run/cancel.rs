@@ -100,6 +100,9 @@ pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
             self.0.waiting.lock().retain(|slot| !Arc::ptr_eq(slot, &self.1));
         }
     }
+    // A copy's turn that Tokio cuts short, when much was done in it, goes on when the copy has given its thread back; which is here, after
+    // the future is done.
+    let future = tokio::task::unconstrained(future);
     let Some(cancel) = CURRENT.with_borrow(Clone::clone) else { return Ok(block_on(future)) };
     let slot = Slot(Arc::clone(&cancel), cancel.token().slot);
     let mut future = pin!(future);
@@ -158,5 +161,17 @@ mod tests {
         assert_eq!(cancel.waiting.lock().len(), 1, "what it noted is forgotten");
         assert!(matches!(block_on(token.guard(async {})), Err(DataflowError::Cancelled)));
         assert!(matches!(wait_in_copy(async { 7 }), Ok(7)), "outside of a copy");
+    }
+
+    /// A copy on the pool that waits many times in one turn would be kept waiting by the pool, which waits for the copy.
+    #[test]
+    fn who_waits_often_is_not_kept_waiting() {
+        let pool = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let done = pool.block_on(pool.spawn(async {
+            (0..1000)
+                .filter(|_| wait_in_copy(tokio::task::spawn_blocking(|| ())).is_ok_and(|call| call.is_ok()))
+                .count()
+        }));
+        assert_eq!(done.unwrap(), 1000);
     }
 }

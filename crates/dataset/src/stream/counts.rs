@@ -15,8 +15,7 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::logical_expr::EmitTo;
-use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
-use datafusion::physical_plan::aggregates::order::GroupOrdering;
+use datafusion::physical_plan::aggregates::group_values::GroupValues;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
@@ -27,6 +26,7 @@ use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
 use super::saved::{Layout, shared};
 use super::window::{Micros, count_fields};
+use crate::number_keys::group_values;
 
 /// Rows are put together when there are more than these, and twice as many as the last time.
 const COMPACT_MIN: u32 = 1 << 13;
@@ -96,7 +96,7 @@ impl CountAggregation {
 
     fn key_values(&self) -> Result<Option<Box<dyn GroupValues>>> {
         let keyed = !self.of.keys.is_empty();
-        keyed.then(|| new_group_values(Arc::clone(&self.of.key_schema), &GroupOrdering::None)).transpose()
+        keyed.then(|| group_values(&self.of.key_schema)).transpose()
     }
 
     /// What is to be kept of groups: their first rows' keys, and states.

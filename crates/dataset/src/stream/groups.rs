@@ -10,8 +10,9 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
 use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
 use datafusion::physical_expr::{GroupsAccumulatorAdapter, PhysicalExpr};
-use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
-use datafusion::physical_plan::aggregates::order::GroupOrdering;
+use datafusion::physical_plan::aggregates::group_values::GroupValues;
+
+use crate::number_keys::group_values;
 
 /// What is computed of each group: of a query, the same on all workers.
 pub(crate) struct Aggregation {
@@ -160,8 +161,7 @@ pub(crate) struct Groups {
 impl Groups {
     pub(crate) fn new(of: &Arc<Aggregation>) -> Result<Self> {
         let keyed = !of.keys.is_empty();
-        let keys =
-            keyed.then(|| new_group_values(SchemaRef::clone(&of.key_schema), &GroupOrdering::None)).transpose()?;
+        let keys = keyed.then(|| group_values(&of.key_schema)).transpose()?;
         let functions = accumulators(of)?;
         Ok(Groups { of: Arc::clone(of), keys, functions, count: 0, groups: Vec::new() })
     }

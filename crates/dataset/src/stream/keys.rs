@@ -11,8 +11,7 @@ use arrow::compute::{SortOptions, take, take_record_batch};
 use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 use datafusion::logical_expr::EmitTo;
-use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
-use datafusion::physical_plan::aggregates::order::GroupOrdering;
+use datafusion::physical_plan::aggregates::group_values::GroupValues;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::keys::KeyHasher;
 use tidemill_dataflow::memory::Cells;
@@ -20,6 +19,7 @@ use tidemill_dataflow::memory::Cells;
 use super::groups::batch;
 use super::held::Disk;
 use super::kept::Kept;
+use crate::number_keys::group_values;
 
 /// The smallest table, as a power of two.
 const BITS_MIN: u32 = 8;
@@ -147,7 +147,7 @@ impl KeyIndex {
     /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept at once.
     pub(crate) fn intern(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Interned, TaskError> {
         let mut of = Vec::new();
-        let mut once = new_group_values(keys.schema(), &GroupOrdering::None)?;
+        let mut once = group_values(&keys.schema())?;
         once.intern(keys.columns(), &mut of)?;
         let mut firsts = vec![u32::MAX; once.len()];
         (0..).zip(&of).for_each(|(row, &key): (u32, &usize)| firsts[key] = firsts[key].min(row));
@@ -224,7 +224,7 @@ pub(crate) struct Keys {
 
 impl Keys {
     pub(crate) fn new(schema: SchemaRef, disk: &Disk) -> Result<Self> {
-        let memory = Some(new_group_values(Arc::clone(&schema), &GroupOrdering::None)?);
+        let memory = Some(group_values(&schema)?);
         Ok(Keys { kept: Kept::new(Arc::clone(&schema), disk), memory, schema, index: KeyIndex::default() })
     }
 

@@ -19,8 +19,6 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
-use datafusion::physical_plan::aggregates::group_values::new_group_values;
-use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
@@ -41,6 +39,7 @@ use super::window::Micros;
 use crate::dataset::DataSet;
 use crate::error::DataSetError;
 use crate::map::fitted;
+use crate::number_keys::group_values;
 
 /// Rows of several keys, those of each together.
 #[derive(Debug)]
@@ -369,7 +368,7 @@ impl Operator for ProcessTask {
         let columns = self.keyed.keys();
         let keys = rows.project(&columns)?;
         let mut of = Vec::new();
-        new_group_values(keys.schema(), &GroupOrdering::None)?.intern(keys.columns(), &mut of)?;
+        group_values(&keys.schema())?.intern(keys.columns(), &mut of)?;
         let mut order: Vec<u32> = (0..rows.num_rows() as u32).collect();
         // Rows of a key stay in their order.
         order.sort_by_key(|&row| of[row as usize]);

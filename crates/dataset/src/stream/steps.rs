@@ -112,10 +112,8 @@ impl PlanStep {
         // What a plan says of nulls and what its batches say may differ.
         let rows = batch(&slot.schema, rows.columns().to_vec(), rows.num_rows())?;
         *slot.rows.lock().expect("nothing panics with it locked") = Some(rows);
-        // Over rows in memory such a node waits for nothing, not even its turn: the task's, when it has done much, would come only
-        // after this.
-        let work = tokio::task::unconstrained(collect(Arc::clone(plan), Arc::clone(&self.context)));
-        // A function of the program may wait for something else, though.
+        let work = collect(Arc::clone(plan), Arc::clone(&self.context));
+        // Over rows in memory such a node waits for nothing, but a function of the program may.
         wait_in_copy(work).map_err(|error| DataFusionError::External(error.into()))?
     }
 }

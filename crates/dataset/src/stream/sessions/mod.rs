@@ -33,8 +33,6 @@ use arrow::datatypes::{DataType, Field, Int8Type, Int64Type, Schema, SchemaRef, 
 use datafusion::error::Result;
 use datafusion::logical_expr::EmitTo;
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::aggregates::group_values::new_group_values;
-use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use tidemill_dataflow::checkpoint::StateSchema;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::{Emit, Operator, TaskError};
@@ -47,6 +45,7 @@ use super::late::{LateCount, LateOutput};
 use super::saved::Layout;
 use super::steps::Steps;
 use super::window::{Early, Micros, micros, window_array};
+use crate::number_keys::group_values;
 
 /// Columns of what is kept, before the keys.
 const FIRST: usize = 0;
@@ -161,7 +160,7 @@ impl SessionAggregation {
         if keys.is_empty() {
             of_key.resize(rows, 0);
         } else {
-            new_group_values(SchemaRef::clone(&self.of.key_schema), &GroupOrdering::None)?.intern(keys, &mut of_key)?;
+            group_values(&self.of.key_schema)?.intern(keys, &mut of_key)?;
         }
         Ok(of_key)
     }
