@@ -160,7 +160,7 @@ def test_options_reach_the_frames(prices: Path, tmp_path: Path) -> None:
         out = tmp_path / name
         done = launched.run(*command, "--out", out, *words)
         assert done.returncode == 0, done.stderr
-        assert FrameReader(out).title == ("Mine alone" if name == "title" else prices.name)
+        assert FrameReader(out).title == ("Mine alone" if name == "title" else prices.stem)
         summary = json.loads((out / "summary.json").read_text())
         iterations[name] = [frame["iterations"] for frame in summary["per_frame"]]
         made[name] = [frame.positions.tolist() for frame in FrameReader(out)]
