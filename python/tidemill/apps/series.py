@@ -29,7 +29,7 @@ from tidemill.dataset import DataSetError
 from tidemill.series._distance import why_no_references
 from tidemill.series._frames import CHANGE_BINS, ChangeBins
 from tidemill.series._journal import Journal, Standing
-from tidemill.series._read import together
+from tidemill.series._read import FORMATS, PACKED, together
 from tidemill.viz import GLYPHS, Server
 from tidemill.viz._format import INDEX
 
@@ -52,10 +52,6 @@ _NOT_OF_FRAMES = (
     "title",
 )
 _SETTLE_S = 2.0
-_SUFFIXES = {
-    *(".csv", ".tsv", ".tab", ".parquet", ".pq", ".arrow", ".ipc", ".feather", ".arrows", ".json", ".jsonl", ".ndjson"),
-    *(".gz", ".bz2", ".xz", ".zst"),
-}
 _ROLES = ("id", "time", "value", "cap", "volume", "split", "price")
 
 
@@ -582,7 +578,7 @@ def _told(fit: float) -> str:
 def _title(name: str) -> str:
     """A file's name without what says how it is written."""
     path = Path(name)
-    while path.suffix.lower() in _SUFFIXES:
+    while path.suffix.lower() in (*FORMATS, *PACKED):
         path = path.with_suffix("")
     return path.name
 

@@ -35,6 +35,8 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._workers import collect_in_order
 
 __all__ = [
+    "FORMATS",
+    "PACKED",
     "Columns",
     "Rows",
     "SeriesError",
@@ -68,6 +70,16 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "price": ("close", "price", "prc"),
 }
 _NEEDED = ("id", "time", "value")
+
+#: What files are, by how their names end, before what tells that they are compressed; all others are CSV.
+FORMATS = {
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".arrow", ".ipc", ".feather", ".arrows"), "ipc"),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
+    **dict.fromkeys((".tsv", ".tab"), "tsv"),
+    ".csv": "csv",
+}
+PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 #: Rows of a partition, at most.
@@ -235,16 +247,9 @@ def format_of(path: str) -> str:
             raise SeriesError(f"{path}: no files in this folder")
         place = Path(inside[0])
     suffixes = [word.lower() for word in place.suffixes]
-    while suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
+    while suffixes and suffixes[-1] in PACKED:
         suffixes.pop()
-    last = suffixes[-1] if suffixes else ""
-    if last in (".parquet", ".pq"):
-        return "parquet"
-    if last in (".arrow", ".ipc", ".feather", ".arrows"):
-        return "ipc"
-    if last in (".json", ".jsonl", ".ndjson"):
-        return "json"
-    return "tsv" if last in (".tsv", ".tab") else "csv"
+    return FORMATS.get(suffixes[-1] if suffixes else "", "csv")
 
 
 def delimiter_of(path: str) -> str:

@@ -94,26 +94,14 @@ impl CancelToken {
 /// # Errors
 /// `Cancelled`.
 pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
-    struct Slot(Arc<Cancel>, Arc<Mutex<Option<Waker>>>);
-    impl Drop for Slot {
-        fn drop(&mut self) {
-            self.0.waiting.lock().retain(|slot| !Arc::ptr_eq(slot, &self.1));
-        }
-    }
     // A copy's turn that Tokio cuts short, when much was done in it, goes on when the copy has given its thread back; which is here, after
     // the future is done.
     let future = tokio::task::unconstrained(future);
     let Some(cancel) = CURRENT.with_borrow(Clone::clone) else { return Ok(block_on(future)) };
-    let slot = Slot(Arc::clone(&cancel), cancel.token().slot);
-    let mut future = pin!(future);
-    block_on(poll_fn(|context| {
-        *slot.1.lock() = Some(context.waker().clone());
-        // As in `guard`.
-        match cancel.is_raised() {
-            true => Poll::Ready(Err(DataflowError::Cancelled)),
-            false => future.as_mut().poll(context).map(Ok),
-        }
-    }))
+    let token = cancel.token();
+    let outcome = block_on(token.guard(future));
+    cancel.waiting.lock().retain(|slot| !Arc::ptr_eq(slot, &token.slot));
+    outcome
 }
 
 struct Unpark(Thread);
