@@ -132,6 +132,8 @@ class Kafka(Server):
             "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
             "log.dirs": self.folder / "data",
             "auto.create.topics.enable": "false",
+            # Tests' records bear times of long ago: a broker that keeps a week of them deletes them under the reader.
+            "log.retention.ms": -1,
             # Transactions and groups on a single broker, without waiting for others.
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 4,

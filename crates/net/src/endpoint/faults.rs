@@ -74,7 +74,14 @@ impl Faults {
             // Where a host is gone this is the first of its workers that was missed.
             *reason = format!("{reason} ({host})");
         }
+        self.fail_telling(error, || {});
+    }
+
+    /// As [`Faults::fail`], and `tell`s the others. The error is there before they may answer by leaving, which would
+    /// else be what this worker's calls report; those are roused only afterwards, for the worker may leave then itself.
+    pub(super) fn fail_telling(&self, error: NetError, tell: impl FnOnce()) {
         self.state.lock().fatal.get_or_insert(error);
+        tell();
         self.has_failed.store(true, Ordering::Relaxed);
         self.announce();
     }
@@ -117,5 +124,22 @@ impl Faults {
 
     pub(super) fn departed(&self) -> Vec<Rank> {
         self.state.lock().departed.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_leaves_on_being_told_hides_no_failure() {
+        let faults = Faults::default();
+        let error = NetError::PeerFailed { rank: Rank(0), traceback: "it broke".into() };
+        faults.fail_telling(error, || {
+            faults.depart(Rank(1));
+            assert!(matches!(faults.fatal(), Some(NetError::PeerFailed { rank: Rank(0), .. })));
+            assert!(!faults.has_failed(), "nobody here was roused before the others were told");
+        });
+        assert!(faults.has_failed());
     }
 }

@@ -309,9 +309,10 @@ impl Endpoint {
     pub fn report_failure(&self, traceback: &str) {
         let traceback = stall::shortened(traceback);
         let error = NetError::PeerFailed { rank: self.0.rank, traceback: traceback.clone().into_owned() };
-        // Without a control plane nobody is left to be told.
-        let _ = self.0.control.send(Target::All, &stall::Message::Failed(traceback.into_owned()).encode());
-        self.0.faults.fail(error);
+        self.0.faults.fail_telling(error, || {
+            // Without a control plane nobody is left to be told.
+            let _ = self.0.control.send(Target::All, &stall::Message::Failed(traceback.into_owned()).encode());
+        });
     }
 
     /// A number that no other call of this, on any worker, returns. The `i`th call on rank r returns `i * size + r`;
