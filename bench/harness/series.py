@@ -1,7 +1,8 @@
 """The benchmark of the main job: years of prices become frames, from the file to the folder, by one worker and by two.
 
 There is no peer that does all of it; what is compared is one worker with two, each worker with one thread, and both ways to share the
-work: windows that start from the one before (`previous`), or that do not depend on each other (`independent`). `tidemill series` itself is
+work: windows that start from the one before (`previous`), or that do not depend on each other (`independent`). Beside them two jobs of one
+worker run at once, which have nothing to do with each other: what two cores of this machine can give. `tidemill series` itself is
 run, and its `summary.json` read. The prices are those of the S&P 500 where they are, else generated.
 """
 
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,8 @@ PHASES = ("clean", "distances", "embed", "compare", "align", "write")
 #: Window and shift of each setting.
 SETTINGS = {"full": ("250d", "5d"), "quick": ("250d", "25d"), "tiny": ("60d", "60d")}
 ROUNDS = {"full": 3, "quick": 3, "tiny": 1}
-#: Ways to share the work, and of each one worker and two.
-CASES = [(start, workers) for start in ("previous", "independent") for workers in (1, 2)]
+#: Ways to share the work, and of each one worker, two, and two jobs of one worker at once.
+CASES = [(start, jobs, workers) for start in ("previous", "independent") for jobs, workers in ((1, 1), (1, 2), (2, 1))]
 
 
 def run(setting: str, workers: int, start: str, folder: Path) -> dict[str, Any]:
@@ -53,15 +56,17 @@ def measure(setting: str, only: Sequence[str] | None, rounds: int | None, say: C
     """Every case in turn, in each round from another one on."""
     cases = [case for case in CASES if not only or any(part in case[0] for part in only)]
     rounds = rounds or ROUNDS[setting]
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {case: [] for case in cases}
+    found: dict[tuple[str, int, int], list[dict[str, Any]]] = {case: [] for case in cases}
     # Folders go at the end: file systems look long for a place for a new file just after many were removed.
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds):
             for place in range(len(cases)):
-                start, workers = cases[(place + turn) % len(cases)]
-                say(f"series, {start}, {workers} worker(s), round {turn + 1} of {rounds}")
-                out = Path(folder) / f"{start}-{workers}-{turn}"
-                found[start, workers].append(run(setting, workers, start, out))
+                start, jobs, workers = case = cases[(place + turn) % len(cases)]
+                say(f"series, {start}, {_called(jobs, workers)}, round {turn + 1} of {rounds}")
+                outs = [Path(folder) / f"{start}-{jobs}-{workers}-{turn}-{job}" for job in range(jobs)]
+                with ThreadPoolExecutor(jobs) as pool:
+                    summaries = list(pool.map(partial(run, setting, workers, start), outs))
+                found[case].append(_together(summaries))
     window, shift = SETTINGS[setting]
     return {
         "prices": PRICES.name if setting != "tiny" and PRICES.exists() else "generated",
@@ -70,6 +75,7 @@ def measure(setting: str, only: Sequence[str] | None, rounds: int | None, say: C
         "rounds": rounds,
         "cases": [
             {
+                "jobs": jobs,
                 "workers": workers,
                 "start": start,
                 "frames": runs[0]["frames"],
@@ -81,9 +87,20 @@ def measure(setting: str, only: Sequence[str] | None, rounds: int | None, say: C
                 "all_s": [one["seconds"]["all"] for one in runs],
                 "phases_s": {name: [one["seconds"].get(name, 0.0) for one in runs] for name in PHASES},
             }
-            for (start, workers), runs in found.items()
+            for (start, jobs, workers), runs in found.items()
         ],
     }
+
+
+def _called(jobs: int, workers: int) -> str:
+    return f"{workers} worker(s)" if jobs == 1 else f"{jobs} jobs of {workers} at once"
+
+
+def _together(summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """What jobs did that ran at once: as many windows as all made, in the seconds of the slowest for its part of them."""
+    slowest = min(summaries, key=lambda one: one["windows_per_minute"])
+    seconds = {name: value / len(summaries) for name, value in slowest["seconds"].items()}
+    return {**slowest, "windows_per_minute": slowest["windows_per_minute"] * len(summaries), "seconds": seconds}
 
 
 def section(results: dict[str, Any]) -> str:
@@ -98,7 +115,7 @@ def section(results: dict[str, Any]) -> str:
         fit = case["alignment_fit"]
         rows.append(
             [
-                f"{case['start']}, {case['workers']}",
+                f"{case['start']}, {case['workers']}" + (" and 1 apart" if case["jobs"] > 1 else ""),
                 str(case["frames"]),
                 f"{case['stress']:.4f}",
                 "-" if fit is None else f"{fit:.3f}",
@@ -117,7 +134,8 @@ def section(results: dict[str, Any]) -> str:
             "",
             f"`tidemill series` on {results['prices']}: windows of {results['window']}, {results['shift']} apart; median of {results['rounds']}",
             "round(s); one thread a worker. *Previous*: each window starts from the frame before; *independent*: from classical scaling.",
-            "Seconds of each phase, and of all; windows a minute of what follows cleaning.",
+            "Seconds of each phase, and of all; windows a minute of what follows cleaning. *1 and 1 apart*: two jobs of one worker at once, and of",
+            "their seconds half: what this machine's cores give to work that shares nothing, which no job of two workers can exceed.",
             "",
             table([*heads, *PHASES, "all", "speed-up of all"], rows),
             "",
