@@ -213,6 +213,103 @@ def test_dates_and_times() -> None:
     assert evaluate(s.str.to_datetime(), s=["2024-02-29T01:02:03"]) == [dt.datetime(2024, 2, 29, 1, 2, 3)]
 
 
+def test_texts_of_times() -> None:
+    """Fractions of a second as Python reads and writes them: six digits or fewer, of which the first is tenths."""
+    for text, form in (
+        ("2020-02-29 01:02:03.5", "%Y-%m-%d %H:%M:%S.%f"),
+        ("2020-02-29 01:02:03,000001", "%Y-%m-%d %H:%M:%S,%f"),
+        ("31/12/9999", "%d/%m/%Y"),
+        ("Feb 2024", "%b %Y"),
+    ):
+        assert evaluate(s.str.to_datetime(form), s=[text, None]) == [dt.datetime.strptime(text, form), None]
+    utc = dt.datetime(2020, 1, 1, 22, 30)
+    assert evaluate(s.str.to_datetime("%Y-%m-%dT%H:%M%z"), s=["2020-01-02T00:30+02:00"]) == [utc]
+    for text, why in (
+        ("2020-02-30", "out of range"),
+        ("2020-02", "premature end of input"),
+        ("2020-02-03x", '"x" is left over'),
+    ):
+        with pytest.raises(tm.DataSetError, match=why):
+            evaluate(s.str.to_datetime("%Y-%m-%d"), s=[text])
+    with pytest.raises(tm.DataSetError, match='"%Q" is no format'):
+        evaluate(s.str.to_datetime("%Q"), s=["1"])
+    time = dt.datetime(2020, 1, 1, 1, 2, 3, 500_000)
+    assert evaluate(x.dt.format("%S.%f %%f"), x=[time]) == [time.strftime("%S.%f %%f")]
+
+
+def test_dates_without_an_end() -> None:
+    """Dates such as 9999-12-31 stand for "for ever" in many tables: nanoseconds, which end in 2262, are no limit to them."""
+    last, first = dt.date(9999, 12, 31), dt.date(1, 1, 1)
+    days = [last, dt.date(1600, 2, 29), first, None]
+    times = [None if day is None else dt.datetime(day.year, day.month, day.day, 13, 14, 15) for day in days]
+    for unit, begin in (
+        ("year", {"month": 1, "day": 1, "hour": 0, "minute": 0, "second": 0}),
+        ("month", {"day": 1, "hour": 0, "minute": 0, "second": 0}),
+        ("day", {"hour": 0, "minute": 0, "second": 0}),
+        ("hour", {"minute": 0, "second": 0}),
+        ("minute", {"second": 0}),
+    ):
+        assert evaluate(x.dt.truncate(unit), x=times) == [value and value.replace(**begin) for value in times]
+        midnights = [day and dt.datetime(day.year, day.month, day.day).replace(**begin) for day in days]
+        assert evaluate(x.dt.truncate(unit), x=days) == midnights
+    assert evaluate(x.dt.truncate("quarter"), x=times[:2]) == [dt.datetime(9999, 10, 1), dt.datetime(1600, 1, 1)]
+    monday = last - dt.timedelta(days=last.weekday())
+    assert evaluate(x.dt.truncate("week"), x=[last]) == [dt.datetime(9999, 12, monday.day)]
+    noon = dt.datetime(2020, 1, 1, 12)
+    assert evaluate(x > noon, x=days) == [True, False, False, None]
+    assert evaluate(x == dt.datetime(9999, 12, 31), x=days) == [True, False, False, None]
+    assert evaluate(x.is_in([dt.datetime(9999, 12, 31), noon]), x=days) == [True, False, False, None]
+    assert evaluate(x.between(noon, dt.datetime(9999, 12, 31)), x=days) == [True, False, False, None]
+    assert evaluate(x - noon, x=days[:1]) == [dt.datetime(9999, 12, 31) - noon]
+    assert evaluate(s.str.to_datetime(), s=["9999-12-31", "0001-01-01"]) == [
+        dt.datetime(9999, 12, 31),
+        dt.datetime(1, 1, 1),
+    ]
+    table = tm.from_dict({"d": days, "t": times})
+    assert tm.sql("select count(*) as n from t where d < t", t=table).to_dict() == {"n": [3]}
+    assert tm.sql("select date_trunc('month', d) as m from t where d > '2020-01-01'", t=table).to_dict() == {
+        "m": [dt.datetime(9999, 12, 1)]
+    }
+
+
+def test_clocks_that_are_put_back() -> None:
+    """Of the hour that comes twice each has its own beginning."""
+    paris = zoneinfo.ZoneInfo("Europe/Paris")
+    summer, winter = (dt.datetime(2020, 10, 25, hour, 30, tzinfo=dt.timezone.utc).astimezone(paris) for hour in (0, 1))
+    hours = evaluate(x.dt.truncate("hour"), x=[summer, winter])
+    assert [hour.astimezone(dt.timezone.utc).hour for hour in hours] == [0, 1]
+    assert evaluate(x.dt.truncate("day"), x=[winter]) == [dt.datetime(2020, 10, 25, tzinfo=paris)]
+
+
+def test_times_of_day() -> None:
+    noon, late = dt.time(12), dt.time(23, 59, 59, 999_999)
+    assert evaluate(x > noon, x=[noon, late, None]) == [False, True, None]
+    assert evaluate(x.dt.truncate("minute"), x=[late]) == [dt.time(23, 59)]
+    assert tm.from_dict({"x": [noon]}).schema == {"x": "Time64(µs)"}
+
+
+def test_functions_of_wrong_types() -> None:
+    """Named as a user would, without a call for reports of bugs."""
+    data = tm.from_dict({"s": ["a"]})
+    for expr, name in ((s.sum(), "sum"), (s.mean(), "avg"), (s.std(), "stddev"), (s.median(), "median")):
+        with pytest.raises(tm.DataSetError, match=f"^there is no {name} of Utf8; cast it"):
+            data.select(r=expr).to_dict()
+    with pytest.raises(tm.DataSetError, match="^explode makes rows of lists, not of Utf8"):
+        data.explode("s").to_dict()
+
+
+def test_schemas_of_values_of_several_types() -> None:
+    """A column says the type that its rows have, also where it is made of several."""
+    data = tm.from_dict({"x": [1, 3]})
+    mixed = data.select(r=tm.when(x > 2).then(1).otherwise(2.5))
+    both = data.union(tm.from_dict({"x": [2.5]}))
+    query = tm.sql("select case when x > 2 then 1 else 2.5 end as r from t", t=data)
+    for made in (mixed, both, query):
+        assert list(made.schema.values()) == ["Float64"]
+        assert made.to_arrow().schema.types == made.filter(tm.lit(False)).to_arrow().schema.types
+    assert mixed.select(r=tm.col("r") // 2).schema == {"r": "Float64"}
+
+
 def test_lists() -> None:
     values = [[3, 1, 3], [], None]
     assert evaluate(x.list.len(), x=values) == [3, 0, None]

@@ -130,11 +130,18 @@ impl DataSet {
     }
 
     /// Names and types of the columns.
-    pub fn schema(&self) -> SchemaRef {
-        Arc::clone(self.frame.schema().inner())
+    ///
+    /// # Errors
+    /// `Query` for types that do not go together.
+    pub fn schema(&self) -> Result<SchemaRef> {
+        // The plan itself has the type of the first branch where several meet; the analyzer finds one that is fit for all.
+        let (state, plan) = self.frame.clone().into_parts();
+        let plan = state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})?;
+        Ok(Arc::clone(plan.schema().inner()))
     }
 
-    pub(crate) fn names(&self) -> Vec<String> {
+    /// Names of the columns.
+    pub fn names(&self) -> Vec<String> {
         self.frame.schema().fields().iter().map(|field| field.name().clone()).collect()
     }
 

@@ -18,6 +18,7 @@ use datafusion::execution::memory_pool::{
 };
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionStateBuilder;
+use datafusion::optimizer::{Analyzer, AnalyzerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::ExecutionPlan;
@@ -33,6 +34,7 @@ use crate::spill::SpillFiles;
 use crate::split::SplitExec;
 use crate::stores::Stores;
 use crate::stream::sql_functions;
+use crate::times::{DatesAsTimes, time_functions};
 use crate::within_memory::WithinMemory;
 
 /// Between looks at what a query that somebody waits for does to the machine.
@@ -368,8 +370,11 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     let budget_bytes = governor.settings().budget_bytes;
     rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
-    let context = SessionContext::new_with_state(builder.with_physical_optimizer_rules(rules).build());
-    sql_functions().for_each(|function| context.register_udf(function));
+    let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes)];
+    analyzer.extend(Analyzer::new().rules);
+    let builder = builder.with_physical_optimizer_rules(rules).with_analyzer_rules(analyzer);
+    let context = SessionContext::new_with_state(builder.build());
+    sql_functions().chain(time_functions()).for_each(|function| context.register_udf(function));
     context
 }
 

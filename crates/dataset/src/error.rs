@@ -125,7 +125,9 @@ impl From<DataFusionError> for DataSetError {
 /// An error that can only be looked at: other tasks of the query hold it too.
 fn shared_text(error: &DataFusionError) -> DataSetError {
     match error {
-        DataFusionError::Plan(text) | DataFusionError::Configuration(text) => DataSetError::Query(text.clone()),
+        DataFusionError::Plan(text) | DataFusionError::Configuration(text) => {
+            DataSetError::Query(wrong_type(text).unwrap_or_else(|| text.clone()))
+        }
         DataFusionError::SQL(error, _) => DataSetError::Query(format!("SQL: {error}")),
         DataFusionError::Execution(text) => DataSetError::Data(text.clone()),
         DataFusionError::ParquetError(error) => DataSetError::Data(error.to_string()),
@@ -146,8 +148,31 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
         },
         DataFusionError::ArrowError(error, _) => arrow_text(error),
         DataFusionError::SchemaError(inner, _) => DataSetError::Query(inner.to_string()),
+        DataFusionError::Internal(text) => match wrong_type(text) {
+            Some(told) => DataSetError::Query(told),
+            None => DataSetError::Internal(text.clone()),
+        },
         other => DataSetError::Internal(other.to_string()),
     }
+}
+
+/// What is wrong with a function's argument, of DataFusion's list of all signatures that it does not fit, or its call for a bug report.
+fn wrong_type(text: &str) -> Option<String> {
+    let between = |before: &str, after: &str| {
+        let rest = &text[text.find(before)? + before.len()..];
+        Some(rest[..rest.find(after)?].to_owned())
+    };
+    let remedy = "cast it to a type that has one";
+    if let Some(name) = between("Function '", "' failed to match any signature") {
+        let given = between("(DataType: ", ").").or_else(|| between("(DataType: ", ")"))?;
+        return Some(format!("there is no {name} of {given}; {remedy}"));
+    }
+    if let Some(name) = between("Failed to coerce arguments to satisfy a call to '", "' function") {
+        let given = between("coercion from ", " to the signature").or_else(|| between(&format!("'{name}("), ")'"))?;
+        return Some(format!("there is no {name} of {given}; {remedy}"));
+    }
+    let given = between("trying to unnest on invalid data type ", ".")?;
+    Some(format!("explode makes rows of lists, not of {given}"))
 }
 
 fn arrow_text(error: &ArrowError) -> DataSetError {
@@ -193,6 +218,29 @@ mod tests {
         assert_eq!(error.to_string(), r#"no column "pirce" (did you mean "price"?); there are: price, volume"#);
         let none = DataSetError::unknown_column("x", Vec::new());
         assert_eq!(none.to_string(), r#"no column "x"; there are: none"#);
+    }
+
+    /// As DataFusion 55 writes them.
+    #[test]
+    fn functions_of_wrong_types() {
+        for (text, told) in [
+            (
+                "Function 'sum' failed to match any signature, errors: Error during planning: Function 'sum' requires Decimal, but \
+                 received String (DataType: Utf8).,Error during planning: Function 'sum' requires UInt64",
+                "there is no sum of Utf8; cast it to a type that has one",
+            ),
+            (
+                "Failed to coerce arguments to satisfy a call to 'stddev' function: coercion from Utf8 to the signature \
+                 Exact(Float64) failed. No function matches the given name and argument types 'stddev(Utf8)'.",
+                "there is no stddev of Utf8; cast it to a type that has one",
+            ),
+            ("trying to unnest on invalid data type Utf8.", "explode makes rows of lists, not of Utf8"),
+        ] {
+            let error = DataSetError::from(DataFusionError::Internal(text.into()));
+            assert_eq!(error, DataSetError::Query(told.into()));
+        }
+        let other = DataFusionError::Internal("no such state".into());
+        assert_eq!(DataSetError::from(other), DataSetError::Internal("no such state".into()));
     }
 
     /// Errors cross DataFusion, shared between its tasks, and come out as they went in.

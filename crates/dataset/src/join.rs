@@ -84,7 +84,7 @@ impl DataSet {
         if on.is_empty() != (how == How::Cross) {
             return Err(DataSetError::Query("every join but a cross join needs columns to join on".into()));
         }
-        let (left_schema, right_schema) = (self.schema(), right.schema());
+        let (left_schema, right_schema) = (self.schema()?, right.schema()?);
         for (left_key, right_key) in on {
             let find = |schema: &arrow::datatypes::Schema, name: &str| match schema.field_with_name(name) {
                 Ok(field) => Ok(field.data_type().clone()),

@@ -53,6 +53,7 @@ mod spill;
 mod split;
 mod stores;
 mod stream;
+mod times;
 pub mod types;
 mod within_memory;
 mod write;

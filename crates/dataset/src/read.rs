@@ -255,10 +255,9 @@ fn without_markers(set: DataSet, keys: &[String]) -> Result<DataSet> {
     if keys.is_empty() {
         return Ok(set);
     }
-    let schema = set.schema();
-    let columns = schema.fields().iter().map(|field| match keys.contains(field.name()) {
-        true => nullif(column(field.name()), lit(NULL_FOLDER)).alias(field.name().clone()),
-        false => column(field.name()),
+    let columns = set.names().into_iter().map(|name| match keys.contains(&name) {
+        true => nullif(column(&name), lit(NULL_FOLDER)).alias(name),
+        false => column(&name),
     });
     set.select(columns.collect())
 }

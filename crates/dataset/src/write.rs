@@ -144,10 +144,10 @@ impl DataSet {
         reading: Reading,
     ) -> Result<u64> {
         self.check_columns(&partition_by)?;
+        let schema = self.schema()?;
         match Target::of(engine, dir, storage)? {
             Target::Folder(path) => {
                 let commit = FolderCommit::begin(&path, overwrite)?;
-                let schema = self.schema();
                 let files = Files::of(engine, &commit.hidden, &output, &partition_by)?;
                 let ended = match self.write_into(engine, files.url(), &output, partition_by, "", reading).await {
                     Ok(0) => empty_file(&output, &schema, "").and_then(|file| commit.end(file)).map(|()| 0),
@@ -161,7 +161,6 @@ impl DataSet {
                 let id = write_id();
                 let commit = ObjectCommit::begin(&at, overwrite, &id).await?;
                 let held = HeldFolder::open(engine, &at, &id)?;
-                let schema = self.schema();
                 let written = match self.write_into(engine, &held.url, &output, partition_by, &id, reading).await {
                     Ok(0) => match empty_file(&output, &schema, &id) {
                         Ok(Some((name, bytes))) => held.add(&name, bytes).await.map(|()| 0),
@@ -200,7 +199,7 @@ impl DataSet {
             let counts = reading.collect(copy).await.map_err(|error| sources.name_in(error))?;
             return Ok(written(&counts.concat()));
         };
-        format.check(&self.schema())?;
+        format.check(self.schema()?.as_ref())?;
         let context = Arc::new(self.frame().task_ctx());
         let work = async {
             let plan = self.frame().clone().create_physical_plan().await?;
@@ -228,7 +227,7 @@ impl DataSet {
         let frame = if partition_by.is_empty() {
             frame
         } else {
-            frame.select(with_folders_named(&self.schema(), &partition_by))?
+            frame.select(with_folders_named(self.schema()?.as_ref(), &partition_by))?
         };
         let (mut state, plan) = frame.into_parts();
         let file_type = format_as_file_type(output.factory(&state.config_options().execution.parquet)?);

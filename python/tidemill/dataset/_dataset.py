@@ -67,7 +67,7 @@ class DataSet:
     @property
     def columns(self) -> list[str]:
         """The columns' names, in order."""
-        return [name for name, _ in self._native.fields]
+        return self._native.names
 
     # Columns.
 

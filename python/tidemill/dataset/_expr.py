@@ -345,7 +345,7 @@ def col(name: str) -> Expr:
 
 
 def lit(value: object) -> Expr:
-    """A literal: None, bool, int, float, str, bytes, date, datetime, timedelta, Decimal, or a NumPy scalar."""
+    """A literal: None, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, or a NumPy scalar."""
     return Expr(NativeExpr.literal(value))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tidemill.dataset._expr import Expr, as_value, call, lit
 
 __all__ = ["DateTimes", "Lists", "Strings"]
@@ -111,8 +113,8 @@ class Strings:
         return call("to_date", self._expr, *([lit(format)] if format else []))
 
     def to_datetime(self, format: str | None = None) -> Expr:
-        """As a datetime; `format` as in ``strptime``, else ISO 8601."""
-        return call("to_timestamp_micros", self._expr, *([lit(format)] if format else []))
+        """As a datetime of microseconds; `format` as in ``strptime``, else ISO 8601. With ``%z`` it is that of UTC."""
+        return self._expr.cast("datetime[us]") if format is None else call("strptime", self._expr, lit(format))
 
 
 class DateTimes:
@@ -169,7 +171,10 @@ class DateTimes:
         return self._part("epoch")
 
     def truncate(self, unit: str) -> Expr:
-        """The beginning of its ``"second"``, ``"minute"``, ``"hour"``, ``"day"``, ``"week"``, ``"month"``, ``"quarter"``, ``"year"``."""
+        """The beginning of its ``"second"``, ``"minute"``, ``"hour"``, ``"day"``, ``"week"``, ``"month"``, ``"quarter"``, ``"year"``.
+
+        Of a date it is a datetime of microseconds.
+        """
         return call("date_trunc", lit(unit), self._expr).alias(self._expr.output_name)
 
     def date(self) -> Expr:
@@ -178,7 +183,10 @@ class DateTimes:
 
     def format(self, format: str) -> Expr:
         """As text; `format` as in ``strftime``."""
-        return call("to_char", self._expr, lit(format))
+        # For the engine %f would be nanoseconds.
+        return call(
+            "to_char", self._expr, lit(re.sub("%(.)", lambda found: "%6f" if found[1] == "f" else found[0], format))
+        )
 
 
 class Lists:

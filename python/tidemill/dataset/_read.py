@@ -6,7 +6,6 @@ import io
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
@@ -364,17 +363,7 @@ def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: M
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataSetError(f"columns have different lengths: {lengths}")
-    lists = [(name, list(values), schema.get(name)) for name, values in columns.items()]
-    try:
-        return NativeTable.from_lists(lists)
-    except TypeError as error:
-        timed = next((name for name, values, _ in lists if any(isinstance(value, time) for value in values)), None)
-        if timed is None:
-            raise
-        raise TypeError(
-            f'column {timed!r}: from_dict takes no time of day; give texts such as "13:45:00" with schema={{{timed!r}: "time"}}, '
-            "or a table of pyarrow to from_arrow"
-        ) from error
+    return NativeTable.from_lists([(name, list(values), schema.get(name)) for name, values in columns.items()])
 
 
 def sql(query: str, **tables: DataSet | ArrowStream) -> DataSet:

@@ -86,7 +86,7 @@ impl Workers {
             ))),
         };
         let files = self.agree(seen)?;
-        let (schema, output) = (query.set.schema(), query.output);
+        let (schema, output) = (self.agree(query.set.schema())?, query.output);
         let written = self.write_into(engine, query, files.url(), "", watch);
         if let Err(ActionError::DataSet(_)) = &written {
             let fault = engine.threads().block_on(files.close());
@@ -150,7 +150,7 @@ impl Workers {
         id: &str,
         watch: Watch<'_>,
     ) -> Result<(u64, Vec<Upload>), ActionError> {
-        let (schema, output) = (query.set.schema(), query.output);
+        let (schema, output) = (self.agree(query.set.schema())?, query.output);
         let rows = match self.write_into(engine, query, &held.url, id, watch) {
             // What the store said; DataFusion may only say that something was wrong.
             Err(ActionError::DataSet(error)) => {
@@ -216,7 +216,7 @@ impl Workers {
         let by_folders = !partition_by.is_empty();
         let format = output.part_format(&partition_by);
         let seen = match format {
-            Some(format) => format.check(&set.schema()).map(|()| set.clone()),
+            Some(format) => set.schema().and_then(|schema| format.check(&schema)).map(|()| set.clone()),
             None => set.copy_to(folder, output, partition_by).and_then(DataSet::new),
         };
         let copy = self.agree(seen)?;
@@ -261,7 +261,7 @@ impl Workers {
         output: &Output,
         copies: usize,
     ) -> Result<Vec<Arc<DataSinkExec>>, DataSetError> {
-        let empty = DataSet::from_batches(engine, set.schema(), &[])?;
+        let empty = DataSet::from_batches(engine, set.schema()?, &[])?;
         let partitions = self.partitions;
         let sink = |copy: usize| {
             let inside = folder.join(&format!("part-{copy:05}/"));

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use pyo3_arrow::ffi::to_schema_pycapsule;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
     ActionError, DataSet, DataSetError, Explain, How, Output, Reading, StorageOptions, To, Watch, Workers,
 };
@@ -28,6 +29,10 @@ use super::{finish, finish_watched, raised};
 pub struct NativeDataSet(pub DataSet);
 
 impl NativeDataSet {
+    pub(super) fn schema(&self, py: Python<'_>) -> PyResult<SchemaRef> {
+        py.detach(|| self.0.schema()).map_err(|error| raised(py, &error))
+    }
+
     fn step(py: Python<'_>, made: impl FnOnce() -> Result<DataSet, DataSetError> + Send) -> PyResult<Self> {
         py.detach(made).map(NativeDataSet).map_err(|error| raised(py, &error))
     }
@@ -37,9 +42,15 @@ impl NativeDataSet {
 impl NativeDataSet {
     /// Names and types of the columns, in order.
     #[getter]
-    fn fields(&self) -> Vec<(String, String)> {
-        let schema = self.0.schema();
-        schema.fields().iter().map(|field| (field.name().clone(), field.data_type().to_string())).collect()
+    fn fields(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
+        let schema = self.schema(py)?;
+        Ok(schema.fields().iter().map(|field| (field.name().clone(), field.data_type().to_string())).collect())
+    }
+
+    /// Names of the columns, in order.
+    #[getter]
+    fn names(&self) -> Vec<String> {
+        self.0.names()
     }
 
     /// Whether rows that cannot be read are left out.
@@ -55,12 +66,12 @@ impl NativeDataSet {
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        Ok(to_schema_pycapsule(py, self.0.schema().as_ref())?)
+        Ok(to_schema_pycapsule(py, self.schema(py)?.as_ref())?)
     }
 
     /// A table of these columns without rows.
-    fn empty(&self) -> NativeTable {
-        NativeTable { schema: self.0.schema(), batches: Vec::new() }
+    fn empty(&self, py: Python<'_>) -> PyResult<NativeTable> {
+        Ok(NativeTable { schema: self.schema(py)?, batches: Vec::new() })
     }
 
     fn select(&self, py: Python<'_>, columns: Vec<Bound<'_, NativeExpr>>) -> PyResult<Self> {
@@ -189,7 +200,7 @@ impl NativeDataSet {
     /// are, if that is known.
     #[pyo3(signature = (engine, watch = None))]
     fn collect(&self, py: Python<'_>, engine: &QueryEngine, watch: Option<Py<PyAny>>) -> PyResult<NativeTable> {
-        let schema = self.0.schema();
+        let schema = self.schema(py)?;
         let reading = Reading::default();
         let running = engine.engine.start(self.0.clone().collect(reading.clone()));
         let batches = finish_watched(py, running, &mut |py| show(py, watch.as_ref(), &reading))?;
@@ -211,7 +222,7 @@ impl NativeDataSet {
         let to = to.parse()?;
         let collect = |workers: &Workers, watch: Watch<'_>| workers.collect(&engine.engine, &self.0, to, watch);
         let batches = together(py, engine, comm, watch, collect)?;
-        let schema = batches.first().map_or_else(|| self.0.schema(), |batch| batch.schema());
+        let schema = batches.first().map_or_else(|| self.schema(py), |batch| Ok(batch.schema()))?;
         Ok(NativeTable { schema, batches })
     }
 
@@ -228,7 +239,7 @@ impl NativeDataSet {
         let parts = together(py, engine, comm, watch, collect)?;
         let rows = parts.iter().map(|part| part.iter().map(|batch| batch.num_rows()).sum()).collect();
         let batches = parts.concat();
-        let schema = batches.first().map_or_else(|| self.0.schema(), |batch| batch.schema());
+        let schema = batches.first().map_or_else(|| self.schema(py), |batch| Ok(batch.schema()))?;
         Ok((NativeTable { schema, batches }, rows))
     }
 
@@ -263,7 +274,8 @@ impl NativeDataSet {
         sink: Option<Py<PyAny>>,
         sink_name: String,
     ) -> PyResult<String> {
-        let sink = sink.map(|sink| super::stream::any_sink(py, engine, sink, sink_name, &self.0.schema()));
+        let schema = self.schema(py)?;
+        let sink = sink.map(|sink| super::stream::any_sink(py, engine, sink, sink_name, &schema));
         let sink = sink.transpose()?;
         together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &self.0, sink.as_ref()))
     }

@@ -252,7 +252,7 @@ pub fn write_stream<'py>(
     late: Option<Py<PyAny>>,
     late_name: String,
 ) -> PyResult<Written<'py>> {
-    let sink = any_sink(py, engine, sink, sink_name, &set.0.schema())?;
+    let sink = any_sink(py, engine, sink, sink_name, &set.schema(py)?)?;
     let late = late.map(|late| late_sink(py, engine, late, late_name)).transpose()?;
     let guarantee = guarantee.map(|words| match words {
         "exactly once" => Ok(Guarantee::ExactlyOnce),

@@ -80,6 +80,14 @@ pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
         let days: i64 = value.call_method0("toordinal")?.extract()?;
         return Ok(ScalarValue::Date32(Some((days - EPOCH_ORDINAL) as i32)));
     }
+    if value.is_instance(time(py)?)? {
+        if !value.getattr("tzinfo")?.is_none() {
+            return Err(PyTypeError::new_err(format!("{value} has a time zone, which times of day cannot have here")));
+        }
+        let part = |name: &str| value.getattr(name).and_then(|part| part.extract::<i64>());
+        let seconds = (part("hour")? * 60 + part("minute")?) * 60 + part("second")?;
+        return Ok(ScalarValue::Time64Microsecond(Some(seconds * 1_000_000 + part("microsecond")?)));
+    }
     if value.is_instance(timedelta(py)?)? {
         return Ok(ScalarValue::DurationMicrosecond(Some(micros(value)?)));
     }
@@ -93,7 +101,7 @@ pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
         return scalar(&item);
     }
     Err(PyTypeError::new_err(format!(
-        "no literal can be made of a {}; there are None, bool, int, float, str, bytes, date, datetime, timedelta, Decimal",
+        "no literal can be made of a {}; there are None, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal",
         value.get_type().name()?
     )))
 }
