@@ -284,12 +284,30 @@ def test_workers_share_a_stream(workers: int, tmp_path: Path) -> None:
     assert sum(n for part in parts for _, _, n in part) == 4000
 
 
+def test_values_of_subqueries_over_tables() -> None:
+    """Such a one is asked once, when the job begins."""
+    stream = tm.stream.from_table(tm.from_dict({"x": [1, 2, 3]}))
+    limits = tm.from_dict({"least": [2], "none": [None]}, {"none": "int64"})
+    query = "select x - (select min(least) from limits) as over from s where x >= (select least from limits)"
+    assert sorted(row["over"] for row in written(tm.sql(query, s=stream, limits=limits))) == [0, 1]
+    assert written(tm.sql("select x from s where x > (select none from limits)", s=stream, limits=limits)) == []
+    with pytest.raises(tm.DataSetError, match="more than one row"):
+        written(tm.sql("select x from s where x > (select x from t)", s=stream, t=tm.from_dict({"x": [1, 2]})))
+
+
 def test_what_a_stream_cannot_do_is_said() -> None:
     stream = tm.stream.from_table(table(some(10)), time="ts")
     with pytest.raises(tm.DataSetError, match=r"add tm\.window"):
         written(stream.group_by("key").agg(n=tm.count()))
-    with pytest.raises(tm.DataSetError, match="which does not end: SortExec"):
-        written(stream.sort("x"))
+    for query, what in (
+        (stream.sort("x"), "a sort; rank the rows of each window instead"),
+        (stream.limit(3), "a limit; stop= of write_stream"),
+        (stream.join(tm.from_dict({"z": [1]}), how="cross"), "a join without columns that are equal"),
+        (stream.with_columns(n=tm.row_number().over("key", order_by="x")), r"functions with over\(\), none of whose keys"),
+        (tm.sql("select x from s where x > (select avg(x) from s)", s=stream), "a subquery of it that stands for one value"),
+    ):
+        with pytest.raises(tm.DataSetError, match=f"which does not end: {what}"):
+            written(query)
     with pytest.raises(tm.DataSetError, match="write it with write_stream"):
         stream.collect()
     with pytest.raises(tm.DataSetError, match=r'"key" .* does not tell time: cast it to a timestamp'):

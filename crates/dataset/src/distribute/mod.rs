@@ -541,7 +541,7 @@ fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -
 }
 
 /// The value of a scalar subquery: null of no rows.
-fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error::Result<ScalarValue> {
+pub(crate) fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error::Result<ScalarValue> {
     let mut rows = batches.iter().filter(|batch| batch.num_rows() > 0);
     match (rows.next(), rows.next()) {
         (None, _) => ScalarValue::try_new_null(schema.field(0).data_type()),

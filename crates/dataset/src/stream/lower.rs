@@ -17,10 +17,15 @@ use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::filter::FilterExec;
-use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, PartitionMode};
+use datafusion::physical_plan::joins::{
+    CrossJoinExec, HashJoinExec, HashJoinExecBuilder, NestedLoopJoinExec, PartitionMode,
+};
+use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::windows::{BoundedWindowAggExec, WindowAggExec};
 use datafusion::physical_plan::{ExecutionPlan, collect, displayable, replace_children_if_necessary};
@@ -50,6 +55,7 @@ use super::times::{Place, TimeOf, Times, following};
 use super::triggered::{TriggeredAggregation, TriggeredTask};
 use super::window::{Early, Micros, WindowCall, WindowFunction, WindowKind};
 use crate::dataset::{DataSet, SLICE_ROWS};
+use crate::distribute::only_value;
 use crate::error::{DataSetError, Result};
 
 /// The port that rows leave a task by.
@@ -120,7 +126,7 @@ pub(crate) async fn plan(set: &DataSet, late_rows: bool) -> Result<(Arc<dyn Exec
     Ok((plan, context))
 }
 
-/// The plan with its tables, which have an end, in memory: streams are joined with them.
+/// The plan with its tables, which have an end, in memory: streams are joined with them. A subquery that stands for one value has it.
 fn hold_tables<'a>(
     plan: Arc<dyn ExecutionPlan>,
     context: &'a Arc<TaskContext>,
@@ -131,6 +137,20 @@ fn hold_tables<'a>(
             let rows = collect(plan, Arc::clone(context)).await?;
             let table = MemorySourceConfig::try_new(&[rows], schema, None)?;
             return Ok(Arc::new(DataSourceExec::new(Arc::new(table))) as _);
+        }
+        let any: &dyn Any = plan.as_ref();
+        if let Some(asked) = any.downcast_ref::<ScalarSubqueryExec>() {
+            for link in asked.subqueries() {
+                if has_stream(&link.plan) {
+                    return Err(until_the_end(
+                        "a subquery of it that stands for one value; join with windows of it instead",
+                    )
+                    .into());
+                }
+                let rows = collect(Arc::clone(&link.plan), Arc::clone(context)).await?;
+                asked.results().set(link.index, only_value(&rows, &link.plan.schema())?)?;
+            }
+            return hold_tables(Arc::clone(asked.input()), context).await;
         }
         let mut inputs = Vec::new();
         for input in plan.children() {
@@ -210,6 +230,24 @@ fn firsts(aggregate: &AggregateExec) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
         function.expressions().into_iter().next().filter(|_| any)
     };
     aggregate.aggr_expr().iter().zip(aggregate.filter_expr()).map(first).collect()
+}
+
+fn until_the_end(what: &str) -> DataSetError {
+    DataSetError::Unsupported(format!("on a stream, which does not end: {what}"))
+}
+
+/// What a step is that has no result before the end, and what to do instead.
+fn waiting(plan: &Arc<dyn ExecutionPlan>) -> String {
+    let any: &dyn Any = plan.as_ref();
+    if any.is::<SortExec>() || any.is::<SortPreservingMergeExec>() {
+        "a sort; rank the rows of each window instead, by tm.row_number().over(\"window_end\", order_by=...)".into()
+    } else if any.is::<GlobalLimitExec>() || any.is::<LocalLimitExec>() {
+        "a limit; stop= of write_stream ends a job".into()
+    } else if any.is::<CrossJoinExec>() || any.is::<NestedLoopJoinExec>() {
+        "a join without columns that are equal on both sides".into()
+    } else {
+        format!("a step that has no result before the end, {}", plan.name())
+    }
 }
 
 impl<'a> Lower<'a> {
@@ -321,10 +359,7 @@ impl<'a> Lower<'a> {
             rows.schema = plan.schema();
             return Ok(rows);
         }
-        Err(DataSetError::Unsupported(format!(
-            "on a stream, which does not end: {}",
-            displayable(plan.as_ref()).one_line().to_string().trim()
-        )))
+        Err(until_the_end(&waiting(plan)))
     }
 
     fn source(&mut self, stream: &StreamExec) -> Result<Flowing> {
@@ -347,7 +382,7 @@ impl<'a> Lower<'a> {
 
     /// A join of a stream with a table, batch by batch: the table is the side that is built once. Or one of two streams.
     fn join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
-        let refused = |what: &str| Err(DataSetError::Unsupported(format!("on a stream, which does not end: {what}")));
+        let refused = |what: &str| Err(until_the_end(what));
         match (has_stream(join.left()), has_stream(join.right())) {
             (true, true) => return self.stream_join(plan, join),
             (true, false) => return self.node(&join.swap_inputs(PartitionMode::CollectLeft)?),
@@ -445,11 +480,9 @@ impl<'a> Lower<'a> {
     ) -> Result<Flowing> {
         let mut of_keys = rows.times.project(&keys).places;
         if of_keys.is_empty() {
-            return Err(DataSetError::Unsupported(format!(
-                "on a stream, which does not end: {}, of which no key tells when a group is complete; add one that does, such as \
-                 window_end",
-                displayable(plan.as_ref()).one_line().to_string().trim()
-            )));
+            return Err(until_the_end(
+                "functions with over(), none of whose keys tells when a group is complete; add one that does, such as window_end",
+            ));
         }
         let late = rows.times.places.first().cloned();
         let keyed = Arc::new(Keyed::new(&rows.schema, keys, false, late)?);
@@ -545,7 +578,7 @@ impl<'a> Lower<'a> {
     }
 
     fn aggregate(&mut self, plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Result<Flowing> {
-        let refused = |what: &str| Err(DataSetError::Unsupported(format!("on a stream, which does not end: {what}")));
+        let refused = |what: &str| Err(until_the_end(what));
         // Planned in two halves, the lower one has what is asked of rows.
         let lower = match aggregate.mode() {
             AggregateMode::Final | AggregateMode::FinalPartitioned => {
