@@ -203,3 +203,55 @@ print("done")
         result = launched.run("run", "-n", "3", "--memory", memory, app)
         assert result.returncode == 0, result.stderr.decode()
         assert result.stdout.decode().count("done") == 3
+
+
+FIRST = """
+import json, sys
+import pyarrow as pa
+import tidemill as tm
+
+job, folder = tm.init(), sys.argv[1]
+n = 100_000
+# The first rows of each part of the table but one, of a thread or a worker, are null.
+x = pa.array([float(i) if i < 50 or i % 9_000 > 5_000 else None for i in range(n)])
+table = pa.table({"i": range(n), "x": x})
+late = pa.table({"i": range(n), "x": pa.array([None if i < 200 else float(i) for i in range(n)])})
+one = job.rank == job.size - 1
+def made(data):
+    found = data.map(lambda row: {"i": row["i"], "y": row["x"]})
+    return [found.schema, found.select(tm.col("i").sum(), tm.col("y").sum()).to_pylist()]
+def refused(data):
+    try:
+        data.map(lambda row: {"y": row["x"]})
+    except tm.DataSetError as error:
+        return str(error)
+told = [
+    made(tm.from_arrow(table)),
+    made(tm.read_csv(folder + "/*.csv")),
+    # One worker has all rows.
+    made(tm.from_local(table if one else table.slice(0, 0))),
+    made(tm.from_arrow(table).filter(tm.col("i") % 2 == 0)),
+    tm.from_arrow(table).flat_map(lambda row: [{"z": row["x"]}] * (row["i"] % 2)).schema,
+    refused(tm.from_arrow(late)),
+]
+for worker, theirs in enumerate(job.comm.allgather(told)):
+    assert theirs == told, (worker, theirs, told)
+if job.rank == 0:
+    print(json.dumps(told))
+"""
+
+
+def test_types_are_found_out_from_the_first_rows_of_all(tmp_path: Path) -> None:
+    """Any rows would be others on two workers than on one, and others the next time."""
+    lines = [f"{i},{i / 2 if i < 50 or i % 9_000 > 5_000 else ''}" for i in range(100_000)]
+    for part in range(3):
+        text = "\n".join(["i,x", *lines[part * 30_000 : (part + 1) * 30_000]])
+        (tmp_path / f"{part}.csv").write_text(text + "\n")
+    (tmp_path / "app.py").write_text(FIRST)
+    told = set()
+    for size in (1, 2, 3):
+        result = launched.run("run", "-n", str(size), "--no-prefix", tmp_path / "app.py", tmp_path)
+        assert result.returncode == 0, result.stderr.decode()
+        told.add(result.stdout.decode())
+    assert len(told) == 1, told
+    assert "made only None in y at first" in told.pop()

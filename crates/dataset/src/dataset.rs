@@ -111,6 +111,11 @@ impl DataSet {
     /// Whether its rows have an order that does not depend on who makes them: that of a source, with rows left out and columns
     /// made anew, or that of a sort.
     pub fn is_in_order(&self) -> bool {
+        matches!(self.origin(), LogicalPlan::TableScan(_) | LogicalPlan::Sort(_) | LogicalPlan::Values(_))
+    }
+
+    /// The step that the order of its rows comes from.
+    fn origin(&self) -> &LogicalPlan {
         let mut plan = self.frame.logical_plan();
         loop {
             plan = match plan {
@@ -118,9 +123,27 @@ impl DataSet {
                 LogicalPlan::Filter(step) => &step.input,
                 LogicalPlan::SubqueryAlias(step) => &step.input,
                 LogicalPlan::Limit(step) => &step.input,
-                LogicalPlan::TableScan(_) | LogicalPlan::Sort(_) | LogicalPlan::Values(_) => return true,
-                _ => return false,
+                other => return other,
             }
+        }
+    }
+
+    /// The frame in which partitions follow each other in the order of the source, if [`DataSet::is_in_order`]. Dealt out for the sake of
+    /// threads, or read by whichever has nothing else to do, the rows of files would be in no order.
+    pub(crate) fn undealt(&self) -> Result<Self> {
+        let (mut state, plan) = self.frame.clone().into_parts();
+        let options = state.config_mut().options_mut();
+        options.optimizer.enable_round_robin_repartition = false;
+        options.execution.enable_file_stream_work_stealing = false;
+        DataSet::new(DataFrame::new(state, plan))
+    }
+
+    /// The rows to begin with, `rows` of each partition at most: of a source those that come first, however many partitions there are.
+    pub(crate) fn heads(&self, rows: usize) -> Result<(Self, Option<usize>)> {
+        match self.origin() {
+            LogicalPlan::TableScan(_) => Ok((self.undealt()?, Some(rows))),
+            // A sort that knows how many rows are wanted keeps no more.
+            _ => Ok((self.limit(0, Some(rows))?, None)),
         }
     }
 
@@ -371,6 +394,19 @@ impl DataSet {
     pub async fn collect(self, reading: Reading) -> Result<Vec<RecordBatch>> {
         let sources = Sources::of(&self.frame);
         let partitions = reading.collect(self.frame).await.map_err(|error| sources.name_in(error))?;
+        Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
+    }
+
+    /// Runs the query for its first rows: at least `rows`, if there are so many. Of a source, with rows left out and columns made anew, they
+    /// are always the same.
+    ///
+    /// # Errors
+    /// As for [`DataSet::collect`].
+    pub async fn collect_first(self, rows: usize, reading: Reading) -> Result<Vec<RecordBatch>> {
+        let sources = Sources::of(&self.frame);
+        let (heads, each) = self.heads(rows)?;
+        let first = async move { reading.collect_each(heads.frame, each).await };
+        let partitions = first.await.map_err(|error| sources.name_in(error))?;
         Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
     }
 

@@ -19,6 +19,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::limit::LocalLimitExec;
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
@@ -70,8 +71,16 @@ impl Reading {
 
     /// The frame's rows, by partition.
     pub(crate) async fn collect(&self, frame: DataFrame) -> Result<Vec<Vec<RecordBatch>>> {
+        self.collect_each(frame, None).await
+    }
+
+    /// The same, of each partition no more than `rows`.
+    pub(crate) async fn collect_each(&self, frame: DataFrame, rows: Option<usize>) -> Result<Vec<Vec<RecordBatch>>> {
         let context = Arc::new(frame.task_ctx());
-        let plan = frame.create_physical_plan().await?;
+        let mut plan = frame.create_physical_plan().await?;
+        if let Some(rows) = rows {
+            plan = Arc::new(LocalLimitExec::new(plan, rows));
+        }
         self.expect(&plan);
         collect_partitioned(self.counted(plan)?, context).await
     }

@@ -192,7 +192,7 @@ class DataSet:
             It gets a ``pyarrow.RecordBatch`` of some rows and returns one, a ``pyarrow.Table``, any table that `from_arrow`
             takes, or a list of them, or None. Needs pyarrow.
         schema : mapping of str to str, or pyarrow.Schema, optional
-            What it returns; by default found out by calling it with a hundred rows, any, which is an action.
+            What it returns; by default found out by calling it with the first hundred rows, which is an action.
         retries : int
             How often it is called again with the same rows when it raises an exception; each time is a warning. For functions
             that ask other services.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill._tidemill import NativeTable, end_calls
+from tidemill.dataset import _workers
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._table import Table
 
@@ -368,7 +369,8 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
             f"{name}: a stream has no first rows to find out from; give schema={{...}}, as types by column"
         )
     job = init()
-    sample = data.limit(_SAMPLED_ROWS).collect(root=0)
+    # Any rows would do on one worker and not on two, or now and not the next time.
+    sample = _workers.collect_first(data._native, _SAMPLED_ROWS)
     told: tuple[Table | None, str | None] = (None, None)
     if job.rank == 0:
         try:

@@ -16,6 +16,7 @@ from tidemill.dataset._table import Table
 __all__ = [
     "check_alike",
     "collect",
+    "collect_first",
     "collect_in_order",
     "collect_local",
     "comm",
@@ -67,6 +68,18 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
     table = _run(data, "all" if root is None else root)
     report_bad_rows(data)
     return Table(table)
+
+
+def collect_first(data: NativeDataSet, rows: int) -> Table:
+    """Run a query for its first rows, at most `rows`, which worker 0 gets. Collective.
+
+    Of a source, with rows left out and columns made anew, they are those that come first, whatever the number of workers; of a query
+    that mixes rows, any.
+    """
+    with reading() as watch:
+        table = data.collect_first(engine(), comm(), rows, watch)
+    report_bad_rows(data)
+    return Table(table.slice(0, rows))
 
 
 def collect_local(data: NativeDataSet) -> Table:

@@ -20,12 +20,12 @@ use arrow::datatypes::SchemaRef;
 use datafusion::common::ScalarValue;
 use datafusion::common::hash_utils::create_hashes;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::dataframe::DataFrame;
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::limit::LocalLimitExec;
 use datafusion::physical_plan::repartition::REPARTITION_RANDOM_STATE;
 use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
@@ -132,7 +132,7 @@ impl Workers {
     /// # Errors
     /// The same on every worker: what went wrong first.
     pub fn collect(&self, engine: &Engine, set: &DataSet, to: To, watch: Watch<'_>) -> Result<Vec<RecordBatch>> {
-        Ok(self.collect_partitions(engine, set, to, watch)?.concat())
+        Ok(self.collect_partitions(engine, set, None, to, watch)?.concat())
     }
 
     /// Runs a query; each worker gets the rows that it has made, by the number of their partition. Collective, as [`Workers::collect`].
@@ -143,21 +143,39 @@ impl Workers {
     /// # Errors
     /// The same on every worker: what went wrong first.
     pub fn collect_in_order(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<Vec<Vec<RecordBatch>>> {
-        // Dealt out for the sake of threads, the rows of a file that is read as a whole would be in no order.
-        let (mut state, plan) = set.frame().clone().into_parts();
-        state.config_mut().options_mut().optimizer.enable_round_robin_repartition = false;
-        self.collect_partitions(engine, &DataSet::new(DataFrame::new(state, plan))?, To::Each, watch)
+        self.collect_partitions(engine, &set.undealt()?, None, To::Each, watch)
     }
 
+    /// As [`DataSet::collect_first`], for worker `root`. Collective, as [`Workers::collect`].
+    ///
+    /// # Errors
+    /// The same on every worker: what went wrong first.
+    pub fn collect_first(
+        &self,
+        engine: &Engine,
+        set: &DataSet,
+        rows: usize,
+        root: u32,
+        watch: Watch<'_>,
+    ) -> Result<Vec<RecordBatch>> {
+        let (heads, each) = set.heads(rows)?;
+        Ok(self.collect_partitions(engine, &heads, each, To::One(root), watch)?.concat())
+    }
+
+    /// Of each partition at most `rows`, if that is said.
     fn collect_partitions(
         &self,
         engine: &Engine,
         set: &DataSet,
+        rows: Option<usize>,
         to: To,
         watch: Watch<'_>,
     ) -> Result<Vec<Vec<RecordBatch>>> {
         let (plan, mut action) = self.begin(engine, set, watch)?;
-        let plan = self.resolve(plan, &mut action)?;
+        let mut plan = self.resolve(plan, &mut action)?;
+        if let Some(rows) = rows {
+            plan = Arc::new(LocalLimitExec::new(plan, rows));
+        }
         let stages = Stages::of(&plan)?.counted(&action.reading)?;
         Ok(self.run(&stages, to, &mut action)?.0)
     }

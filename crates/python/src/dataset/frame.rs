@@ -226,6 +226,30 @@ impl NativeDataSet {
         Ok(NativeTable { schema, batches })
     }
 
+    /// At least the first `rows` of the query, by this worker alone, or by all of `comm` for worker 0, which is collective.
+    #[pyo3(signature = (engine, comm, rows, watch = None))]
+    fn collect_first(
+        &self,
+        py: Python<'_>,
+        engine: &QueryEngine,
+        comm: Option<&Comm>,
+        rows: usize,
+        watch: Option<Py<PyAny>>,
+    ) -> PyResult<NativeTable> {
+        let batches = match comm {
+            None => {
+                let reading = Reading::default();
+                let running = engine.engine.start(self.0.clone().collect_first(rows, reading.clone()));
+                finish_watched(py, running, &mut |py| show(py, watch.as_ref(), &reading))?
+            }
+            Some(comm) => together(py, engine, comm, watch, |workers: &Workers, watch: Watch<'_>| {
+                workers.collect_first(&engine.engine, &self.0, rows, 0, watch)
+            })?,
+        };
+        let schema = batches.first().map_or_else(|| self.0.schema(), |batch| batch.schema());
+        Ok(NativeTable { schema, batches })
+    }
+
     /// The rows that this worker has made, and how many of them each partition has, by its number; collective.
     #[pyo3(signature = (engine, comm, watch = None))]
     fn collect_in_order(
