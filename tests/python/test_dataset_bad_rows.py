@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,45 @@ def test_one_bad_line_of_json(tmp_path: Path, bad_line: str, reason: str) -> Non
             assert [row["line"] for row in aside] == [place + 1]
     with pytest.raises(tm.DataSetError, match=rf"reading {file}: line 3: "):
         tm.read_json(file, schema=SCHEMA).collect()
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_numbers_of_json_are_not_cut(tmp_path: Path, compress: bool) -> None:
+    """Arrow's decoder makes 2 of 2.5."""
+    text = '{"n":1}\n{"n":2.5}\n{"n":1e3,"s":"x"}\n{"n":2.0}\n{"n":1e30}\n{"n":3,"l":[1.5]}\n'
+    file = tmp_path / ("a.json.gz" if compress else "a.json")
+    file.write_bytes(gzip.compress(text.encode()) if compress else text.encode())
+    schema = {"n": "int64", "s": "str", "l": "List(Int64)"}
+    whole = f'reading {file}: line 2: 2.5 is not whole, as numbers of column "n" (Int64) are'
+    for data in [
+        tm.read_json(file, schema=schema),
+        tm.read_json(file, infer_rows=1),
+        tm.read_json(file, schema=schema).limit(3),
+        tm.read_json(file, schema=schema).select(tm.col("n").sum()),
+    ]:
+        with pytest.raises(tm.DataSetError) as raised:
+            data.collect()
+        assert whole in str(raised.value)
+    assert tm.read_json(file, schema=schema).select("s").count() == 6
+    assert skip(tm.read_json, file, 3, schema=schema) == [(1, None, None), (1000, "x", None), (2, None, None)]
+    quarantine = tm.read_json(file, schema=schema, on_error="quarantine", quarantine=tmp_path / "bad")
+    with pytest.warns(tm.BadRowsWarning):
+        quarantine.collect()
+    bad = tm.read_json(tmp_path / "bad").sort("line").to_pylist()
+    assert [(row["line"], row["text"]) for row in bad] == [
+        (2, '{"n":2.5}'),
+        (5, '{"n":1e30}'),
+        (6, '{"n":3,"l":[1.5]}'),
+    ]
+
+
+def test_decimals_that_are_too_large_when_rounded(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("d\n1\n999.994\n999.995\n")
+    schema = {"d": "decimal(5, 2)"}
+    with pytest.raises(tm.DataSetError, match=f"reading {file}: line 4: .*too large to store in a Decimal"):
+        tm.read_csv(file, schema=schema).collect()
+    assert skip(tm.read_csv, file, 1, schema=schema) == [(Decimal("1.00"),), (Decimal("999.99"),)]
 
 
 def test_a_line_that_is_no_text(tmp_path: Path) -> None:

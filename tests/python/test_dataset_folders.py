@@ -45,6 +45,20 @@ def test_no_value_has_a_folder_of_its_own(tmp_path: Path, way: str, keys: pa.Arr
     assert {row["v"]: row["k"] for row in found} == {v: text for v, text in as_text.items() if text is not None}
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_columns_of_folders_stay_where_values_stand_for_null(tmp_path: Path, on_error: Any) -> None:
+    for year, text in {"2020": "n,s\nNA,x\n2,NA\n", "__HIVE_DEFAULT_PARTITION__": "n,s\n3,y\n"}.items():
+        (tmp_path / f"year={year}").mkdir()
+        (tmp_path / f"year={year}" / "a.csv").write_text(text)
+    data = tm.read_csv(str(tmp_path), null="NA", on_error=on_error)
+    assert data.sort("n").to_pylist() == [
+        {"n": 2, "s": None, "year": "2020"},
+        {"n": 3, "s": "y", "year": None},
+        {"n": None, "s": "x", "year": "2020"},
+    ]
+    assert data.filter(tm.col("year") == "2020").count() == 2
+
+
 def test_headers_in_another_order_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,amount\n1,100\n")
     (tmp_path / "b.csv").write_text("amount,id\n200,2\n")

@@ -11,8 +11,9 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow_avro::schema::AvroSchema;
 
+use tidemill_dataflow::Wholes;
+
 use crate::avro::Avro;
-use crate::whole::Wholes;
 
 /// How a record's bytes are a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -47,7 +47,6 @@ mod record;
 mod redis;
 mod sockets;
 mod tls;
-mod whole;
 
 use std::fmt;
 use std::sync::Arc;

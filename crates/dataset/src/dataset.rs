@@ -3,6 +3,7 @@
 //! Column names are unqualified and unique at every step, so that a name always means one thing; `join` renames what would
 //! clash. A wrong column or type is an error of the step that uses it, not of the action.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -21,6 +22,7 @@ use datafusion::prelude::{SQLOptions, SessionContext};
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::expr::{column, count_rows, named, output_name};
+use crate::files::GLOBS;
 use crate::read::read_url;
 use crate::reading::Reading;
 use crate::sources::Sources;
@@ -91,13 +93,15 @@ impl DataSet {
     pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
         // A session of its own: the tables of one query are no concern of another.
         let context = engine.session().enable_url_table();
+        let known: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
         for (name, table) in tables {
             context.register_table(TableReference::bare(name), table.frame.into_view())?;
         }
-        for url in urls_in(&context, query) {
-            // DataFusion would know the store only if it had been read from before, and would not heed hidden files.
-            let table = read_url(engine, &url).await?;
-            context.register_table(TableReference::bare(url), table.frame.into_view())?;
+        for name in files_in(&context, query, &known) {
+            // DataFusion would know a store only if it had been read from before, would not heed hidden files, and reads files whose schemas
+            // differ, and numbers of JSON, in its own way.
+            let table = read_url(engine, &name).await?;
+            context.register_table(TableReference::bare(name), table.frame.into_view())?;
         }
         let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         DataSet::new(context.sql_with_options(query, options).await?)
@@ -454,9 +458,9 @@ pub enum Explain {
     Analyze,
 }
 
-/// The URLs of object stores that a query names as tables; none if it does not parse, which is told later.
-fn urls_in(context: &SessionContext, query: &str) -> Vec<String> {
-    if !query.contains("://") {
+/// The URLs, paths and globs that a query names as tables, but what is `known`; none if it does not parse, which is told later.
+fn files_in(context: &SessionContext, query: &str, known: &[String]) -> Vec<String> {
+    if !query.contains(['\'', '"']) {
         return Vec::new();
     }
     let state = context.state();
@@ -465,8 +469,8 @@ fn urls_in(context: &SessionContext, query: &str) -> Vec<String> {
         .sql_to_statement(query, &dialect)
         .and_then(|statement| state.resolve_table_references(&statement))
         .unwrap_or_default();
-    let names = tables.iter().map(|table| table.table().to_owned());
-    names.filter(|name| is_url(name) && !name.starts_with("file://")).collect()
+    let unknown = tables.iter().map(TableReference::table).filter(|&name| known.iter().all(|known| known != name));
+    unknown.filter(|name| is_url(name) || name.contains(GLOBS) || Path::new(name).exists()).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -315,7 +315,8 @@ pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -
     }
 }
 
-const GLOBS: [char; 3] = ['*', '?', '['];
+/// What a name that stands for several has.
+pub(crate) const GLOBS: [char; 3] = ['*', '?', '['];
 
 /// Adds the files of a local path. Returns the folder if it is one.
 fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {

@@ -10,10 +10,13 @@ use std::sync::{Arc, Mutex};
 
 use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, StringViewArray, UInt64Array};
 use arrow::compute::{CastOptions, cast_with_options, nullif};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{
+    DECIMAL128_MAX_PRECISION, DECIMAL256_MAX_PRECISION, DataType, Field, Fields, Schema, SchemaRef,
+};
 use arrow::error::ArrowError;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use regex::Regex;
+use tidemill_dataflow::Wholes;
 
 use crate::error::{DataSetError, Result};
 use crate::files::File;
@@ -84,10 +87,14 @@ pub(crate) enum Layout {
 pub(crate) struct Decoder {
     layout: Layout,
     schema: SchemaRef,
+    /// The same, decimals with a digit more.
+    read: SchemaRef,
     /// Of values that are null.
     null: Option<Regex>,
     /// Columns of CSV that are wanted; all without.
     projection: Option<Vec<usize>>,
+    /// Of JSON: finds numbers that would be cut.
+    wholes: Option<Wholes>,
 }
 
 /// What a piece of a file holds.
@@ -106,13 +113,15 @@ impl Decoder {
             ),
             _ => None,
         };
-        Ok(Decoder { layout, schema, null, projection: None })
+        let wholes = matches!(layout, Layout::Json).then(|| Wholes::of(schema.fields()));
+        Ok(Decoder { layout, read: with_guard_digits(&schema), schema, null, projection: None, wholes })
     }
 
     /// The same for some of the columns.
     pub(crate) fn projected(&self, projection: Option<&Vec<usize>>) -> Self {
         let (layout, schema, null) = (self.layout.clone(), SchemaRef::clone(&self.schema), self.null.clone());
-        Decoder { layout, schema, null, projection: projection.cloned() }
+        let (read, wholes) = (SchemaRef::clone(&self.read), self.wholes.clone());
+        Decoder { layout, schema, read, null, projection: projection.cloned(), wholes }
     }
 
     pub(crate) fn schema(&self) -> &SchemaRef {
@@ -234,6 +243,10 @@ impl Decoder {
 
     /// The rows as they should be; else what is wrong, of one row or another.
     fn decode(&self, bytes: &[u8], rows: &[Range<usize>]) -> Result<RecordBatch, String> {
+        let cut = |row: &Range<usize>| self.wholes.as_ref()?.cut(&bytes[Range::clone(row)]);
+        if let Some(reason) = rows.iter().find_map(cut) {
+            return Err(reason);
+        }
         let whole = &bytes[rows[0].start..rows[rows.len() - 1].end];
         let batch = match &self.layout {
             Layout::Csv(layout) => self.decode_csv(layout, whole, rows.len()),
@@ -263,7 +276,7 @@ impl Decoder {
             true => Arc::new(Schema::new(
                 fields.map(|field| Field::new(field.name(), DataType::Utf8, true)).collect::<Vec<_>>(),
             )),
-            false => SchemaRef::clone(&self.schema),
+            false => SchemaRef::clone(&self.read),
         };
         let mut builder = arrow::csv::ReaderBuilder::new(SchemaRef::clone(&schema))
             .with_delimiter(layout.delimiter)
@@ -288,7 +301,22 @@ impl Decoder {
         }
         decoder.decode(&[])?;
         let batch = decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(schema));
-        if as_text { self.typed(&batch) } else { Ok(batch) }
+        if as_text { self.typed(&batch) } else { self.rounded(batch) }
+    }
+
+    /// Decimals as they should be.
+    fn rounded(&self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
+        if Arc::ptr_eq(&self.read, &self.schema) {
+            return Ok(batch);
+        }
+        let schema = match &self.projection {
+            Some(projection) => Arc::new(self.schema.project(projection)?),
+            None => SchemaRef::clone(&self.schema),
+        };
+        let exact = CastOptions { safe: false, ..Default::default() };
+        let column = |(column, field): (&ArrayRef, &Arc<Field>)| cast_with_options(column, field.data_type(), &exact);
+        let columns = batch.columns().iter().zip(schema.fields()).map(column).collect::<Result<_, _>>()?;
+        RecordBatch::try_new(schema, columns)
     }
 
     /// Texts, of which some are null, as what they should be. As without a pattern, nothing at all is null too, but where texts
@@ -306,7 +334,7 @@ impl Decoder {
     }
 
     fn decode_json(&self, bytes: &[u8], rows: usize) -> Result<RecordBatch, ArrowError> {
-        let builder = arrow::json::ReaderBuilder::new(SchemaRef::clone(&self.schema)).with_batch_size(rows + 1);
+        let builder = arrow::json::ReaderBuilder::new(SchemaRef::clone(&self.read)).with_batch_size(rows + 1);
         let mut decoder = builder.build_decoder()?;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -318,7 +346,7 @@ impl Decoder {
         if decoder.has_partial_record() {
             return Err(ArrowError::JsonError("the object is not closed".into()));
         }
-        Ok(decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(SchemaRef::clone(&self.schema))))
+        self.rounded(decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(SchemaRef::clone(&self.read))))
     }
 
     fn decode_text(&self, bytes: &[u8], rows: &[Range<usize>]) -> Result<RecordBatch, ArrowError> {
@@ -336,7 +364,8 @@ impl Decoder {
     /// Arrow's words for what is wrong, without line numbers, which are not the file's.
     fn reason(&self, error: &ArrowError) -> String {
         let text = error.to_string();
-        let plain = ["Csv error: ", "Parser error: ", "Json error: ", "Cast error: "].iter();
+        let plain =
+            ["Csv error: ", "Parser error: ", "Json error: ", "Cast error: ", "Invalid argument error: "].iter();
         let text = plain.fold(text.as_str(), |text, prefix| text.strip_prefix(prefix).unwrap_or(text));
         if let Some((_, counts)) = text.split_once("expected ").filter(|_| text.starts_with("incorrect number of")) {
             let (wanted, got) = counts.split_once(" got ").unwrap_or((counts, "others"));
@@ -365,6 +394,38 @@ impl Decoder {
         }
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     }
+}
+
+/// The same columns, decimals with one digit more behind the point. Arrow's readers cut digits that a type has no room for; with this
+/// one a cast rounds as every cast does.
+pub(crate) fn with_guard_digits(schema: &SchemaRef) -> SchemaRef {
+    fn guarded(field: &Arc<Field>) -> Arc<Field> {
+        let kind = match field.data_type() {
+            DataType::Decimal32(digits, scale)
+            | DataType::Decimal64(digits, scale)
+            | DataType::Decimal128(digits, scale)
+                if *digits < DECIMAL128_MAX_PRECISION =>
+            {
+                DataType::Decimal128(digits + 1, scale + 1)
+            }
+            DataType::Decimal128(digits, scale) => DataType::Decimal256(digits + 1, scale + 1),
+            DataType::Decimal256(digits, scale) if *digits < DECIMAL256_MAX_PRECISION => {
+                DataType::Decimal256(digits + 1, scale + 1)
+            }
+            DataType::List(of) => DataType::List(guarded(of)),
+            DataType::LargeList(of) => DataType::LargeList(guarded(of)),
+            DataType::FixedSizeList(of, length) => DataType::FixedSizeList(guarded(of), *length),
+            DataType::Map(of, sorted) => DataType::Map(guarded(of), *sorted),
+            DataType::Struct(fields) => DataType::Struct(fields.iter().map(guarded).collect()),
+            _ => return Arc::clone(field),
+        };
+        Arc::new(field.as_ref().clone().with_data_type(kind))
+    }
+    let fields: Fields = schema.fields().iter().map(guarded).collect();
+    if fields == *schema.fields() {
+        return SchemaRef::clone(schema);
+    }
+    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
 fn count_lines(bytes: &[u8]) -> u64 {
@@ -418,10 +479,14 @@ pub(crate) fn infer(
     let (mut good, mut left) = (Vec::new(), rows_max);
     for file in files {
         let mut wanted = None;
+        // A row that goes on in the next block.
+        let mut carried: Vec<u8> = Vec::new();
         let piece = Piece { file: file.clone(), start: 0, end: u64::MAX };
         read_blocks(&piece, compression, &|| true, |block, _, ended| {
-            for row in none.rows(&block, ended).0 {
-                let row = &block[row];
+            let bytes = if carried.is_empty() { block } else { [std::mem::take(&mut carried), block].concat() };
+            let (rows, rest) = none.rows(&bytes, ended);
+            for row in rows {
+                let row = &bytes[row];
                 let fits = match layout {
                     _ if none.is_blank(row) || std::str::from_utf8(row).is_err() => false,
                     Layout::Csv(layout) => {
@@ -442,6 +507,7 @@ pub(crate) fn infer(
                     left -= 1;
                 }
             }
+            carried = bytes[rest..].to_vec();
             Ok(left > 0)
         })?;
     }
@@ -572,9 +638,12 @@ pub(crate) fn read_good(
     quarantine.map_or(Ok(()), Quarantine::end)
 }
 
+/// What [`unread`] errors begin with.
+pub(crate) const UNREAD: &str = "bad row: ";
+
 /// Of some partition that was read: which row of all files is the first is looked for later, as it is for DataFusion's own readers.
 fn unread(row: &BadRow) -> DataSetError {
-    DataSetError::Data(format!("Csv error: {}", row.reason))
+    DataSetError::Data(format!("{UNREAD}{}", row.reason))
 }
 
 /// The bad row, for an error.

@@ -18,7 +18,9 @@
 //! | `reading` | how far an action is                                                      |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
 //! | `records` | files of records of a fixed length; `part_sink` writes them, texts and arrays |
+//! | `evolved` | Parquet and Arrow files of different schemas: `unite` finds one for all, `exact` casts without loss |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
+//! | `json_source` | JSON lines in DataFusion's tables of files                            |
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
 //! | `stream`  | queries over streams: windows of event time                               |
 //! | `sources` | which files a query reads, for its errors                                 |
@@ -31,6 +33,8 @@ mod dataset;
 mod distribute;
 mod engine;
 mod error;
+mod evolved;
+mod exact;
 pub mod expr;
 mod file_table;
 mod files;
@@ -38,6 +42,7 @@ mod group;
 mod held;
 mod join;
 mod join_exec;
+mod json_source;
 mod lenient;
 mod lines;
 mod local_files;
@@ -55,6 +60,7 @@ mod stores;
 mod stream;
 mod times;
 pub mod types;
+mod unite;
 mod within_memory;
 mod write;
 
@@ -63,6 +69,7 @@ pub use dataset::{DataSet, Explain};
 pub use distribute::{ActionError, To, Watch, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
+pub use exact::{exact, plain_batch, plain_schema, plain_type};
 pub use files::{find_files, read_bytes};
 pub use join::How;
 pub use lenient::{BadRow, OnError};

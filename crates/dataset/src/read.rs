@@ -1,10 +1,8 @@
 //! DataSets of files: paths, folders, globs and URLs of CSV, JSON lines, Parquet, Arrow IPC and text, compressed or not.
 
-use std::io::Read;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use arrow::ipc::reader::StreamReader;
 use datafusion::catalog::TableProvider;
 use datafusion::common::ScalarValue;
 use datafusion::common::config::TableOptions;
@@ -22,12 +20,15 @@ use datafusion::logical_expr::{cast, lit};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::evolved::{EvolvedParquet, ExactColumns, are_alike, ipc_schemas, parquet_schemas, read_ipc};
 use crate::expr::{case, column};
 use crate::file_table::{Check, CheckedTable, LenientTable};
 use crate::files::{File, Found, NULL_FOLDER, find};
-use crate::lenient::{Decoder, Layout, OnError, infer};
+use crate::json_source::JsonLines;
+use crate::lenient::{Decoder, Layout, OnError, infer, with_guard_digits};
 use crate::lines::{self, Piece, cut};
 use crate::stores::{StorageOptions, is_url};
+use crate::unite::{fits, unite};
 
 /// How the bytes of files become columns.
 #[derive(Debug, Clone)]
@@ -136,7 +137,7 @@ pub async fn read(
         return lines::read(engine, found.files, compression);
     }
     let nulls = null_folders(&found);
-    let file_format = file_format(&format, compression, infer_rows);
+    let file_format = file_format(&format, &found, compression, infer_rows)?;
     let state = engine.context().state();
     // Which files to read has been decided above, whatever their names end with.
     let options = ListingOptions::new(file_format).with_file_extension("");
@@ -149,19 +150,48 @@ pub async fn read(
         }
         _ => (found.files.iter().map(File::listing_url).collect::<Result<Vec<_>>>()?, options),
     };
-    let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options);
-    let is_remote = found.files.iter().any(|file| matches!(file, File::Object(_)));
-    let schema = match (&format, schema) {
-        (Format::Ipc, None) if is_remote => Some(ipc_schema(&found).await?),
-        (_, schema) => schema,
+    let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options.clone());
+    let config = match (&format, schema) {
+        (Format::Parquet | Format::Ipc, schema) => {
+            let schemas = match format {
+                Format::Ipc => ipc_schemas(&found.files).await?,
+                _ => parquet_schemas(engine, &found.files, options.format.as_ref()).await?,
+            };
+            let wanted = match schema {
+                Some(schema) => {
+                    fits(&schema, &found.files, &schemas)?;
+                    schema
+                }
+                None => unite(&found.files, &schemas)?,
+            };
+            match format {
+                Format::Ipc if !are_alike(&schemas, &wanted, true) => {
+                    let set = read_ipc(engine, found, schemas, &wanted, &options)?;
+                    return without_markers(set, &nulls);
+                }
+                Format::Parquet if !are_alike(&schemas, &wanted, false) => {
+                    let mut options = options;
+                    options.format = Arc::new(EvolvedParquet::new(options.format, &schemas, &wanted));
+                    config.with_listing_options(options).with_expr_adapter_factory(Arc::new(ExactColumns))
+                }
+                _ => config,
+            }
+            .with_schema(wanted)
+        }
+        (_, Some(schema)) => config.with_schema(schema),
+        // DataFusion looks for types in blocks that begin and end anywhere within such values.
+        (Format::Csv(csv), None) if csv.newlines_in_values => {
+            let inferred = infer_types(Layout::Csv(csv.clone()), &found, compression, infer_rows).await;
+            config.with_schema(inferred.map_err(|error| in_files(error, &found, &format))?)
+        }
+        (_, None) => config.infer_schema(&state).await.map_err(|error| in_files(error.into(), &found, &format))?,
     };
-    let config = match schema {
-        Some(schema) => config.with_schema(schema),
-        None => config.infer_schema(&state).await.map_err(|error| in_files(error.into(), &found, &format))?,
-    };
-    if let (Format::Csv(CsvLayout { null: Some(pattern), .. }), Some(schema)) = (&format, config.file_schema.clone()) {
+    if let (Some(Layout::Csv(csv)), Some(schema)) = (&layout, config.file_schema.clone())
+        && (csv.null.is_some() || !Arc::ptr_eq(&with_guard_digits(&schema), &schema))
+    {
+        let pattern = csv.null.clone();
         let check = layout.map(|layout| check(engine, found, layout, &schema, compression)).transpose()?;
-        return with_nulls(engine, config, &schema, pattern, check);
+        return without_markers(read_then_cast(engine, config, &schema, pattern.as_deref(), check)?, &nulls);
     }
     let file_schema = config.file_schema.clone();
     let table = ListingTable::try_new(config)?;
@@ -179,6 +209,18 @@ pub async fn read(
         _ => None,
     };
     without_markers(DataSet::new(engine.context().read_table(checked(table, check, pieces))?)?, &nulls)
+}
+
+/// The types of the first rows.
+async fn infer_types(
+    layout: Layout,
+    found: &Found,
+    compression: FileCompressionType,
+    infer_rows: usize,
+) -> Result<SchemaRef> {
+    let files = found.files.clone();
+    let inferred = tokio::task::spawn_blocking(move || infer(&layout, &files, compression, infer_rows)).await;
+    inferred.map_err(|error| DataSetError::Internal(error.to_string()))?
 }
 
 /// Refuses CSV files that have not their columns in one order, and a schema that has a file's in another one: values would come to other
@@ -262,33 +304,6 @@ fn without_markers(set: DataSet, keys: &[String]) -> Result<DataSet> {
     set.select(columns.collect())
 }
 
-/// The columns of Arrow files in a store. DataFusion finds them in files that are aligned to 8 bytes only, and writes none such.
-async fn ipc_schema(found: &Found) -> Result<SchemaRef> {
-    let files = found.files.clone();
-    let read = move || -> Result<SchemaRef> {
-        let schema = |file: &File| -> Result<Schema> {
-            let mut source = file.open(0)?;
-            let mut start = [0; 6];
-            source.read_exact(&mut start).map_err(|error| file.failed(&error))?;
-            // A file is a stream behind its magic number and zeros.
-            let mut first = start.to_vec();
-            if start == *b"ARROW1" {
-                first = vec![0];
-                while first == [0] {
-                    source.read_exact(&mut first).map_err(|error| file.failed(&error))?;
-                }
-            }
-            let reader = StreamReader::try_new(std::io::Cursor::new(first).chain(source), None);
-            Ok(Schema::clone(&reader.map_err(|error| DataSetError::Data(format!("{file}: {error}")))?.schema()))
-        };
-        let schemas = files.iter().map(schema).collect::<Result<Vec<_>>>()?;
-        Ok(Arc::new(Schema::try_merge(schemas)?))
-    };
-    let read = tokio::task::spawn_blocking(read).await;
-    read.map_err(|error| DataSetError::Internal(error.to_string()))?
-        .map_err(|error| in_files(error, found, &Format::Ipc))
-}
-
 fn check(
     engine: &Engine,
     found: Found,
@@ -327,11 +342,7 @@ async fn read_good(
     }
     let schema = match schema {
         Some(schema) => schema,
-        None => {
-            let (files, layout) = (found.files.clone(), layout.clone());
-            let inferred = tokio::task::spawn_blocking(move || infer(&layout, &files, compression, infer_rows)).await;
-            inferred.map_err(|error| DataSetError::Internal(error.to_string()))??
-        }
+        None => infer_types(layout.clone(), &found, compression, infer_rows).await?,
     };
     if schema.fields().is_empty() {
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
@@ -363,9 +374,14 @@ pub(crate) async fn read_url(engine: &Engine, url: &str) -> Result<DataSet> {
     read(engine, &[url.to_owned()], &storage, format, None, INFER_ROWS, &OnError::Raise).await
 }
 
-fn file_format(format: &Format, compression: FileCompressionType, infer_rows: usize) -> Arc<dyn FileFormat> {
+fn file_format(
+    format: &Format,
+    found: &Found,
+    compression: FileCompressionType,
+    infer_rows: usize,
+) -> Result<Arc<dyn FileFormat>> {
     let defaults = TableOptions::default();
-    match format {
+    Ok(match format {
         Format::Csv(layout) => Arc::new(
             CsvFormat::default()
                 .with_options(defaults.csv)
@@ -378,31 +394,38 @@ fn file_format(format: &Format, compression: FileCompressionType, infer_rows: us
                 .with_schema_infer_max_rec(infer_rows)
                 .with_file_compression_type(compression),
         ),
-        Format::Json => Arc::new(
-            JsonFormat::default().with_schema_infer_max_rec(infer_rows).with_file_compression_type(compression),
-        ),
+        Format::Json => {
+            let plain =
+                JsonFormat::default().with_schema_infer_max_rec(infer_rows).with_file_compression_type(compression);
+            Arc::new(JsonLines::new(plain, &found.files)?)
+        }
         Format::Parquet => Arc::new(ParquetFormat::default()),
         Format::Ipc | Format::Text => Arc::new(ArrowFormat),
-    }
+    })
 }
 
-/// A CSV table in which what matches `pattern` is null. DataFusion heeds the pattern when it finds out types, but not when it
-/// reads; so values are read as text here and become what they are afterwards.
-fn with_nulls(
+/// A CSV table whose values become what they are after they have been read: decimals, which are read with a digit more, so that the cast
+/// rounds them; and all values where what matches `pattern` is null. DataFusion heeds the pattern when it finds out types, but not when it
+/// reads; with one, values are read as text.
+fn read_then_cast(
     engine: &Engine,
     config: ListingTableConfig,
-    schema: &Schema,
-    pattern: &str,
+    schema: &SchemaRef,
+    pattern: Option<&str>,
     check: Option<Arc<Check>>,
 ) -> Result<DataSet> {
-    let text: Vec<Field> =
-        schema.fields().iter().map(|field| Field::new(field.name(), DataType::Utf8View, true)).collect();
-    let table = ListingTable::try_new(config.with_schema(Schema::new(text).into()))?;
+    let text = |field: &Arc<Field>| Field::new(field.name(), DataType::Utf8View, true);
+    let read = match pattern {
+        Some(_) => Arc::new(Schema::new(schema.fields().iter().map(text).collect::<Vec<_>>())),
+        None => with_guard_digits(schema),
+    };
+    let table = ListingTable::try_new(config.with_schema(read))?;
     let all = DataSet::new(engine.context().read_table(checked(table, check, Vec::new()))?)?;
     // The whole value is to match, not a part of it.
-    let whole = lit(format!("^(?:{pattern})$"));
-    let values = schema.fields().iter().map(|field| {
+    let whole = pattern.map(|pattern| lit(format!("^(?:{pattern})$")));
+    let value = |field: &Arc<Field>| {
         let value = column(field.name());
+        let Some(whole) = &whole else { return cast(value, field.data_type().clone()).alias(field.name().clone()) };
         let is_null = regexp_like(value.clone(), whole.clone(), None);
         // Nothing at all is null too, but where texts are wanted.
         let is_null = match field.data_type() {
@@ -411,7 +434,10 @@ fn with_nulls(
         };
         let typed = cast(value, field.data_type().clone());
         case(vec![(is_null, lit(ScalarValue::Null))], Some(typed)).alias(field.name().clone())
-    });
+    };
+    // Behind them are the columns that folders name.
+    let folders = all.names().split_off(schema.fields().len());
+    let values = schema.fields().iter().map(value).chain(folders.iter().map(|name| column(name)));
     all.select(values.collect())
 }
 

@@ -12,18 +12,20 @@ use datafusion::logical_expr::LogicalPlan;
 
 use crate::error::DataSetError;
 use crate::file_table::{Check, CheckedTable, LenientTable};
-use crate::lenient::told;
+use crate::lenient::{UNREAD, told};
 use crate::map::MapTable;
 use crate::stores::shown;
 
 /// What the readers of CSV and JSON say of a row that they cannot read.
-const READERS: [&str; 6] = [
+const READERS: [&str; 8] = [
+    UNREAD,
     "Csv error",
     "Json error",
     "Error while parsing value",
     "Error parsing column",
     "incorrect number of fields",
     "Cannot cast string",
+    "too large to store in a Decimal",
 ];
 
 /// Files that a message names one by one.

@@ -171,7 +171,11 @@ def read_json(
     quarantine: str | os.PathLike[str] | None = None,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    """Read files with a JSON object in each line; otherwise like `read_csv`. A line that is no whole object is a bad row."""
+    """Read files with a JSON object in each line; otherwise like `read_csv`.
+
+    A line that is no whole object is a bad row, and so is one with a number that has a fraction, or is out of range, in a column of
+    whole numbers.
+    """
     return DataSet(
         engine().read(
             _paths(paths),
@@ -188,12 +192,28 @@ def read_json(
 def read_parquet(
     paths: Paths, *, schema: Schema | None = None, storage_options: StorageOptions | None = None
 ) -> DataSet:
-    """Read Parquet files; only the columns and row groups that a query needs are read. Paths are those of `read_csv`."""
+    """Read Parquet files; only the columns and row groups that a query needs are read.
+
+    Parameters
+    ----------
+    paths : str, path-like, or iterable of them
+        As for `read_csv`. The DataSet has the columns of all files, null in those that lack one, of types that have the values of
+        all: of `int32` and `int64` it is `int64`.
+    schema : mapping of str to str, or Arrow schema, optional
+        Columns and types to have instead. A value that has no place in its type is an error, when it is read.
+    storage_options : mapping of str to str, optional
+        As for `read_csv`.
+
+    Raises
+    ------
+    DataSetError
+        If there is no such file, it is no Parquet, or the types of a column in two files have none in common.
+    """
     return DataSet(engine().read(_paths(paths), "parquet", _schema(schema), storage_options=_told(storage_options)))
 
 
 def read_ipc(paths: Paths, *, schema: Schema | None = None, storage_options: StorageOptions | None = None) -> DataSet:
-    """Read Arrow IPC files (also called Feather 2) or streams. Paths are those of `read_csv`."""
+    """Read Arrow IPC files (also called Feather 2) or streams. Arguments, and files with other columns, as for `read_parquet`."""
     return DataSet(engine().read(_paths(paths), "ipc", _schema(schema), storage_options=_told(storage_options)))
 
 
@@ -306,6 +326,8 @@ def read_records(paths: Paths, columns: Mapping[str, int], *, storage_options: S
 
 def from_arrow(table: ArrowStream) -> DataSet:
     """Take a table of any library with the Arrow PyCapsule interface, without copying.
+
+    Run-end encoded columns are written out, and keys of dictionaries that have less than 32 bits get 32.
 
     Every worker of a job gives the same table, of which each reads a share; `from_local` is for workers that have different
     ones.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Looks for them in records of a schema.
 #[derive(Clone, Debug)]
-pub(crate) struct Wholes {
+pub struct Wholes {
     fields: Fields,
     /// The names of such columns, and of fields within columns.
     names: Vec<String>,
@@ -17,7 +17,8 @@ pub(crate) struct Wholes {
 }
 
 impl Wholes {
-    pub(crate) fn of(fields: &Fields) -> Self {
+    /// For records with such fields.
+    pub fn of(fields: &Fields) -> Self {
         let mut wholes = Wholes { fields: fields.clone(), names: Vec::new(), lists: false, maps: false };
         fields.iter().for_each(|field| wholes.add(field));
         wholes
@@ -39,7 +40,7 @@ impl Wholes {
     }
 
     /// What is wrong with a record: a number that is not whole, where one has to be.
-    pub(crate) fn cut(&self, record: &[u8]) -> Option<String> {
+    pub fn cut(&self, record: &[u8]) -> Option<String> {
         if self.names.is_empty() && !self.lists {
             return None;
         }
