@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import disks
 import launched
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tidemill as tm
 from datasets import rows
@@ -163,6 +165,45 @@ def test_layouts_of_csv(tmp_path: Path) -> None:
     file.write_text('a,b\n1,"two\nlines"\n')
     assert tm.read_csv(file, newlines_in_values=True).to_dict() == {"a": [1], "b": ["two\nlines"]}
     assert tm.read_csv(file, newlines_in_values=True, schema={"a": "float64", "b": "str"}).schema["a"] == "Float64"
+
+
+def test_types_of_csv_with_long_values_of_several_lines(tmp_path: Path) -> None:
+    """DataFusion looks for types in blocks of 8 KiB, each by itself; a row may also go on in the next block of 1 MiB."""
+    line = "x" * 1000
+    texts = [f"{line}\n" * lines + "end" for lines in (0, 1, 9, 30, 1)]
+    (tmp_path / "a.csv").write_text("n,text\n" + "".join(f'{n},"{texts[n % 5]}"\n' for n in range(400)))
+    data = tm.read_csv(tmp_path / "a.csv", newlines_in_values=True)
+    assert data.schema["n"] == "Int64"
+    assert data.sort("n").to_dict() == {"n": list(range(400)), "text": [texts[n % 5] for n in range(400)]}
+
+
+def test_decimals_are_rounded_as_cast_rounds_them(tmp_path: Path) -> None:
+    texts = ["1.005", "1.0049999", "-1.005", "2.5e0", "7", "0.125", "-0.005", "99999.994"]
+    (tmp_path / "a.csv").write_text("d\n" + "\n".join(texts) + "\n")
+    (tmp_path / "a.csv.zst").write_bytes(zstd(tmp_path / "a.csv"))
+    lines = [f'{{"d":{text},"in":{{"d":"{text}"}},"l":[{text}]}}\n' for text in texts]
+    (tmp_path / "a.json").write_text("".join(lines))
+    for digits in (7, 38):
+        kind = f"decimal({digits}, 2)"
+        wide = tm.from_dict({"d": [Decimal(text) for text in texts]}, schema={"d": "decimal(20, 10)"})
+        expected = wide.select(tm.col("d").cast(kind)).to_dict()["d"]
+        assert expected[:3] == [Decimal("1.01"), Decimal("1.00"), Decimal("-1.01")]
+        for file in ("a.csv", "a.csv.zst"):
+            for on_error in ("raise", "skip"):
+                read = tm.read_csv(tmp_path / file, schema={"d": kind}, on_error=on_error)  # type: ignore[arg-type]
+                assert read.to_dict()["d"] == expected
+        schema = {"d": kind, "in": f'Struct("d": Decimal128({digits}, 2))', "l": f"List(Decimal128({digits}, 2))"}
+        assert tm.read_json(tmp_path / "a.json", schema=schema).to_pylist() == [
+            {"d": value, "in": {"d": value}, "l": [value]} for value in expected
+        ]
+    short = [text for text in texts if "e" not in text]
+    (tmp_path / "b.csv").write_text("d\n" + "\n".join([*short, "NA"]) + "\n")
+    found = tm.read_csv(tmp_path / "b.csv", schema={"d": "decimal(7, 2)"}, null="NA").to_dict()["d"]
+    assert found == [value for value, text in zip(expected, texts, strict=True) if "e" not in text] + [None]
+
+
+def zstd(file: Path) -> bytes:
+    return pa.compress(file.read_bytes(), codec="zstd", asbytes=True)  # type: ignore[no-any-return]
 
 
 def test_folders_globs_and_odd_names(tmp_path: Path) -> None:
@@ -409,6 +450,64 @@ def test_other_libraries_in_and_out(library: str) -> None:
     assert back.equals(frame)
 
 
+def runs() -> pa.Table:
+    """Run-end encoded values: ``a, a, b, b, b``, on top and within others."""
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), pa.array(["a", "b"]))
+    within = pa.StructArray.from_arrays([runs], ["k"])
+    return pa.table({"k": runs, "in": within, "v": [1, 2, 3, 4, 5]})
+
+
+def test_run_end_encoded_values_are_written_out(tmp_path: Path) -> None:
+    """Joins and groups would compare the runs."""
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, runs().schema) as writer:
+        writer.write_table(runs())
+    one = tm.from_dict({"x": [1]})
+    for data in [
+        tm.from_arrow(runs()),
+        tm.from_local(runs()),
+        tm.read_ipc(tmp_path / "a.arrow"),
+        one.map_batches(lambda _: runs()),
+        one.map_batches(lambda _: runs(), schema=runs().schema),
+    ]:
+        assert "RunEndEncoded" not in str(data.schema)
+        other = tm.from_arrow(runs().slice(1, 3)).select("k", w="v")
+        assert rows(data.join(other, on="k").select("v", "w")) == [(v, w) for v in (1, 2) for w in (2,)] + [
+            (v, w) for v in (3, 4, 5) for w in (3, 4)
+        ]
+        assert rows(data.group_by("k").agg(tm.col("v").sum())) == [("a", 3), ("b", 12)]
+        assert rows(data.group_by("in").agg(n=tm.count()).select("n")) == [(2,), (3,)]
+        assert data.select("k").distinct().count() == 2
+        assert data.sort("k", "v").to_dict()["k"] == ["a", "a", "b", "b", "b"]
+
+
+def test_dictionaries_of_more_values_than_their_keys_count(tmp_path: Path) -> None:
+    """128 values are all that keys of 8 bits tell apart, of all batches together when they are put together."""
+
+    def some(start: int) -> pa.Table:
+        values = pa.array([f"v{i}" for i in range(start, start + 100)]).dictionary_encode()
+        return pa.table({"c": values.cast(pa.dictionary(pa.int8(), pa.string()))})
+
+    parts = [some(start) for start in (0, 100, 200)]
+    (tmp_path / "parquet").mkdir()
+    (tmp_path / "ipc").mkdir()
+    for number, part in enumerate(parts):
+        pq.write_table(part, tmp_path / "parquet" / f"{number}.parquet")
+        target = str(tmp_path / "ipc" / f"{number}.arrow")
+        with pa.OSFile(target, "wb") as file, pa.ipc.new_file(file, part.schema) as writer:
+            writer.write_table(part)
+    one = tm.from_dict({"start": [0, 100, 200]})
+    for data in [
+        tm.from_arrow(pa.concat_tables(parts)),
+        tm.read_parquet(tmp_path / "parquet"),
+        tm.read_ipc(tmp_path / "ipc"),
+        one.map_batches(lambda batch: [some(start) for start in batch.to_pydict()["start"]]),
+        one.map_batches(lambda batch: [some(start) for start in batch.to_pydict()["start"]], schema=parts[0].schema),
+    ]:
+        assert data.distinct().count() == 300
+        assert data.sort("c").to_dict()["c"] == sorted(f"v{i}" for i in range(300))
+        assert data.join(tm.from_arrow(pa.concat_tables(parts)), on="c").count() == 300
+
+
 def test_tables_go_in_and_out_without_copies() -> None:
     """The rows that come out lie where pyarrow's own have lain."""
     before = pa.table({"n": pa.array(range(10_000)), "s": pa.array([f"word {i}" for i in range(10_000)])})
@@ -445,6 +544,13 @@ def test_sql_reads_files(data: tm.DataSet, tmp_path: Path) -> None:
     data.write_parquet(tmp_path / "out.parquet")
     file = next((tmp_path / "out.parquet").iterdir())
     assert tm.sql(f"select n from '{file}' where n > 1").to_dict() == {"n": [3]}
+    # As the read functions do.
+    pq.write_table(pa.table({"n": pa.array([7], pa.int32()), "new": ["a"]}), tmp_path / "out.parquet" / "z.parquet")
+    for path in (f"{tmp_path}/out.parquet", f"{tmp_path}/out.parquet/*", f"file://{tmp_path}/out.parquet"):
+        assert tm.sql(f"select n, new from '{path}' where n > 3").to_dict() == {"n": [7], "new": ["a"]}
+    (tmp_path / "a.json").write_text('{"n": 1}\n' * 1000 + '{"n": 2.5}\n')
+    with pytest.raises(tm.DataSetError, match=r"a\.json: line 1001: 2\.5 is not whole"):
+        tm.sql(f"select sum(n) from '{tmp_path}/a.json'").collect()
 
 
 def test_sorted_rows_are_written_in_their_order(tmp_path: Path) -> None:

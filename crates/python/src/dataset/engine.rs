@@ -13,7 +13,7 @@ use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
     ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, OnError, StorageOptions, Workers, expr, find_files,
-    read, read_bytes, read_records, types,
+    plain_schema, read, read_bytes, read_records, types,
 };
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -98,10 +98,11 @@ pub enum GivenSchema {
 impl GivenSchema {
     pub fn resolve(self, py: Python<'_>) -> PyResult<SchemaRef> {
         match self {
-            GivenSchema::Arrow(schema) => Ok(schema.into_inner()),
+            // As tables that come in have it.
+            GivenSchema::Arrow(schema) => Ok(plain_schema(&schema.into_inner())),
             GivenSchema::Pairs(pairs) => {
                 let pairs = pairs.iter().map(|(name, kind)| (name.as_str(), kind.as_str()));
-                types::schema(pairs).map_err(|error| raised(py, &error))
+                types::schema(pairs).map(|schema| plain_schema(&schema)).map_err(|error| raised(py, &error))
             }
         }
     }

@@ -22,7 +22,7 @@ use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
 use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
 use tidemill_dataset::datafusion::arrow::util::pretty::pretty_format_batches;
-use tidemill_dataset::{DataSetError, types};
+use tidemill_dataset::{DataSetError, plain_batch, plain_schema, types};
 
 use super::engine::GivenSchema;
 use super::{raised, value};
@@ -63,9 +63,14 @@ type ColumnArray<'py> = (String, String, Option<Bound<'py, PyArray1<u8>>>);
 impl NativeTable {
     /// From any object with the Arrow PyCapsule interface.
     #[staticmethod]
-    fn take(table: PyTable) -> Self {
+    fn take(py: Python<'_>, table: PyTable) -> PyResult<Self> {
         let (batches, schema) = table.into_inner();
-        NativeTable { schema, batches }
+        let plain = plain_schema(&schema);
+        if Arc::ptr_eq(&plain, &schema) {
+            return Ok(NativeTable { schema, batches });
+        }
+        let batches = py.detach(|| batches.iter().map(|batch| plain_batch(batch, &plain)).collect::<Result<_, _>>());
+        Ok(NativeTable { schema: plain, batches: batches.map_err(|error: ArrowError| raised(py, &error.into()))? })
     }
 
     /// A table of these columns without rows.
