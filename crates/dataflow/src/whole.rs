@@ -39,14 +39,18 @@ impl Wholes {
         }
     }
 
+    /// Whether there may be such a number in a record, or in many, one after the other: that is quicker than to ask for each.
+    pub fn may_cut(&self, records: &[u8]) -> bool {
+        if self.names.is_empty() && !self.lists {
+            return false;
+        }
+        let small = memmem::find_iter(records, b"e-").chain(memmem::find_iter(records, b"E-"));
+        memchr_iter(b'.', records).chain(small).any(|at| self.may_cut_at(records, at))
+    }
+
     /// What is wrong with a record: a number that is not whole, where one has to be.
     pub fn cut(&self, record: &[u8]) -> Option<String> {
-        if self.names.is_empty() && !self.lists {
-            return None;
-        }
-        let small = memmem::find_iter(record, b"e-").chain(memmem::find_iter(record, b"E-"));
-        let mut marks = memchr_iter(b'.', record).chain(small);
-        if !marks.any(|at| self.may_cut(record, at)) {
+        if !self.may_cut(record) {
             return None;
         }
         let Value::Object(object) = serde_json::from_slice(record).ok()? else { return None };
@@ -54,7 +58,7 @@ impl Wholes {
     }
 
     /// Whether the point or exponent there may be of such a number, as far as can be seen without reading all of the record.
-    fn may_cut(&self, record: &[u8], at: usize) -> bool {
+    fn may_cut_at(&self, record: &[u8], at: usize) -> bool {
         if !at.checked_sub(1).is_some_and(|before| record[before].is_ascii_digit()) {
             return false;
         }

@@ -243,11 +243,12 @@ impl Decoder {
 
     /// The rows as they should be; else what is wrong, of one row or another.
     fn decode(&self, bytes: &[u8], rows: &[Range<usize>]) -> Result<RecordBatch, String> {
-        let cut = |row: &Range<usize>| self.wholes.as_ref()?.cut(&bytes[Range::clone(row)]);
-        if let Some(reason) = rows.iter().find_map(cut) {
+        let whole = &bytes[rows[0].start..rows[rows.len() - 1].end];
+        if let Some(wholes) = self.wholes.as_ref().filter(|wholes| wholes.may_cut(whole))
+            && let Some(reason) = rows.iter().find_map(|row| wholes.cut(&bytes[Range::clone(row)]))
+        {
             return Err(reason);
         }
-        let whole = &bytes[rows[0].start..rows[rows.len() - 1].end];
         let batch = match &self.layout {
             Layout::Csv(layout) => self.decode_csv(layout, whole, rows.len()),
             Layout::Json => self.decode_json(whole, rows.len()),
