@@ -467,8 +467,8 @@ def test_owners_that_cannot_be(tmp_path: Path) -> None:
                 messages.append(str(raised.value))
             running.rebalance(task, owners)
 
-    counts = counted(tm.stream.from_table(table(some(100)), time="ts", rows_per_s=500, rows_per_batch=5), "1s")
-    written(counts, checkpoint=tmp_path, watch=watch)
+    counts = counted(tm.stream.from_table(table(some(100_000)), time="ts", rows_per_s=500, rows_per_batch=5), "1s")
+    written(counts, checkpoint=tmp_path, watch=watch, stop=lambda: len(messages) == 4)
     few, *others = messages
     assert "has 1024 buckets" in few and "1023 owners" in few
     assert len(others) == 3 and all("is no copy of task 'window 2'; copies are 0 to " in one for one in others)

@@ -171,7 +171,8 @@ fn wrong_type(text: &str) -> Option<String> {
         let given = between("coercion from ", " to the signature").or_else(|| between(&format!("'{name}("), ")'"))?;
         return Some(format!("there is no {name} of {given}; {remedy}"));
     }
-    let given = between("trying to unnest on invalid data type ", ".")?;
+    let (_, given) = text.split_once("trying to unnest on invalid data type ")?;
+    let given = given.split('.').next()?;
     Some(format!("explode makes rows of lists, not of {given}"))
 }
 
@@ -234,7 +235,7 @@ mod tests {
                  Exact(Float64) failed. No function matches the given name and argument types 'stddev(Utf8)'.",
                 "there is no stddev of Utf8; cast it to a type that has one",
             ),
-            ("trying to unnest on invalid data type Utf8.", "explode makes rows of lists, not of Utf8"),
+            ("trying to unnest on invalid data type Utf8", "explode makes rows of lists, not of Utf8"),
         ] {
             let error = DataSetError::from(DataFusionError::Internal(text.into()));
             assert_eq!(error, DataSetError::Query(told.into()));

@@ -418,10 +418,6 @@ def sql(query: str, **tables: DataSet | ArrowStream) -> DataSet:
             raise
         name = missing[1]
         if "/" in name or Path(name).suffix:
-            if "://" not in name and not Path(name).exists():
-                raise DataSetError(f"sql: there is no file {str(Path(name).absolute())!r}") from None
-            raise DataSetError(
-                f"sql: {name!r} is no file that a query can name; open it with a function such as read_csv, and give it by a name"
-            ) from None
+            raise DataSetError(f"sql: there is no file {str(Path(name).absolute())!r}") from None
         there = f"there are {', '.join(tables)}" if tables else "there are none"
         raise DataSetError(f"sql: no table {name!r}, {there}; give it by that name, or a file in quotes") from None

@@ -246,7 +246,7 @@ impl NativeDataSet {
                 workers.collect_first(&engine.engine, &self.0, rows, 0, watch)
             })?,
         };
-        let schema = batches.first().map_or_else(|| self.0.schema(), |batch| batch.schema());
+        let schema = batches.first().map_or_else(|| self.schema(py), |batch| Ok(batch.schema()))?;
         Ok(NativeTable { schema, batches })
     }
 
