@@ -68,6 +68,68 @@ def test_division_at_the_end_of_a_type() -> None:
     assert evaluate(x % 2, x=price) == [decimal.Decimal("1.25"), decimal.Decimal("0.75")]
 
 
+LEAST, MOST = -(2**63), 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("expr", "said"),
+    [
+        (
+            x + 1,
+            r"x \+ 1 is beyond the range of Int64 \(9223372036854775807 \+ 1\); cast one of the two to float64 or decimal\(38, 0\)",
+        ),
+        (-2 - x, r"-2 - x is beyond the range of Int64"),
+        (x * y, r"x \* y is beyond the range of Int64"),
+        ((x - 1) * y, r"\(x - 1\) \* y is beyond the range of Int64"),
+        (-y, r"-y is beyond the range of Int64 .*; cast it to float64"),
+        (y.abs(), r"verflow on abs\(-9223372036854775808\)"),
+        (x.cast("uint64") - tm.lit(2**63).cast("uint64"), r"beyond the range of UInt64"),
+        (
+            x.cast("decimal(38, 0)") * x.cast("decimal(38, 0)") * x.cast("decimal(38, 0)"),
+            r"beyond the range of Decimal128",
+        ),
+    ],
+)
+def test_arithmetic_beyond_a_type_is_an_error(expr: tm.Expr, said: str) -> None:
+    """It wrapped around in silence."""
+    data = tm.from_dict({"x": [1, MOST], "y": [1, LEAST]})
+    with pytest.raises(tm.DataSetError, match=said):
+        data.select(result=expr).collect()
+    assert data.limit(1).select(expr.alias("result")).columns == ["result"]
+
+
+def test_arithmetic_of_small_types() -> None:
+    data = tm.from_dict({"x": [100, None], "y": [27, 5]}, schema={"x": "int8", "y": "int8"})
+    assert data.select(r=x + y).to_dict() == {"r": [127, None]}
+    with pytest.raises(tm.DataSetError, match=r"x \+ x is beyond the range of Int8 .* to int64 first"):
+        data.select(r=x + x).collect()
+    assert data.select(r=x.cast("int64") + x).to_dict() == {"r": [200, None]}
+    # What a choice leaves out is not computed, nor what a null stands in.
+    assert data.select(r=tm.when(x < 0).then(x + x).otherwise(y)).to_dict() == {"r": [27, 5]}
+
+
+def test_arithmetic_beyond_a_type_in_sql() -> None:
+    data = tm.from_dict({"x": [MOST, 1], "k": [1, 2]})
+    for query in [
+        "select x + 1 from t",
+        "select k from t where x * 2 > 4",
+        "select x + 1 as y, count(*) from t group by x + 1",
+        "select k from t order by x * 2",
+        "select k from t where k in (select x + 1 from t)",
+        "select -(x + 1) from t",
+        "select sum(x + 1) from t",
+        "select a.k from t a join t b on a.x + 1 = b.x",
+    ]:
+        with pytest.raises(tm.DataSetError, match="is beyond the range of Int64"):
+            tm.sql(query, t=data).collect()
+    # Columns are called as before.
+    assert tm.sql("select k + 1, -k, sum(k * 2) from t group by k", t=data).columns == [
+        "t.k + Int64(1)",
+        "(- t.k)",
+        "sum(t.k * Int64(2))",
+    ]
+
+
 def test_floats() -> None:
     values = [0.5, 2.25, 9.0]
     assert evaluate(x.sqrt(), x=values) == [math.sqrt(v) for v in values]

@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
 
+import pyarrow as pa
 import pytest
+import tidemill as tm
 
 #: Groups a table by a key of each type and says what differs from pyarrow's groups. One budget leaves room for few groups at a time.
 PROGRAM = """
@@ -80,3 +85,60 @@ def test_functions_with_filters() -> None:
         {"k": 2, "s": 5, "n": 2},
         {"k": None, "s": 10, "n": 2},
     ]
+
+
+MOST = 2**63 - 1
+SUMS = {
+    "groups": lambda d, c: d.group_by("k").agg(s=c.sum()),
+    "groups by text": lambda d, c: d.group_by(tm.col("k").cast("str")).agg(s=c.sum()),
+    "all rows": lambda d, c: d.select(s=c.sum()),
+    "of those that differ": lambda d, c: tm.sql(
+        "select sum(distinct x) as s, sum(distinct k) from t", t=d.select("k", x=c)
+    ),
+    "a window": lambda d, c: d.select(s=c.sum().over("k")),
+    "a running sum": lambda d, c: d.select(s=c.sum().over("k", order_by="i")),
+    "a sliding frame": lambda d, c: d.select(s=c.sum().over("k", order_by="i", rows=(-1, 0))),
+    "sql": lambda d, c: tm.sql("select sum(x) as s from t group by k", t=d.select("k", x=c)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        (pa.int64(), [MOST, 1, 5], "to float64 or decimal"),
+        (pa.int64(), [-MOST, -9, 0], "to float64 or decimal"),
+        (pa.uint64(), [2**64 - 1, 1, 5], "to float64 or decimal"),
+        (pa.decimal128(38), [Decimal(10**38 - 1), Decimal(1), Decimal(5)], "to float64"),
+        (pa.decimal128(38), [Decimal(10**38 - 1), Decimal(10**38 - 2), Decimal(5)], "to float64"),
+    ],
+)
+def test_a_sum_beyond_its_type_is_an_error(name: str, kind: pa.DataType, values: list[Any], said: str) -> None:
+    """It wrapped around in silence."""
+    x = tm.col("x")
+    data = tm.from_arrow(pa.table({"k": [1, 1, 2], "i": [1, 2, 3], "x": pa.array(values, kind)}))
+    with pytest.raises(tm.DataSetError, match=f"is beyond the range of .*cast .* {said}"):
+        SUMS[name](data, x).collect()
+    # The remedy is one.
+    assert SUMS[name](data, x.cast("float64")).to_dict()["s"]
+
+
+def test_a_sum_may_be_beyond_its_type_on_the_way() -> None:
+    """Only the whole counts: partial sums of threads, and of a part of the rows, may be anything."""
+    rows = 40_000
+    half = [MOST] * rows + [-MOST] * rows + [7, None]
+    data = tm.from_dict({"k": [1] * len(half), "t": ["a"] * len(half), "x": half})
+    x = tm.col("x")
+    for found in [data.group_by("k").agg(s=x.sum()), data.group_by("t").agg(s=x.sum()), data.select(s=x.sum())]:
+        assert found.to_dict()["s"] == [7]
+    short = tm.from_dict({"i": range(6), "x": [MOST, 1, -5, None, -MOST, 1]}).filter(tm.col("i") >= 0)
+    with pytest.raises(tm.DataSetError, match='the sum of "x" is beyond the range of Int64'):
+        short.select(s=x.sum().over(order_by="i", rows=(-1, 0))).collect()
+    assert short.select(s=x.sum().over(order_by="i", rows=(-2, 0))).limit(0).to_dict() == {"s": []}
+    assert short.filter(tm.col("i") > 0).select(s=x.sum().over(order_by="i", rows=(-1, 0))).to_dict() == {
+        "s": [1, -4, -5, -MOST, 1 - MOST]
+    }
+    few = tm.from_dict(
+        {"x": [None, None], "d": [timedelta(days=1), timedelta(days=2)]}, schema={"x": "int64", "d": "duration"}
+    )
+    assert few.select(x.sum(), tm.col("d").sum()).to_dict() == {"x": [None], "d": [timedelta(days=3)]}

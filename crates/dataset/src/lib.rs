@@ -11,6 +11,7 @@
 //! | `expr`    | expressions by the names that Python uses                                  |
 //! | `map`     | functions of programs as steps                                            |
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
+//! | `numbers` | what numbers mean: sums and products that do not fit are errors            |
 //! | `parts`   | tables of which every worker holds a part                                 |
 //! | `split`   | texts to rows of their parts                                              |
 //! | `spill`   | files, with checksums, that DataFusion's steps spill to                   |
@@ -48,6 +49,7 @@ mod lines;
 mod local_files;
 mod map;
 mod number_keys;
+mod numbers;
 mod part_sink;
 mod parts;
 mod read;

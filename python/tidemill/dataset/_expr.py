@@ -213,7 +213,7 @@ class Expr:
         return Expr(engine().aggregate(name, args, distinct, None if where is None else where._native))
 
     def sum(self, *, where: Expr | None = None) -> Expr:
-        """The sum of the values (for which `where` holds)."""
+        """The sum of the values (for which `where` holds); an error if it is beyond the range of its type."""
         return self._aggregate("sum", where=where)
 
     def mean(self, *, where: Expr | None = None) -> Expr:

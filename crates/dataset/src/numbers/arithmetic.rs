@@ -1,0 +1,184 @@
+//! `+`, `-` and `*` of whole numbers and decimals: what is beyond the range of its type is an error, never another number.
+//!
+//! DataFusion's own operators wrap around. Once types are known, a rule puts functions in their place that look like them to
+//! whoever reads a plan, and have the same names.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Datum};
+use arrow::compute::kernels::numeric::{add, mul, sub};
+use arrow::datatypes::{DataType, FieldRef};
+use arrow::error::ArrowError;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{DFSchema, ScalarValue};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::logical_expr::expr::{BinaryExpr, ScalarFunction};
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::sort_properties::{ExprProperties, SortProperties};
+use datafusion::logical_expr::utils::merge_schema;
+use datafusion::logical_expr::{
+    ColumnarValue, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF,
+    ScalarUDFImpl, Signature, Volatility,
+};
+use datafusion::optimizer::AnalyzerRule;
+use datafusion::physical_expr_common::datum::apply;
+
+use super::wider;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct CheckArithmetic;
+
+impl AnalyzerRule for CheckArithmetic {
+    fn name(&self) -> &'static str {
+        "check_arithmetic"
+    }
+
+    fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
+        Ok(plan.transform_up_with_subqueries(check_node)?.data)
+    }
+}
+
+fn check_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+    let mut schema = merge_schema(&node.inputs());
+    if let LogicalPlan::TableScan(scan) = &node {
+        schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
+    }
+    let names = NamePreserver::new(&node);
+    let checked = node.map_expressions(|expr| {
+        let name = names.save(&expr);
+        Ok(expr.transform_down(|part| checked(part, &schema))?.update_data(|expr| name.restore(expr)))
+    })?;
+    match checked.transformed {
+        true => checked.map_data(LogicalPlan::recompute_schema),
+        false => Ok(checked),
+    }
+}
+
+/// An operator with its operands, or the operand of a minus.
+fn checked(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
+    let (op, operands) = match &expr {
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) => (*op, vec![left.as_ref(), right.as_ref()]),
+        Expr::Negative(of) if !matches!(of.as_ref(), Expr::Literal(..)) => (Operator::Minus, vec![of.as_ref()]),
+        _ => return Ok(Transformed::no(expr)),
+    };
+    if !matches!(op, Operator::Plus | Operator::Minus | Operator::Multiply) {
+        return Ok(Transformed::no(expr));
+    }
+    let types = operands.iter().map(|operand| operand.get_type(schema)).collect::<Result<Vec<_>>>()?;
+    // The range of decimals is the same on both sides of zero.
+    let wraps = types.iter().all(DataType::is_integer) || types.len() == 2 && types.iter().all(DataType::is_decimal);
+    if !wraps {
+        return Ok(Transformed::no(expr));
+    }
+    let data_type = expr.get_type(schema)?;
+    let args: Vec<Expr> = operands.into_iter().cloned().collect();
+    let function =
+        Checked { op, data_type, text: text(op, &args), signature: Signature::any(args.len(), Volatility::Immutable) };
+    Ok(Transformed::yes(Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::from(function)), args))))
+}
+
+/// The operator as people write it.
+fn text(op: Operator, args: &[Expr]) -> String {
+    let operand = |arg: &Expr| match arg {
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) => {
+            format!("({})", text(*op, &[left.as_ref().clone(), right.as_ref().clone()]))
+        }
+        Expr::ScalarFunction(call) => match call.func.inner().downcast_ref::<Checked>() {
+            Some(checked) => format!("({})", checked.text),
+            None => arg.human_display().to_string(),
+        },
+        _ => arg.human_display().to_string(),
+    };
+    match args {
+        [left, right] => format!("{} {op} {}", operand(left), operand(right)),
+        args => format!("-{}", args.iter().map(operand).collect::<String>()),
+    }
+}
+
+/// An operator that fails where DataFusion's would wrap around.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Checked {
+    op: Operator,
+    data_type: DataType,
+    /// The whole of it, for the error.
+    text: String,
+    signature: Signature,
+}
+
+impl Checked {
+    fn compute(&self, left: &dyn Datum, right: &dyn Datum) -> Result<ArrayRef, ArrowError> {
+        match self.op {
+            Operator::Plus => add(left, right),
+            Operator::Minus => sub(left, right),
+            _ => mul(left, right),
+        }
+    }
+
+    fn explained(&self, error: DataFusionError, operands: usize) -> DataFusionError {
+        let DataFusionError::ArrowError(inner, _) = &error else { return error };
+        let ArrowError::ArithmeticOverflow(numbers) = inner.as_ref() else { return error };
+        let numbers = numbers.strip_prefix("Overflow happened on: ").unwrap_or(numbers);
+        let (text, data_type, what) =
+            (&self.text, &self.data_type, if operands == 1 { "it" } else { "one of the two" });
+        DataFusionError::Execution(format!(
+            "{text} is beyond the range of {data_type} ({numbers}); cast {what} to {} first",
+            wider(data_type)
+        ))
+    }
+}
+
+impl ScalarUDFImpl for Checked {
+    fn name(&self) -> &str {
+        match self.op {
+            Operator::Plus => "+",
+            Operator::Minus => "-",
+            _ => "*",
+        }
+    }
+
+    fn display_name(&self, args: &[Expr]) -> Result<String> {
+        Ok(text(self.op, args))
+    }
+
+    /// That of DataFusion's operator: columns are called by it.
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        Ok(match args {
+            [left, right] => format!("{} {} {}", left.schema_name(), self.op, right.schema_name()),
+            args => format!("(- {})", args.iter().map(|arg| arg.schema_name().to_string()).collect::<String>()),
+        })
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(self.data_type.clone())
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        let nullable = args.arg_fields.iter().any(|field| field.is_nullable());
+        Ok(Arc::new(arrow::datatypes::Field::new(&self.text, self.data_type.clone(), nullable)))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let (left, right) = match args.args.as_slice() {
+            [left, right] => (left.clone(), right.clone()),
+            [of] => (ColumnarValue::Scalar(ScalarValue::new_zero(&self.data_type)?), of.clone()),
+            other => unreachable!("{} operands", other.len()),
+        };
+        apply(&left, &right, |left, right| Ok(self.compute(left, right)?))
+            .map_err(|error| self.explained(error, args.args.len()))
+    }
+
+    fn output_ordering(&self, inputs: &[ExprProperties]) -> Result<SortProperties> {
+        Ok(match (self.op, inputs) {
+            (Operator::Plus, [left, right]) => left.sort_properties.add(&right.sort_properties),
+            (Operator::Minus, [left, right]) => left.sort_properties.sub(&right.sort_properties),
+            (Operator::Minus, [of]) => SortProperties::Singleton.sub(&of.sort_properties),
+            _ => SortProperties::Unordered,
+        })
+    }
+}

@@ -1,0 +1,33 @@
+//! What numbers mean, where DataFusion means something else: a sum or product that does not fit is an error, and what has left a window's frame leaves no trace.
+//!
+//! | module       | what                                                       |
+//! |--------------|------------------------------------------------------------|
+//! | `arithmetic` | `+`, `-` and `*` of whole numbers and decimals               |
+//! | `sum`        | sums of them, exact however partial sums come together; `totals` adds them up |
+//! | `sliding`    | sums, means and variances of floats in frames that slide    |
+
+mod arithmetic;
+mod sliding;
+mod sum;
+mod totals;
+
+use arrow::datatypes::DataType;
+use datafusion::logical_expr::AggregateUDF;
+
+pub(crate) use arithmetic::CheckArithmetic;
+
+/// Functions of ours that take the place of DataFusion's.
+pub(crate) fn aggregate_functions() -> impl Iterator<Item = AggregateUDF> {
+    std::iter::once(AggregateUDF::from(sum::Sum::default())).chain(sliding::functions().map(AggregateUDF::from))
+}
+
+/// Types that hold more than `data_type`.
+fn wider(data_type: &DataType) -> &'static str {
+    match data_type {
+        DataType::Int64 | DataType::UInt64 => "float64 or decimal(38, 0)",
+        of if of.is_integer() => "int64",
+        DataType::Decimal32(..) | DataType::Decimal64(..) => "float64 or a decimal of more digits",
+        DataType::Duration(_) => "a coarser unit",
+        _ => "float64",
+    }
+}
