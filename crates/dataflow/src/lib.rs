@@ -9,6 +9,7 @@
 //! | `link`        | all edges' traffic between two workers: frames, credit                              |
 //! | `wire`        | what crosses workers                                                                |
 //! | [`keys`], [`route_map`] | the hash of a key, its bucket, the bucket's owner                         |
+//! | [`floats`]    | floats as keys: one NaN, one zero                                                   |
 //! | [`operator`]  | tasks without a loop of their own                                                   |
 //! | [`rebalance`] | buckets move to other copies while the stream goes on                               |
 //! | [`stream`]    | streams without an end: time, barriers, sources and sinks                           |
@@ -26,6 +27,7 @@
 
 pub mod checkpoint;
 pub mod exchange;
+pub mod floats;
 pub mod flow;
 pub mod graph;
 pub mod keys;

@@ -1,14 +1,13 @@
 //! Groups: which rows have equal keys. Each key gets a number in the order in which it was first seen.
 
-use std::sync::Arc;
-
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt32Array, make_array};
+use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 use arrow::compute::take;
-use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, Rows, SortField};
 use hashbrown::HashTable;
 
+use crate::floats::canonical;
 use crate::keys::KeyHasher;
 
 /// Key columns as rows of bytes that are equal when the keys are.
@@ -47,44 +46,6 @@ impl KeyRows {
         }
         nulls
     }
-}
-
-/// The same values with one NaN and one zero, so that their bytes are equal when they are.
-pub(crate) fn canonical(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
-    fn has_floats(data_type: &DataType) -> bool {
-        match data_type {
-            DataType::Float16 | DataType::Float32 | DataType::Float64 => true,
-            DataType::List(f) | DataType::LargeList(f) | DataType::FixedSizeList(f, _) | DataType::Map(f, _) => {
-                has_floats(f.data_type())
-            }
-            DataType::Struct(fields) => fields.iter().any(|field| has_floats(field.data_type())),
-            DataType::Dictionary(_, values) => has_floats(values),
-            DataType::RunEndEncoded(_, values) => has_floats(values.data_type()),
-            _ => false,
-        }
-    }
-    Ok(match array.data_type() {
-        DataType::Float64 => {
-            let canonical = |x: f64| if x.is_nan() { f64::NAN } else { x + 0.0 };
-            Arc::new(array.as_primitive::<Float64Type>().unary::<_, Float64Type>(canonical)) as _
-        }
-        DataType::Float32 => {
-            let canonical = |x: f32| if x.is_nan() { f32::NAN } else { x + 0.0 };
-            Arc::new(array.as_primitive::<Float32Type>().unary::<_, Float32Type>(canonical)) as _
-        }
-        DataType::Float16 => {
-            let canonical = |x: half::f16| if x.is_nan() { half::f16::NAN } else { x + half::f16::ZERO };
-            Arc::new(array.as_primitive::<Float16Type>().unary::<_, Float16Type>(canonical)) as _
-        }
-        data_type if has_floats(data_type) => {
-            let data = array.to_data();
-            let children =
-                data.child_data().iter().map(|child| canonical(&make_array(child.clone())).map(|c| c.to_data()));
-            let children = children.collect::<Result<Vec<_>, _>>()?;
-            make_array(data.into_builder().child_data(children).build()?)
-        }
-        _ => array.clone(),
-    })
 }
 
 /// See the module. Without key columns all rows are one group.

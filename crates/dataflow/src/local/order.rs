@@ -8,9 +8,9 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, Rows, SortField};
 
-use super::groups::canonical;
+use crate::floats::canonical;
 
-/// A column to sort by. Nulls come first and NaN after all other numbers, unless told.
+/// A column to sort by. Nulls come first and NaNs, of either sign, after all other numbers, unless told; both zeros are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SortKey {
     pub(crate) column: String,
@@ -42,13 +42,11 @@ impl SortKey {
     }
 }
 
-/// Makes comparable bytes of rows.
+/// Makes comparable bytes of rows: of all NaNs the same, the largest, and of both zeros.
 #[derive(Clone)]
 pub(crate) struct Order {
     columns: Vec<usize>,
     converter: Arc<RowConverter>,
-    /// Whether all NaNs are one, and both zeros.
-    canonical: bool,
 }
 
 impl Order {
@@ -60,21 +58,16 @@ impl Order {
             fields.push(SortField::new_with_options(schema.field(at).data_type().clone(), key.options));
             columns.push(at);
         }
-        Ok(Order { columns, converter: Arc::new(RowConverter::new(fields)?), canonical: false })
+        Ok(Order { columns, converter: Arc::new(RowConverter::new(fields)?) })
     }
 
-    /// An order in which rows with equal keys follow each other: as keys all NaNs are equal, and both zeros.
+    /// An order in which rows with equal keys follow each other.
     pub(crate) fn of_groups(schema: &SchemaRef, keys: &[String]) -> Result<Self, ArrowError> {
-        let keys: Vec<SortKey> = keys.iter().map(SortKey::ascending).collect();
-        Ok(Order { canonical: true, ..Order::new(schema, &keys)? })
+        Order::new(schema, &keys.iter().map(SortKey::ascending).collect::<Vec<_>>())
     }
 
     pub(crate) fn rows(&self, batch: &RecordBatch) -> Result<Rows, ArrowError> {
-        let column = |&at: &usize| match self.canonical {
-            true => canonical(batch.column(at)),
-            false => Ok(batch.column(at).clone()),
-        };
-        let columns = self.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
+        let columns = self.columns.iter().map(|&at| canonical(batch.column(at))).collect::<Result<Vec<_>, _>>()?;
         self.converter.convert_columns(&columns)
     }
 }

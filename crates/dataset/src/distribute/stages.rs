@@ -34,6 +34,7 @@ use tidemill_dataflow::exchange::{Exchange, Sort, SortKey};
 use super::arrival::Arrival;
 use crate::error::{DataSetError, Result};
 use crate::join_exec::JoinExec;
+use crate::numbers::beneath;
 use crate::parts::PartsExec;
 use crate::reading::Reading;
 
@@ -308,7 +309,8 @@ impl Way {
 
 /// A column to sort by, if it is one that the exchange can name and compare.
 fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
-    let column = by.expr.downcast_ref::<Column>()?;
+    // The exchange has floats in the same order by itself.
+    let column = beneath(&by.expr).downcast_ref::<Column>()?;
     let unique = schema.fields().iter().filter(|field| field.name() == column.name()).count() == 1;
     let key = match by.options.descending {
         true => SortKey::descending(column.name()),

@@ -1,12 +1,15 @@
-//! What numbers mean, where DataFusion means something else: a sum or product that does not fit is an error, and what has left a window's frame leaves no trace.
+//! What numbers mean, where DataFusion means something else: a sum or product that does not fit is an error, all NaNs are one
+//! value, and what has left a window's frame leaves no trace.
 //!
 //! | module       | what                                                       |
 //! |--------------|------------------------------------------------------------|
 //! | `arithmetic` | `+`, `-` and `*` of whole numbers and decimals               |
 //! | `sum`        | sums of them, exact however partial sums come together; `totals` adds them up |
+//! | `float_keys` | NaNs and zeros in keys, orders and comparisons              |
 //! | `sliding`    | sums, means and variances of floats in frames that slide    |
 
 mod arithmetic;
+mod float_keys;
 mod sliding;
 mod sum;
 mod totals;
@@ -15,6 +18,7 @@ use arrow::datatypes::DataType;
 use datafusion::logical_expr::AggregateUDF;
 
 pub(crate) use arithmetic::CheckArithmetic;
+pub(crate) use float_keys::{CompareFloats, beneath};
 
 /// Functions of ours that take the place of DataFusion's.
 pub(crate) fn aggregate_functions() -> impl Iterator<Item = AggregateUDF> {
