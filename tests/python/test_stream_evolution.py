@@ -96,9 +96,9 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
     ("query", "version", "said"),
     [
         ("windows", "counted", r'"window \d" that .*"count\(x\)" \(count of Int64\) is new and cannot be null'),
-        ("windows", "other type", r'"sum\(row\)" was sum of Int64, and is now sum of Float64'),
-        ("windows", "other function", r'"sum\(row\)" \(sum of Int64\) is gone, or has another name'),
-        ("windows", "gone", r'"sum\(row\)" \(sum of Int64\) is gone, or has another name'),
+        ("windows", "other type", r'"sum\(row\)" was sum of Int64 and Int32, and is now sum of Float64'),
+        ("windows", "other function", r'"sum\(row\)" \(sum of Int64 and Int32\) is gone, or has another name'),
+        ("windows", "gone", r'"sum\(row\)" \(sum of Int64 and Int32\) is gone, or has another name'),
         ("windows", "other key", r"its key was \(key: Int64\), and is now \(key: Int64, odd: Int64\)"),
         ("windows", "by rows", "it held windows of .*, and now holds windows of .*, with results by rows"),
         ("pairs", "not null", r'"join \d" that .*"left y" \(Int64\) is new and cannot be null'),
