@@ -356,7 +356,7 @@ def test_functions_of_wrong_types() -> None:
     for expr, name in ((s.sum(), "sum"), (s.mean(), "avg"), (s.std(), "stddev"), (s.median(), "median")):
         with pytest.raises(tm.DataSetError, match=f"^there is no {name} of Utf8; cast it"):
             data.select(r=expr).to_dict()
-    with pytest.raises(tm.DataSetError, match="^explode makes rows of lists, not of Utf8"):
+    with pytest.raises(tm.DataSetError, match=r"^explode makes rows of lists, not of Utf8"):
         data.explode("s").to_dict()
 
 

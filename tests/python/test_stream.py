@@ -303,8 +303,14 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         (stream.sort("x"), "a sort; rank the rows of each window instead"),
         (stream.limit(3), "a limit; stop= of write_stream"),
         (stream.join(tm.from_dict({"z": [1]}), how="cross"), "a join without columns that are equal"),
-        (stream.with_columns(n=tm.row_number().over("key", order_by="x")), r"functions with over\(\), none of whose keys"),
-        (tm.sql("select x from s where x > (select avg(x) from s)", s=stream), "a subquery of it that stands for one value"),
+        (
+            stream.with_columns(n=tm.row_number().over("key", order_by="x")),
+            r"functions with over\(\), none of whose keys",
+        ),
+        (
+            tm.sql("select x from s where x > (select avg(x) from s)", s=stream),
+            "a subquery of it that stands for one value",
+        ),
     ):
         with pytest.raises(tm.DataSetError, match=f"which does not end: {what}"):
             written(query)

@@ -169,7 +169,7 @@ impl ScalarUDFImpl for Checked {
             [of] => (ColumnarValue::Scalar(ScalarValue::new_zero(&self.data_type)?), of.clone()),
             other => unreachable!("{} operands", other.len()),
         };
-        apply(&left, &right, |left, right| Ok(self.compute(left, right)?))
+        apply(&left, &right, |left, right| self.compute(left, right))
             .map_err(|error| self.explained(error, args.args.len()))
     }
 
