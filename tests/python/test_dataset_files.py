@@ -594,3 +594,29 @@ def test_a_checkpoint_is_made_once(tmp_path: Path) -> None:
     with pytest.raises(tm.DataSetError):
         broken.checkpoint(tmp_path / "there")
     assert not (tmp_path / "there").exists()
+
+
+def test_columns_of_json_that_only_some_files_have(tmp_path: Path) -> None:
+    """Those of the first file alone would be read, and the others left out in silence."""
+    rows = {"a": ['{"n": 1}', '{"n": 2, "s": "x"}'], "b": ['{"n": 2.5, "new": [1]}'], "c": ['{"n": null, "s": "y"}']}
+    for name, lines in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    for on_error in ("raise", "skip"):
+        data = tm.read_json(tmp_path, on_error=on_error)
+        assert {name: kind.split("(")[0] for name, kind in data.schema.items()} == {
+            "n": "Float64",
+            "s": "Utf8",
+            "new": "List",
+        }
+        assert sorted(data.to_pylist(), key=str) == sorted(
+            [
+                {"n": 1.0, "s": None, "new": None},
+                {"n": 2.0, "s": "x", "new": None},
+                {"n": 2.5, "s": None, "new": [1]},
+                {"n": None, "s": "y", "new": None},
+            ],
+            key=str,
+        )
+    (tmp_path / "d.jsonl").write_text('{"n": "many"}\n')
+    with pytest.raises(tm.DataSetError, match=r'column "n" is Float64 in .*b\.jsonl and Utf8 in .*d\.jsonl'):
+        tm.read_json(tmp_path)

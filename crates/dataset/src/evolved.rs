@@ -36,8 +36,8 @@ use crate::exact::{Exact, widens};
 use crate::expr::column;
 use crate::files::{File, FolderColumns, Found};
 
-/// Footers that are read at a time.
-const FOOTERS: usize = 32;
+/// Files of which the schemas are read at a time.
+pub(crate) const FILES_AT_ONCE: usize = 32;
 
 /// The schemas of Parquet files.
 pub(crate) async fn parquet_schemas(
@@ -60,7 +60,7 @@ pub(crate) async fn parquet_schemas(
             read.await.map_err(|error| unreadable(&name, "Parquet", &error.into()))
         }
     };
-    futures::stream::iter(files.iter().map(of)).buffered(FOOTERS).try_collect().await
+    futures::stream::iter(files.iter().map(of)).buffered(FILES_AT_ONCE).try_collect().await
 }
 
 fn unreadable(file: &str, format: &str, error: &DataSetError) -> DataSetError {

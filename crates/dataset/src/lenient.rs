@@ -469,49 +469,43 @@ fn fields(row: &[u8], layout: &CsvLayout) -> Option<usize> {
     (!scan.quoted).then_some(scan.values)
 }
 
-/// The types of the first rows that make sense: those that have as many values as the first, or are objects.
+/// The types of a file's first rows that make sense: those that have as many values as the first, or are objects.
 pub(crate) fn infer(
     layout: &Layout,
-    files: &[File],
+    file: &File,
     compression: FileCompressionType,
     rows_max: usize,
 ) -> Result<SchemaRef> {
     let none = Decoder::new(layout.clone(), Arc::new(Schema::empty()))?;
-    let (mut good, mut left) = (Vec::new(), rows_max);
-    for file in files {
-        let mut wanted = None;
-        // A row that goes on in the next block.
-        let mut carried: Vec<u8> = Vec::new();
-        let piece = Piece { file: file.clone(), start: 0, end: u64::MAX };
-        read_blocks(&piece, compression, &|| true, |block, _, ended| {
-            let bytes = if carried.is_empty() { block } else { [std::mem::take(&mut carried), block].concat() };
-            let (rows, rest) = none.rows(&bytes, ended);
-            for row in rows {
-                let row = &bytes[row];
-                let fits = match layout {
-                    _ if none.is_blank(row) || std::str::from_utf8(row).is_err() => false,
-                    Layout::Csv(layout) => {
-                        let found = fields(row, layout);
-                        let is_header = wanted.is_none() && layout.has_header;
-                        let fits = found.is_some() && found == *wanted.get_or_insert(found);
-                        // One header is enough.
-                        fits && (good.is_empty() || !is_header)
-                    }
-                    Layout::Json => arrow::json::reader::infer_json_schema(row, None).is_ok(),
-                    Layout::Text => true,
-                };
-                if fits && left > 0 {
-                    good.extend_from_slice(row);
-                    if !row.ends_with(b"\n") {
-                        good.push(b'\n');
-                    }
-                    left -= 1;
+    let (mut good, mut left, mut wanted) = (Vec::new(), rows_max, None);
+    // A row that goes on in the next block.
+    let mut carried: Vec<u8> = Vec::new();
+    let piece = Piece { file: file.clone(), start: 0, end: u64::MAX };
+    read_blocks(&piece, compression, &|| true, |block, _, ended| {
+        let bytes = if carried.is_empty() { block } else { [std::mem::take(&mut carried), block].concat() };
+        let (rows, rest) = none.rows(&bytes, ended);
+        for row in rows {
+            let row = &bytes[row];
+            let fits = match layout {
+                _ if none.is_blank(row) || std::str::from_utf8(row).is_err() => false,
+                Layout::Csv(layout) => {
+                    let found = fields(row, layout);
+                    found.is_some() && found == *wanted.get_or_insert(found)
                 }
+                Layout::Json => arrow::json::reader::infer_json_schema(row, None).is_ok(),
+                Layout::Text => true,
+            };
+            if fits && left > 0 {
+                good.extend_from_slice(row);
+                if !row.ends_with(b"\n") {
+                    good.push(b'\n');
+                }
+                left -= 1;
             }
-            carried = bytes[rest..].to_vec();
-            Ok(left > 0)
-        })?;
-    }
+        }
+        carried = bytes[rest..].to_vec();
+        Ok(left > 0)
+    })?;
     let schema = match layout {
         Layout::Csv(layout) => {
             let mut format = arrow::csv::reader::Format::default()

@@ -16,11 +16,12 @@ use datafusion::datasource::listing::{ListingOptions, ListingTable, ListingTable
 use datafusion::functions::core::expr_fn::nullif;
 use datafusion::functions::regex::expr_fn::regexp_like;
 use datafusion::logical_expr::{cast, lit};
+use futures::{StreamExt, TryStreamExt};
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::evolved::{EvolvedParquet, ExactColumns, are_alike, ipc_schemas, parquet_schemas, read_ipc};
+use crate::evolved::{EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, ipc_schemas, parquet_schemas, read_ipc};
 use crate::expr::{case, column};
 use crate::file_table::{Check, CheckedTable, LenientTable};
 use crate::files::{File, Found, NULL_FOLDER, find};
@@ -184,6 +185,8 @@ pub async fn read(
             let inferred = infer_types(Layout::Csv(csv.clone()), &found, compression, infer_rows).await;
             config.with_schema(inferred.map_err(|error| in_files(error, &found, &format))?)
         }
+        // DataFusion looks at the first file, and columns that only others have would be left out in silence.
+        (Format::Json, None) => config.with_schema(infer_types(Layout::Json, &found, compression, infer_rows).await?),
         (_, None) => config.infer_schema(&state).await.map_err(|error| in_files(error.into(), &found, &format))?,
     };
     if let (Some(Layout::Csv(csv)), Some(schema)) = (&layout, config.file_schema.clone())
@@ -211,16 +214,20 @@ pub async fn read(
     without_markers(DataSet::new(engine.context().read_table(checked(table, check, pieces))?)?, &nulls)
 }
 
-/// The types of the first rows.
+/// Columns and types of the first rows of each file.
 async fn infer_types(
     layout: Layout,
     found: &Found,
     compression: FileCompressionType,
     infer_rows: usize,
 ) -> Result<SchemaRef> {
-    let files = found.files.clone();
-    let inferred = tokio::task::spawn_blocking(move || infer(&layout, &files, compression, infer_rows)).await;
-    inferred.map_err(|error| DataSetError::Internal(error.to_string()))?
+    let of = |file: &File| {
+        let (layout, file) = (layout.clone(), file.clone());
+        let infer = move || infer(&layout, &file, compression, infer_rows);
+        async { tokio::task::spawn_blocking(infer).await.map_err(|error| DataSetError::Internal(error.to_string()))? }
+    };
+    let schemas = futures::stream::iter(found.files.iter().map(of)).buffered(FILES_AT_ONCE).try_collect::<Vec<_>>();
+    unite(&found.files, &schemas.await?)
 }
 
 /// Refuses CSV files that have not their columns in one order, and a schema that has a file's in another one: values would come to other
@@ -241,7 +248,7 @@ async fn headers_fit(
         let mut first = given;
         for file in local {
             // What cannot be read is told by who reads it.
-            let header = infer(&layout, std::slice::from_ref(&file), compression, 1);
+            let header = infer(&layout, &file, compression, 1);
             let names = header.map(|header| names_of(&header)).unwrap_or_default();
             if names.is_empty() {
                 continue;
