@@ -152,6 +152,9 @@ pub async fn read(
         _ => (found.files.iter().map(File::listing_url).collect::<Result<Vec<_>>>()?, options),
     };
     let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options.clone());
+    let inferred = async |config: ListingTableConfig| {
+        config.infer_schema(&state).await.map_err(|error| in_files(error.into(), &found, &format))
+    };
     let config = match (&format, schema) {
         (Format::Parquet | Format::Ipc, schema) => {
             let schemas = match format {
@@ -186,8 +189,12 @@ pub async fn read(
             config.with_schema(inferred.map_err(|error| in_files(error, &found, &format))?)
         }
         // DataFusion looks at the first file, and columns that only others have would be left out in silence.
-        (Format::Json, None) => config.with_schema(infer_types(Layout::Json, &found, compression, infer_rows).await?),
-        (_, None) => config.infer_schema(&state).await.map_err(|error| in_files(error.into(), &found, &format))?,
+        (Format::Json, None) => match infer_types(Layout::Json, &found, compression, infer_rows).await? {
+            // What it says of them.
+            none if none.fields().is_empty() => inferred(config).await?,
+            some => config.with_schema(some),
+        },
+        (_, None) => inferred(config).await?,
     };
     if let (Some(Layout::Csv(csv)), Some(schema)) = (&layout, config.file_schema.clone())
         && (csv.null.is_some() || !Arc::ptr_eq(&with_guard_digits(&schema), &schema))
