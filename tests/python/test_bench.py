@@ -187,11 +187,11 @@ def test_tiny_run_makes_frames_both_ways(tiny: Path) -> None:
     """One worker and two must make equally good frames, in each way to share the work."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
     cases = results["series"]["cases"]
-    assert [(case["start"], case["workers"]) for case in cases] == series.CASES
-    for one, two in (cases[:2], cases[2:]):
-        assert one["frames"] == two["frames"] == 2
+    assert [(case["start"], case["jobs"], case["workers"]) for case in cases] == series.CASES
+    for one, two, apart in (cases[:3], cases[3:]):
+        assert one["frames"] == two["frames"] == apart["frames"] == 2
         assert one["stress"] == pytest.approx(two["stress"], rel=1e-3)
-        assert one["communication"] == [0.0] != two["communication"]
+        assert one["communication"] == apart["communication"] == [0.0] != two["communication"]
 
 
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:

@@ -394,3 +394,9 @@ def test_fields_of_structs_that_a_step_below_makes() -> None:
     made = tm.sql("select k, named_struct('end', k) as w from t", t=tm.from_dict({"k": [1]}))
     assert made.select("k", e=tm.col("w").field("end")).to_pylist() == [{"k": 1, "e": 1}]
     assert tm.sql("select k, w['end'] as e from made", made=made).to_pylist() == [{"k": 1, "e": 1}]
+
+
+def test_products_that_are_to_wrap() -> None:
+    a, b = [2**62 + 1, -3, None], [5, 2**63 - 1, 1]
+    wrapped = [(p * q + 2**63) % 2**64 - 2**63 for p, q in zip(a[:2], b[:2], strict=True)]
+    assert evaluate(tm.function("wrapping_mul", x, y), x=a, y=b) == [*wrapped, None]

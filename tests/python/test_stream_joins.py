@@ -408,7 +408,7 @@ def test_what_streams_cannot_join() -> None:
         ),
         (
             tm.sql("select k, row_number() over (partition by k order by a) as n from t", t=left),
-            "of which no key tells when a group is complete; add one that does, such as window_end",
+            "functions with over(), none of whose keys tells when a group is complete; add one that does, such as window_end",
         ),
     ):
         with pytest.raises(tm.DataSetError) as error:

@@ -62,6 +62,8 @@ def test_the_first_frame_may_come_later_with_groups_and_marks(browser: Any, tmp_
         page = Page(browser, server.url, wait=False)
         page.tab.wait_for_selector("#blank:has-text('There is no frame yet')")
         writer.write_frame([[1, 2, 3], [3, 2, 1]], ids=["a", "b"], groups={"kind": ["x", "y"]})
+        # The page says that there is nothing before its program has come as far as to be asked.
+        page.until("() => window.tidemill !== undefined")
         page.until("() => tidemill.chosen.marked.join() === '1' && tidemill.chosen.rows.join() === '1'")
         page.settled()
         assert page.get("tidemill.colouring.name") == "kind"

@@ -30,7 +30,7 @@ use tokio::task::AbortHandle;
 use crate::error::{DataSetError, Result};
 use crate::group::GroupExec;
 use crate::lenient::{BadRow, BadRows};
-use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions};
+use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions, number_functions};
 use crate::spill::SpillFiles;
 use crate::split::SplitExec;
 use crate::stores::Stores;
@@ -377,7 +377,8 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _]);
     let builder = builder.with_physical_optimizer_rules(rules).with_analyzer_rules(analyzer);
     let context = SessionContext::new_with_state(builder.build());
-    sql_functions().chain(time_functions()).for_each(|function| context.register_udf(function));
+    let functions = sql_functions().chain(time_functions()).chain(number_functions());
+    functions.for_each(|function| context.register_udf(function));
     aggregate_functions().for_each(|function| context.register_udaf(function));
     context
 }

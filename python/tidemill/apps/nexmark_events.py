@@ -66,10 +66,10 @@ def _price(bits: str) -> str:
 # Each kind takes its events out, and so many of 64 bits of chance as it needs: `r` and, of the rarer kinds, `s`. One round of
 # multiplying and shifting would let neighbours look alike.
 _NUMBERS = f"""
-    select number, time, epoch, place, r, (r ^ (r >> 29)) * 7046029254386353131 as s
+    select number, time, epoch, place, r, wrapping_mul(r ^ (r >> 29), 7046029254386353131) as s
     from (
-        select number, time, number / {_ALL} as epoch, number % {_ALL} as place, (m ^ (m >> 32)) * -4658895280553007687 as r
-        from (select number, time, (number + 1) * -7046029254386353131 as m from numbers)
+        select number, time, number / {_ALL} as epoch, number % {_ALL} as place, wrapping_mul(m ^ (m >> 32), -4658895280553007687) as r
+        from (select number, time, wrapping_mul(number + 1, -7046029254386353131) as m from numbers)
     )
 """
 

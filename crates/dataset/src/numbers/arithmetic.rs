@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Datum};
-use arrow::compute::kernels::numeric::{add, mul, sub};
+use arrow::compute::kernels::numeric::{add, mul, mul_wrapping, sub};
 use arrow::datatypes::{DataType, FieldRef};
 use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
@@ -180,5 +180,35 @@ impl ScalarUDFImpl for Checked {
             (Operator::Minus, [of]) => SortProperties::Singleton.sub(&of.sort_properties),
             _ => SortProperties::Unordered,
         })
+    }
+}
+
+/// `wrapping_mul(a, b)`: a product of 64 bits without those beyond, as hashes and random numbers are made of.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct WrappingMul {
+    signature: Signature,
+}
+
+impl Default for WrappingMul {
+    fn default() -> Self {
+        WrappingMul { signature: Signature::exact(vec![DataType::Int64; 2], Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for WrappingMul {
+    fn name(&self) -> &'static str {
+        "wrapping_mul"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Int64)
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        apply(&args.args[0], &args.args[1], mul_wrapping)
     }
 }

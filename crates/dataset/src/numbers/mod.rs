@@ -15,7 +15,7 @@ mod sum;
 mod totals;
 
 use arrow::datatypes::DataType;
-use datafusion::logical_expr::AggregateUDF;
+use datafusion::logical_expr::{AggregateUDF, ScalarUDF};
 
 pub(crate) use arithmetic::CheckArithmetic;
 pub(crate) use float_keys::{CompareFloats, beneath};
@@ -23,6 +23,11 @@ pub(crate) use float_keys::{CompareFloats, beneath};
 /// Functions of ours that take the place of DataFusion's.
 pub(crate) fn aggregate_functions() -> impl Iterator<Item = AggregateUDF> {
     std::iter::once(AggregateUDF::from(sum::Sum::default())).chain(sliding::functions().map(AggregateUDF::from))
+}
+
+/// Functions of one row's numbers.
+pub(crate) fn number_functions() -> impl Iterator<Item = ScalarUDF> {
+    std::iter::once(ScalarUDF::from(arithmetic::WrappingMul::default()))
 }
 
 /// Types that hold more than `data_type`.
