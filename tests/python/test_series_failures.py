@@ -8,14 +8,14 @@ import os
 import random
 import signal
 import time
-from collections import deque
 from pathlib import Path
 
 import launched
+import numpy as np
 import pytest
 import workers
 from tidemill import series
-from tidemill.series._relay import Making, Past, Relay
+from tidemill.series._relay import Making, Past, Relay, owner
 from tidemill.viz import FrameReader
 
 FIT = """
@@ -233,54 +233,15 @@ def test_a_frame_that_comes_between_two_looks(look: int) -> None:
     assert list(Relay(Scripted(look), 1, Past(), begin).run()) == ["frame"]
 
 
-#: Windows that take worker `slow` ten times as long, and how many each worker has made.
-DEALT = """
-import time
-from tidemill.series._relay import Past, Relay
-import tidemill as tm
-
-comm = tm.init().comm
-
-def making(number):
-    yield False
-    time.sleep(0.02 if comm.rank == {slow} else 0.002)
-    past = yield True
-    yield past
-    return number, comm.rank
-
-made = list(Relay(comm, 100, Past(), making).run())
-assert [number for number, _ in made] == list(range(100))
-counts = [sum(rank == other for _, rank in made) for other in range(comm.size)]
-assert min(counts) > 0, counts
-"""
-
-
-@pytest.mark.parametrize(("size", "slow"), [(2, 0), (2, 1), (3, 0), (4, 2)])
-def test_who_is_slow_has_windows_too(size: int, slow: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 16, 40])
+def test_every_worker_has_windows_and_worker_0_the_fewest(size: int) -> None:
     """Others would get ahead of one without a turn, as far as they like."""
-    with workers.Job(tmp_path, size, DEALT.replace("{slow}", str(slow))) as job:
-        job.succeed()
-
-
-@pytest.mark.parametrize(
-    ("owners", "left", "turn", "taken"),
-    [
-        ((1, 0, 1, 0), [], 10, [14, 15]),  # nothing to do: as many as a worker takes at a time,
-        ((1, 0, 1, 0, 1), [], 10, [15]),  # as there is room for,
-        ((1, 0, 1), [], 16, [19]),  # as there are
-        ((1, 0, 1, 0), [11], 10, []),  # there is one to begin
-        ((1, 1, 1, 1, 1, 1), [], 10, [16]),  # no further turn
-        ((), [], 20, []),  # the end
-    ],
-)
-def test_windows_are_dealt_to_who_has_time(
-    owners: tuple[int, ...], left: list[int], turn: int, taken: list[int]
-) -> None:
-    relay: Relay[str] = Relay(Scripted(1), 20, Past(), lambda number: iter(()))  # type: ignore[arg-type, return-value]
-    relay._owners, relay._left, relay._turn = owners, deque(left), turn
-    relay._deal()
-    assert list(relay._left) == left + taken
-    assert relay._owners == owners + (0,) * len(taken)
+    counts = np.bincount([owner(number, size) for number in range(100 * size)], minlength=size)
+    assert counts.min() == counts[0] > 0
+    assert counts[1:].max() - counts[1:].min() <= 2
+    gaps = np.diff([number for number in range(100 * size) if owner(number, size) == 0])
+    assert gaps.max() < 2 * size
+    assert owner(0, size) == 1
 
 
 @pytest.mark.parametrize("victim", [0, 1])

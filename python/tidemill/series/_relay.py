@@ -1,8 +1,5 @@
-"""What goes from one window's frame to the next, handed from worker to worker as windows are dealt to them; and the frames, which
+"""What goes from one window's frame to the next, handed from worker to worker as windows are dealt to them one by one; and the frames, which
 all get from whoever made them, as they are made.
-
-Windows are dealt as workers have time for them: whoever has a turn and nothing left to do takes further ones, so that those that are slower,
-or write the frames, as worker 0 does, make fewer.
 
 A worker does not wait for what has not come while it has other work. A turn goes before all else, as the next window waits for it; then comes the
 window of its own next turn, then the end of those that have had theirs, then a frame given out. Who gives out frames slowly, as worker 0 does
@@ -28,7 +25,7 @@ from numpy.typing import NDArray
 from tidemill._errors import CommError
 from tidemill.series._read import SeriesError
 
-__all__ = ["Base", "Making", "Past", "Relay", "make"]
+__all__ = ["Base", "Making", "Past", "Relay", "make", "owner"]
 
 T = TypeVar("T")
 
@@ -36,11 +33,8 @@ T = TypeVar("T")
 _BEGUN_MAX = 3
 #: With so many frames to give out a worker takes no turn; with fewer it does, so that who gives out slowly does not hold up others at once.
 _MADE_MAX = 4
-#: Windows that are dealt before their turn, for each worker: enough that there is always one to begin, and few enough that those dealt to a
-#: slow worker do not keep others waiting.
-_DEALT_MAX = 3
-#: How many of them a worker takes at most in a turn.
-_TAKEN_MAX = 2
+#: Once in so many windows worker 0 is left out, as it writes the frames: of its time that takes about such a part.
+_WRITING = 10
 
 
 @dataclass(frozen=True)
@@ -95,14 +89,19 @@ class _Failed:
 
 @dataclass(frozen=True)
 class _Turn:
-    """What is past, for whoever makes the next window, and whose that and those behind it are, as far as they are dealt."""
+    """What is past, for whoever makes the next window."""
 
     past: Past
-    owners: tuple[int, ...]
+
+
+def owner(number: int, size: int) -> int:
+    """Whose window it is. Every worker has some, so that nobody can get far ahead of one."""
+    length = max(2, -(-_WRITING // size)) * size - 1
+    return (number % length + 1) % size
 
 
 class Relay(Generic[T]):
-    """`count` windows, dealt to several workers, worker 1 first. Every worker makes one. Collective.
+    """`count` windows, dealt in turn to several workers, worker 1 first. Every worker makes one. Collective.
 
     Parameters
     ----------
@@ -120,10 +119,7 @@ class Relay(Generic[T]):
         self._count, self._begin = count, begin
         #: What is past, and the window that it is for.
         self._past, self._turn = past, 0
-        #: Whose that and the next are.
-        self._owners = tuple((number + 1) % comm.size for number in range(min(count, _DEALT_MAX * comm.size)))
-        #: Windows that were dealt to this worker, and not begun.
-        self._left = deque(number for number, owner in enumerate(self._owners) if owner == comm.rank)
+        self._left = deque(number for number in range(count) if owner(number, comm.size) == comm.rank)
         #: The window that is on its way to where it needs what is past.
         self._young: tuple[int, Making[T]] | None = None
         #: Windows that wait for their turn; and those that have had it, but for their end.
@@ -235,23 +231,9 @@ class Relay(Generic[T]):
         past = making.send(self._past)
         assert isinstance(past, Past), "what is past for the next"
         self._past, self._turn = past, number + 1
-        self._owners = self._owners[1:]
-        self._deal()
-        if self._owners:
-            self._send(self._owners[0], self._turn, _Turn(past, self._owners))
+        if self._turn < self._count:
+            self._send(owner(self._turn, self._comm.size), self._turn, _Turn(past))
         self._passed.append((number, making))
-
-    def _deal(self) -> None:
-        """Take windows that are nobody's yet, if this worker has none left to begin; one if it would have no further turn, without which others
-        would get ahead of it as far as they like.
-        """
-        dealt = self._turn + len(self._owners)
-        wanted = int(self._comm.rank not in self._owners)
-        if not self._left and self._young is None:
-            wanted = max(wanted, min(_TAKEN_MAX, _DEALT_MAX * self._comm.size - len(self._owners)))
-        wanted = min(wanted, self._count - dealt)
-        self._left.extend(range(dealt, dealt + wanted))
-        self._owners += (self._comm.rank,) * wanted
 
     def _finish(self, number: int, making: Making[T]) -> None:
         self._tell(number, _end(making))
@@ -259,7 +241,7 @@ class Relay(Generic[T]):
     def _receive(self) -> None:
         number, what = self._comm.recv()
         if isinstance(what, _Turn):
-            self._past, self._turn, self._owners = what.past, number, what.owners
+            self._past, self._turn = what.past, number
         else:
             self._note(number, what)
 
