@@ -396,8 +396,13 @@ impl DataSet {
     /// # Errors
     /// `Data`, `Io`, `Memory`: what went wrong on the way.
     pub async fn collect(self, reading: Reading) -> Result<Vec<RecordBatch>> {
+        self.collect_each(None, reading).await
+    }
+
+    /// The same, of each partition no more than `rows`.
+    async fn collect_each(self, rows: Option<usize>, reading: Reading) -> Result<Vec<RecordBatch>> {
         let sources = Sources::of(&self.frame);
-        let partitions = reading.collect(self.frame).await.map_err(|error| sources.name_in(error))?;
+        let partitions = reading.collect_each(self.frame, rows).await.map_err(|error| sources.name_in(error))?;
         Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
     }
 
@@ -407,11 +412,8 @@ impl DataSet {
     /// # Errors
     /// As for [`DataSet::collect`].
     pub async fn collect_first(self, rows: usize, reading: Reading) -> Result<Vec<RecordBatch>> {
-        let sources = Sources::of(&self.frame);
         let (heads, each) = self.heads(rows)?;
-        let first = async move { reading.collect_each(heads.frame, each).await };
-        let partitions = first.await.map_err(|error| sources.name_in(error))?;
-        Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
+        heads.collect_each(each, reading).await
     }
 
     /// The number of rows, as a table of one.

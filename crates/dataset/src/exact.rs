@@ -22,8 +22,7 @@ use datafusion::logical_expr::{
 /// The type that a column of such a type has here: run-end encoded values are written out, because joins and groups would compare
 /// runs instead of values, and keys of dictionaries are wide enough for the values of all batches together.
 pub fn plain_type(kind: &DataType) -> DataType {
-    let inner = |field: &Arc<Field>| Arc::new(plain_field(field));
-    match kind {
+    type_with(kind, &|kind| match kind {
         DataType::RunEndEncoded(_, values) => plain_type(values.data_type()),
         DataType::Dictionary(keys, values) => {
             let keys = match keys.as_ref() {
@@ -32,26 +31,43 @@ pub fn plain_type(kind: &DataType) -> DataType {
             };
             DataType::Dictionary(Box::new(keys), Box::new(plain_type(values)))
         }
+        other => other.clone(),
+    })
+}
+
+/// A type, `change` made to it if it is not nested, else to the types within.
+pub(crate) fn type_with(kind: &DataType, change: &dyn Fn(&DataType) -> DataType) -> DataType {
+    let inner = |field: &Arc<Field>| {
+        let kind = type_with(field.data_type(), change);
+        Arc::new(field.as_ref().clone().with_data_type(kind))
+    };
+    match kind {
         DataType::List(of) => DataType::List(inner(of)),
         DataType::LargeList(of) => DataType::LargeList(inner(of)),
         DataType::FixedSizeList(of, length) => DataType::FixedSizeList(inner(of), *length),
         DataType::Map(of, sorted) => DataType::Map(inner(of), *sorted),
         DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
-        other => other.clone(),
+        other => change(other),
     }
 }
 
-fn plain_field(field: &Field) -> Field {
+/// A schema, `change` made to the types of its columns.
+pub(crate) fn schema_with(schema: &SchemaRef, change: impl Fn(&DataType) -> DataType) -> SchemaRef {
+    let changed = |field: &Arc<Field>| field.as_ref().clone().with_data_type(change(field.data_type()));
+    let fields: Fields = schema.fields().iter().map(changed).collect();
+    match fields == *schema.fields() {
+        true => Arc::clone(schema),
+        false => Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone())),
+    }
+}
+
+pub(crate) fn plain_field(field: &Field) -> Field {
     field.clone().with_data_type(plain_type(field.data_type()))
 }
 
 /// The same columns, of plain types.
 pub fn plain_schema(schema: &SchemaRef) -> SchemaRef {
-    if schema.fields().iter().all(|field| plain_type(field.data_type()) == *field.data_type()) {
-        return Arc::clone(schema);
-    }
-    let fields: Fields = schema.fields().iter().map(|field| plain_field(field)).collect();
-    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+    schema_with(schema, plain_type)
 }
 
 /// The same values, of plain types.

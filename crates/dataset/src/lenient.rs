@@ -10,15 +10,14 @@ use std::sync::{Arc, Mutex};
 
 use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, StringViewArray, UInt64Array};
 use arrow::compute::{CastOptions, cast_with_options, nullif};
-use arrow::datatypes::{
-    DECIMAL128_MAX_PRECISION, DECIMAL256_MAX_PRECISION, DataType, Field, Fields, Schema, SchemaRef,
-};
+use arrow::datatypes::{DECIMAL128_MAX_PRECISION, DECIMAL256_MAX_PRECISION, DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use regex::Regex;
 use tidemill_dataflow::Wholes;
 
 use crate::error::{DataSetError, Result};
+use crate::exact::{schema_with, type_with};
 use crate::files::File;
 use crate::lines::{Piece, lines_until, read_blocks};
 use crate::read::CsvLayout;
@@ -400,33 +399,21 @@ impl Decoder {
 /// The same columns, decimals with one digit more behind the point. Arrow's readers cut digits that a type has no room for; with this
 /// one a cast rounds as every cast does.
 pub(crate) fn with_guard_digits(schema: &SchemaRef) -> SchemaRef {
-    fn guarded(field: &Arc<Field>) -> Arc<Field> {
-        let kind = match field.data_type() {
-            DataType::Decimal32(digits, scale)
-            | DataType::Decimal64(digits, scale)
-            | DataType::Decimal128(digits, scale)
-                if *digits < DECIMAL128_MAX_PRECISION =>
-            {
-                DataType::Decimal128(digits + 1, scale + 1)
-            }
-            DataType::Decimal128(digits, scale) => DataType::Decimal256(digits + 1, scale + 1),
-            DataType::Decimal256(digits, scale) if *digits < DECIMAL256_MAX_PRECISION => {
-                DataType::Decimal256(digits + 1, scale + 1)
-            }
-            DataType::List(of) => DataType::List(guarded(of)),
-            DataType::LargeList(of) => DataType::LargeList(guarded(of)),
-            DataType::FixedSizeList(of, length) => DataType::FixedSizeList(guarded(of), *length),
-            DataType::Map(of, sorted) => DataType::Map(guarded(of), *sorted),
-            DataType::Struct(fields) => DataType::Struct(fields.iter().map(guarded).collect()),
-            _ => return Arc::clone(field),
-        };
-        Arc::new(field.as_ref().clone().with_data_type(kind))
-    }
-    let fields: Fields = schema.fields().iter().map(guarded).collect();
-    if fields == *schema.fields() {
-        return SchemaRef::clone(schema);
-    }
-    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+    let guarded = |kind: &DataType| match kind {
+        DataType::Decimal32(digits, scale)
+        | DataType::Decimal64(digits, scale)
+        | DataType::Decimal128(digits, scale)
+            if *digits < DECIMAL128_MAX_PRECISION =>
+        {
+            DataType::Decimal128(digits + 1, scale + 1)
+        }
+        DataType::Decimal128(digits, scale) => DataType::Decimal256(digits + 1, scale + 1),
+        DataType::Decimal256(digits, scale) if *digits < DECIMAL256_MAX_PRECISION => {
+            DataType::Decimal256(digits + 1, scale + 1)
+        }
+        other => other.clone(),
+    };
+    schema_with(schema, |kind| type_with(kind, &guarded))
 }
 
 fn count_lines(bytes: &[u8]) -> u64 {

@@ -24,6 +24,7 @@
 //! | `json_source` | JSON lines in DataFusion's tables of files                            |
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
 //! | `stream`  | queries over streams: windows of event time                               |
+//! | `rewrite` | what rules that change expressions have in common                       |
 //! | `sources` | which files a query reads, for its errors                                 |
 //! | `write`   | files of DataSets, all or nothing: `commit`, and `held` in object stores; `local_files` tells what the disk says |
 //! | `error`   | `DataSetError`: every message stands alone                                 |
@@ -55,6 +56,7 @@ mod parts;
 mod read;
 mod reading;
 mod records;
+mod rewrite;
 mod sources;
 mod spill;
 mod split;

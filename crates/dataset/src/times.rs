@@ -22,14 +22,14 @@ use datafusion::common::{DFSchema, ScalarValue, exec_err};
 use datafusion::error::Result;
 use datafusion::functions::datetime::date_trunc::DateTruncFunc;
 use datafusion::logical_expr::expr::{Between, BinaryExpr, InList};
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::sort_properties::{ExprProperties, SortProperties};
-use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
     Coercion, ColumnarValue, Documentation, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs,
     ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, TypeSignature, TypeSignatureClass, Volatility, cast,
 };
 use datafusion::optimizer::AnalyzerRule;
+
+use crate::rewrite::rewrite_exprs;
 
 /// The functions of this module, by the names that SQL knows them by.
 pub(crate) fn time_functions() -> [ScalarUDF; 2] {
@@ -356,19 +356,8 @@ impl AnalyzerRule for DatesAsTimes {
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
-        plan.transform_up_with_subqueries(|node| {
-            let schema = match &node {
-                LogicalPlan::TableScan(scan) => scan.projected_schema.as_ref().clone(),
-                other => merge_schema(&other.inputs()),
-            };
-            let names = NamePreserver::new(&node);
-            node.map_expressions(|expr| {
-                let preserved = names.save(&expr);
-                let met = expr.transform_up(|expr| met(expr, &schema))?;
-                Ok(met.update_data(|expr| preserved.restore(expr)))
-            })
-        })
-        .map(|found| found.data)
+        let met = |node| rewrite_exprs(node, |_, expr, schema| expr.transform_up(|part| met(part, schema)));
+        Ok(plan.transform_up_with_subqueries(met)?.data)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 
 use crate::error::{DataSetError, Result};
-use crate::exact::{can_cast, is_binary, is_text, plain_type};
+use crate::exact::{can_cast, is_binary, is_text, plain_field, plain_type};
 
 /// The columns of all files, in the order in which they come first.
 ///
@@ -15,7 +15,7 @@ use crate::exact::{can_cast, is_binary, is_text, plain_type};
 /// `Data` for a column whose types have nothing in common, naming two files.
 pub(crate) fn unite<F: Display>(files: &[F], schemas: &[SchemaRef]) -> Result<SchemaRef> {
     let Some((first, others)) = schemas.split_first() else { return Ok(Arc::new(Schema::empty())) };
-    let mut fields: Vec<Field> = first.fields().iter().map(|field| plain(field)).collect();
+    let mut fields: Vec<Field> = first.fields().iter().map(|field| plain_field(field)).collect();
     // Where each column has its type from, for the error.
     let mut origins = vec![0; fields.len()];
     for (other, schema) in others.iter().enumerate().map(|(place, schema)| (place + 1, schema)) {
@@ -25,7 +25,7 @@ pub(crate) fn unite<F: Display>(files: &[F], schemas: &[SchemaRef]) -> Result<Sc
         }
         for field in schema.fields() {
             let Some(known) = fields.iter().position(|known| known.name() == field.name()) else {
-                fields.push(plain(field).with_nullable(true));
+                fields.push(plain_field(field).with_nullable(true));
                 origins.push(other);
                 continue;
             };
@@ -50,10 +50,6 @@ pub(crate) fn unite<F: Display>(files: &[F], schemas: &[SchemaRef]) -> Result<Sc
         }
     }
     Ok(Arc::new(Schema::new(fields)))
-}
-
-fn plain(field: &Field) -> Field {
-    field.clone().with_data_type(plain_type(field.data_type()))
 }
 
 /// Refuses a schema with types that columns of the files cannot be cast to.

@@ -14,9 +14,7 @@ use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::expr::{BinaryExpr, ScalarFunction};
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::sort_properties::{ExprProperties, SortProperties};
-use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF,
     ScalarUDFImpl, Signature, Volatility,
@@ -25,6 +23,7 @@ use datafusion::optimizer::AnalyzerRule;
 use datafusion::physical_expr_common::datum::apply;
 
 use super::wider;
+use crate::rewrite::rewrite_exprs;
 
 /// See the module.
 #[derive(Debug)]
@@ -36,23 +35,8 @@ impl AnalyzerRule for CheckArithmetic {
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
-        Ok(plan.transform_up_with_subqueries(check_node)?.data)
-    }
-}
-
-fn check_node(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
-    let mut schema = merge_schema(&node.inputs());
-    if let LogicalPlan::TableScan(scan) = &node {
-        schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
-    }
-    let names = NamePreserver::new(&node);
-    let checked = node.map_expressions(|expr| {
-        let name = names.save(&expr);
-        Ok(expr.transform_down(|part| checked(part, &schema))?.update_data(|expr| name.restore(expr)))
-    })?;
-    match checked.transformed {
-        true => checked.map_data(LogicalPlan::recompute_schema),
-        false => Ok(checked),
+        let check = |node| rewrite_exprs(node, |_, expr, schema| expr.transform_down(|part| checked(part, schema)));
+        Ok(plan.transform_up_with_subqueries(check)?.data)
     }
 }
 

@@ -15,7 +15,6 @@ use datafusion::logical_expr::expr::{
     AggregateFunction, Between, BinaryExpr, Case, InList, InSubquery, ScalarFunction, Sort, WindowFunction,
 };
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
     ColumnarValue, Distinct, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, Operator, ReturnFieldArgs,
     ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, when,
@@ -23,6 +22,8 @@ use datafusion::logical_expr::{
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use tidemill_dataflow::floats::{Same, has_floats, with_same};
+
+use crate::rewrite::rewrite_exprs;
 
 /// See the module.
 #[derive(Debug)]
@@ -45,10 +46,6 @@ fn compare_in(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
             None => Transformed::no(node),
         });
     }
-    let mut schema = merge_schema(&node.inputs());
-    if let LogicalPlan::TableScan(scan) = &node {
-        schema.merge(&DFSchema::try_from_qualified_schema(scan.table_name.clone(), &scan.source.schema())?);
-    }
     // Which of the node's expressions its rows are brought together or ordered by.
     let is_key: Box<dyn Fn(usize) -> bool> = match &node {
         LogicalPlan::Sort(_) | LogicalPlan::Repartition(_) => Box::new(|_| true),
@@ -66,20 +63,14 @@ fn compare_in(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
         }
         _ => Box::new(|_| false),
     };
-    let (names, is_join, mut at) = (NamePreserver::new(&node), matches!(node, LogicalPlan::Join(_)), 0);
-    let changed = node.map_expressions(|expr| {
-        let name = names.save(&expr);
-        let mut changed = expr.transform_up(|part| compare(part, &schema))?;
-        if is_key(at) {
-            changed = changed.transform_data(|expr| key_as(expr, &schema, !is_join))?;
+    let is_join = matches!(node, LogicalPlan::Join(_));
+    rewrite_exprs(node, |at, expr, schema| {
+        let changed = expr.transform_up(|part| compare(part, schema))?;
+        match is_key(at) {
+            true => changed.transform_data(|expr| key_as(expr, schema, !is_join)),
+            false => Ok(changed),
         }
-        at += 1;
-        Ok(changed.update_data(|expr| name.restore(expr)))
-    })?;
-    match changed.transformed {
-        true => changed.map_data(LogicalPlan::recompute_schema),
-        false => Ok(changed),
-    }
+    })
 }
 
 /// The same rows, equal ones of which have the same bits; `None` if they have anyway.
@@ -127,7 +118,7 @@ fn key_as(expr: Expr, schema: &DFSchema, keeps_name: bool) -> Result<Transformed
         }),
         expr if differs(&expr, schema)? => Ok(Transformed::yes(match value_of(&expr, &expr.get_type(schema)?) {
             // Where a constant is asked for it has to stay one.
-            Some(value) => Expr::Literal(one(&value)?, None),
+            Some(value) => Expr::Literal(one(&value, Same::NaNsAndZeros)?, None),
             None => call(Same::NaNsAndZeros, expr, keeps_name),
         })),
         expr => Ok(Transformed::no(expr)),
@@ -151,8 +142,8 @@ fn value_of(expr: &Expr, data_type: &DataType) -> Option<ScalarValue> {
     }
 }
 
-fn one(value: &ScalarValue) -> Result<ScalarValue> {
-    ScalarValue::try_from_array(&with_same(&value.to_array()?, Same::NaNsAndZeros)?, 0)
+fn one(value: &ScalarValue, same: Same) -> Result<ScalarValue> {
+    ScalarValue::try_from_array(&with_same(&value.to_array()?, same)?, 0)
 }
 
 /// A number that is no NaN.
@@ -184,7 +175,9 @@ fn compare(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
         Expr::InList(of) if differs(&of.expr, schema)? => {
             let data_type = of.expr.get_type(schema)?;
             let zero = ScalarValue::new_zero(&data_type).ok();
-            let is_plain = |value: &Expr| number_of(value, &data_type).is_some_and(|value| one(&value).ok() != zero);
+            let is_plain = |value: &Expr| {
+                number_of(value, &data_type).is_some_and(|value| one(&value, Same::NaNsAndZeros).ok() != zero)
+            };
             if of.list.iter().all(is_plain) {
                 return Ok(Transformed::no(Expr::InList(of)));
             }
@@ -325,10 +318,7 @@ impl ScalarUDFImpl for Canonical {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         Ok(match &args.args[0] {
             ColumnarValue::Array(array) => ColumnarValue::Array(with_same(array, self.same)?),
-            ColumnarValue::Scalar(value) => {
-                let array = with_same(&value.to_array()?, self.same)?;
-                ColumnarValue::Scalar(ScalarValue::try_from_array(&array, 0)?)
-            }
+            ColumnarValue::Scalar(value) => ColumnarValue::Scalar(one(value, self.same)?),
         })
     }
 }

@@ -33,6 +33,13 @@ impl NativeDataSet {
         py.detach(|| self.0.schema()).map_err(|error| raised(py, &error))
     }
 
+    /// What a query has given.
+    fn table(&self, py: Python<'_>, batches: Vec<RecordBatch>) -> PyResult<NativeTable> {
+        // What a plan says of nulls and what its batches say may differ; the batches are what is handed on.
+        let schema = batches.first().map_or_else(|| self.schema(py), |batch| Ok(batch.schema()))?;
+        Ok(NativeTable { schema, batches })
+    }
+
     fn step(py: Python<'_>, made: impl FnOnce() -> Result<DataSet, DataSetError> + Send) -> PyResult<Self> {
         py.detach(made).map(NativeDataSet).map_err(|error| raised(py, &error))
     }
@@ -200,13 +207,10 @@ impl NativeDataSet {
     /// are, if that is known.
     #[pyo3(signature = (engine, watch = None))]
     fn collect(&self, py: Python<'_>, engine: &QueryEngine, watch: Option<Py<PyAny>>) -> PyResult<NativeTable> {
-        let schema = self.schema(py)?;
         let reading = Reading::default();
         let running = engine.engine.start(self.0.clone().collect(reading.clone()));
         let batches = finish_watched(py, running, &mut |py| show(py, watch.as_ref(), &reading))?;
-        // What a plan says of nulls and what its batches say may differ; the batches are what is handed on.
-        let schema = batches.first().map_or(schema, |batch| batch.schema());
-        Ok(NativeTable { schema, batches })
+        self.table(py, batches)
     }
 
     /// The query by all workers of `comm`; collective. `to` is a worker, or "all", or "each" for what each has made.
@@ -222,8 +226,7 @@ impl NativeDataSet {
         let to = to.parse()?;
         let collect = |workers: &Workers, watch: Watch<'_>| workers.collect(&engine.engine, &self.0, to, watch);
         let batches = together(py, engine, comm, watch, collect)?;
-        let schema = batches.first().map_or_else(|| self.schema(py), |batch| Ok(batch.schema()))?;
-        Ok(NativeTable { schema, batches })
+        self.table(py, batches)
     }
 
     /// At least the first `rows` of the query, by this worker alone, or by all of `comm` for worker 0, which is collective.
@@ -246,8 +249,7 @@ impl NativeDataSet {
                 workers.collect_first(&engine.engine, &self.0, rows, 0, watch)
             })?,
         };
-        let schema = batches.first().map_or_else(|| self.schema(py), |batch| Ok(batch.schema()))?;
-        Ok(NativeTable { schema, batches })
+        self.table(py, batches)
     }
 
     /// The rows that this worker has made, and how many of them each partition has, by its number; collective.
@@ -263,8 +265,7 @@ impl NativeDataSet {
         let parts = together(py, engine, comm, watch, collect)?;
         let rows = parts.iter().map(|part| part.iter().map(|batch| batch.num_rows()).sum()).collect();
         let batches = parts.concat();
-        let schema = batches.first().map_or_else(|| self.schema(py), |batch| Ok(batch.schema()))?;
-        Ok((NativeTable { schema, batches }, rows))
+        Ok((self.table(py, batches)?, rows))
     }
 
     /// The number of rows, as a table of one.
