@@ -466,7 +466,7 @@ fn damaged_checkpoints_are_left_out() {
     run(2, folder.path(), 2000, None, &world, quiet).expect("the number of the damaged one does not stand in its way");
 
     for path in epochs() {
-        std::fs::write(path, "tidemill checkpoint 1 0000\n{}").unwrap();
+        std::fs::write(path, "tidemill checkpoint 2 0000\n{}").unwrap();
     }
     let error = run(2, folder.path(), 2000, None, &world, quiet).unwrap_err().to_string();
     assert!(error.contains("none can be read; remove them to begin anew"), "{error}");

@@ -11,7 +11,7 @@ use crate::rebalance::Moved;
 use crate::route_map::RouteMap;
 
 /// Changes when the layout does.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const TITLE: &str = "tidemill checkpoint";
 
 /// What a part of a copy's state belongs to.

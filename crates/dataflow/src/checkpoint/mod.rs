@@ -29,6 +29,7 @@ pub(crate) mod in_flight;
 pub(crate) mod lease;
 pub mod manifest;
 mod news;
+mod packed;
 pub mod rows;
 pub mod schema;
 #[cfg(test)]

@@ -1,36 +1,57 @@
 //! Rows in snapshots: batches as bytes, without their schema, which is saved once beside them.
+//!
+//! ```text
+//! u64       rows
+//! column*   those of whole numbers: see `packed`
+//! message   the others, if there are any: an Arrow IPC message with LZ4
+//! ```
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use bytes::Bytes;
 
+use super::packed::{self, cut_short};
 use crate::memory::verify;
 use crate::wire::{Decoder, Encoder};
 
-/// The rows, compressed.
+/// The columns of a schema that are not packed.
+fn others(schema: &SchemaRef) -> Vec<usize> {
+    let fields = schema.fields().iter().enumerate();
+    fields.filter(|(_, field)| !packed::can(field.data_type())).map(|(at, _)| at).collect()
+}
+
+/// The rows, in few bytes.
 ///
 /// # Errors
 /// When a column cannot be encoded.
 pub fn encode(batch: &RecordBatch) -> Result<Bytes, ArrowError> {
-    with(&mut Encoder::compressed(batch.schema_ref())?, batch, Vec::new())
+    let mut bytes = Vec::with_capacity(8 + batch.num_columns() * (9 + 4 * batch.num_rows()));
+    bytes.extend_from_slice(&(batch.num_rows() as u64).to_le_bytes());
+    for column in batch.columns().iter().filter(|column| packed::can(column.data_type())) {
+        packed::pack(column.as_ref(), &mut bytes);
+    }
+    let others = others(batch.schema_ref());
+    if !others.is_empty() {
+        let rest = batch.project(&others)?;
+        let parts = Encoder::compressed(rest.schema_ref())?.encode(&rest)?;
+        parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    }
+    bytes.shrink_to_fit();
+    Ok(bytes.into())
 }
 
 /// The rows as they are, for who is beside, behind what `before` has.
 ///
 /// # Errors
 /// When a column cannot be encoded.
-pub fn encode_plain(batch: &RecordBatch, before: Vec<u8>) -> Result<Bytes, ArrowError> {
-    with(&mut Encoder::new(batch.schema_ref())?, batch, before)
-}
-
-fn with(encoder: &mut Encoder, batch: &RecordBatch, mut bytes: Vec<u8>) -> Result<Bytes, ArrowError> {
-    let parts = encoder.encode(batch)?;
-    bytes.reserve_exact(8 + parts.iter().map(|part| part.len()).sum::<usize>());
-    bytes.extend_from_slice(&(batch.num_rows() as u64).to_le_bytes());
-    parts.iter().for_each(|part| bytes.extend_from_slice(part));
-    Ok(bytes.into())
+pub fn encode_plain(batch: &RecordBatch, mut before: Vec<u8>) -> Result<Bytes, ArrowError> {
+    let parts = Encoder::new(batch.schema_ref())?.encode(batch)?;
+    before.reserve_exact(8 + parts.iter().map(|part| part.len()).sum::<usize>());
+    before.extend_from_slice(&(batch.num_rows() as u64).to_le_bytes());
+    parts.iter().for_each(|part| before.extend_from_slice(part));
+    Ok(before.into())
 }
 
 /// What [`encode`] made of rows with this schema, in memory of their own.
@@ -39,8 +60,25 @@ fn with(encoder: &mut Encoder, batch: &RecordBatch, mut bytes: Vec<u8>) -> Resul
 /// When the bytes make no sense.
 pub fn decode(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowError> {
     let (rows, body) = parts(bytes)?;
-    // Copied once, to memory that is aligned for every type.
-    Decoder::new(schema)?.decode(Buffer::from_slice_ref(&body), rows)
+    let (mut rest, others) = (body.as_ref(), others(schema));
+    let packed = schema.fields().iter().filter(|field| packed::can(field.data_type()));
+    let packed = packed.map(|field| packed::unpack(field.data_type(), rows, &mut rest));
+    let mut packed = packed.collect::<Result<Vec<ArrayRef>, _>>()?.into_iter();
+    let mut decoded = if others.is_empty() {
+        Vec::new()
+    } else {
+        // Copied once, to memory that is aligned for every type.
+        let schema = SchemaRef::new(schema.project(&others)?);
+        Decoder::new(&schema)?.decode(Buffer::from_slice_ref(std::mem::take(&mut rest)), rows)?.columns().to_vec()
+    }
+    .into_iter();
+    if !rest.is_empty() {
+        return Err(ArrowError::IpcError(format!("{} bytes behind the rows", rest.len())));
+    }
+    let of = |at| if others.contains(&at) { decoded.next() } else { packed.next() };
+    let columns = (0..schema.fields().len()).map(of).map(|column| column.expect("one for each field")).collect();
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)
 }
 
 /// What [`encode_plain`] made of rows with this schema, where it lies: only columns that do not lie as their type wants it are
@@ -55,7 +93,7 @@ pub fn decode_in_place(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch,
 
 fn parts(bytes: &Bytes) -> Result<(usize, Bytes), ArrowError> {
     verify(bytes).map_err(|error| ArrowError::ExternalError(Box::new(error)))?;
-    let rows = bytes.first_chunk().ok_or_else(|| ArrowError::IpcError("rows cut short".into()))?;
+    let rows = bytes.first_chunk().ok_or_else(cut_short)?;
     Ok((u64::from_le_bytes(*rows) as usize, bytes.slice(rows.len()..)))
 }
 

@@ -260,7 +260,10 @@ pub(crate) fn buckets_of_key(states: &RecordBatch, before: usize, keys: usize) -
 /// The rows of the buckets that are wanted, by bucket, as bytes; `of` has the bucket of each row.
 pub(crate) fn by_bucket(rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> bool) -> Result<Vec<(u32, Bytes)>> {
     let (order, starts) = in_order(of, wanted);
-    let sorted = take_record_batch(rows, &UInt32Array::from(order))?;
+    let sorted = match order.len() == of.len() && of.is_sorted() {
+        true => rows.clone(),
+        false => take_record_batch(rows, &UInt32Array::from(order))?,
+    };
     let mut parts = Vec::new();
     for (bucket, ends) in (0..).zip(starts.windows(2)) {
         let (from, to) = (ends[0] as usize, ends[1] as usize);
