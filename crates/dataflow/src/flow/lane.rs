@@ -157,7 +157,9 @@ impl End {
         };
         let header = way.header(Kind::Batch, *target, self.blocks, rows.len() as u64);
         let to = workers.iter().map(|(worker, _)| *worker);
-        let room = |len| way.links.room_towards(len, to);
+        // A broadcast to some is passed on by them, unless there are no others.
+        let passed_on = *target == u32::MAX && workers.len() + 1 < way.links.workers() as usize;
+        let room = |len| way.links.room_towards(len, to, passed_on);
         let (gather, part, widths) = match rows {
             Rows::Batch(batch) => return Ok(Frame::within(room, &header, &encoder.encode(batch)?)),
             Rows::Part(gather, part, widths) => (gather, part, widths),

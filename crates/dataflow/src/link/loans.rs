@@ -28,6 +28,8 @@ const BUDGET_SHARE: u64 = 16;
 const LENT_BYTES_MIN: u64 = 1 << 20;
 /// Smaller frames cost less to copy than to be asked back.
 const FRAME_BYTES_MIN: usize = 16 << 10;
+/// Frames are returned when those of all borrowers may be such a part of what is lent: their lender is not disturbed for each.
+const LOT_SHARE: usize = 16;
 
 /// What the workers of a runner lend each other; it outlives runs, as what was lent does.
 #[derive(Default)]
@@ -49,8 +51,16 @@ struct Lender {
 /// Another worker's memory.
 struct Borrowed {
     segment: Segment,
-    /// Places that are to be returned.
-    returned: Mutex<Vec<u64>>,
+    /// Fewer bytes are returned with what else is sent.
+    lot_bytes: usize,
+    returned: Mutex<ToReturn>,
+}
+
+/// What is to be returned.
+#[derive(Default)]
+struct ToReturn {
+    places: Vec<u64>,
+    bytes: usize,
 }
 
 /// What a worker tells the others of its memory: its process, the descriptor (or -1), how long it is, and what it begins with.
@@ -79,13 +89,15 @@ impl Loans {
         let mut offers = vec![0; size * offer.len()];
         comm.allgather(&offer, &mut offers)?;
         let (offers, _) = offers.as_chunks::<4>();
+        let borrowers = (0..size).filter(|&worker| near(worker)).count().max(1);
         let open = |worker: usize| -> Option<Arc<Borrowed>> {
             let [pid, fd, len, mark] = offers[worker];
             let fd = i32::try_from(fd).ok().filter(|_| near(worker))?;
             let segment = Segment::open(pid as u32, fd, len as usize).map_err(told).ok()?;
+            let lot_bytes = len as usize / LOT_SHARE / borrowers;
             // In another namespace of processes that number is another's.
             (marked(&segment).load(Ordering::Acquire) == mark)
-                .then(|| Arc::new(Borrowed { segment, returned: Mutex::default() }))
+                .then(|| Arc::new(Borrowed { segment, lot_bytes, returned: Mutex::default() }))
         };
         let borrowed: Vec<Option<Arc<Borrowed>>> = (0..size).map(open).collect();
         // Whose memory each worker has mapped, a word each.
@@ -100,11 +112,16 @@ impl Loans {
         Ok(Arc::new(Loans { lender, borrowed }))
     }
 
-    /// A room for a frame of `len` bytes that some of these workers can read where it lies.
-    pub(super) fn room(&self, len: usize, mut to: impl Iterator<Item = u32>) -> Option<Room> {
-        let lender =
-            self.lender.as_ref().filter(|lender| len >= FRAME_BYTES_MIN && to.any(|to| lender.lends_to(to)))?;
-        lender.space.take(len).map(Room::shared)
+    /// A room for a frame of `len` bytes that some of these workers can read where it lies; they may pass it on.
+    pub(super) fn room(&self, len: usize, to: impl Iterator<Item = u32>, passed_on: bool) -> Option<Room> {
+        let lender = self.lender.as_ref().filter(|_| len >= FRAME_BYTES_MIN)?;
+        let (mut some, mut all) = (false, !passed_on);
+        for worker in to {
+            let lends = lender.lends_to(worker);
+            (some, all) = (some || lends, all && lends);
+        }
+        let place = if some { lender.space.take(len) } else { None };
+        place.map(|place| Room::shared(place, all))
     }
 
     /// What tells a worker of a frame that it can read where it lies; `None` for one that it cannot.
@@ -148,7 +165,7 @@ impl Loans {
         }
         // SAFETY: within the segment, as just checked.
         let ptr = unsafe { of.segment.base().add(offset as usize) };
-        let borrow = Arc::new(AssertUnwindSafe(Borrow { of: Arc::clone(of), offset, links }));
+        let borrow = Arc::new(AssertUnwindSafe(Borrow { of: Arc::clone(of), offset, bytes: len as usize, links }));
         // SAFETY: the buffer owns the borrow, which keeps the memory mapped, and whose lender does not touch those bytes until it is dropped.
         let bytes = unsafe { Buffer::from_custom_allocation(ptr, len as usize, borrow) };
         let frame = Received::lent(bytes).map_err(|error| error.to_string())?;
@@ -160,7 +177,7 @@ impl Loans {
 
     /// Whether something is to be returned.
     pub(super) fn owes(&self) -> bool {
-        self.borrowed.iter().flatten().any(|of| !of.returned.lock().is_empty())
+        self.borrowed.iter().flatten().any(|of| !of.returned.lock().places.is_empty())
     }
 
     /// What is to be returned, and to whom.
@@ -169,7 +186,7 @@ impl Loans {
         by_worker.flat_map(move |(worker, of)| {
             let returned = std::mem::take(&mut *of.returned.lock());
             let frame = move |seq| (worker, Frame::bare(&Header { seq, ..Header::new(Kind::Returned, run) }));
-            returned.into_iter().map(frame)
+            returned.places.into_iter().map(frame)
         })
     }
 }
@@ -198,14 +215,19 @@ fn marked(segment: &Segment) -> &AtomicU64 {
 struct Borrow {
     of: Arc<Borrowed>,
     offset: u64,
+    bytes: usize,
     links: Weak<Links>,
 }
 
 impl Drop for Borrow {
     fn drop(&mut self) {
-        self.of.returned.lock().push(self.offset);
+        let mut returned = self.of.returned.lock();
+        returned.places.push(self.offset);
+        returned.bytes += self.bytes;
+        let lot = returned.bytes >= self.of.lot_bytes;
+        drop(returned);
         // After the run the next one returns it.
-        if let Some(links) = self.links.upgrade() {
+        if lot && let Some(links) = self.links.upgrade() {
             links.owe();
         }
     }
@@ -310,7 +332,7 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         let endpoints = Endpoint::in_process(2).unwrap();
         let segment = Segment::private(1 << 20).unwrap();
-        let borrowed = vec![None, Some(Arc::new(Borrowed { segment, returned: Mutex::default() }))];
+        let borrowed = vec![None, Some(Arc::new(Borrowed { segment, lot_bytes: 100, returned: Mutex::default() }))];
         let loans = Arc::new(Loans { lender: None, borrowed });
         let links = Links::new(endpoints[0].clone(), 9, 0, 7, &[Rank(0), Rank(1)], &loans);
         let told = |kind, seq, rows| {
@@ -326,11 +348,11 @@ mod tests {
             assert!(refused(1, seq, rows).contains("it lends"), "{rows} at {seq}");
         }
         assert!(refused(1, 4096, 64).contains("no frame"), "there are only zeros");
-        assert_eq!(
-            loans.borrowed[1].as_ref().unwrap().returned.lock().as_slice(),
-            [4096],
-            "it is returned all the same"
-        );
+        let returned = || loans.borrowed[1].as_ref().unwrap().returned.lock().places.clone();
+        assert_eq!(returned(), [4096], "it is returned all the same");
+        assert!(!links.is_dirty(), "but not for itself");
+        refused(1, 8192, 64);
+        assert!(links.is_dirty() && returned() == [4096, 8192]);
         assert!(loans.take_back(1, &told(Kind::Returned, 4096, 0)).unwrap_err().contains("not lent"));
         endpoints.iter().for_each(Endpoint::leave);
     }

@@ -127,9 +127,9 @@ impl Links {
         self.peers.len() as u32
     }
 
-    /// A room for a frame to these workers.
-    pub(crate) fn room_towards(&self, len: usize, to: impl Iterator<Item = u32>) -> Room {
-        self.loans.room(len, to).unwrap_or_else(|| self.room(len))
+    /// A room for a frame to these workers, who may pass it on.
+    pub(crate) fn room_towards(&self, len: usize, to: impl Iterator<Item = u32>, passed_on: bool) -> Room {
+        self.loans.room(len, to, passed_on).unwrap_or_else(|| self.room(len))
     }
 
     /// A room for what only this worker reads.

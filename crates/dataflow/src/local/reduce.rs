@@ -11,7 +11,7 @@ use arrow::compute::{SortOptions, concat_batches, take};
 use arrow::datatypes::{ArrowNativeTypeOp, DataType, Field, Schema, SchemaRef};
 
 use super::groups::Groups;
-use super::whole::whole;
+use super::whole::{Sums, whole};
 use crate::error::{DataflowError, TaskError};
 use crate::flow::batch_bytes;
 use crate::keys::KeyHasher;
@@ -258,6 +258,8 @@ pub(crate) struct Reducer {
     plan: Plan,
     level: u32,
     groups: Groups,
+    /// Without keys, if all columns can be summed as they come.
+    sums: Option<Sums>,
     /// Without keys, the group of each row of a batch that is folded by itself.
     zeros: Vec<u32>,
     /// One row for each group that has been folded.
@@ -298,10 +300,14 @@ impl Reducer {
         let values: Vec<usize> = (plan.keys..plan.schema.fields().len()).collect();
         let folded = RecordBatch::new_empty(Arc::new(plan.schema.project(&values)?));
         let reservation = plan.governor.reservation(&plan.name);
+        let only_sums =
+            matches!(&plan.reduce.fold, Fold::Columns(columns) if columns.iter().all(|(_, op)| *op == ColumnOp::Sum));
+        let sums = if plan.keys == 0 && only_sums { Sums::new(&plan.schema) } else { None };
         Ok(Reducer {
             plan,
             level,
             groups,
+            sums,
             zeros: Vec::new(),
             folded,
             pending: Vec::new(),
@@ -313,6 +319,11 @@ impl Reducer {
     }
 
     pub(crate) fn push(&mut self, mut batch: RecordBatch) -> Result<(), TaskError> {
+        if let Some(sums) = &mut self.sums
+            && sums.add(&batch)
+        {
+            return Ok(());
+        }
         if self.plan.keys == 0 && batch.num_rows() >= ALONE_ROWS_MIN && !self.plan.reduce.is_function() {
             self.zeros.resize(self.zeros.len().max(batch.num_rows()), 0);
             batch = self.plan.reduce.fold(&batch, &self.zeros[..batch.num_rows()], 1)?;
@@ -396,6 +407,9 @@ impl Reducer {
 
     /// The results, in batches.
     pub(crate) fn finish(mut self) -> Result<Reduced, TaskError> {
+        if let Some(row) = self.sums.take().and_then(|sums| sums.row(&self.plan.schema)) {
+            self.push(row?)?;
+        }
         self.fold()?;
         let mut parts = Vec::new();
         if self.spilled.is_some() {

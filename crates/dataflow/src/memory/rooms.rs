@@ -60,8 +60,8 @@ pub(crate) struct Room(Memory);
 enum Memory {
     /// This worker's own.
     Own(MutableBuffer, Weak<Rooms>),
-    /// Others of the host can read it, too.
-    Shared(Place),
+    /// Others of the host can read it, too; if so told, all that it is for do.
+    Shared(Place, bool),
 }
 
 impl Room {
@@ -70,12 +70,14 @@ impl Room {
         Room(Memory::Own(MutableBuffer::with_capacity(len), Weak::new()))
     }
 
-    pub(crate) fn shared(place: Place) -> Self {
-        Room(Memory::Shared(place))
+    /// One that others of the host can read; `by_all`: and all that it is for do, and nobody else.
+    pub(crate) fn shared(place: Place, by_all: bool) -> Self {
+        Room(Memory::Shared(place, by_all))
     }
 
-    pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.0, Memory::Shared(_))
+    /// Whether it is read where it is by all that it is for.
+    pub(crate) fn is_read_in_place(&self) -> bool {
+        matches!(self.0, Memory::Shared(_, true))
     }
 
     /// All of it, to be filled.
@@ -83,7 +85,7 @@ impl Room {
         match &mut self.0 {
             // SAFETY: the buffer has so many bytes there.
             Memory::Own(memory, _) => unsafe { from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.capacity()) },
-            Memory::Shared(place) => place.spare(),
+            Memory::Shared(place, _) => place.spare(),
         }
     }
 
@@ -100,7 +102,7 @@ impl Room {
                 }
                 NonNull::from(memory.as_slice()).cast()
             }
-            Memory::Shared(place) => place.ptr(),
+            Memory::Shared(place, _) => place.ptr(),
         };
         // A panic elsewhere leaves rooms as they are.
         let owner = Arc::new(AssertUnwindSafe(self));

@@ -133,17 +133,16 @@ pub(crate) struct Draft {
     /// How much is written.
     at: usize,
     body_len: usize,
-    /// Not where another worker reads it from this worker's memory: nothing can happen to it on a way that it does not take.
+    /// Not where others read it from this worker's memory: nothing can happen to it on a way that it does not take.
     hasher: Option<XxHash3_64>,
 }
 
 impl Draft {
-    /// A frame whose body has so many bytes, in a room for so many. A frame for several workers may be passed on, and has its checksum always.
+    /// A frame whose body has so many bytes, in a room for so many.
     pub(crate) fn new(room: impl FnOnce(usize) -> Room, header: &Header, body_len: usize) -> Self {
         let room = room((HEADER_BYTES + body_len).next_multiple_of(HEADER_BYTES));
         let header_bytes = header.encode(body_len as u64);
-        let hasher =
-            (!room.is_shared() || header.target == u32::MAX).then(|| XxHash3_64::with_seed(seed(&header_bytes[..48])));
+        let hasher = (!room.is_read_in_place()).then(|| XxHash3_64::with_seed(seed(&header_bytes[..48])));
         let mut draft = Draft { room, at: 0, body_len, hasher: None };
         draft.put(&header_bytes);
         Draft { hasher, ..draft }
