@@ -234,19 +234,54 @@ def test_sql(data: tm.DataSet) -> None:
 
 
 def test_split_texts_are_exploded_in_one_step() -> None:
-    """As by two steps, which `list` keeps apart: empty texts have no parts; nulls stay, but not in SQL."""
+    """As by two steps, which `list` keeps apart, and in SQL: empty texts and nulls have no parts."""
     texts = ["", None, "a", " ", "a  b", "one that is longer than twelve bytes", "x y " * 30]
     for kind in pa.string(), pa.large_string(), pa.string_view():
         lines = tm.from_arrow(pa.table({"i": list(range(len(texts))), "line": pa.array(texts, kind)}))
         split = lines.select("i", word=tm.col("line").str.split(" "))
         assert "SplitExec" in split.explode("word").explain() and "UnnestExec" not in split.explode("word").explain()
-        expected = [(i, word) for i, text in enumerate(texts) if text for word in text.split(" ")] + [(1, None)]
+        expected = [(i, word) for i, text in enumerate(texts) if text for word in text.split(" ")]
         found = split.explode("word").to_dict()
-        assert list(zip(found["i"], found["word"], strict=True)) == sorted(expected, key=lambda row: row[0])
+        assert list(zip(found["i"], found["word"], strict=True)) == expected
         apart = split.with_columns(n=tm.col("word").list.len()).explode("word").drop("n")
         assert apart.to_dict() == found
         only = tm.sql("select unnest(string_to_array(line, ' ')) as word from lines", lines=lines)
-        assert only.to_dict()["word"] == [word for word in found["word"] if word is not None]
+        assert only.to_dict()["word"] == found["word"]
+
+
+def test_aggregates_with_an_order_of_their_own_over_windows() -> None:
+    data = tm.from_dict({"k": ["a", "a", "b", "a"], "n": [3, 1, 9, 2]})
+    n = tm.col("n")
+    found = data.select(
+        "k", "n", up=n.to_list("n").over("k"), first=n.first("n").over("k"), last=n.last("n").over("k")
+    ).sort("k", "n")
+    assert found.to_dict() == {
+        "k": ["a", "a", "a", "b"],
+        "n": [1, 2, 3, 9],
+        "up": [[1, 2, 3]] * 3 + [[9]],
+        "first": [1, 1, 1, 9],
+        "last": [3, 3, 3, 9],
+    }
+    with pytest.raises(tm.DataSetError, match="has an order of its own: leave out order_by and rows"):
+        n.first("n").over("k", order_by="n")
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select k, a.n from a full join b using (k)", r"write ON a.key = b.key, and coalesce\(a.key, b.key\)"),
+        ("select * from (select * from a natural right join b)", "write ON"),
+        ("select k from a except all select k from b", "would not count how often a row is there"),
+        ("with c as (select k from a union select k from b intersect all select k from a) select * from c", "ALL"),
+        ("select k from a tablesample (10 percent)", "DataSet.sample takes a part of the rows"),
+        ("select k from a prewhere k > 1", "write WHERE"),
+    ],
+)
+def test_sql_that_would_mean_something_else(query: str, message: str) -> None:
+    a, b = tm.from_dict({"k": [1, 2], "n": [1, 2]}), tm.from_dict({"k": [2, 3]})
+    with pytest.raises(tm.DataSetError, match=message):
+        tm.sql(query, a=a, b=b)
+    assert tm.sql("select k from a left join b using (k) except select 1", a=a, b=b).to_dict() == {"k": [2]}
 
 
 def test_explain(data: tm.DataSet) -> None:

@@ -439,6 +439,27 @@ def test_pyarrow_in_and_out(data: tm.DataSet) -> None:
     assert pa.schema(back) == kinds.schema
 
 
+def test_paths_above_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beneath a link, ``..`` is where the kernel says."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path / "a")
+    data = tm.from_dict({"x": [1]})
+    for path, place in [("../up", "up"), ("./b/../same", "a/same"), (f"{tmp_path}/link/../beside", "a/beside")]:
+        data.write_parquet(path)
+        assert (tmp_path / place).is_dir()
+        assert tm.read_parquet(path).to_dict() == {"x": [1]}
+    assert data.write_csv("../up", overwrite=True) == 1
+    with pytest.raises(tm.DataSetError, match="nowhere"):
+        data.write_parquet("nowhere/../out")
+
+
+def test_patterns_of_nulls_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    with pytest.raises(tm.DataSetError, match=r'null="\(" is no regular expression'):
+        tm.read_csv(tmp_path / "a.csv", null="(")
+
+
 @pytest.mark.parametrize("library", ["polars", "pandas"])
 def test_other_libraries_in_and_out(library: str) -> None:
     module = pytest.importorskip(library)
@@ -478,6 +499,27 @@ def test_run_end_encoded_values_are_written_out(tmp_path: Path) -> None:
         assert rows(data.group_by("in").agg(n=tm.count()).select("n")) == [(2,), (3,)]
         assert data.select("k").distinct().count() == 2
         assert data.sort("k", "v").to_dict()["k"] == ["a", "a", "b", "b", "b"]
+
+
+@pytest.mark.parametrize("kind", [pa.list_view, pa.large_list_view])
+def test_views_of_lists_are_lists(kind: Any) -> None:
+    """Joins would take all of them for equal."""
+    values = [[1], [2, 3], None, []]
+    views = pa.table({"k": pa.array(values, kind(pa.int64())), "v": [1, 2, 3, 4]})
+    within = views.append_column("in", pa.StructArray.from_arrays([views["k"].combine_chunks()], ["k"]))
+    data = tm.from_arrow(within)
+    assert "view" not in str(data.schema)
+    for key in "k", "in":
+        pairs = data.join(data.select(key, w="v"), on=key).select("v", "w")
+        assert rows(pairs) == [(v, v) for v in (1, 2, 3, 4) if key == "in" or v != 3]
+    assert data.sort("v").to_dict()["k"] == values
+
+
+def test_unions_are_no_keys() -> None:
+    union = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
+    data = tm.from_arrow(pa.table({"k": union}))
+    with pytest.raises(tm.DataSetError, match='cannot join by "k" of type Union.*cast it first'):
+        data.join(data, on="k")
 
 
 def test_dictionaries_of_more_values_than_their_keys_count(tmp_path: Path) -> None:

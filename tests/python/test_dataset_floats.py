@@ -173,6 +173,29 @@ def test_least_and_largest(odd: tm.DataSet) -> None:
     assert cases.to_dict()["c"] == [{"nan": "n", "0": "z"}.get(name) for name in KINDS]
 
 
+@pytest.mark.parametrize("type", [pa.float64(), pa.float32(), pa.float16()])
+def test_least_and_largest_of_groups(type: pa.DataType) -> None:
+    """Whatever comes first, and in whatever batches."""
+    nan, inf = math.nan, math.inf
+    for values, least, most in [
+        ([nan, 1.5, 2.0], "1.5", "nan"),
+        ([1.5, nan, 2.0], "1.5", "nan"),
+        ([nan, -inf, 1.0], "-inf", "nan"),
+        ([-inf, -inf, None], "-inf", "-inf"),
+        ([inf, None], "inf", "inf"),
+        ([nan, None, nan], "nan", "nan"),
+    ]:
+        column = pa.array(np.array([0.0 if v is None else v for v in values]), from_pandas=False).cast(type)
+        column = pa.array([None if v is None else c for v, c in zip(values, column, strict=True)], type)
+        table = pa.table({"k": ["a"] * len(values), "x": column})
+        rows = pa.Table.from_batches(table.to_batches(max_chunksize=1))
+        for data in tm.from_arrow(table), tm.from_arrow(rows), tm.from_arrow(table).repartition(3):
+            found = data.group_by("k").agg(a=x.min(), b=x.max()).to_pylist()
+            assert [kinds([row["a"], row["b"]]) for row in found] == [[least, most]], (values, found)
+    nothing = tm.from_arrow(pa.table({"k": ["a"], "x": pa.array([None], type)}))
+    assert nothing.group_by("k").agg(a=x.min(), b=x.max()).to_pylist() == [{"k": "a", "a": None, "b": None}]
+
+
 def test_on_several_workers(tmp_path: Path) -> None:
     """Rows of one key come together wherever they were: the hash of a key is that of its value."""
     (tmp_path / "app.py").write_text(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{Column, TableReference};
+use datafusion::common::{Column, TableReference, UnnestOptions};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
 use datafusion::functions::core::expr_ext::FieldAccessor;
@@ -26,6 +26,7 @@ use crate::files::GLOBS;
 use crate::read::read_url;
 use crate::reading::Reading;
 use crate::sources::Sources;
+use crate::sql;
 use crate::stores::is_url;
 use crate::stream::{Remembered, window_parts};
 
@@ -93,6 +94,7 @@ impl DataSet {
     pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
         // A session of its own: the tables of one query are no concern of another.
         let context = engine.session().enable_url_table();
+        sql::check(&context.state(), query)?;
         let known: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
         for (name, table) in tables {
             context.register_table(TableReference::bare(name), table.frame.into_view())?;
@@ -376,7 +378,7 @@ impl DataSet {
         DataSet::new(self.frame.clone().repartition(how)?)
     }
 
-    /// One row for each element of the lists in `names`; the other columns are repeated.
+    /// One row for each element of the lists in `names`, so none for an empty list or null; the other columns are repeated.
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` if a column holds no lists.
@@ -384,7 +386,7 @@ impl DataSet {
         names.iter().try_for_each(|name| self.check_column(name))?;
         let columns = names.iter().map(Column::from_name).collect();
         let plan = LogicalPlanBuilder::from(self.frame.logical_plan().clone())
-            .unnest_columns_with_options(columns, Default::default())?
+            .unnest_columns_with_options(columns, UnnestOptions::new().with_preserve_nulls(false))?
             .build()?;
         let (state, _) = self.frame.clone().into_parts();
         DataSet::new(DataFrame::new(state, plan))

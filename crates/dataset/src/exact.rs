@@ -19,11 +19,13 @@ use datafusion::logical_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
-/// The type that a column of such a type has here: run-end encoded values are written out, because joins and groups would compare
-/// runs instead of values, and keys of dictionaries are wide enough for the values of all batches together.
+/// The type that a column of such a type has here: run-end encoded values and views of lists are written out, because joins and groups
+/// would compare runs and views instead of values, and keys of dictionaries are wide enough for the values of all batches together.
 pub fn plain_type(kind: &DataType) -> DataType {
     type_with(kind, &|kind| match kind {
         DataType::RunEndEncoded(_, values) => plain_type(values.data_type()),
+        DataType::ListView(of) => DataType::List(Arc::new(plain_field(of))),
+        DataType::LargeListView(of) => DataType::LargeList(Arc::new(plain_field(of))),
         DataType::Dictionary(keys, values) => {
             let keys = match keys.as_ref() {
                 DataType::Int8 | DataType::UInt8 | DataType::Int16 | DataType::UInt16 => DataType::Int32,
@@ -118,6 +120,8 @@ pub(crate) fn can_cast(from: &DataType, to: &DataType) -> bool {
     match (from, to) {
         _ if from == to || *from == DataType::Null => true,
         (DataType::RunEndEncoded(_, values), _) => can_cast(values.data_type(), to),
+        (DataType::ListView(of), _) => can_cast(&DataType::List(Arc::clone(of)), to),
+        (DataType::LargeListView(of), _) => can_cast(&DataType::LargeList(Arc::clone(of)), to),
         (DataType::Struct(from), DataType::Struct(to)) => to.iter().all(|field| match from.find(field.name()) {
             Some((_, known)) => can_cast(known.data_type(), field.data_type()),
             None => field.is_nullable(),
@@ -139,6 +143,8 @@ pub fn exact(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, ArrowError> {
         _ if from == to => Ok(Arc::clone(array)),
         (DataType::Null, _) => Ok(new_null_array(to, array.len())),
         (DataType::RunEndEncoded(_, values), _) => exact(&cast(array, values.data_type())?, to),
+        (DataType::ListView(of), _) => exact(&cast(array, &DataType::List(Arc::clone(of)))?, to),
+        (DataType::LargeListView(of), _) => exact(&cast(array, &DataType::LargeList(Arc::clone(of)))?, to),
         (DataType::Dictionary(_, values), DataType::Dictionary(_, wanted)) if values == wanted => strict(array, to),
         (DataType::Dictionary(_, values), _) => exact(&cast(array, values)?, to),
         (_, DataType::Dictionary(_, values)) => strict(&exact(array, values)?, to),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Column, ScalarValue};
+use datafusion::common::{Column, ScalarValue, plan_err};
 use datafusion::logical_expr::expr::{
     AggregateFunction, Alias, Case, ScalarFunction, Sort, WindowFunction, WindowFunctionParams,
 };
@@ -128,10 +128,12 @@ pub type RowRange = (Option<i64>, Option<i64>);
 
 /// Evaluates every aggregate and window function in `expr` over a window.
 ///
-/// With an order and no `rows`, the window goes from the partition's first row to the current one and its equals.
+/// With an order and no `rows`, the window goes from the partition's first row to the current one and its equals. An aggregate that has an
+/// order of its own is one of all rows of the partition, in that order.
 ///
 /// # Errors
-/// `Query` if there is nothing in `expr` that could have a window, or the first row comes after the last.
+/// `Query` if there is nothing in `expr` that could have a window, the first row comes after the last, or an aggregate has an order and
+/// the window another, or rows.
 pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<RowRange>) -> Result<Expr> {
     let frame = match rows {
         Some((Some(first), Some(last))) if first > last => {
@@ -140,14 +142,20 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
         Some((first, last)) => WindowFrame::new_bounds(WindowFrameUnits::Rows, bound(first, true), bound(last, false)),
         None => WindowFrame::new((!order_by.is_empty()).then_some(false)),
     };
-    let windowed = |fun, args, filter, null_treatment, distinct| {
+    let windowed = |fun, args, filter, null_treatment, distinct, own_order: Vec<Sort>| {
+        let (order_by, window_frame) = match own_order.is_empty() {
+            true => (order_by.to_vec(), frame.clone()),
+            false => {
+                (own_order, WindowFrame::new_bounds(WindowFrameUnits::Rows, bound(None, true), bound(None, false)))
+            }
+        };
         Expr::from(WindowFunction {
             fun,
             params: WindowFunctionParams {
                 args,
                 partition_by: partition_by.to_vec(),
-                order_by: order_by.to_vec(),
-                window_frame: frame.clone(),
+                order_by,
+                window_frame,
                 filter,
                 null_treatment,
                 distinct,
@@ -160,10 +168,16 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
         Ok(match node {
             Expr::AggregateFunction(AggregateFunction { func, params: p }) => {
                 any = true;
+                if !p.order_by.is_empty() && !(order_by.is_empty() && rows.is_none()) {
+                    let name = func.name();
+                    return plan_err!(
+                        "{name} has an order of its own: leave out order_by and rows of over(), or that order"
+                    );
+                }
                 let fun = WindowFunctionDefinition::AggregateUDF(func);
                 // What is inside is the function's argument, not a function over this window.
                 Transformed::new(
-                    windowed(fun, p.args, p.filter, p.null_treatment, p.distinct),
+                    windowed(fun, p.args, p.filter, p.null_treatment, p.distinct, p.order_by),
                     true,
                     TreeNodeRecursion::Jump,
                 )
@@ -173,7 +187,7 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
                 any = true;
                 let p = f.params;
                 Transformed::new(
-                    windowed(f.fun, p.args, p.filter, p.null_treatment, p.distinct),
+                    windowed(f.fun, p.args, p.filter, p.null_treatment, p.distinct, Vec::new()),
                     true,
                     TreeNodeRecursion::Jump,
                 )

@@ -171,12 +171,28 @@ fn check_kinds(left: &str, left_type: &DataType, right: &str, right_type: &DataT
         DataType::Dictionary(_, value) => is_text(value),
         other => is_text(other),
     };
+    for (name, data_type) in [(left, left_type), (right, right_type)] {
+        if has_union(data_type) {
+            return Err(DataSetError::Query(format!(
+                "cannot join by {name:?} of type {data_type}: values of unions cannot be compared; cast it first"
+            )));
+        }
+    }
     if kind(left_type) != kind(right_type) && !left_type.is_null() && !right_type.is_null() {
         return Err(DataSetError::Query(format!(
             "cannot join {left:?} of type {left_type} with {right:?} of type {right_type}; cast one of them"
         )));
     }
     Ok(())
+}
+
+fn has_union(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Union(..) => true,
+        DataType::Struct(fields) => fields.iter().any(|field| has_union(field.data_type())),
+        DataType::List(of) | DataType::LargeList(of) | DataType::FixedSizeList(of, _) => has_union(of.data_type()),
+        _ => false,
+    }
 }
 
 fn is_text(data_type: &DataType) -> bool {

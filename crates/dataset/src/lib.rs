@@ -60,6 +60,7 @@ mod rewrite;
 mod sources;
 mod spill;
 mod split;
+mod sql;
 mod stores;
 mod stream;
 mod times;

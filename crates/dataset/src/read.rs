@@ -17,6 +17,7 @@ use datafusion::functions::core::expr_fn::nullif;
 use datafusion::functions::regex::expr_fn::regexp_like;
 use datafusion::logical_expr::{cast, lit};
 use futures::{StreamExt, TryStreamExt};
+use regex::Regex;
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
@@ -118,6 +119,11 @@ pub async fn read(
         Format::Parquet | Format::Ipc => FileCompressionType::UNCOMPRESSED,
         _ => found.compression()?,
     };
+    if let Format::Csv(CsvLayout { null: Some(pattern), .. }) = &format
+        && let Err(error) = Regex::new(pattern)
+    {
+        return Err(DataSetError::Query(format!("null={pattern:?} is no regular expression: {error}")));
+    }
     if let Format::Csv(layout) = &format
         && layout.has_header
     {

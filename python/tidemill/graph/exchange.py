@@ -145,8 +145,8 @@ def reduce(how: How, *, to: int = 0, along: str = "binomial") -> Exchange:
     Parameters
     ----------
     how : mapping of str to str, str, or callable
-        For tables ``{"column": "sum"}``, or ``"product"``, ``"min"``, ``"max"``, ``"any"``; other columns are left out. Or a
-        function of two rows, as dicts, that gives one with the same columns. For arrays and objects one of ``"sum"``,
+        For tables ``{"column": "sum"}``, or ``"product"``, ``"min"``, ``"max"``, ``"any"``; other columns are left out, and decimals have
+        no product. Or a function of two rows, as dicts, that gives one with the same columns. For arrays and objects one of ``"sum"``,
         ``"product"``, ``"min"``, ``"max"``, of arrays element by element, or a function of two messages. Functions are
         called in any order.
     to : int, default=0

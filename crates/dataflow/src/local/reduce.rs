@@ -4,11 +4,13 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, ArrowPrimitiveType, PrimitiveArray, RecordBatch, RecordBatchOptions, UInt32Array,
+    Array, ArrayRef, ArrowPrimitiveType, AsArray, PrimitiveArray, RecordBatch, RecordBatchOptions, UInt32Array,
     downcast_primitive_array, make_comparator,
 };
 use arrow::compute::{SortOptions, concat_batches, take};
-use arrow::datatypes::{ArrowNativeTypeOp, DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{
+    ArrowNativeTypeOp, DataType, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, Field, Schema, SchemaRef,
+};
 
 use super::groups::Groups;
 use super::whole::{Sums, whole};
@@ -31,7 +33,7 @@ const ROWS_MAX: usize = 8192;
 pub enum ColumnOp {
     /// The sum; beyond the type's range an error.
     Sum,
-    /// The product; beyond the type's range an error.
+    /// The product; beyond the type's range an error. Decimals have none.
     Product,
     /// The smallest, in Arrow's order: NaN is largest.
     Min,
@@ -150,7 +152,11 @@ impl Reduce {
         if let Fold::Columns(columns) = &self.fold {
             for ((name, op), at) in columns.iter().zip(crate::exchange::columns(schema, &reduced)?) {
                 let data_type = schema.field(at).data_type();
-                let arithmetic = data_type.is_numeric() || matches!(data_type, DataType::Duration(_));
+                let arithmetic = match op {
+                    // Each would have more digits behind the point.
+                    ColumnOp::Product => data_type.is_integer() || data_type.is_floating(),
+                    _ => data_type.is_numeric() || matches!(data_type, DataType::Duration(_)),
+                };
                 if matches!(op, ColumnOp::Sum | ColumnOp::Product) && !arithmetic {
                     return Err(format!("column \"{name}\" ({data_type}) has no {op:?}").to_lowercase());
                 }
@@ -170,7 +176,7 @@ impl Reduce {
                 let columns = columns
                     .iter()
                     .zip(values.columns())
-                    .map(|((_, op), column)| fold_column(*op, column, groups, count))
+                    .map(|((_, op), column)| fits(fold_column(*op, column, groups, count)?))
                     .collect::<Result<_, _>>()?;
                 let options = RecordBatchOptions::new().with_row_count(Some(count));
                 Ok(RecordBatch::try_new_with_options(values.schema(), columns, &options)?)
@@ -185,6 +191,19 @@ impl Reduce {
             }
         }
     }
+}
+
+/// Arrow adds decimals up beyond the digits that their type has.
+fn fits(folded: ArrayRef) -> Result<ArrayRef, TaskError> {
+    match folded.data_type() {
+        DataType::Decimal32(digits, _) => folded.as_primitive::<Decimal32Type>().validate_decimal_precision(*digits),
+        DataType::Decimal64(digits, _) => folded.as_primitive::<Decimal64Type>().validate_decimal_precision(*digits),
+        DataType::Decimal128(digits, _) => folded.as_primitive::<Decimal128Type>().validate_decimal_precision(*digits),
+        DataType::Decimal256(digits, _) => folded.as_primitive::<Decimal256Type>().validate_decimal_precision(*digits),
+        _ => Ok(()),
+    }
+    .map_err(|_| format!("Overflow: a sum is beyond the range of {}", folded.data_type()))?;
+    Ok(folded)
 }
 
 fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) -> Result<ArrayRef, TaskError> {
@@ -465,7 +484,7 @@ impl Reduced {
 mod tests {
     use std::collections::BTreeMap;
 
-    use arrow::array::{AsArray, Float64Array, Int64Array, StringArray};
+    use arrow::array::{Decimal128Array, Float64Array, Int64Array, StringArray};
     use arrow::datatypes::{Float64Type, Int64Type};
     use proptest::prelude::*;
 
@@ -591,5 +610,29 @@ mod tests {
         let mut reducer = Reducer::new(&rows.schema(), 1, &Reduce::new().sum("n").max("x"), &governor, "test").unwrap();
         reducer.push(rows).unwrap();
         assert!(reducer.finish().err().unwrap().to_string().to_lowercase().contains("overflow"));
+    }
+
+    /// A decimal of more digits than its type has would be read as one by nobody; a product has other digits behind the point.
+    #[test]
+    fn decimals_have_their_digits() {
+        let governor = Governor::new(MemorySettings::default());
+        let sum = |values: Vec<i128>, keys: usize| {
+            let decimals = Decimal128Array::from(values.clone()).with_precision_and_scale(5, 2).unwrap();
+            let numbers = Int64Array::from(vec![1; values.len()]);
+            let all = [("k", Arc::new(numbers) as ArrayRef), ("d", Arc::new(decimals) as ArrayRef)];
+            let rows = RecordBatch::try_from_iter(all.into_iter().skip(1 - keys)).unwrap();
+            let mut reducer = Reducer::new(&rows.schema(), keys, &Reduce::new().sum("d"), &governor, "test").unwrap();
+            reducer.push(rows).unwrap();
+            let row = reducer.finish()?.next_batch()?.unwrap();
+            Ok::<i128, TaskError>(row.column(keys).as_primitive::<Decimal128Type>().value(0))
+        };
+        for keys in [0, 1] {
+            assert_eq!(sum(vec![99_998, 1], keys).unwrap(), 99_999);
+            let error = sum(vec![99_999, 1], keys).unwrap_err().to_string();
+            assert!(error.contains("beyond the range of Decimal128(5, 2)"), "{error}");
+        }
+        let schema = Arc::new(Schema::new(vec![Field::new("d", DataType::Decimal128(5, 2), false)]));
+        let product = Reduce::new().column("d", ColumnOp::Product);
+        assert_eq!(product.schema(&schema, &[]).unwrap_err(), "column \"d\" (decimal128(5, 2)) has no product");
     }
 }

@@ -5,10 +5,12 @@
 //! |--------------|------------------------------------------------------------|
 //! | `arithmetic` | `+`, `-` and `*` of whole numbers and decimals               |
 //! | `sum`        | sums of them, exact however partial sums come together; `totals` adds them up |
+//! | `extremes`   | least and greatest floats of groups                         |
 //! | `float_keys` | NaNs and zeros in keys, orders and comparisons              |
 //! | `sliding`    | sums, means and variances of floats in frames that slide    |
 
 mod arithmetic;
+mod extremes;
 mod float_keys;
 mod sliding;
 mod sum;
@@ -22,7 +24,9 @@ pub(crate) use float_keys::{CompareFloats, beneath};
 
 /// Functions of ours that take the place of DataFusion's.
 pub(crate) fn aggregate_functions() -> impl Iterator<Item = AggregateUDF> {
-    std::iter::once(AggregateUDF::from(sum::Sum::default())).chain(sliding::functions().map(AggregateUDF::from))
+    let extremes = extremes::functions().into_iter().map(AggregateUDF::from);
+    let sliding = sliding::functions().map(AggregateUDF::from);
+    std::iter::once(AggregateUDF::from(sum::Sum::default())).chain(extremes).chain(sliding)
 }
 
 /// Functions of one row's numbers.

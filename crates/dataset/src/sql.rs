@@ -1,0 +1,75 @@
+//! What would be planned otherwise than SQL means it, or left out in silence. Here it is an error, which names what to write instead.
+
+use std::ops::ControlFlow;
+
+use datafusion::execution::SessionState;
+use datafusion::sql::parser::Statement;
+use datafusion::sql::sqlparser::ast::{
+    JoinConstraint, JoinOperator, Query, Select, SetExpr, SetOperator, SetQuantifier, TableFactor, Visit, Visitor,
+};
+
+use crate::error::{DataSetError, Result};
+
+/// Refuses such a query; one that does not parse is refused elsewhere.
+///
+/// # Errors
+/// `Query`.
+pub(crate) fn check(state: &SessionState, query: &str) -> Result<()> {
+    let dialect = state.config().options().sql_parser.dialect;
+    let Ok(Statement::Statement(statement)) = state.sql_to_statement(query, &dialect) else { return Ok(()) };
+    match statement.visit(&mut Checks) {
+        ControlFlow::Break(reason) => Err(DataSetError::Query(reason.to_owned())),
+        ControlFlow::Continue(()) => Ok(()),
+    }
+}
+
+struct Checks;
+
+impl Visitor for Checks {
+    type Break = &'static str;
+
+    fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<&'static str> {
+        sets(&query.body)
+    }
+
+    fn pre_visit_select(&mut self, select: &Select) -> ControlFlow<&'static str> {
+        if select.prewhere.is_some() {
+            return ControlFlow::Break("there is no PREWHERE; write WHERE, of which files are asked first, too");
+        }
+        for join in select.from.iter().flat_map(|table| &table.joins) {
+            if let JoinOperator::Right(by) | JoinOperator::RightOuter(by) | JoinOperator::FullOuter(by) =
+                &join.join_operator
+                && matches!(by, JoinConstraint::Using(_) | JoinConstraint::Natural)
+            {
+                return ControlFlow::Break(
+                    "in a RIGHT or FULL JOIN with USING, or a NATURAL one, keys of rows that only the second table has \
+                     would be null; write ON a.key = b.key, and coalesce(a.key, b.key)",
+                );
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<&'static str> {
+        match table {
+            TableFactor::Table { sample: Some(_), .. } | TableFactor::Derived { sample: Some(_), .. } => {
+                ControlFlow::Break("there is no TABLESAMPLE; DataSet.sample takes a part of the rows")
+            }
+            _ => ControlFlow::Continue(()),
+        }
+    }
+}
+
+fn sets(body: &SetExpr) -> ControlFlow<&'static str> {
+    let SetExpr::SetOperation { op, set_quantifier, left, right } = body else { return ControlFlow::Continue(()) };
+    if matches!(op, SetOperator::Except | SetOperator::Minus | SetOperator::Intersect)
+        && matches!(set_quantifier, SetQuantifier::All | SetQuantifier::AllByName)
+    {
+        return ControlFlow::Break(
+            "EXCEPT ALL and INTERSECT ALL would not count how often a row is there; number equal rows on both sides, by \
+             row_number() over (partition by all columns), and leave out ALL",
+        );
+    }
+    sets(left)?;
+    sets(right)
+}
