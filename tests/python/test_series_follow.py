@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -578,8 +579,8 @@ def test_a_bad_row_ends_following_with_its_line(workers: int, tmp_path: Path) ->
     assert f"tidemill series: {path}, line {24 * 8 + 2}: 'cheap' is no number" in errors.decode()
 
 
-def followed(path: Path, out: Path, workers: int, frames: int, how: int = signal.SIGINT, **more: str) -> str:
-    """Follow until so many frames are there, then end it; returns what was printed."""
+def followed(path: Path, out: Path, workers: int, frames: int, how: int = signal.SIGINT, pause_s: float = 0.0, **more: str) -> str:
+    """Follow until so many frames are there, and the time has passed, then end it; returns what was printed."""
     options = {"window": "20d", "shift": "2d", **more}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     running = launched.start(
@@ -587,6 +588,7 @@ def followed(path: Path, out: Path, workers: int, frames: int, how: int = signal
     )
     try:
         launched.wait_until(lambda: frames_in(out) == frames or running.poll() is not None, f"{frames} frames")
+        time.sleep(pause_s)
     finally:
         running.send_signal(how)
         printed, errors = running.communicate(timeout=launched.PATIENCE_S)
@@ -619,6 +621,30 @@ def test_following_goes_on_where_it_was(workers: int, how: int, tmp_path: Path) 
     summary = json.loads((out / "summary.json").read_text())
     expected = json.loads((whole / "summary.json").read_text())
     assert summary["per_frame"] == expected["per_frame"]
+
+
+def test_days_with_several_times_are_over_when_a_later_one_comes(tmp_path: Path) -> None:
+    """Frames were made of the first time of a window's last day, never of all of it, and were made anew after a restart."""
+    clocks = ("10:00:00", "12:00:00", "14:00:00")
+    told = [row.replace(",", f"T{clocks[n // 8 % 3]},", 1) for n, row in enumerate(rows(range(18)))]
+    lines = [row.replace(day(n // 8), day(n // 24)) for n, row in enumerate(told)]
+    path, out, batch = tmp_path / "prices.csv", tmp_path / "out", tmp_path / "batch"
+
+    # Up to the first time of the fourth day.
+    path.write_text(HEAD + "".join(lines[: 24 * 3 + 8]))
+    printed = followed(path, out, 1, 0, pause_s=2.5, window="4d", shift="1d")
+    assert "times so far; the first frame comes when a window (4d) is full" in printed
+    assert frames_in(out) == 0
+    with path.open("a") as file:
+        file.writelines(lines[24 * 3 + 8 : 24 * 4 + 8])
+    followed(path, out, 1, 1, window="4d", shift="1d")
+    with path.open("a") as file:
+        file.writelines(lines[24 * 4 + 8 : 24 * 5 + 8])
+    assert f"1 frames are there, up to {day(3)}T14:00:00" in followed(path, out, 1, 2, window="4d", shift="1d")
+    done = launched.run("series", path, "--window", "4d", "--shift", "1d", "--out", batch)
+    assert done.returncode == 0, done.stderr
+    for name in ("frame-000000.safetensors", "frame-000001.safetensors"):
+        assert (out / name).read_bytes() == (batch / name).read_bytes()
 
 
 @pytest.mark.parametrize("frames", [1, 5, 11])

@@ -64,6 +64,39 @@ def test_windows_of_a_growing_panel_only_become_more(seed: int) -> None:
         known = now
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_of_days_that_grow_time_by_time_only_become_more(seed: int) -> None:
+    """A window was full at the first time of its last day, and was other rows when the day's other times came."""
+    rng = np.random.default_rng(seed)
+    dates = np.sort(rng.choice(np.arange("2020-01-01", "2020-06-01", dtype="datetime64[D]"), 60, replace=False))
+    hours = [[10, 12], *(sorted(rng.choice([10, 12, 14, 16], rng.integers(1, 5), replace=False)) for _ in dates[1:])]
+    times = np.array(
+        [date + np.timedelta64(int(hour), "h") for date, day in zip(dates, hours, strict=True) for hour in day],
+        dtype="datetime64[us]",
+    )
+    length, shift = [("7d", "2d"), ("1d", "1d"), ("2w", "1w"), ("1mo", "1mo")][seed % 4]
+    whole = series.windows(times, length, shift)
+    known: list[series.Window] = []
+    for end in range(len(times) + 1):
+        try:
+            now = series.windows(times[:end], length, shift, growing=True)
+        except series.SeriesError:
+            now = []
+        assert now[: len(known)] == known
+        assert now == whole[: len(now)]
+        known = now
+    # All but those that end with the last day, which may go on.
+    assert known == [window for window in whole if window.end < len(times)]
+
+
+def test_daily_windows_need_no_later_day() -> None:
+    """Of data with one time a day, at the same time of day, the newest day is full as soon as it is there."""
+    for clock in (0, 16):
+        times = days("2024-01-01", 10) + np.timedelta64(clock, "h")
+        assert series.windows(times, "4d", "3d", growing=True) == series.windows(times, "4d", "3d")
+    assert edges(np.arange(5), "3r", 1, growing=True) == [(0, 3), (1, 4), (2, 5)]
+
+
 @pytest.mark.parametrize(
     ("length", "shift", "message"),
     [

@@ -372,11 +372,18 @@ class _Command:
         begun = told = False
         try:
             while not follower.ended:
-                if not follower.poll() or follower.panel is None:
+                # At its end there may be no more rows, but the last day is over.
+                if not (follower.poll() or follower.ended) or follower.panel is None:
                     continue
                 panel = follower.panel
                 try:
-                    windows = series.windows(panel.times, options.window, options.shift, accumulate=options.accumulate)
+                    windows = series.windows(
+                        panel.times,
+                        options.window,
+                        options.shift,
+                        accumulate=options.accumulate,
+                        growing=not follower.ended,
+                    )
                 except series.SeriesError as error:
                     if "no window is full" not in str(error):
                         raise
@@ -386,7 +393,7 @@ class _Command:
                         )
                     told = True
                     continue
-                if len(windows) == done:
+                if len(windows) <= done:
                     continue
                 if not begun:
                     if self.standing is not None:

@@ -77,7 +77,12 @@ def label(time: Any) -> str:
 
 
 def windows(
-    times: Sequence[Any] | NDArray[Any], length: str | int, shift: str | int, *, accumulate: bool = False
+    times: Sequence[Any] | NDArray[Any],
+    length: str | int,
+    shift: str | int,
+    *,
+    accumulate: bool = False,
+    growing: bool = False,
 ) -> list[Window]:
     """Lay windows over times, from the first time on, as many as are full.
 
@@ -90,11 +95,14 @@ def windows(
         themselves; ``"4w"``, ``"6mo"``, ``"1y"``: by the calendar. Both count alike: a calendar length has a calendar shift.
     accumulate : bool, default=False
         All windows begin at the first time, and each is longer than the one before by `shift`; else they slide.
+    growing : bool, default=False
+        More times may follow, as those of a `Follower` that has not ended. The last day may then have further times, unless every
+        day has one at the same time of day; so a window of days, or by the calendar, is full when there is a later day.
 
     Returns
     -------
     list of Window
-        The n-th is where it is however many times follow, so that windows of a growing panel only become more.
+        With `growing`, the n-th is where it is however many times follow: windows of a growing panel only become more.
 
     Raises
     ------
@@ -119,7 +127,8 @@ def windows(
                 f"{_NAMED['length']} {length!r}: times are whole numbers, so windows are in rows, such as 250r"
             )
         span, step = _Span(span.count, "r"), _Span(step.count, "r")
-    edges = _by_calendar(stamps, span, step) if span.by_calendar else _by_count(stamps, span, step)
+    is_open = growing and dated and _may_go_on(stamps)
+    edges = (_by_calendar if span.by_calendar else _by_count)(stamps, span, step, is_open)
     if not edges:
         raise SeriesError(
             f"no window is full: it is {length} long, and there are {_extent(stamps)}; choose a shorter length"
@@ -139,26 +148,37 @@ def _extent(stamps: NDArray[Any]) -> str:
     return f"{days} days with data, {label(stamps[0])} to {label(stamps[-1])} ({len(stamps)} rows)"
 
 
-def _by_count(stamps: NDArray[Any], span: _Span, step: _Span) -> list[tuple[int, int]]:
-    """Edges in rows. Where days are counted, each counted thing is a day, with all rows of it."""
+def _may_go_on(stamps: NDArray[Any]) -> bool:
+    """Whether the last day may get further times: not where all times so far are at the same time of day, as of daily data."""
+    clock = stamps - stamps.astype("datetime64[D]")
+    # One time alone tells nothing.
+    return len(stamps) < 2 or bool((clock != clock[0]).any())
+
+
+def _by_count(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) -> list[tuple[int, int]]:
+    """Edges in rows. Where days are counted, each counted thing is a day, with all rows of it; `is_open`: the last may get more."""
+    whole = len(stamps)
     if "d" in (span.unit, step.unit):
         if span.unit != step.unit:
             raise SeriesError(f"{_NAMED['length']} and {_NAMED['shift']} both count days (d), or both rows (r)")
         days = stamps.astype("datetime64[D]")
         starts = np.flatnonzero(np.concatenate([[True], days[1:] != days[:-1]])) if len(days) else np.empty(0, int)
+        whole = len(starts) - is_open
     else:
         starts = np.arange(len(stamps))
     bounds = [*starts.tolist(), len(stamps)]
-    first = range(0, len(starts) - span.count + 1, step.count)
+    first = range(0, whole - span.count + 1, step.count)
     return [(bounds[begin], bounds[begin + span.count]) for begin in first]
 
 
-def _by_calendar(stamps: NDArray[Any], span: _Span, step: _Span) -> list[tuple[int, int]]:
-    """Edges in rows of windows that last so many weeks, months or years. The last may lack the day that would begin the next."""
+def _by_calendar(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) -> list[tuple[int, int]]:
+    """Edges in rows of windows that last so many weeks, months or years. The last may lack the day that would begin the next, unless its
+    own last day `is_open`.
+    """
     if not len(stamps):
         return []
     days = stamps.astype("datetime64[D]")
-    beyond = days[-1] + _DAY
+    beyond = days[-1] if is_open else days[-1] + _DAY
     edges: list[tuple[int, int]] = []
     number = 0
     while True:
