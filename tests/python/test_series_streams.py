@@ -353,6 +353,68 @@ def test_records_that_cannot_be_read_are_left_out_if_asked_for() -> None:
             stop.set()
 
 
+def sent(lines: list[dict[str, Any]], out: Path, until: str) -> tuple[str, str]:
+    """What the command prints and complains of that follows a server of these lines, when it has ended or printed a text."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall("".join(json.dumps(line) + "\n" for line in lines).encode())
+                stop.wait(launched.PATIENCE_S)
+
+        stop = threading.Event()
+        threading.Thread(target=serve, daemon=True).start()
+        running = launched.start(
+            "series", "-n", "2", "--no-prefix", f"tcp://127.0.0.1:{server.getsockname()[1]}", "--follow", "--settle", "0.2",
+            "--window", "3r", "--shift", "1r", "--out", out,
+        )  # fmt: skip
+        assert running.stdout is not None
+        printed = ""
+        while until not in printed and (line := running.stdout.readline().decode()):
+            printed += line
+        running.send_signal(signal.SIGINT)
+        rest, errors = running.communicate(timeout=launched.PATIENCE_S)
+        stop.set()
+    return printed + rest.decode(), errors.decode()
+
+
+def renamed(new: dict[str, str], **values: Callable[[dict[str, Any]], Any]) -> list[dict[str, Any]]:
+    """The rows of five days with other names, and values made anew."""
+    told = [{**row, **{name: make(row) for name, make in values.items()}} for row in rows(range(5))]
+    return [{new.get(name, name): value for name, value in row.items()} for row in told]
+
+
+def test_numbers_are_dates_in_streams_as_in_files(tmp_path: Path) -> None:
+    """20240101 was taken for twenty seconds after 1970, and so were seconds since 1970, without a word."""
+    lines = renamed({}, time=lambda row: int(row["time"][:10].replace("-", "")))
+    printed, _ = sent(lines, tmp_path / "out", f"{day(4)}: {IDS} ids")
+    assert f"{day(2)}: {IDS} ids" in printed
+    lines = renamed({}, time=lambda row: int(np.datetime64(row["time"], "s").astype(int)))
+    _, errors = sent(lines, tmp_path / "seconds", "ids")
+    assert "times are numbers, which are taken as microseconds since 1970, and so 1970-01-01T00:28:24 is one; write" in errors
+
+
+@pytest.mark.parametrize(
+    ("new", "lacks"),
+    [
+        ({"id": "ticker", "time": "date", "value": "close"}, "id in 'id' and time in 'time' and value in 'value'"),
+        ({"value": "close"}, "value in 'value'"),
+    ],
+)
+def test_a_stream_whose_fields_have_other_names_says_so(new: dict[str, str], lacks: str, tmp_path: Path) -> None:
+    """It was waited for without a word."""
+    told = f"rows have come so far, all without {lacks}; where a field has another name: --id NAME, --time NAME, --value NAME"
+    printed, errors = sent(renamed(new), tmp_path / "out", told)
+    assert told in printed
+    assert "for window" not in errors
+
+
+def test_ids_that_are_numbers_of_json_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    _, errors = sent(renamed({}, id=lambda row: 10000 + int(row["id"][1:])), tmp_path / "out", "ids")
+    assert "expected string got 10000, and ids are texts, which JSON has in quotes; --bad-rows skip" in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

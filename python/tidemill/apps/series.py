@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tidemill
 from tidemill import series
@@ -30,6 +31,7 @@ from tidemill.series._distance import why_no_references
 from tidemill.series._frames import CHANGE_BINS, ChangeBins
 from tidemill.series._journal import Journal, Standing
 from tidemill.series._read import FORMATS, PACKED, together
+from tidemill.series._windows import label
 from tidemill.viz import GLYPHS, Server
 from tidemill.viz._format import INDEX
 
@@ -52,6 +54,8 @@ _NOT_OF_FRAMES = (
     "title",
 )
 _SETTLE_S = 2.0
+#: Times of JSON that are as far from 1970 as seconds and milliseconds, or nanoseconds, of our days are microseconds.
+_EPOCH, _EPOCH_MS_MAX, _EPOCH_US_MAX = (np.datetime64(day, "us") for day in ("1970-01-01", "1970-05-01", "2262-01-01"))
 _ROLES = ("id", "time", "value", "cap", "volume", "split", "price")
 
 
@@ -369,13 +373,18 @@ class _Command:
         options = self.options
         self.standing = self.standing if self.comm.size == 1 else self.comm.bcast(self.standing)
         done = 0
-        begun = told = False
+        begun = told = noted = False
         try:
             while not follower.ended:
                 # At its end there may be no more rows, but the last day is over.
-                if not (follower.poll() or follower.ended) or follower.panel is None:
+                grown = follower.poll() or follower.ended
+                if follower.note and not noted:
+                    self.say(f"  {follower.note}")
+                    noted = True
+                if not grown or follower.panel is None:
                     continue
                 panel = follower.panel
+                self._check_times(panel.times, name)
                 try:
                     windows = series.windows(
                         panel.times,
@@ -417,6 +426,18 @@ class _Command:
             if follower.report is not None and self.frames and self.comm.rank == 0:
                 self.say(str(follower.report))
                 self._write_summary(follower.report, 0.0, self.phases.seconds)
+
+    def _check_times(self, times: NDArray[Any], name: str) -> None:
+        """Refuse numbers of JSON that are no microseconds since 1970, as which streams read them: seconds and milliseconds are then of 1970."""
+        if not name.startswith(("kafka:", "tcp:", "ws:", "wss:")):
+            return
+        odd = (times >= _EPOCH) & (times < _EPOCH_MS_MAX) & (times != times.astype("datetime64[D]"))
+        odd |= times >= _EPOCH_US_MAX
+        if odd.any():
+            raise series.SeriesError(
+                f"{name}: times are numbers, which are taken as microseconds since 1970, and so {label(times[odd][0])} is one; "
+                "write them as 2016-12-30, 2016-12-30T17:00:00 or 20161230"
+            )
 
     def _rules(self) -> series.Rules:
         options = self.options

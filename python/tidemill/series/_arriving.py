@@ -10,6 +10,8 @@ Nothing of it is saved: a job that is started again reads the stream from where 
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import threading
 import time
 import weakref
@@ -25,7 +27,7 @@ from tidemill.dataset._engine import new_engine
 from tidemill.dataset._map import _mapped
 from tidemill.dataset._table import Table
 from tidemill.series._read import Columns, SeriesError, find_columns
-from tidemill.series._tail import NewRows
+from tidemill.series._tail import NewRows, date_of_number
 from tidemill.stream import _status, tumbling, window
 
 __all__ = ["StreamTail"]
@@ -74,8 +76,8 @@ class StreamTail:
             id=coalesce(col(columns.id).cast("str"), lit("")),
             **{role: coalesce(col(columns.named()[role]).cast("float64"), nothing) for role in self._roles},
         )
-        # Windows leave out what has no time, and tell nobody before the stream ends.
-        rows = _mapped(rows, "rows without a time", self._count_untimed, rows._native)
+        # Windows would leave out what has no time as well, and tell nobody before the stream ends.
+        rows = _mapped(rows, "rows without a time", self._count_lacking, rows._native).filter(col("timed"))
         times = window(tumbling("1us"), on="at", early=max(_EARLY_S, settle_s / 2))
         cells = {name: col(name).to_list() for name in ("id", *self._roles)}
         self._windows = rows.group_by(times).agg(at=col("at").cast("int64").min(), **cells)
@@ -86,6 +88,8 @@ class StreamTail:
         self._late: list[tuple[int, _Cells]] = []
         self._changed = time.monotonic()
         self._failure: Exception | None = None
+        #: What rows have come without, as long as none has come with id, time and value.
+        self._lacking: dict[str, int] | None = {"rows": 0, "id": 0, "time": 0, "value": 0}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidemill-series-stream", daemon=True)
         self._thread.start()
@@ -96,7 +100,7 @@ class StreamTail:
         """See `Tail`."""
         with self._lock:
             if self._failure is not None:
-                raise SeriesError(f"the stream failed: {self._failure}") from self._failure
+                raise SeriesError(f"the stream failed: {_told(self._failure)}") from self._failure
             ended = not self._thread.is_alive()
             settled = ended or time.monotonic() - self._changed >= self._settle_s
             over = [at for at in sorted(self._open) if settled or self._open[at][1]]
@@ -110,12 +114,28 @@ class StreamTail:
             self.ended = ended
         return self._rows(parts) if parts else None
 
+    def note(self) -> str:
+        """See `Tail`."""
+        with self._lock:
+            lacking = dict(self._lacking or {})
+        count = lacking.pop("rows", 0)
+        if not count:
+            return ""
+        assert self.columns is not None
+        none = [f"{role} in {self.columns.named()[role]!r}" for role, rows in lacking.items() if rows == count]
+        lacks = f"without {' and '.join(none)}" if none else "each without id, time or value"
+        return f"{count:,} rows have come so far, all {lacks}; where a field has another name: " + ", ".join(
+            f"--{role} NAME" for role in lacking
+        )
+
     def close(self) -> None:
         """End the stream."""
         _end(self._closing, self._thread)
 
     def _rows(self, parts: list[tuple[int, _Cells]]) -> NewRows | None:
-        times = np.repeat([at for at, _ in parts], [len(cells["id"]) for _, cells in parts]).astype(np.int64)
+        # JSON's numbers were read as microseconds since 1970; those such as 20161230 are dates here too, in the same order.
+        stamps = [at if (date := date_of_number(at)) is None else date for at, _ in parts]
+        times = np.repeat(stamps, [len(cells["id"]) for _, cells in parts]).astype(np.int64)
         names = np.array([name.strip() for _, cells in parts for name in cells["id"]])
         named = names != ""
         with self._lock:
@@ -159,11 +179,22 @@ class StreamTail:
             raise _Closed
         return False
 
-    def _count_untimed(self, rows: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
-        untimed = rows.column("timed").count(False)
-        if untimed:
-            with self._lock:
-                self.left_out["without_key"] += untimed
+    def _count_lacking(self, rows: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
+        timed = rows.column("timed")
+        with self._lock:
+            self.left_out["without_key"] += timed.count(False)
+            if self._lacking is not None:
+                there = {
+                    "id": [bool(name.strip()) for name in rows.column("id")],
+                    "time": timed,
+                    "value": [not math.isnan(value) for value in rows.column("value")],
+                }
+                if any(all(row) for row in zip(*there.values(), strict=True)):
+                    self._lacking = None
+                else:
+                    self._lacking["rows"] += len(timed)
+                    for role, known in there.items():
+                        self._lacking[role] += known.count(False)
         return [rows]
 
     def _come(self, table: Table) -> None:
@@ -187,6 +218,14 @@ class StreamTail:
             for row, at in enumerate(told["at"]):
                 micros = int(np.datetime64(at.replace(tzinfo=None), "us").astype(np.int64))
                 self._late.append((micros, {name: [told[name][row]] for name in ("id", *self._roles)}))
+
+
+def _told(failure: Exception) -> str:
+    """What a stream failed with, in the words of series."""
+    text = str(failure).replace(
+        'on_error "skip" or "quarantine" goes on', '--bad-rows skip (on_error="skip" of the source) goes on'
+    )
+    return re.sub(r"(expected string got [-\d.]+)", r"\1, and ids are texts, which JSON has in quotes", text)
 
 
 def _end(closing: threading.Event, thread: threading.Thread) -> None:

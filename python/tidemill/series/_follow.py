@@ -60,6 +60,8 @@ class Follower:
     panel : Panel or None
         None until the first time is over.
     report : Report or None
+    note : str
+        Why nothing becomes of the rows that a stream has had so far, such as that they have no time; else empty.
     ended : bool
         Whether the stream has ended, and all of it is in the panel. Files never end.
 
@@ -95,6 +97,7 @@ class Follower:
         self._chosen = dict(columns or {})
         self.panel: Panel | None = None
         self.report: Report | None = None
+        self.note = ""
         self.ended = False
         self._taken = 0
         #: What the splits of the panel show together.
@@ -138,12 +141,12 @@ class Follower:
             On every worker: a line that is no row, with file and line; a file that has become shorter; what a stream failed with.
         """
 
-        def look() -> tuple[NewRows | None, Columns | None, dict[str, int], bool] | None:
+        def look() -> tuple[NewRows | None, Columns | None, dict[str, int], str, bool] | None:
             tail = self._tail
-            return None if tail is None else (tail.take(), tail.columns, tail.left_out, tail.ended)
+            return None if tail is None else (tail.take(), tail.columns, tail.left_out, tail.note(), tail.ended)
 
         told: Any = together(self._comm, look)
-        rows, columns, left_out, self.ended = told if self._comm.size == 1 else self._comm.bcast(told)
+        rows, columns, left_out, self.note, self.ended = told if self._comm.size == 1 else self._comm.bcast(told)
         if self.report is None and rows is not None:
             self.report = Report(columns.named(), notes=list(columns.notes))
         if self.report is not None:

@@ -36,7 +36,7 @@ from tidemill.series._read import (
     steps_or_dates,
 )
 
-__all__ = ["FileTail", "NewRows", "Tail"]
+__all__ = ["FileTail", "NewRows", "Tail", "date_of_number"]
 
 #: Bytes that are read at a time, so that a long file does not fill the memory with texts.
 _PIECE_BYTES = 64 << 20
@@ -77,6 +77,9 @@ class Tail(Protocol):
         SeriesError
             They cannot be read.
         """
+
+    def note(self) -> str:
+        """Why nothing becomes of the rows that have come so far; empty if something does, or will."""
 
     def close(self) -> None:
         """Let go of what they come from."""
@@ -182,6 +185,10 @@ class FileTail:
             dated=bool(self._dated),
             numbers={role: np.array(column) for role, column in zip(roles, columns, strict=True)},
         )
+
+    def note(self) -> str:
+        """A file without the columns that are needed is an error."""
+        return ""
 
     def close(self) -> None:
         """Files are open only while they are read."""
@@ -354,7 +361,7 @@ class FileTail:
     def _time(self, text: str) -> int:
         """A time; what the first one is, all are: a date, or a whole number, of which those like 20161230 are dates."""
         is_whole = re.fullmatch(r"-?\d+", text) is not None
-        micros = _date_of_number(int(text)) if is_whole else _date(text)
+        micros = date_of_number(int(text)) if is_whole else _date(text)
         if self._dated is None:
             self._dated = micros is not None or not is_whole
         if not self._dated:
@@ -374,7 +381,7 @@ def _is_whole(file: BinaryIO, size: int) -> bool:
     return file.read() == _PARQUET
 
 
-def _date_of_number(number: int) -> int | None:
+def date_of_number(number: int) -> int | None:
     """Microseconds since 1970 of a number such as 20161230; None for one that is no date."""
     dates = steps_or_dates(np.array([number])) if abs(number) < 2**63 else None
     return None if dates is None else int(dates[0])
