@@ -10,6 +10,7 @@ from typing import Any
 import launched
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import tidemill as tm
@@ -262,6 +263,40 @@ def test_dates_may_be_texts(workers: int, tmp_path: Path) -> None:
         assert (panel.times.dtype, len(panel.times)) == (np.dtype("datetime64[us]"), 12)
     numbers = pa.array([row["date"].replace("-", "") for row in rows])
     assert series.clean(texts.set_column(1, "date", numbers))[0].times.dtype == np.dtype("datetime64[us]")
+
+
+@pytest.mark.parametrize("zone", ["Australia/Sydney", "America/New_York", "+05:30", "UTC"])
+def test_days_are_those_of_the_columns_time_zone(zone: str) -> None:
+    """Days of Sydney were cut in the midst of its morning, as they were those of UTC."""
+    days = np.arange("2024-03-25", "2024-04-24", dtype="datetime64[D]").astype("datetime64[us]")
+    clock = (days[:, None] + np.array([0, 10, 23]) * np.timedelta64(1, "h")).ravel()
+    naive = pa.array(np.repeat(clock, 2))
+    table = {"id": ["a", "b"] * len(clock), "value": np.arange(2.0 * len(clock)) + 1}
+    panel, report = series.clean(pa.table({"time": pc.assume_timezone(naive, zone), **table}))
+    expected, _ = series.clean(pa.table({"time": naive, **table}))
+    assert panel.times.tolist() == expected.times.tolist()
+    np.testing.assert_array_equal(panel.values, expected.values)
+    assert report.first == "2024-03-25"
+
+
+def test_an_hour_that_clocks_show_twice_keeps_its_times_apart() -> None:
+    """Two times that clocks show alike are no duplicates, and stay in their order."""
+    times = np.arange("2024-04-06", "2024-04-08", 30, dtype="datetime64[m]").astype("datetime64[us]")
+    table = pa.table({"time": pa.array(times, pa.timestamp("us", "Australia/Sydney")), "id": ["a"] * 96, "value": np.arange(96.0)})
+    panel, report = series.clean(table, series.Rules(negative="keep"))
+    assert panel.values.ravel().tolist() == list(range(96))
+    assert report.counts["duplicates"] == 0
+    # From 2 to 3 in the night of 7 April twice: four half hours within one.
+    night = [time for time in panel.times.tolist() if time.day == 7 and time.hour == 2]
+    assert [time.minute for time in night] == [0, 15, 30, 45]
+
+
+def test_texts_with_offsets_are_of_utc_and_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text("time,id,value\n" + "".join(f"2024-01-0{n}T09:00:00+11:00,a,{n}\n" for n in (2, 3)))
+    panel, report = series.clean(path)
+    assert str(panel.times[0]) == "2024-01-01T22:00:00.000000"
+    assert "times have offsets, such as +11:00, and were taken in UTC: days are those of UTC" in report.notes
 
 
 def test_ids_may_look_like_numbers_for_long(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tidemill.dataset._map import _mapped
 from tidemill.dataset._table import Table
 from tidemill.series._read import Columns, SeriesError, find_columns
 from tidemill.series._tail import NewRows, date_of_number
+from tidemill.series._zones import wall, zone_of
 from tidemill.stream import _status, tumbling, window
 
 __all__ = ["StreamTail"]
@@ -68,6 +69,7 @@ class StreamTail:
             raise SeriesError(
                 f"times of a stream are its event time, but column {columns.time!r} is {kind}: cast it to a timestamp, and give it as time= to the source"
             )
+        self._zone = zone_of(kind)
         self._roles = [role for role in columns.named() if role not in ("id", "time")]
         nothing = lit(float("nan"))
         rows = stream.select(
@@ -135,6 +137,7 @@ class StreamTail:
     def _rows(self, parts: list[tuple[int, _Cells]]) -> NewRows | None:
         # JSON's numbers were read as microseconds since 1970; those such as 20161230 are dates here too, in the same order.
         stamps = [at if (date := date_of_number(at)) is None else date for at, _ in parts]
+        stamps = wall(np.array(stamps, dtype=np.int64), self._zone)
         times = np.repeat(stamps, [len(cells["id"]) for _, cells in parts]).astype(np.int64)
         names = np.array([name.strip() for _, cells in parts for name in cells["id"]])
         named = names != ""

@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -33,6 +33,8 @@ from tidemill.dataset import (
 )
 from tidemill.dataset._engine import engine
 from tidemill.dataset._workers import collect_in_order
+from tidemill.series._errors import SeriesError
+from tidemill.series._zones import wall, zone_of
 
 __all__ = [
     "FORMATS",
@@ -86,10 +88,6 @@ PACKED = (".gz", ".bz2", ".xz", ".zst")
 _PARTITION = 1 << 40
 
 
-class SeriesError(ValueError):
-    """Series that cannot be read, cleaned or shown as asked for; the message names what is wrong and the remedy."""
-
-
 @dataclass(frozen=True)
 class Columns:
     """Which column is what; None: there is none. `notes` say what was left alone, and why."""
@@ -112,7 +110,8 @@ class Columns:
 class Rows:
     """Rows of one worker."""
 
-    #: The ids that there are, and the times: microseconds since 1970 of dates, else the numbers that were given.
+    #: The ids that there are, and the times: microseconds since 1970 of dates, by the clock of the column's time zone; else the numbers
+    #: that were given.
     ids: list[str]
     times: NDArray[np.int64]
     #: Which of them each row has, (n,) int32; -1: none.
@@ -216,9 +215,19 @@ def open_source(
         # A value that is no number must not hide the time beside it.
         texts = read_csv(paths, schema=schema, delimiter=delimiter, null=null, on_error="skip")
         schema |= {name: "float64" for role, name in columns.named().items() if role not in ("id", "time")}
-        schema[columns.time] = _time_type(texts, columns.time)[0]
+        schema[columns.time], first = _time_type(texts, columns.time)
         data = read_csv(paths, schema=schema, delimiter=delimiter, null=null, on_error=on_error)
+        if (offset := _offset(first)) is not None:
+            note = f"times have offsets, such as {offset}, and were taken in UTC: days are those of UTC"
+            columns = find_columns(data.columns, chosen)
+            return data, replace(columns, notes=(*columns.notes, note))
     return data, find_columns(data.columns, chosen)
+
+
+def _offset(text: str) -> str | None:
+    """The offset from UTC of a time that is a text; None if there is none."""
+    found = re.search(r"\d\d:\d\d.*([+-]\d\d:?\d\d)$", text.strip())
+    return None if found is None or not found[1].strip("+-0:") else found[1]
 
 
 def files_of(path: str) -> list[str]:
@@ -339,7 +348,8 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
     order = None
     if data._native.is_in_order:
         order = np.concatenate([np.arange(count) + number * _PARTITION for number, count in enumerate([*counts, 0])])
-    return Rows(ids, np.array(times, dtype=np.int64), codes, places, order, dated, numbers)
+    clock = wall(np.array(times, dtype=np.int64), zone_of(kind))
+    return Rows(ids, clock, codes, places, order, dated, numbers)
 
 
 def _coded(table: NativeTable, column: str) -> tuple[NDArray[np.int32], list[Any]]:
