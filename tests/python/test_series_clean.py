@@ -282,7 +282,9 @@ def test_days_are_those_of_the_columns_time_zone(zone: str) -> None:
 def test_an_hour_that_clocks_show_twice_keeps_its_times_apart() -> None:
     """Two times that clocks show alike are no duplicates, and stay in their order."""
     times = np.arange("2024-04-06", "2024-04-08", 30, dtype="datetime64[m]").astype("datetime64[us]")
-    table = pa.table({"time": pa.array(times, pa.timestamp("us", "Australia/Sydney")), "id": ["a"] * 96, "value": np.arange(96.0)})
+    table = pa.table(
+        {"time": pa.array(times, pa.timestamp("us", "Australia/Sydney")), "id": ["a"] * 96, "value": np.arange(96.0)}
+    )
     panel, report = series.clean(table, series.Rules(negative="keep"))
     assert panel.values.ravel().tolist() == list(range(96))
     assert report.counts["duplicates"] == 0
@@ -297,6 +299,24 @@ def test_texts_with_offsets_are_of_utc_and_that_is_said(tmp_path: Path) -> None:
     panel, report = series.clean(path)
     assert str(panel.times[0]) == "2024-01-01T22:00:00.000000"
     assert "times have offsets, such as +11:00, and were taken in UTC: days are those of UTC" in report.notes
+
+
+def test_what_weights_come_from_is_called_so(tmp_path: Path) -> None:
+    """What was traded was called capital."""
+    path = tmp_path / "prices.csv"
+    path.write_text("date,id,price,volume,cap\n2024-01-02,a,1,2,3\n")
+    assert series.clean(path)[0].caps_name == "capital"
+    path.write_text("date,id,price,volume\n2024-01-02,a,1,2\n")
+    assert series.clean(path)[0].caps_name == "traded value"
+
+
+def test_ids_that_became_floats_are_whole_numbers(tmp_path: Path) -> None:
+    """pandas makes floats of whole numbers beside a gap."""
+    path = tmp_path / "prices.csv"
+    path.write_text("date,id,price\n2024-01-02,10000.0,1\n2024-01-02,600000.SS,1\n2024-01-02,1.5,1\n")
+    assert series.clean(path)[0].ids.tolist() == ["1.5", "10000", "600000.SS"]
+    table = pa.table({"date": [20240102] * 3, "id": [10000.0, None, 2.5], "price": [1.0, 2.0, 3.0]})
+    assert series.clean(table)[0].ids.tolist() == ["10000", "2.5"]
 
 
 def test_ids_may_look_like_numbers_for_long(tmp_path: Path) -> None:

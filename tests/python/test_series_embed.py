@@ -293,6 +293,58 @@ def test_windows_with_too_few_ids_are_left_out_and_told() -> None:
             series.Embedder(**wrong)  # type: ignore[arg-type]
 
 
+def test_windows_with_too_few_times_are_left_out_or_an_error() -> None:
+    """Of one or no change everything correlates alike: frames of 2 days were perfect, with all points in one place."""
+    panel = market()
+    for options in ({"of": "changes"}, {"of": "differences"}, {"of": "values"}, {"kind": "euclidean"}):
+        enough = {"values": 2}.get(options.get("of", ""), 2 if "kind" in options else 3)
+        windows = series.windows(panel.times, f"{enough}d", "40d")
+        assert len(list(series.embed(panel, windows, **options))) == len(windows) == 2
+        with pytest.raises(
+            series.SeriesError, match=f"no window has {enough} times, which .* needs, .* has {enough - 1};"
+        ):
+            list(series.embed(panel, series.windows(panel.times, f"{enough - 1}d", "40d"), **options))
+    embedder = series.Embedder()
+    mixed = [series.Window(0, 0, 20, "full"), series.Window(1, 20, 22, "short"), series.Window(2, 20, 40, "full")]
+    assert [frame.window.number for frame in embedder.frames(panel, mixed)] == [0, 2]
+    assert [window.number for window in embedder.left_out] == [1]
+    with pytest.raises(series.SeriesError, match="a window of 1 times has no changes to compare"):
+        series.distances(np.ones((1, 5)))
+
+
+def test_errors_name_the_window_and_the_series() -> None:
+    """They named points by number, of whichever window."""
+
+    def off(values: NDArray[np.float64], rows: slice) -> NDArray[np.float64]:
+        apart = np.abs(values[:, rows, None] - values[:, None]).sum(axis=0)
+        apart[4 - rows.start, 4] = 100.0
+        return apart  # type: ignore[no-any-return]
+
+    panel = market()
+    windows = series.windows(panel.times, "20d", "20d")
+    with pytest.raises(series.SeriesError, match="window of 2024-01-26: The distance of 's06' to itself is 100, not 0"):
+        list(series.embed(panel, windows, kind=off))
+    panel.values[50, 7] = np.inf
+    with pytest.raises(series.SeriesError, match=r"window of 2024-03-22: The distance of '.*' to '.*' is NaN"):
+        list(series.embed(panel, windows))
+
+
+def test_a_length_that_would_not_be_used_is_refused() -> None:
+    """``--length log`` was ignored beside Euclidean distance."""
+    for kind in ("euclidean", lambda values, rows: values):
+        with pytest.raises(series.SeriesError, match=r'--length log \(length="log"\) is of --distance correlation'):
+            series.Embedder(kind=kind, length="log")
+        with pytest.raises(series.SeriesError, match="is of --distance correlation"):
+            series.distances(np.ones((5, 5)), kind=kind, length="log")
+
+
+def test_a_panel_may_be_made_of_lists() -> None:
+    """Lists were taken, and failed in the embedding."""
+    panel = market()
+    lists = series.Panel(panel.times.tolist(), panel.ids.tolist(), panel.values.tolist())  # type: ignore[arg-type]
+    assert next(series.embed(lists, series.windows(lists.times, "20d", "5d"))).ids.tolist()[0] == "s02"
+
+
 @pytest.mark.parametrize("start", ["previous", "independent"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_what_cannot_be_measured_is_an_error_on_every_worker(start: str, workers: int, tmp_path: Path) -> None:
@@ -342,6 +394,28 @@ def test_groups(tmp_path: Path) -> None:
         with pytest.raises(series.SeriesError) as caught:
             groups_of(path, wrong, ["A", "B"], **options)
         assert message in str(caught.value)
+    # Ids that were whole numbers, until something made them floats.
+    assert groups_of(path, "permno,sector\n10000.0,Oil\n", ["10000"]).groupings == {"sector": {"10000": "Oil"}}
+    # While more may come, that nobody has come yet is no error.
+    growing = series.read_groups(path, ["1"], growing=True)
+    assert growing.groupings == {"sector": {"10000": "Oil"}}
+    assert growing.notes == [
+        "no id of the groups' column 'permno' is among the series: 10000 against 1; name the column of ids (--group-id) if none will come"
+    ]
+
+
+def test_groups_called_like_what_is_added_keep_their_place(tmp_path: Path) -> None:
+    """A column ``change`` of the groups was replaced by the bins without a word."""
+    panel = market()
+    panel.caps_name = "traded value"
+    own = {name: dict.fromkeys(panel.ids, "own") for name in ("change", "traded value")}
+    folder = series.FrameFolder(tmp_path / "map", groups=series.Groups(own))
+    for _ in folder.write_all(series.embed(panel, series.windows(panel.times, "40d", "40d"))):
+        pass
+    reader = FrameReader(tmp_path / "map")
+    assert list(reader.categories) == ["change", "traded value", "change (computed)"]
+    assert reader.categories["change"] == ["own"]
+    assert set(reader[0].values) == {"change in %", "traded value (computed)"}
 
 
 def test_the_folder_has_what_the_page_shows(tmp_path: Path) -> None:

@@ -579,7 +579,9 @@ def test_a_bad_row_ends_following_with_its_line(workers: int, tmp_path: Path) ->
     assert f"tidemill series: {path}, line {24 * 8 + 2}: 'cheap' is no number" in errors.decode()
 
 
-def followed(path: Path, out: Path, workers: int, frames: int, how: int = signal.SIGINT, pause_s: float = 0.0, **more: str) -> str:
+def followed(
+    path: Path, out: Path, workers: int, frames: int, how: int = signal.SIGINT, pause_s: float = 0.0, **more: str
+) -> str:
     """Follow until so many frames are there, and the time has passed, then end it; returns what was printed."""
     options = {"window": "20d", "shift": "2d", **more}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]

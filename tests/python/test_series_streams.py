@@ -392,7 +392,10 @@ def test_numbers_are_dates_in_streams_as_in_files(tmp_path: Path) -> None:
     assert f"{day(2)}: {IDS} ids" in printed
     lines = renamed({}, time=lambda row: int(np.datetime64(row["time"], "s").astype(int)))
     _, errors = sent(lines, tmp_path / "seconds", "ids")
-    assert "times are numbers, which are taken as microseconds since 1970, and so 1970-01-01T00:28:24 is one; write" in errors
+    assert (
+        "times are numbers, which are taken as microseconds since 1970, and so 1970-01-01T00:28:24 is one; write"
+        in errors
+    )
 
 
 @pytest.mark.parametrize(

@@ -450,7 +450,7 @@ class _Command:
         options = self.options
         groups = None
         if self.groups is not None:
-            groups = series.read_groups(self.groups, panel.ids, id=options.group_id)
+            groups = series.read_groups(self.groups, panel.ids, id=options.group_id, growing=options.follow)
             for note in groups.notes:
                 self.say(f"  {note}")
         why = why_no_references(options.distance, options.of, options.length)
@@ -548,7 +548,8 @@ class _Command:
         self.say(f"  {dropped:,} times a series was left out of a window, {filled:,} values were filled in")
         if self.embedder.left_out:
             self.say(
-                f"  {len(self.embedder.left_out)} windows have no frame: fewer than 4 series are there for most of them"
+                f"  {len(self.embedder.left_out)} windows have no frame: fewer than 4 series are there for most of them, "
+                "or they have too few times to compare"
             )
         self.say(
             f"{60 * frames / embedding:,.0f} windows a minute on {self.comm.size} worker(s), "

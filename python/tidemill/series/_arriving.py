@@ -26,7 +26,7 @@ from tidemill.dataset._dataset import _tables
 from tidemill.dataset._engine import new_engine
 from tidemill.dataset._map import _mapped
 from tidemill.dataset._table import Table
-from tidemill.series._read import Columns, SeriesError, find_columns
+from tidemill.series._read import Columns, SeriesError, find_columns, plain_id
 from tidemill.series._tail import NewRows, date_of_number
 from tidemill.series._zones import wall, zone_of
 from tidemill.stream import _status, tumbling, window
@@ -136,10 +136,10 @@ class StreamTail:
 
     def _rows(self, parts: list[tuple[int, _Cells]]) -> NewRows | None:
         # JSON's numbers were read as microseconds since 1970; those such as 20161230 are dates here too, in the same order.
-        stamps = [at if (date := date_of_number(at)) is None else date for at, _ in parts]
-        stamps = wall(np.array(stamps, dtype=np.int64), self._zone)
+        told = [at if (date := date_of_number(at)) is None else date for at, _ in parts]
+        stamps = wall(np.array(told, dtype=np.int64), self._zone)
         times = np.repeat(stamps, [len(cells["id"]) for _, cells in parts]).astype(np.int64)
-        names = np.array([name.strip() for _, cells in parts for name in cells["id"]])
+        names = np.array([plain_id(name) for _, cells in parts for name in cells["id"]])
         named = names != ""
         with self._lock:
             self.left_out["without_key"] += int(len(names) - named.sum())

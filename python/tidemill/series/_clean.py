@@ -21,6 +21,7 @@ import tidemill
 from tidemill.dataset import skipped_rows
 from tidemill.series._panel import Array, Panel
 from tidemill.series._read import (
+    Columns,
     SeriesError,
     Source,
     open_source,
@@ -31,7 +32,7 @@ from tidemill.series._read import (
 from tidemill.series._splits import Evidence, Split, adjust, detect, given, weigh
 from tidemill.series._windows import label
 
-__all__ = ["Report", "Rules", "clean", "pivot"]
+__all__ = ["Report", "Rules", "caps_name", "clean", "pivot"]
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,7 @@ def clean(
             "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
         )
     panel = _gathered(comm, stamps, ids, values, caps)
+    panel.caps_name = caps_name(columns)
     report.rows, report.ids, report.times = total, len(panel.ids), len(panel.times)
     report.first, report.last = label(panel.times[0]), label(panel.times[-1])
     return panel, report
@@ -386,3 +388,8 @@ def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, ca
         values = values[series][:, times]
         caps = None if caps is None else caps[series][:, times]
     return Panel(stamps[times], np.array(ids)[series], values.T, None if caps is None else caps.T)
+
+
+def caps_name(columns: Columns) -> str:
+    """What the `caps` of a panel of these columns are."""
+    return "traded value" if columns.cap is None else "capital"

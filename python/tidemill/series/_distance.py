@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 
 from tidemill.series._read import SeriesError
 
-__all__ = ["REFERENCES", "Kind", "Length", "Of", "distances", "lengths", "references", "weights", "why_no_references"]
+__all__ = [
+    "REFERENCES",
+    "Kind",
+    "Length",
+    "Of",
+    "check_length",
+    "distances",
+    "lengths",
+    "references",
+    "weights",
+    "why_no_references",
+]
 
 Array = NDArray[np.float64]
 
@@ -62,7 +73,7 @@ def distances(
         over a window have values that correlate, whatever else they do; that they move together from day to day is
         told by their changes, which show the sectors of a market best.
     length : {"one", "log"}, default="one"
-        L_i = 1, or 10 abs(log(last / first)) with the ratio cut to [0.1, 10]: then a series that ends where it began is at the origin.
+        Of correlation: L_i = 1, or 10 abs(log(last / first)) with the ratio cut to [0.1, 10]: then a series that ends where it began is at the origin.
     rows : slice, optional
         The series whose distances are wanted; default all.
 
@@ -74,8 +85,9 @@ def distances(
     Raises
     ------
     SeriesError
-        Values that must be above 0 and are not, or what a function returns has another shape.
+        Values that must be above 0 and are not, too few times, or what a function returns has another shape.
     """
+    check_length(kind, length)
     wanted = rows if rows is not None else slice(0, values.shape[1])
     if callable(kind):
         made = np.asarray(kind(values, wanted), dtype=np.float64)
@@ -86,6 +98,8 @@ def distances(
             raise SeriesError("the function of distances returned numbers that are below 0 or not a number")
         return made
     compared = _compared(values, of)
+    if not len(compared):
+        raise SeriesError(f"a window of {len(values)} times has no {of} to compare; choose a longer one")
     if kind == "euclidean":
         squares = (compared**2).sum(axis=0)
         squared = compared[:, wanted].T @ compared
@@ -93,8 +107,6 @@ def distances(
         squared += squares[wanted, None]
         squared += squares
     elif kind == "correlation":
-        if length not in ("one", "log"):
-            raise SeriesError(f"length is 'one' or 'log', not {length!r}")
         unit, constant = _standard(compared)
         squared = unit[:, wanted].T @ unit
         if constant.any():
@@ -116,6 +128,16 @@ def distances(
     squared[np.arange(len(own)), own] = 0.0
     apart: Array = np.sqrt(np.maximum(squared, 0.0, out=squared), out=squared)
     return apart
+
+
+def check_length(kind: Kind, length: Length) -> None:
+    """Refuse an L that is none, or that would not be used."""
+    if length not in ("one", "log"):
+        raise SeriesError(f"length is 'one' or 'log', not {length!r}")
+    if length == "log" and kind != "correlation":
+        raise SeriesError(
+            '--length log (length="log") is of --distance correlation (kind="correlation"); other distances have no such length: leave it out'
+        )
 
 
 def _compared(values: Array, of: Of) -> Array:

@@ -11,8 +11,10 @@ share one, sums of its parts may round otherwise.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -29,6 +31,7 @@ from tidemill.series._distance import (
     Kind,
     Length,
     Of,
+    check_length,
     distances,
     references,
     weights,
@@ -85,6 +88,8 @@ class Frame:
     heat_max : float
     filled, dropped : int
         As in `Segment`.
+    caps_name : str
+        As of the `Panel`.
     """
 
     window: Window
@@ -100,6 +105,7 @@ class Frame:
     heat_max: float
     filled: int
     dropped: int
+    caps_name: str = "capital"
 
 
 @dataclass
@@ -144,7 +150,7 @@ class Embedder:
     #: Seconds of this worker by phase, and those of them that it spent in calls of the communicator.
     phases: Phases = field(default_factory=Phases, repr=False)
     communication_s: float = field(default=0.0, repr=False)
-    #: Windows of which no frame was made, as fewer than four ids were there for most of it.
+    #: Windows of which no frame was made, as fewer than four ids were there for most of it, or it has too few times to compare.
     left_out: list[Window] = field(default_factory=list, repr=False)
     #: What the next window starts from and is aligned to: the frames before.
     past: Past = field(default_factory=Past, init=False, repr=False)
@@ -155,6 +161,7 @@ class Embedder:
         if self.align not in ("previous", "first"):
             raise SeriesError(f"align is 'previous' or 'first', not {self.align!r}")
         check_missing(self.missing_max)
+        check_length(self.kind, self.length)
         if self.with_references is None:
             self.with_references = why_no_references(self.kind, self.of, self.length) is None
 
@@ -173,7 +180,15 @@ class Embedder:
                 f"the id {taken[0]!r} is called like a reference series: rename it, or leave these out "
                 "with --references no (with_references=False)"
             )
-        wanted = list(windows)
+        wanted: list[Window] = []
+        times_min = self._times_min()
+        for window in windows:
+            (wanted if window.end - window.begin >= times_min else self.left_out).append(window)
+        if self.left_out and not wanted and self.past.last is None:
+            raise SeriesError(
+                f"no window has {times_min} times, which {self.kind} of {self.of} needs, {self.left_out[-1].label} has "
+                f"{self.left_out[-1].end - self.left_out[-1].begin}; choose a longer window"
+            )
         made = 0
         for window, frame in zip(wanted, self._made(comm, panel, wanted), strict=True):
             if frame is None:
@@ -187,6 +202,11 @@ class Embedder:
                 f"no window has {IDS_MIN} ids of which at most {100 * self.missing_max:g} % of the values are missing; "
                 "choose a shorter window, or allow more (--missing)"
             )
+
+    def _times_min(self) -> int:
+        """How many times a window has at least: of fewer than two numbers all series correlate alike."""
+        compared = 1 if callable(self.kind) or self.kind == "euclidean" else 2
+        return compared if callable(self.kind) or self.of == "values" else compared + 1
 
     def _made(self, comm: Any, panel: Panel, wanted: list[Window]) -> Iterator[Frame | None]:
         """What becomes of each window."""
@@ -225,7 +245,8 @@ class Embedder:
             def measure() -> Array:
                 return distances(values, kind=self.kind, of=self.of, length=self.length, rows=own)
 
-            apart = measure() if comm is None else together(comm, measure)
+            with _naming(window, ids):
+                apart = measure() if comm is None else together(comm, measure)
         yield False
         weight = weights(caps if self.weighted else None, count)
         model = MDS(
@@ -237,7 +258,7 @@ class Embedder:
             random_state=self.random_state,
         )
         # All that does not need the frame before is done before it is asked for.
-        with self.phases.timed("embed"), using(comm):
+        with self.phases.timed("embed"), using(comm), _naming(window, ids):
             prepared = model._prepare(active(), apart, weight)
             if self.start == "independent":
                 model.annealing = self.annealing
@@ -271,6 +292,7 @@ class Embedder:
             heat_max=heat_max,
             filled=segment.filled,
             dropped=segment.dropped,
+            caps_name=panel.caps_name,
         )
 
     def _points(self, panel: Panel, segment: Segment) -> tuple[NDArray[np.str_], Array, Array | None]:
@@ -326,6 +348,16 @@ def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[F
         The same on every worker.
     """
     yield from Embedder(**options).frames(panel, windows)
+
+
+@contextmanager
+def _naming(window: Window, ids: NDArray[np.str_]) -> Iterator[None]:
+    """Say of errors in which window they are, and call points by their ids."""
+    try:
+        yield
+    except ValueError as error:
+        told = re.sub(r"\bpoint (\d+)", lambda found: f"{str(ids[int(found[1])])!r}", str(error))
+        raise SeriesError(f"window of {window.label}: {told}") from error
 
 
 def _shown(positions: Array, own: slice) -> Iterator[tuple[slice, Array]]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import tidemill
 from tidemill.dataset import DataSet, DataSetError
 from tidemill.series._arriving import StreamTail
-from tidemill.series._clean import Report, Rules, pivot
+from tidemill.series._clean import Report, Rules, caps_name, pivot
 from tidemill.series._panel import Panel
 from tidemill.series._read import Columns, SeriesError, together
 from tidemill.series._splits import Evidence, Split, adjust, detect, weigh
@@ -100,6 +100,7 @@ class Follower:
         self.note = ""
         self.ended = False
         self._taken = 0
+        self._caps_name = "capital"
         #: What the splits of the panel show together.
         self._evidence = 0.0
         self._digest = b""
@@ -148,6 +149,7 @@ class Follower:
         told: Any = together(self._comm, look)
         rows, columns, left_out, self.note, self.ended = told if self._comm.size == 1 else self._comm.bcast(told)
         if self.report is None and rows is not None:
+            self._caps_name = caps_name(columns)
             self.report = Report(columns.named(), notes=list(columns.notes))
         if self.report is not None:
             self._taken += 0 if rows is None else len(rows.codes)
@@ -222,6 +224,7 @@ class Follower:
                 np.array(ids)[kept],
                 values[kept][:, shown].T,
                 None if worth is None else worth[kept][:, shown].T,
+                self._caps_name,
             )
             self._count()
 

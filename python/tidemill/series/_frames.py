@@ -16,7 +16,7 @@ from tidemill._progress import Phases
 from tidemill.dataset import DataSet
 from tidemill.series._distance import REFERENCES
 from tidemill.series._embed import Frame
-from tidemill.series._read import KNOWN, SeriesError, Source, open_texts, together
+from tidemill.series._read import KNOWN, SeriesError, Source, open_texts, plain_id, together
 from tidemill.viz import FrameError, FrameWriter
 
 __all__ = ["CHANGE_BINS", "ChangeBins", "FrameFolder", "Groups", "read_groups"]
@@ -78,7 +78,7 @@ class ChangeBins:
         return found
 
 
-def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None) -> Groups:
+def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None, growing: bool = False) -> Groups:
     """Read a table with a row for each id and its groups in further columns, such as sectors. Collective.
 
     Parameters
@@ -90,6 +90,8 @@ def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None) ->
         Of the panel.
     id : str, optional
         The column of ids.
+    growing : bool, default=False
+        More ids may come, as those of a `Follower` that has not ended: that none of them is in the table is a note, and no error.
 
     Raises
     ------
@@ -112,7 +114,7 @@ def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None) ->
         raise SeriesError(f"the groups have only the column {key!r}; the others would be groupings, such as sector")
     groups = Groups({name: {} for name in groupings})
     first: dict[str, int] = {}
-    for row, name in enumerate(text.strip() if text else "" for text in columns[key]):
+    for row, name in enumerate(plain_id(text or "") for text in columns[key]):
         if not name:
             continue
         before = first.setdefault(name, row)
@@ -128,10 +130,14 @@ def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None) ->
     panel = set(ids)
     unknown, without = sorted(set(first) - panel), sorted(panel - set(first))
     if len(unknown) == len(first):
-        raise SeriesError(
+        nobody = (
             f"no id of the groups' column {key!r} is among the series: {_some(sorted(first))} against {_some(sorted(panel))}; "
             "name the column of ids (--group-id)"
         )
+        if not growing:
+            raise SeriesError(nobody)
+        groups.notes.append(f"{nobody} if none will come")
+        return groups
     if unknown:
         groups.notes.append(f"{len(unknown):,} ids of the groups have no series: {_some(unknown)}")
     if without:
@@ -197,7 +203,10 @@ class FrameFolder:
                     title=title,
                     glyphs={**_REFERENCE_GLYPHS, **(glyphs or {})},
                     # The page begins with the first grouping; those that were asked for go before the bins.
-                    categories={**dict.fromkeys(self._groups.groupings, ()), "change": self._bins.names},
+                    categories={
+                        **dict.fromkeys(self._groups.groupings, ()),
+                        self._own_name("change"): self._bins.names,
+                    },
                     mode="a" if append else "w" if overwrite else "x",
                 )
             except FrameError as error:
@@ -260,20 +269,26 @@ class FrameFolder:
 
     def _write(self, writer: FrameWriter, frame: Frame) -> None:
         groups, labels = self._said_of(frame.ids)
-        values = {"change in %": 100 * frame.change}
+        values = {self._own_name("change in %"): 100 * frame.change}
         if frame.caps is not None:
-            values["capital"] = frame.caps
+            values[self._own_name(frame.caps_name)] = frame.caps
         writer.write_frame(
             frame.positions,
             ids=frame.ids,
             time=frame.window.label,
             labels=labels,
-            groups={**groups, "change": self._bins.of(frame.change)},
+            groups={**groups, self._own_name("change"): self._bins.of(frame.change)},
             values=values,
             metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
             heat_map=frame.heat_map,
             heat_map_range=[[0, frame.heat_max], [0, frame.heat_max]],
         )
+
+    def _own_name(self, name: str) -> str:
+        """What a column that is added is called: another one if the groups have one of its name."""
+        while name in self._groups.groupings:
+            name += " (computed)"
+        return name
 
     def _said_of(self, ids: NDArray[np.str_]) -> tuple[dict[str, NDArray[np.str_]], list[str]]:
         """The groups and labels of ids; of most frames they are those of the frame before."""

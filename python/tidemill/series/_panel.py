@@ -33,14 +33,24 @@ class Panel:
         NaN where a series has no value.
     caps : ndarray of shape (T, n) or None
         What weights come from: the column of capital, else value x volume; NaN where it is not known. None: there is neither.
+    caps_name : str, default="capital"
+        What `caps` are called where they are shown; of a panel that was cleaned ``"traded value"`` where they are value x volume.
     """
 
     times: NDArray[Any]
     ids: NDArray[np.str_]
     values: Array
     caps: Array | None = None
+    caps_name: str = "capital"
 
     def __post_init__(self) -> None:
+        # Lists will do, also of dates or texts of them.
+        self.times, self.ids = np.asarray(self.times), np.asarray(self.ids)
+        if self.times.dtype.kind in "OU":
+            self.times = self.times.astype("datetime64[us]")
+        self.values = np.asarray(self.values, dtype=np.float64)
+        if self.caps is not None:
+            self.caps = np.asarray(self.caps, dtype=np.float64)
         shape = (len(self.times), len(self.ids))
         if self.values.shape != shape or (self.caps is not None and self.caps.shape != shape):
             raise SeriesError(f"values and caps of {shape[0]} times and {shape[1]} ids have shape {shape}")

@@ -49,6 +49,7 @@ __all__ = [
     "format_of",
     "open_source",
     "open_texts",
+    "plain_id",
     "read_rows",
     "refuse_twice",
     "steps_or_dates",
@@ -338,7 +339,7 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
         raise
     codes, names = _coded(table, "id")
     places, times = _coded(table, "time")
-    ids = [text.strip() for text in names]
+    ids = [plain_id(text) for text in names]
     # Without a name is without an id.
     unnamed = [code for code, name in enumerate(ids) if not name]
     if unnamed:
@@ -350,6 +351,12 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
         order = np.concatenate([np.arange(count) + number * _PARTITION for number, count in enumerate([*counts, 0])])
     clock = wall(np.array(times, dtype=np.int64), zone_of(kind))
     return Rows(ids, clock, codes, places, order, dated, numbers)
+
+
+def plain_id(text: str) -> str:
+    """An id as it is called: without spaces around it, and a whole number without the ``.0`` of those that became floats, as in pandas."""
+    text = text.strip()
+    return text[:-2] if text.endswith(".0") and text[:-2].isdecimal() else text
 
 
 def _coded(table: NativeTable, column: str) -> tuple[NDArray[np.int32], list[Any]]:

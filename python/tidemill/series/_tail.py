@@ -31,6 +31,7 @@ from tidemill.series._read import (
     find_columns,
     format_of,
     open_source,
+    plain_id,
     read_rows,
     refuse_twice,
     steps_or_dates,
@@ -346,7 +347,7 @@ class FileTail:
             raise ValueError(f"{state.width} values expected, {len(fields)} found")
         texts = {role: "" if self._is_null(fields[place]) else fields[place] for role, place in state.fields.items()}
         stamp = texts.pop("time")
-        name = texts.pop("id").strip()
+        name = plain_id(texts.pop("id"))
         at = self._stamps.get(stamp)
         if at is None and stamp:
             at = self._stamps[stamp] = self._time(stamp)
