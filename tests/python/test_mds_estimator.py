@@ -477,6 +477,26 @@ def test_bad_distances_are_refused_with_the_cell(dtype: Any, value: float, messa
             MDS(storage=storage).fit(delta)
 
 
+@pytest.mark.parametrize("cell", [(3, 5), (7, 7)])
+def test_one_large_distance_hides_no_bad_ones(cell: tuple[int, int]) -> None:
+    """Beside a point a million away, distances of 1 in one direction and 50 in the other passed for rounding."""
+    delta = distances(3 * sphere(20))
+    delta[0, 1:] = delta[1:, 0] = 1e6
+    MDS(max_iter=1).fit(delta)
+    delta[cell] = 50.0
+    with pytest.raises(ValueError, match=r"must be symmetric|to itself is 50, not 0"):
+        MDS().fit(delta)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(np.float32, 5e-5), (np.float64, 5e-7)])
+def test_what_rounding_leaves_is_taken(dtype: Any, off: float) -> None:
+    delta = distances(sphere(20))
+    delta /= delta.max()
+    delta[3, 5] += off
+    delta[7, 7] = off
+    MDS(max_iter=1).fit(delta.astype(dtype))
+
+
 def test_numbers_whose_squares_overflow_are_refused() -> None:
     """It was an OverflowError after the whole fit."""
     delta = distances(sphere(10))

@@ -19,6 +19,7 @@ from tidemill.ml._estimator import matrix
 from tidemill.ml._job import Comm, together
 
 __all__ = [
+    "ROUNDING",
     "SQUARED_MAX",
     "Array",
     "Problem",
@@ -39,9 +40,12 @@ SQUARED_MAX = 1e150
 #: Bytes of the blocks that input is read in, and that ranks exchange.
 _BLOCK_BYTES = 8 << 20
 
-#: Part of the largest distance by which those of a pair may differ, and that of a point to itself be off 0: float32 in which
-#: distances were formed from large squares leaves as much.
-_TOLERANCE = 1e-4
+#: Part of the largest distance by which those of a pair may differ, and that of a point to itself be off 0: what rounding leaves of distances
+#: that were formed from large squares, in float32 and in float64.
+ROUNDING = 1e-4
+_ROUNDING_FLOAT64 = 1e-6
+#: The same of weights, in parts of the largest.
+_WEIGHTS_TOLERANCE = 1e-4
 
 
 class Rows:
@@ -206,7 +210,9 @@ def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int
     return Weights((columns / (largest or 1.0)).astype(np.float32).astype(np.float64), None, (largest or 1.0) ** 2)
 
 
-def table(rows: Rows, pool: native.KernelPool, first: int | None, weights: Weights, at: int = 0) -> float:
+def table(
+    rows: Rows, pool: native.KernelPool, first: int | None, weights: Weights, at: int = 0, rounding: float = ROUNDING
+) -> float:
     """Look at all distances; the largest. `first` is the number of row 0 among the columns, `at` that of row 0 in messages.
 
     Raises
@@ -235,7 +241,7 @@ def table(rows: Rows, pool: native.KernelPool, first: int | None, weights: Weigh
         if own is not None and own[0] > off[0]:
             off = (own[0], begin + own[1])
         largest = max(largest, found)
-    if off[0] > _TOLERANCE * largest:
+    if off[0] > rounding * largest:
         raise ValueError(
             f"The distance of point {at + off[1]} to itself is {off[0]:.6g}, not 0: X must hold distances, not similarities."
         )
@@ -243,9 +249,15 @@ def table(rows: Rows, pool: native.KernelPool, first: int | None, weights: Weigh
 
 
 def from_table(
-    comm: Comm, pool: native.KernelPool, rows: Rows, counts: list[int], weights: Weights, storage: str
+    comm: Comm,
+    pool: native.KernelPool,
+    rows: Rows,
+    counts: list[int],
+    weights: Weights,
+    storage: str,
+    rounding: float | None = None,
 ) -> Problem:
-    """Keep this rank's rows of a matrix of distances; collective.
+    """Keep this rank's rows of a matrix of distances; collective. `rounding`: see `ROUNDING`; by default what the type leaves.
 
     Raises
     ------
@@ -254,8 +266,14 @@ def from_table(
     """
     first = sum(counts[: comm.rank])
 
+    # One rank's distances are compared with another's.
+    if rounding is None:
+        rounding = max(
+            together(comm, lambda: ROUNDING if rows.dtype == np.float32 and counts[comm.rank] else _ROUNDING_FLOAT64)
+        )
+
     def look() -> float:
-        found = table(rows, pool, first, weights, at=first)
+        found = table(rows, pool, first, weights, first, rounding)
         if not found < SQUARED_MAX:
             raise ValueError(
                 f"Distances in X are too large, up to {found:.6g}: their squares overflow float64. Give them in a larger unit."
@@ -270,7 +288,7 @@ def from_table(
         fill(cells, pool, rows, weights, unit)
         return cells
 
-    return _checked(Problem(comm, pool, _here(comm, keep), counts, weights, unit, largest / unit), storage)
+    return _checked(Problem(comm, pool, _here(comm, keep), counts, weights, unit, largest / unit), storage, rounding)
 
 
 def from_vectors(
@@ -285,7 +303,7 @@ def from_vectors(
         fill(cells, pool, None, weights, unit)
         return cells
 
-    return _checked(Problem(comm, pool, _here(comm, keep), counts, weights, unit, 1.0), None), columns
+    return _checked(Problem(comm, pool, _here(comm, keep), counts, weights, unit, 1.0)), columns
 
 
 def unit_of(largest: float, storage: str) -> float:
@@ -314,13 +332,13 @@ def _here(comm: Comm, work: Callable[[], native.MdsDistances]) -> native.MdsDist
 
 
 # --- what holds for all ranks together -------------------------------------------------------------------------------
-def _checked(problem: Problem, storage: str | None) -> Problem:
+def _checked(problem: Problem, storage: str | None = None, rounding: float = ROUNDING) -> Problem:
     # By how much rounding may part two numbers that differ by next to nothing.
     steps = {"float32": 0.0, "float16": 2.0**-11, "fixed16": 1.0 / 65535}
     if storage is not None:
-        _check_symmetry(problem, weights=False, tolerance=_TOLERANCE * problem.largest + steps[storage])
+        _check_symmetry(problem, weights=False, tolerance=rounding * problem.largest + steps[storage])
     if problem.weights.rows is not None:
-        _check_symmetry(problem, weights=True, tolerance=_TOLERANCE + steps[problem.weights.storage])
+        _check_symmetry(problem, weights=True, tolerance=_WEIGHTS_TOLERANCE + steps[problem.weights.storage])
         _check_connected(problem)
     return problem
 

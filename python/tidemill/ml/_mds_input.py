@@ -120,8 +120,8 @@ class Input(Estimator):
                 hint = " Positions to start from are given to fit(init=...)." if name == "init" else ""
                 refuse(name, f"a str among {set(values)}{'.' if hint else ''}{hint}".rstrip("."))
 
-    def _prepare(self, comm: Comm, X: Any, weights: Any) -> Prepared:
-        """Check input and parameters on all ranks, and keep this rank's distances. Collective."""
+    def _prepare(self, comm: Comm, X: Any, weights: Any, rounding: float | None = None) -> Prepared:
+        """Check input and parameters on all ranks, and keep this rank's distances; `rounding`: see `from_table`. Collective."""
         name = type(self).__name__
         given: list[Rows] = []
         threads: list[native.KernelPool] = []
@@ -164,7 +164,7 @@ class Input(Estimator):
                 "For vectors use metric='euclidean'."
             )
         checked = weights_of(comm, threads[0], weights, counts, self.weight_storage)
-        problem = from_table(comm, threads[0], given[0], counts, checked, self.storage)
+        problem = from_table(comm, threads[0], given[0], counts, checked, self.storage, rounding)
         self._vectors, self._mean = None, None
         return Prepared(problem, given[0], sum_of_squares(problem), names, width)
 

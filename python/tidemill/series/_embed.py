@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 import tidemill
 from tidemill._progress import Phases
 from tidemill.ml import MDS, procrustes, using
+from tidemill.ml._distances import ROUNDING
 from tidemill.ml._job import active
 from tidemill.series._distance import (
     REFERENCES,
@@ -259,7 +260,8 @@ class Embedder:
         )
         # All that does not need the frame before is done before it is asked for.
         with self.phases.timed("embed"), using(comm), _naming(window, ids):
-            prepared = model._prepare(active(), apart, weight)
+            # Distances of our own formulas are symmetric but for rounding, which may be much of series that hardly differ.
+            prepared = model._prepare(active(), apart, weight, None if callable(self.kind) else ROUNDING)
             if self.start == "independent":
                 model.annealing = self.annealing
                 model._place(prepared, None)
