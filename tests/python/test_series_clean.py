@@ -319,6 +319,15 @@ def test_ids_that_became_floats_are_whole_numbers(tmp_path: Path) -> None:
     assert series.clean(table)[0].ids.tolist() == ["10000", "2.5"]
 
 
+def test_a_text_that_is_no_number_names_its_column() -> None:
+    """It was "Cannot cast string", of whichever column."""
+    table = pa.table({"date": [20240102] * 2, "id": ["1", "b"], "price": ["99.5", "$100.12"], "volume": [1, 2]})
+    with pytest.raises(
+        series.SeriesError, match=r"values in column 'price' are text, and one is no number: .*\$100\.12"
+    ):
+        series.clean(table)
+
+
 def test_ids_may_look_like_numbers_for_long(tmp_path: Path) -> None:
     """Types are found out from the first thousand rows; an id or volume further down must not break that."""
     path = tmp_path / "permno.csv"

@@ -336,6 +336,16 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
     except DataSetError as error:
         if is_text and "Parser error" in str(error):
             raise SeriesError(f"times in column {columns.time!r} are text, and one is none: {error}") from error
+        texts = [
+            repr(name)
+            for role, name in columns.named().items()
+            if role not in ("id", "time") and "Utf8" in data.schema[name]
+        ]
+        if texts and "Cannot cast string" in str(error):
+            raise SeriesError(
+                f"values in column {' or '.join(texts)} are text, and one is no number: {error}; numbers are such as 100.12, "
+                "without signs of currencies or commas"
+            ) from error
         raise
     codes, names = _coded(table, "id")
     places, times = _coded(table, "time")
