@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tidemill as tm
 from numpy.typing import NDArray
-from tidemill.ml import MDS, NotFittedError, procrustes
+from tidemill.ml import MDS, ConvergenceWarning, NotFittedError, procrustes
 from tidemill.ml._job import active
 
 #: How far from exact positions each storage may leave points, in parts of the largest distance.
@@ -486,6 +487,40 @@ def test_one_large_distance_hides_no_bad_ones(cell: tuple[int, int]) -> None:
     delta[cell] = 50.0
     with pytest.raises(ValueError, match=r"must be symmetric|to itself is 50, not 0"):
         MDS().fit(delta)
+
+
+def test_tiny_negative_distances_are_refused_with_what_helps() -> None:
+    """Squared distances by correlation, 2 (1 - c), end a little below 0."""
+    delta = distances(sphere(20))
+    delta[3, 3] = -1e-16
+    with pytest.raises(
+        ValueError, match=r"point 3 to point 3 is negative .*That is rounding: np.maximum\(X, 0\) takes it away"
+    ):
+        MDS().fit(delta)
+
+
+def test_a_fit_that_ends_too_early_says_so(recwarn: pytest.WarningsRecorder) -> None:
+    """Stress of 0.35 where 0.2 was to be had, without a word."""
+    delta = distances(np.random.default_rng(0).normal(size=(60, 10)))
+    with pytest.warns(ConvergenceWarning, match=r"MDS stopped after max_iter=3 iterations while .*tol=1e-06 of itself"):
+        MDS(2, init="random", random_state=0, max_iter=3).fit(delta)
+    recwarn.clear()
+    MDS(2, max_iter=3, tol=0).fit(delta)
+    MDS(2, max_iter=2000, tol=1e-3).fit(delta)
+    MDS(2).fit(np.zeros((5, 5)))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("metric", ["precomputed", "euclidean"])
+def test_a_table_is_a_matrix_of_its_columns(metric: str) -> None:
+    """A table was "got 1D array", a query "got scalar array"."""
+    rows = distances(sphere(12))
+    table = tm.Table.from_numpy({f"c{number}": column for number, column in enumerate(rows.T)})
+    model = MDS(metric=metric).fit(table)
+    assert model.feature_names_in_.tolist() == table.columns
+    assert (model.embedding_ == MDS(metric=metric).fit(rows).embedding_).all()
+    with pytest.raises(TypeError, match=r"X is a DataSet, a query that has not run\. MDS takes \.collect_local\(\)"):
+        MDS(metric=metric).fit(tm.from_arrow(table))
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(np.float32, 5e-5), (np.float64, 5e-7)])

@@ -286,6 +286,12 @@ def test_arrays_are_shown_from_a_program() -> None:
         assert (lengths <= np.linalg.norm(x - centre, axis=1) + 0.01).all()
     finally:
         view.close()
+    # A table, and a query that makes one.
+    table = tm.Table.from_numpy({"x": x[:, 0], "y": x[:, 1]})
+    for given in (table, tm.from_arrow(table)):
+        view = tm.viz.show(given)
+        np.testing.assert_allclose(FrameReader(view._server.folder)[0].positions[:, :2], x[:, :2], atol=0.01)
+        view.close()
     x[7, 5] = np.nan
     for options, said in (({"points": x}, "row 7 is not finite"), ({"frames": [x * 0, x[:, :5]]}, "row 7|columns")):
         with pytest.raises(ValueError, match=said):

@@ -81,6 +81,16 @@ class Table:
     def __arrow_c_schema__(self) -> object:
         return self._native.__arrow_c_schema__()
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+        """An array of shape (rows, columns), for what takes matrices, such as the estimators of `tidemill.ml`; always a copy."""
+        import numpy as np
+
+        if copy is False:
+            raise ValueError("the columns of a table are no array without a copy")
+        columns = list(self.to_numpy().values())
+        array = np.column_stack(columns) if columns else np.empty((self.num_rows, 0))
+        return array if dtype is None else array.astype(dtype)
+
     @staticmethod
     def from_numpy(columns: Mapping[str, numpy.ndarray]) -> Table:
         """A table of arrays of numbers or booleans, of one axis and one length; they are copied.

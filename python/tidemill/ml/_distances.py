@@ -234,6 +234,8 @@ def table(
                 "infinite": "Where a distance is unknown, give NaN and weight 0. Input X contains infinity.",
                 "negative": "Negative values in data are no distances: of similarities, form distances first.",
             }[why]
+            if why == "negative" and block[row, column] >= -rounding * np.nanmax(np.abs(block)):
+                remedy = "That is rounding: np.maximum(X, 0) takes it away."
             raise ValueError(
                 f"The distance of point {at + begin + row} to point {column} is {why} "
                 f"(row {begin + row}, column {column} of X). {remedy}"

@@ -69,6 +69,8 @@ class Result:
     stresses: list[float] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     conjugate_gradients: int = 0
+    #: Whether the last temperature ended by the tolerance, and not by the number of iterations.
+    converged: bool = False
 
 
 def total(values: Array) -> float:
@@ -259,7 +261,8 @@ def smacof(
         if anderson is not None:
             anderson.forget()
         for step in range(1, max_iter + 1):
-            if stress <= floor and result.iterations:
+            converged = stress <= floor and bool(result.iterations)
+            if converged:
                 break
             before, image = stress, passes.solve(b, z)
             moved = None if anderson is None else anderson.extrapolate(z, image)
@@ -279,9 +282,10 @@ def smacof(
             result.temperatures.append(temperature * problem.unit)
             part = (level + step / max_iter) / len(levels)
             report(Iteration(result.iterations, stress * scale, temperature * problem.unit, part))
-            if before - stress <= tol * before:
+            converged = before - stress <= tol * before
+            if converged:
                 break
-        result.stress = stress
+        result.stress, result.converged = stress, converged
     result.positions = z
     result.conjugate_gradients = passes.steps
     return result

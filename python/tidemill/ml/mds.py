@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill._progress import Bar
 from tidemill.ml._classical import classical_start
 from tidemill.ml._distances import Array, Rows, Weights
+from tidemill.ml._estimator import warning_class
 from tidemill.ml._job import Comm, active, together
 from tidemill.ml._mds_input import Prepared
 from tidemill.ml._mds_new import NewPoints
@@ -43,7 +45,7 @@ class MDS(NewPoints):
     n_init : int, default=1
         Random starts to try; the result with the least stress wins. Other starts are tried once.
     max_iter : int, default=300
-        Most iterations; with annealing, at each temperature.
+        Most iterations; with annealing, at each temperature. A fit that ends by it says so with a ``ConvergenceWarning``, unless `tol` is 0.
     tol : float, default=1e-6
         Stop when an iteration lessens the stress by at most this part of it.
     annealing : bool, default=False
@@ -119,6 +121,7 @@ class MDS(NewPoints):
     n_features_in_: int
     feature_names_in_: NDArray[np.object_]
 
+    _converged: bool
     _estimator_type: ClassVar[str] = "transformer"
 
     def __init__(
@@ -177,7 +180,16 @@ class MDS(NewPoints):
         -------
         self
         """
-        return self._place(self._prepare(active(), X, weights), init)
+        self._place(self._prepare(active(), X, weights), init)
+        # With tol=0 a number of iterations is what was asked for.
+        if not self._converged and self.tol > 0 and active().rank == 0:
+            warnings.warn(
+                f"MDS stopped after max_iter={self.max_iter} iterations while the stress still fell by more than tol={self.tol:g} "
+                "of itself: raise max_iter or tol.",
+                warning_class(),
+                stacklevel=2,
+            )
+        return self
 
     def _place(self: Self, prepared: Prepared, init: Any) -> Self:
         """`fit`, of input that has been looked at: all that depends on where it starts. Collective."""
@@ -221,6 +233,7 @@ class MDS(NewPoints):
         self.history_ = np.array(best.stresses)
         self.temperatures_ = np.array(best.temperatures)
         self.cg_iterations_ = best.conjugate_gradients
+        self._converged = best.converged
         self._unit = problem.unit
         self._columns = np.ones(problem.n) if problem.weights.columns is None else problem.weights.columns
         self._follow(prepared)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tidemill.dataset import DataSet
 from tidemill.viz._export import export_html
 from tidemill.viz._format import FrameError
 from tidemill.viz._server import Server
@@ -78,7 +79,7 @@ def show(
 
     Parameters
     ----------
-    points : array-like of shape (n, d), optional
+    points : array-like or table of shape (n, d), optional
         With one or two columns the rest is 0; of more than three, the first three principal components are shown.
     frames : sequence of array-like of shape (n, d), optional
         In place of `points`: where the same points are, one time after the other.
@@ -151,7 +152,8 @@ def show(
 def _points(name: str, given: Any) -> NDArray[np.float64]:
     """Return the positions of a frame, checked."""
     try:
-        array = np.asarray(given, dtype=np.float64)
+        # A query runs here.
+        array = np.asarray(given.collect() if isinstance(given, DataSet) else given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"{name}: a {type(given).__name__} is given that is no array of numbers of shape (n, d), a row for each point: {error}. "
