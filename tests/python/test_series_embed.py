@@ -362,7 +362,7 @@ def test_what_cannot_be_measured_is_an_error_on_every_worker(start: str, workers
     assert done.returncode == 0, done.stderr.decode()
     lines = done.stdout.decode().splitlines()
     assert len(lines) == workers
-    assert all('--of changes (of="changes") needs values above 0, and there is 0' in line for line in lines)
+    assert all("--of changes (of=\"changes\") needs values above 0, and there is 0 in 's09'" in line for line in lines)
 
 
 def groups_of(path: Path, text: str, ids: list[str], **options: str) -> series.Groups:

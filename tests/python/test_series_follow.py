@@ -129,6 +129,7 @@ def test_the_panel_is_that_of_the_whole_file(pieces: int, splits: str, tmp_path:
         until(follower, lambda last=last: follower.report is not None and follower.report.last == last)  # type: ignore[misc]
     expected, report = series.clean(path, rules)
     np.testing.assert_allclose(of(follower).values, expected.values)
+    assert of(follower).caps_name == expected.caps_name == "traded value"
     assert of(follower).caps is not None
     assert expected.caps is not None
     np.testing.assert_allclose(of(follower).caps, expected.caps)  # type: ignore[arg-type]

@@ -237,7 +237,7 @@ def test_euclidean_distances_and_functions() -> None:
 def test_values_that_have_no_logarithm_are_refused() -> None:
     values = np.array([[1.0, 2.0], [0.0, 3.0]])
     with pytest.raises(
-        series.SeriesError, match=r"--of changes .* needs values above 0, and there is 0; --of differences"
+        series.SeriesError, match=r"--of changes .* needs values above 0, and there is 0 in series 0; --of differences"
     ):
         series.distances(values)
     with pytest.raises(series.SeriesError, match=r"--length log .* needs values above 0"):

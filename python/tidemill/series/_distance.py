@@ -155,7 +155,8 @@ def _compared(values: Array, of: Of) -> Array:
 
 def _above_zero(values: Array, what: str, remedy: str) -> None:
     if values.size and not values.min() > 0:
-        raise SeriesError(f"{what} needs values above 0, and there is {values.min():g}; {remedy}")
+        least = int(values.min(axis=0).argmin())
+        raise SeriesError(f"{what} needs values above 0, and there is {values.min():g} in series {least}; {remedy}")
 
 
 def _standard(values: Array) -> tuple[Array, NDArray[np.bool_]]:

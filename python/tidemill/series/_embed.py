@@ -358,7 +358,7 @@ def _naming(window: Window, ids: NDArray[np.str_]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        told = re.sub(r"\bpoint (\d+)", lambda found: f"{str(ids[int(found[1])])!r}", str(error))
+        told = re.sub(r"\b(?:point|series) (\d+)", lambda found: f"{str(ids[int(found[1])])!r}", str(error))
         raise SeriesError(f"window of {window.label}: {told}") from error
 
 
