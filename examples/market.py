@@ -56,7 +56,7 @@ def main() -> None:
         # Who was there before starts where it was, who is new in the middle of its group's others.
         start = placed(seen.ids, before, group_of) if before else None
         weights = tm.series.weights(seen.caps, n)
-        model = MDS(n_components=3, max_iter=100, tol=1e-5).fit(apart, init=start, weights=weights)
+        model = MDS(n_components=3, acceleration=3, tol=1e-4).fit(apart, init=start, weights=weights)
 
         # 3. Alignment: a map may be turned at will, so it is turned to the one before.
         points = model.positions_
