@@ -325,11 +325,28 @@ def test_a_ramp_changes_colours(page: Page) -> None:
     assert page.tab.is_visible("#ramp") and well_coloured(page) > 0.7
     first, bar = pixels(page), "getComputedStyle(document.querySelector('#ramp-bar')).backgroundImage"
     before = page.get(bar)
-    page.tab.select_option("#scheme", "Blue to red")
+    # Changes are above and below 0.
+    assert page.tab.input_value("#scheme") == "Blue to red" and page.tab.inner_text("#ramp-middle") == "0"
+    page.tab.select_option("#scheme", "Viridis")
     assert page.get(bar) != before and well_coloured(page) > 0.7
     changed = np.abs(pixels(page) - first).max(axis=2) > 20
     assert changed[np.ptp(first, axis=2) > 60].mean() > 0.5
     page.picture("ramp")
+
+
+def test_a_value_of_few_large_numbers_has_many_colours(browser: Any, tmp_path: Path) -> None:
+    """As capital has: a few points a hundred times as large as most left these one colour, and the legend did not say so."""
+    rng = np.random.default_rng(0)
+    with FrameWriter(tmp_path / "few") as writer:
+        writer.write_frame(rng.normal(size=(500, 3)), values={"capital": np.append(rng.lognormal(18, 1.5, 499), 0)})
+    with Server(tmp_path / "few", token=TOKEN) as server:
+        page = Page(browser, server.url)
+        colours = page.get("[...Array(500).keys()].map(row => tidemill.seen.colourOf(row))")
+        assert len(set(colours)) > 100
+        assert page.tab.inner_text("#ramp-low").startswith("≤ ") and page.tab.inner_text("#ramp-high").startswith("≥ ")
+        assert page.tab.inner_text("#ramp-note").endswith("The scale is logarithmic.")
+        page.picture("logarithmic")
+        page.close()
 
 
 def test_between_two_frames_page_and_picture_agree(browser: Any, tmp_path: Path) -> None:

@@ -63,6 +63,16 @@ def test_a_point_takes_six_bytes_a_frame_and_any_reader_of_safetensors_opens_it(
     assert safetensors.load_file(tmp_path / "points-000000.safetensors")["group.tens"].tolist() == (ids % 10).tolist()
 
 
+def test_the_index_says_where_most_values_lie(tmp_path: Path) -> None:
+    """The page lays its colours there: of a few that are far from the others nobody would see the rest."""
+    with FrameWriter(tmp_path / "frames") as writer:
+        far = np.append(np.arange(1000.0), [1e30, np.nan])
+        writer.write_frame(np.zeros((1002, 3)), values={"v": far, "none": np.full(1002, np.nan)})
+    line = json.loads((tmp_path / "frames" / "index.jsonl").read_text().splitlines()[-1])
+    assert line["values"] == {"v": [0, 1e30], "none": [0, 0]}
+    assert line["usual"] == {"v": [50, 500, 950]}
+
+
 def test_groups_with_an_order_say_so_and_few_take_a_byte(tmp_path: Path) -> None:
     """Bins that are coloured like sectors tell nothing; and of 256 categories one would be taken for none."""
     kinds = [f"kind {number}" for number in range(256)]

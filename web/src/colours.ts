@@ -1,8 +1,21 @@
 // What points are coloured by, what is hidden, and what people have changed about both.
 
-import { type Dataset, rangeOf } from './dataset';
+import type { Dataset } from './dataset';
 import { categoryKey, type Edits, noEdits } from './edits';
-import { categoryLook, css, type Look, ORDERED, RAMPS, type Rgb, ramp, rgb, SCHEMES, SHAPES } from './palettes';
+import {
+  categoryLook,
+  css,
+  DIVERGING,
+  type Look,
+  ORDERED,
+  RAMPS,
+  type Rgb,
+  ramp,
+  rgb,
+  SCHEMES,
+  SHAPES,
+} from './palettes';
+import { isSigned, partBelow, type Scale, scaleOf } from './scale';
 import { CODES, type Colouring, NO_COLOUR } from './slots';
 
 export const GREY: Rgb = [138, 144, 152];
@@ -16,6 +29,8 @@ export type Category = { name: string; title: string; colour: string; shape: str
 export class Colours {
   colouring: Colouring = { kind: 'plain' };
   scheme = [...SCHEMES.keys()][0];
+  /** That of the value that points are coloured by. */
+  scale: Scale = scaleOf([], '');
   /** What the version that is shown changes. What is hidden is in `hidden`. */
   edits: Edits = noEdits();
   /** For each grouping the names of the categories that are hidden. */
@@ -43,9 +58,12 @@ export class Colours {
       else if (another && this.scheme === ORDERED) this.scheme = [...SCHEMES.keys()][0];
       this.colouring = { kind: 'grouping', name };
     } else if (this.valueNames().includes(name)) {
-      const [low, high] = rangeOf(this.dataset.frames, name);
-      this.colouring = { kind: 'value', name, low, high };
-      if (!RAMPS.has(this.scheme)) this.scheme = [...RAMPS.keys()][0];
+      const another = this.colouring.kind !== 'value' || this.colouring.name !== name;
+      this.scale = scaleOf(this.dataset.frames, name);
+      this.colouring = { kind: 'value', name, low: this.scale.low, high: this.scale.high };
+      // What lies on both sides of 0 has colours that tell them apart; readers may choose others.
+      if (another && isSigned(this.scale)) this.scheme = DIVERGING;
+      else if (!RAMPS.has(this.scheme) || (another && this.scheme === DIVERGING)) this.scheme = [...RAMPS.keys()][0];
     } else this.colouring = { kind: 'plain' };
     if (this.colouring.kind !== 'value' && !SCHEMES.has(this.scheme)) this.scheme = [...SCHEMES.keys()][0];
     return before !== JSON.stringify(this.colouring) || this.colouring.kind === 'grouping';
@@ -144,7 +162,9 @@ export class Colours {
       put(NO_COLOUR, GREY, !hidden.has(NONE));
     } else if (this.colouring.kind === 'value') {
       const stops = RAMPS.get(this.scheme) ?? [];
-      for (let code = 0; code <= CODES; code++) put(code, ramp(stops, code / CODES), true);
+      const { low, high } = this.scale;
+      for (let code = 0; code <= CODES; code++)
+        put(code, ramp(stops, partBelow(this.scale, low + (code / CODES) * (high - low))), true);
       put(NO_COLOUR, GREY, true);
     } else put(NO_COLOUR, PLAIN, true);
   }

@@ -92,16 +92,3 @@ export function boxOf(frames: readonly FrameLine[]): { low: number[]; high: numb
   }
   return low[0] <= high[0] ? { low, high } : { low: [-1, -1, -1], high: [1, 1, 1] };
 }
-
-/** The range of a value over all frames. */
-export function rangeOf(frames: readonly FrameLine[], name: string): readonly [number, number] {
-  let low = Infinity;
-  let high = -Infinity;
-  for (const frame of frames) {
-    const range = frame.values.get(name);
-    if (range === undefined) continue;
-    low = Math.min(low, range[0]);
-    high = Math.max(high, range[1]);
-  }
-  return low <= high ? [low, high] : [0, 0];
-}

@@ -5,6 +5,7 @@ import type { Category } from './colours';
 import { MINE } from './dataset';
 import { byId, make } from './dom';
 import { gradient, looksOf, RAMPS, SCHEMES } from './palettes';
+import { middleOf } from './scale';
 import { NO_COLOUR } from './slots';
 import { shortNumber } from './texts';
 
@@ -40,7 +41,8 @@ export class Legend {
     byId<HTMLInputElement>('size').value = String(app.size);
     byId<HTMLInputElement>('opacity').value = String(app.opacity);
     const names = [...app.dataset.groupings.keys(), ...app.valueNames()];
-    const now = JSON.stringify([names, app.colouring, app.scheme, app.categories(), this.edit !== undefined]);
+    const { scale } = app.colours;
+    const now = JSON.stringify([names, app.colouring, scale, app.scheme, app.categories(), this.edit !== undefined]);
     if (now === this.shown) return;
     this.shown = now;
     const chosen = app.colouring.kind === 'plain' ? '' : app.colouring.name;
@@ -55,8 +57,12 @@ export class Legend {
     byId('ramp').hidden = app.colouring.kind !== 'value';
     if (app.colouring.kind === 'value') {
       byId('ramp-bar').style.background = gradient(RAMPS.get(app.scheme) ?? []);
-      byId('ramp-low').textContent = shortNumber(app.colouring.low);
-      byId('ramp-high').textContent = shortNumber(app.colouring.high);
+      const [below, above] = [scale.least < scale.low, scale.most > scale.high];
+      byId('ramp-low').textContent = `${below ? '≤ ' : ''}${shortNumber(scale.low)}`;
+      byId('ramp-middle').textContent = shortNumber(middleOf(scale));
+      byId('ramp-high').textContent = `${above ? '≥ ' : ''}${shortNumber(scale.high)}`;
+      const range = below || above ? [`Values go from ${shortNumber(scale.least)} to ${shortNumber(scale.most)}.`] : [];
+      byId('ramp-note').textContent = [...range, ...(scale.log ? ['The scale is logarithmic.'] : [])].join(' ');
     }
     this.fillList();
   }

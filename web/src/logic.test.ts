@@ -33,6 +33,7 @@ function frameLine(count: number, points: number, more: Partial<FrameLine> = {})
     low: [0, 0, 0],
     high: [1, 1, 1],
     values: new Map(),
+    usual: new Map(),
     metrics: new Map(),
     edges: undefined,
     heatMap: false,
@@ -140,6 +141,9 @@ describe('slots', () => {
     expect(codes()).toEqual([0, NO_COLOUR, 1]);
     slots.fill(target, dataset, line, tensors, { kind: 'value', name: 'price', low: 0, high: 10 });
     expect(codes()).toEqual([Math.floor(CODES / 2), CODES, NO_COLOUR]);
+    // What is beyond the ends of the colours has those of the ends.
+    slots.fill(target, dataset, line, tensors, { kind: 'value', name: 'price', low: 6, high: 7 });
+    expect(codes()).toEqual([0, CODES, NO_COLOUR]);
   });
 
   it('says what is wrong with a frame', () => {

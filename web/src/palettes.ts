@@ -47,11 +47,14 @@ const CIVIDIS = ['#3b496c', '#575d6d', '#707173', '#8a8678', '#a59c74', '#c3b369
 // Its middle is as far from white as a light page needs.
 const BLUE_RED = ['#2166ac', '#4393c3', '#76b0d4', '#a3bfd2', '#bcbcbc', '#dbb49f', '#f0a07c', '#d6604d', '#b2182b'];
 
+/** The ramp of values on both sides of 0. */
+export const DIVERGING = 'Blue to red';
+
 /** For values. */
 export const RAMPS: ReadonlyMap<string, readonly string[]> = new Map([
   ['Viridis', VIRIDIS],
   ['Cividis, colour-blind safe', CIVIDIS],
-  ['Blue to red', BLUE_RED],
+  [DIVERGING, BLUE_RED],
 ]);
 
 export function rgb(text: string): Rgb {

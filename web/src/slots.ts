@@ -87,7 +87,8 @@ export class Slots {
       target[slot + 2] = from[at * 3 + 2];
       // Of points that have come since categories were asked for, nothing is known yet.
       const code = array?.[byRow ? here : at] ?? MISSING;
-      target[slot + 3] = code === MISSING ? NO_COLOUR : base + code * scale;
+      // What is beyond the ends of the colours has that of the end.
+      target[slot + 3] = code === MISSING ? NO_COLOUR : Math.min(CODES, Math.max(0, base + code * scale));
       at++;
       if (at > count) return bad(`${line.file} has more points than it says`);
     }

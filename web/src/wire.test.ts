@@ -30,8 +30,10 @@ describe('lines of the index', () => {
   it('takes what the Python side writes', () => {
     const header = parseLine('{"format":"tidemill-frames","version":1,"title":"t","axes":["x","y","z"]}', true);
     expect(header).toMatchObject({ ok: true, value: { kind: 'header', title: 't' } });
-    const line = parseLine(JSON.stringify({ ...frame, values: { price: [1, 2] }, metrics: { stress: 0.5 } }), false);
+    const told = { ...frame, values: { price: [1, 2] }, usual: { price: [1.1, 1.5, 1.9] }, metrics: { stress: 0.5 } };
+    const line = parseLine(JSON.stringify(told), false);
     expect(line.ok && line.value.kind === 'frame' && line.value.values.get('price')).toEqual([1, 2]);
+    expect(line.ok && line.value.kind === 'frame' && line.value.usual.get('price')).toEqual([1.1, 1.5, 1.9]);
     expect(parseLine('{"kind":"of a later release"}', false)).toMatchObject({ ok: true, value: { kind: 'other' } });
   });
 

@@ -29,6 +29,8 @@ export type FrameLine = {
   low: Vector;
   high: Vector;
   values: ReadonlyMap<string, readonly [number, number]>;
+  /** For each value three numbers: below the first are 5 % of the points', below the second half, below the third 95 %. */
+  usual: ReadonlyMap<string, readonly number[]>;
   metrics: ReadonlyMap<string, number>;
   /** The file with the lines between points, if there are any. */
   edges: string | undefined;
@@ -112,6 +114,9 @@ function parseFrame(told: Record<string, unknown>, file: string | undefined): Pa
     if (!isNumbers(range) || range.length !== 2) return bad(`${file}: the range of ${name} is no range`);
     values.set(name, [range[0], range[1]]);
   }
+  const usual = new Map<string, readonly number[]>();
+  for (const [name, three] of Object.entries(isRecord(told.usual) ? told.usual : {}))
+    if (isVector(three)) usual.set(name, three);
   const metrics = new Map<string, number>();
   for (const [name, figure] of Object.entries(isRecord(told.metrics) ? told.metrics : {}))
     if (typeof figure === 'number') metrics.set(name, figure);
@@ -129,6 +134,7 @@ function parseFrame(told: Record<string, unknown>, file: string | undefined): Pa
       low,
       high,
       values,
+      usual,
       metrics,
       edges,
       heatMap: told.heat_map === true,

@@ -38,6 +38,9 @@ _SAMPLE_POINTS = 200_000
 #: Rows are dealt out to so many heaps (the page has them in memory one behind the other); a sample is the first few heaps.
 _STRATA = 61
 
+#: Quantiles of a value are found in so many of its numbers at most.
+_QUANTILES_OF = 100_000
+
 #: The files of a folder of frames.
 OURS = re.compile(r"(frame|points|edges|sample)-\d{6,}\.safetensors|index\.jsonl|selections\.json")
 
@@ -202,7 +205,9 @@ class FrameWriter:
             65535 categories each. A category costs nothing while it stays what it was in the point's first frame, else a byte, or two where
             there are more than 255 of them.
         values : mapping of str to array-like of n, optional
-            Numbers that points can be coloured by, at most 1e37 in size; NaN where there is none. Kept in 16 bits: two bytes each.
+            Numbers that points can be coloured by, at most 1e37 in size; NaN where there is none. Kept in 16 bits: two bytes each. The page's
+            colours go from where 5 % of the points lie below to where 5 % lie above, or to the ends if these are near; by logarithms if most
+            points would be alike otherwise; and alike to both sides of 0 if there are points on both.
         metrics : mapping of str to float, optional
             Figures of the frame, such as its stress, which the page plots over time.
         heat_map : array-like of shape (h, w), optional
@@ -268,9 +273,11 @@ class FrameWriter:
         for name, codes in groupings.items():
             if not np.array_equal(codes, self._codes[name][rows]):
                 tensors[f"group.{name}"] = self._packed(name, codes)
-        ranges = {}
+        ranges, usual = {}, {}
         for name, column in columns.items():
             finite = column[np.isfinite(column)]
+            if len(finite):
+                usual[name] = _usual(finite)
             ranges[name] = [float(finite.min()), float(finite.max())] if len(finite) else [0.0, 0.0]
             tensors[f"value.{name}"] = _format.quantize(column, *ranges[name])
         if heat is not None:
@@ -294,6 +301,8 @@ class FrameWriter:
             line["sample"] = sample
         if ranges:
             line["values"] = ranges
+        if usual:
+            line["usual"] = usual
         if lines is not None:
             assert self._last_edges is not None
             line["edges"] = self._last_edges[0]
@@ -503,6 +512,12 @@ def _numbers(place: str, name: str, column: ArrayLike, count: int) -> NDArray[np
     numbers = np.where(np.isfinite(given), given, np.nan)
     check_size(place, f"value {name!r}", numbers)
     return numbers
+
+
+def _usual(numbers: NDArray[np.float64]) -> list[float]:
+    """Return below which numbers 5 % of them lie, half, and 95 %, in 32 bits' digits: the page lays its colours between these."""
+    few = numbers[:: len(numbers) // _QUANTILES_OF + 1]
+    return [float(f"{number:.7g}") for number in np.quantile(few, [0.05, 0.5, 0.95])]
 
 
 def check_size(place: str, what: str, numbers: NDArray[np.float64]) -> None:
