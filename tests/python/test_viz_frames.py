@@ -159,6 +159,27 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path, what: d
     assert len((tmp_path / "index.jsonl").read_text().splitlines()) == 1
 
 
+def test_names_that_the_page_could_not_tell_apart_are_refused(tmp_path: Path) -> None:
+    """It listed them twice and showed the grouping both times; one called as readers' groups are was replaced by these."""
+    where = np.zeros((1, 3))
+    with FrameWriter(tmp_path / "frames") as writer:
+        with pytest.raises(FrameError, match="'my groups' is what the page calls .* another name"):
+            writer.write_frame(where, groups={"my groups": ["a"]})
+        with pytest.raises(FrameError, match="'val' is both a grouping and a value; give one"):
+            writer.write_frame(where, groups={"val": ["a"]}, values={"val": [1]})
+        writer.write_frame(where, groups={"kind": ["a"]}, values={"size": [1]})
+        with pytest.raises(FrameError, match="frame 1: 'size' is both"):
+            writer.write_frame(where, groups={"size": ["a"]})
+    with FrameWriter(tmp_path / "frames", mode="a") as writer:
+        with pytest.raises(FrameError, match="frame 1: 'size' is both"):
+            writer.write_frame(where, groups={"size": ["a"]})
+        with pytest.raises(FrameError, match="frame 1: 'kind' is both"):
+            writer.write_frame(where, values={"kind": [1]})
+    with pytest.raises(FrameError, match="categories: 'my groups' is"):
+        FrameWriter(tmp_path / "frames", categories={"my groups": ["a"]}, mode="w")
+    assert len(FrameReader(tmp_path / "frames")) == 1
+
+
 @pytest.mark.filterwarnings("error")
 def test_the_largest_numbers_are_read_again(tmp_path: Path) -> None:
     with FrameWriter(tmp_path) as writer:

@@ -21,7 +21,7 @@ export type Grouping = {
 /** Points that came together, and the file that tells of them. */
 export type Batch = { from: number; count: number; file: string | undefined };
 
-/** What the groups that readers make are called as a grouping. */
+/** What the groups that readers make are called as a grouping. No grouping of the data has this name: who writes frames refuses it. */
 export const MINE = 'my groups';
 
 export class Dataset {

@@ -143,6 +143,11 @@ class FrameReader:
         return [found[one] for one in ids if one in found]
 
     @property
+    def value_names(self) -> set[str]:
+        """The names of the values of all frames."""
+        return {name for line in self._lines for name in line.get("values", {})}
+
+    @property
     def times(self) -> list[str]:
         """What each frame is called."""
         return [line["time"] for line in self._lines]

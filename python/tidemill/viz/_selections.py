@@ -16,9 +16,12 @@ from typing import Any
 
 from tidemill.viz._format import INDEX, FrameError
 
-__all__ = ["BYTES_MAX", "NAME", "Groups", "change", "checked", "delete", "locked", "put", "read", "told"]
+__all__ = ["BYTES_MAX", "GROUPING", "NAME", "Groups", "change", "checked", "delete", "locked", "put", "read", "told"]
 
 NAME = "selections.json"
+
+#: What the page calls them as a grouping.
+GROUPING = "my groups"
 
 #: Most that all groups of a folder may take.
 BYTES_MAX = 32 << 20

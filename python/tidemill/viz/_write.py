@@ -7,7 +7,7 @@ import math
 import re
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
@@ -103,6 +103,8 @@ class FrameWriter:
         self._categories: dict[str, dict[str, int]] = {}
         #: Of each grouping the column of the last frame, and its codes: in most frames many are those of the one before.
         self._last_texts: dict[str, tuple[NDArray[Any], NDArray[np.uint16]]] = {}
+        #: The names of all values so far.
+        self._values: set[str] = set()
         #: Groupings whose categories have an order, as bins have.
         self._ordered = {grouping for grouping, names in (categories or {}).items() if names}
         #: How many of the categories the index has.
@@ -116,6 +118,7 @@ class FrameWriter:
         #: Of frames that were replaced, the groups that readers had made: names of them by id, for points that have not come yet.
         self._carried: dict[str, list[str]] = {}
         self._carried_named = True
+        self._check_names("categories", categories or {}, {})
         exists = (self.folder / INDEX).exists()
         if exists and mode == "x":
             raise FrameError(f'{self.folder} has frames already; mode="w" replaces them, mode="a" goes on behind them')
@@ -169,6 +172,7 @@ class FrameWriter:
         self._categories = {
             grouping: {name: code for code, name in enumerate(names)} for grouping, names in reader.categories.items()
         }
+        self._values = reader.value_names
         self._told = {grouping: len(names) for grouping, names in reader.categories.items()}
         self._codes = {grouping: codes.copy() for grouping, codes in reader.codes.items()}
         self._frames, self._batches = len(reader), reader.batches
@@ -222,7 +226,8 @@ class FrameWriter:
         ------
         FrameError
             Shapes that do not fit, positions that are not finite, numbers that are too large, an id twice, an edge to a point that is
-            not in the frame. Nothing is written then.
+            not in the frame, a name that is both a grouping and a value, or a grouping called ``my groups``, as the page calls those of its
+            readers. Nothing is written then.
         """
         if not (self.folder / INDEX).exists():
             raise FrameError(f"{self.folder} has lost its {INDEX}: were the frames removed while they were written?")
@@ -238,6 +243,7 @@ class FrameWriter:
             first = int(np.argmax(bad))
             raise FrameError(f"{place}: the position of point {first} is not finite; leave out points that have none")
         check_size(place, "a coordinate", where)
+        self._check_names(place, groups or {}, values or {})
         texts = {name: self._texts(place, name, column, count) for name, column in (groups or {}).items()}
         groupings = {name: codes for name, (codes, _) in texts.items()}
         columns = {name: _numbers(place, name, column, count) for name, column in (values or {}).items()}
@@ -250,6 +256,7 @@ class FrameWriter:
         lines = None if edges is None else self._edges(place, edges, rows, names)
 
         # Nothing below depends on what the caller gave: from here on things are written.
+        self._values |= columns.keys()
         self._categories |= {name: known for name, (_, known) in texts.items()}
         for name, column in (groups or {}).items():
             if self._last_texts.get(name, (None, None))[1] is not groupings[name]:
@@ -315,6 +322,16 @@ class FrameWriter:
             line["metrics"] = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
         self._append(line)
         self._frames += 1
+
+    def _check_names(self, place: str, groups: Collection[str], values: Collection[str]) -> None:
+        """Refuse names of groupings and values that the page could not tell apart."""
+        if _selections.GROUPING in groups:
+            raise FrameError(
+                f"{place}: {_selections.GROUPING!r} is what the page calls the groups that its readers make; give the grouping another name"
+            )
+        both = ({*self._categories, *groups} & {*self._values, *values}) & {*groups, *values}
+        if both:
+            raise FrameError(f"{place}: {min(both)!r} is both a grouping and a value; give one of them another name")
 
     def _find(self, place: str, ids: Any, count: int) -> tuple[NDArray[np.int64], list[str] | None]:
         """Return the row of each point, new ones counted on behind the known, and the names that are new."""
