@@ -284,6 +284,21 @@ def test_a_link_brings_the_view_back(browser: Any, page: Page, size: dict[str, A
     assert page.get("tidemill.view().hidden") == ["stayed"]
 
 
+def test_light_or_dark_is_kept_for_who_chose_it(browser: Any, url: str) -> None:
+    """Who reads at night had a white page after each reload; but what a link asks for is not what its reader chose."""
+    page = Page(browser, url, color_scheme="light")
+    theme = "document.documentElement.dataset.theme"
+    page.get("location.hash = 'theme=dark'")
+    page.until(f"() => {theme} === 'dark'")
+    page.get("history.replaceState(null, '', location.search)")
+    for shown in ("light", "dark"):
+        page.tab.reload()
+        page.settled()
+        assert page.get(theme) == shown
+        page.tab.click("#theme")
+    page.close()
+
+
 @browsed.AXE_NEEDED
 @browsed.SIZES
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -302,6 +317,9 @@ def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict
         assert page.accessible() == []
         page.tab.keyboard.press("Enter")
         page.until("() => tidemill.chosen.rows.length === 3")
+        # On a phone the heat map has taken its place.
+        page.panel("legend")
+        assert page.accessible() == []
         page.tab.keyboard.press("?")
         assert page.accessible() == []
         page.tab.keyboard.press("Escape")

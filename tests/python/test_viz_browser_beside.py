@@ -84,6 +84,29 @@ def test_the_heat_map_has_numbers_and_a_line_where_both_are_the_same(
         page.close()
 
 
+def test_on_a_phone_the_heat_map_and_the_legend_are_not_open_at_once(browser: Any, tmp_path: Path) -> None:
+    """The map lay over the legend, and hid names of groups and what its sliders are for."""
+    with FrameWriter(tmp_path / "map") as writer:
+        writer.write_frame([[0, 0, 0], [1, 1, 1]], groups={"kind": ["a", "b"]}, heat_map=np.eye(3))
+    with Server(tmp_path / "map") as server:
+        for size in (browsed.PHONE, browsed.DESKTOP):
+            page = Page(browser, server.url, **size)
+            page.panel("legend")
+            for opened, closed in (("heat-map", "legend"), ("legend", "heat-map")):
+                page.tab.click("#heat" if opened == "heat-map" else "#legend-toggle")
+                if not page.phone and opened == "legend":
+                    page.tab.click("#legend-toggle")
+                assert page.tab.is_visible(f"#{opened}") and page.tab.is_visible(f"#{closed}") != page.phone
+                pressed = {
+                    name: page.tab.get_attribute(f"#{name}", "aria-pressed") for name in ("heat", "legend-toggle")
+                }
+                assert pressed == {
+                    "heat": str(page.tab.is_visible("#heat-map")).lower(),
+                    "legend-toggle": str(page.tab.is_visible("#legend")).lower(),
+                }
+            page.close()
+
+
 @browsed.AXE_NEEDED
 @browsed.SIZES
 def test_readers_choose_which_figures_they_see(browser: Any, tmp_path: Path, size: dict[str, Any]) -> None:

@@ -229,6 +229,50 @@ def test_at_first_nothing_covers_the_box(browser: Any, flat: Server, width: int,
     page.close()
 
 
+def test_on_an_upright_tablet_the_box_has_the_room_below_the_legend(browser: Any, tmp_path: Path) -> None:
+    """It kept to the column beside the legend, half of the screen, and left the rest empty."""
+    rng = np.random.default_rng(0)
+    sectors = np.array([f"sector {number}" for number in range(12)])[rng.integers(12, size=300)]
+    sides = np.where(np.arange(300) % 2, "left", "right")
+    with FrameWriter(tmp_path / "upright") as writer:
+        writer.write_frame(rng.normal(size=(300, 3)), groups={"sector": sectors, "side": sides})
+        writer.write_frame(rng.normal(size=(300, 3)))
+    with Server(tmp_path / "upright", token=TOKEN) as server:
+        page = Page(browser, server.url, 768, 1024)
+        wide = []
+        for grouping in ("sector", "side"):
+            page.tab.select_option("#colour", grouping)
+            spots = corners(page)
+            left, _, _, bottom = cover(page, "#legend")
+            assert ((spots[:, 0] < left) | (spots[:, 1] > bottom)).all()
+            assert (spots[:, 1] < cover(page, "#timeline")[1] - 24).all()
+            wide.append(np.ptp(spots[:, 0]))
+            page.picture(f"upright-{grouping}")
+        # Of a shorter legend more is left.
+        assert 440 < wide[0] < wide[1] - 80
+        page.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (768, 1024), (390, 844)])
+def test_all_axes_have_their_names_and_both_of_their_ends(
+    browser: Any, server: Server, width: int, height: int
+) -> None:
+    """Where two axes ended in one corner, or beside the edge of the screen, one of the numbers was left out."""
+    page = Page(browser, server.url, width, height)
+    page.get("tidemill.chosen.choose([])")
+    page.settled()
+    said = page.get(
+        "(() => { const said = [], c = document.querySelector('#overlay').getContext('2d'), fill = c.fillText;"
+        "c.fillText = function (text, ...at) { said.push(text); return fill.call(this, text, ...at) };"
+        "tidemill.drawOver(); c.fillText = fill; return said })()"
+    )
+    numbers = [float(text) for text in said if re.fullmatch(r"-?[\d.]+", text)]
+    ends = page.get("[...tidemill.over.world.low, ...tidemill.over.world.high]")
+    np.testing.assert_allclose(sorted(numbers), sorted(ends), rtol=1e-3)
+    assert {"x", "y", "z"} <= set(said)
+    page.close()
+
+
 def test_the_heat_map_leaves_room_on_a_phone_that_lies(browser: Any, flat: Server) -> None:
     page = Page(browser, flat.url, 700, 375, has_touch=True, is_mobile=True)
     assert page.tab.is_hidden("#legend")

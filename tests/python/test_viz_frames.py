@@ -163,7 +163,7 @@ def test_names_that_the_page_could_not_tell_apart_are_refused(tmp_path: Path) ->
     """It listed them twice and showed the grouping both times; one called as readers' groups are was replaced by these."""
     where = np.zeros((1, 3))
     with FrameWriter(tmp_path / "frames") as writer:
-        with pytest.raises(FrameError, match="'my groups' is what the page calls .* another name"):
+        with pytest.raises(FrameError, match=r"'my groups' is what the page calls .* another name"):
             writer.write_frame(where, groups={"my groups": ["a"]})
         with pytest.raises(FrameError, match="'val' is both a grouping and a value; give one"):
             writer.write_frame(where, groups={"val": ["a"]}, values={"val": [1]})

@@ -3,10 +3,13 @@
 import { project, type Screen, type Spot } from './pick';
 import { shortNumber } from './texts';
 
-export type AxisLabel = { text: string; spot: Spot };
+/** `spots`: where it may stand, best first. */
+export type AxisLabel = { text: string; spots: readonly Spot[] };
 
 /** How far from its edge a label is, in pixels. */
 const AWAY_PX = 16;
+/** How far from the end of its edge a number may stand, in parts of the edge: at a corner two edges end. */
+const FROM_END = [0.04, 0.09, 0.14, 0.19, 0.24];
 
 /** Labels of a box with its middle at 0 and these half sides, in the world; `low` and `high` are its ends in the data. */
 export function axisLabels(
@@ -33,11 +36,11 @@ export function axisLabels(
       depth: begin.depth,
     });
     // Seen from its end an edge has no room for three texts.
-    if (Math.hypot(end.x - begin.x, end.y - begin.y) < 90) return [{ text: names[axis], spot: at(0.5) }];
+    if (Math.hypot(end.x - begin.x, end.y - begin.y) < 90) return [{ text: names[axis], spots: [at(0.5)] }];
     return [
-      { text: names[axis], spot: at(0.5) },
-      { text: shortNumber(low[axis]), spot: at(0.04) },
-      { text: shortNumber(high[axis]), spot: at(0.96) },
+      { text: names[axis], spots: [at(0.5)] },
+      { text: shortNumber(low[axis]), spots: FROM_END.map(at) },
+      { text: shortNumber(high[axis]), spots: FROM_END.map((part) => at(1 - part)) },
     ];
   });
 }

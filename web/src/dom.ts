@@ -63,10 +63,32 @@ export function notice(text: string, wrong = true): void {
 
 let themeChanged = (): void => {};
 
-/** Makes the page light or dark as its reader's system is, and tells then and from now on when it changes. */
+/** What its reader has chosen is kept under this name, for all pages of the server. */
+const THEME = 'tidemill-theme';
+
+/** Makes the page light or dark, as its reader has chosen or else as the system is, and tells then and from now on when it changes. */
 export function startTheme(changed: () => void): void {
   themeChanged = changed;
-  setDark(matchMedia('(prefers-color-scheme: dark)').matches);
+  const chosen = stored();
+  setDark(chosen === null ? matchMedia('(prefers-color-scheme: dark)').matches : chosen === 'dark');
+}
+
+/** Makes a light page dark, and a dark one light, also when it is loaded again. */
+export function toggleTheme(): void {
+  setDark(!isDark());
+  try {
+    localStorage.setItem(THEME, isDark() ? 'dark' : 'light');
+  } catch {
+    // Some browsers keep nothing, of files or of private windows: then it is as long as the page is open.
+  }
+}
+
+function stored(): string | null {
+  try {
+    return localStorage.getItem(THEME);
+  } catch {
+    return null;
+  }
 }
 
 export function isDark(): boolean {

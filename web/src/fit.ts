@@ -18,7 +18,7 @@ export type Canvas = { width: number; height: number; tan: number };
 /** What the box keeps from what covers the canvas; on its left, where the numbers of the upright axis stand, more. */
 export const EDGE_PX = 24;
 const NUMBER_PX = 44;
-/** The box is moved aside, and down, in so many steps until the corners are free. */
+/** The box is moved to either side, and down, in so many steps until the corners are free. */
 const STEPS = 6;
 
 /** How far away, in a direction, a camera sees the box between the margins. */
@@ -37,8 +37,9 @@ export function fit(half: readonly number[], direction: Vector3, canvas: Canvas,
   if (corners === undefined) return first;
   const lefts = steps(margins.left, corners.left.width + NUMBER_PX);
   const tops = steps(margins.top, Math.max(corners.left.height, corners.right.height) + EDGE_PX);
-  return lefts
-    .flatMap((left) => tops.map((top) => ({ ...margins, left, top })))
+  const rights = steps(margins.right, corners.right.width + EDGE_PX);
+  return rights
+    .flatMap((right) => lefts.flatMap((left) => tops.map((top) => ({ ...margins, right, left, top }))))
     .map((margins) => ({ margins, far: distanceIn(half, direction, canvas, margins) }))
     .filter(({ margins, far }) => {
       const spots = spotsOf(half, direction, far, canvas, margins);

@@ -447,13 +447,14 @@ describe('the camera', () => {
       [0.2, 1, 0],
       [0, 0, 0],
     ])
-      for (const [width, height] of [
-        [700, 375],
-        [900, 600],
-        [1280, 800],
-        [2000, 700],
+      for (const [width, height, right] of [
+        [700, 375, 308],
+        [900, 600, 308],
+        [1280, 800, 308],
+        [2000, 700, 308],
+        [768, 1024, 24],
       ]) {
-        const margins = { top: 24, right: 308, bottom: 106, left: 24 };
+        const margins = { top: 24, right, bottom: 106, left: 24 };
         const corners = { left: { width: 280, height: 106 }, right: { width: 346, height: 56 } };
         const canvas = { width, height, tan };
         const { margins: chosen, far } = fit(half, direction, canvas, { ...margins, corners });
@@ -486,6 +487,7 @@ describe('the camera', () => {
     const screen = { matrix, width: 1200, height: 800 };
     const labels = axisLabels(screen, [1, 0, 0.5], [-3, 0, 0], [12_345.678, 0, 7], ['east', 'up', 'north']);
     expect(labels.map(({ text }) => text)).toEqual(['east', '-3', '12,350', 'north', '0', '7']);
-    for (const { spot } of labels) expect(Math.hypot(spot.x - 600, spot.y - 400)).toBeGreaterThan(50);
+    for (const { spots } of labels)
+      for (const { x, y } of spots) expect(Math.hypot(x - 600, y - 400)).toBeGreaterThan(50);
   });
 });

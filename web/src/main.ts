@@ -4,7 +4,7 @@ import './base.css';
 import './style.css';
 import { App } from './app';
 import { MINE } from './dataset';
-import { byId, download, isDark, make, notice, setDark, setIcon, startTheme } from './dom';
+import { byId, download, make, notice, setIcon, startTheme, toggleTheme } from './dom';
 import { editCategory, editPoint } from './edit';
 import { Embedded, EmbeddedVersions, isEmbedded } from './embedded';
 import { Recorder, savePicture } from './export';
@@ -116,6 +116,8 @@ function showData(): void {
   byId('edges').hidden = dataset.frames.every((frame) => frame.edges === undefined);
   byId('edges').setAttribute('aria-pressed', String(app.edges.shown));
   legend.update();
+  // Of another grouping it has another height.
+  if (isUpright()) layOut();
   showTime();
 }
 
@@ -212,6 +214,14 @@ const pointer = new Pointer(app, points, notice);
 
 // ---- tools
 
+/** Whether panels lie over the points, as on a phone. */
+function isNarrow(): boolean {
+  return innerWidth <= 640;
+}
+/** Whether it is a tablet held upright, where the room below a panel is most of what there is. */
+function isUpright(): boolean {
+  return innerHeight > innerWidth && !isNarrow();
+}
 /** Opens one of the panels, which lie in the same place; `undefined` none. */
 function setPanel(name: 'legend' | 'about' | undefined): void {
   // On a phone it would lie over the panel.
@@ -220,20 +230,23 @@ function setPanel(name: 'legend' | 'about' | undefined): void {
     byId(panel).hidden = panel !== name;
     byId(`${panel}-toggle`).setAttribute('aria-pressed', String(panel === name));
   }
+  // There is room for one of them.
+  if (name !== undefined && isNarrow() && !byId('heat-map').hidden) setHeatMap(false);
   layOut();
 }
 /** The canvas is the whole page; the points keep to the part of it that panels leave free. */
 function layOut(): void {
-  const narrow = innerWidth <= 640;
+  const narrow = isNarrow();
   const [search, tools] = [byId('search'), byId('tools')].map((element) => element.getBoundingClientRect());
   const side = [byId('legend'), byId('about')].find((panel) => !panel.hidden);
   const timeline = byId('timeline').hidden ? 0 : byId('timeline').offsetHeight;
   // Panels stand on it.
   document.documentElement.style.setProperty('--timeline', `${timeline}px`);
   const header = document.querySelector('header') as HTMLElement;
+  const corner = side !== undefined && isUpright() ? side.getBoundingClientRect() : tools;
   app.resize(stage.clientWidth, stage.clientHeight, {
     top: narrow ? header.offsetTop + header.offsetHeight : 24,
-    right: narrow || side === undefined ? 24 : side.offsetWidth + 24,
+    right: narrow || side === undefined || isUpright() ? 24 : side.offsetWidth + 24,
     bottom: timeline + 42,
     left: narrow || innerWidth < 1000 ? 24 : header.offsetLeft + 60,
     ...(narrow
@@ -241,13 +254,20 @@ function layOut(): void {
       : {
           corners: {
             left: { width: search.right, height: search.bottom },
-            right: { width: innerWidth - tools.left, height: tools.bottom },
+            right: { width: innerWidth - Math.min(tools.left, corner.left), height: corner.bottom },
           },
         }),
   });
 }
 function togglePanel(name: 'legend' | 'about'): void {
   setPanel(byId(name).hidden ? name : undefined);
+}
+function setHeatMap(shown: boolean): void {
+  byId('heat-map').hidden = !shown;
+  byId('heat').setAttribute('aria-pressed', String(shown));
+  app.showHeatMap(shown);
+  if (shown && isNarrow()) setPanel(undefined);
+  showCounts();
 }
 startTheme(() => {
   const style = getComputedStyle(document.documentElement);
@@ -298,12 +318,7 @@ const actions: Record<string, () => void> = {
   'legend-toggle': () => togglePanel('legend'),
   lasso: () => pointer.setLasso(!pointer.lassoing),
   reset: () => app.scene.resetCamera(),
-  heat: () => {
-    byId('heat-map').hidden = !byId('heat-map').hidden;
-    byId('heat').setAttribute('aria-pressed', String(!byId('heat-map').hidden));
-    app.showHeatMap(!byId('heat-map').hidden);
-    showCounts();
-  },
+  heat: () => setHeatMap(byId('heat-map').hidden !== false),
   picture: () => savePicture([points, overlay], fileName()),
   record,
   gif: recordGif,
@@ -313,7 +328,7 @@ const actions: Record<string, () => void> = {
     showData();
   },
   link: () => void copyLink(),
-  theme: () => setDark(!isDark()),
+  theme: toggleTheme,
   help: () => {
     byId<HTMLDialogElement>('keys').showModal();
     // The first that could be pressed is Close, at the end of a list that may have to be scrolled.
@@ -353,7 +368,7 @@ new ResizeObserver(() => {
 const sizes = new ResizeObserver(layOut);
 for (const element of [stage, byId('timeline'), byId('title')]) sizes.observe(element);
 // On a phone, also one that lies on its side, it would leave no room for the points.
-setPanel(innerWidth > 640 && innerHeight > 480 ? 'legend' : undefined);
+setPanel(!isNarrow() && innerHeight > 480 ? 'legend' : undefined);
 async function begin(): Promise<void> {
   const started = await app.start();
   if (!started.ok) {

@@ -31,8 +31,9 @@ export class Over {
 
   resize(width: number, height: number): void {
     const ratio = Math.min(window.devicePixelRatio, 2);
-    this.canvas.width = width * ratio;
-    this.canvas.height = height * ratio;
+    const [w, h] = [Math.floor(width * ratio), Math.floor(height * ratio)];
+    // As for the points: setting it clears what is drawn.
+    if (w !== this.canvas.width || h !== this.canvas.height) [this.canvas.width, this.canvas.height] = [w, h];
   }
 
   draw(position: number): void {

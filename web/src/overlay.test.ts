@@ -101,6 +101,23 @@ describe('over the points', () => {
     expect(texts(calls).map(([text]) => text)).toEqual(['a', 'b', 'd', 'e', 'f']);
   });
 
+  it('numbers of axes stand beside each other where two meet, and all of them is on the screen', () => {
+    const meet = [
+      { text: '1.165', spots: [spot(200, 200), spot(220, 190)] },
+      { text: '1.059', spots: [spot(205, 205), spot(180, 210), spot(150, 215)] },
+    ];
+    const edge = [
+      { text: '-2.5', spots: [spot(4, 100)] },
+      { text: 'far away', spots: [spot(-20, 130)] },
+    ];
+    const places = texts(recorded({ axes: [...meet, ...edge] })) as [string, number, number][];
+    expect(places).toEqual([
+      ['1.165', 200 - 17.5, 200],
+      ['1.059', 150 - 17.5, 215],
+      ['-2.5', 3, 100],
+    ]);
+  });
+
   it('no mark is dropped, however many there are, nor two names put in one place', () => {
     const marks = Array.from({ length: 2000 }, (_, i) => mark((i * 37) % 400, (i * 91) % 300, String(i)));
     const calls = recorded({ marks });

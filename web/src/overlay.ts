@@ -77,6 +77,10 @@ class Room {
   }
 }
 
+function clamp(number: number, low: number, high: number): number {
+  return Math.max(low, Math.min(number, high));
+}
+
 export function drawOverlay(canvas: HTMLCanvasElement, drawing: Drawing): void {
   const to = canvas.getContext('2d');
   if (to === null) return;
@@ -93,10 +97,15 @@ export function drawOverlay(canvas: HTMLCanvasElement, drawing: Drawing): void {
   const names = marks.map((mark) => placed(to, room, mark));
   for (const trail of drawing.trails) drawTrail(to, trail, drawing);
   for (const trail of drawing.trails) drawTimes(to, trail, drawing, room);
-  for (const { text, spot } of drawing.axes) {
+  for (const { text, spots } of drawing.axes) {
     const width = to.measureText(text).width;
-    if (room.take(spot.x - width / 2, spot.y, width))
-      write(to, text, spot.x - width / 2, spot.y, drawing.soft, drawing.paper);
+    for (const { x, y } of spots) {
+      // A text whose place is on the screen, but not all of it, is moved in.
+      const left = x < 0 || x > canvas.clientWidth ? x : clamp(x - width / 2, 3, canvas.clientWidth - width - 3);
+      if (!room.take(left, y, width)) continue;
+      write(to, text, left, y, drawing.soft, drawing.paper);
+      break;
+    }
   }
   // What was put first lies on top.
   for (let i = marks.length - 1; i >= 0; i--) drawMark(to, marks[i], drawing);

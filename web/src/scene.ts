@@ -304,12 +304,15 @@ export class PointScene {
   }
 
   resize(width: number, height: number, margins = this.margins): void {
+    const ratio = Math.min(window.devicePixelRatio, 2);
+    // Setting a size clears the picture, also if it is the one that there is.
+    if (width !== this.width || height !== this.height || ratio !== this.renderer.getPixelRatio()) {
+      this.renderer.setPixelRatio(ratio);
+      this.renderer.setSize(width, height, false);
+    }
     this.width = width;
     this.height = height;
     this.margins = margins;
-    const ratio = Math.min(window.devicePixelRatio, 2);
-    this.renderer.setPixelRatio(ratio);
-    this.renderer.setSize(width, height, false);
     this.camera.aspect = width / Math.max(1, height);
     this.material.uniforms.size.value = this.pointSize * ratio * 3;
     if (this.untouched) this.resetCamera();

@@ -3,7 +3,7 @@
 import '../base.css';
 import './library.css';
 import { ask } from '../dialog';
-import { byId, isDark, make, notice, setDark, setIcon, startTheme } from '../dom';
+import { byId, make, notice, setIcon, startTheme, toggleTheme } from '../dom';
 import { count } from '../texts';
 import { LibraryClient } from './client';
 import { day, size } from './texts';
@@ -164,5 +164,5 @@ const upload = new UploadDialog(client, (plot) => {
 byId('upload').onclick = () => upload.open();
 setIcon(byId('theme'), 'theme');
 startTheme(() => {});
-byId('theme').onclick = () => setDark(!isDark());
+byId('theme').onclick = toggleTheme;
 void refresh();
