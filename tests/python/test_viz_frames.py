@@ -159,6 +159,19 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path, what: d
     assert len((tmp_path / "index.jsonl").read_text().splitlines()) == 1
 
 
+def test_what_pandas_has_for_nothing_is_no_category(tmp_path: Path) -> None:
+    """Its NA says of no comparison whether it holds, and ended the write with a TypeError that named no grouping."""
+    pandas = pytest.importorskip("pandas")
+    texts = pandas.Series(["x", pandas.NA, None], dtype="string")
+    mixed = np.array([pandas.NA, float("nan"), "y"], dtype=object)
+    numbers = pandas.Series([1, pandas.NA, 2], dtype="Int64")
+    with FrameWriter(tmp_path / "frames") as writer:
+        writer.write_frame(np.zeros((3, 3)), groups={"texts": texts, "mixed": mixed}, values={"numbers": numbers})
+    (frame,) = FrameReader(tmp_path / "frames")
+    assert frame.groups == {"texts": ["x", None, None], "mixed": [None, None, "y"]}
+    np.testing.assert_array_equal(frame.values["numbers"], [1, np.nan, 2])
+
+
 def test_names_that_the_page_could_not_tell_apart_are_refused(tmp_path: Path) -> None:
     """It listed them twice and showed the grouping both times; one called as readers' groups are was replaced by these."""
     where = np.zeros((1, 3))

@@ -65,6 +65,30 @@ def test_only_who_has_the_token_sees_data(server: Server) -> None:
     assert ask(server, "/", token=None)[0] == 200
 
 
+def test_head_is_what_get_says_without_the_answer(server: Server) -> None:
+    """Proxies ask so whether a server is there, and were told that it cannot answer."""
+    frame = "/api/files/frame-000000.safetensors"
+    for path, token in (
+        ("/", None),
+        ("/api/index", ""),
+        (frame, ""),
+        (f'{frame}?tensors=["position"]', ""),
+        (frame, "x"),
+    ):
+        status, body = ask(server, path, "HEAD", token=token)
+        assert (status, body) == (ask(server, path, token=token)[0], b"")
+    # Behind it another question of the same connection is answered.
+    host, port = server._http.server_address[:2]
+    connection = http.client.HTTPConnection(str(host), int(port), timeout=launched.PATIENCE_S)
+    for method in ("HEAD", "GET", "HEAD", "GET"):
+        connection.request(method, frame, headers={"Authorization": f"Bearer {server.token}"})
+        answer = connection.getresponse()
+        length = answer.getheader("Content-Length")
+        assert length is not None and int(length) > 100
+        assert len(answer.read()) == (int(length) if method == "GET" else 0)
+    connection.close()
+
+
 @pytest.mark.parametrize(
     "path",
     [

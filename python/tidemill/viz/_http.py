@@ -108,6 +108,10 @@ class Ask(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer; so do the others."""
         self._unread = self._length()
+        #: HEAD asks for what GET would answer, without the answer itself: so do proxies that look whether a server is there.
+        self._only_head = self.command == "HEAD"
+        if self._only_head:
+            self.command = "GET"
         url = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         try:
@@ -129,7 +133,7 @@ class Ask(BaseHTTPRequestHandler):
         if self._unread or self.server.closing:
             self.close_connection = True
 
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     @property
     def token(self) -> str:
@@ -194,7 +198,8 @@ class Ask(BaseHTTPRequestHandler):
     def send(self, status: HTTPStatus, body: bytes, kind: str, cache: str = "no-store") -> None:
         """Answer with bytes."""
         self._head(status, kind, len(body), cache)
-        self.wfile.write(body)
+        if not self._only_head:
+            self.wfile.write(body)
 
     def send_parts(
         self,
@@ -211,7 +216,7 @@ class Ask(BaseHTTPRequestHandler):
             if len(compressed) < length:
                 parts, length, encoding = [compressed], len(compressed), [("Content-Encoding", "gzip")]
         self._head(HTTPStatus.OK, kind, length, "no-store", *encoding)
-        for part in parts:
+        for part in () if self._only_head else parts:
             self.wfile.write(part)
 
     def send_json(self, told: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
@@ -222,9 +227,11 @@ class Ask(BaseHTTPRequestHandler):
         """Answer with an open file."""
         size = os.fstat(file.fileno()).st_size
         self._head(HTTPStatus.OK, "application/octet-stream", size, "no-store")
+        if self._only_head or not size:
+            return
         # From the file to the socket within the kernel.
         self.connection.settimeout(self.timeout)
-        self.connection.sendfile(file, count=size) if size else None
+        self.connection.sendfile(file, count=size)
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         # What came with it was not read, and must not be taken for the next question. A browser that still sends when the connection

@@ -205,7 +205,7 @@ class FrameWriter:
         labels : sequence of n str, optional
             A longer name of each point; the one in the point's first frame is kept.
         groups : mapping of str to array-like of n, optional
-            Groupings: a category for each point, as text or number; None, NaN and ``""`` are no category. At most
+            Groupings: a category for each point, as text or number; None, NaN, ``pandas.NA`` and ``""`` are no category. At most
             65535 categories each. A category costs nothing while it stays what it was in the point's first frame, else a byte, or two where
             there are more than 255 of them.
         values : mapping of str to array-like of n, optional
@@ -517,8 +517,12 @@ class FrameWriter:
 
 
 def _is_none(kind: object) -> bool:
-    """Whether there is no category: None, or NaN, which alone differs from itself."""
-    return kind is None or kind != kind
+    """Whether there is no category: None, or NaN, which alone differs from itself, or what pandas has in place of both."""
+    try:
+        return kind is None or bool(kind != kind)
+    except TypeError:
+        # `pandas.NA` is neither the same as itself nor another.
+        return True
 
 
 def _numbers(place: str, name: str, column: ArrayLike, count: int) -> NDArray[np.float64]:
