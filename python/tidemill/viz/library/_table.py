@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ __all__ = ["read_table"]
 
 #: More columns than this are no points.
 _COLUMNS_MAX = 256
+#: So much of the first line of a CSV is looked at for names.
+_HEADER_BYTES_MAX = 1 << 16
 
 
 def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
@@ -38,6 +41,7 @@ def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
         if kind in ("csv", "tsv"):
             # Types are those of all rows, as a column may look like numbers for a long while.
             delimiter = "\t" if kind == "tsv" else ","
+            _check_header(file, path, delimiter)
             data = dataset.read_csv(path, delimiter=delimiter, newlines_in_values=True, infer_rows=limits.points)
         else:
             data = dataset.read_parquet(path) if kind == "parquet" else dataset.read_ipc(path)
@@ -52,6 +56,26 @@ def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
         raise UploadError(f"{file}: there is no row in it")
     columns = {name: [_plain(file, name, value) for value in column] for name, column in table.to_dict().items()}
     return clouds_of_columns(file, columns)
+
+
+def _check_header(file: str, path: Path, delimiter: str) -> None:
+    """Look at the first line of a CSV: what programs save as another encoding, and what has no names in it."""
+    with path.open("rb") as data:
+        line = data.readline(_HEADER_BYTES_MAX)
+    # In UTF-16 each letter of a name has a zero byte beside it.
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]:
+        raise UploadError(f"{file}: it is UTF-16 and not UTF-8; save the file in that encoding")
+    try:
+        names = next(csv.reader([line.decode("utf-8-sig", "replace")], delimiter=delimiter), [])
+    except csv.Error:
+        # Whoever reads the rows says it better.
+        return
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise UploadError(
+            f"{file}: its first line names column {twice!r} twice; give each a name of its own, and put a line of names before the rows if "
+            "there is none"
+        )
 
 
 def _check_footer(file: str, path: Path) -> None:
