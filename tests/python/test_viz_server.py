@@ -331,10 +331,47 @@ def test_arrays_are_shown_from_a_program() -> None:
         tm.viz.show([[0], [1], [2]], groups=["a"])
 
 
+def test_what_changes_from_frame_to_frame_is_shown() -> None:
+    """Such as the clusters of each pass of a clustering: categories were those of the first frame, and frames only had numbers."""
+    x = np.eye(4, 3)
+    passes = [["a", "a", "b", "b"], ["a", "b", "b", "b"], ["b", "b", "b", "b"]]
+    distance = np.arange(12.0).reshape(3, 4)
+    groups = {"cluster": passes, "kind": ["u", "v", "u", "v"]}
+    view = tm.viz.show(frames=[x, x, x], times=["start", 1, 2.5], groups=groups, values=distance)
+    try:
+        reader = FrameReader(view._server.folder)
+        assert reader.times == ["start", "1", "2.5"]
+        assert [frame.groups["cluster"] for frame in reader] == passes
+        assert [frame.groups["kind"] for frame in reader] == [groups["kind"]] * 3
+        np.testing.assert_allclose([frame.values["value"] for frame in reader], distance, rtol=1e-4)
+    finally:
+        view.close()
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "tidemill"])
+def test_tables_of_groups_and_values_are_their_columns(library: str) -> None:
+    columns: dict[str, list[Any]] = {"kind": ["u", "v", "u"], "side": ["l", "r", "r"]}
+    if library == "tidemill":
+        table = tm.from_dict(columns).collect()
+    else:
+        made = pytest.importorskip(library)
+        table = made.table(columns) if library == "pyarrow" else made.DataFrame(columns)
+    view = tm.viz.show(np.eye(3), groups=table)
+    try:
+        assert FrameReader(view._server.folder)[0].groups == columns
+    finally:
+        view.close()
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"frames": [np.eye(3)] * 2, "times": ["a"]}, "times has 1 names for 2 frames"),
+        ({"points": np.eye(3), "times": ["a", "b"]}, "times has 2 names for 1 frame$"),
+        ({"frames": [np.eye(3)] * 2, "groups": [[1, 2, 3]]}, "group 'group' has arrays for 1 frames, and there are 2"),
+        ({"frames": [np.eye(3)] * 2, "values": {"v": np.eye(3)}}, "value 'v' has arrays for 3 frames"),
+        ({"points": np.eye(3), "groups": [[1, 2, 3]]}, r"grouping 'group' has shape \(1, 3\) for 3 points"),
         ({"points": [1, 2]}, r"points has shape \(2,\), not \(n, d\), .*reshape\(-1, 1\)"),
         ({"frames": np.eye(3)}, r"frame 0 has shape \(3,\)"),
         ({"frames": []}, "frames is empty"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import tempfile
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,11 @@ def show(
     points: ArrayLike | None = None,
     *,
     frames: Sequence[ArrayLike] | None = None,
+    times: Sequence[object] | None = None,
     ids: Sequence[Any] | None = None,
     labels: Sequence[str] | None = None,
-    groups: ArrayLike | Mapping[str, ArrayLike] | None = None,
-    values: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    groups: ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike] | None = None,
+    values: ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike] | None = None,
     title: str = "",
     open_browser: bool = False,
     embed: bool = False,
@@ -83,12 +84,15 @@ def show(
         With one or two columns the rest is 0; of more than three, the first three principal components are shown.
     frames : sequence of array-like of shape (n, d), optional
         In place of `points`: where the same points are, one time after the other.
+    times : sequence of objects, optional
+        What each of `frames` is called, as text; default their numbers.
     ids, labels : sequence of n, optional
         As in `FrameWriter.write_frame`.
-    groups : array-like of n, or mapping of names to such, optional
-        Categories, such as ``labels_`` of a clustering.
-    values : array-like of n, or mapping of names to such, optional
-        Numbers to colour by.
+    groups : array-like of n, or mapping of names to such, or table, optional
+        Categories, such as ``labels_`` of a clustering. With `frames`, in place of each array there may be a sequence of arrays, one for
+        each frame, where categories change.
+    values : array-like of n, or mapping of names to such, or table, optional
+        Numbers to colour by; for each frame as in `groups`.
     title : str, default=""
     open_browser : bool, default=False
         Open a tab; else print or show what is returned, which has the ``url``.
@@ -103,7 +107,7 @@ def show(
     Raises
     ------
     ValueError
-        Shapes that do not fit, or a point that is not finite; it names frame and row.
+        Shapes or numbers of frames that do not fit, or a point that is not finite; it names frame and row.
     TypeError
         What is no array of numbers, such as an estimator.
     FrameError
@@ -111,7 +115,8 @@ def show(
 
     Examples
     --------
-    ``tm.viz.show(x, groups=KMeans(8).fit_predict(x))`` as the last line of a notebook's cell.
+    ``tm.viz.show(x, groups=KMeans(8).fit_predict(x))`` as the last line of a notebook's cell;
+    ``tm.viz.show(frames=[x] * 3, groups=[labels_1, labels_2, labels_3], times=["1 pass", "2 passes", "3 passes"])``.
     """
     if (points is None) == (frames is None):
         raise ValueError("show points or frames: give one of them")
@@ -122,6 +127,11 @@ def show(
     for number, array in enumerate(arrays):
         if array.shape[1] != arrays[0].shape[1]:
             raise ValueError(f"frame {number} has {array.shape[1]} columns, the first {arrays[0].shape[1]}")
+    names = None if times is None else [str(time) for time in times]
+    if names is not None and len(names) != len(arrays):
+        raise ValueError(f"times has {len(names)} names for {len(arrays)} frame{'s' * (len(arrays) != 1)}")
+    moving = None if frames is None else len(arrays)
+    categories, numbers = _by_frame("group", groups, moving), _by_frame("value", values, moving)
     if ids is not None and any(isinstance(name, list | tuple | np.ndarray) for name in ids):
         raise ValueError(
             "ids is one list of names, for all frames; where other points are in each, write them with FrameWriter and its ids="
@@ -130,13 +140,14 @@ def show(
     try:
         with FrameWriter(Path(folder.name), title=title, mode="w") as writer:
             project = _projection(arrays[0])
-            for array in arrays:
+            for number, array in enumerate(arrays):
                 writer.write_frame(
                     project(array),
+                    time=None if names is None else names[number],
                     ids=ids,
                     labels=labels,
-                    groups=_named("group", groups),
-                    values=_named("value", values),
+                    groups=categories(number),
+                    values=numbers(number),
                 )
         page = _embedded(Path(folder.name)) if embed else None
         server = Server(folder.name)
@@ -184,8 +195,34 @@ def _embedded(folder: Path) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def _named(name: str, columns: Any) -> Mapping[str, ArrayLike] | None:
-    return columns if columns is None or isinstance(columns, Mapping) else {name: columns}
+def _by_frame(name: str, given: Any, frames: int | None) -> Callable[[int], dict[str, Any]]:
+    """Return what gives the columns of each frame; `frames` is None where there is one array of points, and so nothing to choose from."""
+    columns = _named(name, given)
+    changing = {column for column, array in columns.items() if frames is not None and _is_sequence(array)}
+    for column in changing:
+        if len(columns[column]) != frames:
+            raise ValueError(f"{name} {column!r} has arrays for {len(columns[column])} frames, and there are {frames}")
+    return lambda frame: {column: array[frame] if column in changing else array for column, array in columns.items()}
+
+
+def _named(name: str, given: Any) -> dict[str, Any]:
+    """Return columns by their names: those of a mapping or of a table, or one of this name."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return {str(column): given[column] for column in given}
+    # pandas, Polars and Tidemill say `columns`; of Arrow these are the arrays.
+    columns = getattr(given, "column_names", getattr(given, "columns", None))
+    if columns is not None and hasattr(given, "__getitem__"):
+        return {str(column): given[column] for column in columns}
+    return {name: given}
+
+
+def _is_sequence(given: Any) -> bool:
+    """Whether these are arrays, and not categories or numbers."""
+    if isinstance(given, list | tuple):
+        return len(given) > 0 and np.ndim(given[0]) == 1
+    return isinstance(given, np.ndarray) and given.ndim == 2
 
 
 def _projection(first: Any) -> Any:
