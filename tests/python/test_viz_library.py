@@ -475,6 +475,38 @@ def test_a_version_is_all_changes_up_to_it(library: Library, tmp_path: Path) -> 
         library.changes(plot, 9)
 
 
+def test_a_version_is_renamed_and_removed_and_those_built_on_it_stay(library: Library, tmp_path: Path) -> None:
+    """A log without what it is built on would show something else; a number that comes again would be taken for the removed one."""
+    plot = library.add(write(tmp_path, "points.txt", "0 1 2 3 1\n1 2 3 4 2\n")).id
+    star, group = {"set": "glyph", "point": "0", "value": "star"}, {"set": "group", "name": "mine", "value": [0]}
+    library.save_version(plot, "one", [star, group])
+    library.save_version(plot, "two", [{**star, "value": None}, {**star, "point": "1"}], parent=1)
+    library.save_version(plot, "three", [{**star, "value": "cross"}], parent=2)
+    before = [library.changes(plot, version) for version in (2, 3)]
+    renamed = library.update_version(plot, 1, name=" first ", note="why")
+    assert renamed == library.versions(plot)[1] and (renamed.name, renamed.note) == ("first", "why")
+    assert library.update_version(plot, 1).name == "first" and library.changes(plot, 1) == [star, group]
+    assert [found.id for found in library.plots("first")] == [plot]
+    token = library.share(plot, version=1).token
+    library.share(plot)
+    library.remove_version(plot, 1)
+    assert [(version.number, version.parent) for version in library.versions(plot)] == [(0, None), (2, 0), (3, 2)]
+    assert [library.changes(plot, version) for version in (2, 3)] == before and list(library.logs(plot)) == [0, 2, 3]
+    assert library.plot(plot).versions == 2 and library.plots("first") == []
+    assert library.shared(token) is None and len(library.shares(plot)) == 1
+    library.remove_version(plot, 3)
+    assert library.save_version(plot, "four", [], parent=2).number == 4
+    for call in (library.changes, library.remove_version, library.update_version):
+        with pytest.raises(KeyError, match="no version 3 of the plot"):
+            call(plot, 3)
+    with pytest.raises(KeyError, match="no version 3"):
+        library.save_version(plot, "five", [], parent=3)
+    with pytest.raises(ValueError, match="0 is the original"):
+        library.remove_version(plot, 0)
+    with pytest.raises(ValueError, match="a version has a name"):
+        library.update_version(plot, 2, name=" ")
+
+
 @pytest.mark.parametrize(
     "change",
     [

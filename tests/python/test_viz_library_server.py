@@ -76,6 +76,11 @@ def test_a_plot_from_upload_to_removal(server: Server, library: Library) -> None
     assert ask(server, "GET", f"{base}/frames/index")[0] == 200
     assert ask(server, "GET", f"{base}/frames/trajectories?rows=1")[0] == 200
     assert ask(server, "DELETE", f"{base}/shares/{share['number']}") == (200, {})
+    assert ask(server, "PATCH", f"{base}/versions/1", {"name": "first"}) == (200, {**version, "name": "first"})
+    assert ask(server, "PATCH", f"{base}/versions/1", {"changes": []})[0] == 400
+    assert ask(server, "DELETE", f"{base}/versions/0")[0] == 400
+    assert ask(server, "DELETE", f"{base}/versions/1") == (200, {})
+    assert ask(server, "DELETE", f"{base}/versions/1") == (404, "there is no version 1 of the plot")
     assert ask(server, "DELETE", f"{base}/comments/1") == (200, {})
     assert ask(server, "DELETE", base) == (200, {})
     assert ask(server, "GET", base) == (404, f"there is no plot '{plot['id']}'") and library.plots() == []

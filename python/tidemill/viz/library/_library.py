@@ -313,7 +313,7 @@ class Library(Said):
 
 _PLOTS = (
     "SELECT plot.*, (SELECT group_concat(name, char(10)) FROM (SELECT name FROM tag WHERE tag.plot = plot.number ORDER BY name)) AS tags, "
-    "(SELECT count(*) - 1 FROM version WHERE version.plot = plot.number) AS versions, "
+    "(SELECT count(*) - 1 FROM version WHERE version.plot = plot.number AND version.name <> '') AS versions, "
     "(SELECT count(*) FROM comment WHERE comment.plot = plot.number) AS comments FROM plot"
 )
 

@@ -99,7 +99,10 @@ def number_of(db: sqlite3.Connection, id: str) -> int:
 
 
 def has_version(db: sqlite3.Connection, plot: int, version: int) -> None:
-    if db.execute("SELECT 1 FROM version WHERE plot = ? AND number = ?", (plot, version)).fetchone() is None:
+    if (
+        db.execute("SELECT 1 FROM version WHERE plot = ? AND number = ? AND name <> ''", (plot, version)).fetchone()
+        is None
+    ):
         raise KeyError(f"there is no version {version} of the plot")
 
 

@@ -73,7 +73,7 @@ class Said:
         """Return the versions of a plot; the first is the original."""
         with connected(self._path) as db:
             rows = db.execute(
-                "SELECT number, parent, name, note, author, created FROM version WHERE plot = ? ORDER BY number",
+                "SELECT number, parent, name, note, author, created FROM version WHERE plot = ? AND name <> '' ORDER BY number",
                 (number_of(db, id),),
             )
             return [Version(**row) for row in map(dict, rows)]
@@ -85,14 +85,13 @@ class Said:
         """
         with connected(self._path) as db:
             plot = number_of(db, id)
+            has_version(db, plot, version)
             logs: list[list[dict[str, Any]]] = []
             at: int | None = version
             while at is not None:
                 row = db.execute(
                     "SELECT parent, changes FROM version WHERE plot = ? AND number = ?", (plot, at)
                 ).fetchone()
-                if row is None:
-                    raise KeyError(f"there is no version {version} of the plot")
                 logs.append(json.loads(row["changes"]))
                 # A parent is always older, so that this ends.
                 at = row["parent"]
@@ -102,7 +101,8 @@ class Said:
         """Return for each version, by its number, what it changes about its parent."""
         with connected(self._path) as db:
             rows = db.execute(
-                "SELECT number, changes FROM version WHERE plot = ? ORDER BY number", (number_of(db, id),)
+                "SELECT number, changes FROM version WHERE plot = ? AND name <> '' ORDER BY number",
+                (number_of(db, id),),
             )
             return {row["number"]: json.loads(row["changes"]) for row in rows}
 
@@ -139,6 +139,65 @@ class Said:
             )
             touched(db, plot)
         return Version(number, parent, name, note, author, now)
+
+    def update_version(self, id: str, number: int, *, name: str | None = None, note: str | None = None) -> Version:
+        """Change what a version is called, or what is noted of it; what it changes about the data stays.
+
+        Raises
+        ------
+        ValueError
+            The name is empty.
+        """
+        told = {}
+        if name is not None:
+            told["name"] = line("a name", name, TITLE_MAX)
+            if not told["name"]:
+                raise ValueError("a version has a name")
+        if note is not None:
+            told["note"] = line("a note", note, TEXT_MAX, lines=True)
+        with connected(self._path, write=True) as db:
+            plot = number_of(db, id)
+            has_version(db, plot, number)
+            for column, text in told.items():
+                db.execute(f"UPDATE version SET {column} = ? WHERE plot = ? AND number = ?", (text, plot, number))
+            touched(db, plot)
+            row = db.execute(
+                "SELECT number, parent, name, note, author, created FROM version WHERE plot = ? AND number = ?",
+                (plot, number),
+            ).fetchone()
+        return Version(**dict(row))
+
+    def remove_version(self, id: str, number: int) -> None:
+        """Remove a version, and withdraw the shares that show only it. Versions that are built on it stay what they are.
+
+        Raises
+        ------
+        ValueError
+            It is the original.
+        """
+        if number == 0:
+            raise ValueError("version 0 is the original, and stays as long as the plot does")
+        with connected(self._path, write=True) as db:
+            plot = number_of(db, id)
+            has_version(db, plot, number)
+            (parent, changes) = db.execute(
+                "SELECT parent, changes FROM version WHERE plot = ? AND number = ?", (plot, number)
+            ).fetchone()
+            built = db.execute(
+                "SELECT number, changes FROM version WHERE plot = ? AND parent = ?", (plot, number)
+            ).fetchall()
+            for child in built:
+                whole = json.dumps([*json.loads(changes), *json.loads(child["changes"])], ensure_ascii=False)
+                db.execute(
+                    "UPDATE version SET parent = ?, changes = ? WHERE plot = ? AND number = ?",
+                    (parent, whole, plot, child["number"]),
+                )
+            db.execute(
+                "UPDATE version SET name = '', note = '', author = '', changes = '[]' WHERE plot = ? AND number = ?",
+                (plot, number),
+            )
+            db.execute("DELETE FROM share WHERE plot = ? AND version = ?", (plot, number))
+            touched(db, plot)
 
     # ---- shares
 

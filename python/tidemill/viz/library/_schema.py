@@ -26,7 +26,8 @@ CREATE TABLE tag (
 CREATE TABLE comment (
     number INTEGER PRIMARY KEY AUTOINCREMENT, plot INTEGER NOT NULL REFERENCES plot ON DELETE CASCADE, author TEXT NOT NULL,
     text TEXT NOT NULL, created TEXT NOT NULL);
--- Version 0 of a plot is the original; each other has the changes since its parent.
+-- Version 0 of a plot is the original; each other has the changes since its parent. One without a name was removed: it is there so that its
+-- number is not given to another, which who still has it open would take for the same.
 CREATE TABLE version (
     plot INTEGER NOT NULL REFERENCES plot ON DELETE CASCADE, number INTEGER NOT NULL, parent INTEGER, name TEXT NOT NULL,
     note TEXT NOT NULL, author TEXT NOT NULL, created TEXT NOT NULL, changes TEXT NOT NULL, PRIMARY KEY (plot, number)) WITHOUT ROWID;

@@ -137,6 +137,12 @@ class LibrarySite:
                 )
                 saved = library.save_version(id, given.pop("name", ""), given.pop("changes", None), **given)
                 ask.send_json(dataclasses.asdict(saved), HTTPStatus.CREATED)
+            case "PATCH", "versions", True:
+                given = _fields(told(), name=str, note=str)
+                ask.send_json(dataclasses.asdict(library.update_version(id, _whole(which), **given)))
+            case "DELETE", "versions", True:
+                library.remove_version(id, _whole(which))
+                ask.send_json({})
             case "POST", "shares", False:
                 given = _fields(told(), name=str, version=int)
                 ask.send_json(dataclasses.asdict(library.share(id, **given)), HTTPStatus.CREATED)
