@@ -177,6 +177,45 @@ def test_a_version_is_saved_and_opened_again(
     page.close()
 
 
+@browsed.AXE_NEEDED
+@browsed.SIZES
+def test_a_version_is_renamed_and_deleted(
+    browser: Any, url: str, library: Library, plot: str, size: dict[str, Any]
+) -> None:
+    """Of the one that is shown, too: the page goes back to what it was built on, and what its reader had changed since is not lost."""
+    energy = {"set": "name", "grouping": "sector", "category": "Energy"}
+    for parent, name in enumerate(["Oil", "Gas", "Wind"]):
+        library.save_version(plot, name, [{**energy, "value": name}], parent=parent, author="Ada")
+    page = Page(browser, url.replace("/?", f"/plots/{plot}?"), **size)
+    title = "tidemill.categories().find((c) => c.name === 'Energy').title"
+    page.panel("about")
+    assert page.get(title) == "Wind" and page.tab.locator("#versions .edit").count() == 3
+    assert page.accessible() == []
+    page.tab.click("button[title='Edit version Oil']")
+    page.tab.fill("#new-version-name", "<b>Coal</b>")
+    page.picture("library-version-edit")
+    assert page.accessible() == []
+    page.tab.press("#new-version-name", "Enter")
+    page.tab.wait_for_selector("#versions :text('<b>Coal</b>')")
+    assert library.versions(plot)[1].name == "<b>Coal</b>"
+    page.tab.click("button[title='Edit version Wind']")
+    page.tab.click("#edit-version button.danger")
+    page.tab.wait_for_selector("#versions [aria-current=true]:has-text('Gas')")
+    assert page.get(title) == "Gas" and page.tab.locator("#versions li").count() == 3
+    # With something unsaved.
+    page.get("tidemill.groups.save('mine', [0, 3])")
+    page.tab.click("button[title='Edit version Gas']")
+    page.tab.click("#edit-version button.danger")
+    page.tab.wait_for_selector("#versions [aria-current=true]:has-text('Coal')")
+    page.tab.fill("#version-name", "Mine")
+    page.tab.click("#save-version button")
+    page.tab.wait_for_selector("#versions [aria-current=true]:has-text('Mine')")
+    saved = library.versions(plot)[-1]
+    kept = {change["set"]: change["value"] for change in library.changes(plot, saved.number)}
+    assert (saved.parent, kept["name"], kept["group"]) == (1, "Gas", [0, 3])
+    page.close()
+
+
 def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: Library, plot: str) -> None:
     """Whoever has changed something is asked before another version takes its place, and before the page is left; nobody else is."""
     library.save_version(plot, "Starry", [{"set": "glyph", "point": "TE000", "value": "star"}])

@@ -2,13 +2,17 @@
 
 import type { App } from '../app';
 import { ask } from '../dialog';
-import { byId, make } from '../dom';
+import { byId, make, setIcon } from '../dom';
 import { copyOf, diff, diffWithoutView, fold, noEdits } from '../edits';
 import { encodeView } from '../link';
 import { bad, type Parsed } from '../wire';
 import type { LibraryClient, Looks } from './client';
 import { author, day, keepAuthor } from './texts';
 import type { About, Version } from './wire';
+
+/** Most letters of the name and the note of a version. */
+const NAME_MAX = 200;
+const NOTE_MAX = 20_000;
 
 type Remove = (number: number) => Promise<Parsed<unknown>>;
 const NOBODY = bad('nothing can be changed here');
@@ -24,6 +28,7 @@ export class AboutPanel {
   private asked = 0;
   private removeComment: Remove = () => Promise.resolve(NOBODY);
   private withdraw: Remove = () => Promise.resolve(NOBODY);
+  private editVersion: (version: Version) => void = () => {};
 
   constructor(
     private readonly app: App,
@@ -39,6 +44,7 @@ export class AboutPanel {
     byId('make-share').onsubmit = (event) => this.submitted(event, () => this.share(client));
     this.removeComment = (number) => client.removeComment(this.id, number);
     this.withdraw = (number) => client.withdraw(this.id, number);
+    this.editVersion = (version) => void this.changeVersion(client, version);
     addEventListener('beforeunload', (event) => {
       if (!this.unsaved) return;
       event.preventDefault();
@@ -136,6 +142,46 @@ export class AboutPanel {
     return this.refresh();
   }
 
+  /** Asks what a version shall be called, or whether it shall go. */
+  private async changeVersion(client: LibraryClient, { number, parent, name, note }: Version): Promise<void> {
+    const answer = await ask(
+      'edit-version',
+      'Version',
+      [
+        { id: 'new-version-name', label: 'Name', value: name, most: NAME_MAX, required: true },
+        { id: 'new-version-note', label: 'Note', value: note, kind: 'lines', most: NOTE_MAX },
+      ],
+      [
+        { name: 'save', title: 'Change', look: 'primary', checks: true },
+        { name: 'delete', title: 'Delete this version', look: 'danger' },
+      ],
+    );
+    if (answer?.choice === 'save') {
+      const told = { name: answer.value('new-version-name'), note: answer.value('new-version-note') };
+      await this.after(client.updateVersion(this.id, number, told));
+    } else if (answer?.choice === 'delete') {
+      const removed = await client.removeVersion(this.id, number);
+      if (!removed.ok) this.wrong(removed);
+      else if (number === this.version) await this.fallBack(parent ?? 0);
+      await this.refresh();
+    }
+  }
+
+  /** The version that is shown is no more. What its reader has changed stays on the page, to be saved over the one that it was built on. */
+  private async fallBack(parent: number): Promise<void> {
+    if (!this.unsaved) {
+      await this.open(parent);
+      return;
+    }
+    const got = await this.looks.changes(this.id, parent);
+    if (!got.ok) {
+      this.wrong(got);
+      return;
+    }
+    this.version = parent;
+    this.base = fold(got.value);
+  }
+
   private async comment(client: LibraryClient): Promise<boolean> {
     const text = byId<HTMLTextAreaElement>('comment-text');
     const said = await client.comment(this.id, { text: text.value, author: author() });
@@ -221,7 +267,8 @@ export class AboutPanel {
     byId('about-comments').hidden = !about.writable;
   }
 
-  private versionItem({ number, name, note, author, created }: Version): HTMLElement {
+  private versionItem(version: Version): HTMLElement {
+    const { number, name, note, author, created } = version;
     const button = make(
       'button',
       { onclick: () => void this.open(number), title: note || `Show ${name}` },
@@ -230,7 +277,15 @@ export class AboutPanel {
     );
     button.type = 'button';
     button.setAttribute('aria-current', String(number === this.version));
-    return make('li', {}, button);
+    if (!this.writable || number === 0) return make('li', {}, button);
+    const edit = make('button', {
+      class: 'edit',
+      title: `Edit version ${name}`,
+      onclick: () => this.editVersion(version),
+    });
+    edit.type = 'button';
+    setIcon(edit, 'edit');
+    return make('li', {}, button, edit);
   }
 
   private remover(title: string, action: () => Promise<Parsed<unknown>>): HTMLElement {

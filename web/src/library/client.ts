@@ -57,6 +57,12 @@ export class LibraryClient {
   ): Promise<Parsed<Version>> {
     return this.ask('POST', `plots/${id}/versions`, parseVersion, told);
   }
+  updateVersion(id: string, number: number, told: { name: string; note: string }): Promise<Parsed<Version>> {
+    return this.ask('PATCH', `plots/${id}/versions/${number}`, parseVersion, told);
+  }
+  removeVersion(id: string, number: number): Promise<Parsed<unknown>> {
+    return this.ask('DELETE', `plots/${id}/versions/${number}`, anything);
+  }
   share(id: string, told: { name: string; version: number | null }): Promise<Parsed<Share>> {
     return this.ask('POST', `plots/${id}/shares`, parseShare, told);
   }
