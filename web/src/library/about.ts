@@ -153,7 +153,7 @@ export class AboutPanel {
       ],
       [
         { name: 'save', title: 'Change', look: 'primary', checks: true },
-        { name: 'delete', title: 'Delete this version', look: 'danger' },
+        { name: 'delete', title: 'Delete', look: 'danger' },
       ],
     );
     if (answer?.choice === 'save') {
