@@ -104,6 +104,10 @@ def test_on_a_phone_the_heat_map_and_the_legend_are_not_open_at_once(browser: An
                     "heat": str(page.tab.is_visible("#heat-map")).lower(),
                     "legend-toggle": str(page.tab.is_visible("#legend")).lower(),
                 }
+            # A window that had both, and is as narrow as a phone then.
+            page.tab.set_viewport_size({"width": 390, "height": 844})
+            page.tab.wait_for_selector("#heat-map", state="hidden")
+            assert page.tab.is_visible("#legend")
             page.close()
 
 

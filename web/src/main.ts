@@ -230,8 +230,6 @@ function setPanel(name: 'legend' | 'about' | undefined): void {
     byId(panel).hidden = panel !== name;
     byId(`${panel}-toggle`).setAttribute('aria-pressed', String(panel === name));
   }
-  // There is room for one of them.
-  if (name !== undefined && isNarrow() && !byId('heat-map').hidden) setHeatMap(false);
   layOut();
 }
 /** The canvas is the whole page; the points keep to the part of it that panels leave free. */
@@ -239,6 +237,8 @@ function layOut(): void {
   const narrow = isNarrow();
   const [search, tools] = [byId('search'), byId('tools')].map((element) => element.getBoundingClientRect());
   const side = [byId('legend'), byId('about')].find((panel) => !panel.hidden);
+  // There is room for one of them; a wide window may have had both, and be narrow now.
+  if (narrow && side !== undefined && !byId('heat-map').hidden) setHeatMap(false);
   const timeline = byId('timeline').hidden ? 0 : byId('timeline').offsetHeight;
   // Panels stand on it.
   document.documentElement.style.setProperty('--timeline', `${timeline}px`);
