@@ -130,6 +130,61 @@ def test_a_timer_that_sets_the_next() -> None:
     assert len(ticked) in (19, 20, 21)
 
 
+def test_a_timer_that_is_set_by_the_time(tmp_path: Any) -> None:
+    """What is reckoned with the stream's time failed when there was no more of it: at the end it was the latest that a `datetime` can be."""
+    times: list[datetime | None] = []
+
+    def every_second(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        if context.timers:
+            assert context.time is not None and context.time >= context.timers[0]
+            if key["k"] == "a":
+                times.append(context.time)
+            context.set_timer(context.time + SECOND)
+            return {**key, "at": context.time}
+        if context.state is None:
+            context.state = True
+            context.set_timer(rows[0]["at"] + SECOND / 4)
+        return None
+
+    schema = {"k": "str", "at": "timestamp[us]"}
+    rows = among_others(zip([0, 300, 1400], "aaa", strict=True))
+    seen = written(tm.stream.from_table(rows, time="at", rows_per_batch=1).key_by("k").process(every_second, schema))
+    assert times and times == [row["at"] for row in seen if row["k"] == "a"]
+    # At the end time goes on to the timers that are left.
+    last = rows["at"].to_pylist()[-1]
+    times.clear()
+    driven(Processor(every_second, "every_second", ("k",), schema, None, str(tmp_path), False), rows)
+    assert times[-1] == times[-2] + SECOND > last
+
+    def at_the_end(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        if rows:
+            context.set_alarm(context.now + timedelta(hours=1))
+            return None
+        return {**key, "at": context.time}
+
+    kept = Processor(at_the_end, "at_the_end", ("k",), schema, None, str(tmp_path), True)
+    assert [row["at"] for row in driven(kept, rows) if row["k"] == "a"] == [last] * 3
+    timeless = tm.stream.from_table(rows).key_by("k").process(at_the_end, schema)
+    assert {row["at"] for row in written(timeless)} == {None}
+
+
+def test_what_is_no_time() -> None:
+    """Errors name what was called, and what it takes."""
+    for name, given, message in (
+        ("set_timer", "10s", r"set_timer takes a datetime, such as context\.time \+ .*, not '10s'"),
+        ("delete_timer", 5, "delete_timer takes a datetime, .*, not 5"),
+        ("set_alarm", None, r"set_alarm takes a datetime, such as context\.now \+ .*, not None"),
+    ):
+
+        def wrong(
+            key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext, name: str = name, given: Any = given
+        ) -> Any:
+            getattr(context, name)(given)
+
+        with pytest.raises(tm.DataSetError, match=message):
+            written(stream(table()).key_by("k").process(wrong, {"k": "int64"}))
+
+
 def test_states_are_forgotten(tmp_path: Any) -> None:
     """With `ttl`, a key of which nothing comes for so long begins anew."""
 

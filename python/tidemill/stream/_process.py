@@ -174,7 +174,8 @@ class KeyContext:
         What the function keeps of the key: anything that can be pickled, or with ``state=`` a dict of its fields; ``None`` at first
         and to forget it. It may be changed in place.
     time : datetime or None
-        The stream's time (UTC): every earlier row has come. None before any is known.
+        The stream's time (UTC): every earlier row has come. None before any is known. At the end, when all timers go off, it is that of
+        the latest row, or of the timer where that is later.
     timers : list of datetime
         The timers that have gone off: that is why the function is called. Empty when it is called for rows.
     alarms : list of datetime
@@ -191,11 +192,16 @@ class KeyContext:
         now: int,
         declared: Declared | None,
         clock: Callable[[], int],
+        latest: int = _NEVER,
         timers: list[datetime] | None = None,
         alarms: list[datetime] | None = None,
     ) -> None:
         self.state = entry.state
-        self.time = None if now == _NEVER else datetime.max if now == _END else _EPOCH + now * _US
+        # The end has no time of its own that could be reckoned with.
+        known = latest if now == _END else now
+        self.time = None if known == _NEVER else _EPOCH + known * _US
+        if now == _END and timers:
+            self.time = timers[0] if self.time is None else max(self.time, timers[0])
         self.timers = timers or []
         self.alarms = alarms or []
         self._entry = entry
@@ -287,14 +293,14 @@ class KeyContext:
         Before the end the stream's time goes on to its latest row. At the end all timers go off that have been set before, and
         none that are set then.
         """
-        time = _micros(at)
+        time = _micros(at, "set_timer")
         if time not in self._entry.timers:
             self._entry.timers.add(time)
             self._set.append(time)
 
     def delete_timer(self, at: datetime) -> None:
         """Forget a timer; it is no error if there is none."""
-        self._entry.timers.discard(_micros(at))
+        self._entry.timers.discard(_micros(at, "delete_timer"))
 
     def set_alarm(self, at: datetime) -> None:
         """Call the function for this key when the machine's clock (`now`) passes `at`, within a twentieth of a second or so.
@@ -302,14 +308,14 @@ class KeyContext:
         One for each time. A job that goes on after a failure goes on with its alarms: those whose time has passed meanwhile go off
         at once. At the end of the stream all go off that have been set before, whatever the clock says.
         """
-        time = _micros(at)
+        time = _micros(at, "set_alarm")
         if time not in self._entry.alarms:
             self._entry.alarms.add(time)
             self._alarms.append(time)
 
     def delete_alarm(self, at: datetime) -> None:
         """Forget an alarm; it is no error if there is none."""
-        self._entry.alarms.discard(_micros(at))
+        self._entry.alarms.discard(_micros(at, "delete_alarm"))
 
 
 #: Called as ``function(key, rows, context)``; it returns a row, rows, or None.
@@ -352,6 +358,8 @@ class Processor:
         # In the store none is earlier.
         self._stored_alarm: int | None = None
         self._now = _NEVER
+        # Time before the end.
+        self._latest = _NEVER
         # Of each key the bucket, for those that are gone.
         self._changed: dict[_Key, int] = {}
         # By bucket.
@@ -382,6 +390,8 @@ class Processor:
     def time(self, now: int) -> tuple[list[NativeTable], bool]:
         """Time has passed, in microseconds. Returns also whether this must be called again."""
         self._now = max(now, self._now)
+        if self._now < _END:
+            self._latest = self._now
         more = self._bring("due", self._now)
         if self._now == _END:
             # Before anything goes off: of what goes back to the store meanwhile nothing is due any more.
@@ -566,6 +576,8 @@ class Processor:
     def restore(self, now: int, bucket: int, parts: list[bytes]) -> None:
         """Take what was kept: a whole, and the changes since."""
         self._now = now
+        if now < _END:
+            self._latest = now
         self._saved[bucket] = _Saved(sum(map(len, parts[:1])), sum(map(len, parts[1:])), len(parts[1:]))
         kept: dict[_Key, _Kept] = {}
         for part in parts:
@@ -642,7 +654,7 @@ class Processor:
         return made
 
     def _call(self, key: _Key, entry: _Entry, rows: list[Row], **gone_off: list[datetime]) -> Iterable[Row]:
-        context = KeyContext(entry, self._now, self._declared, self._clock, **gone_off)
+        context = KeyContext(entry, self._now, self._declared, self._clock, self._latest, **gone_off)
         named = dict(zip(self._names, key, strict=True))
         try:
             returned = self._function(named, rows, context)
@@ -719,7 +731,10 @@ def _bytes_of(one: object, level: int = 0) -> float:
     return size + count * sum(sizes) / max(len(sizes), 1)
 
 
-def _micros(at: datetime) -> int:
+def _micros(at: datetime, what: str) -> int:
+    if not isinstance(at, datetime):
+        clock = "now" if what.endswith("alarm") else "time"
+        raise DataSetError(f"{what} takes a datetime, such as context.{clock} + timedelta(seconds=10), not {at!r}")
     if at.tzinfo is not None:
         at = (at - at.utcoffset()).replace(tzinfo=None)  # type: ignore[operator]
     return (at - _EPOCH) // _US
