@@ -40,9 +40,51 @@ pub(crate) fn read<T: DeserializeOwned>(connector: &str, spec: &Value) -> Result
     if let Some(object) = spec.as_object_mut() {
         object.remove("kind");
     }
-    serde_json::from_value(spec).map_err(|error| {
-        let text = error.to_string().replace("unknown field", "no option").replace("missing field", "missing option");
-        ConnectError::option(connector, text)
+    let failure = |spec: &Value| serde_json::from_value::<T>(spec.clone()).err().map(|error| error.to_string());
+    let error = match serde_json::from_value(spec.clone()) {
+        Ok(options) => return Ok(options),
+        Err(error) => error.to_string(),
+    };
+    // Which option it is about is not said: it is the one without which there is no such error.
+    let is_about = |name: &&String| {
+        let mut others = spec.clone();
+        others.as_object_mut().and_then(|options| options.remove(*name));
+        failure(&others).is_none_or(|other| other != error)
+    };
+    let about = spec.as_object().and_then(|options| options.keys().find(is_about));
+    Err(ConnectError::option(connector, plain(&error, about.map(String::as_str))))
+}
+
+/// What is wrong with an option, in words for who has given it.
+fn plain(error: &str, option: Option<&str>) -> String {
+    let text = error.replace("unknown field", "no option").replace("missing field", "missing option");
+    let Some(option) = option.filter(|_| !text.contains(" option `")) else { return text };
+    let words = ["invalid type: ", "invalid value: ", "unknown variant "];
+    let said = words.iter().find_map(|words| text.strip_prefix(words));
+    let Some((given, wanted)) = said.and_then(|said| said.split_once(", expected ")) else {
+        return format!("`{option}`: {text}");
+    };
+    let given = match given {
+        "sequence" => "a list",
+        "map" => "a mapping",
+        other => other,
+    };
+    let wanted = match wanted {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0 on",
+        "f32" | "f64" => "a number",
+        other => other,
+    };
+    format!("`{option}` is {given}, and has to be {wanted}")
+}
+
+/// The column that an option names.
+///
+/// # Errors
+/// In words, with those that there are.
+pub(crate) fn column(schema: &SchemaRef, option: &str, name: &str) -> Result<usize, String> {
+    schema.index_of(name).map_err(|_| {
+        let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+        format!("`{option}` is \"{name}\", and there is no such column, but {}", names.join(", "))
     })
 }
 
@@ -102,6 +144,15 @@ mod tests {
         password: Option<Secret>,
         #[allow(dead_code)]
         rows: u32,
+        #[allow(dead_code)]
+        how: Option<How>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum How {
+        Fast,
+        Slow,
     }
 
     /// A wrong option that is passed over does something else than asked; one that is only refused makes people guess.
@@ -109,8 +160,16 @@ mod tests {
     fn wrong_options_are_named() {
         let error = |spec| read::<Some>("some source", &spec).unwrap_err().to_string();
         let unknown = error(json!({"kind": "some", "row": 1}));
-        assert_eq!(unknown, "some source: no option `row`, expected `password` or `rows`");
+        assert_eq!(unknown, "some source: no option `row`, expected one of `password`, `rows`, `how`");
         assert_eq!(error(json!({})), "some source: missing option `rows`");
+        let wrong = error(json!({"rows": -1, "kind": "some"}));
+        assert_eq!(wrong, "some source: `rows` is integer `-1`, and has to be a whole number from 0 on");
+        assert_eq!(
+            error(json!({"rows": [1]})),
+            "some source: `rows` is a list, and has to be a whole number from 0 on"
+        );
+        let word = error(json!({"rows": 1, "how": "fsat"}));
+        assert_eq!(word, "some source: `how` is `fsat`, and has to be `fast` or `slow`");
         let kind = kind(&json!({"kind": "soem"}), "source", &["some", "other"]).unwrap_err().to_string();
         assert_eq!(kind, "no kind of source is called `soem`; there are some, other");
     }
@@ -121,6 +180,6 @@ mod tests {
         let some: Some = read("x", &json!({"password": "swordfish", "rows": 1})).unwrap();
         assert!(!format!("{some:?}").contains("swordfish"));
         let error = read::<Some>("x", &json!({"password": 987_654, "rows": 1})).unwrap_err().to_string();
-        assert!(!error.contains("987654"), "{error}");
+        assert_eq!(error, "x: `password`: an address or password has to be a string");
     }
 }

@@ -109,8 +109,9 @@ impl Options {
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: &str| Err(ConnectError::option(NAME, reason));
-    if options.splits == 0 || options.keys == 0 || options.batch_rows == 0 {
-        return wrong("`splits`, `keys` and `batch_rows` have to be at least 1");
+    let counts = [("splits", options.splits.into()), ("keys", options.keys), ("batch_rows", options.batch_rows.into())];
+    if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
+        return wrong(&format!("`{name}` has to be at least 1"));
     }
     if !(options.rows_per_second >= 0.0 && options.rows_per_second.is_finite()) {
         return wrong("`rows_per_second` has to be 0, for as fast as rows are taken, or more");
