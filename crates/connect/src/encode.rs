@@ -1,7 +1,15 @@
 //! Rows to bytes: JSON lines and CSV.
+//!
+//! JSON has no numbers that are NaN or infinite, and Arrow's own encoder makes nulls of them. Here they are the texts "NaN", "Infinity" and
+//! "-Infinity", as Jackson writes them (and so Spark and Kafka's tools), which are read into floats again.
 
-use arrow::array::RecordBatch;
+use std::sync::{Arc, LazyLock};
+
+use arrow::array::{Array, ArrowPrimitiveType, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, FieldRef, Float16Type, Float32Type, Float64Type};
 use arrow::error::ArrowError;
+use arrow::json::writer::{LineDelimited, NullableEncoder, make_encoder};
+use arrow::json::{Encoder, EncoderFactory, EncoderOptions, WriterBuilder};
 use serde::Deserialize;
 
 /// How rows are written down.
@@ -30,12 +38,141 @@ impl LineFormat {
     /// For types that it has no way to write.
     pub(crate) fn encode(self, rows: &RecordBatch, header: bool, out: &mut Vec<u8>) -> Result<(), ArrowError> {
         match self {
-            LineFormat::Json => {
-                let mut writer = arrow::json::LineDelimitedWriter::new(out);
-                writer.write(rows)?;
-                writer.finish()
-            }
+            LineFormat::Json => json_lines(rows, NotFinite::Text, out),
             LineFormat::Csv => arrow::csv::WriterBuilder::new().with_header(header).build(out).write(rows),
         }
+    }
+}
+
+/// What becomes of a NaN or an infinity in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotFinite {
+    /// A text.
+    Text,
+    /// An error: a schema says that there are numbers only.
+    Refused,
+}
+
+/// Appends rows to `out`, an object a line; nulls are left out, but for those in maps, whose keys would be lost with them.
+///
+/// # Errors
+/// For types that it has no way to write, and values that are refused.
+pub(crate) fn json_lines(rows: &RecordBatch, not_finite: NotFinite, out: &mut Vec<u8>) -> Result<(), ArrowError> {
+    let mut writer = WriterBuilder::new().with_encoder_factory(Arc::new(not_finite)).build::<_, LineDelimited>(out);
+    writer.write(rows)?;
+    writer.finish()
+}
+
+/// Encoders borrow what they are told from whoever asks for them, so this is told by nobody.
+static PLAIN: LazyLock<EncoderOptions> = LazyLock::new(EncoderOptions::default);
+static TEXT_IN_MAPS: LazyLock<EncoderOptions> = LazyLock::new(|| NotFinite::Text.in_maps());
+static REFUSED_IN_MAPS: LazyLock<EncoderOptions> = LazyLock::new(|| NotFinite::Refused.in_maps());
+
+impl NotFinite {
+    fn in_maps(self) -> EncoderOptions {
+        EncoderOptions::default().with_explicit_nulls(true).with_encoder_factory(Arc::new(self))
+    }
+}
+
+impl EncoderFactory for NotFinite {
+    fn make_default_encoder<'a>(
+        &self,
+        field: &'a FieldRef,
+        array: &'a dyn Array,
+        options: &'a EncoderOptions,
+    ) -> Result<Option<NullableEncoder<'a>>, ArrowError> {
+        let texts = match array.data_type() {
+            DataType::Float16 => texts::<Float16Type>(array, |value| value.to_f64()),
+            DataType::Float32 => texts::<Float32Type>(array, f64::from),
+            DataType::Float64 => texts::<Float64Type>(array, |value| value),
+            DataType::Map(..) if !options.explicit_nulls() => {
+                let options = match self {
+                    NotFinite::Text => &*TEXT_IN_MAPS,
+                    NotFinite::Refused => &*REFUSED_IN_MAPS,
+                };
+                return make_encoder(field, array, options).map(Some);
+            }
+            _ => return Ok(None),
+        };
+        let Some(found) = texts.iter().flatten().next() else { return Ok(None) };
+        if *self == NotFinite::Refused {
+            return Err(ArrowError::JsonError(format!(
+                "column \"{}\" has {found}, which is no number of a JSON schema: make it null before, or write without `registry`",
+                field.name()
+            )));
+        }
+        let plain = make_encoder(field, array, &PLAIN)?;
+        Ok(Some(NullableEncoder::new(Box::new(Floats { plain, texts }), array.nulls().cloned())))
+    }
+}
+
+/// Of each number what it is written as, if not as one.
+fn texts<T: ArrowPrimitiveType>(array: &dyn Array, wide: impl Fn(T::Native) -> f64) -> Vec<Option<&'static str>> {
+    let text = |value: f64| match value {
+        _ if value.is_finite() => None,
+        _ if value.is_nan() => Some("\"NaN\""),
+        _ if value > 0.0 => Some("\"Infinity\""),
+        _ => Some("\"-Infinity\""),
+    };
+    array.as_primitive::<T>().iter().map(|value| value.and_then(|value| text(wide(value)))).collect()
+}
+
+/// Numbers of which some are texts.
+struct Floats<'a> {
+    plain: NullableEncoder<'a>,
+    texts: Vec<Option<&'static str>>,
+}
+
+impl Encoder for Floats<'_> {
+    fn encode(&mut self, row: usize, out: &mut Vec<u8>) {
+        match self.texts[row] {
+            Some(text) => out.extend_from_slice(text.as_bytes()),
+            None => self.plain.encode(row, out),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, Float64Array, ListArray, MapBuilder, StringBuilder};
+    use arrow::array::{Float64Builder, Int64Array};
+
+    use super::*;
+    use crate::decode::{Decoder, Layout};
+
+    /// They were nulls, and what was null in a map was gone.
+    #[test]
+    fn what_json_has_no_number_for_is_read_as_it_was_written() {
+        let some = [Some(f64::NAN), Some(f64::INFINITY), Some(f64::NEG_INFINITY), Some(1.5), None];
+        let x: ArrayRef = Arc::new(Float64Array::from(some.to_vec()));
+        let lists = some.map(|value| Some(vec![value, Some(0.25)]));
+        let list: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(lists));
+        let mut map = MapBuilder::new(None, StringBuilder::new(), Float64Builder::new());
+        for value in some {
+            map.keys().append_value("a");
+            map.values().append_option(value);
+            map.append(true).unwrap();
+        }
+        let map: ArrayRef = Arc::new(map.finish());
+        let rows = RecordBatch::try_from_iter_with_nullable([("x", x, true), ("list", list, true), ("map", map, true)]);
+        let rows = rows.unwrap();
+        let mut bytes = Vec::new();
+        LineFormat::Json.encode(&rows, false, &mut bytes).unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], r#"{"x":"NaN","list":["NaN",0.25],"map":{"a":"NaN"}}"#);
+        assert_eq!(lines[3], r#"{"x":1.5,"list":[1.5,0.25],"map":{"a":1.5}}"#);
+        assert_eq!(lines[4], r#"{"list":[null,0.25],"map":{"a":null}}"#);
+        let decoder = Decoder::new(Layout::Json, rows.schema()).unwrap();
+        let lines: Vec<&[u8]> = lines.iter().map(|line| line.as_bytes()).collect();
+        let read = decoder.decode(&lines, |at, reason| Err(format!("{at}: {reason}"))).unwrap();
+        // NaN equals nothing, but its text equals itself.
+        assert_eq!(format!("{read:?}"), format!("{rows:?}"));
+
+        let error = json_lines(&rows, NotFinite::Refused, &mut Vec::new()).unwrap_err().to_string();
+        assert!(error.contains(r#"column "x" has "NaN""#), "{error}");
+        let n: ArrayRef = Arc::new(Int64Array::from(vec![1]));
+        let rows = RecordBatch::try_from_iter([("n", n)]).unwrap();
+        json_lines(&rows, NotFinite::Refused, &mut Vec::new()).unwrap();
     }
 }

@@ -8,7 +8,8 @@ use arrow_avro::writer::WriterBuilder;
 use arrow_avro::writer::format::AvroSoeFormat;
 use tidemill_dataflow::TaskError;
 
-use crate::encode::LineFormat;
+use crate::encode::{NotFinite, json_lines};
+use crate::options;
 use crate::prepared::put;
 
 /// How rows are records.
@@ -35,11 +36,9 @@ impl Encoder {
     /// # Errors
     /// In words.
     pub(crate) fn new(schema: &SchemaRef, value: Option<&str>, key: Option<&str>) -> Result<Self, String> {
-        let column = |name: Option<&str>| name.map(|name| schema.index_of(name)).transpose();
-        let (value, key) = match (column(value), column(key)) {
-            (Ok(value), Ok(key)) => (value, key),
-            (Err(error), _) | (_, Err(error)) => return Err(error.to_string()),
-        };
+        let column =
+            |option: &str, name: Option<&str>| name.map(|name| options::column(schema, option, name)).transpose();
+        let (value, key) = (column("value", value)?, column("key", key)?);
         Encoder { value, key, numbered: None }.looked_at(schema)
     }
 
@@ -116,12 +115,12 @@ impl Encoder {
             encoder.encode(rows)?;
             return Ok(encoder.flush().iter().map(|row| row.to_vec()).collect());
         }
-        let mut lines = Vec::new();
-        LineFormat::Json.encode(rows, false, &mut lines)?;
-        let header = match self.numbered {
-            Some(Numbered::Json(number)) => [&[0], number.to_be_bytes().as_slice()].concat(),
-            _ => Vec::new(),
+        let (header, not_finite) = match self.numbered {
+            Some(Numbered::Json(number)) => ([&[0], number.to_be_bytes().as_slice()].concat(), NotFinite::Refused),
+            _ => (Vec::new(), NotFinite::Text),
         };
+        let mut lines = Vec::new();
+        json_lines(rows, not_finite, &mut lines)?;
         let lines = lines.split(|byte| *byte == b'\n').take(rows.num_rows());
         Ok(lines.map(|line| [header.as_slice(), line].concat()).collect())
     }
