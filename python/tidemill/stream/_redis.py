@@ -114,7 +114,7 @@ def to_redis(
         one. So that other values have other keys, a colon or a backslash in a text that is not the last has a backslash before it,
         and a text that is null is ``\N``.
     stream : str, optional
-        The stream that rows are added to, instead.
+        The stream that rows are added to, instead. Nulls are left out; a row of nulls is an entry whose one field has no name.
     id : str, optional
         What the job is called at the server, where nobody else may be called so.
     prefix : str, default=""

@@ -9,9 +9,9 @@
 //! | the last of these                  | as it is, for it is what the others leave; `\N`, and what would   | `\N`    |
 //! |                                    | be taken for it written so, has one more backslash in front       |         |
 
-use arrow::array::{Array, AsArray, LargeStringArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, LargeStringArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
-use arrow::datatypes::{DataType, Schema};
+use arrow::datatypes::{DataType, FieldRef, Schema};
 use arrow::error::ArrowError;
 
 /// Where a text is null.
@@ -20,11 +20,22 @@ const NULL: &str = "\\N";
 /// Columns as the texts that a server gets.
 ///
 /// # Errors
-/// For types that have no text, and for bytes that are none: they would come to be nulls otherwise.
+/// Naming the column, for types that have no text, and for bytes that are none: they would come to be nulls otherwise.
 pub(super) fn texts(rows: &RecordBatch) -> Result<Vec<LargeStringArray>, ArrowError> {
     let exact = CastOptions { safe: false, ..CastOptions::default() };
-    let text = |column| cast_with_options(column, &DataType::LargeUtf8, &exact);
-    rows.columns().iter().map(|column| text(column).map(|texts| texts.as_string().clone())).collect()
+    let text = |(column, field): (&ArrayRef, &FieldRef)| {
+        let name = field.name();
+        cast_with_options(column, &DataType::LargeUtf8, &exact).map(|texts| texts.as_string().clone()).map_err(|error| {
+            let reason = match field.data_type() {
+                data_type if data_type.is_binary() => {
+                    "has bytes that are no UTF-8: write them as text, such as by tm.function(\"encode\", column, \"hex\")".into()
+                }
+                _ => error.to_string(),
+            };
+            ArrowError::CastError(format!("column \"{name}\" {reason}"))
+        })
+    };
+    rows.columns().iter().zip(rows.schema_ref().fields()).map(text).collect()
 }
 
 /// How rows of a schema have keys.
@@ -110,9 +121,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::sync::Arc;
 
-    use arrow::array::{
-        ArrayRef, BinaryArray, BooleanArray, Int64Array, StringArray, TimestampMillisecondArray, new_null_array,
-    };
+    use arrow::array::{BinaryArray, BooleanArray, Int64Array, StringArray, TimestampMillisecondArray, new_null_array};
     use arrow::compute::cast;
     use arrow::datatypes::TimeUnit;
 

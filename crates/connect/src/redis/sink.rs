@@ -195,24 +195,23 @@ struct Encoder {
 }
 
 impl Encoder {
-    fn new(options: &Options, schema: &SchemaRef) -> Result<Self, String> {
-        let columns = |names: &[String]| -> Result<Vec<usize>, String> {
-            names.iter().map(|name| schema.index_of(name).map_err(|error| error.to_string())).collect()
+    fn new(given: &Options, schema: &SchemaRef) -> Result<Self, String> {
+        let columns = |option: &str, names: &[String]| -> Result<Vec<usize>, String> {
+            names.iter().map(|name| options::column(schema, option, name)).collect()
         };
-        let (key, increment) = (columns(&options.key)?, columns(&options.increment)?);
-        let is_hash = options.stream.is_none();
+        let (key, increment) = (columns("key", &given.key)?, columns("increment", &given.increment)?);
+        let is_hash = given.stream.is_none();
         if is_hash && key.is_empty() {
             return Err("`key` has to name the columns that tell hashes apart, or `stream` a stream".into());
         }
-        let is_plain =
-            key.is_empty() && increment.is_empty() && options.prefix.is_empty() && options.expire_s.is_none();
+        let is_plain = key.is_empty() && increment.is_empty() && given.prefix.is_empty() && given.expire_s.is_none();
         if !(is_hash || is_plain) {
             return Err(
                 "`key`, `prefix`, `increment` and `expire_s` are for hashes, and `stream` says that there are none"
                     .into(),
             );
         }
-        if is_hash && options.entries_max.is_some() {
+        if is_hash && given.entries_max.is_some() {
             return Err("`entries_max` is for a stream".into());
         }
         if let Some(column) = increment.iter().find(|column| !schema.field(**column).data_type().is_numeric()) {
@@ -223,12 +222,12 @@ impl Encoder {
         }
         let encoder = Encoder {
             schema: SchemaRef::clone(schema),
-            stream: options.stream.clone(),
-            entries_max: options.entries_max,
+            stream: given.stream.clone(),
+            entries_max: given.entries_max,
             key: Key::new(schema, &key),
-            prefix: options.prefix.clone(),
+            prefix: given.prefix.clone(),
             increment,
-            expire_s: options.expire_s,
+            expire_s: given.expire_s,
         };
         // Types are looked at before there are rows.
         let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
@@ -256,7 +255,13 @@ impl Encoder {
                 }
             }
             let key = match &self.stream {
-                Some(stream) => stream.clone(),
+                Some(stream) => {
+                    // An entry has at least one field: a row of nulls has one without a name, which is none of its columns.
+                    if change.entry.is_empty() {
+                        change.entry.push((String::new(), String::new()));
+                    }
+                    stream.clone()
+                }
                 None => self.key.of(&self.prefix, &texts, row),
             };
             put(Some(key.as_bytes()), out);
