@@ -127,6 +127,7 @@ impl Connection {
         Context {
             name: name.to_owned(),
             says_who: self.tls.as_ref().is_some_and(Tls::says_who),
+            is_beside_a_producer: false,
             printed: Mutex::default(),
             distrust: Mutex::default(),
             heard: Mutex::default(),
@@ -141,6 +142,8 @@ pub(crate) struct Context {
     name: String,
     /// Whether the client has a certificate of its own.
     says_who: bool,
+    /// Whether what is for producers alone is not meant for it.
+    is_beside_a_producer: bool,
     printed: Mutex<(Option<Instant>, u64)>,
     /// Why a broker and the client do not trust each other.
     distrust: Mutex<Option<String>>,
@@ -151,6 +154,11 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// Of a consumer that is told the same as a producer, whose options are none of its own.
+    pub(crate) fn beside_a_producer(self) -> Self {
+        Context { is_beside_a_producer: true, ..self }
+    }
+
     /// What is wrong with a certificate or a password, and what to do about it.
     pub(crate) fn distrust(&self) -> Option<String> {
         self.distrust.lock().expect("nothing panics with it locked").clone()
@@ -165,6 +173,9 @@ impl Context {
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, _: &str, text: &str) {
         if level as i32 > RDKafkaLogLevel::Warning as i32 {
+            return;
+        }
+        if self.is_beside_a_producer && text.contains("is a producer property") {
             return;
         }
         if let Some(remedy) = remedy(text, self.says_who) {

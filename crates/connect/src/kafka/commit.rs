@@ -34,6 +34,9 @@ const CALL: Duration = Duration::from_secs(30);
 /// Between tries.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Another run that was cut off fences us once or twice; who does it so often goes on for ever.
+const FENCED_MAX: u32 = 5;
+
 /// Commits what copies have prepared. Blocks: it has a thread of its own.
 pub(crate) struct Committer {
     pub(crate) connection: Connection,
@@ -41,6 +44,8 @@ pub(crate) struct Committer {
     pub(crate) transaction_timeout: Duration,
     pub(crate) record_bytes_max: usize,
     pub(crate) patience: Duration,
+    /// Commits that somebody else has broken off.
+    pub(crate) fenced: u32,
     /// By transactional id.
     pub(crate) producers: HashMap<String, Transactional>,
 }
@@ -56,6 +61,12 @@ pub(crate) struct Transactional {
 /// Of what a copy has prepared.
 pub(crate) fn transactional_id(id: &str, copy: u32) -> String {
     format!("{id}-{copy}")
+}
+
+/// Whether somebody else has begun to write with the same transactional id.
+fn is_fenced(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as E;
+    matches!(error.rdkafka_error_code(), Some(E::Fenced | E::ProducerFenced | E::InvalidProducerEpoch))
 }
 
 /// How long one call of a transaction may take: a large one at a slow network takes as long as brokers let it, and what is begun anew
@@ -143,7 +154,7 @@ impl Committer {
         let (header, bytes) = open(prepared)?;
         let id = transactional_id(&header.id, header.origin);
         let begun = Instant::now();
-        let mut told = false;
+        let (mut told, mut was_fenced) = (false, false);
         loop {
             let error = match self.attempt(&id, &header, bytes)? {
                 Ok(()) => return Ok(()),
@@ -151,6 +162,17 @@ impl Committer {
             };
             // Whatever state it is in, a new one brings order.
             self.producers.remove(&id);
+            if is_fenced(&error) && !std::mem::replace(&mut was_fenced, true) {
+                self.fenced += 1;
+            }
+            if self.fenced >= FENCED_MAX {
+                return Err(format!(
+                    "kafka topic \"{}\": another job writes with the id \"{}\", too, and they break off each other's transactions: give \
+                     each job an id of its own (or, if there is none, raise `transaction_timeout`: brokers break off what takes longer)",
+                    header.target, header.id
+                )
+                .into());
+            }
             if is_final(&error) || begun.elapsed() >= self.patience {
                 let text = format!("epoch {} could not be committed: {}", header.epoch, plain(&error));
                 return Err(format!("kafka topic \"{}\": {text}", header.target).into());
@@ -213,7 +235,8 @@ impl Committer {
             // Not before what is being committed is there.
             ("isolation.level", "read_committed"),
         ]);
-        let consumer: BaseConsumer<Context> = config.create_with_context(self.connection.context(&self.name))?;
+        let context = self.connection.context(&self.name).beside_a_producer();
+        let consumer: BaseConsumer<Context> = config.create_with_context(context)?;
         let mut wanted = TopicPartitionList::new();
         wanted.add_partition(topic, 0);
         let committed = consumer.committed_offsets(wanted, CALL)?;

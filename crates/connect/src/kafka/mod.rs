@@ -4,6 +4,7 @@
 //! |----------|-----------------------------------------------------------------------|
 //! | `client` | what all clients are told, and what they have to say                  |
 //! | `source` | partitions of a topic, dealt to copies, their offsets in checkpoints   |
+//! | `place`  | where a partition is read from, and what was there when it was read     |
 //! | `sink`   | rows into a topic, in a transaction for each checkpoint or plainly     |
 //! | `commit` | the transactions                                                      |
 //! | `metadata` | what is known of a record besides its value                         |
@@ -13,6 +14,7 @@
 mod client;
 mod commit;
 mod metadata;
+mod place;
 mod registry;
 mod schema;
 mod sink;

@@ -240,6 +240,7 @@ impl Exactly {
             transaction_timeout: Duration::from_secs_f64(options.transaction_timeout_s),
             record_bytes_max: options.record_bytes_max,
             patience: Duration::from_secs_f64(options.patience_s),
+            fenced: 0,
             producers: HashMap::new(),
         };
         let (topic, own) = (options.topic.clone(), transactional_id(id, context.copy()));

@@ -5,7 +5,8 @@
 //! where `start` says if it was there when the job began.
 //!
 //! An offset that is not there any more, because the topic keeps records for less time than the job was away, is an error:
-//! nothing is passed over in silence.
+//! nothing is passed over in silence. So is a topic that was deleted and made anew, whose offsets are those of other records: with an offset
+//! a checkpoint has a mark of the record before it, which is looked at first, see `place`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -28,6 +29,7 @@ use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::{Connection, Context, Mechanism, failed, partitions, plain};
 use super::metadata::{Known, Metadata, with_metadata};
+use super::place::{Mark, Place};
 use super::registry::{Registry, Schemas};
 use crate::avro::Avro;
 use crate::bad::{BadRecords, Handler, OnError};
@@ -47,7 +49,9 @@ const BATCH_BYTES: usize = 1 << 20;
 const BATCH_ROWS: usize = 8192;
 /// How long to wait for what is not there.
 const POLL: Duration = Duration::from_millis(50);
-/// For a broker's answer that may as well come another time.
+/// For a broker's answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// For one that may as well come another time.
 const ASK: Duration = Duration::from_secs(2);
 /// The name of what copies share.
 const SHARED: &str = "partitions";
@@ -202,15 +206,16 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 held: restored.held.clone(),
                 registry: registry.clone(),
                 schemas: None,
+                marks: BTreeMap::new(),
                 buffers: BTreeMap::new(),
                 waiting: (0, 0),
                 next: BTreeMap::new(),
                 quiet: BTreeMap::new(),
             };
-            let (offsets, initial) = (restored.offsets.clone(), restored.initial);
-            let feed = Feed::start(copy, QUEUE, move |feeder| reader.run(restored.offsets, feeder))?;
+            let (places, initial) = (restored.places.clone(), restored.initial);
+            let feed = Feed::start(copy, QUEUE, move |feeder| reader.run(restored.places, feeder))?;
             let (schema, numbers, topic) = (SchemaRef::clone(&made), BTreeMap::new(), options.topic.clone());
-            Ok(Box::new(Kafka { topic, feed, schema, numbers, offsets, initial }))
+            Ok(Box::new(Kafka { topic, feed, schema, numbers, places, initial }))
         }),
     })
 }
@@ -238,7 +243,7 @@ struct Shared {
 #[derive(Clone, Default)]
 struct Restored {
     /// Of its partitions.
-    offsets: BTreeMap<i32, i64>,
+    places: BTreeMap<i32, Place>,
     /// The partitions of all copies.
     held: BTreeSet<i32>,
     initial: Option<i32>,
@@ -249,13 +254,12 @@ impl Restored {
         let mut mine = Restored::default();
         let Some(restored) = context.restored() else { return Ok(mine) };
         for (name, bytes) in &restored.splits {
-            let offset = bytes.as_ref().try_into().ok().map(i64::from_le_bytes);
-            let (partition, offset) = name
+            let (partition, place) = name
                 .parse()
                 .ok()
-                .zip(offset)
+                .zip(Place::of(bytes))
                 .ok_or_else(|| format!("the checkpoint has a split \"{name}\", which no kafka source made"))?;
-            mine.offsets.insert(partition, offset);
+            mine.places.insert(partition, place);
         }
         for bytes in restored.shared.get(SHARED).into_iter().flatten() {
             let shared: Shared = serde_json::from_slice(bytes)?;
@@ -269,14 +273,14 @@ impl Restored {
 enum Event {
     /// Partitions that the copy has from now on, where they are read from, and how many there were at the job's beginning.
     Assigned {
-        offsets: Vec<(i32, i64)>,
+        places: Vec<(i32, Place)>,
         initial: i32,
     },
-    /// `next` is the offset behind them.
+    /// `place` is behind them.
     Rows {
         partition: i32,
         rows: RecordBatch,
-        next: i64,
+        place: Place,
     },
     CaughtUp {
         partition: i32,
@@ -298,7 +302,7 @@ struct Kafka {
     /// Splits, by partition.
     numbers: BTreeMap<i32, u32>,
     /// Behind the last row that was given.
-    offsets: BTreeMap<i32, i64>,
+    places: BTreeMap<i32, Place>,
     initial: Option<i32>,
 }
 
@@ -311,12 +315,12 @@ impl Source for Kafka {
             };
             return Poll::Ready(Ok(match event {
                 None => Next::End,
-                Some(Event::Assigned { offsets, initial }) => {
+                Some(Event::Assigned { places, initial }) => {
                     let mut last = None;
-                    for (partition, offset) in offsets {
+                    for (partition, place) in places {
                         let number = self.numbers.len() as u32;
                         self.numbers.insert(partition, number);
-                        self.offsets.insert(partition, offset);
+                        self.places.insert(partition, place);
                         last = Some(number);
                     }
                     self.initial = Some(initial);
@@ -329,8 +333,8 @@ impl Source for Kafka {
                         None => continue,
                     }
                 }
-                Some(Event::Rows { partition, rows, next }) => {
-                    self.offsets.insert(partition, next);
+                Some(Event::Rows { partition, rows, place }) => {
+                    self.places.insert(partition, place);
                     if rows.num_rows() == 0 {
                         continue;
                     }
@@ -349,15 +353,13 @@ impl Source for Kafka {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let saved =
-            |(partition, offset): (&i32, &i64)| (partition.to_string(), Bytes::copy_from_slice(&offset.to_le_bytes()));
-        Ok(self.offsets.iter().map(saved).collect())
+        Ok(self.places.iter().map(|(partition, place)| (partition.to_string(), place.to_bytes())).collect())
     }
 
     fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         // Before it knows, whoever goes on begins as it did.
         let Some(initial) = self.initial else { return Ok(Vec::new()) };
-        let shared = Shared { held: self.offsets.keys().copied().collect(), initial };
+        let shared = Shared { held: self.places.keys().copied().collect(), initial };
         Ok(vec![(SHARED.into(), serde_json::to_vec(&shared)?.into())])
     }
 }
@@ -397,6 +399,8 @@ struct Reader {
     registry: Option<Registry>,
     /// Of the registry.
     schemas: Option<Schemas>,
+    /// Of partitions that have just been assigned: the offset they go on from, and what has to be the record before it.
+    marks: BTreeMap<i32, (i64, Mark)>,
     buffers: BTreeMap<i32, Buffer>,
     /// Rows and bytes in all buffers.
     waiting: (usize, usize),
@@ -407,7 +411,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn run(mut self, mut restored: BTreeMap<i32, i64>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
+    fn run(mut self, restored: BTreeMap<i32, Place>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
         let kind = if self.options.format == Format::Avro { "AVRO" } else { "JSON" };
         self.schemas = self.registry.take().map(|registry| Schemas::new(registry, kind)).transpose()?;
         let consumer = self.consumer()?;
@@ -421,10 +425,14 @@ impl Reader {
         };
         let count = partitions(consumer.client(), &self.connection, &self.options.topic, patience, serve)?;
         let initial = *self.initial.get_or_insert(count);
-        let mut offsets: Vec<(i32, i64)> = std::mem::take(&mut restored).into_iter().collect();
-        offsets.extend(self.first_offsets(&consumer, count, patience)?);
-        let mut reading: BTreeSet<i32> = offsets.iter().map(|(partition, _)| *partition).collect();
-        if !self.assign(&consumer, offsets, initial, feeder)? {
+        if let Some(partition) = restored.keys().find(|partition| **partition >= count) {
+            let text = format!("it has {count} partitions, and the checkpoint has one of number {partition}");
+            return Err(self.made_anew(&text));
+        }
+        let mut places: Vec<(i32, Place)> = restored.into_iter().collect();
+        places.extend(self.first_places(&consumer, count, patience)?);
+        let mut reading: BTreeSet<i32> = places.iter().map(|(partition, _)| *partition).collect();
+        if !self.assign(&consumer, places, initial, feeder)? {
             return Ok(());
         }
         if reading.is_empty() && !self.options.stop_at_end && !feeder.give(Event::Nothing) {
@@ -442,9 +450,9 @@ impl Reader {
                 let topic = &self.options.topic;
                 let count = partitions(consumer.client(), &self.connection, topic, Duration::ZERO, |_| ());
                 if let Ok(count) = count {
-                    let offsets = self.first_offsets(&consumer, count, patience)?;
-                    reading.extend(offsets.iter().map(|(partition, _)| *partition));
-                    if !offsets.is_empty() && !self.assign(&consumer, offsets, initial, feeder)? {
+                    let places = self.first_places(&consumer, count, patience)?;
+                    reading.extend(places.iter().map(|(partition, _)| *partition));
+                    if !places.is_empty() && !self.assign(&consumer, places, initial, feeder)? {
                         return Ok(());
                     }
                 }
@@ -458,7 +466,7 @@ impl Reader {
                 }
                 Some(Ok(message)) => {
                     // What is still in its queue of a partition that is over.
-                    if reading.contains(&message.partition()) {
+                    if reading.contains(&message.partition()) && self.is_new(&message)? {
                         self.keep(&message);
                     }
                     drop(message);
@@ -512,35 +520,40 @@ impl Reader {
     }
 
     /// Of `count` partitions those that nobody has and this copy is to take, and where they are read from.
-    fn first_offsets(
+    fn first_places(
         &mut self,
         consumer: &BaseConsumer<Context>,
         count: i32,
         patience: Duration,
-    ) -> Result<Vec<(i32, i64)>, TaskError> {
-        let mut offsets = Vec::new();
+    ) -> Result<Vec<(i32, Place)>, TaskError> {
+        let mut places = Vec::new();
         for partition in (0..count).filter(|partition| partition % self.copies == self.copy) {
             if !self.held.insert(partition) {
                 continue;
             }
             let was_there = self.initial.is_none_or(|initial| partition < initial);
             let start = if was_there { self.options.start } else { Start::Earliest };
-            let begun = Instant::now();
-            let offset = loop {
-                match self.first_offset(consumer, partition, start) {
-                    Ok(offset) => break offset,
-                    Err(error) if begun.elapsed() >= patience => return Err(failed(&self.options.topic, &error)),
-                    Err(_) => std::thread::sleep(Duration::from_millis(200)),
-                }
-            };
-            offsets.push((partition, offset));
+            let offset = self.ask(patience, || self.first_offset(consumer, partition, start))?;
+            places.push((partition, Place::at(offset)));
         }
-        Ok(offsets)
+        Ok(places)
+    }
+
+    /// Asks the brokers until they answer.
+    fn ask<T>(&self, patience: Duration, question: impl Fn() -> Result<T, KafkaError>) -> Result<T, TaskError> {
+        let begun = Instant::now();
+        loop {
+            match question() {
+                Ok(answer) => return Ok(answer),
+                Err(error) if begun.elapsed() >= patience => return Err(failed(&self.options.topic, &error)),
+                Err(_) => std::thread::sleep(Duration::from_millis(200)),
+            }
+        }
     }
 
     /// A number, never "the end": where the job goes on must not depend on when.
     fn first_offset(&self, consumer: &BaseConsumer<Context>, partition: i32, start: Start) -> Result<i64, KafkaError> {
-        let timeout = Duration::from_secs(5);
+        let timeout = ANSWER;
         let topic = &self.options.topic;
         if let Start::TimestampMs(timestamp_ms) = start {
             let mut wanted = TopicPartitionList::new();
@@ -560,22 +573,55 @@ impl Reader {
     fn assign(
         &mut self,
         consumer: &BaseConsumer<Context>,
-        offsets: Vec<(i32, i64)>,
+        places: Vec<(i32, Place)>,
         initial: i32,
         feeder: &Feeder<Event>,
     ) -> Result<bool, TaskError> {
         let topic = &self.options.topic;
-        let mut list = TopicPartitionList::new();
-        for (partition, offset) in &offsets {
-            let added = list.add_partition_offset(topic, *partition, Offset::Offset(*offset));
+        let patience = Duration::from_secs_f64(self.options.patience_s);
+        let (mut list, mut marks) = (TopicPartitionList::new(), BTreeMap::new());
+        for &(partition, Place { next, last }) in &places {
+            let mut offset = next;
+            if let Some(mark) = last {
+                let (low, _) = self.ask(patience, || consumer.fetch_watermarks(topic, partition, ANSWER))?;
+                // A record that the topic keeps no longer tells nothing.
+                if low < next {
+                    offset = next - 1;
+                    marks.insert(partition, (next, mark));
+                }
+            }
+            let added = list.add_partition_offset(topic, partition, Offset::Offset(offset));
             added.map_err(|error| failed(topic, &error))?;
         }
-        if !feeder.give(Event::Assigned { offsets, initial }) {
+        self.next.extend(places.iter().map(|(partition, place)| (*partition, place.next)));
+        if !feeder.give(Event::Assigned { places, initial }) {
             return Ok(false);
         }
-        self.next.extend(list.elements().iter().filter_map(|of| Some((of.partition(), of.offset().to_raw()?))));
+        self.marks.extend(marks);
         consumer.incremental_assign(&list).map_err(|error| failed(topic, &error))?;
         Ok(true)
+    }
+
+    /// Whether a record was not read before the checkpoint: the last one that was comes again, so that it can be looked at.
+    ///
+    /// # Errors
+    /// When it is another one than it was.
+    fn is_new(&mut self, message: &BorrowedMessage<'_>) -> Result<bool, TaskError> {
+        let Some((next, mark)) = self.marks.remove(&message.partition()) else { return Ok(true) };
+        // Compaction may have removed it.
+        if message.offset() >= next {
+            return Ok(true);
+        }
+        if mark == Mark::new(message.timestamp().to_millis(), message.payload()) {
+            return Ok(false);
+        }
+        let (offset, partition) = (message.offset(), message.partition());
+        Err(self.made_anew(&format!("the record {offset} of partition {partition} is not the one that was read there")))
+    }
+
+    fn made_anew(&self, reason: &str) -> TaskError {
+        let topic = &self.options.topic;
+        format!("kafka topic \"{topic}\" was made anew: {reason}; begin without the checkpoint to read it from its beginning").into()
     }
 
     /// What a consumer says instead of a record.
@@ -685,7 +731,8 @@ impl Reader {
                 true => self.decode(partition, &buffer)?,
                 false => self.raw(partition, &buffer)?,
             };
-            if !feeder.give(Event::Rows { partition, rows, next: buffer.next }) {
+            let last = buffer.iter().last().map(|(record, _, value)| Mark::new(record.timestamp_ms, value));
+            if !feeder.give(Event::Rows { partition, rows, place: Place { next: buffer.next, last } }) {
                 return Ok(false);
             }
         }

@@ -1,0 +1,81 @@
+//! Where a partition is read from: an offset, and a mark of the record before it. A topic that is deleted and made anew has other records
+//! at the same offsets, and brokers say nothing of that to who asks for an offset; the mark does.
+//!
+//! In checkpoints it is the offset and, if there is a mark, the record's time and the hash of its value, in eight little-endian bytes each. Those
+//! of earlier releases are offsets alone.
+
+use bytes::Bytes;
+
+use crate::hash;
+
+/// What a record is known by again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    timestamp_ms: i64,
+    hash: u64,
+}
+
+impl Mark {
+    pub(super) fn new(timestamp_ms: Option<i64>, value: Option<&[u8]>) -> Self {
+        Mark { timestamp_ms: timestamp_ms.unwrap_or(i64::MIN), hash: hash::of_bytes(value.unwrap_or_default()) }
+    }
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) next: i64,
+    /// Of the record before it, if that was read.
+    pub(super) last: Option<Mark>,
+}
+
+impl Place {
+    pub(super) fn at(next: i64) -> Self {
+        Place { next, last: None }
+    }
+
+    pub(super) fn to_bytes(self) -> Bytes {
+        let mut bytes = self.next.to_le_bytes().to_vec();
+        if let Some(Mark { timestamp_ms, hash }) = self.last {
+            bytes.extend(timestamp_ms.to_le_bytes());
+            bytes.extend(hash.to_le_bytes());
+        }
+        bytes.into()
+    }
+
+    /// Of what `to_bytes` made.
+    pub(super) fn of(bytes: &[u8]) -> Option<Self> {
+        let (next, rest) = bytes.split_first_chunk()?;
+        let last = match rest.split_first_chunk() {
+            Some((timestamp_ms, hash)) => Some(Mark {
+                timestamp_ms: i64::from_le_bytes(*timestamp_ms),
+                hash: u64::from_le_bytes(hash.try_into().ok()?),
+            }),
+            None if rest.is_empty() => None,
+            None => return None,
+        };
+        Some(Place { next: i64::from_le_bytes(*next), last })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Places are in checkpoints: those of earlier releases must be read, and these must stay as they are.
+    #[test]
+    fn places_of_all_releases_are_read() {
+        assert_eq!(Place::of(&17i64.to_le_bytes()), Some(Place::at(17)));
+        let mark = Mark::new(Some(5), Some(b"x"));
+        for place in [Place::at(17), Place { next: 17, last: Some(mark) }] {
+            assert_eq!(Place::of(&place.to_bytes()), Some(place));
+        }
+        let bytes = Place { next: 17, last: Some(mark) }.to_bytes();
+        assert_eq!(bytes[..16], [17i64.to_le_bytes(), 5i64.to_le_bytes()].concat());
+        for len in (0..24).filter(|len| *len != 8) {
+            assert_eq!(Place::of(&bytes[..len]), None, "{len}");
+        }
+        assert_ne!(mark, Mark::new(Some(6), Some(b"x")));
+        assert_ne!(mark, Mark::new(Some(5), None));
+    }
+}
