@@ -133,6 +133,19 @@ def test_a_sink_that_has_nowhere_to_go(rabbitmq: RabbitMQ) -> None:
     stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="heads"))
 
 
+def test_a_queue_that_is_not_durable(rabbitmq: RabbitMQ, capfd: pytest.CaptureFixture[str]) -> None:
+    """Messages that the server has confirmed are lost with it: that is said once, and of such queues alone."""
+    with rabbitmq.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare("transient", durable=False)
+        channel.queue_declare("quorum", durable=True, arguments={"x-queue-type": "quorum"})
+    declare(rabbitmq, "durable")
+    for queue, told in (("transient", 1), ("quorum", 0), ("durable", 0)):
+        tm.stream.rate(rows=5, splits=3).write_stream(tm.stream.to_rabbitmq(rabbitmq.url, queue))
+        assert capfd.readouterr().err.count("it is not durable") == told
+        assert waiting(rabbitmq, queue) == 5
+
+
 def test_routing_keys_and_bad_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     """Each row goes where its key says, and a poison message is not read for ever."""
     with rabbitmq.connect() as connection:

@@ -96,7 +96,7 @@ def to_rabbitmq(
 
     Rows are part of the checkpoint; when it is durable, they are published, and the server confirms each. What is published
     again, after a failure or a lost connection, has the same ``message_id`` as before. A message that no queue takes is an
-    error.
+    error. A queue that is not durable loses its messages with the server, which is printed.
 
     Parameters
     ----------

@@ -164,10 +164,29 @@ impl RabbitMq {
             let options = QueueDeclareOptions::default().passive();
             match channel.queue_declare(routing_key.as_str().into(), options, FieldTable::default()).await {
                 Err(error) if said(&error) == Some(RESOURCE_LOCKED) => {}
-                answer => drop(answer?),
+                Err(error) => return Err(error),
+                // One copy says it for all.
+                Ok(_) if self.header.origin == 0 && self.forgets(routing_key).await? => eprintln!(
+                    "tidemill: rabbitmq {}, {}: it is not durable: messages that the server has confirmed are lost when it restarts; a \
+                     queue that is declared as durable keeps them",
+                    self.server.name, self.header.target
+                ),
+                Ok(_) => {}
             }
         }
         Ok(())
+    }
+
+    /// Whether a queue that is there is lost with the server. It is asked for as a durable one: a server that has another names what is
+    /// other, durability first. Who may not ask hears nothing.
+    async fn forgets(&self, queue: &str) -> lapin::Result<bool> {
+        let Some((connection, _)) = &self.open else { return Ok(false) };
+        let channel = connection.create_channel().await?;
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        match channel.queue_declare(queue.into(), options, FieldTable::default()).await {
+            Err(error) if said(&error).is_none() => Err(error),
+            answer => Ok(answer.is_err_and(|error| error.to_string().contains("'durable'"))),
+        }
     }
 
     /// The connection, and its channel, on which messages are confirmed.
