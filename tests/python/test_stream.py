@@ -380,6 +380,39 @@ def test_a_sink_that_raises_ends_the_job() -> None:
         tm.stream.from_table(table(some(100)), time="ts").write_stream(refuse)
 
 
+def test_sinks_that_are_given_wrong(tmp_path: Path) -> None:
+    """What a sink's methods do wrong is told by its name, and what it has to do."""
+
+    class Sink:
+        def __init__(self, file: Any = None) -> None:
+            self.file = file
+
+        def write(self, rows: tm.Table) -> None:
+            pass
+
+        def prepare(self, epoch: int) -> Any:
+            return None
+
+        def commit(self, prepared: bytes) -> None:
+            pass
+
+    stream = tm.stream.from_table(table(some(100)), time="ts")
+    with pytest.raises(tm.DataSetError, match="prepare of the sink Sink returns NoneType; it returns bytes"):
+        stream.write_stream(Sink())
+    (tmp_path / "file").touch()
+    with (
+        (tmp_path / "file").open() as file,
+        pytest.raises(
+            tm.DataSetError, match=r"the sink Sink cannot be copied for each thread .*: .*; let it open files"
+        ),
+    ):
+        stream.write_stream(Sink(file))
+    with pytest.raises(tm.DataSetError, match="file: it is a file, and has to be a folder"):
+        stream.write_stream(lambda _: None, checkpoint=tmp_path / "file")
+    with pytest.raises(tm.DataSetError, match=r"`path` is .*file, a file: it has to be a folder"):
+        stream.write_stream(tm.stream.to_files(tmp_path / "file"))
+
+
 def test_tumbling_windows_of_a_table() -> None:
     """The same key works in a query over a table."""
     rows = some(2000)

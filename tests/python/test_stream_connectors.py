@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
 import threading
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import launched
+import pyarrow as pa
 import pytest
 import redis
 import tidemill as tm
+from confluent_kafka import TopicPartition
 from servers import Kafka, Redis
 
 SCHEMA = {"key": "str", "ts": "timestamp[ms]", "x": "int64"}
@@ -92,20 +95,62 @@ counts.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={s
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
-    with pytest.raises(tm.DataSetError, match=r"rate source: .*-1"):
+    with pytest.raises(
+        tm.DataSetError, match="rate source: `rows` is integer `-1`, and has to be a whole number from 0 on"
+    ):
         tm.stream.rate(rows=-1)
+    with pytest.raises(tm.DataSetError, match="`keys` has to be at least 1"):
+        tm.stream.rate(keys=0)
     for speed in (-1, float("nan"), float("inf")):
         with pytest.raises(tm.DataSetError, match=r"rows_per_s=.* is no rate"):
             tm.stream.rate(speed)
     with pytest.raises(tm.DataSetError, match="schema= is types by column"):
         tm.stream.from_files(tmp_path, 5)
-    with pytest.raises(tm.DataSetError, match="files source"):
+    with pytest.raises(
+        tm.DataSetError, match="files source: `format` is `xml`, and has to be one of `json`, `csv`, `text`"
+    ):
         tm.stream.from_files(tmp_path, SCHEMA, format="xml")  # type: ignore[arg-type]
+    with pytest.raises(tm.DataSetError, match="`on_error` is `ignore`, and has to be one of `raise`, `skip`"):
+        tm.stream.from_files(tmp_path, SCHEMA, on_error="ignore")  # type: ignore[arg-type]
+    with pytest.raises(tm.DataSetError, match="kafka source: `topic` is a list, and has to be a string"):
+        tm.stream.from_kafka("127.0.0.1:1", ["a", "b"], SCHEMA)  # type: ignore[arg-type]
+    for sink in (
+        tm.stream.to_kafka("127.0.0.1:1", "topic", key="zz"),
+        tm.stream.to_redis("redis://127.0.0.1:1/0", key="zz"),
+        tm.stream.to_rabbitmq("amqp://127.0.0.1:1", exchange="x", key="zz"),
+    ):
+        with pytest.raises(tm.DataSetError, match='`key` is "zz", and there is no such column, but number, time, key'):
+            tm.stream.rate(rows=1).write_stream(sink)
     with pytest.raises(tm.DataSetError, match="files sink"):
         tm.stream.rate(rows=1).write_stream(tm.stream.to_files("https://host/folder"))
     (tmp_path / "a.json").write_text('{"key": "a", "x": "seven"}\n')
     with pytest.raises(tm.DataSetError, match=r"a\.json"):
         tm.stream.from_files(tmp_path, SCHEMA, stop_at_end=True).write_stream(lambda _: None)
+
+
+def test_files_that_are_compressed(tmp_path: Path) -> None:
+    """It was said that a text ends where it should not."""
+    rows = "x,key\n" + "".join(f"{at},{at * at}\n" for at in range(1000))
+    (tmp_path / "a.gz").write_bytes(gzip.compress(rows.encode()))
+    for format in ("json", "csv"):
+        stream = tm.stream.from_files(tmp_path, SCHEMA, format=format, stop_at_end=True)  # type: ignore[arg-type]
+        with pytest.raises(tm.DataSetError, match=r"a\.gz.*: it is compressed, and has to be unpacked before"):
+            stream.write_stream(lambda _: None)
+
+
+def test_numbers_that_json_has_not(tmp_path: Path) -> None:
+    """They were nulls, without a word, and what is null in a map was gone."""
+    numbers = [float("nan"), float("inf"), float("-inf"), 0.5, None]
+    maps = pa.array([[("a", number)] for number in numbers], pa.map_(pa.string(), pa.float64()))
+    rows = pa.table({"x": pa.array(numbers, pa.float32()), "list": [[number] for number in numbers], "map": maps})
+    tm.stream.from_table(rows).write_stream(tm.stream.to_files(tmp_path))
+    found = read(tmp_path)
+    assert [row.get("x") for row in found] == ["NaN", "Infinity", "-Infinity", 0.5, None]
+    assert [row["map"] for row in found] == [{"a": row["list"][0]} for row in found]
+    seen: list[Any] = []
+    stream = tm.stream.from_files(tmp_path, rows.schema, stop_at_end=True)
+    stream.write_stream(lambda table: seen.extend(table.to_pylist()))
+    assert str(seen) == str(rows.to_pylist())
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
@@ -180,6 +225,87 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     assert sum(row["n"] for row in found) == 2000
 
 
+def test_kafka_options_of_producers(kafka: Kafka, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each job said that what its producers are told is ignored by its consumers."""
+    kafka.create_topic("packed")
+    sink = tm.stream.to_kafka(kafka.bootstrap, "packed", id="packed", config={"compression.type": "zstd"})
+    tm.stream.rate(rows=10).write_stream(sink)
+    assert len(kafka.values("packed")) == 10
+    assert "property" not in capfd.readouterr().err
+
+
+def test_kafka_jobs_of_one_name(kafka: Kafka, tmp_path: Path) -> None:
+    """They broke off each other's transactions for ever, and nobody was told why."""
+    kafka.create_topic("same")
+    sink = tm.stream.to_kafka(kafka.bootstrap, "same", id="same")
+    failed: list[str] = []
+
+    def write(number: int) -> None:
+        rows = tm.stream.rate(200).select("number")
+        try:
+            rows.write_stream(
+                sink,
+                checkpoint=tmp_path / str(number),
+                every="100ms",
+                name=f"job {number}",
+                stop=lambda: len(failed) > 0,
+            )
+        except tm.DataSetError as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(launched.PATIENCE_S)
+    assert failed and 'another job writes with the id "same", too' in failed[0], failed
+
+
+def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
+    """Its first records were passed over in silence, as many as the one before had had."""
+
+    def make(topic: str, begin: int, count: int, partitions: int = 1) -> None:
+        kafka.create_topic(topic, partitions)
+        kafka.produce(topic, [json.dumps({"x": begin + at}) for at in range(count)], partition=partitions - 1)
+
+    def read(topic: str, until: int) -> list[int]:
+        seen: list[int] = []
+        tm.stream.from_kafka(kafka.bootstrap, topic, {"x": "int64"}).write_stream(
+            lambda rows: seen.extend(row["x"] for row in rows.to_pylist()),
+            checkpoint=tmp_path / topic,
+            every="100ms",
+            stop=lambda: len(seen) >= until,
+        )
+        return seen
+
+    def delete(topic: str) -> None:
+        kafka.admin.delete_topics([topic])[topic].result(launched.PATIENCE_S)
+        launched.wait_until(lambda: topic not in kafka.admin.list_topics(timeout=10).topics, "its end")
+
+    make("anew", 0, 100)
+    assert read("anew", 100) == list(range(100))
+    # What goes on is not read again.
+    kafka.produce("anew", [json.dumps({"x": 100 + at}) for at in range(5)])
+    assert read("anew", 5) == list(range(100, 105))
+    delete("anew")
+    make("anew", 0, 150)
+    with pytest.raises(tm.DataSetError, match='"anew" was made anew: the record 104 of partition 0 is not the one'):
+        read("anew", 1)
+    make("fewer", 0, 10, partitions=2)
+    assert read("fewer", 10) == list(range(10))
+    delete("fewer")
+    make("fewer", 0, 10)
+    with pytest.raises(tm.DataSetError, match='"fewer" was made anew: it has 1 partitions, and the checkpoint'):
+        read("fewer", 1000)
+    # Records that the topic keeps no longer tell nothing, and there is nothing to be told.
+    make("short", 0, 10)
+    assert read("short", 10) == list(range(10))
+    end = TopicPartition("short", 0, 10)
+    kafka.admin.delete_records([end])[end].result(launched.PATIENCE_S)
+    kafka.produce("short", [json.dumps({"x": 10})])
+    assert read("short", 1) == [10]
+
+
 def test_records_without_a_value(kafka: Kafka) -> None:
     """Tombstones of a compacted topic are no rows, and are counted; as they are, they are nulls."""
     kafka.create_topic("tombstones")
@@ -241,7 +367,7 @@ def test_what_is_known_of_records(kafka: Kafka) -> None:
     assert [row["x"] for row in read(datetime(1969, 12, 31))] == [0, 2, 3]
     with pytest.raises(tm.DataSetError, match='adds a column "x", which there is already'):
         read(x="offset")
-    with pytest.raises(tm.DataSetError, match="unknown variant `size`"):
+    with pytest.raises(tm.DataSetError, match="`metadata` is `size`, and has to be one of `topic`, `partition`"):
         read(o="size")
     raw = tm.stream.from_kafka(
         kafka.bootstrap, "known", format="raw", metadata={"of": "topic", "h": "headers"}, stop_at_end=True
@@ -406,6 +532,24 @@ def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
     assert len(keys) == 5 * 4 and "count:k3:2026-01-01T00:00:30" in {key[:28] for key in keys}
     assert sum(int(client.hget(key, "n")) for key in keys) == 2000
     assert client.ttl(keys[0]) > 3000
+
+
+def test_redis_entries_of_nulls(redis_server: Redis) -> None:
+    """A row of nulls was dropped, as an entry has at least one field."""
+    rows = pa.table({"a": pa.array([None, 1, None], pa.int64()), "b": pa.array([None, None, "x"])})
+    for number, id in enumerate(("nulls", None)):
+        url, stream = redis_server.url, f"nulls:{number}"
+        tm.stream.from_table(rows).write_stream(tm.stream.to_redis(url, stream=stream, id=id))
+        seen: list[Any] = []
+        back = tm.stream.from_redis(url, stream, {"a": "int64", "b": "str"}, stop_at_end=True)
+        back.write_stream(lambda table: seen.extend(table.to_pylist()))  # noqa: B023
+        assert seen == rows.to_pylist()
+
+
+def test_redis_bytes_that_are_no_text(redis_server: Redis) -> None:
+    rows = pa.table({"k": ["a"], "raw": [b"\xff"]})
+    with pytest.raises(tm.DataSetError, match='column "raw" has bytes that are no UTF-8: write them as text'):
+        tm.stream.from_table(rows).write_stream(tm.stream.to_redis(redis_server.url, key="k", prefix="raw:"))
 
 
 def test_redis_keys_that_look_alike(redis_server: Redis) -> None:

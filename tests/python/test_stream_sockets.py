@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import http.client
 import json
@@ -169,11 +170,13 @@ def test_a_websocket_server_that_restarts(capfd: pytest.CaptureFixture[str]) -> 
         seen(tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", SCHEMA, stop_at_end=True))
 
 
-def post(port: int, body: bytes, path: str = "/rows", method: str = "POST") -> tuple[int, str, str | None]:
+def post(
+    port: int, body: bytes, path: str = "/rows", method: str = "POST", **headers: str
+) -> tuple[int, str, str | None]:
     """Return status, text and Retry-After."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=launched.PATIENCE_S)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
         return response.status, response.read().decode(), response.getheader("Retry-After")
     finally:
@@ -200,6 +203,7 @@ def test_posts(tmp_path: Path) -> None:
             answers.append(post(port, body))
         answers.append(post(port, b"{}", path="/other"))
         answers.append(post(port, b"{}", method="PUT"))
+        answers.append(post(port, gzip.compress(b'{"x": 8}'), Content_Encoding="gzip"))
         done.set()
 
     threading.Thread(target=ask, daemon=True).start()
@@ -209,9 +213,10 @@ def test_posts(tmp_path: Path) -> None:
         stop=done.is_set,
     )
     assert sorted(rows) == [1, 2, 3, 4, 5]
-    assert [status for status, *_ in answers] == [200, 200, 200, 200, 400, 400, 400, 413, 404, 405]
+    assert [status for status, *_ in answers] == [200, 200, 200, 200, 400, 400, 400, 413, 404, 405, 415]
     assert [text for _, text, _ in answers][:4] == ["1 rows\n", "2 rows\n", "2 rows\n", "0 rows\n"]
     assert answers[5][1].startswith("row 2: ")
+    assert answers[-1][1] == "the body is compressed (gzip): rows come as they are\n"
     with pytest.raises(tm.DataSetError, match=r'answer. "durable" needs a job that makes checkpoints'):
         tm.stream.from_webhook(port, SCHEMA, answer="durable").write_stream(print)
     with (

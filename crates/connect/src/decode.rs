@@ -99,6 +99,7 @@ impl Decoder {
         records: &[&[u8]],
         mut bad: impl FnMut(usize, &str) -> Result<(), E>,
     ) -> Result<RecordBatch, E> {
+        let mut bad = |at: usize, reason: &str| bad(at, compressed(records[at]).unwrap_or(reason));
         let mut good = Vec::new();
         let mut stack = vec![(0, records.len())];
         while let Some((begin, end)) = stack.pop() {
@@ -198,6 +199,14 @@ impl Decoder {
             .and_then(|column| RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]))
             .map_err(|error| failure(&error, None))
     }
+}
+
+/// What is to be done about bytes that are compressed: no text begins as they do.
+pub(crate) fn compressed(bytes: &[u8]) -> Option<&'static str> {
+    let begins: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
+    begins.iter().any(|begin| bytes.starts_with(begin)).then_some(
+        "it is compressed, and has to be unpacked before (tidemill.read_json and read_csv unpack whole files themselves)",
+    )
 }
 
 fn json(schema: &SchemaRef, rows: usize) -> Result<arrow::json::reader::Decoder, ArrowError> {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -873,11 +874,24 @@ class _TableSink:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TableSink:
+        try:
+            return _TableSink(copy.deepcopy(self._sink, memo))
+        except Exception as error:
+            raise DataSetError(
+                f"the sink {_sink_name(self._sink)} cannot be copied for each thread to have one of its own: {error}; let it open files and "
+                "connections in its first write, not before, or give it a __deepcopy__"
+            ) from error
+
     def write(self, rows: NativeTable) -> None:
         self._sink.write(Table(rows))
 
     def prepare(self, epoch: int) -> bytes:
-        return self._sink.prepare(epoch)
+        prepared = self._sink.prepare(epoch)
+        if not isinstance(prepared, bytes):
+            name, kind = _sink_name(self._sink), type(prepared).__name__
+            raise TypeError(f'prepare of the sink {name} returns {kind}; it returns bytes, b"" if there is nothing')
+        return prepared
 
     def commit(self, prepared: bytes) -> None:
         self._sink.commit(prepared)

@@ -70,7 +70,8 @@ __all__ = [
 
 
 class Sink(Protocol):
-    """Where a stream goes, exactly once. Each thread of each worker has one of its own, made by `copy.deepcopy`.
+    """Where a stream goes, exactly once. Each thread of each worker has one of its own, made by `copy.deepcopy`:
+    what cannot be copied, such as an open file, is for the first `write`.
 
     What `prepare` returns becomes part of the checkpoint; `commit` gets it when the checkpoint is durable, and again when a job
     goes on from there: the second time must change nothing.

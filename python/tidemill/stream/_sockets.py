@@ -134,7 +134,7 @@ def from_webhook(
     """Be a web server that others post rows to, on one worker: JSON objects, one behind the other or in an array.
 
     It answers 200 when all rows of a post were taken; 400 with the reason, if one is no row of the schema, and takes none of
-    them; 413 if the body is too long; 503 and ``Retry-After`` when the job takes no more just now. It knows no passwords, and
+    them; 413 if the body is too long; 415 if it is compressed; 503 and ``Retry-After`` when the job takes no more just now. It knows no passwords, and
     listens on loopback unless `host` says otherwise: with ``tls=Tls(ca=...)`` only who has a certificate can post.
 
     Parameters

@@ -61,6 +61,9 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let url = options.path.to_str().filter(|path| path.contains("://"));
     let objects = url.map(|url| open(url, &options.storage_options)).transpose().map_err(wrong)?;
+    if objects.is_none() && options.path.exists() && !options.path.is_dir() {
+        return Err(wrong(format!("`path` is {}, a file: it has to be a folder", options.path.display())));
+    }
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if options.prefix.is_empty() || !options.prefix.chars().all(is_plain) || options.prefix.starts_with('_') {
         return Err(wrong(format!("`prefix` is {:?}: it has to be letters, digits and _", options.prefix)));

@@ -28,7 +28,7 @@ use tokio::runtime::Handle;
 use super::list::Place;
 use super::tail::{Piece, Position, Tail};
 use crate::bad::{BadRecords, Handler, OnError};
-use crate::decode::{Decoder, Layout, text_schema};
+use crate::decode::{Decoder, Layout, compressed, text_schema};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
 use crate::objects::OpenObjects;
@@ -502,6 +502,9 @@ impl Reader {
     /// How lines below `header` are rows.
     fn columns(&self, path: &str, header: &[u8]) -> Result<Columns, TaskError> {
         let failed = |reason: String| -> TaskError { format!("{path}: {reason}").into() };
+        if let Some(reason) = compressed(header) {
+            return Err(failed(reason.into()));
+        }
         let header = header.strip_prefix(b"\xef\xbb\xbf").unwrap_or(header);
         let names = csv_values(header, self.options.delimiter as u8).map_err(failed)?;
         let wanted = self.decoder.schema();

@@ -7,6 +7,7 @@
 //! | 404, 405              | it is another path, or no POST                                                        |
 //! | 408                   | the body does not come within `patience_s`                                            |
 //! | 413                   | the body is too long                                                                  |
+//! | 415                   | the body is compressed                                                                |
 //! | 503, with Retry-After | the job takes no more just now, or has ended meanwhile                                |
 //!
 //! Who has no answer, because the job has failed, posts again: with `answer` `durable` that is at least once.
@@ -19,7 +20,7 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -222,6 +223,10 @@ impl Server {
         }
         if request.method() != Method::POST {
             return with(StatusCode::METHOD_NOT_ALLOWED, "rows come by POST\n", ALLOW, "POST");
+        }
+        if let Some(coding) = request.headers().get(CONTENT_ENCODING).filter(|coding| *coding != "identity") {
+            let text = format!("the body is compressed ({}): rows come as they are\n", coding.to_str().unwrap_or("?"));
+            return with(StatusCode::UNSUPPORTED_MEDIA_TYPE, text, ACCEPT_ENCODING, "identity");
         }
         let full = || busy("too many posts are waiting\n");
         // A busy server does not read the body in vain. Who is slow with it takes nobody's place.

@@ -175,6 +175,9 @@ impl CheckpointStore {
     pub fn folder(folder: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let folder = folder.into();
         let failed = |reason: String| StoreError::Io { place: folder.display().to_string(), reason };
+        if folder.exists() && !folder.is_dir() {
+            return Err(failed("it is a file, and has to be a folder".into()));
+        }
         std::fs::create_dir_all(&folder).map_err(|error| failed(error.to_string()))?;
         let objects = LocalFileSystem::new_with_prefix(&folder).map_err(|error| failed(error.to_string()))?;
         Ok(CheckpointStore {
