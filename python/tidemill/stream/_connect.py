@@ -142,7 +142,7 @@ def from_files(
     schema : mapping of str to str, or Arrow schema
         Types by column; ``"text"`` has one column ``line`` and needs none.
     format : {"json", "csv", "text"}, default="json"
-        JSON objects, CSV or anything, a line each.
+        JSON objects, CSV or anything, a line each, and not compressed. In JSON a time is a text, or a number in the unit of its column.
     time, out_of_order, idle_after
         As for `from_table`; each share of the files is a split.
     stop_at_end : bool, default=False
@@ -199,7 +199,8 @@ def to_files(
 ) -> Connector:
     """A sink of `DataSet.write_stream`: files of lines in a folder, or objects of a store, each row once.
 
-    A file appears, whole, when the checkpoint that its rows belong to is durable.
+    A file appears, whole, when the checkpoint that its rows belong to is durable. In JSON nulls are left out, and a NaN or an infinity is a text (``"NaN"``,
+    ``"Infinity"``, ``"-Infinity"``), which `from_files` reads as a number.
 
     Parameters
     ----------
@@ -239,6 +240,8 @@ def from_kafka(
     config: Mapping[str, Any] | None = None,
 ) -> DataSet:
     """Read a topic of Kafka: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
+
+    A topic that was deleted and made anew while no job ran is an error.
 
     Parameters
     ----------
@@ -336,13 +339,14 @@ def to_kafka(
     ----------
     servers, topic : str
     id : str, optional
-        What the job is called at the brokers, where nobody else may be called so. Without it rows come at least once.
+        What the job is called at the brokers, where nobody else may be called so: two jobs of one name fail. Without it rows come at
+        least once.
     key : str, optional
         The column that is a record's key.
     value : str, optional
         The column whose bytes or text are a record's value; by default all columns, as `format` says.
     format : {"json", "avro"}, default="json"
-        A JSON object, or an Avro record, which needs a registry.
+        A JSON object, as of `to_files`, or an Avro record, which needs a registry.
     registry : str, optional
         A schema registry, as for `from_kafka`: the schema of the rows is registered for the subject ``TOPIC-value``, and its number is
         in front of values, as Confluent's serializers write them.
