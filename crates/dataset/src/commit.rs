@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::ErrorKind;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -26,7 +26,7 @@ use url::Url;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::files::UNFINISHED;
+use crate::files::{UNFINISHED, resolved};
 use crate::held::{HeldStore, Upload, abort, complete};
 use crate::local_files::LocalFolder;
 use crate::stores::{Location, StorageOptions, is_bucket, local_path, within};
@@ -87,23 +87,9 @@ pub(crate) struct FolderCommit {
     done: bool,
 }
 
-/// The path without `..`, which mean what they mean to the kernel: beneath a link, its target's parent.
-fn resolved(path: &Path) -> Result<PathBuf> {
-    let mut resolved = PathBuf::new();
-    for part in std::path::absolute(path).map_err(|error| failed(path, &error))?.components() {
-        if part != Component::ParentDir {
-            resolved.push(part);
-            continue;
-        }
-        resolved = resolved.canonicalize().map_err(|error| failed(&resolved, &error))?;
-        resolved.pop();
-    }
-    Ok(resolved)
-}
-
 impl FolderCommit {
     pub(crate) fn begin(target: &Path, overwrite: bool) -> Result<Self> {
-        let target = resolved(target)?;
+        let target = resolved(target).map_err(|error| failed(target, &error))?;
         let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
             return Err(DataSetError::Query(format!("{} cannot be written to", target.display())));
         };

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -129,6 +129,23 @@ impl File {
             _ => FileCompressionType::UNCOMPRESSED,
         }
     }
+}
+
+/// The absolute path without `..`, which mean what they mean to the kernel: beneath a link, its target's parent.
+///
+/// # Errors
+/// When what is before one is not there.
+pub(crate) fn resolved(path: &Path) -> std::io::Result<PathBuf> {
+    let mut resolved = PathBuf::new();
+    for part in std::path::absolute(path)?.components() {
+        if part == Component::ParentDir {
+            resolved = resolved.canonicalize()?;
+            resolved.pop();
+        } else {
+            resolved.push(part);
+        }
+    }
+    Ok(resolved)
 }
 
 fn local_url(path: &Path) -> Result<ListingTableUrl> {
@@ -321,6 +338,8 @@ pub(crate) const GLOBS: [char; 3] = ['*', '?', '['];
 /// Adds the files of a local path. Returns the folder if it is one.
 fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
     let absolute = std::path::absolute(path).map_err(|error| DataSetError::Io(format!("{path}: {error}")))?;
+    // What is not there, or behind a pattern, is told or looked for as it was given.
+    let absolute = resolved(&absolute).unwrap_or(absolute);
     // A name may contain what looks like a glob; the file itself goes first.
     if absolute.exists() {
         add(&absolute, files)?;
