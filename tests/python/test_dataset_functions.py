@@ -265,3 +265,47 @@ def test_functions_on_several_workers(tmp_path: Path, workers: int) -> None:
     result = launched.run("run", "-n", str(workers), app)
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode().split() == ["[0]", "done"]
+
+
+WITHIN = """
+import tidemill as tm
+
+job = tm.init()
+data, small = tm.from_dict({"x": list(range(1000))}), tm.from_dict({"y": [1, 2, 3]})
+
+def graph(send, parallelism=1):
+    made = tm.Graph()
+    made.connect(made.source("a", send, parallelism=parallelism), made.sink("b", parallelism=parallelism))
+    return made.run()["b"]
+
+one = {"n": "int64"}
+for action in [
+    lambda: data.map(lambda row: {"n": small.count()}, one).select(tm.col("n").sum()).to_dict()["n"] == [3000],
+    lambda: data.map(lambda row: {"n": small.count()}).count() == 1000,
+    lambda: data.map_batches(lambda batch: tm.from_dict({"n": [1]}), one).to_dict()["n"][0] == 1,
+    lambda: data.filter(lambda row: small.count() == 3).count() == 1000,
+    lambda: data.reduce(lambda a, b: {"x": small.count()}) == {"x": 3},
+    lambda: data.key_by("x").apply(lambda key, table: {"n": small.count()}, one).count() == 1000,
+    lambda: data.lookup(lambda keys: [{"n": small.count()} for _ in keys], "x", one).count() == 1000,
+    lambda: data.map(lambda row: {"n": len(graph(lambda out, context: out.send(1)))}, one).count() == 1000,
+    lambda: graph(lambda out, context: out.send(small.count())) == {0: [3]},
+]:
+    try:
+        assert action() and job.size == 1
+    except tm.TidemillError as error:
+        assert job.size > 1 and "cannot run a query or a graph, which all workers do together" in str(error), error
+# Where each worker has a copy, all come together.
+assert graph(lambda out, context: out.send(small.count()), job.size) == {copy: [3] for copy in range(job.size)}
+assert small.bsp(lambda comm, table: data.limit(1).collect()).count() == job.size
+print("done")
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_cannot_run_what_all_workers_run_together(tmp_path: Path, workers: int) -> None:
+    """The worker waited for the others for ever, and they for what the function makes."""
+    app = tmp_path / "app.py"
+    app.write_text(WITHIN)
+    result = launched.run("run", "-n", str(workers), app)
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout.decode().split().count("done") == workers

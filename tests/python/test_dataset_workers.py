@@ -35,6 +35,8 @@ for wrong in [
     lambda: sales.select(tm.col("shop").cast("int64")).collect(),
     lambda: sales.filter(tm.col("shop").cast("int64") == 1).count(),
     lambda: sales.write_csv(folder),
+    *([lambda: sales.write_csv(f"{folder}/out{job.rank}"), lambda: sales.checkpoint(f"{folder}/kept{job.rank}")]
+      if job.size > 1 else []),
 ]:
     try:
         wrong()
@@ -46,7 +48,9 @@ seen = job.comm.allgather((rows, some, errors, written, again, shops.count()))
 assert all(one == seen[0] for one in seen), seen
 assert len(only) == (3 if job.rank == job.size - 1 else 0), only
 assert only.columns == ["shop", "amount", "n"]
-assert len(errors) == 3 and "exists" in errors[2], errors
+assert len(errors) == (3 if job.size == 1 else 5) and "exists" in errors[2], errors
+for error, (call, name) in zip(errors[3:], [("write_csv", "out"), ("checkpoint", "kept")]):
+    assert error.startswith(f"{call}: path= is ") and f"{name}0' on worker 0 and " in error, error
 assert shops.count() == job.size
 if job.rank == 0:
     print(rows, written, again)

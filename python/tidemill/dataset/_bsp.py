@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tidemill._inside import is_task
 from tidemill._job import init
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._table import Table
@@ -24,9 +25,8 @@ def run(function: Callable[[Any, Table], Any], table: Table) -> DataSet:
     """See `DataSet.bsp`; `table` is this worker's."""
     from tidemill.dataset._read import _taken, from_local
     from tidemill.graph import Graph, GraphError, exchange
-    from tidemill.graph._task import is_inside
 
-    if is_inside():
+    if is_task():
         raise DataSetError("bsp: a function of bsp, or of a graph's task, cannot call it; call it after that one")
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     part: list[Table] = []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from tidemill._inside import within
 from tidemill._tidemill import NativeDataSet, NativeTable
 from tidemill.dataset import _map, _workers
 from tidemill.dataset._engine import copies, engine
@@ -374,6 +375,7 @@ class DataSet:
         from tidemill.dataset._read import _is_whole, read_parquet
 
         job = init()
+        _workers.check_alike("checkpoint", path=repr(os.fspath(path)))
         # What one worker sees goes for all: the folder may be appearing just now.
         if not job.comm.bcast(_is_whole(path, storage_options) if job.rank == 0 else None):
             self.write_parquet(path, storage_options=storage_options)
@@ -831,6 +833,7 @@ class DataSet:
         from tidemill._job import init
         from tidemill.dataset._read import _told
 
+        _workers.check_alike(f"write_{format}", path=repr(os.fspath(path)))
         keys = _names(partition_by)
         # What is sorted goes the way of several workers also on one: in ranges, one for each thread, which is faster.
         workers = init().comm if format in ("records", "text", "npy") else _workers.comm()
@@ -838,7 +841,7 @@ class DataSet:
             rows = self._native.write(
                 engine(),
                 workers,
-                str(path),
+                os.fspath(path),
                 format,
                 compression=compression,
                 partition_by=keys,
@@ -864,7 +867,8 @@ def _tables(sink: Sink | Connector | Callable[[Table], None]) -> Any:
     if not hasattr(sink, "prepare"):
         if not callable(sink):
             raise TypeError("a sink is a function of a table, or has the methods write, prepare and commit")
-        return lambda rows: sink(Table(rows))
+        called = within("a sink", sink)
+        return lambda rows: called(Table(rows))
     if missing := [method for method in ("write", "commit") if not hasattr(sink, method)]:
         raise TypeError(f"a sink that has prepare needs {' and '.join(missing)}, too")
     return _TableSink(cast("Sink", sink))
@@ -873,6 +877,7 @@ def _tables(sink: Sink | Connector | Callable[[Table], None]) -> Any:
 class _TableSink:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self._write = within("a sink", sink.write)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _TableSink:
         try:
@@ -884,7 +889,7 @@ class _TableSink:
             ) from error
 
     def write(self, rows: NativeTable) -> None:
-        self._sink.write(Table(rows))
+        self._write(Table(rows))
 
     def prepare(self, epoch: int) -> bytes:
         prepared = self._sink.prepare(epoch)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemill._inside import within
 from tidemill._tidemill import NativeTable, end_calls
 from tidemill.dataset import _workers
 from tidemill.dataset._errors import DataSetError
@@ -123,7 +124,7 @@ def looked_up(
     if not added.fields:
         raise DataSetError(f"{name}: a schema has at least one column")
     by_rows = getattr(source, "of_rows", None)
-    ask = _retried(source if by_rows is None else by_rows, retries, name)
+    ask = within("a source of lookup", _retried(source if by_rows is None else by_rows, retries, name))
     call = Lookup(ask, name, keys, added, how, cache_rows, cache_s, takes_rows=by_rows is not None)
     return data._step(data._native.map_batches(name, call, data._native.empty().beside(added)))
 
@@ -298,8 +299,10 @@ class KeyedRows:
                 )
             keeps = [*(keeps or []), *declared.columns()] or None
 
+        called = within("a function of process", function)
+
         def processor(folder: str, saves: bool) -> Processor:
-            return Processor(function, name, self._keys, schema, kept, folder, saves, declared)
+            return Processor(called, name, self._keys, schema, kept, folder, saves, declared)
 
         return self._data._step(self._data._native.process(name, list(self._keys), processor, given, keeps))
 
@@ -345,7 +348,8 @@ def given_schema(schema: Schema, what: str = "schema") -> Any:
     return list(schema.items())
 
 
-def _mapped(data: DataSet, name: str, on_table: OnTable, schema: Schema | None) -> DataSet:
+def _mapped(data: DataSet, name: str, function: OnTable, schema: Schema | None) -> DataSet:
+    on_table: OnTable = within("a function of a query", function)
     if schema is None:
         found = _sampled(data, name, on_table)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from tidemill import _progress
+from tidemill._inside import check_outside
 from tidemill._job import init
 from tidemill._tidemill import Comm, NativeDataSet, NativeTable
 from tidemill.dataset._engine import engine, new_engine
@@ -40,6 +41,7 @@ def check_alike(call: str, **arguments: str) -> None:
     job = init()
     if job.size == 1:
         return
+    check_outside(DataSetError)
     first, *others = job.comm.allgather(arguments)
     for worker, given in enumerate(others, 1):
         for name, words in first.items():
@@ -50,7 +52,8 @@ def check_alike(call: str, **arguments: str) -> None:
 
 
 def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:
-    """For an action: shows on worker 0's terminal what is read, if it takes long."""
+    """For an action, which must not be in a function of another: shows on worker 0's terminal what is read, if it takes long."""
+    check_outside(DataSetError)
     return _progress.reading(shown=init().rank == 0)
 
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tidemill._inside import check_outside, is_task
 from tidemill._job import Job, init
 from tidemill._tidemill import GraphRunner, NativeGraph
 from tidemill.dataset._engine import bytes_of, engine, memory_budget
@@ -17,7 +18,7 @@ from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType
 from tidemill.graph._placement import Placement, Plan, TaskInfo, WorkerInfo, checked
 from tidemill.graph._result import Result
-from tidemill.graph._task import collect, is_inside, starter
+from tidemill.graph._task import collect, starter
 from tidemill.graph.exchange import Exchange, direct
 
 __all__ = ["Graph", "Port", "Task"]
@@ -323,8 +324,9 @@ class Graph:
         WorkerLost, PeerFailed
             If a worker ends meanwhile.
         """
-        if is_inside():
+        if is_task():
             raise GraphError("a task's function cannot run a graph: its own waits for it; add tasks to that one")
+        check_outside(GraphError)
         job = init()
         with _running:
             self._agree(job, lambda: self._native.check(job.size))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tidemill._inside import enter_task
 from tidemill._tidemill import NativeCopy, NativeTable
 from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError
@@ -18,10 +19,10 @@ from tidemill.graph._messages import decode, encode_one
 if TYPE_CHECKING:
     from tidemill.mpi import Intracomm
 
-__all__ = ["Context", "Input", "Output", "collect", "is_inside", "keep", "starter"]
+__all__ = ["Context", "Input", "Output", "collect", "keep", "starter"]
 
 _PACKAGE = str(Path(__file__).absolute().parent)
-_inside = threading.local()
+_thread = threading.local()
 
 
 class Input:
@@ -193,23 +194,18 @@ def starter(
 
 def keep(error: BaseException) -> None:
     """Keeps what a function of an exchange has raised, for who is sending: native code knows it only as text."""
-    _inside.raised = error
+    _thread.raised = error
 
 
 def _reraise() -> None:
-    error = getattr(_inside, "raised", None)
+    error = getattr(_thread, "raised", None)
     if error is not None:
-        _inside.raised = None
+        _thread.raised = None
         raise error from None
 
 
-def is_inside() -> bool:
-    """Whether this is the thread of a copy."""
-    return getattr(_inside, "task", False)
-
-
 def _run(copy: NativeCopy, body: Callable[[NativeCopy], Any]) -> None:
-    _inside.task = True
+    enter_task(copy.copies, copy.workers)
     if not copy.begin(threading.get_ident()):
         return
     try:
