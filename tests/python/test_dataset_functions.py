@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import sys
 from pathlib import Path
 from typing import Any
 
 import launched
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -91,6 +94,41 @@ def test_reduce_and_keys() -> None:
         (
             lambda: numbers(10).flat_map(lambda row: row),
             ["'x': 0", "flat_map takes a list of rows, and was given one row"],
+        ),
+        # What a function returns is looked at for many rows at once; the error names one all the same.
+        (
+            lambda: numbers(10).map(lambda row: {"y": "a" if row["x"] == 7 else 1}, {"y": "int64"}).collect(),
+            ["returned {'y': 'a'} for the row {'x': 7, 'k': 'k0'}: ", 'in column "y"'],
+        ),
+        (
+            lambda: numbers(10).map(lambda row: {"y": "a" if row["x"] == 7 else 1}),
+            ["returned {'y': 'a'} for the row {'x': 7, 'k': 'k0'}: ", 'in column "y"'],
+        ),
+        (
+            lambda: (
+                numbers(10).flat_map(lambda row: [{"y" if row["x"] < 3 else "z": 1}] * row["x"], {"y": "int64"}).count()
+            ),
+            ["returned [{'z': 1}, {'z': 1}, {'z': 1}] for the row {'x': 3, 'k': 'k3'}: "],
+        ),
+        (
+            lambda: numbers(9).reduce(lambda one, two: {"x": 1}),
+            ["failed on the rows {'x': 0, 'k': 'k0'} and {'x': 1, 'k': 'k1'}: it returned the columns ['x'], not"],
+        ),
+        (lambda: numbers(9).reduce(lambda one, two: 5), ["failed on the rows {'x': 0,", "a row is a dict, not int"]),
+        (lambda: numbers(9).reduce(lambda one, two: {**one, "x": "a"}), ["made the row {'x': 'a', 'k': 'k0'}: "]),
+        (
+            lambda: (
+                numbers(9).key_by("k").reduce(lambda one, two: {**one, "x": "a"} if one["k"] == "k1" else one).collect()
+            ),
+            ["made the row {'x': 'a', 'k': 'k1'}: ", 'in column "x"'],
+        ),
+        (
+            lambda: numbers(9).map(lambda row: sys.exit(3) if row["x"] == 4 else row, {"x": "int64"}).count(),
+            ["failed on the row {'x': 4, 'k': 'k4'}: it called exit(3)"],
+        ),
+        (
+            lambda: numbers(9).map(lambda row: sys.exit("no")),
+            ["failed on the row {'x': 0, 'k': 'k0'}: it called exit('no')"],
         ),
         (lambda: numbers(10).map(lambda row: {"y": None}), ["only None in y"]),
         (lambda: numbers(0).filter(tm.col("x") > 1).map(lambda row: row), ["give schema="]),
@@ -216,6 +254,28 @@ def test_values_that_the_first_rows_do_not_show() -> None:
         data.map(lambda row: {"y": row["x"] if row["x"] < 200 else "0.5 or so"}).count()
     nothing = numbers(20_000).filter(lambda row: row["x"] < 0)
     assert nothing.count() == 0 and nothing.reduce(lambda one, two: one) is None
+
+
+def test_a_table_without_rows_tells_its_types() -> None:
+    """The first hundred rows have none that the function keeps; that was "made no rows", though it had told the columns."""
+    late = tm.from_dict({"x": list(range(1000))}).map_batches(lambda batch: batch.filter(pc.greater(batch["x"], 500)))
+    assert late.schema == {"x": "Int64"} and late.count() == 499
+    empty = numbers().filter(tm.col("x") < 0)
+    assert empty.map_batches(lambda batch: batch).schema == empty.schema
+    with pytest.raises(tm.DataSetError, match="made no rows of the first 100"):
+        empty.map_batches(lambda batch: pa.table({"x": pa.array([], pa.null())}))
+
+
+def test_arrays_in_rows_are_lists() -> None:
+    """NumPy's arrays were values of which "no literal can be made"."""
+    times = np.array(["2020-01-01"], "M8[ns]")
+    data = numbers(2).map(lambda row: {"a": np.arange(row["x"] + 1), "of": {"b": np.ones((1, 2), "f4")}, "t": times})
+    assert data.sort(tm.col("a").list.len()).to_pylist() == [
+        {"a": list(range(x + 1)), "of": {"b": [[1.0, 1.0]]}, "t": [dt.datetime(2020, 1, 1)]} for x in range(2)
+    ]
+    typed = numbers(2).map(lambda row: {"a": np.arange(2)}, pa.schema([("a", pa.list_(pa.float32()))]))
+    assert typed.to_dict() == {"a": [[0.0, 1.0]] * 2}
+    assert tm.from_dict({"a": [np.arange(2), None]}).to_dict() == {"a": [[0, 1], None]}
 
 
 def test_keys_are_equal_as_in_queries() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from tidemill._tidemill import NativeTable, end_calls
 from tidemill.dataset import _workers
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._table import Table
+from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
@@ -46,6 +48,9 @@ OnTable = Callable[[NativeTable, "NativeTable | None"], list[NativeTable]]
 #: Rows that are looked at to find out what a function returns.
 _SAMPLED_ROWS = 100
 
+#: What ends a function: on a thread of a query ``sys.exit()`` ends no program.
+_FAILURES = (Exception, SystemExit)
+
 
 def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | None, retries: int) -> DataSet:
     """See `DataSet.map_batches`."""
@@ -58,14 +63,14 @@ def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | 
         table = pyarrow.table(Table(native)).combine_chunks()
         # Of no rows pyarrow makes no batches; the function still shows what it would return.
         batches = table.to_batches() or [pyarrow.RecordBatch.from_pylist([], schema=table.schema)]
-        return [_taken(part) for batch in batches for part in _listed(called(batch))]
+        return [part for batch in batches for part in called(batch)]
 
-    def called(batch: Any) -> Any:
+    def called(batch: Any) -> list[NativeTable]:
         try:
-            return call(batch)
-        except Exception as error:
+            return [_taken(part) for part in _listed(call(batch))]
+        except _FAILURES as error:
             first = f", the first {batch.slice(0, 1).to_pylist()[0]!r}" if batch.num_rows else ""
-            raise DataSetError(f"{name} failed on {batch.num_rows} rows{first}: {error}") from error
+            raise DataSetError(f"{name} failed on {batch.num_rows} rows{first}: {_said(error)}") from error
 
     return _mapped(data, name, on_table, schema)
 
@@ -86,8 +91,19 @@ def map_rows(
     call = _retried(listed if several else function, retries, name)
 
     def on_table(native: NativeTable, found: NativeTable | None) -> list[NativeTable]:
-        made = [_called(call, row, name) for row in Table(native).to_pylist()]
-        return [_table([row for rows in made for row in rows] if several else made, schema, found)]
+        rows = Table(native).to_pylist()
+        made = [_called(call, row, name) for row in rows]
+
+        def table(count: int) -> NativeTable:
+            return _table([row for part in made[:count] for row in part] if several else made[:count], schema, found)
+
+        try:
+            return [table(len(made))]
+        except Exception as error:
+            wrong, why = _first_wrong(table, len(made), error)
+            # A function of flat_map may return any number of rows.
+            of = textwrap.shorten(repr(made[wrong]), 500, placeholder=" ...")
+            raise DataSetError(f"{name} returned {of} for the row {rows[wrong]!r}: {_said(why)}") from None
 
     return _mapped(data, name, on_table, schema)
 
@@ -136,7 +152,7 @@ def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row], retries: int
 
     def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
         rows = Table(native).to_pylist()
-        return [_table([_folded(call, rows, name)] if rows else [], data._native)]
+        return [_reduced([_folded(call, rows, name)] if rows else [], data._native, name)]
 
     parts = _mapped(data, name, on_table, data._native).collect().to_pylist()
     return _folded(call, parts, name) if parts else None
@@ -176,7 +192,7 @@ class KeyedRows:
             return [_folded(call, group, name) for group in groups.values()]
 
         def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
-            return [_table(by_key(Table(native).to_pylist()), schema)]
+            return [_reduced(by_key(Table(native).to_pylist()), schema, name)]
 
         # Where the rows are first, so that only one for each key and batch crosses workers.
         reduced = _mapped(self._data, name, on_table, schema)
@@ -184,7 +200,7 @@ class KeyedRows:
 
         def folded(_key: Row, table: Table, _found: NativeTable | None) -> list[NativeTable]:
             # All of one key, as the query sees it: to Python a NaN is unlike any other.
-            return [_table([_folded(call, table.to_pylist(), name)], schema)]
+            return [_reduced([_folded(call, table.to_pylist(), name)], schema, name)]
 
         return whole._apply(name, folded, schema)
 
@@ -329,8 +345,8 @@ class KeyedRows:
                 key = dict(zip(keys, values, strict=True))
                 try:
                     done += made(key, Table(table), first)
-                except Exception as error:
-                    raise DataSetError(f"{name} failed on the key {key!r}: {error}") from error
+                except _FAILURES as error:
+                    raise DataSetError(f"{name} failed on the key {key!r}: {_said(error)}") from error
             return done
 
         return _mapped(grouped, name, on_table, schema)
@@ -379,13 +395,14 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
     if job.rank == 0:
         try:
             tables = on_table(sample._native, None)
-            some = (table for table in tables if table.fields and table.num_rows)
+            # A table without rows tells its types, too, if it has any.
+            some = (table for table in tables if table.fields and (table.num_rows or not table.untyped))
             # Of a group there may be only null.
-            first = min(some, key=lambda table: bool(table.untyped), default=None)
+            first = min(some, key=lambda table: (bool(table.untyped), not table.num_rows), default=None)
             told = (None if first is None else Table(first.slice(0, 0)), None)
         except Exception as error:
             cause = f": {error.__cause__!r}" if error.__cause__ is not None else ""
-            told = (None, f"{name}: {type(error).__name__}: {error}{cause}")
+            told = (None, f"{name}: {type(error).__name__}: {_said(error)}{cause}")
     found, wrong = job.comm.bcast(told)
     if wrong is not None:
         raise DataSetError(wrong)
@@ -406,8 +423,28 @@ def _name(function: Callable[..., Any]) -> str:
 def _called(function: Callable[[Row], Any], row: Row, name: str) -> Any:
     try:
         return function(row)
-    except Exception as error:
-        raise DataSetError(f"{name} failed on the row {row!r}: {error}") from error
+    except _FAILURES as error:
+        raise DataSetError(f"{name} failed on the row {row!r}: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    """The message of an exception in one line, with what was noted on its way, such as the column."""
+    if isinstance(error, SystemExit):
+        return f"it called exit({'' if error.code is None else repr(error.code)})"
+    return " ".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def _first_wrong(make: Callable[[int], object], count: int, error: Exception) -> tuple[int, Exception]:
+    """The first of `count` things that cannot be with those before it, and why: ``make(count)`` has failed with `error`."""
+    fine = 0
+    while fine + 1 < count:
+        half = (fine + count) // 2
+        try:
+            make(half)
+            fine = half
+        except Exception as of_half:
+            count, error = half, of_half
+    return count - 1, error
 
 
 def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[..., Any]:
@@ -432,11 +469,23 @@ def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[
 def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> Row:
     def both(one: Row, two: Row) -> Row:
         try:
-            return function(one, two)
-        except Exception as error:
-            raise DataSetError(f"{name} failed on the rows {one!r} and {two!r}: {error}") from error
+            made = function(one, two)
+            if _checked(made).keys() != two.keys():
+                raise DataSetError(f"it returned the columns {list(made)}, not {list(two)}")
+        except _FAILURES as error:
+            raise DataSetError(f"{name} failed on the rows {one!r} and {two!r}: {_said(error)}") from error
+        return made
 
     return functools.reduce(both, rows)
+
+
+def _reduced(rows: list[Row], schema: Schema, name: str) -> NativeTable:
+    """A table of rows that a function has made of several each."""
+    try:
+        return _table(rows, schema)
+    except Exception as error:
+        wrong, why = _first_wrong(lambda count: _table(rows[:count], schema), len(rows), error)
+        raise DataSetError(f"{name} made the row {rows[wrong]!r}: {_said(why)}") from None
 
 
 def _hashable(value: Any) -> Any:
@@ -454,7 +503,12 @@ def _table(rows: list[Row], schema: Schema | None, found: NativeTable | None = N
     """
     if schema is None and found is None:
         columns = dict.fromkeys(name for row in rows for name in _checked(row))
-        return NativeTable.from_lists([(name, [row.get(name) for row in rows], None) for name in columns])
+        return from_values(
+            lambda lists: NativeTable.from_lists(
+                [(name, values, None) for name, values in zip(columns, lists, strict=True)]
+            ),
+            [[row.get(name) for row in rows] for name in columns],
+        )
     given = found if schema is None else schema
     names = list(given) if isinstance(given, Mapping) else [name for name, _ in _fields(given)]
     known = set(names)
@@ -467,7 +521,8 @@ def _table(rows: list[Row], schema: Schema | None, found: NativeTable | None = N
                 f"a row has the columns {list(row)} where those before had {names}; give schema={{...}}, as types by column"
             )
     types = list(given.items()) if isinstance(given, Mapping) else given
-    return NativeTable.from_lists_as([[row.get(name) for row in rows] for name in names], types)
+    lists = [[row.get(name) for row in rows] for name in names]
+    return from_values(lambda values: NativeTable.from_lists_as(values, types), lists)
 
 
 def _checked(row: Any) -> Mapping[str, Any]:

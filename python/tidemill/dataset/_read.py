@@ -15,6 +15,7 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._map import given_schema
 from tidemill.dataset._table import Table
+from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
     from tidemill._tidemill import QueryEngine
@@ -385,7 +386,13 @@ def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: M
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataSetError(f"columns have different lengths: {lengths}")
-    return NativeTable.from_lists([(name, list(values), schema.get(name)) for name, values in columns.items()])
+    types = [(name, schema.get(name)) for name in columns]
+    return from_values(
+        lambda lists: NativeTable.from_lists(
+            [(name, values, of) for (name, of), values in zip(types, lists, strict=True)]
+        ),
+        [list(values) for values in columns.values()],
+    )
 
 
 def sql(query: str, **tables: DataSet | ArrowStream) -> DataSet:
