@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import launched
@@ -20,6 +22,14 @@ N = {"n": "int64"}
 
 
 def nothing(*_: object) -> None:
+    pass
+
+
+def generator(out: object, context: object) -> Iterator[int]:
+    yield 1
+
+
+async def coroutine(out: object, context: object) -> None:
     pass
 
 
@@ -96,6 +106,25 @@ def test_what_cannot_run_says_why() -> None:
         ),
         (lambda g: g.source("a", nothing, schema={}), "at least one column"),
         (lambda g: g.source("a", nothing, parallelism=0), "task 'a': parallelism=0; a task has at least one copy"),
+        (lambda g: g.source("a", nothing, parallelism="2"), "task 'a': parallelism='2' is no whole number"),
+        (lambda g: g.source("a", nothing, per_worker=1.5), "task 'a': per_worker=1.5 is no whole number"),
+        (lambda g: g.source("a", nothing, parallelism=1 << 30), "a task has at most 1048575 copies"),
+        (lambda g: g.source("a", nothing, cores=-1), "task 'a': cores=-1 is no number of cores"),
+        (lambda g: g.source("a", nothing, cores=float("nan")), "cores=nan is no number of cores"),
+        (lambda g: g.source("a", nothing, cores="2"), "cores='2' is no number of cores"),
+        (lambda g: g.source("a", nothing, memory=-5), "memory=-5 is no number of bytes"),
+        (lambda g: g.source("a", nothing, memory=1.5), "memory=1.5 is no size"),
+        (lambda g: g.source("a", nothing, locations=["host"]), "locations=['host'] is no list of hosts for each copy"),
+        (lambda g: g.source("a", nothing, locations="host"), "locations='host' is no list of hosts for each copy"),
+        (lambda g: g.source("a", nothing, locations=[[1]]), "locations=[[1]] is no list of hosts for each copy"),
+        (lambda g: g.source("a", nothing, schema={"n": int}), "\"n\": \"int64\", not 'n': <class 'int'>"),
+        (lambda g: g.source("a", nothing, schema=5), 'schema= is types by column, {"n": "int64"}'),
+        (lambda g: g.sink("a", nothing, inputs={"in": 5}), "task 'a', input port 'in': schema= is types by column"),
+        (lambda g: g.source("a", generator), "task 'a': its function is a generator or async"),
+        (lambda g: g.source("a", functools.partial(generator)), "task 'a': its function is a generator or async"),
+        (lambda g: g.source("a", coroutine), "task 'a': its function is a generator or async"),
+        (connected(x.reduce(["n"])), "['n'] is no reduction"),
+        (connected(x.keyed_reduce("n", ["n"])), "['n'] is no reduction"),
         (lambda g: g.source("a", lambda out: None), "task 'a': its function is called with (out, context), but"),
         (lambda g: g.source("a", 7), "7 is no function"),
         (lambda g: g.source("a", nothing, memory="lots"), "memory='lots' is no size"),
@@ -108,6 +137,10 @@ def test_what_cannot_run_says_why() -> None:
         (lambda: x.reduce("sum", to=1 << 32), "reduce: to=4294967296 is not"),
         (lambda: x.partition("n", buckets=2.5), "partition: buckets=2.5 is no whole number"),
         (lambda: x.partition("n", owners=[0, -1]), "partition: owners=-1 is not"),
+        (lambda: x.partition(buckets=8), "partition: buckets= is of the keys that columns make"),
+        (lambda: x.partition(nothing, owners=[0]), "partition: owners= is of the keys that columns make"),
+        (lambda: x.partition(ranges="n", buckets=8), "partition: buckets= is of the keys"),
+        (lambda: x.union("x"), "union: by='x' is made by a function of tidemill.exchange"),
     ]:
         with pytest.raises(tm.GraphError, match=re.escape(text)):
             make()
@@ -124,6 +157,10 @@ def test_what_cannot_be_placed_says_why() -> None:
         ({"c": [0]}, "the plan places 'c', which is no task; there are a, b"),
         (lambda tasks, workers: 1 / 0, "the placement failed\nTraceback"),
         (lambda tasks, workers: [0], "a placement gives a dict"),
+        (None, "placement=None is no name, no plan and no function"),
+        ({"a": ["0", "0"], "b": [0, 0, 0]}, "the plan gives task 'a' ['0', '0'], which is no list of workers"),
+        ({"a": [0.5, 0], "b": [0, 0, 0]}, "the plan gives task 'a' [0.5, 0], which is no list of workers"),
+        ({"a": 0, "b": [0, 0, 0]}, "the plan gives task 'a' 0, which is no list of workers"),
     ]:
         with pytest.raises(tm.GraphError, match=re.escape(text)):
             graph.run(placement=placement)

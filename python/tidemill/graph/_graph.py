@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import operator
 import os
 import pickle
 import threading
@@ -22,6 +24,9 @@ from tidemill.graph._task import collect, starter
 from tidemill.graph.exchange import Exchange, direct
 
 __all__ = ["Graph", "Port", "Task"]
+
+#: Of one task.
+_MOST_COPIES = (1 << 20) - 1
 
 _running = threading.Lock()
 _runners: list[GraphRunner] = []
@@ -354,35 +359,34 @@ class Graph:
         locations: Sequence[Sequence[str]],
         comm: bool,
     ) -> Task:
-        for what, number in ("parallelism", parallelism), ("per_worker", per_worker):
-            if number is not None and not 0 < number < 1 << 20:
-                raise GraphError(f"task {name!r}: {what}={number}; a task has at least one copy", name)
+        try:
+            copies = None if parallelism is None else _copies("parallelism", parallelism)
+            per = _copies("per_worker", per_worker) if copies is None else 1
+            needed = _cores(cores)
+            memory_bytes = _memory(memory)
+            hosts = _hosts(locations)
+        except GraphError as error:
+            raise GraphError(f"task {name!r}: {error}", name) from None
         takes = {}
         for port, schema in inputs.items():
             try:
                 takes[port] = None if schema is None else PortType(schema).schema
             except GraphError as error:
                 raise GraphError(f"task {name!r}, input port {port!r}: {error}", name) from None
-        try:
-            memory_bytes = bytes_of(memory) if isinstance(memory, str) else memory
-        except ValueError:
-            raise GraphError(f"task {name!r}: memory={memory!r} is no size such as 512MiB or 2GiB", name) from None
         _check_function(name, function, [*inputs, *outputs])
-        per = 1 if parallelism is not None else per_worker
-        hosts = [list(one) for one in locations]
         index = self._native.add(
             name,
             starter(function, list(inputs), [(port, kind.kind) for port, kind in outputs.items()]),
             list(takes.items()),
             [(port, kind.schema) for port, kind in outputs.items()],
-            copies=parallelism,
+            copies=copies,
             per_worker=per,
-            cores=cores,
+            cores=needed,
             memory_bytes=memory_bytes,
             data_hosts=hosts,
             comm=comm,
         )
-        info = TaskInfo(name, parallelism or per, parallelism is None, cores, memory_bytes, hosts)
+        info = TaskInfo(name, copies or per, copies is None, needed, memory_bytes, hosts)
         self._tasks.append(Task(self, index, info, list(inputs), outputs))
         return self._tasks[-1]
 
@@ -410,6 +414,8 @@ class Graph:
         if not isinstance(placement, str):
             tasks = [_of_job(task._info, job.size) for task in self._tasks]
             if not isinstance(placement, Mapping):
+                if not callable(placement):
+                    raise GraphError(f"placement={placement!r} is no name, no plan and no function that makes one")
                 infos = [WorkerInfo(rank, *worker) for rank, worker in enumerate(workers)]
                 placement = placement(tasks, infos)
             return self._native.plan(checked(placement, tasks, job.size), workers)
@@ -455,6 +461,53 @@ def _of_job(info: TaskInfo, workers: int) -> TaskInfo:
     return TaskInfo(info.name, copies, info.per_worker, info.cores, info.memory_bytes, info.locations)
 
 
+def _copies(what: str, given: Any) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise GraphError(f"{what}={given!r} is no whole number") from None
+    if number < 1:
+        raise GraphError(f"{what}={number}; a task has at least one copy")
+    if number > _MOST_COPIES:
+        raise GraphError(f"{what}={number}; a task has at most {_MOST_COPIES} copies")
+    return number
+
+
+def _cores(given: Any) -> float:
+    try:
+        cores = math.nan if isinstance(given, (bool, str)) else float(given)
+    except TypeError:
+        cores = math.nan
+    if not 0 <= cores < math.inf:
+        raise GraphError(f"cores={given!r} is no number of cores from 0 on")
+    return cores
+
+
+def _memory(given: Any) -> int:
+    try:
+        found = bytes_of(given) if isinstance(given, str) else operator.index(given)
+    except (TypeError, ValueError):
+        raise GraphError(f"memory={given!r} is no size such as 512MiB or 2GiB") from None
+    if not 0 <= found < 1 << 64:
+        raise GraphError(f"memory={given!r} is no number of bytes from 0 on")
+    return found
+
+
+def _hosts(given: Any) -> list[list[str]]:
+    """The hosts of each copy's data."""
+    found = _parts(given)
+    hosts = None if found is None else [_parts(one) for one in found]
+    made = [] if hosts is None else [one for one in hosts if one is not None]
+    if hosts is None or len(made) < len(hosts) or not all(isinstance(host, str) for one in made for host in one):
+        raise GraphError(f'locations={given!r} is no list of hosts for each copy, such as [["host1"], ["host2"]]')
+    return made
+
+
+def _parts(given: Any) -> list[Any] | None:
+    """What is in a sequence; of a text, which is one of letters, nothing was meant."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
+
+
 def _inputs(given: Iterable[str] | Mapping[str, object]) -> dict[str, object]:
     if isinstance(given, Mapping):
         return dict(given)
@@ -480,6 +533,13 @@ def _check_function(task: str, function: Callable[..., Any], ports: list[str]) -
     """Whether a function takes its ports and the context: else every copy would fail."""
     if not callable(function):
         raise GraphError(f"task {task!r}: {function!r} is no function", task)
+    for one in function, type(function).__call__:
+        if inspect.isgeneratorfunction(one) or inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            raise GraphError(
+                f"task {task!r}: its function is a generator or async, which a call would only make; a function sends with "
+                "out.send(message), and returns when it is done",
+                task,
+            )
     try:
         inspect.signature(function).bind(*ports, "context")
     except TypeError as error:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tidemill._tidemill import NativeTable, array_table, message_schema, object_table, payloads
 from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._map import given_schema
 from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError
 
@@ -39,7 +40,11 @@ class PortType:
             return
         self.kind = "table"
         try:
-            self.schema = NativeTable.empty(list(schema.items()) if isinstance(schema, Mapping) else schema)
+            given = given_schema(schema)
+        except DataSetError as error:
+            raise GraphError(str(error)) from None
+        try:
+            self.schema = NativeTable.empty(given)
         except (DataSetError, TypeError, ValueError) as error:
             raise GraphError(f"schema={schema!r}: {error}") from None
         if not self.schema.fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,13 @@ def checked(given: Mapping[str, Sequence[int]], tasks: Sequence[TaskInfo], worke
     plan = []
     for task in tasks:
         if task.name in given:
-            chosen = [int(worker) for worker in given[task.name]]
+            try:
+                chosen = [operator.index(worker) for worker in given[task.name]]
+            except TypeError:
+                raise GraphError(
+                    f"the plan gives task {task.name!r} {given[task.name]!r}, which is no list of workers, such as [0, 1]",
+                    task.name,
+                ) from None
         elif task.per_worker:
             chosen = [copy % workers for copy in range(task.copies)]
         else:

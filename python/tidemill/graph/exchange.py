@@ -105,7 +105,7 @@ def partition(
     by: Columns | Callable[[Any, int], Any] | None = None,
     *,
     ranges: Columns | None = None,
-    buckets: int = 1024,
+    buckets: int | None = None,
     owners: Sequence[int] | None = None,
 ) -> Exchange:
     """Each row, or message, to one copy.
@@ -118,13 +118,16 @@ def partition(
         ``by(message, copies)`` names one. By default messages go to the copies in turn.
     ranges : str or sequence of str, optional
         Columns: every copy gets a range of their values, about as many rows each, copy 0 the smallest.
-    buckets : int, default=1024
-        Keys are hashed to so many buckets, from 1 to 1048576, which are dealt to the copies evenly,
+    buckets : int, optional
+        Keys of columns are hashed to so many buckets, from 1 to 1048576 and by default 1024, which are dealt to the copies evenly,
     owners : sequence of int, optional
         or as this says: the copy of each bucket.
     """
     if by is not None and ranges is not None:
         raise GraphError("partition: give columns, a function, or ranges, not several of them")
+    if (by is None or callable(by)) and (buckets is not None or owners is not None):
+        what = "buckets" if owners is None else "owners"
+        raise GraphError(f"partition: {what}= is of the keys that columns make; name the columns, partition(by=...)")
     if ranges is not None:
         keys = [(name, False, None) for name in _columns(ranges)]
         return Exchange(lambda _: NativeExchange.ranges(keys), by_column=True)
@@ -133,7 +136,7 @@ def partition(
     if callable(by):
         function = by
         return Exchange(lambda _: NativeExchange.partition_with(_name(function), _assigning(function)))
-    columns, count = _columns(by), _number("partition: buckets", buckets)
+    columns, count = _columns(by), _number("partition: buckets", 1024 if buckets is None else buckets)
     owned = None if owners is None else [_number("partition: owners", copy) for copy in owners]
     if owned == []:
         raise GraphError("partition: owners=[] owns no bucket; name the copy of each bucket")
@@ -256,6 +259,8 @@ def union(by: Exchange | None = None) -> Exchange:
         How each of them is moved; `direct` by default.
     """
     each = direct() if by is None else by
+    if not isinstance(each, Exchange):
+        raise GraphError(f"union: by={by!r} is made by a function of tidemill.exchange, such as partition")
     return Exchange(lambda source: NativeExchange.union(each._make(source)), by_column=each._by_column)
 
 
@@ -330,6 +335,10 @@ def _reduction(how: How, source: PortType | None, keys: Sequence[str] = ()) -> N
     kind = "table" if source is None else source.kind
     columns = [] if source is None else [name for name in source.columns if name not in keys]
     if not isinstance(how, str):
+        if not callable(how):
+            raise GraphError(
+                f"{how!r} is no reduction: operations by column, one operation, or a function of two messages"
+            )
         return NativeReduction.of_function(_name(how), columns, _folding(how, kind))
     known = _OF_ARRAYS if kind == "arrays" else _OF_OBJECTS
     if kind == "table" and source is not None:
