@@ -463,8 +463,13 @@ class DataSet:
         rows: int = _workers.collect(self._native.counted()).to_dict()["rows"][0]
         return rows
 
-    def describe(self) -> Table:
+    def describe(self, *, root: int | None = None) -> Table:
         """Count, nulls, mean, standard deviation, least and largest value of each column of numbers. An action.
+
+        Parameters
+        ----------
+        root : int, optional
+            As for `collect`.
 
         Returns
         -------
@@ -476,21 +481,25 @@ class DataSet:
         [{'column': 'x', 'count': 2, 'nulls': 1, 'mean': 1.5, 'std': 0.7071067811865476, 'min': 1.0, 'max': 2.0}]
         """
         from tidemill.dataset._expr import col
-        from tidemill.dataset._read import from_dict
 
         numbers = [name for name, kind in self._native.fields if kind.startswith(("Int", "UInt", "Float", "Decimal"))]
         if not numbers:
             raise DataSetError("describe needs a column of numbers; there is none")
         asked = {"count": "count", "mean": "mean", "std": "std", "min": "min", "max": "max"}
         exprs = {f"{name} {which}": getattr(col(name), method)() for name in numbers for which, method in asked.items()}
-        found = self.select(rows=count(), **exprs).collect().to_pylist()[0]
-        values: dict[str, list[Any]] = {"column": numbers, "count": [found[f"{name} count"] for name in numbers]}
-        values["nulls"] = [found["rows"] - counted for counted in values["count"]]
+        found = self.select(rows=count(), **exprs).collect(root=root).to_pylist()
+        # A row, or none on workers other than the root.
+        of_each = [(name, row) for row in found for name in numbers]
+        counts = [row[f"{name} count"] for name, row in of_each]
+        described: list[tuple[str, list[Any], str | None]] = [
+            ("column", [name for name, _ in of_each], "str"),
+            ("count", counts, "int64"),
+            ("nulls", [row["rows"] - counted for (_, row), counted in zip(of_each, counts, strict=True)], "int64"),
+        ]
         for which in ("mean", "std", "min", "max"):
-            values[which] = [
-                None if found[f"{name} {which}"] is None else float(found[f"{name} {which}"]) for name in numbers
-            ]
-        return from_dict(values).collect()
+            values = [row[f"{name} {which}"] for name, row in of_each]
+            described.append((which, [None if value is None else float(value) for value in values], "float64"))
+        return Table(NativeTable.from_lists(described))
 
     def show(self, count: int = 20) -> None:
         """Print at most `count` rows, on worker 0."""
@@ -524,25 +533,25 @@ class DataSet:
         with _workers.reading() as watch:
             return self._native.explain_on(engine(), workers, how == "analyze", watch)
 
-    def to_dict(self) -> dict[str, list[Any]]:
-        """A list of Python values for each column."""
-        return self.collect().to_dict()
+    def to_dict(self, *, root: int | None = None) -> dict[str, list[Any]]:
+        """A list of Python values for each column; `root` as for `collect`."""
+        return self.collect(root=root).to_dict()
 
-    def to_pylist(self) -> list[dict[str, Any]]:
-        """A dict for each row."""
-        return self.collect().to_pylist()
+    def to_pylist(self, *, root: int | None = None) -> list[dict[str, Any]]:
+        """A dict for each row; `root` as for `collect`."""
+        return self.collect(root=root).to_pylist()
 
-    def to_arrow(self) -> pyarrow.Table:
-        """A ``pyarrow.Table``; needs pyarrow."""
-        return self.collect().to_arrow()
+    def to_arrow(self, *, root: int | None = None) -> pyarrow.Table:
+        """A ``pyarrow.Table``; needs pyarrow. `root` as for `collect`."""
+        return self.collect(root=root).to_arrow()
 
-    def to_pandas(self, **options: Any) -> pandas.DataFrame:
-        """A pandas frame; needs pyarrow and pandas."""
-        return self.collect().to_pandas(**options)
+    def to_pandas(self, *, root: int | None = None, **options: Any) -> pandas.DataFrame:
+        """A pandas frame; needs pyarrow and pandas. `root` as for `collect`, `options` as for `Table.to_pandas`."""
+        return self.collect(root=root).to_pandas(**options)
 
-    def to_polars(self) -> polars.DataFrame:
-        """A Polars frame; needs Polars."""
-        return self.collect().to_polars()
+    def to_polars(self, *, root: int | None = None) -> polars.DataFrame:
+        """A Polars frame; needs Polars. `root` as for `collect`."""
+        return self.collect(root=root).to_polars()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.collect().__arrow_c_stream__(requested_schema)
