@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import datetime as dt
 import pickle
 import random
 import statistics
@@ -11,6 +12,8 @@ import sys
 from datetime import UTC, time
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 import tidemill as tm
@@ -33,7 +36,7 @@ def test_columns(data: tm.DataSet) -> None:
     assert data.select("x", y=tm.col("x") + 1).columns == ["x", "y"]
     assert data.select(["k", tm.col("x").alias("z")]).columns == ["k", "z"]
     assert data.with_columns(tm.col("x") * 2, n=tm.lit(None)).columns == ["k", "x", "n"]
-    assert data.drop("k").columns == ["x"]
+    assert data.drop("k").columns == data.drop(["k"]).columns == ["x"]
     assert data.rename({"k": "key"}).columns == ["key", "x"]
 
 
@@ -233,6 +236,11 @@ def test_sql(data: tm.DataSet) -> None:
         tm.sql("SELECT * FROM data WHERE x > (SELECT max(x) FROM trades)", data=data)
 
 
+def test_a_table_of_sql_may_have_any_name() -> None:
+    """One called ``query`` was taken for the query."""
+    assert tm.sql("select x from query", query=tm.from_dict({"x": [1]})).to_dict() == {"x": [1]}
+
+
 def test_split_texts_are_exploded_in_one_step() -> None:
     """As by two steps, which `list` keeps apart, and in SQL: empty texts and nulls have no parts."""
     texts = ["", None, "a", " ", "a  b", "one that is longer than twelve bytes", "x y " * 30]
@@ -343,6 +351,7 @@ def test_tables_can_be_pickled(data: tm.DataSet) -> None:
         ),
         (lambda d: d.select(tm.col("k").cast("int64")).collect(), r"Cannot cast string '[abc]' to value of Int64"),
         (lambda d: d.select(tm.col("x") // 0).collect(), r"(?i)divide by zero"),
+        (lambda d: d.sort([]), r"sort needs at least one column"),
         (lambda d: d.collect(root=1), r"root=1: there is no such worker"),
     ],
 )
@@ -358,6 +367,19 @@ def test_wrong_kinds_of_arguments() -> None:
         bool(tm.col("x") == 1)
     with pytest.raises(TypeError, match="filter needs expressions"):
         data.filter("x")  # type: ignore[arg-type]
+    for call, words in {
+        lambda: data.union(pl.DataFrame({"x": [1]})): "union needs DataSets, not DataFrame; from_arrow makes one",
+        lambda: data.union([data]): "union needs DataSets, not list",
+        lambda: data.join(data, on=tm.col("x")): "join takes names of columns, not an expression",
+        lambda: data.join(data, on=[tm.col("x")]): "join takes names of columns, not an expression",
+        lambda: data.drop(tm.col("x")): "drop takes names of columns, not an expression",
+        lambda: data.distinct(5): "distinct takes names of columns, not 5",
+        lambda: tm.from_dict([{"x": 1}]): "from_dict takes lists by column, .*, not a list",
+        lambda: tm.from_dict({"x": 5}): "column 'x' is a list of values, not 5",
+        lambda: tm.from_dict({"x": "ab"}): "column 'x' is a list of values, not 'ab'",
+    }.items():
+        with pytest.raises(TypeError, match=words):
+            call()
     with pytest.raises(TypeError, match="no literal can be made of a object"):
         tm.lit(object())
     with pytest.raises(TypeError, match="Int64 and Utf8"):
@@ -378,6 +400,54 @@ def test_import_is_light() -> None:
         "assert not {'pyarrow', 'pandas', 'polars'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_columns_in_lists() -> None:
+    """As `select` takes them; they were "not an instance of 'str'"."""
+    data = tm.from_dict({"k": ["a", "a", None], "x": [1, 1, 2], "l": [[1], [2], [3]]})
+    assert data.distinct(["k", "x"]).count() == data.distinct("k", ["x"]).count() == 2
+    assert data.drop_nulls(["k"]).count() == 2
+    assert data.explode(["l"]).count() == 3
+    assert data.key_by(["k", "x"]).apply(lambda key, table: key).count() == 2
+
+
+def test_a_column_of_a_table_is_that_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others became Python values, too, and were thrown away."""
+    table = tm.from_dict({"x": [1, 2], "s": ["a", "b"]}).collect()
+    monkeypatch.delattr(tm.Table, "to_dict")
+    assert table["s"] == ["a", "b"]
+    with pytest.raises(KeyError, match="t"):
+        table["t"]
+
+
+def test_arrays_of_columns() -> None:
+    """Dates, times and lists of a fixed size were arrays of Python objects."""
+    columns: dict[str, Any] = {
+        "day": pa.array([1, 2], pa.date32()),
+        "ms": pa.array([dt.date(1970, 1, 2), dt.date(1970, 1, 3)], pa.date64()),
+        "zone": pa.array([1, 2], pa.timestamp("ns", "Europe/Paris")),
+        "s": pa.array([1, 2], pa.timestamp("s")),
+        "span": pa.array([1, 2], pa.duration("us")),
+        "point": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+    }
+    arrays = tm.from_arrow(pa.table(columns)).persist_local()
+    days = np.array(["1970-01-02", "1970-01-03"], "M8[D]")
+    expected = {
+        "day": days,
+        "ms": days.astype("M8[ms]"),
+        "zone": np.array([1, 2], "M8[ns]"),
+        "s": np.array([1, 2], "M8[s]"),
+        "span": np.array([1, 2], "m8[us]"),
+        "point": np.array([[1, 2], [3, 4]], "f4"),
+    }
+    for name, array in arrays.items():
+        assert array.dtype == expected[name].dtype and (array == expected[name]).all() and array.flags.writeable, name
+    empty = tm.from_arrow(pa.table(columns)).limit(0).collect().to_numpy()
+    assert empty["point"].shape == (0, 2) and empty["s"].dtype == "M8[s]"
+    # With nulls they are objects, as numbers are.
+    nulls = {"day": pa.array([None, 2], pa.date32()), "point": pa.array([None, [1, 2]], pa.list_(pa.int8(), 2))}
+    assert tm.from_arrow(pa.table(nulls)).collect().to_numpy()["day"].tolist() == [None, dt.date(1970, 1, 3)]
+    assert tm.from_arrow(pa.table(nulls)).collect().to_numpy()["point"].tolist() == [None, [1, 2]]
 
 
 def test_sample_and_describe() -> None:

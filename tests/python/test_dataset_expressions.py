@@ -32,6 +32,11 @@ def test_arithmetic_is_pythons() -> None:
         ("**", x**2, lambda p, q: p**2),
         ("neg", -x, lambda p, q: -p),
         ("abs", x.abs(), lambda p, q: abs(p)),
+        ("abs()", abs(x), lambda p, q: abs(p)),
+        ("pos", +x, lambda p, q: +p),
+        ("r**", 2 ** abs(x), lambda p, q: 2 ** abs(p)),
+        ("round", round(x / 4, 1), lambda p, q: math.copysign(1.8, p)),
+        ("round()", round(x / 4), lambda p, q: math.copysign(2, p)),
         ("r-", 10 - x, lambda p, q: 10 - p),
         ("r/", 10 / x, lambda p, q: 10 / p),
         ("r//", 10 // x, lambda p, q: 10 // p),
@@ -149,6 +154,8 @@ def test_comparisons_and_logic() -> None:
     assert evaluate(x != y, x=a, y=b) == [False, True, None]
     assert evaluate((x < y) | (x >= 1), x=a, y=b) == [True, True, None]
     assert evaluate(~(x <= y) & (x > 0), x=a, y=b) == [False, False, None]
+    assert evaluate((x >= 2) ^ (y > 0), x=a, y=b) == [True, False, None]
+    assert evaluate(True ^ (x >= 2), x=a) == [True, False, None]
     assert evaluate(x.eq_missing(y), x=a, y=b) == [True, False, True]
     assert evaluate(x.is_null(), x=a) == [False, False, True]
     assert evaluate(x.is_not_null(), x=a) == [True, True, False]

@@ -66,6 +66,26 @@ def test_compressed_output(data: tm.DataSet, tmp_path: Path, compression: Any) -
 
 
 @pytest.mark.parametrize(
+    ("compression", "codec"),
+    [
+        ("zstd", "ZSTD"),
+        ("zstd(1)", "ZSTD"),
+        ("gzip", "GZIP"),
+        ("brotli", "BROTLI"),
+        ("lz4", "LZ4"),
+        ("snappy", "SNAPPY"),
+        ("none", "UNCOMPRESSED"),
+        (None, "UNCOMPRESSED"),
+    ],
+)
+def test_codecs_of_parquet(tmp_path: Path, compression: Any, codec: str) -> None:
+    """By the names that other libraries have for them; a level was asked for, and "none" unknown."""
+    tm.from_dict({"x": [1, 2]}).write_parquet(tmp_path / "out", compression=compression)
+    (file,) = (tmp_path / "out").iterdir()
+    assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == codec
+
+
+@pytest.mark.parametrize(
     ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
 )
 def test_compressed_input(tmp_path: Path, suffix: str, compress: Any) -> None:
@@ -254,6 +274,8 @@ def test_partitioned_output(tmp_path: Path) -> None:
     assert "ü b" in tm.read_csv(tmp_path / "csv").to_dict()["k"]
     (tmp_path / "csv/k=ü b").rename(tmp_path / "csv/k=b")
     assert rows(tm.read_csv(tmp_path / "csv").select("k", "x")) == rows(data)
+    with pytest.raises(tm.DataSetError, match=r"partition_by=\['x', 'k'\] are all columns; one at least stays in the"):
+        data.write_csv(tmp_path / "all", partition_by=["x", "k"])
 
 
 def test_empty_results_can_be_written(data: tm.DataSet, tmp_path: Path) -> None:

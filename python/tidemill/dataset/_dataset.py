@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["DataSet"]
 
+#: As Parquet's writer knows them: with a level where there are levels, the usual one of each.
+_PARQUET_CODECS = {
+    "none": "uncompressed",
+    "lz4": "lz4_raw",
+    "gzip": "gzip(6)",
+    "brotli": "brotli(5)",
+    "zstd": "zstd(3)",
+}
+
 How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"]
 
 
@@ -93,9 +102,9 @@ class DataSet:
         """All columns and these; one with an existing name takes its place."""
         return self._step(self._native.with_columns(columns(exprs, named)))
 
-    def drop(self, *names: str) -> DataSet:
+    def drop(self, *names: str | Iterable[str]) -> DataSet:
         """All columns but these."""
-        return self._step(self._native.drop(list(names)))
+        return self._step(self._native.drop(_names(names, "drop")))
 
     def rename(self, names: Mapping[str, str]) -> DataSet:
         """The same columns, those that are keys of `names` by their new names."""
@@ -137,7 +146,10 @@ class DataSet:
         nulls_last : bool, default=True
             Whether nulls come after everything else, in both directions.
         """
-        return self._step(self._native.sort(sort_keys([*listed(by), *more], descending, nulls_last)))
+        keys = sort_keys([*listed(by), *more], descending, nulls_last)
+        if not keys:
+            raise DataSetError("sort needs at least one column")
+        return self._step(self._native.sort(keys))
 
     def limit(self, count: int, skip: int = 0) -> DataSet:
         """At most `count` rows after the first `skip`: of a sorted table the first, else any."""
@@ -163,7 +175,7 @@ class DataSet:
 
         return self.filter(function("random") < fraction)
 
-    def distinct(self, *subset: str, ttl: Duration | None = None) -> DataSet:
+    def distinct(self, *subset: str | Iterable[str], ttl: Duration | None = None) -> DataSet:
         """Each different row once; with `subset`, one row, any, for each different value of those columns.
 
         With `ttl`, of a stream whose rows tell time: the first, and each that is at least so much later than the last of its kind
@@ -171,17 +183,18 @@ class DataSet:
         """
         from tidemill.stream._time import micros
 
-        return self._step(self._native.distinct(list(subset), None if ttl is None else micros(ttl, "ttl")))
+        names = _names(subset, "distinct")
+        return self._step(self._native.distinct(names, None if ttl is None else micros(ttl, "ttl")))
 
-    def drop_nulls(self, *subset: str) -> DataSet:
+    def drop_nulls(self, *subset: str | Iterable[str]) -> DataSet:
         """The rows without nulls (in those columns)."""
         from tidemill.dataset._expr import col
 
-        return self.filter(*(col(name).is_not_null() for name in subset or self.columns))
+        return self.filter(*(col(name).is_not_null() for name in _names(subset, "drop_nulls") or self.columns))
 
-    def explode(self, *names: str) -> DataSet:
+    def explode(self, *names: str | Iterable[str]) -> DataSet:
         """One row for each element of the lists in these columns, none for an empty one or null; other columns are repeated."""
-        return self._step(self._native.explode(list(names)))
+        return self._step(self._native.explode(_names(names, "explode")))
 
     # Functions of the program. They run on every worker, which must be able to call them at any time.
 
@@ -287,9 +300,9 @@ class DataSet:
         """
         return _map.reduce_rows(self, function, retries)
 
-    def key_by(self, *keys: str) -> KeyedRows:
+    def key_by(self, *keys: str | Iterable[str]) -> KeyedRows:
         """The rows by the values of these columns, for functions of the program: its ``reduce`` and ``apply``."""
-        return KeyedRows(self, keys)
+        return KeyedRows(self, tuple(_names(keys, "key_by")))
 
     # Several rows, several tables.
 
@@ -335,7 +348,8 @@ class DataSet:
             raise TypeError(f"join needs a DataSet, not {type(other).__name__}; from_arrow makes one of a table")
         if on is not None and (left_on is not None or right_on is not None):
             raise DataSetError("join: give either on, or left_on and right_on")
-        left, right = (_names(keys) for keys in ((on, on) if on is not None else (left_on, right_on)))
+        given = (on, on) if on is not None else (left_on, right_on)
+        left, right = ([] if keys is None else _names([keys], "join") for keys in given)
         if len(left) != len(right):
             raise DataSetError(f"join: {len(left)} keys on the left and {len(right)} on the right")
         pairs = list(zip(left, right, strict=True))
@@ -346,6 +360,8 @@ class DataSet:
         """The rows of all; they have the same columns, in any order."""
         native = self._native
         for other in others:
+            if not isinstance(other, DataSet):
+                raise TypeError(f"union needs DataSets, not {type(other).__name__}; from_arrow makes one of a table")
             native = native.union(other._native)
         return self._step(native)
 
@@ -420,8 +436,7 @@ class DataSet:
         Returns
         -------
         dict of str to numpy.ndarray
-            An array of shape (rows,) for each column: numbers and booleans in their own dtype, anything else, and columns with
-            nulls, as objects. All own their memory.
+            An array for each column, as `Table.to_numpy` makes them. All own their memory.
         """
         return self.collect_local().to_numpy()
 
@@ -622,7 +637,7 @@ class DataSet:
         self,
         path: str | Path,
         *,
-        compression: str = "zstd(3)",
+        compression: str | None = "zstd",
         partition_by: Iterable[str] = (),
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
@@ -631,10 +646,12 @@ class DataSet:
 
         Parameters
         ----------
-        compression : str, default="zstd(3)"
-            ``"uncompressed"``, ``"snappy"``, ``"lz4_raw"``, ``"gzip(6)"``, ``"brotli(5)"`` or ``"zstd(3)"``, with its level.
+        compression : str or None, default="zstd"
+            ``"snappy"``, ``"lz4"``, ``"gzip"``, ``"brotli"`` or ``"zstd"``, the last three also with a level: ``"zstd(3)"``; None or
+            ``"none"`` for none.
         """
-        return self._write(path, "parquet", compression, partition_by, overwrite, storage_options)
+        kind = "none" if compression is None else compression
+        return self._write(path, "parquet", _PARQUET_CODECS.get(kind, kind), partition_by, overwrite, storage_options)
 
     def write_ipc(
         self,
@@ -843,7 +860,9 @@ class DataSet:
         from tidemill.dataset._read import _told
 
         _workers.check_alike(f"write_{format}", path=repr(os.fspath(path)))
-        keys = _names(partition_by)
+        keys = _names([partition_by], "partition_by")
+        if keys and set(keys) >= set(self.columns):
+            raise DataSetError(f"partition_by={keys} are all columns; one at least stays in the files")
         # What is sorted goes the way of several workers also on one: in ranges, one for each thread, which is faster.
         workers = init().comm if format in ("records", "text", "npy") else _workers.comm()
         with _workers.reading() as watch:
@@ -911,7 +930,13 @@ class _TableSink:
         self._sink.commit(prepared)
 
 
-def _names(given: str | Iterable[str] | None) -> list[str]:
-    if given is None:
-        return []
-    return [given] if isinstance(given, str) else list(given)
+def _names(given: Iterable[str | Iterable[str]], call: str) -> list[str]:
+    """Names of columns, and of those in lists."""
+    names: list[str] = []
+    for one in given:
+        names += [one] if isinstance(one, str) or not isinstance(one, Iterable) else one
+    for name in names:
+        if not isinstance(name, str):
+            what = "an expression, which with_columns makes a column of" if isinstance(name, Expr) else repr(name)
+            raise TypeError(f"{call} takes names of columns, not {what}")
+    return names

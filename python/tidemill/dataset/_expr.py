@@ -23,7 +23,7 @@ class Expr:
     """An expression. Made by `col`, `lit`, `when` and the methods here; it knows no data until a DataSet uses it.
 
     Operators work as in Python: ``/`` is true division, ``//`` and ``%`` round down. Comparisons give expressions, and
-    ``&``, ``|``, ``~`` combine them: ``(col("a") > 1) & (col("b") == "x")``. With a null on either side the result is null.
+    ``&``, ``|``, ``^``, ``~`` combine them: ``(col("a") > 1) & (col("b") == "x")``. With a null on either side the result is null.
     ``col("s") + "text"`` joins texts; for texts of several columns there is `concat`.
     An expression is called after its leftmost column unless `alias` says otherwise.
     """
@@ -87,6 +87,9 @@ class Expr:
     def __pow__(self, other: object) -> Expr:
         return call("power", self, as_value(other))
 
+    def __rpow__(self, other: object) -> Expr:
+        return call("power", as_value(other), self)
+
     def __eq__(self, other: object) -> Expr:  # type: ignore[override]
         return self._binary("==", other)
 
@@ -117,11 +120,27 @@ class Expr:
     def __ror__(self, other: object) -> Expr:
         return self._reflected("|", other)
 
+    def __xor__(self, other: object) -> Expr:
+        right = as_value(other)
+        return (self | right) & ~(self & right)
+
+    def __rxor__(self, other: object) -> Expr:
+        return as_value(other) ^ self
+
     def __invert__(self) -> Expr:
         return Expr(self._native.invert())
 
     def __neg__(self) -> Expr:
         return Expr(self._native.negative())
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __abs__(self) -> Expr:
+        return self.abs()
+
+    def __round__(self, decimals: int = 0) -> Expr:
+        return self.round(decimals)
 
     # Names and types.
 

@@ -383,6 +383,11 @@ def from_dict(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str] | 
 
 
 def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str]) -> NativeTable:
+    if not isinstance(columns, Mapping):
+        raise TypeError(f'from_dict takes lists by column, {{"a": [1, 2]}}, not a {type(columns).__name__}')
+    for name, values in columns.items():
+        if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
+            raise TypeError(f"from_dict: column {name!r} is a list of values, not {values!r}")
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataSetError(f"columns have different lengths: {lengths}")
@@ -395,7 +400,7 @@ def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: M
     )
 
 
-def sql(query: str, **tables: DataSet | ArrowStream) -> DataSet:
+def sql(query: str, /, **tables: DataSet | ArrowStream) -> DataSet:
     """Run a SQL query over DataSets, by the names given here, and over files, as ``'path/of.parquet'``.
 
     >>> import tidemill as tm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,9 @@ class Table:
         return self.num_rows
 
     def __getitem__(self, column: str) -> list[Any]:
-        return self.to_dict()[column]
+        if column not in self.columns:
+            raise KeyError(column)
+        return self._native.column(column)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.to_pylist())
@@ -106,17 +109,22 @@ class Table:
     def to_numpy(self) -> dict[str, numpy.ndarray]:
         """An array of shape (rows,) for each column, with memory of its own.
 
-        Numbers and booleans have their own dtype; anything else, and columns with nulls, are objects, None for null.
+        Numbers and booleans have their own dtype; dates, datetimes and durations are ``datetime64`` and ``timedelta64`` of their unit,
+        those of a time zone in UTC. Of lists of a fixed size, of numbers, it is an array of shape (rows, size). Anything else, and columns
+        with nulls, are objects, None for null.
         """
-        import numpy as np
-
+        times = {name: found for name, kind in self._native.fields if (found := _time_type(kind)) is not None}
+        # A cast to a schema is a choice of its columns, too.
+        numbers = self._native.cast([(name, "int64") for name in times]).to_arrays() if times else []
+        counted = {name: data for name, _, data in numbers}
         arrays: dict[str, numpy.ndarray] = {}
         for name, kind, data in self._native.to_arrays():
-            if data is None:
-                values = self._native.column(name)
-                arrays[name] = np.fromiter(values, dtype=object, count=len(values))
-            else:
+            if data is not None:
                 arrays[name] = data.view(kind)
+            elif (counts := counted.get(name)) is not None:
+                arrays[name] = counts.view(times[name])
+            else:
+                arrays[name] = _of_values(self._native.column(name), self.schema[name])
         return arrays
 
     def slice(self, skip: int, count: int) -> Table:
@@ -147,6 +155,25 @@ class Table:
         import polars
 
         return polars.DataFrame(self)
+
+
+def _time_type(kind: str) -> str | None:
+    """NumPy's type for one of Arrow's that counts units of time."""
+    if kind.startswith("Date"):
+        return {"Date32": "M8[D]", "Date64": "M8[ms]"}[kind]
+    found = re.match(r"(Timestamp|Duration)\((s|ms|µs|ns)\b", kind)
+    return found and f"{'M' if found[1] == 'Timestamp' else 'm'}8[{found[2].replace('µ', 'u')}]"
+
+
+def _of_values(values: list[Any], kind: str) -> numpy.ndarray:
+    """An array of Python values of a type of Arrow's: of lists of numbers that have one length, one of two axes."""
+    import numpy as np
+
+    found = re.fullmatch(r"FixedSizeList\((\d+) x (?:non-null )?(U?Int\d+|Float\d+|Boolean)\)", kind)
+    if found is None or any(row is None or None in row for row in values):
+        return np.fromiter(values, dtype=object, count=len(values))
+    dtype = found[2].lower().replace("boolean", "bool")
+    return np.array(values, dtype=dtype).reshape(len(values), int(found[1]))
 
 
 def _from_ipc(data: bytes) -> Table:
