@@ -187,6 +187,24 @@ def test_wrong_arguments(tmp_path: Path) -> None:
             tm.read_csv(tmp_path / "a.csv", **wrong)
 
 
+def test_bad_rows_do_not_lie_among_those_that_are_read(tmp_path: Path) -> None:
+    """The next read took the files of bad rows for data."""
+    data = tmp_path / "data"
+    (data / "part").mkdir(parents=True)
+    (data / "a.json").write_text('{"n": 1}\n')
+    (data / "part/b.json").write_text('{"n": 2}\n')
+    for paths, quarantine in [
+        (data, data),
+        ([data / "a.json", data], data / "bad"),
+        (data / "*", data / "part"),
+        (iter([data / "*.json"]), data),
+    ]:
+        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; give bad rows a folder"):
+            tm.read_json(paths, on_error="quarantine", quarantine=quarantine)
+    for paths, quarantine in [(data, data / "_bad"), (data / "a.json", data), (data, tmp_path / "bad")]:
+        assert tm.read_json(paths, on_error="quarantine", quarantine=quarantine).count() in (1, 2)
+
+
 MANY = """
 import sys
 from pathlib import Path

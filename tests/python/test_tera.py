@@ -61,3 +61,35 @@ def test_wrong_input(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert b"none" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_output_that_is_there(tmp_path: Path) -> None:
+    """The error named an option of the library, not the command's."""
+    tidemill("teragen", "--records", "100", tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    result = launched.run("terasort", "-n", "2", tmp_path / "in", tmp_path / "out")
+    assert result.returncode == 2
+    assert b"out exists; --overwrite replaces it" in result.stderr
+    tidemill("terasort", "-n", "2", "--overwrite", tmp_path / "in", tmp_path / "out")
+    assert seen(tmp_path / "out", 1)[1] == "in order"
+
+
+def test_a_folder_without_files_is_not_in_order(tmp_path: Path) -> None:
+    (tmp_path / "_SUCCESS").write_bytes(b"")
+    result = launched.run("teravalidate", "-n", "2", tmp_path)
+    assert result.returncode == 2 and b"has no files" in result.stderr
+
+
+def test_records_of_a_killed_command_are_no_input(tmp_path: Path) -> None:
+    """They lay in the folder, and were sorted as if they were all."""
+    folder = tmp_path / "in"
+    generator = launched.start("teragen", "--records", "100000000", folder)
+    try:
+        launched.wait_until(lambda: any(tmp_path.glob(".in.unfinished/*")), "the first records")
+    finally:
+        generator.kill()
+        generator.communicate()
+    assert not folder.exists()
+    tidemill("teragen", "-n", "2", "--records", "1000", folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert seen(folder, 1)[0].startswith("1,000 records")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,15 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if job.comm.bcast(options.folder.exists() if job.rank == 0 else None):
         parser.error(f"{options.folder} exists")
     started = time.perf_counter()
+    # The folder appears when all is in it: what a killed command leaves is nobody's input, and the next one removes it.
+    unfinished = options.folder.with_name(f".{options.folder.name}.unfinished")
     if job.rank == 0:
-        options.folder.mkdir(parents=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
     job.comm.barrier()
     start, end = (options.records * rank // job.size for rank in (job.rank, job.rank + 1))
-    with (options.folder / f"part-{job.rank:05}.bin").open("wb") as file:
+    with (unfinished / f"part-{job.rank:05}.bin").open("wb") as file:
         for at in range(start, end, _BLOCK):
             _tera.records(at, min(_BLOCK, end - at), options.seed).tofile(file)
     job.comm.barrier()
     if job.rank == 0:
+        unfinished.rename(options.folder)
         seconds = time.perf_counter() - started
         print(f"{options.records:,} records in {job.size} files in {options.folder}, {seconds:.2f} s")
     return 0

@@ -25,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     options = parser.parse_args(argv)
     job = tm.init()
+    there = job.comm.bcast(options.output.exists() if job.rank == 0 else None)
+    if there and not options.overwrite:
+        parser.error(f"{options.output} exists; --overwrite replaces it")
     started = time.perf_counter()
     try:
         data = tm.read_records(options.input, _tera.COLUMNS)

@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     job = tm.init()
-    files = _tera.files_of(options.folder)
+    files = job.comm.bcast(_tera.files_of(options.folder) if job.rank == 0 else None)
+    if not files:
+        parser.error(f"{options.folder} has no files")
     mine: dict[int, Found] = {}
     wrong = None
     try:

@@ -77,8 +77,25 @@ def _is_whole(path: str | os.PathLike[str], options: StorageOptions | None) -> b
     return True
 
 
-def _folder(path: str | os.PathLike[str] | None) -> str | None:
-    return None if path is None else os.fspath(path)
+def _quarantine(folder: str | os.PathLike[str] | None, paths: Sequence[str]) -> str | None:
+    """The folder for bad rows, which must not be among the files that are read: the next read would take them for data."""
+    if folder is None:
+        return None
+    where = os.fspath(folder)
+    file = Path(where).resolve() / "bad-00000000-00000.json"
+    for path in paths:
+        if _is_url(path):
+            continue
+        read = Path(path).resolve()
+        for part in (file, *file.parents):
+            if part == read or part.match(str(read)):
+                raise DataSetError(
+                    f"quarantine={where!r} is within {path!r}, which is read; give bad rows a folder of their own"
+                )
+            # What is hidden in a folder is not read.
+            if part.name.startswith((".", "_")):
+                break
+    return where
 
 
 def _schema(given: Schema | None) -> Any:
@@ -134,7 +151,7 @@ def read_csv(
         ``"quarantine"``: the same, and the rows are written into files in `quarantine`.
     quarantine : str or path-like, optional
         A local folder, that all workers share, for files of JSON lines: ``file``, ``line``, ``reason`` and ``text`` of each
-        bad row.
+        bad row. None within those that are read.
     storage_options : mapping of str to str, optional
         What an object store has to be told, such as ``{"aws_region": "eu-central-1"}``; it goes before what the environment
         says (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
@@ -144,9 +161,10 @@ def read_csv(
     DataSetError
         If there is no such file, the store does not give it, or it is no CSV.
     """
+    given = _paths(paths)
     return DataSet(
         engine().read(
-            _paths(paths),
+            given,
             "csv",
             _schema(schema),
             infer_rows,
@@ -157,7 +175,7 @@ def read_csv(
             newlines_in_values=newlines_in_values,
             null=null,
             on_error=on_error,
-            quarantine=_folder(quarantine),
+            quarantine=_quarantine(quarantine, given),
             storage_options=_told(storage_options),
         )
     )
@@ -177,14 +195,15 @@ def read_json(
     A line that is no whole object is a bad row, and so is one with a number that has a fraction, or is out of range, in a column of
     whole numbers.
     """
+    given = _paths(paths)
     return DataSet(
         engine().read(
-            _paths(paths),
+            given,
             "json",
             _schema(schema),
             infer_rows,
             on_error=on_error,
-            quarantine=_folder(quarantine),
+            quarantine=_quarantine(quarantine, given),
             storage_options=_told(storage_options),
         )
     )
@@ -229,12 +248,13 @@ def read_text(
 
     Otherwise like `read_csv`; a line that is not UTF-8 is a bad row.
     """
+    given = _paths(paths)
     return DataSet(
         engine().read(
-            _paths(paths),
+            given,
             "text",
             on_error=on_error,
-            quarantine=_folder(quarantine),
+            quarantine=_quarantine(quarantine, given),
             storage_options=_told(storage_options),
         )
     )
