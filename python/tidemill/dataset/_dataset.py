@@ -48,7 +48,7 @@ class DataSet:
 
     Methods return a new DataSet and read nothing; a column that does not exist is an error at once. Rows have no order but
     that of `sort`. Actions (`collect`, ``to_*``, `count`, `show`, ``write_*``, `explain`) are collective: every worker of the
-    job calls them, and gets the same.
+    job calls the same ones in the same order, and gets the same.
 
     Attributes
     ----------
@@ -162,7 +162,9 @@ class DataSet:
         return self.limit(count)
 
     def sample(self, fraction: float) -> DataSet:
-        """About this fraction of the rows, each kept or not by chance; others every time.
+        """About this fraction of the rows, each kept or not by chance; others every time, also where one query has it twice.
+
+        ``data.sample(0.1).cache()`` keeps those that were drawn.
 
         Raises
         ------
@@ -592,6 +594,8 @@ class DataSet:
     ) -> int:
         """Write CSV files into the new folder `path`, all or nothing.
 
+        A null is nothing, as a text without characters is: `read_csv` makes both null.
+
         Parameters
         ----------
         path : str or Path
@@ -630,7 +634,10 @@ class DataSet:
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> int:
-        """Write files with a JSON object in each line; otherwise like `write_csv`."""
+        """Write files with a JSON object in each line; otherwise like `write_csv`.
+
+        JSON has no NaN and no infinity: they become null.
+        """
         return self._write(path, "json", compression or "", partition_by, overwrite, storage_options)
 
     def write_parquet(

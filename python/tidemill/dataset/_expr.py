@@ -322,7 +322,10 @@ class Expr:
         return Expr(self._native.over(partition, sort_keys(order_by, descending), rows))
 
     def shift(self, rows: int = 1) -> Expr:
-        """The value so many rows earlier (negative: later) in a window; needs `over` with an order."""
+        """The value so many rows earlier (negative: later) in a window: give it one with `over`, and an order.
+
+        Without, it is that of all rows in whatever order they come, which may be another each time.
+        """
         name = "lag" if rows >= 0 else "lead"
         return Expr(engine().window(name, [self._native, lit(abs(rows))._native]))
 

@@ -81,7 +81,7 @@ def concat(*exprs: IntoExpr, separator: str = "") -> Expr:
 
 
 def row_number() -> Expr:
-    """The row's number in its window, from 1; needs ``over``."""
+    """The row's number in its window, from 1; without ``over`` of all rows, in whatever order they come."""
     return Expr(engine().window("row_number", []))
 
 

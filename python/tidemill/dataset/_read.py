@@ -192,6 +192,7 @@ def read_json(
 ) -> DataSet:
     """Read files with a JSON object in each line; otherwise like `read_csv`.
 
+    Without `schema` there are the columns of the first `infer_rows` objects: those that only later ones have are left out.
     A line that is no whole object is a bad row, and so is one with a number that has a fraction, or is out of range, in a column of
     whole numbers.
     """
@@ -431,7 +432,8 @@ def sql(query: str, /, **tables: DataSet | ArrowStream) -> DataSet:
     Parameters
     ----------
     query : str
-        In DataFusion's SQL; names are case-sensitive.
+        In DataFusion's SQL; names are case-sensitive. In its order nulls are larger than everything else: ``desc`` has them first,
+        unless it says ``nulls last``.
     **tables
         DataSets, or tables that `from_arrow` takes.
 
