@@ -912,7 +912,6 @@ def _tables(sink: Sink | Connector | Callable[[Table], None]) -> Any:
 class _TableSink:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._write = within("a sink", sink.write)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _TableSink:
         try:
@@ -924,7 +923,8 @@ class _TableSink:
             ) from error
 
     def write(self, rows: NativeTable) -> None:
-        self._write(Table(rows))
+        # Each thread has a deep copy of this, of which a function made before would be none.
+        within("a sink", self._sink.write)(Table(rows))
 
     def prepare(self, epoch: int) -> bytes:
         prepared = self._sink.prepare(epoch)
