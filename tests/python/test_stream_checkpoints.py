@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -203,3 +204,64 @@ def test_barriers_that_overtake(folder: Path) -> None:
     _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()
     check(folder, "pairs")
+
+
+def test_sources_go_on_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What has come since the job came to its end is read when it is started again: each line once."""
+    lines = tmp_path / "lines"
+    lines.mkdir()
+
+    def run() -> list[int]:
+        seen: list[int] = []
+        numbers = tm.stream.from_files(lines, {"n": "int64"}, stop_at_end=True).filter(tm.col("n") > 0)
+        numbers.write_stream(lambda rows: seen.extend(row["n"] for row in rows.to_pylist()), checkpoint=tmp_path / "c")
+        return sorted(seen)
+
+    (lines / "a.json").write_text('{"n": 1}\n')
+    assert run() == [1]
+    assert "had come to its end" not in capfd.readouterr().err
+    (lines / "b.json").write_text('{"n": 2}\n')
+    with (lines / "a.json").open("a") as file:
+        file.write('{"n": 3}\n')
+    assert run() == [2, 3]
+    assert re.search(
+        r'job "stream" had come to its end, at checkpoint \d+ in .*/c: its sources go on', capfd.readouterr().err
+    )
+    assert run() == []
+    (lines / "c.json").write_text('{"n": 4}\n')
+    assert run() == [4]
+
+
+def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They have given all: that there is nothing to do is said, and another program is refused, as before the end."""
+    rows = tm.from_dict({"k": [1, 2], "s": [3, 14]}).select("k", at=tm.col("s").cast("timestamp[s]")).collect()
+
+    def run(window: tm.Expr | None) -> int:
+        seen: list[Any] = []
+        stream = tm.stream.from_table(rows, time="at")
+        made = stream if window is None else stream.group_by("k", window).agg(n=tm.count())
+        made.write_stream(lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c")
+        return len(seen)
+
+    tens = tm.window(tm.tumbling("10s"), on="at")
+    assert run(tens) == 2
+    capfd.readouterr()
+    assert run(tens) == 0
+    assert "nothing to do, for its windows and other steps have given what they kept" in capfd.readouterr().err
+    with pytest.raises(
+        tm.DataSetError, match=r"it held windows of 10000000 us .*, and now holds windows of 1000000 us"
+    ):
+        run(tm.window(tm.tumbling("1s"), on="at"))
+    with pytest.raises(tm.DataSetError, match=r'state of a task "window \d", which the job has no longer'):
+        run(None)
+
+
+def test_a_window_more_after_the_end(tmp_path: Path) -> None:
+    """It would have nothing of what was read before."""
+    numbers = tm.stream.rate(rows=5).select("number")
+    numbers.write_stream(lambda rows: None, checkpoint=tmp_path)
+    counts = numbers.group_by("number", tm.window(tm.stream.counting(1))).agg(n=tm.count())
+    with pytest.raises(
+        tm.DataSetError, match=r'has come to its end and had no task "window \d"; begin anew in another'
+    ):
+        counts.write_stream(lambda rows: None, checkpoint=tmp_path)

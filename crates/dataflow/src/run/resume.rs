@@ -258,6 +258,7 @@ impl Resume {
                 if let Err(reason) = self.fits(&manifest) {
                     return Found::Error { reason };
                 }
+                let manifest = self.after_end(manifest);
                 let Begin { claim, newest, .. } = &mut self.begin;
                 *newest += 1;
                 match pool.block_on(self.settings.store.adopt(manifest, *claim, *newest)) {
@@ -276,6 +277,27 @@ impl Resume {
         }
     }
 
+    /// A checkpoint as it is gone on from: of a job that has come to its end sources go on from where they ended, if no step has kept
+    /// anything, for what steps kept they have given. On worker 0.
+    fn after_end(&self, mut manifest: Manifest) -> Manifest {
+        if !manifest.finished {
+            return manifest;
+        }
+        let (job, place, epoch) = (&self.job, self.settings.store.place(), manifest.epoch);
+        let ended = format!("job \"{job}\" had come to its end, at checkpoint {epoch} in {place}");
+        if self.members.iter().any(|member| member.schema.is_some()) {
+            eprintln!(
+                "tidemill: {ended}: nothing to do, for its windows and other steps have given what they kept; let it begin anew in another \
+                 place, or stop it before its end (`tidemill stop`, stop=) where it is to go on"
+            );
+            return manifest;
+        }
+        eprintln!("tidemill: {ended}: its sources go on from there");
+        manifest.finished = false;
+        manifest.tasks.values_mut().for_each(|task| task.ended.clear());
+        manifest
+    }
+
     /// Whether a checkpoint is one of this job.
     fn fits(&self, manifest: &Manifest) -> Result<(), String> {
         let place = self.settings.store.place();
@@ -286,10 +308,12 @@ impl Resume {
             ));
         }
         let known = |name: &String| self.members.iter().any(|member| &member.name == name);
-        let kept = manifest
-            .tasks
-            .iter()
-            .filter(|(_, state)| !state.buckets.is_empty() || !state.splits.is_empty() || !state.in_flight.is_empty());
+        let keeps = |state: &TaskState| {
+            !state.buckets.is_empty() || !state.splits.is_empty() || !state.in_flight.is_empty()
+                // It has given what it kept.
+                || manifest.finished && state.schema.is_some()
+        };
+        let kept = manifest.tasks.iter().filter(|(_, state)| keeps(state));
         let lost = kept.map(|(name, _)| name).find(|name| !known(name));
         if let Some(name) = lost {
             let prepared = manifest.tasks[name].has_only_prepared();
@@ -305,7 +329,16 @@ impl Resume {
             ));
         }
         for member in &self.members {
-            let Some(state) = manifest.tasks.get(&member.name).filter(|state| !state.buckets.is_empty()) else {
+            // Of a job that has come to its end nothing is kept but what it was.
+            let kept = |state: &&TaskState| manifest.finished && state.schema.is_some() || !state.buckets.is_empty();
+            let Some(state) = manifest.tasks.get(&member.name).filter(kept) else {
+                if manifest.finished && member.schema.is_some() {
+                    return Err(format!(
+                        "checkpoints in {place}: they are of a job that has come to its end and had no task \"{}\"; begin anew in another \
+                         place",
+                        member.name
+                    ));
+                }
                 continue;
             };
             takes(member, state).map_err(|reason| {
