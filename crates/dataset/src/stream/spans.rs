@@ -1,6 +1,7 @@
 //! The stretches of time that windows are: of one length, or as a calendar in some time zone has them, where a day may have 23
 //! hours and a month 28 days.
 
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -162,6 +163,25 @@ impl Spans {
         (0..most).map(move |back| last - back * slide).take_while(move |start| start + size > pane)
     }
 
+    /// Those of them that end in a range, the last first.
+    pub(crate) fn windows_ending(
+        &self,
+        pane: Micros,
+        ends: RangeInclusive<Micros>,
+    ) -> impl Iterator<Item = Micros> + use<> {
+        // From `last` down, each so much before the one before it, and all above `below`.
+        let (last, below, slide) = match self {
+            Spans::Sliding { size, slide } => {
+                let last = pane.min(ends.end().saturating_sub(*size));
+                (last, (pane - size).max(ends.start().saturating_sub(*size).saturating_sub(1)), *slide)
+            }
+            Spans::Calendar { .. } if ends.contains(&self.end(pane)) => (pane, pane - 1, 1),
+            Spans::Calendar { .. } => (pane, pane, 1),
+        };
+        let most = if last > below { i64::MAX } else { 0 };
+        (0..most).map(move |back| last - last.rem_euclid(slide) - back * slide).take_while(move |start| *start > below)
+    }
+
     /// In how many windows a time is at most.
     pub(crate) fn windows_max(&self) -> usize {
         match self {
@@ -257,6 +277,24 @@ mod tests {
                     assert_eq!((spans.last_end(start), spans.windows(start).collect::<Vec<_>>()), (end, vec![start]));
                     start = end;
                 }
+            }
+        }
+    }
+
+    /// The windows that fire are those of all that end then.
+    #[test]
+    fn windows_that_end_in_time() {
+        let sliding = |size, slide| Spans::Sliding { size, slide };
+        for spans in [sliding(12, 4), sliding(10, 4), sliding(7, 7), spans(1, "d", "Europe/Berlin")] {
+            let panes: Vec<Micros> = (-30..30).map(|time| spans.pane(time).0).collect();
+            let times = (-50..50).chain([Micros::MIN, Micros::MIN + 1, 90_000_000_000, Micros::MAX]);
+            for (pane, (from, to)) in panes
+                .into_iter()
+                .zip(times.clone())
+                .flat_map(|(pane, from)| times.clone().map(move |to| (pane, (from, to))))
+            {
+                let all = spans.windows(pane).filter(|start| (from..=to).contains(&spans.end(*start)));
+                assert!(spans.windows_ending(pane, from..=to).eq(all), "{} {pane} {from} {to}", spans.described());
             }
         }
     }

@@ -207,8 +207,7 @@ impl SecondHalf {
             return false;
         }
         if shape.lateness > 0 {
-            let late = shape.spans.windows(pane).filter(|&start| shape.spans.end(start) <= self.fired);
-            self.changed.extend(late);
+            self.changed.extend(shape.spans.windows_ending(pane, Micros::MIN..=self.fired));
         }
         if shape.early.is_some() {
             let under_way = shape.spans.windows(pane).filter(|&start| shape.spans.end(start) > self.fired);
@@ -274,8 +273,7 @@ impl SecondHalf {
         let shape = Arc::clone(&self.shape);
         let mut windows = std::mem::take(&mut self.changed);
         for &pane in self.panes.keys() {
-            let ends = |start: &Micros| (self.fired.saturating_add(1)..=time).contains(&shape.spans.end(*start));
-            windows.extend(shape.spans.windows(pane).filter(ends));
+            windows.extend(shape.spans.windows_ending(pane, self.fired.saturating_add(1)..=time));
         }
         self.fired = self.fired.max(time);
         self.firing = windows.into_iter().map(|start| (start, true)).collect();
