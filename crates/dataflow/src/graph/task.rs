@@ -124,12 +124,29 @@ impl TaskSpec {
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
         S: Source + 'static,
     {
+        Self::any_source(name, (times, false), make)
+    }
+
+    /// The same whose rows tell no time, though tasks behind it wait for it: what holds them back is named while it runs.
+    pub fn source_without_time<F, S>(name: impl Into<String>, make: F) -> Self
+    where
+        F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
+        S: Source + 'static,
+    {
+        Self::any_source(name, (None, true), make)
+    }
+
+    fn any_source<F, S>(name: impl Into<String>, times: (Option<EventTimes>, bool), make: F) -> Self
+    where
+        F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
+        S: Source + 'static,
+    {
         let make = Arc::new(make);
         let task = Self::new(name, move |_, outputs, context| {
-            let (make, times) = (Arc::clone(&make), times.clone());
+            let (make, (times, missed)) = (Arc::clone(&make), times.clone());
             async move {
                 let source = make(&context)?;
-                source::drive(source, times, outputs, &context).await
+                source::drive(source, times, missed, outputs, &context).await
             }
         });
         task.streaming()

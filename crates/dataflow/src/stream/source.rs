@@ -250,16 +250,20 @@ enum Wake {
     Idle,
 }
 
-/// Runs a source to its end.
+/// Runs a source to its end. `missed`: it tells no time, though others wait for it.
 pub(crate) async fn drive<S: Source>(
     mut source: S,
     times: Option<EventTimes>,
+    missed: bool,
     outputs: Outputs,
     context: &TaskContext,
 ) -> Result<(), TaskError> {
     let mut output = outputs.into_only();
     let mut clock = times.map(|times| Clock::new(times, output.schema(), context.restored())).transpose()?;
     let mut place = context.sources().place(context.task(), context.copy());
+    if missed {
+        place.tell_none();
+    }
     let states = context.states();
     // Without checkpoints there are no barriers, and all is durable at the end.
     let durable_now = watch::Sender::new(0);

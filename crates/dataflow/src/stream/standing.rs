@@ -23,6 +23,9 @@ pub struct SourceReport {
     pub ahead: Option<EventTime>,
     /// The split that is furthest behind, as people know it; `None`: no split holds anything back.
     pub held_by: Option<String>,
+    /// It tells no time before its end, though others wait for it.
+    #[serde(default)]
+    pub untimed: bool,
 }
 
 /// The sources of this worker.
@@ -49,6 +52,17 @@ impl Sources {
 }
 
 impl Place {
+    fn report(&self) -> SourceReport {
+        let (task, copy) = (self.task.clone(), self.copy);
+        SourceReport { task, copy, time: None, ahead: None, held_by: None, untimed: false }
+    }
+
+    /// The copy tells no time.
+    pub(crate) fn tell_none(&self) {
+        let report = SourceReport { untimed: true, ..self.report() };
+        self.all.0.lock().insert((self.task.clone(), self.copy), report);
+    }
+
     /// The slowest split, the copy's time, and that of the split that is furthest ahead. `name` is asked for the split's name when
     /// it is another than before.
     pub(crate) fn tell(
@@ -64,13 +78,7 @@ impl Place {
         self.told = Some((slowest, time, ahead));
         let known = |time: EventTime| Some(time).filter(|&time| time > EventTime::MIN);
         let mut all = self.all.0.lock();
-        let report = all.entry((self.task.clone(), self.copy)).or_insert_with(|| SourceReport {
-            task: self.task.clone(),
-            copy: self.copy,
-            time: None,
-            ahead: None,
-            held_by: None,
-        });
+        let report = all.entry((self.task.clone(), self.copy)).or_insert_with(|| self.report());
         (report.time, report.ahead) = (known(time), known(ahead));
         if !same {
             report.held_by = slowest.map(name);
@@ -110,6 +118,15 @@ impl Stalls {
             let seen = self.seen.entry((source.task.clone(), source.copy)).or_insert((source.time, now, false));
             if seen.0 != source.time {
                 *seen = (source.time, now, false);
+            }
+            // Of its copies one says it for all.
+            if source.untimed && source.copy == 0 && !seen.2 && now.saturating_duration_since(seen.1) >= self.patience {
+                seen.2 = true;
+                said.push(format!(
+                    "{} has no time=, so windows and what else waits for the stream's time give nothing before it ends; name the column \
+                     with its rows' times, or use tm.stream.arrival()",
+                    source.task
+                ));
             }
             let Some(split) = &source.held_by else { continue };
             let ahead = source.ahead.max(elsewhere(&source.task));
@@ -178,6 +195,12 @@ mod tests {
         assert!(look(101, Some(us(90)))[0].contains("50 s behind"));
         place.tell(None, (us(41), us(41)), name);
         assert!(look(102, Some(us(200))).is_empty() && look(200, Some(us(400))).is_empty());
+        let untimed = sources.place("source files 2", 0);
+        untimed.tell_none();
+        assert!(look(300, None).is_empty());
+        assert!(look(310, None)[0].starts_with("source files 2 has no time="));
+        assert!(look(320, None).is_empty());
+        drop(untimed);
         let mut never = Stalls::new(Duration::ZERO);
         assert!(never.look(begun + Duration::from_secs(500), &sources.reports(), |_| Some(us(900))).is_empty());
         drop(place);
