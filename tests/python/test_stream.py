@@ -235,7 +235,7 @@ def test_sql() -> None:
         assert all(made[of] == (n, pytest.approx(s)) for of, (n, s) in expected.items())
     sessions = written(tm.sql(query.format("session(ts, '1 hour')"), events=stream))
     assert sum(row["n"] for row in sessions) == len(kept) and len(sessions) == 7
-    with pytest.raises(tm.DataSetError, match="a window's length is an interval"):
+    with pytest.raises(tm.DataSetError, match="a length of time is an interval"):
         written(tm.sql(query.format("tumble(ts, 5)"), events=stream))
 
 

@@ -133,3 +133,83 @@ def test_windows_that_make_no_sense(call: str, said: str) -> None:
     """The error names the function, what it takes, and what it was given."""
     with warnings.catch_warnings(), pytest.raises(tm.DataSetError, match=said):
         sql(call)
+
+
+def in_windows(query: str) -> None:
+    """A query over counts of windows gives of a stream what it gives of the table."""
+    counts = "(select user, tumble(at, '1 day') as w, count(*) as n, max(n) as m from rows group by user, w)"
+    query = query.format(counts=counts)
+    want = sorted(map(str, tm.sql(query, rows=tm.from_arrow(table()), known=KNOWN).to_pylist()))
+    seen: list[Row] = []
+    streamed = tm.sql(query, rows=stream(rows_per_batch=10), known=KNOWN)
+    streamed.write_stream(lambda rows: seen.extend(rows.to_pylist()))
+    assert sorted(map(str, seen)) == want != []
+
+
+KNOWN = tm.from_dict({"user": ["bob", "cyd"], "number": [2, 3]})
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        # Functions over the same groups, of which some have an order.
+        "sum(n) over (partition by w['start']) s, row_number() over (partition by w['start'] order by user) r",
+        "sum(n) over (partition by w['start'] order by user) s, sum(n) over (partition by w['start']) t",
+        "sum(n) over (partition by w) s, row_number() over (partition by w order by user) r",
+        "max(m) over (partition by w['end']) s, lag(m) over (partition by w['end'] order by user desc) r",
+        "max(m) over (partition by w['end']) s, sum(m) over (partition by w['end'], user) r",
+    ],
+)
+def test_several_functions_over_groups(columns: str) -> None:
+    in_windows(f"select *, {columns} from {{counts}}")
+
+
+def test_functions_of_functions_over_groups() -> None:
+    """One step ranks what another has made of the same groups."""
+    shares = "(select *, m * 1.0 / sum(m) over (partition by w['start']) as share from {counts})"
+    ranked = f"select *, row_number() over (partition by w['start'] order by share desc) r from {shares}"
+    in_windows(f"select * from ({ranked}) where r = 1")
+
+
+@pytest.mark.parametrize("key", ["w", "w['start']", "w['end']", "w['start'], w['end']"])
+def test_the_first_of_each_window(key: str) -> None:
+    ranked = f"select *, row_number() over (partition by {key} order by n desc, user) r from {{counts}}"
+    in_windows(f"select * from ({ranked}) where r <= 1")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from rows where user not in (select user from known)",
+        "select * from rows where user not in (select user from known where number > 5)",
+        "select n from rows where nullif(user, 'ann') not in (select user from known where number > 2)",
+        "select user from rows union select user from rows where n > 3",
+        "select n % 3 as k from rows union select n % 5 from rows",
+    ],
+)
+def test_sets_of_rows(query: str) -> None:
+    in_windows(query)
+
+
+def test_not_in_what_has_a_null() -> None:
+    """Which might be any: nothing is known not to be in it."""
+    query = "select * from rows where user not in (select nullif(user, 'cyd') from known)"
+    assert written(tm.sql(query, rows=stream(), known=KNOWN)) == []
+
+
+def test_aggregates_in_an_order() -> None:
+    query = "select user, tumble(at, '1 day') w, array_agg(n order by n) a from rows group by user, w"
+    with pytest.raises(tm.DataSetError, match=r"rows in an order, such as array_agg.*sort what it gives"):
+        written(tm.sql(query, rows=stream()))
+
+
+def test_how_far_a_time_is_behind() -> None:
+    """As in Python, and over tables it says nothing."""
+    in_windows("select tumble(behind(at, '1 hour'), '1 day') as w, count(*) n from rows group by w")
+    for call, said in (
+        ("behind(n, '1 hour')", "behind takes a timestamp or a date, not Int64"),
+        ("behind(at, 'long')", "a length of time is an interval such as '10 seconds'"),
+        ("behind(at, '-1 hour')", "a constant length of time from 0 on"),
+    ):
+        with pytest.raises(tm.DataSetError, match=said):
+            tm.sql(f"select {call} from rows", rows=tm.from_arrow(table())).collect()

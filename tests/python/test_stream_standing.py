@@ -130,3 +130,39 @@ def test_rows_of_a_split_that_is_idle(tmp_path: Path) -> None:
         lambda rows: seen.extend(rows.to_pylist()), checkpoint=tmp_path / "checkpoints", stop=lambda: bool(seen)
     )
     assert (seen[0]["n"], tm.stream.late_rows()) == (11, 0)
+
+
+UNTIMED = """
+from pathlib import Path
+import tidemill as tm
+
+rows = tm.stream.from_files("rows", {"at": "timestamp[s]", "n": "int64"})
+timed = tm.stream.rate(1000, splits=1, step="1s").select(at=tm.col("time").cast("timestamp[s]"), n=tm.lit(1))
+counts = rows.union(timed).group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
+print(counts.explain())
+stop = Path("stop")
+counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint="checkpoints", every="200ms", stop=stop.exists)
+"""
+
+
+def test_a_source_without_time(tmp_path: Path) -> None:
+    """No window fires before its end, which may never come: explain, a warning and top name it, and not the one beside it."""
+    (tmp_path / "rows").mkdir()
+    append(tmp_path / "rows" / "one.json", range(5))
+    (tmp_path / "app.py").write_text(UNTIMED)
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "TIDEMILL_STALL_WARNING": "1"}
+    err = tmp_path / "err"
+    with err.open("wb") as to:
+        job = launched.start("run", "-n", "2", "app.py", env=env, cwd=tmp_path, stderr=to)
+    try:
+        launched.wait_until(lambda: b"has no time=" in err.read_bytes(), "a warning")
+        shown = launched.run("top", "--once", "--every", "0.2", env=env).stdout.decode()
+        assert re.search(r"time of source files rows \d: none before it ends", shown), shown
+        time.sleep(1.5)
+    finally:
+        (tmp_path / "stop").touch()
+        out, _ = job.communicate(timeout=launched.PATIENCE_S)
+    assert job.returncode == 0, err.read_text()
+    assert b"files rows: it has no time=" in out and b"rate: it has no time=" not in out
+    warned = [line for line in err.read_text().splitlines() if "has no time=" in line]
+    assert len(warned) == 1 and "source files rows" in warned[0], warned

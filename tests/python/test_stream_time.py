@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tidemill as tm
 
@@ -178,3 +179,105 @@ def test_clock_tells_between(tmp_path: Path) -> None:
     seen += written(counts, **options)
     assert sum(row["rows"] for row in seen) == 300
     assert len({row["window_start"] for row in seen}) == len(seen)
+
+
+def paced() -> tm.Table:
+    """In the order of `at`, and other times: one that is up to half an hour behind, and one that is long before."""
+    n = tm.col("n")
+    second = {"at": n * 10, "other": n * 10 - n * 7 % 1800, "before": n * 0}
+    times = {name: of.cast("timestamp[s]").cast("timestamp[us]") for name, of in second.items()}
+    return tm.from_dict({"n": list(range(1200))}).select("n", **times).collect()
+
+
+def in_order(rows: tm.Table) -> tm.DataSet:
+    return tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=4000)
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        tm.col("at").dt.truncate("hour"),
+        tm.col("at").dt.truncate("month") + timedelta(hours=1),
+        tm.col("at").cast("timestamp[us, UTC]").cast("date32"),
+        tm.stream.behind("other", "30m"),
+        tm.stream.behind("other", 1800).dt.truncate("minute"),
+        tm.stream.behind(tm.col("before"), "1d"),
+    ],
+)
+def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
+    """Windows wait for the rows of a time that is behind the stream's, as far as that is known or said: none is late."""
+    rows = paced()
+
+    def count(data: tm.DataSet) -> tm.DataSet:
+        return data.group_by(tm.window(tm.tumbling("10m"), on=on)).agg(n=tm.count())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tm.stream.LateRowsWarning)
+        found = written(count(in_order(rows)))
+        assert sorted(found, key=str) == sorted(count(tm.from_arrow(rows)).to_pylist(), key=str)
+        # The same where another step has made the column.
+        made = in_order(rows).with_columns(other=on).filter(tm.col("n") >= 0)
+        counts = made.group_by(tm.window(tm.tumbling("10m"), on="other")).agg(n=tm.count())
+        assert sorted(written(counts), key=str) == sorted(found, key=str)
+
+
+@pytest.mark.parametrize(
+    ("on", "named"),
+    [
+        (tm.col("other"), "a window of other:"),
+        (tm.col("at").cast("timestamp[us, Asia/Tokyo]"), "a window of "),
+        (tm.col("at").fill_null(tm.col("other")), "a window of "),
+    ],
+)
+def test_windows_of_times_that_nobody_knows(on: tm.Expr, named: str) -> None:
+    """Their rows would be late, but for a few: they are refused, with the column and what to say of it."""
+    counts = in_order(paced()).group_by(tm.window(tm.tumbling("10m"), on=on)).agg(n=tm.count())
+    with pytest.raises(tm.DataSetError, match=rf"{named}.*tm\.stream\.behind"):
+        written(counts)
+    with pytest.raises(tm.DataSetError, match=r"tm\.stream\.behind"):
+        custom = tm.stream.custom(lambda times: (times, times))
+        written(in_order(paced()).group_by(tm.window(custom, on=on)).agg(n=tm.count()))
+
+
+def test_times_that_functions_give_later() -> None:
+    """What a timer gives an hour later is waited for as long as the program says."""
+
+    def later(key: Row, rows: list[Row], context: tm.stream.KeyContext) -> Row | None:
+        if rows:
+            context.state = rows[0]["at"]
+            context.set_timer(context.state + timedelta(hours=1))
+            return None
+        return {"at": context.state}
+
+    delayed = in_order(paced()).key_by("n").process(later, {"at": "timestamp[us]"})
+    on = tm.stream.behind("at", "1h")
+    found = written(delayed.group_by(tm.window(tm.tumbling("10m"), on=on)).agg(n=tm.count()))
+    assert sum(row["n"] for row in found) == 1200 and len(found) == 20
+
+
+def test_groups_of_cut_times() -> None:
+    """A time that is cut to hours tells when its group is complete, without a window."""
+    hours = in_order(paced()).group_by(tm.col("at").dt.truncate("hour").alias("hour")).agg(n=tm.count())
+    assert sorted(row["n"] for row in written(hours)) == [120, 360, 360, 360]
+    bins = tm.sql("select date_bin('1 hour', at) h, count(*) n from rows group by 1", rows=in_order(paced()))
+    assert sorted(row["n"] for row in written(bins)) == [120, 360, 360, 360]
+
+
+def test_a_nanosecond_before_1970() -> None:
+    """Rounded towards 1970 it would be in the next window."""
+    rows = pa.table({"at": pa.array([-1_000_000_001, -1, 0], pa.timestamp("ns"))})
+    stream = tm.stream.from_table(rows, time="at")
+    found = written(stream.group_by(tm.window(tm.tumbling("1s"), on="at")).agg(n=tm.count()))
+    assert [(row["window_start"].second, row["n"]) for row in found] == [(58, 1), (59, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("now", ["now()", "current_timestamp", "current_time"])
+def test_now_goes_on(now: str) -> None:
+    """On a stream it is now, not when the job began: a filter of the last hour stays one."""
+    rows = tm.stream.from_table(paced(), rows_per_batch=100, rows_per_s=4000)
+    found = written(tm.sql(f"select n, {now} as t, current_date as d from rows where {now} is not null", rows=rows))
+    times = [row["t"] for row in sorted(found, key=lambda row: row["n"])]
+    assert len(times) == 1200 and len(set(times)) > 3
+    assert {row["d"] for row in found} <= {datetime.now().date() + timedelta(days=days) for days in (-1, 0, 1)}
+    one = tm.sql(f"select distinct {now} as t from rows", rows=tm.from_arrow(paced()))
+    assert len(one.to_pylist()) == 1

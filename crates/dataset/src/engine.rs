@@ -34,7 +34,7 @@ use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions, number
 use crate::spill::SpillFiles;
 use crate::split::SplitExec;
 use crate::stores::Stores;
-use crate::stream::sql_functions;
+use crate::stream::{behind_function, sql_functions};
 use crate::times::{DatesAsTimes, time_functions};
 use crate::within_memory::WithinMemory;
 
@@ -377,7 +377,7 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _]);
     let builder = builder.with_physical_optimizer_rules(rules).with_analyzer_rules(analyzer);
     let context = SessionContext::new_with_state(builder.build());
-    let functions = sql_functions().chain(time_functions()).chain(number_functions());
+    let functions = sql_functions().chain([behind_function()]).chain(time_functions()).chain(number_functions());
     functions.for_each(|function| context.register_udf(function));
     aggregate_functions().for_each(|function| context.register_udaf(function));
     context

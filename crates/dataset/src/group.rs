@@ -45,7 +45,8 @@ impl GroupExec {
         (is_plain && is_number).then(|| GroupExec { aggregate: Arc::clone(node), metrics: Default::default() })
     }
 
-    fn aggregate(&self) -> &AggregateExec {
+    /// What it does as it would be done without it.
+    pub(crate) fn aggregate(&self) -> &AggregateExec {
         self.aggregate.downcast_ref().expect("made of one")
     }
 }

@@ -141,6 +141,9 @@ def _held_back(sources: list[dict[str, Any]]) -> list[str]:
     """Of each source the split that is furthest behind, if others are ahead of it."""
     lines = []
     for task in dict.fromkeys(source["task"] for source in sources):
+        if any(source["untimed"] for source in sources if source["task"] == task):
+            lines.append(f"  time of {task}: none before it ends, for it has no time=")
+            continue
         copies = [source for source in sources if source["task"] == task and source["held_by"] is not None]
         ahead = max((copy["ahead"] for copy in copies if copy["ahead"] is not None), default=None)
         if ahead is None:

@@ -23,7 +23,7 @@ from tidemill.stream._running import Move, Running
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
 from tidemill.stream._tls import Tls
-from tidemill.stream._windows import Windows, calendar, counting, custom, session, sliding, tumbling, window
+from tidemill.stream._windows import Windows, behind, calendar, counting, custom, session, sliding, tumbling, window
 
 __all__ = [
     "AggregateState",
@@ -42,6 +42,7 @@ __all__ = [
     "Tls",
     "Windows",
     "arrival",
+    "behind",
     "calendar",
     "counting",
     "custom",

@@ -83,7 +83,9 @@ def assigned(data: DataSet, window: CustomWindow) -> DataSet:
     missing = [name for name in window.given if name not in data.columns]
     if missing:
         raise DataSetError(f"custom: no column {missing[0]!r}; there are {', '.join(data.columns)}")
-    timed = data.with_columns(**{_TIME: window.time.cast("timestamp[us]")})
+    time = window.time.cast("timestamp[us]")
+    # A column that keeps its name is as far behind the stream's time as it was, and a window ends behind each of its rows.
+    timed = data.with_columns(**{_TIME: time, _END: time + _MICROSECOND})
     before = data._native.empty()
     names, is_stream = data.columns, data._native.is_stream()
 

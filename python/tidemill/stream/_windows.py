@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from tidemill._tidemill import window_of
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._expr import Expr, IntoExpr, col, lit
+from tidemill.dataset._expr import Expr, IntoExpr, call, col, lit
 from tidemill.stream._custom import Assign, CustomWindow
 from tidemill.stream._keys import WindowKey
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Windows", "calendar", "counting", "custom", "session", "sliding", "tumbling", "window"]
+__all__ = ["Windows", "behind", "calendar", "counting", "custom", "session", "sliding", "tumbling", "window"]
 
 #: Far enough below what 64 bits hold that numbers of rows may be added.
 _ROWS_MAX = 10**18
+_DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -167,3 +168,25 @@ def window(
         return CustomWindow(windows.assign, windows.columns, time, lateness, every, early_rows)
     how = (windows.kind, windows.size, windows.slide, lateness, every, early_rows, windows.zone)
     return WindowKey(window_of(time._native, *how), early is not None or early_rows is not None)
+
+
+def behind(time: IntoExpr, by: Duration) -> Expr:
+    """The column as it is, and that it is never further than `by` behind the stream's time: for windows over a time that is not the source's.
+
+    Windows know by themselves how far the column is that ``time=`` of the source names, also with a constant length of time more or
+    less, cast to coarser units, or cut to hours or days. Of any other they do not, and are refused: without this they would be given before their
+    rows have come. A row that is further behind is late. Over a table it changes nothing.
+
+    Parameters
+    ----------
+    time : str or Expr
+        A timestamp or a date.
+    by : str, number of seconds or timedelta
+        As long do windows wait for their rows.
+
+    >>> import tidemill as tm
+    >>> ordered = tm.stream.behind("ordered_at", "1h")
+    >>> hours = tm.window(tm.tumbling("1h"), on=ordered)
+    """
+    days, us = divmod(micros(by, "by"), _DAY_US)
+    return call("behind", col(time) if isinstance(time, str) else time, lit(f"{days} days {us} microseconds"))

@@ -4,15 +4,18 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use datafusion::common::JoinType;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::execution::{SessionState, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
-use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::expressions::{Column, is_not_null, lit};
+use datafusion::physical_expr_common::physical_expr::fmt_sql;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
@@ -46,6 +49,7 @@ use super::join::{JoinTask, StreamJoin};
 use super::keyed::{Keyed, KeyedTask};
 use super::late::{KeepLateRows, LATE, LateOutput, LateRows, MakeLateSink};
 use super::memory::table_stream;
+use super::now::NowOfBatch;
 use super::process::{ProcessExec, ProcessTask};
 use super::sessions::{self, SessionAggregation, SessionTimes};
 use super::spans::Spans;
@@ -57,6 +61,7 @@ use super::window::{Early, Micros, WindowCall, WindowFunction, WindowKind};
 use crate::dataset::{DataSet, SLICE_ROWS};
 use crate::distribute::only_value;
 use crate::error::{DataSetError, Result};
+use crate::group::GroupExec;
 
 /// The port that rows leave a task by.
 const ROWS: &str = "rows";
@@ -89,6 +94,8 @@ struct Halves {
 pub(crate) struct Lowered {
     pub graph: Graph,
     pub sources: Vec<(String, Guarantee)>,
+    /// The names of those that tell no time, though steps behind them wait for it.
+    pub untimed: Vec<String>,
     /// The sinks.
     pub sinks: Vec<StreamSink>,
 }
@@ -111,6 +118,10 @@ pub(crate) struct Lower<'a> {
     tasks: u32,
     /// The names of sources, and what they give.
     sources: Vec<(String, Guarantee)>,
+    /// A step behind what is lowered now waits for time.
+    waits: bool,
+    /// See [`Lowered::untimed`].
+    untimed: Vec<String>,
     late: &'a LateRows,
     /// Windows whose late rows are wanted.
     late_from: Vec<(Branch, SchemaRef)>,
@@ -174,7 +185,8 @@ fn session(state: SessionState, late_rows: bool) -> SessionState {
         .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
     let mut rules = state.optimizers().to_vec();
     rules.retain(|rule| rule.name() != "single_distinct_aggregation_to_group_by");
-    let mut builder = SessionStateBuilder::new_from_existing(state).with_config(config).with_optimizer_rules(rules);
+    let builder = SessionStateBuilder::new_from_existing(state).with_config(config).with_optimizer_rules(rules);
+    let mut builder = builder.with_analyzer_rule(Arc::new(NowOfBatch));
     if late_rows {
         builder = builder.with_analyzer_rule(Arc::new(KeepLateRows));
     }
@@ -192,18 +204,25 @@ fn columns_of(columns: &[usize]) -> Vec<Arc<dyn PhysicalExpr>> {
     columns.iter().map(|&column| Arc::new(Column::new("", column)) as _).collect()
 }
 
-/// What tells time after a step.
-fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
+/// What a projection or a filter gives: expressions over the rows that come to it. `None` for other steps.
+fn chosen(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
     let any: &dyn Any = plan.as_ref();
     if let Some(project) = any.downcast_ref::<ProjectionExec>() {
-        let exprs: Vec<_> = project.projection_expr().iter().map(|by| Arc::clone(&by.expr)).collect();
-        return rows.times.project(&exprs);
+        return Some(project.projection_expr().iter().map(|by| Arc::clone(&by.expr)).collect());
     }
-    if let Some(filter) = any.downcast_ref::<FilterExec>() {
-        return match filter.projection().as_ref() {
-            Some(columns) => rows.times.project(&columns_of(&columns.iter().copied().collect::<Vec<_>>())),
-            None => rows.times.clone(),
-        };
+    let filter = any.downcast_ref::<FilterExec>()?;
+    let schema = filter.input().schema();
+    let column = |column: usize| Arc::new(Column::new(schema.field(column).name(), column)) as Arc<dyn PhysicalExpr>;
+    Some(match filter.projection().as_ref() {
+        Some(columns) => columns.iter().copied().map(column).collect(),
+        None => (0..schema.fields().len()).map(column).collect(),
+    })
+}
+
+/// What tells time after a step.
+fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
+    if let Some(exprs) = chosen(plan) {
+        return rows.times.project(&exprs);
     }
     // A function of the program, or rows that become several: what keeps its name and type is the same.
     let schema = plan.schema();
@@ -214,6 +233,75 @@ fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
         (found.data_type() == field.data_type()).then_some(TimeOf { place, behind: of.behind })
     };
     Times { places: rows.times.places.iter().filter_map(same).collect(), ..rows.times.clone() }
+}
+
+/// What is done to whole groups of rows: a node that looks at partitions of rows, and nodes below it that do so or sort for it.
+struct Chain<'p> {
+    /// The node whose rows they are.
+    leaf: &'p Arc<dyn ExecutionPlan>,
+    /// The projections and filters among them, the last first.
+    choices: Vec<&'p Arc<dyn ExecutionPlan>>,
+    /// The keys that all have in common, over the rows of the leaf: what has these alike is looked at together.
+    keys: Vec<Arc<dyn PhysicalExpr>>,
+}
+
+impl<'p> Chain<'p> {
+    fn of(plan: &'p Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Self {
+        let mut below = plan.children()[0];
+        let mut chain = Chain { leaf: below, choices: Vec::new(), keys: keys.to_vec() };
+        // Projections and filters belong to it only if there is more below them: they are better done where rows come from.
+        let (mut choices, mut keys) = (Vec::new(), keys.to_vec());
+        loop {
+            let any: &dyn Any = below.as_ref();
+            let mut belongs = any.is::<SortExec>();
+            if let Some(exprs) = chosen(below) {
+                let Some(before) = keys.iter().map(|key| over(key, &exprs)).collect() else { return chain };
+                keys = before;
+                choices.push(below);
+            } else if let Some(theirs) = partitions(below) {
+                let all = keys.len().min(theirs.len());
+                keys.retain(|key| theirs.contains(key));
+                if keys.len() < all || keys.is_empty() {
+                    return chain;
+                }
+                belongs = true;
+            } else if !belongs && !passes(below) {
+                return chain;
+            }
+            below = below.children()[0];
+            if belongs {
+                chain = Chain { leaf: below, choices: choices.clone(), keys: keys.clone() };
+            }
+        }
+    }
+
+    /// What tells time behind it, of what does before.
+    fn times(&self, times: &Times) -> Times {
+        let same = |of: &TimeOf| {
+            let is = |key| following(key).is_some_and(|of_key| of_key.is_place(&of.place));
+            self.keys.iter().any(is)
+        };
+        let places = times.places.iter().filter(|of| same(of)).cloned().collect();
+        let times = Times { places, ..times.clone() };
+        self.choices.iter().rev().filter_map(|step| chosen(step)).fold(times, |times, exprs| times.project(&exprs))
+    }
+}
+
+/// An expression over what `exprs` give, over what these are of; `None` if it is of something else.
+fn over(expr: &Arc<dyn PhysicalExpr>, exprs: &[Arc<dyn PhysicalExpr>]) -> Option<Arc<dyn PhysicalExpr>> {
+    let mut known = true;
+    let put = Arc::clone(expr).transform_down(|part| {
+        let any: &dyn Any = part.as_ref();
+        let Some(column) = any.downcast_ref::<Column>() else { return Ok(Transformed::no(part)) };
+        match exprs.get(column.index()) {
+            Some(by) => Ok(Transformed::new(Arc::clone(by), true, TreeNodeRecursion::Jump)),
+            None => {
+                known = false;
+                Ok(Transformed::no(part))
+            }
+        }
+    });
+    put.ok().map(|put| put.data).filter(|_| known)
 }
 
 /// The keys of a node that looks at whole partitions of rows.
@@ -230,6 +318,39 @@ fn firsts(aggregate: &AggregateExec) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
         function.expressions().into_iter().next().filter(|_| any)
     };
     aggregate.aggr_expr().iter().zip(aggregate.filter_expr()).map(first).collect()
+}
+
+/// A stream's rows whose key is not in a table, as SQL's NOT IN has it, by joins that take the table first. A null in the table may be
+/// any key, so none is known not to be in it; a null in the stream may be any, so it is in every table but an empty one.
+fn not_in(join: &HashJoinExec) -> Result<Arc<dyn ExecutionPlan>> {
+    let [(of_stream, of_table)] = join.on() else { return Err(until_the_end("NOT IN with several columns")) };
+    if join.filter().is_some() {
+        return Err(until_the_end("NOT IN of a query that looks at the stream's rows; use NOT EXISTS"));
+    }
+    let (mut rows, mut nulls) = (0, 0);
+    for batch in in_memory(join.right())? {
+        let keys = of_table.evaluate(&batch)?.into_array(batch.num_rows())?;
+        (rows, nulls) = (rows + keys.len(), nulls + keys.logical_null_count());
+    }
+    let wanted: Arc<dyn PhysicalExpr> = match (rows, nulls) {
+        (0, _) => lit(true),
+        (_, 0) => is_not_null(Arc::clone(of_stream))?,
+        _ => lit(false),
+    };
+    let stream = Arc::new(FilterExec::try_new(wanted, Arc::clone(join.left()))?);
+    let join = join.builder().with_null_aware(false).with_new_children(vec![stream, Arc::clone(join.right())])?;
+    Ok(join.build()?.swap_inputs(PartitionMode::CollectLeft)?)
+}
+
+/// The rows of a table that is held in memory.
+fn in_memory(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>> {
+    let any: &dyn Any = plan.as_ref();
+    let memory = any.downcast_ref::<DataSourceExec>().and_then(|exec| {
+        let any: &dyn Any = exec.data_source().as_ref();
+        any.downcast_ref::<MemorySourceConfig>()
+    });
+    let memory = memory.ok_or_else(|| DataSetError::Internal("a table that is not in memory".into()))?;
+    Ok(memory.partitions().iter().flatten().cloned().collect())
 }
 
 fn until_the_end(what: &str) -> DataSetError {
@@ -263,8 +384,9 @@ impl<'a> Lower<'a> {
         sinks: Sinks<'a>,
         copies: u32,
     ) -> Result<Lowered> {
-        let (graph, sources, late_from) = (Graph::new(job), Vec::new(), Vec::new());
-        let mut lower = Lower { graph, context, copies, tasks: 0, sources, late: sinks.left_out, late_from };
+        let (sources, untimed, late_from) = Default::default();
+        let (graph, late) = (Graph::new(job), sinks.left_out);
+        let mut lower = Lower { graph, context, copies, tasks: 0, sources, waits: false, untimed, late, late_from };
         let rows = lower.node(plan)?;
         let rows = lower.done(rows);
         lower.sink("sink", sinks.rows, &rows.from, &rows.schema, ROWS);
@@ -291,7 +413,7 @@ impl<'a> Lower<'a> {
             lower.sink("late rows, sink", &sink, &from, schema, LATE);
             all.push(sink);
         }
-        Ok(Lowered { graph: lower.graph, sources: lower.sources, sinks: all })
+        Ok(Lowered { graph: lower.graph, sources: lower.sources, untimed: lower.untimed, sinks: all })
     }
 
     /// Adds a sink for what leaves tasks by a port.
@@ -368,7 +490,13 @@ impl<'a> Lower<'a> {
         let name = self.name(&format!("source {}", source.name));
         self.sources.push((source.name.clone(), source.guarantee));
         let make = Arc::clone(&source.make);
-        let task = TaskSpec::source(name, source.times.clone(), move |copy| make(copy));
+        let task = match source.times.clone() {
+            None if self.waits => {
+                self.untimed.push(source.name.clone());
+                TaskSpec::source_without_time(name, move |copy| make(copy))
+            }
+            times => TaskSpec::source(name, times, move |copy| make(copy)),
+        };
         let task = self.graph.add(task.output(ROWS, Arc::clone(&source.schema)).copies(copies));
         let mut steps = Steps::default();
         let column = source.times.as_ref().map(|times| time_column(&source.schema, &times.column));
@@ -384,6 +512,7 @@ impl<'a> Lower<'a> {
     fn join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
         let refused = |what: &str| Err(until_the_end(what));
         match (has_stream(join.left()), has_stream(join.right())) {
+            (true, false) if join.null_aware => return self.node(&not_in(join)?),
             (true, true) => return self.stream_join(plan, join),
             (true, false) => return self.node(&join.swap_inputs(PartitionMode::CollectLeft)?),
             _ => {}
@@ -433,7 +562,7 @@ impl<'a> Lower<'a> {
     }
 
     fn stream_join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
-        let (left, right) = (self.node(join.left())?, self.node(join.right())?);
+        let (left, right) = (self.timed(join.left())?, self.timed(join.right())?);
         let (join, times) = StreamJoin::new(join, [&left.times, &right.times])?;
         let join = Arc::new(join);
         let name = self.name("join");
@@ -451,22 +580,18 @@ impl<'a> Lower<'a> {
 
     /// A node that looks at whole partitions, of which a key tells time: each is complete when that has passed.
     fn ranked(&mut self, plan: &Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Result<Flowing> {
-        let mut leaf = plan.children()[0];
-        loop {
-            let any: &dyn Any = leaf.as_ref();
-            match any.is::<SortExec>() || passes(leaf) {
-                true => leaf = leaf.children()[0],
-                false => break,
-            }
-        }
-        let rows = self.node(leaf)?;
-        let same = |of: &TimeOf| {
-            let is = |key| following(key).is_some_and(|of_key| of_key.is_place(&of.place));
-            keys.iter().any(is)
-        };
-        let places = rows.times.places.iter().filter(|of| same(of)).cloned().collect();
-        let times = Times { places, ..rows.times.clone() };
-        self.complete(plan, leaf, rows, keys.to_vec(), times)
+        let chain = Chain::of(plan, keys);
+        let rows = self.timed(chain.leaf)?;
+        let times = chain.times(&rows.times);
+        self.complete(plan, chain.leaf, rows, chain.keys, times)
+    }
+
+    /// [`Lower::node`] for a step that gives results when a time has passed.
+    fn timed(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let before = std::mem::replace(&mut self.waits, true);
+        let rows = self.node(plan);
+        self.waits = before;
+        rows
     }
 
     /// A part of the plan that is run over groups of rows when they are complete.
@@ -566,15 +691,13 @@ impl<'a> Lower<'a> {
 
     /// A table among streams: it comes, and ends.
     fn table(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
-        let any: &dyn Any = plan.as_ref();
-        let memory = any.downcast_ref::<DataSourceExec>().and_then(|exec| {
-            let any: &dyn Any = exec.data_source().as_ref();
-            any.downcast_ref::<MemorySourceConfig>()
-        });
-        let memory = memory.ok_or_else(|| DataSetError::Internal("a table that is not in memory".into()))?;
-        let rows: Vec<_> = memory.partitions().iter().flatten().cloned().collect();
+        let rows = in_memory(plan)?;
         let source = table_stream("table", plan.schema(), &rows, None, SLICE_ROWS, 0.0);
-        self.source(&StreamExec::new(source, None)?)
+        // It ends soon: nobody waits for it.
+        let before = std::mem::replace(&mut self.waits, false);
+        let rows = self.source(&StreamExec::new(source, None)?);
+        self.waits = before;
+        rows
     }
 
     fn aggregate(&mut self, plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Result<Flowing> {
@@ -591,7 +714,20 @@ impl<'a> Lower<'a> {
             _ => Arc::clone(plan),
         };
         let any: &dyn Any = lower.as_ref();
-        let Some(aggregate) = any.downcast_ref::<AggregateExec>() else { return refused("an aggregate in parts") };
+        let of_numbers = || any.downcast_ref::<GroupExec>().map(GroupExec::aggregate);
+        let Some(aggregate) = any.downcast_ref::<AggregateExec>().or_else(of_numbers) else {
+            return refused("an aggregate in parts");
+        };
+        let mut below = aggregate.input();
+        while passes(below) {
+            below = below.children()[0];
+        }
+        let any: &dyn Any = below.as_ref();
+        if any.is::<SortExec>() && aggregate.aggr_expr().iter().any(|function| !function.order_bys().is_empty()) {
+            return refused(
+                "an aggregate of rows in an order, such as array_agg(... order by ...); sort what it gives instead",
+            );
+        }
         if !aggregate.group_expr().is_single() {
             return refused("grouping sets");
         }
@@ -602,7 +738,11 @@ impl<'a> Lower<'a> {
                 found.get_or_insert((at, call));
             }
         }
-        let input = self.node(aggregate.input())?;
+        let input = match found.as_ref().is_some_and(|(_, call)| !matches!(call.windows.kind, WindowKind::Count { .. }))
+        {
+            true => self.timed(aggregate.input())?,
+            false => self.node(aggregate.input())?,
+        };
         let Some((window_at, WindowCall { windows, time, late })) = found else {
             let keys: Vec<_> = groups.iter().map(|(key, _)| Arc::clone(key)).collect();
             if let Some(more) = firsts(aggregate) {
@@ -619,14 +759,19 @@ impl<'a> Lower<'a> {
         if let WindowKind::Count { size, slide } = windows.kind {
             return self.counted(plan, aggregate, input, window_at, (size, slide));
         }
-        let behind = input.times.behind(&time, &input.schema);
-        if behind.is_none() && input.times.lost {
-            return refused(
-                "a window of time after windows of rows, or after a join that does not bound the time of partners: rows of those may \
-                 have any time",
-            );
-        }
-        let behind = behind.unwrap_or(0);
+        let Some(behind) = input.times.behind(&time, &input.schema) else {
+            let of = fmt_sql(time.as_ref());
+            let why = match input.times.lost {
+                true => {
+                    "windows of rows, and joins that do not bound the time of partners, give rows that may have any time"
+                }
+                false => "it is not the column that time= of the source names, nor follows it",
+            };
+            return Err(DataSetError::Unsupported(format!(
+                "a window of {of}: nobody knows how far that is behind the stream's time, so rows would be late ({why}). Let time= name \
+                 it, or say how far it may be behind: tm.stream.behind(..., \"1h\") in Python, behind({of}, '1 hour') in SQL"
+            )));
+        };
         let spans = match windows.kind.clone() {
             WindowKind::Sliding { size, slide } => Some(Spans::Sliding { size, slide }),
             WindowKind::Calendar(calendar) => Some(Spans::calendar(calendar)?),

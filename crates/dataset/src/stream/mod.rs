@@ -24,10 +24,13 @@
 //! | `keys`      | which keys there are                                                   |
 //! | `kept`      | rows that are kept until a time has passed                             |
 //! | `times`     | which columns tell time                                                |
+//! | `behind`    | what a program says of columns of time                                 |
+//! | `now`       | the time of day                                                        |
 //! | `steps`     | what is done with one batch at a time                                  |
 //! | `lower`     | a query's plan becomes a graph of tasks                                |
 
 mod aggregate;
+mod behind;
 mod complete;
 mod counts;
 mod distinct;
@@ -40,6 +43,7 @@ mod keys;
 mod late;
 mod lower;
 mod memory;
+mod now;
 mod panes;
 mod process;
 mod saved;
@@ -60,6 +64,7 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::{Look, RunReport};
 
+pub(crate) use behind::function as behind_function;
 pub(crate) use distinct::Remembered;
 pub use late::{LateRows, MakeLateSink};
 pub(crate) use lower::has_stream;
@@ -191,6 +196,11 @@ impl Workers {
         let workers = self.runner().workers().len() as u32;
         let mut text =
             lowered.graph.explain(workers, None).map_err(|errors| crate::distribute::failed(errors.into()))?;
+        for source in &lowered.untimed {
+            let why =
+                "it has no time=, so steps behind it that wait for time, as windows do, give nothing before it ends";
+            text.push_str(&format!("{source}: {why}\n"));
+        }
         text.push_str("after a failure, with checkpoint=:\n");
         for (source, gives) in &lowered.sources {
             text.push_str(&match gives {

@@ -12,6 +12,7 @@ use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::expressions::{BinaryExpr, CastExpr, Column, Literal};
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 
+use super::behind;
 use super::window::{Micros, micros};
 
 /// A column, or a field of one.
@@ -80,10 +81,13 @@ impl Times {
         Times { places: column.map(place).into_iter().collect(), untimed: column.is_none(), lost: false }
     }
 
-    /// How far what is to come of an expression may lie behind the watermark.
+    /// How far what is to come of an expression may lie behind the watermark, if that is known.
     pub(crate) fn behind(&self, expr: &Arc<dyn PhysicalExpr>, schema: &SchemaRef) -> Option<Micros> {
         if self.untimed {
             return is_time(&expr.data_type(schema).ok()?).then_some(0);
+        }
+        if let Some(behind) = said(expr) {
+            return Some(behind);
         }
         let follows = following(expr)?;
         let of = self.places.iter().find(|of| of.place == follows.place)?;
@@ -94,6 +98,9 @@ impl Times {
     pub(crate) fn project(&self, exprs: &[Arc<dyn PhysicalExpr>]) -> Self {
         let mut places = Vec::new();
         for (column, expr) in exprs.iter().enumerate() {
+            if let Some(behind) = said(expr) {
+                places.push(TimeOf { place: Place::column(column), behind });
+            }
             let Some(follows) = following(expr) else { continue };
             for of in self.places.iter().filter(|of| of.place.column == follows.place.column) {
                 if of.place == follows.place {
@@ -130,42 +137,101 @@ fn is_time(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Timestamp(..) | DataType::Date32 | DataType::Date64)
 }
 
-/// What an expression follows: a column, a field of one, either with a constant length of time more or less, or in coarser units.
-pub(crate) fn following(expr: &Arc<dyn PhysicalExpr>) -> Option<Following> {
-    let any: &dyn Any = expr.as_ref();
-    if let Some(column) = any.downcast_ref::<Column>() {
-        return Some(Following { place: Place::column(column.index()), low: 0, high: 0 });
+/// What an expression is made of: it is between `low` and `high` more than that.
+struct Shifted<'e> {
+    of: &'e Arc<dyn PhysicalExpr>,
+    low: Micros,
+    high: Micros,
+}
+
+impl Shifted<'_> {
+    fn by(self, low: Micros, high: Micros) -> Self {
+        Shifted { low: self.low.saturating_add(low), high: self.high.saturating_add(high), ..self }
     }
+}
+
+/// Without what is done to it: a constant length of time more or less, or rounded down.
+fn shifted(expr: &Arc<dyn PhysicalExpr>) -> Shifted<'_> {
+    let any: &dyn Any = expr.as_ref();
+    let itself = Shifted { of: expr, low: 0, high: 0 };
+    let rounded = |time, length: Micros| shifted(time).by(1 - length, 0);
     if let Some(cast) = any.downcast_ref::<CastExpr>() {
-        // Rounded down.
-        let less = match cast.cast_type() {
-            DataType::Timestamp(_, Some(zone)) if !matches!(zone.as_ref(), "UTC" | "+00:00") => return None,
-            DataType::Timestamp(TimeUnit::Second, _) => 999_999,
-            DataType::Timestamp(TimeUnit::Millisecond, _) => 999,
-            DataType::Timestamp(..) => 0,
-            DataType::Date32 | DataType::Date64 => 86_400_000_000 - 1,
-            _ => return None,
+        return match cast.cast_type() {
+            DataType::Timestamp(_, Some(zone)) if !matches!(zone.as_ref(), "UTC" | "+00:00") => itself,
+            DataType::Timestamp(TimeUnit::Second, _) => rounded(cast.expr(), 1_000_000),
+            DataType::Timestamp(TimeUnit::Millisecond, _) => rounded(cast.expr(), 1000),
+            DataType::Timestamp(..) => shifted(cast.expr()),
+            DataType::Date32 | DataType::Date64 => rounded(cast.expr(), 86_400_000_000),
+            _ => itself,
         };
-        let follows = following(cast.expr())?;
-        return Some(Following { low: follows.low.saturating_sub(less), ..follows });
     }
     if let Some(call) = any.downcast_ref::<ScalarFunctionExpr>() {
-        let [of, name] = call.args() else { return None };
-        let (of, name): (&dyn Any, &dyn Any) = (of.as_ref(), name.as_ref());
-        let (of, name) = (of.downcast_ref::<Column>()?, name.downcast_ref::<Literal>()?);
-        let field = name.value().try_as_str().flatten().filter(|_| call.fun().name() == "get_field")?;
-        return Some(Following { place: Place { column: of.index(), field: Some(field.to_owned()) }, low: 0, high: 0 });
+        let (time, cut) = match (call.fun().name(), call.args()) {
+            ("date_trunc", [unit, time]) => {
+                (time, constant(unit).and_then(|unit| unit_length(unit, call.return_type())))
+            }
+            ("date_bin", [stride, time, ..]) => (time, length(stride)),
+            _ => return itself,
+        };
+        return cut.filter(|&cut| cut > 0).map_or(itself, |cut| rounded(time, cut));
     }
-    let sum = any.downcast_ref::<BinaryExpr>()?;
+    let Some(sum) = any.downcast_ref::<BinaryExpr>() else { return itself };
     let (of, more) = match (sum.op(), length(sum.left()), length(sum.right())) {
         (Operator::Plus, _, Some(more)) => (sum.left(), more),
         (Operator::Plus, Some(more), _) => (sum.right(), more),
         (Operator::Minus, _, Some(less)) => (sum.left(), -less),
+        _ => return itself,
+    };
+    shifted(of).by(more, more)
+}
+
+/// What an expression follows: a column, or a field of one.
+pub(crate) fn following(expr: &Arc<dyn PhysicalExpr>) -> Option<Following> {
+    let Shifted { of, low, high } = shifted(expr);
+    let any: &dyn Any = of.as_ref();
+    let place = match (any.downcast_ref::<Column>(), any.downcast_ref::<ScalarFunctionExpr>()) {
+        (Some(column), _) => Place::column(column.index()),
+        (None, Some(call)) => {
+            let [of, name] = call.args() else { return None };
+            let of: &dyn Any = of.as_ref();
+            let field = constant(name)?.try_as_str().flatten().filter(|_| call.fun().name() == "get_field")?;
+            Place { column: of.downcast_ref::<Column>()?.index(), field: Some(field.to_owned()) }
+        }
+        (None, None) => return None,
+    };
+    Some(Following { place, low, high })
+}
+
+/// How far the program says that an expression may lie behind the watermark, if it does.
+fn said(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
+    let Shifted { of, low, .. } = shifted(expr);
+    behind::said(of).map(|behind| behind.saturating_sub(low))
+}
+
+/// How long the units are at most that `date_trunc` knows, for times of a type.
+fn unit_length(unit: &ScalarValue, of: &DataType) -> Option<Micros> {
+    const HOUR: Micros = 3_600_000_000;
+    let length = match unit.try_as_str().flatten()?.to_ascii_lowercase().as_str() {
+        "microsecond" => 1,
+        "millisecond" => 1000,
+        "second" => 1_000_000,
+        "minute" => 60_000_000,
+        "hour" => HOUR,
+        "day" => 24 * HOUR,
+        "week" => 7 * 24 * HOUR,
+        "month" => 31 * 24 * HOUR,
+        "quarter" => 92 * 24 * HOUR,
+        "year" => 366 * 24 * HOUR,
         _ => return None,
     };
-    let follows = following(of)?;
-    let (low, high) = (follows.low.saturating_add(more), follows.high.saturating_add(more));
-    Some(Following { place: follows.place, low, high })
+    // Where clocks are put back, the unit is longer.
+    let more = if matches!(of, DataType::Timestamp(_, Some(_))) && length >= HOUR { 2 * HOUR } else { 0 };
+    Some(length + more)
+}
+
+fn constant(expr: &Arc<dyn PhysicalExpr>) -> Option<&ScalarValue> {
+    let any: &dyn Any = expr.as_ref();
+    any.downcast_ref::<Literal>().map(Literal::value)
 }
 
 /// A constant length of time; months have none.
@@ -177,7 +243,7 @@ pub(crate) fn length(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
             _ => None,
         };
     }
-    match any.downcast_ref::<Literal>()?.value() {
+    match constant(expr)? {
         ScalarValue::IntervalMonthDayNano(Some(length)) if length.months == 0 => {
             Some(i64::from(length.days) * 86_400_000_000 + whole_micros(length.nanoseconds)?)
         }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, StructArray, TimestampMicrosecondArray};
 use arrow::compute::{cast, max, min};
-use arrow::datatypes::{DataType, Field, Fields, IntervalUnit, TimeUnit, TimestampMicrosecondType};
+use arrow::datatypes::{
+    DataType, Field, Fields, IntervalUnit, TimeUnit, TimestampMicrosecondType, TimestampNanosecondType,
+};
 use datafusion::common::ScalarValue;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::expr::ScalarFunction;
@@ -238,8 +240,8 @@ pub(crate) fn sql_functions() -> impl Iterator<Item = ScalarUDF> {
 }
 
 /// A length of time that SQL writes: an interval, or a text that is one.
-fn interval(value: &ScalarValue) -> Result<Micros> {
-    let wrong = || DataFusionError::Plan(format!("a window's length is an interval such as '10 seconds', not {value}"));
+pub(crate) fn interval(value: &ScalarValue) -> Result<Micros> {
+    let wrong = || DataFusionError::Plan(format!("a length of time is an interval such as '10 seconds', not {value}"));
     let value = value.cast_to(&DataType::Interval(IntervalUnit::MonthDayNano)).map_err(|_| wrong())?;
     match value {
         ScalarValue::IntervalMonthDayNano(Some(length)) if length.months == 0 => {
@@ -375,11 +377,17 @@ pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>, last: Option<
 
 /// Times in microseconds, whatever unit or zone they come in; null where no row may have such a time.
 pub(crate) fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
-    let cast = cast(times, &DataType::Timestamp(TimeUnit::Microsecond, None))?;
-    let times = cast.as_primitive::<TimestampMicrosecondType>();
+    let times = match times.as_primitive_opt::<TimestampNanosecondType>() {
+        // A cast would round towards 1970, out of the window that a time before it is in.
+        Some(times) => times.unary(|time| time.div_euclid(1000)),
+        None => {
+            let cast = cast(times, &DataType::Timestamp(TimeUnit::Microsecond, None))?;
+            cast.as_primitive::<TimestampMicrosecondType>().clone()
+        }
+    };
     let is_time = |time: i64| EventTime(time).is_of_row();
-    match min(times).into_iter().chain(max(times)).all(is_time) {
-        true => Ok(times.clone()),
+    match min(&times).into_iter().chain(max(&times)).all(is_time) {
+        true => Ok(times),
         false => Ok(times.unary_opt(|time| is_time(time).then_some(time))),
     }
 }
