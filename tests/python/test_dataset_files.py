@@ -540,7 +540,7 @@ def test_views_of_lists_are_lists(kind: Any) -> None:
 def test_unions_are_no_keys() -> None:
     union = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
     data = tm.from_arrow(pa.table({"k": union}))
-    with pytest.raises(tm.DataSetError, match='cannot join by "k" of type Union.*cast it first'):
+    with pytest.raises(tm.DataSetError, match=r'cannot join by "k" of type Union.*cast it first'):
         data.join(data, on="k")
 
 
