@@ -168,7 +168,7 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
         Ok(match node {
             Expr::AggregateFunction(AggregateFunction { func, params: p }) => {
                 any = true;
-                if !p.order_by.is_empty() && !(order_by.is_empty() && rows.is_none()) {
+                if !p.order_by.is_empty() && (!order_by.is_empty() || rows.is_some()) {
                     let name = func.name();
                     return plan_err!(
                         "{name} has an order of its own: leave out order_by and rows of over(), or that order"
