@@ -92,7 +92,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(TypeError, match="on is the column"):
         tm.window(tm.tumbling("1s"))
     counts = stream.group_by(tm.window(tm.stream.counting(3))).agg(last=tm.col("at").max())
-    with pytest.raises(tm.DataSetError, match="a window of time after windows of rows"):
+    with pytest.raises(tm.DataSetError, match="windows of rows, and joins that do not bound"):
         counts.group_by(tm.window(tm.tumbling("1s"), on="last")).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="the query has none"):
         counts.write_stream(print, late_to=print)

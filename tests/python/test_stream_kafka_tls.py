@@ -183,7 +183,7 @@ def test_what_is_said_wrong(files: Certificates, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TIDEMILL_KAFKA_USER", "ann")
     refused("the one needs the other")
     monkeypatch.setenv("TIDEMILL_KAFKA_PASSWORD", SECRET)
-    refused("expected one of `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`", sasl="GSSAPI")
+    refused("has to be one of `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`", sasl="GSSAPI")
 
 
 def test_exactly_once(broker: TlsKafka, files: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
