@@ -28,6 +28,9 @@ from tidemill.viz.library._schema import connected
 
 __all__ = ["Said"]
 
+#: The versions of a plot; those without a name were removed.
+_VERSIONS = "SELECT number, parent, name, note, author, created FROM version WHERE plot = ?"
+
 
 class Said:
     """The part of a library that keeps what is said about its plots; each call happens whole or not at all."""
@@ -73,7 +76,7 @@ class Said:
         """Return the versions of a plot; the first is the original."""
         with connected(self._path) as db:
             rows = db.execute(
-                "SELECT number, parent, name, note, author, created FROM version WHERE plot = ? AND name <> '' ORDER BY number",
+                f"{_VERSIONS} AND name <> '' ORDER BY number",
                 (number_of(db, id),),
             )
             return [Version(**row) for row in map(dict, rows)]
@@ -161,10 +164,7 @@ class Said:
             for column, text in told.items():
                 db.execute(f"UPDATE version SET {column} = ? WHERE plot = ? AND number = ?", (text, plot, number))
             touched(db, plot)
-            row = db.execute(
-                "SELECT number, parent, name, note, author, created FROM version WHERE plot = ? AND number = ?",
-                (plot, number),
-            ).fetchone()
+            row = db.execute(f"{_VERSIONS} AND number = ?", (plot, number)).fetchone()
         return Version(**dict(row))
 
     def remove_version(self, id: str, number: int) -> None:
