@@ -24,9 +24,7 @@ pub(crate) use float_keys::{CompareFloats, beneath};
 
 /// Functions of ours that take the place of DataFusion's.
 pub(crate) fn aggregate_functions() -> impl Iterator<Item = AggregateUDF> {
-    let extremes = extremes::functions().into_iter().map(AggregateUDF::from);
-    let sliding = sliding::functions().map(AggregateUDF::from);
-    std::iter::once(AggregateUDF::from(sum::Sum::default())).chain(extremes).chain(sliding)
+    std::iter::once(AggregateUDF::from(sum::Sum::default())).chain(sliding::functions().map(AggregateUDF::from))
 }
 
 /// Functions of one row's numbers.

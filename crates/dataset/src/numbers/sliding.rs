@@ -20,6 +20,7 @@ use datafusion::error::Result;
 use datafusion::functions_aggregate::average::avg_udaf;
 use datafusion::functions_aggregate::correlation::corr_udaf;
 use datafusion::functions_aggregate::covariance::{covar_pop_udaf, covar_samp_udaf};
+use datafusion::functions_aggregate::min_max::{max_udaf, min_udaf};
 use datafusion::functions_aggregate::regr;
 use datafusion::functions_aggregate::stddev::{stddev_pop_udaf, stddev_udaf};
 use datafusion::functions_aggregate::variance::{var_pop_udaf, var_samp_udaf};
@@ -29,6 +30,8 @@ use datafusion::logical_expr::{
     Accumulator, AggregateUDF, AggregateUDFImpl, Documentation, GroupsAccumulator, ReversedUDAF, SetMonotonicity,
     Signature, StatisticsArgs,
 };
+
+use super::extremes;
 
 /// What is known of some rows, and can be put together.
 trait Figures: Copy + Default + Debug + Send + Sync + 'static {
@@ -218,12 +221,12 @@ fn of_floats(name: &str) -> Option<Box<dyn Accumulator>> {
     Some(Box::new(Sliding { frame: Frame::default(), row, result }))
 }
 
-/// A function of DataFusion's, but for frames that slide.
+/// A function of DataFusion's, but of floats in frames that slide, or in groups if it is one of [`extremes`].
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct Slides(Arc<AggregateUDF>);
+pub(super) struct OfFloats(Arc<AggregateUDF>);
 
 /// All of them.
-pub(super) fn functions() -> impl Iterator<Item = Slides> {
+pub(super) fn functions() -> impl Iterator<Item = OfFloats> {
     let moments = [var_samp_udaf(), var_pop_udaf(), stddev_udaf(), stddev_pop_udaf()];
     let pairs = [covar_samp_udaf(), covar_pop_udaf(), corr_udaf()];
     let lines = [
@@ -236,10 +239,10 @@ pub(super) fn functions() -> impl Iterator<Item = Slides> {
         regr::regr_syy_udaf(),
         regr::regr_sxy_udaf(),
     ];
-    [avg_udaf()].into_iter().chain(moments).chain(pairs).chain(lines).map(Slides)
+    [avg_udaf()].into_iter().chain(moments).chain(pairs).chain(lines).chain([min_udaf(), max_udaf()]).map(OfFloats)
 }
 
-impl AggregateUDFImpl for Slides {
+impl AggregateUDFImpl for OfFloats {
     fn create_sliding_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
         let are_floats = args.expr_fields.iter().all(|field| *field.data_type() == DataType::Float64);
         match of_floats(self.name()) {
@@ -289,7 +292,14 @@ impl AggregateUDFImpl for Slides {
     }
 
     fn create_groups_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn GroupsAccumulator>> {
-        self.0.create_groups_accumulator(args)
+        match extremes::groups(self.name(), args.return_type()) {
+            Some(ours) => Ok(ours),
+            None => self.0.create_groups_accumulator(args),
+        }
+    }
+
+    fn is_descending(&self) -> Option<bool> {
+        self.0.inner().is_descending()
     }
 
     fn order_sensitivity(&self) -> AggregateOrderSensitivity {
