@@ -1,8 +1,8 @@
 //! Where a partition is read from: an offset, and a mark of the record before it. A topic that is deleted and made anew has other records
 //! at the same offsets, and brokers say nothing of that to who asks for an offset; the mark does.
 //!
-//! In checkpoints it is the offset and, if there is a mark, the record's time and the hash of its value, in eight little-endian bytes each. Those
-//! of earlier releases are offsets alone.
+//! In checkpoints it is the offset and, if there is a mark, the record's time and the hash of its value, in eight little-endian bytes each. Where
+//! nothing has been read yet there is none.
 
 use bytes::Bytes;
 
@@ -62,9 +62,9 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// Places are in checkpoints: those of earlier releases must be read, and these must stay as they are.
+    /// Places are in checkpoints, with a mark and without, and must stay as they are.
     #[test]
-    fn places_of_all_releases_are_read() {
+    fn places_come_back() {
         assert_eq!(Place::of(&17i64.to_le_bytes()), Some(Place::at(17)));
         let mark = Mark::new(Some(5), Some(b"x"));
         for place in [Place::at(17), Place { next: 17, last: Some(mark) }] {
