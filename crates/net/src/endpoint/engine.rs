@@ -120,6 +120,7 @@ pub struct Engine {
     pub(super) stepped_at: u64,
     /// When a call last drove this engine, on the coarse monotonic clock.
     pub(super) driven_at: Duration,
+    pub(super) drives: u32,
 }
 
 /// The kernel's coarse monotonic clock: a few milliseconds' resolution for a few nanoseconds.
@@ -191,6 +192,7 @@ impl Engine {
             moved_aside: false,
             stepped_at: 0,
             driven_at: coarse_now(),
+            drives: 0,
         }
     }
 
@@ -421,6 +423,12 @@ impl Engine {
     #[inline]
     pub(super) fn note_drive(&mut self) {
         self.driven_at = coarse_now();
+        self.drives = self.drives.wrapping_add(1);
+    }
+
+    /// How often calls have driven this engine.
+    pub(super) fn drives(&self) -> u32 {
+        self.drives
     }
 
     pub(super) fn idle_for(&self) -> Duration {
