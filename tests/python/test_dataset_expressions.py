@@ -282,6 +282,49 @@ def test_dates_and_times() -> None:
     assert evaluate(s.str.to_datetime(), s=["2024-02-29T01:02:03"]) == [dt.datetime(2024, 2, 29, 1, 2, 3)]
 
 
+def test_durations_are_pythons() -> None:
+    d, u = tm.col("d"), tm.col("u")
+    dates = [dt.date(2024, 2, 28), dt.date(1, 1, 3), dt.date(9999, 12, 29), dt.date(1969, 12, 31)]
+    by = [dt.timedelta(days=2, hours=23), dt.timedelta(hours=-1), dt.timedelta(days=2), dt.timedelta(microseconds=1)]
+    for expr, python in (
+        (d + u, lambda p, q: p + q),
+        (u + d, lambda p, q: q + p),
+        (d - u, lambda p, q: p - q),
+        (d + dt.timedelta(days=1, hours=12), lambda p, q: p + dt.timedelta(days=1, hours=12)),
+        (-u, lambda p, q: -q),
+        (u * 3, lambda p, q: q * 3),
+        (3 * u, lambda p, q: 3 * q),
+        (u * 0.3, lambda p, q: q * 0.3),
+        (u / 7, lambda p, q: q / 7),
+        (u / dt.timedelta(hours=1), lambda p, q: q / dt.timedelta(hours=1)),
+        (dt.timedelta(hours=1) / u, lambda p, q: dt.timedelta(hours=1) / q),
+        (-u * 2 + u, lambda p, q: -q),
+    ):
+        pairs = zip(dates, by, strict=True)
+        assert evaluate(expr, d=dates, u=by) == [python(p, q) for p, q in pairs], expr
+    table = tm.from_dict({"d": dates[:2], "u": by[:2], "g": [1, 1]})
+    assert table.filter(d + u > dt.date(2000, 1, 1)).count() == 1
+    assert table.sort(-u).to_dict()["u"] == by[:2]
+    total = by[0] + by[1]
+    assert table.group_by("g").agg((u.sum() / 2).alias("half")).to_dict() == {"g": [1], "half": [total / 2]}
+    # Not theirs to be taken for durations: numbers that were asked for.
+    assert table.select(x=u.cast("int64").cast("float64") / 2).to_dict()["x"][0] == by[0] / dt.timedelta(microseconds=2)
+
+
+def test_aggregates_where_rows_have_values_of_their_own() -> None:
+    data = tm.from_dict({"k": [1, 2], "x": [1.0, 2.0]})
+    for step in (
+        lambda: data.filter(x > x.mean()),
+        lambda: data.sort(x.sum()),
+        lambda: data.repartition(2, x.sum()),
+        lambda: data.with_columns(z=x.sum()),
+        lambda: data.join(data.select("k", z="x"), on="k", where=x.sum() > tm.col("z")),
+    ):
+        with pytest.raises(tm.DataSetError, match=r"\(x\) has one value for many rows; give it a window with over\(\)"):
+            step()
+    assert data.filter(x > x.mean().over()).to_dict()["k"] == [2]
+
+
 def test_texts_of_times() -> None:
     """Fractions of a second as Python reads and writes them: six digits or fewer, of which the first is tenths."""
     for text, form in (

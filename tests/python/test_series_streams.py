@@ -413,9 +413,10 @@ def test_a_stream_whose_fields_have_other_names_says_so(new: dict[str, str], lac
     assert "for window" not in errors
 
 
-def test_ids_that_are_numbers_of_json_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    _, errors = sent(renamed({}, id=lambda row: 10000 + int(row["id"][1:])), tmp_path / "out", "ids")
-    assert "expected string got 10000, and ids are texts, which JSON has in quotes; --bad-rows skip" in errors
+def test_ids_may_be_numbers_of_json(tmp_path: Path) -> None:
+    printed, _ = sent(renamed({}, id=lambda row: 10000 + int(row["id"][1:])), tmp_path / "out", f"{day(4)}: {IDS} ids")
+    assert f"{day(2)}: {IDS} ids" in printed
+    assert set(FrameReader(tmp_path / "out").ids) >= {str(10000 + number) for number in range(IDS)}
 
 
 @pytest.mark.parametrize(

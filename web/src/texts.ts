@@ -1,11 +1,11 @@
 // Numbers and names as people read them. Pure.
 
-/** `1,235`, `0.5`, and where that would be long `1.235e9`. */
+/** `1,235`, `0.5`, and where that would be long `229.7M`, `1.235B` or `1.235e39`. */
 export function shortNumber(value: number): string {
   const rounded = Number(value.toPrecision(4));
   const size = Math.abs(rounded);
-  if (size >= 1e9 || (size > 0 && size < 1e-4)) return rounded.toExponential().replace('e+', 'e');
-  return rounded.toLocaleString('en', { maximumSignificantDigits: 4 });
+  if (size >= 1e15 || (size > 0 && size < 1e-4)) return rounded.toExponential().replace('e+', 'e');
+  return rounded.toLocaleString('en', { maximumSignificantDigits: 4, notation: size >= 1e7 ? 'compact' : 'standard' });
 }
 
 /** `1 point`, `2,000 points`. */

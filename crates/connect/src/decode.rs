@@ -210,7 +210,9 @@ pub(crate) fn compressed(bytes: &[u8]) -> Option<&'static str> {
 }
 
 fn json(schema: &SchemaRef, rows: usize) -> Result<arrow::json::reader::Decoder, ArrowError> {
-    arrow::json::ReaderBuilder::new(SchemaRef::clone(schema)).with_batch_size(rows).build_decoder()
+    // A number is a text where texts are expected, as ids are by some programs and not by others; others' records say no more.
+    let builder = arrow::json::ReaderBuilder::new(SchemaRef::clone(schema)).with_coerce_primitive(true);
+    builder.with_batch_size(rows).build_decoder()
 }
 
 fn failure(error: &ArrowError, at: Option<usize>) -> Failure {

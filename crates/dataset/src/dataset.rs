@@ -19,6 +19,7 @@ use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Partitioning};
 use datafusion::prelude::{SQLOptions, SessionContext};
 
+use crate::durations::with_durations;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::expr::{column, count_rows, named, output_name};
@@ -192,6 +193,7 @@ impl DataSet {
         if !find_aggregate_exprs(&exprs).is_empty() {
             return self.aggregate(Vec::new(), exprs);
         }
+        let exprs = self.with_durations(exprs)?;
         let frame = self.frame.clone().select(exprs.into_iter().map(named).collect::<Vec<_>>())?;
         DataSet::new(frame)
     }
@@ -201,11 +203,7 @@ impl DataSet {
     /// # Errors
     /// As for [`DataSet::select`].
     pub fn with_columns(&self, exprs: Vec<Expr>) -> Result<Self> {
-        if let Some(aggregate) = find_aggregate_exprs(&exprs).first() {
-            return Err(DataSetError::Query(format!(
-                "{aggregate} has one value for many rows; give it a window with over(), or use select or agg"
-            )));
-        }
+        refuse_aggregates(&exprs)?;
         let mut columns: Vec<Expr> = self.names().iter().map(|name| column(name)).collect();
         let mut places: std::collections::HashMap<String, usize> =
             self.names().into_iter().enumerate().map(|(place, name)| (name, place)).collect();
@@ -249,7 +247,9 @@ impl DataSet {
     /// # Errors
     /// `UnknownColumn`; `Query` if the predicate is no boolean.
     pub fn filter(&self, predicate: Expr) -> Result<Self> {
+        refuse_aggregates([&predicate])?;
         if find_window_exprs([&predicate]).is_empty() {
+            let predicate = with_durations(predicate, self.frame.schema())?;
             return DataSet::new(self.frame.clone().filter(predicate)?);
         }
         // A plan's filter knows no windows: their values become a column for the time of the filter.
@@ -263,7 +263,8 @@ impl DataSet {
     /// # Errors
     /// `UnknownColumn`; `Query` for an expression that neither aggregates nor is a key.
     pub fn aggregate(&self, keys: Vec<Expr>, aggregates: Vec<Expr>) -> Result<Self> {
-        let keys: Vec<Expr> = keys.into_iter().map(named).collect();
+        let keys: Vec<Expr> = self.with_durations(keys)?.into_iter().map(named).collect();
+        let aggregates = self.with_durations(aggregates)?;
         let functions = find_aggregate_exprs(&aggregates);
         let plan = LogicalPlanBuilder::from(self.frame.logical_plan().clone())
             .aggregate(keys.clone(), functions.clone())?
@@ -301,8 +302,16 @@ impl DataSet {
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` for a type that has no order.
-    pub fn sort(&self, by: Vec<Sort>) -> Result<Self> {
+    pub fn sort(&self, mut by: Vec<Sort>) -> Result<Self> {
+        refuse_aggregates(by.iter().map(|key| &key.expr))?;
+        for key in &mut by {
+            key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
+        }
         DataSet::new(self.frame.clone().sort(by)?)
+    }
+
+    fn with_durations(&self, exprs: Vec<Expr>) -> Result<Vec<Expr>> {
+        exprs.into_iter().map(|expr| with_durations(expr, self.frame.schema())).collect()
     }
 
     /// At most `count` rows after the first `skip`: of a sorted table the first ones, else any.
@@ -373,6 +382,7 @@ impl DataSet {
         if partitions == 0 {
             return Err(DataSetError::Query("repartition needs at least one partition".into()));
         }
+        refuse_aggregates(&by)?;
         let how =
             if by.is_empty() { Partitioning::RoundRobinBatch(partitions) } else { Partitioning::Hash(by, partitions) };
         DataSet::new(self.frame.clone().repartition(how)?)
@@ -460,6 +470,16 @@ pub enum Explain {
     Physical,
     /// What ran, with rows and times.
     Analyze,
+}
+
+/// Where each row has a value of its own.
+pub(crate) fn refuse_aggregates<'e>(exprs: impl IntoIterator<Item = &'e Expr>) -> Result<()> {
+    match find_aggregate_exprs(exprs).first() {
+        Some(aggregate) => Err(DataSetError::Query(format!(
+            "{aggregate} has one value for many rows; give it a window with over(), or use select or agg"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// The URLs, paths and globs that a query names as tables, but what is `known`; none if it does not parse, which is told later.

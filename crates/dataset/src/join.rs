@@ -7,7 +7,7 @@ use datafusion::dataframe::DataFrame;
 use datafusion::functions::expr_fn::coalesce;
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder};
 
-use crate::dataset::DataSet;
+use crate::dataset::{DataSet, refuse_aggregates};
 use crate::error::{DataSetError, Result};
 use crate::expr::column;
 
@@ -108,6 +108,7 @@ impl DataSet {
             Err(_) => name.to_owned(),
         };
         let of_pairs = |expr: Expr| {
+            refuse_aggregates([&expr])?;
             let renamed = expr.transform(|node| {
                 let Expr::Column(of) = &node else { return Ok(Transformed::no(node)) };
                 let of_right = right_schema.fields().iter().find(|field| shown(field.name()) == of.name);

@@ -7,8 +7,8 @@
 //! | `dataset` | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
 //! | `distribute` | queries on all workers of a job                                      |
 //! | `join`    | joins of two DataSets; `join_exec` runs them within the memory budget       |
-//! | `within_memory` | steps in forms that can spill                                       |
-//! | `expr`    | expressions by the names that Python uses                                  |
+//! | `within_memory` | steps in forms that can spill; `window_exec`: window functions        |
+//! | `expr`    | expressions by the names that Python uses; `durations`: what they do with dates and numbers |
 //! | `map`     | functions of programs as steps                                            |
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
 //! | `numbers` | what numbers mean: sums and products that do not fit are errors            |
@@ -33,6 +33,7 @@
 mod commit;
 mod dataset;
 mod distribute;
+mod durations;
 mod engine;
 mod error;
 mod evolved;
@@ -66,6 +67,7 @@ mod stream;
 mod times;
 pub mod types;
 mod unite;
+mod window_exec;
 mod within_memory;
 mod write;
 

@@ -11,9 +11,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SpillFile, SpillWriter, TempFileFactory};
-use futures::{Stream, stream};
+use datafusion::physical_plan::SendableRecordBatchStream;
+use datafusion::physical_plan::coop::make_cooperative;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::{Stream, TryStreamExt, stream};
 use tidemill_dataflow::DataflowError;
-use tidemill_dataflow::memory::{BlockFile, Governor};
+use tidemill_dataflow::memory::{self as spilled, BlockFile, Governor};
 
 use crate::error::DataSetError;
 
@@ -29,8 +32,21 @@ impl TempFileFactory for SpillFiles {
     }
 }
 
-fn failed(error: DataflowError) -> DataSetError {
-    DataSetError::Io(error.to_string())
+/// What the disk said, or who holds the memory.
+pub(crate) fn failed(error: DataflowError) -> DataFusionError {
+    let text = error.to_string();
+    DataFusionError::from(match error {
+        DataflowError::Memory { .. } => DataSetError::Memory(text.trim_start_matches("memory: ").into()),
+        _ => DataSetError::Io(text),
+    })
+}
+
+/// The rows of a file that was written.
+pub(crate) fn rows_of(part: &spilled::SpillFile) -> Result<SendableRecordBatchStream> {
+    let mut reader = part.read().map_err(failed)?;
+    let batches = std::iter::from_fn(move || reader.next_batch().transpose());
+    let batches = stream::iter(batches).map_err(failed);
+    Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(Arc::clone(part.schema()), batches))))
 }
 
 struct Spilled(Arc<BlockFile>);
@@ -95,7 +111,6 @@ impl SpillWriter for Writer {
 
 #[cfg(test)]
 mod tests {
-    use futures::TryStreamExt;
     use tidemill_dataflow::memory::MemorySettings;
 
     use super::*;

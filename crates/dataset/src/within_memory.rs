@@ -13,6 +13,7 @@ use datafusion::physical_plan::sorts::sort::SortExec;
 use tidemill_dataflow::memory::Governor;
 
 use crate::join_exec::JoinExec;
+use crate::window_exec::WindowExec;
 
 /// Of the budget, what the first rows of a sorted table may take that are held in memory.
 const TOP_SHARE: u64 = 16;
@@ -34,6 +35,9 @@ impl WithinMemory {
         plan.transform_up(|node| {
             if let Some(join) = JoinExec::instead_of(&node, &self.governor) {
                 return Ok(Transformed::yes(Arc::new(join) as _));
+            }
+            if let Some(window) = WindowExec::instead_of(&node, &self.governor) {
+                return Ok(Transformed::yes(Arc::new(window) as _));
             }
             match node.downcast_ref::<SortExec>().and_then(|sort| self.sort_all(sort)) {
                 Some(sorted) => Ok(Transformed::yes(sorted)),

@@ -49,7 +49,7 @@ impl Counts {
     fn see_step(&mut self, step: &dyn ExecutionPlan, rows: usize) {
         let metrics = step.metrics().unwrap_or_default();
         let spilled = metrics.spilled_bytes().unwrap_or(0) as u64;
-        self.in_steps += if step.name() == "JoinExec" { spilled } else { 0 };
+        self.in_steps += if ["JoinExec", "WindowExec"].contains(&step.name()) { spilled } else { 0 };
         self.sums.extend([rows as u64, spilled]);
         self.most.push(metrics.elapsed_compute().unwrap_or(0) as u64);
     }

@@ -39,7 +39,7 @@ use crate::parts::PartsExec;
 use crate::reading::Reading;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 28] = [
+const APART: [&str; 29] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -68,6 +68,7 @@ const APART: [&str; 28] = [
     "StreamingTableExec",
     "UnnestExec",
     "WindowAggExec",
+    "WindowExec",
 ];
 
 /// How rows cross a cut.

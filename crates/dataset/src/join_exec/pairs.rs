@@ -16,7 +16,6 @@ use datafusion::common::{JoinSide, JoinType};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::coop::make_cooperative;
 use datafusion::physical_plan::empty::EmptyExec;
 use datafusion::physical_plan::limit::LimitStream;
 use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet};
@@ -37,6 +36,7 @@ use super::planned::Planned;
 use super::slot::{Promise, Slot};
 use crate::distribute::as_planned;
 use crate::error::DataSetError;
+use crate::spill::rows_of;
 
 /// A partition of which at least so much falls into one part has a key that parting does not part.
 const HEAVY_PERCENT: u64 = 90;
@@ -347,14 +347,6 @@ impl Joining {
         let options = RecordBatchOptions::new().with_row_count(Some(right.num_rows()));
         Ok(RecordBatch::try_new_with_options(self.join.exec().schema(), columns, &options)?)
     }
-}
-
-/// The rows of a part.
-fn rows_of(part: &SpillFile) -> Result<SendableRecordBatchStream> {
-    let mut reader = part.read().map_err(|error| failed(error.into()))?;
-    let batches = std::iter::from_fn(move || reader.next_batch().transpose());
-    let batches = stream::iter(batches).map_err(|error| failed(error.into()));
-    Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(Arc::clone(part.schema()), batches))))
 }
 
 /// Hashes of keys, others than those by which rows have come to this partition; without keys all rows stay together.

@@ -1,0 +1,105 @@
+//! Arithmetic of durations that DataFusion has not, as Python has it: with dates, and with numbers.
+//!
+//! | expression                     | is                                                          |
+//! |--------------------------------|-------------------------------------------------------------|
+//! | date ± duration                | a date: whole days count, as with `datetime.timedelta`       |
+//! | duration * or / number         | a duration, to the nearest of its unit                      |
+//! | duration / duration            | a number: how often the one goes into the other             |
+//! | -duration                      | a duration                                                  |
+
+use arrow::datatypes::{DataType, TimeUnit};
+use datafusion::common::DFSchema;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::functions::math::expr_fn::round;
+use datafusion::logical_expr::expr::BinaryExpr;
+use datafusion::logical_expr::{Expr, ExprSchemable, Operator, cast, lit};
+
+use crate::error::Result;
+use crate::expr::output_name;
+
+/// `expr` with such arithmetic in it, by the name that it has without.
+pub(crate) fn with_durations(expr: Expr, schema: &DFSchema) -> Result<Expr> {
+    let name = output_name(&expr);
+    let made = expr.transform_up(|part| {
+        Ok(match instead_of(&part, schema) {
+            Some(made) => Transformed::yes(made),
+            None => Transformed::no(part),
+        })
+    })?;
+    Ok(if made.transformed { made.data.unalias().alias(name) } else { made.data })
+}
+
+fn instead_of(part: &Expr, schema: &DFSchema) -> Option<Expr> {
+    // What has no type is for others to complain about.
+    let type_of = |expr: &Expr| expr.get_type(schema).ok();
+    if let Expr::Negative(of) = part {
+        let of_type = type_of(of).filter(is_duration)?;
+        return Some(cast(lit(0_i64) - cast((**of).clone(), DataType::Int64), of_type));
+    }
+    let Expr::BinaryExpr(BinaryExpr { left, op, right }) = part else { return None };
+    let left = match &**left {
+        // A quotient's dividend is made a float; see `expr::binary`.
+        Expr::Cast(made) if *op == Operator::Divide && type_of(&made.expr).is_some_and(|of| is_duration(&of)) => {
+            &made.expr
+        }
+        _ => left,
+    };
+    let (left_type, right_type) = (type_of(left)?, type_of(right)?);
+    let (left, right) = ((**left).clone(), (**right).clone());
+    match (&left_type, op, &right_type) {
+        (date, Operator::Plus | Operator::Minus, DataType::Duration(_)) if is_date(date) => {
+            Some(moved(left, *op, right, date))
+        }
+        (DataType::Duration(_), Operator::Plus, date) if is_date(date) => Some(moved(right, *op, left, date)),
+        (DataType::Duration(_), Operator::Multiply, number) if number.is_numeric() => {
+            Some(scaled(left, &left_type, *op, right, number))
+        }
+        (number, Operator::Multiply, DataType::Duration(_)) if number.is_numeric() => {
+            Some(scaled(right, &right_type, *op, left, number))
+        }
+        (DataType::Duration(_), Operator::Divide, number) if number.is_numeric() => {
+            Some(scaled(left, &left_type, *op, right, &DataType::Float64))
+        }
+        (DataType::Duration(_), Operator::Divide, DataType::Duration(_)) => {
+            // In the finer unit of both, as either holds what the other says.
+            let finer = DataType::Duration(finer(&left_type, &right_type));
+            let number = |of| cast(cast(cast(of, finer.clone()), DataType::Int64), DataType::Float64);
+            Some(number(left) / number(right))
+        }
+        _ => None,
+    }
+}
+
+fn is_duration(of: &DataType) -> bool {
+    matches!(of, DataType::Duration(_))
+}
+
+fn is_date(of: &DataType) -> bool {
+    matches!(of, DataType::Date32 | DataType::Date64)
+}
+
+fn finer(left: &DataType, right: &DataType) -> TimeUnit {
+    let unit = |of: &DataType| if let DataType::Duration(unit) = of { *unit } else { TimeUnit::Nanosecond };
+    unit(left).max(unit(right))
+}
+
+/// A date by the duration's whole days, rounded down before they are added or taken away.
+fn moved(date: Expr, op: Operator, by: Expr, of: &DataType) -> Expr {
+    let number = |of| cast(cast(of, DataType::Date32), DataType::Int32);
+    let micros = cast(cast(by, DataType::Duration(TimeUnit::Microsecond)), DataType::Int64);
+    let days = number(cast(micros, DataType::Timestamp(TimeUnit::Microsecond, None)));
+    let day = Expr::BinaryExpr(BinaryExpr::new(Box::new(number(date)), op, Box::new(days)));
+    cast(cast(day, DataType::Date32), of.clone())
+}
+
+fn scaled(duration: Expr, of: &DataType, op: Operator, by: Expr, by_type: &DataType) -> Expr {
+    let ticks = cast(duration, DataType::Int64);
+    let made = match by_type.is_integer() {
+        true => Expr::BinaryExpr(BinaryExpr::new(Box::new(ticks), op, Box::new(by))),
+        false => {
+            let (ticks, by) = (cast(ticks, DataType::Float64), cast(by, DataType::Float64));
+            round(vec![Expr::BinaryExpr(BinaryExpr::new(Box::new(ticks), op, Box::new(by)))])
+        }
+    };
+    cast(cast(made, DataType::Int64), of.clone())
+}

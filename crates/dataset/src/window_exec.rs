@@ -1,0 +1,475 @@
+//! Window functions that look at whole partitions, some partitions at a time.
+//!
+//! DataFusion's step holds all of its rows before it looks for partitions. They come sorted by them, so here a partition is done
+//! when the next begins, and memory is needed for the largest one. What has no room in memory goes to disk where a partition has
+//! one value for all of its rows, as aggregates without an order have; else the error names the step.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::compute::{concat, concat_batches, partition};
+use arrow::datatypes::SchemaRef;
+use datafusion::common::ScalarValue;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::logical_expr::Accumulator;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::window::{PlainAggregateWindowExpr, WindowExpr};
+use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::windows::WindowAggExec;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
+    replace_children_if_necessary,
+};
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt, stream};
+use tidemill_dataflow::flow::batch_bytes;
+use tidemill_dataflow::memory::{Allocations, Governor, Reservation, SpillWriter};
+
+use crate::spill::{failed, rows_of};
+use crate::stream::has_stream;
+
+/// Rows that are held before an end of a partition is looked for, if there is room for them: of few a function costs more to call.
+const ROWS: usize = 1 << 15;
+/// Who holds the memory, where that is told.
+const NAME: &str = "window functions";
+/// Of a value of a window function, about.
+const VALUE_BYTES: u64 = 16;
+
+/// Does what a [`WindowAggExec`] would do.
+pub(crate) struct WindowExec {
+    window: Arc<dyn ExecutionPlan>,
+    governor: Governor,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl WindowExec {
+    pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
+        if !node.is::<WindowAggExec>() || has_stream(node) {
+            return None;
+        }
+        Some(WindowExec { window: Arc::clone(node), governor: governor.clone(), metrics: Default::default() })
+    }
+
+    fn window(&self) -> &WindowAggExec {
+        self.window.downcast_ref().expect("made of one")
+    }
+}
+
+impl fmt::Debug for WindowExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WindowExec").field("window", &self.window).finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for WindowExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WindowExec, as ")?;
+        self.window().fmt_as(t, f)
+    }
+}
+
+impl ExecutionPlan for WindowExec {
+    fn name(&self) -> &'static str {
+        "WindowExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.window.properties()
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        self.window.children()
+    }
+
+    fn apply_expressions(
+        &self,
+        see: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        self.window.apply_expressions(see)
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        self.window.maintains_input_order()
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let window = replace_children_if_necessary(Arc::clone(&self.window), children)?;
+        Ok(match WindowExec::instead_of(&window, &self.governor) {
+            Some(window) => Arc::new(window),
+            None => window,
+        })
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let window = self.window();
+        let windows = Windows {
+            input: window.input().execute(partition, context)?,
+            last: None,
+            held: Held::new(self.governor.reservation(NAME)),
+            is_over: false,
+            functions: window.window_expr().to_vec(),
+            schema: window.schema(),
+            governor: self.governor.clone(),
+            spilled_bytes: MetricBuilder::new(&self.metrics).spilled_bytes(partition),
+        };
+        let metrics = BaselineMetrics::new(&self.metrics, partition);
+        let rows = stream::try_unfold(windows, |mut windows| async move {
+            Ok::<_, DataFusionError>(windows.next().await?.map(|rows| (rows, windows)))
+        });
+        let rows = rows.try_flatten().inspect_ok(move |batch| metrics.record_output(batch.num_rows()));
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+}
+
+/// Rows whose partitions have not ended, or were not known to have.
+struct Held {
+    batches: Vec<RecordBatch>,
+    rows: usize,
+    allocations: Allocations,
+    reservation: Reservation,
+}
+
+impl Held {
+    fn new(reservation: Reservation) -> Self {
+        Held { batches: Vec::new(), rows: 0, allocations: Allocations::default(), reservation }
+    }
+
+    /// What a batch needs of memory as long as it is held. The rows lie there twice for a moment, when they are put together, and
+    /// the values of functions beside them.
+    fn wanted_bytes(&mut self, batch: &RecordBatch, functions: usize) -> u64 {
+        let values_bytes = VALUE_BYTES * (functions * batch.num_rows()) as u64;
+        self.allocations.add(batch) + batch_bytes(batch) + values_bytes
+    }
+
+    fn put(&mut self, batch: RecordBatch) {
+        self.rows += batch.num_rows();
+        self.batches.push(batch);
+    }
+
+    /// The rows, whose memory stays reserved.
+    fn take(&mut self) -> Vec<RecordBatch> {
+        (self.rows, self.allocations) = (0, Allocations::default());
+        std::mem::take(&mut self.batches)
+    }
+}
+
+/// One partition of the step's input under way.
+struct Windows {
+    input: SendableRecordBatchStream,
+    /// The last row that was read.
+    last: Option<RecordBatch>,
+    held: Held,
+    is_over: bool,
+    functions: Vec<Arc<dyn WindowExpr>>,
+    schema: SchemaRef,
+    governor: Governor,
+    spilled_bytes: Count,
+}
+
+impl Windows {
+    /// Rows of some partitions with the functions' values.
+    async fn next(&mut self) -> Result<Option<BoxStream<'static, Result<RecordBatch>>>> {
+        // What was given out before is not held here any more; what is has just been read.
+        self.held.reservation.free();
+        self.held.reservation.grow_anyway(2 * self.held.batches.iter().map(batch_bytes).sum::<u64>());
+        while !self.is_over {
+            let Some(batch) = self.input.next().await.transpose()? else {
+                self.is_over = true;
+                break;
+            };
+            if batch.num_rows() == 0 {
+                continue;
+            }
+            let starts = self.starts(&batch)?;
+            let bytes = self.held.wanted_bytes(&batch, self.functions.len());
+            let fits = self.held.reservation.try_grow(bytes);
+            if !fits || self.held.rows + batch.num_rows() >= ROWS {
+                // Where the last partition begins, all before it are whole; before the very first row there is none.
+                if let Some(&cut) = starts.last().filter(|&&cut| cut > 0 || self.held.rows > 0) {
+                    self.held.put(batch.slice(0, cut));
+                    let whole = self.held.take();
+                    self.held.put(batch.slice(cut, batch.num_rows() - cut));
+                    return Ok(Some(stream::once(std::future::ready(self.evaluate(&whole))).boxed()));
+                }
+            }
+            if !fits && self.functions.iter().all(|function| constant(function).is_some()) {
+                self.held.put(batch);
+                return self.on_disk().await.map(Some);
+            }
+            if !fits {
+                take_anyway(&self.held.reservation, bytes, &self.governor)?;
+            }
+            self.held.put(batch);
+        }
+        let rest = self.held.take();
+        Ok((!rest.is_empty()).then(|| stream::once(std::future::ready(self.evaluate(&rest))).boxed()))
+    }
+
+    /// At which rows of the next batch partitions begin.
+    fn starts(&mut self, batch: &RecordBatch) -> Result<Vec<usize>> {
+        let last = self.last.replace(batch.slice(batch.num_rows() - 1, 1));
+        let keys = self.keys(batch)?;
+        let mut starts: Vec<usize> = match keys.is_empty() {
+            true => vec![0],
+            false => partition(&keys)?.ranges().iter().map(|range| range.start).collect(),
+        };
+        if let Some(last) = last {
+            let pairs = self.keys(&last)?.into_iter().zip(keys);
+            let pairs = pairs.map(|(before, keys)| concat(&[&before, &keys.slice(0, 1)]));
+            let pairs = pairs.collect::<Result<Vec<ArrayRef>, _>>()?;
+            if pairs.is_empty() || partition(&pairs)?.len() == 1 {
+                starts.remove(0);
+            }
+        }
+        Ok(starts)
+    }
+
+    fn keys(&self, rows: &RecordBatch) -> Result<Vec<ArrayRef>> {
+        let keys = self.functions[0].partition_by().iter();
+        keys.map(|key| key.evaluate(rows)?.into_array(rows.num_rows())).collect()
+    }
+
+    /// Whole partitions with the functions' values.
+    fn evaluate(&self, batches: &[RecordBatch]) -> Result<RecordBatch> {
+        let rows = concat_batches(&self.input.schema(), batches)?;
+        let keys = self.keys(&rows)?;
+        let parts: Vec<_> = match keys.is_empty() {
+            true => vec![rows.clone()],
+            false => partition(&keys)?.ranges().iter().map(|range| rows.slice(range.start, range.len())).collect(),
+        };
+        let values = self.functions.iter().map(|function| {
+            let values = parts.iter().map(|part| function.evaluate(part)).collect::<Result<Vec<_>>>()?;
+            Ok(concat(&values.iter().map(AsRef::as_ref).collect::<Vec<_>>())?)
+        });
+        self.beside(&rows, values.collect::<Result<_>>()?)
+    }
+
+    fn beside(&self, rows: &RecordBatch, values: Vec<ArrayRef>) -> Result<RecordBatch> {
+        let columns = rows.columns().iter().cloned().chain(values).collect();
+        Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?)
+    }
+
+    /// A partition that has no room in memory: its rows go through the functions to disk, and come from there with the values.
+    async fn on_disk(&mut self) -> Result<BoxStream<'static, Result<RecordBatch>>> {
+        let mut writer = SpillWriter::new(&self.governor, &self.input.schema()).map_err(failed)?;
+        let mut figures = Figures::of(&self.functions, &self.governor)?;
+        for batch in self.held.take() {
+            figures.take(&batch)?;
+            writer.write(&batch).map_err(failed)?;
+        }
+        self.held.reservation.free();
+        loop {
+            let Some(batch) = self.input.next().await.transpose()? else {
+                self.is_over = true;
+                break;
+            };
+            if batch.num_rows() == 0 {
+                continue;
+            }
+            let end = self.starts(&batch)?.first().copied().unwrap_or(batch.num_rows());
+            let own = batch.slice(0, end);
+            figures.take(&own)?;
+            writer.write(&own).map_err(failed)?;
+            if end < batch.num_rows() {
+                self.held.put(batch.slice(end, batch.num_rows() - end));
+                break;
+            }
+        }
+        let (values, file) = (figures.values()?, writer.finish().map_err(failed)?);
+        self.spilled_bytes.add(file.bytes() as usize);
+        let schema = Arc::clone(&self.schema);
+        let rows = rows_of(&file)?.map(move |batch| {
+            let batch = batch?;
+            let values = values.iter().map(|value| value.to_array_of_size(batch.num_rows()));
+            let columns = batch.columns().iter().cloned().map(Ok).chain(values).collect::<Result<_>>()?;
+            Ok(RecordBatch::try_new(Arc::clone(&schema), columns)?)
+        });
+        Ok(rows.boxed())
+    }
+}
+
+/// What functions make of a partition's rows as they come.
+struct Figures {
+    functions: Vec<(Arc<dyn WindowExpr>, Box<dyn Accumulator>)>,
+    reservation: Reservation,
+    governor: Governor,
+}
+
+impl Figures {
+    fn of(functions: &[Arc<dyn WindowExpr>], governor: &Governor) -> Result<Self> {
+        let functions = functions.iter().map(|function| {
+            let constant = constant(function).expect("looked at before");
+            Ok((Arc::clone(function), constant.get_aggregate_expr().create_accumulator()?))
+        });
+        let (reservation, governor) = (governor.reservation(NAME), governor.clone());
+        Ok(Figures { functions: functions.collect::<Result<_>>()?, reservation, governor })
+    }
+
+    fn take(&mut self, rows: &RecordBatch) -> Result<()> {
+        for (function, figures) in &mut self.functions {
+            figures.update_batch(&function.evaluate_args(rows)?)?;
+        }
+        // Some keep all values, such as medians.
+        let bytes = self.functions.iter().map(|(_, figures)| figures.size() as u64).sum::<u64>();
+        let more = bytes.saturating_sub(self.reservation.bytes());
+        if self.reservation.try_grow(more) { Ok(()) } else { take_anyway(&self.reservation, more, &self.governor) }
+    }
+
+    fn values(mut self) -> Result<Vec<ScalarValue>> {
+        self.functions.iter_mut().map(|(_, figures)| figures.evaluate()).collect()
+    }
+}
+
+/// Takes memory for which there is no room but what each step has always, whatever others hold.
+fn take_anyway(reservation: &Reservation, bytes: u64, governor: &Governor) -> Result<()> {
+    if reservation.bytes() + bytes > governor.floor_bytes() {
+        return reservation.grow(bytes).map_err(failed);
+    }
+    reservation.grow_anyway(bytes);
+    Ok(())
+}
+
+/// A function that has one value for all rows of a partition, of all of its rows.
+fn constant(function: &Arc<dyn WindowExpr>) -> Option<&PlainAggregateWindowExpr> {
+    let aggregate = function.as_any().downcast_ref::<PlainAggregateWindowExpr>()?;
+    // DataFusion tells neither in another way: a filter would have to be looked at here.
+    let is_constant = format!("{aggregate:?}").ends_with("is_constant_in_partition: true, filter: None }");
+    is_constant.then_some(aggregate)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Float64Array, Int64Array, StringArray};
+    use arrow::util::display::{ArrayFormatter, FormatOptions};
+
+    use super::*;
+    use crate::dataset::DataSet;
+    use crate::engine::{Engine, EngineConfig};
+    use crate::reading::Reading;
+
+    fn engine(memory_bytes: Option<usize>) -> Arc<Engine> {
+        Arc::new(Engine::new(&EngineConfig { threads: 1, workers: 1, memory_bytes, spill_dir: None }).unwrap())
+    }
+
+    /// Rows whose keys `key` makes of their numbers, in batches of their own.
+    fn table(engine: &Engine, key: fn(i64) -> Option<i64>) -> DataSet {
+        let batch = |begin: i64| {
+            let numbers = begin..begin + 5000;
+            let key: Int64Array = numbers.clone().map(key).collect();
+            let value: Float64Array =
+                numbers.clone().map(|row| (row % 7 != 3).then_some((row % 1000) as f64)).collect();
+            let text = StringArray::from_iter_values(numbers.clone().map(|row| format!("text {row:020}")));
+            let columns: [(&str, ArrayRef, bool); 4] = [
+                ("k", Arc::new(key), true),
+                ("n", Arc::new(Int64Array::from_iter_values(numbers)), false),
+                ("x", Arc::new(value), true),
+                ("s", Arc::new(text), false),
+            ];
+            RecordBatch::try_from_iter_with_nullable(columns).unwrap()
+        };
+        let batches: Vec<_> = (0..30).map(|number| batch(number * 5000)).collect();
+        DataSet::from_batches(engine, batches[0].schema(), &batches).unwrap()
+    }
+
+    fn rows(engine: &Arc<Engine>, query: &str, table: &DataSet) -> crate::error::Result<Vec<String>> {
+        let (asked, query) = (Arc::clone(engine), query.to_owned());
+        let tables = vec![("t".to_owned(), table.clone())];
+        let set = engine.run(async move { DataSet::from_sql(&asked, &query, tables).await })?;
+        let mut rows = Vec::new();
+        for batch in engine.run(set.collect(Reading::default()))? {
+            let options = FormatOptions::default().with_null("null");
+            let columns = batch.columns().iter().map(|column| ArrayFormatter::try_new(column, &options).unwrap());
+            let columns: Vec<_> = columns.collect();
+            let row = |row| columns.iter().map(|column| column.value(row).to_string()).collect::<Vec<_>>().join(",");
+            rows.extend((0..batch.num_rows()).map(row));
+        }
+        rows.sort_unstable();
+        Ok(rows)
+    }
+
+    /// Without a window, whatever partitions there are and wherever they end.
+    fn expected(query: &str, engine: &Arc<Engine>, table: &DataSet) -> Vec<String> {
+        let seen = rows(engine, query, table).unwrap();
+        assert_eq!(seen.len(), 150_000, "{query}");
+        seen
+    }
+
+    const KEYS: [fn(i64) -> Option<i64>; 5] = [
+        |row| Some(row / 7),
+        |row| (row % 11 != 0).then_some(row % 30_001),
+        |row| Some(row / 5000),
+        // One that is in nearly all rows.
+        |row| if row % 100 == 0 { Some(row) } else { None },
+        |_| Some(1),
+    ];
+
+    /// What has no room goes to disk: the values are those that a group-by and a join give.
+    #[test]
+    fn values_of_whole_partitions_are_those_of_groups() {
+        let over = "select n, sum(x) over w, count(x) over w, max(s) over w from t window w as (partition by k)";
+        let grouped = "select n, a, b, c from t join \
+             (select k, sum(x) a, count(x) b, max(s) c from t group by k) g on t.k is not distinct from g.k";
+        let roomy = engine(None);
+        for (number, key) in KEYS.into_iter().enumerate() {
+            let wanted = expected(grouped, &roomy, &table(&roomy, key));
+            for memory in [None, Some(1 << 20), Some(8 << 20)] {
+                let engine = engine(memory);
+                let seen = expected(over, &engine, &table(&engine, key));
+                assert!(seen == wanted, "keys {number}, memory {memory:?}: {} and {}", seen[0], wanted[0]);
+                assert_eq!(engine.governor().reserved_bytes(), 0, "keys {number}, memory {memory:?}");
+            }
+        }
+        let tight = engine(Some(1 << 20));
+        let table = table(&tight, KEYS[0]);
+        let seen = expected("select n, min(n) over (), sum(n) over () from t", &tight, &table);
+        assert!(seen.contains(&format!("149999,0,{}", 149_999_u64 * 75_000)));
+    }
+
+    /// Functions that need a whole partition: small ones are done one after the other, and a large one is refused by name.
+    #[test]
+    fn partitions_that_are_needed_in_memory_must_fit() {
+        let query = "select n, ntile(3) over (partition by k order by n), last_value(n) over (partition by k order by n \
+             rows between 1 preceding and unbounded following) from t";
+        for (number, key) in KEYS.into_iter().enumerate() {
+            let (roomy, tight) = (engine(None), engine(Some(4 << 20)));
+            let wanted = expected(query, &roomy, &table(&roomy, key));
+            match rows(&tight, query, &table(&tight, key)) {
+                Ok(seen) => assert!(seen == wanted && number < 3, "keys {number}"),
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(number >= 3 && error.contains("\"window functions\""), "keys {number}: {error}");
+                }
+            }
+            assert_eq!(tight.governor().reserved_bytes(), 0, "keys {number}");
+        }
+    }
+
+    /// What a filter leaves out must stay out, also of a partition that would go to disk.
+    #[test]
+    fn filtered_aggregates_stay_filtered() {
+        let query = "select n, count(*) filter (where n % 2 = 0) over () from t";
+        let engine = engine(None);
+        let seen = expected(query, &engine, &table(&engine, KEYS[4]));
+        assert!(seen.contains(&"7,75000".to_owned()));
+        let tight = self::engine(Some(1 << 20));
+        let error = rows(&tight, query, &table(&tight, KEYS[4])).unwrap_err().to_string();
+        assert!(error.contains("\"window functions\""), "{error}");
+    }
+}
