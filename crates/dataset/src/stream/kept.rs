@@ -128,8 +128,9 @@ impl Kept {
 
     /// Puts runs on disk, but for the shortest.
     pub(crate) fn spill(&mut self) -> Result<(), TaskError> {
+        let least = RUN_BYTES_MIN.min(self.disk.run_bytes() / 2);
         for run in std::mem::take(&mut self.runs) {
-            let run = if run.on_disk || run.bytes < RUN_BYTES_MIN { run } else { run.on_disk(&self.disk)? };
+            let run = if run.on_disk || run.bytes < least { run } else { run.on_disk(&self.disk)? };
             self.push(run)?;
         }
         Ok(())
@@ -196,9 +197,11 @@ impl Kept {
             (place, (number - self.runs[run].start) as usize)
         };
         let places: Vec<_> = numbers.iter().map(place).collect();
-        for (at, run) in used.iter().enumerate().filter(|(_, run)| run.on_disk) {
-            let rows: Vec<usize> = places.iter().filter(|(of, _)| *of == at).map(|(_, row)| *row).collect();
-            run.verify_some(column, &rows)?;
+        if used.iter().any(|run| run.on_disk) {
+            let mut rows_of = vec![Vec::new(); used.len()];
+            places.iter().for_each(|&(run, row)| rows_of[run].push(row));
+            let mut looked_at = used.iter().zip(&rows_of).filter(|(run, _)| run.on_disk);
+            looked_at.try_for_each(|(run, rows)| run.verify_some(column, rows))?;
         }
         let columns: Vec<&dyn Array> = used.iter().map(|run| run.rows.column(column).as_ref()).collect();
         match columns.as_slice() {
@@ -397,7 +400,8 @@ impl Tables {
         self.add_wanted(kind, rows, of, |_| true)
     }
 
-    fn add_wanted(
+    /// Adds those rows that are of buckets that are wanted.
+    pub(crate) fn add_wanted(
         &mut self,
         kind: u8,
         rows: &RecordBatch,
