@@ -27,6 +27,7 @@ SIZES = {
     "windows": (400_000, 200_000),
     "pairs": (250_000, 250_000),
     "by_rows": (400_000, 100_000),
+    "sessions": (600_000, 150_000),
     "different": (600_000, 400_000),
     "remembered": (600_000, 400_000),
     "states": (60_000, 20_000),
@@ -65,6 +66,15 @@ def by_rows(query: str) -> tm.DataSet:
     counts = made.group_by("name", window).agg(n=tm.count(), sum=NUMBER.sum())
     sum_ = tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1)
     return counts.select("n", sum=sum_, key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+
+
+def sessions(query: str) -> tm.DataSet:
+    """Of each key one that is over while others still begin, and one at the end: its third row of four is not there."""
+    keys = SIZES[query][1]
+    made = rows(query).filter(NUMBER // keys != 2).select("number", "time", name=name(KEY))
+    gap = timedelta(milliseconds=keys + 10_000)
+    counts = made.group_by("name", tm.window(tm.stream.session(gap), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
+    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def pairs(query: str) -> tm.DataSet:
@@ -109,6 +119,7 @@ def states(query: str) -> tm.DataSet:
 QUERIES: dict[str, Callable[[str], tm.DataSet]] = {
     "windows": windows,
     "by_rows": by_rows,
+    "sessions": sessions,
     "pairs": pairs,
     "different": different,
     "remembered": remembered,
@@ -124,6 +135,10 @@ def expected(query: str) -> pa.Table:
         return pa.table({"key": range(keys), "n": partners, "sum": range(keys)})
     if query in ("different", "remembered"):
         return pa.table({"key": range(keys), "n": [1] * keys, "sum": [0] * keys})
+    if query == "sessions":
+        keys_ = [key for key in range(keys) for _ in range(2)]
+        sums = [sum_ for key in range(keys) for sum_ in (key + 3 * keys, 2 * key + keys)]
+        return pa.table({"key": keys_, "n": [1, 2] * keys, "sum": sums})
     each = [range(key, count, keys) for key in range(keys)]
     if query == "by_rows":
         # In the order of their keys and results: with the third row, and at the end.

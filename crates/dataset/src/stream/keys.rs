@@ -73,11 +73,27 @@ impl Index {
     }
 
     /// Adds keys that are not there, whose rows have these numbers.
-    fn add(&mut self, hashes: impl ExactSizeIterator<Item = u64>, first: u32) -> Result<(), TaskError> {
+    fn add(
+        &mut self,
+        hashes: impl ExactSizeIterator<Item = u64>,
+        numbers: impl IntoIterator<Item = u32>,
+    ) -> Result<(), TaskError> {
         self.reserve(hashes.len())?;
         self.count += hashes.len();
-        hashes.zip(first + 1..).for_each(|(hash, number)| self.put(half(hash), number));
+        hashes.zip(numbers).for_each(|(hash, number)| self.put(half(hash), number + 1));
         Ok(())
+    }
+
+    /// The row of a key that is there has another number.
+    fn replace(&mut self, hash: u64, old: u32, new: u32) {
+        let half = half(hash);
+        let mut at = self.place(half);
+        let cells = &mut self.cells[..];
+        while cells[at] != u64::from(half) << 32 | u64::from(old + 1) {
+            assert!(cells[at] != 0, "a key that has a number is in the index");
+            at = (at + 1) & (cells.len() - 1);
+        }
+        cells[at] = u64::from(half) << 32 | u64::from(new + 1);
     }
 
     /// The rows that have some keys. `gather` gives a column of rows, by their numbers.
@@ -129,10 +145,11 @@ impl Index {
     }
 }
 
-/// An index of rows that are kept elsewhere, by their first columns.
+/// An index of rows that are kept elsewhere, by those of their columns that are keys: the first, or those behind others.
 #[derive(Default)]
 pub(crate) struct KeyIndex {
     index: Index,
+    before: usize,
 }
 
 /// Which keys of a batch are new.
@@ -143,39 +160,103 @@ pub(crate) struct Interned {
     pub numbers: Vec<u32>,
 }
 
-impl KeyIndex {
-    /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept at once.
-    pub(crate) fn intern(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Interned, TaskError> {
-        let mut of = Vec::new();
-        let mut once = group_values(&keys.schema())?;
-        once.intern(keys.columns(), &mut of)?;
-        let mut firsts = vec![u32::MAX; once.len()];
+/// The keys of a batch, each once.
+struct Once {
+    /// Of each row the place of its key.
+    of: Vec<usize>,
+    /// The first row of each key.
+    firsts: UInt32Array,
+    keys: RecordBatch,
+    hashes: Vec<u64>,
+}
+
+impl Once {
+    fn of(keys: &RecordBatch) -> Result<Self> {
+        let (mut of, mut count) = (vec![0; keys.num_rows()], keys.num_rows().min(1));
+        if keys.num_columns() > 0 {
+            let mut once = group_values(&keys.schema())?;
+            once.intern(keys.columns(), &mut of)?;
+            count = once.len();
+        }
+        let mut firsts = vec![u32::MAX; count];
         (0..).zip(&of).for_each(|(row, &key): (u32, &usize)| firsts[key] = firsts[key].min(row));
         let firsts = UInt32Array::from(firsts);
-        let each = take_record_batch(keys, &firsts)?;
-        let hashes = hashes(&each)?;
-        let found = self.index.find(each.columns(), &hashes, |column, numbers| kept.gather(column, numbers))?;
+        let columns = keys.columns().iter().map(|column| take(column, &firsts, None));
+        let keys = batch(&keys.schema(), columns.collect::<std::result::Result<_, _>>()?, count)?;
+        let hashes = hashes(&keys)?;
+        Ok(Once { of, firsts, keys, hashes })
+    }
+}
+
+impl KeyIndex {
+    /// Of rows whose keys stand behind so many other columns.
+    pub(crate) fn behind(before: usize) -> Self {
+        KeyIndex { index: Index::default(), before }
+    }
+
+    /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept at once.
+    pub(crate) fn intern(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Interned, TaskError> {
+        let Once { of, firsts, keys, hashes } = Once::of(keys)?;
+        let found = self.find_hashed(kept, &keys, &hashes)?;
         let mut new: Vec<(u32, usize)> =
             (0..found.len()).filter(|&key| found[key].is_none()).map(|key| (firsts.value(key), key)).collect();
         new.sort_unstable();
         let mut number_of: Vec<u32> = found.into_iter().map(|number| number.unwrap_or(0)).collect();
         new.iter().zip(kept.count()..).for_each(|((_, key), number)| number_of[*key] = number);
-        self.index.add(new.iter().map(|(_, key)| hashes[*key]), kept.count())?;
+        self.index.add(new.iter().map(|(_, key)| hashes[*key]), kept.count()..)?;
         let new = new.into_iter().map(|(row, _)| row).collect::<Vec<_>>().into();
         Ok(Interned { new, numbers: of.into_iter().map(|key| number_of[key]).collect() })
     }
 
+    /// All rows with these keys are to be kept at once, and have the next numbers; a key is found at its last row. Returns of each the
+    /// row that was the last of its key before it.
+    pub(crate) fn follow(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Vec<Option<u32>>, TaskError> {
+        let Once { of, keys, hashes, .. } = Once::of(keys)?;
+        let known = self.find_hashed(kept, &keys, &hashes)?;
+        let mut newest = known.clone();
+        let before = (kept.count()..).zip(of).map(|(number, key)| newest[key].replace(number)).collect();
+        let (mut new, mut numbers) = (Vec::new(), Vec::new());
+        for ((hash, known), newest) in hashes.into_iter().zip(known).zip(newest.into_iter().flatten()) {
+            match known {
+                Some(known) => self.index.replace(hash, known, newest),
+                None => {
+                    new.push(hash);
+                    numbers.push(newest);
+                }
+            }
+        }
+        self.index.add(new.into_iter(), numbers)?;
+        Ok(before)
+    }
+
+    /// The numbers of the rows that have some keys.
+    pub(crate) fn find(&self, kept: &Kept, keys: &RecordBatch) -> Result<Vec<Option<u32>>> {
+        self.find_hashed(kept, keys, &hashes(keys)?)
+    }
+
+    fn find_hashed(&self, kept: &Kept, keys: &RecordBatch, hashes: &[u64]) -> Result<Vec<Option<u32>>> {
+        self.index.find(keys.columns(), hashes, |column, numbers| kept.gather(self.before + column, numbers))
+    }
+
     /// The rows of some keys, which had these numbers, have others now, from `first` on.
     pub(crate) fn renumber(&mut self, keys: &RecordBatch, old: &[u32], first: u32) -> Result<(), TaskError> {
-        for ((hash, &old), new) in hashes(keys)?.into_iter().zip(old).zip(first..) {
-            let half = half(hash);
-            let mut at = self.index.place(half);
-            let cells = &mut self.index.cells[..];
-            while cells[at] != u64::from(half) << 32 | u64::from(old + 1) {
-                assert!(cells[at] != 0, "a key that has a number is in the index");
-                at = (at + 1) & (cells.len() - 1);
+        let all = hashes(keys)?.into_iter().zip(old).zip(first..);
+        all.for_each(|((hash, &old), new)| self.index.replace(hash, old, new));
+        Ok(())
+    }
+
+    /// All rows have other numbers now, as `new` says of each, or none: then its key is forgotten. No more than `most` have one.
+    pub(crate) fn renumber_all(&mut self, most: usize, new: impl Fn(u32) -> Option<u32>) -> Result<(), TaskError> {
+        let old = std::mem::take(&mut self.index);
+        if let Some(governor) = old.cells.governor() {
+            self.index.cells.spill(governor)?;
+        }
+        self.index.reserve(most.min(old.count))?;
+        for &cell in old.cells.iter().filter(|&&cell| cell != 0) {
+            if let Some(number) = new(cell as u32 - 1) {
+                self.index.put((cell >> 32) as u32, number + 1);
+                self.index.count += 1;
             }
-            cells[at] = u64::from(half) << 32 | u64::from(new + 1);
         }
         Ok(())
     }
@@ -191,7 +272,7 @@ impl KeyIndex {
         let mut first = 0;
         for keys in kept.since(0) {
             let of = keys.project(&(0..columns).collect::<Vec<_>>())?;
-            self.index.add(hashes(&of)?.into_iter(), first)?;
+            self.index.add(hashes(&of)?.into_iter(), first..)?;
             first += keys.num_rows() as u32;
         }
         Ok(())

@@ -23,6 +23,7 @@
 //! | `held`      | how much of the worker's memory an operator holds, and the disk beyond |
 //! | `keys`      | which keys there are                                                   |
 //! | `kept`      | rows that are kept until a time has passed                             |
+//! | `chained`   | the same, those of each key in a chain                                 |
 //! | `times`     | which columns tell time                                                |
 //! | `behind`    | what a program says of columns of time                                 |
 //! | `now`       | the time of day                                                        |
@@ -31,6 +32,7 @@
 
 mod aggregate;
 mod behind;
+mod chained;
 mod complete;
 mod counts;
 mod distinct;

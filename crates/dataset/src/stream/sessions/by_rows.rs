@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, RecordBatch, UInt32Array};
-use arrow::compute::{concat_batches, filter_record_batch, not, take_record_batch};
-use datafusion::error::Result;
+use arrow::compute::{concat_batches, filter_record_batch, take_record_batch};
+use tidemill_dataflow::TaskError;
 
-use super::state::{SessionState, beside};
+use super::state::SessionState;
 use super::{FIRST, LAST, NOTHING, times, untold_of};
 use crate::stream::window::Micros;
 
@@ -41,19 +41,17 @@ fn join(spans: &mut BTreeMap<Micros, Span>, time: Micros, gap: Micros) -> &mut S
 
 impl SessionState {
     /// Adds rows that are not late, with their times. Returns the results that they bring, in the order of the rows of each key.
-    pub(super) fn add_by_rows(&mut self, every: i64, rows: &RecordBatch, at: &[Micros]) -> Result<Option<RecordBatch>> {
+    pub(super) fn add_by_rows(
+        &mut self,
+        every: i64,
+        rows: &RecordBatch,
+        at: &[Micros],
+    ) -> Result<Option<RecordBatch>, TaskError> {
         let (shape, fired) = (Arc::clone(&self.shape), self.fired);
         let all = shape.of.arguments(rows)?;
-        let kept = self.take_all()?.unwrap_or_else(|| RecordBatch::new_empty(Arc::clone(&shape.kept_schema)));
-        let of_key = shape.number(&beside(shape.keys(&kept), &all.keys)?, kept.num_rows() + at.len())?;
-        let (of_kept, of_row) = of_key.split_at(kept.num_rows());
-        let mut has_rows = vec![false; of_key.iter().max().map_or(0, |last| last + 1)];
-        of_row.iter().for_each(|&key| has_rows[key] = true);
-        let mine: BooleanArray = of_kept.iter().map(|&key| Some(has_rows[key])).collect();
-        // Sessions that have been dealt with, or need not be; and the others, with the numbers of their keys.
-        let mut done = vec![filter_record_batch(&kept, &not(&mine)?)?];
-        let mut open = filter_record_batch(&kept, &mine)?;
-        let mut of_open: Vec<usize> = of_kept.iter().copied().filter(|&key| has_rows[key]).collect();
+        let of_row = shape.number(&all.keys, at.len())?;
+        // What is known of keys that have rows still to come, and the numbers of these keys.
+        let (mut open, mut of_open) = self.sessions_of(&all.keys, &of_row)?;
         let mut spans: HashMap<usize, BTreeMap<Micros, Span>> = HashMap::new();
         let bounds = times(&open, FIRST).iter().zip(times(&open, LAST)).zip(untold_of(&open));
         for (&key, ((&first, &last), &untold)) in of_open.iter().zip(bounds) {
@@ -101,14 +99,11 @@ impl SessionState {
             let waits: HashSet<usize> = later.iter().map(|&row| of_row[row as usize]).collect();
             let of_joined: Vec<usize> = into.rows.iter().map(|&row| of_open[row as usize]).collect();
             let goes_on: BooleanArray = of_joined.iter().map(|&key| Some(waits.contains(&key))).collect();
-            done.push(filter_record_batch(&joined, &not(&goes_on)?)?);
             open = filter_record_batch(&joined, &goes_on)?;
             of_open = of_joined.into_iter().filter(|key| waits.contains(key)).collect();
             waiting = later;
         }
-        self.note(shape.merged(&news)?)?;
-        // They are all of different keys, or whole.
-        self.replace(concat_batches(&shape.kept_schema, &done)?);
+        self.take_parts(shape.merged(&news)?)?;
         match results.is_empty() {
             true => Ok(None),
             false => Ok(Some(concat_batches(&shape.output, &results)?)),

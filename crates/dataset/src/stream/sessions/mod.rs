@@ -6,7 +6,7 @@
 //!
 //! What is known of a session so far is a row: its first and last time, what has been told of it, its key, states. Rows of one
 //! session meet when all are put in order of key and time, and those closer than the gap become one. The first half does that to
-//! each batch, the second to all it has, whenever one of its sessions may be over.
+//! each batch, the second to all it has of a key, whenever one of its sessions may be over.
 //!
 //! A row is late when its session would be forgotten, together with all that is known of it: one that is near a session that is
 //! kept belongs to that.
@@ -131,7 +131,7 @@ impl SessionAggregation {
 
     /// What the second half keeps.
     pub(crate) fn state(&self) -> StateSchema {
-        let what = format!("sessions with a gap of {} us, and what was given of them", self.times.gap);
+        let what = format!("sessions with a gap of {} us, in pieces, and what was given of them", self.times.gap);
         StateSchema::new(what, self.layout().fields().collect())
     }
 

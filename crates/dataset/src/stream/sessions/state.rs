@@ -1,297 +1,483 @@
 //! The sessions of the keys that a copy owns: what comes, what is due, what is saved. It knows no clock and sends nothing.
 //!
+//! What comes is kept beside what there is of its key, in memory or on disk, and is put together with it when a result is due: a
+//! copy looks at the keys of what comes or is over, and at no others. Rows are kept until the time when their session may be over, or
+//! forgotten. One that has become longer meanwhile has another row, which is kept until then.
+//!
 //! A snapshot has what came since the last one, put together with what was saved when a job goes on; and of buckets of which sessions have
 //! been given or forgotten all that is left, so that nothing comes again, not even as part of a session that begins where it ended.
 //! That a session has been told of early is saved only by the way: such results may come again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, BooleanArray, Int8Array, Int64Array, RecordBatch};
-use arrow::compute::{concat, concat_batches, filter_record_batch, not};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int8Array, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::{filter_record_batch, take};
+use arrow::datatypes::{Int8Type, TimestampMicrosecondType};
 use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
-use tidemill_dataflow::flow::batch_bytes;
 
-use super::{BEFORE, EARLY, FINAL, FIRST, LAST, NOTHING, SessionAggregation, TOLD, UNTOLD, times, told_of, untold_of};
+use super::{Assigned, BEFORE, EARLY, FINAL, FIRST, LAST, NOTHING, SessionAggregation, TOLD, UNTOLD, times, told_of};
+use crate::stream::chained::{Chained, Chains};
 use crate::stream::groups::batch;
-use crate::stream::kept::{self, Saved, buckets_of_key, table_of, tables_of};
+use crate::stream::held::Disk;
+use crate::stream::kept::{Kept, Saved, Tables, buckets_of_key, table_of, tables_of, together};
 use crate::stream::saved::{fired_of, shared, time_of};
 use crate::stream::window::Micros;
 
 /// What came since the last snapshot is put together when it is twice as much as it was then, and so many rows more.
-const NEWS_MIN: usize = 1 << 13;
-/// Of what is handed over: sessions, and the time that their owner had come to.
+const NEWS_MIN: u32 = 1 << 13;
+/// Sessions that are looked at together: so many, or as many as have so many bytes.
+const PORTION: usize = 1 << 13;
+const PORTION_BYTES: usize = 4 << 20;
+/// Of what is saved or handed over: sessions, and the time that their owner had come to.
 const SESSIONS: u8 = 0;
 const FIRED: u8 = 1;
 
 /// See the module.
 pub(super) struct SessionState {
     pub(super) shape: Arc<SessionAggregation>,
-    /// Sessions and parts of some; the first are those that were put together last.
-    parts: Vec<RecordBatch>,
-    /// Before that time none has anything to be told of by itself, or to be forgotten.
-    next: Micros,
+    /// Sessions and parts of some.
+    kept: Chained,
     /// What ends here or before is over.
     pub(super) fired: Micros,
-    /// Whether something has come since it was last asked for early results.
-    touched: bool,
+    /// Rows whose time had come by then have been looked at, but for these.
+    looked: Micros,
+    overdue: Vec<u32>,
+    /// Rows that are still to be looked at: whether their sessions are over, or else have early results.
+    waiting: VecDeque<u32>,
+    ends: bool,
+    /// Rows before have been told of early, if they had not before.
+    told: u32,
     /// What has come since the last snapshot, and how many rows that was when it was put together last.
-    news: Vec<RecordBatch>,
-    news_rows: usize,
+    news: Kept,
+    news_rows: u32,
     /// Buckets of which sessions have been given or forgotten since.
     changed: BTreeSet<u32>,
     /// Buckets of which something is saved.
     saved: Saved,
     /// Whether there are snapshots.
     saves: bool,
+    disk: Disk,
+}
+
+/// What is kept of some keys, and which session each row is part of.
+struct Known {
+    chains: Chains,
+    of: Assigned,
+    told: Vec<i8>,
 }
 
 impl SessionState {
-    /// # Errors
-    /// When what was saved cannot be read.
-    pub(super) fn new(
-        shape: &Arc<SessionAggregation>,
-        saves: bool,
-        restored: Option<&Restored>,
-    ) -> Result<Self, TaskError> {
-        let mut new = SessionState {
+    pub(super) fn new(shape: &Arc<SessionAggregation>, saves: bool, disk: &Disk) -> Self {
+        SessionState {
             shape: Arc::clone(shape),
-            parts: Vec::new(),
-            next: Micros::MAX,
+            kept: Chained::new(&shape.kept_schema, &shape.of.key_schema, BEFORE, disk),
             fired: Micros::MIN,
-            touched: false,
-            news: Vec::new(),
+            looked: Micros::MIN,
+            overdue: Vec::new(),
+            waiting: VecDeque::new(),
+            ends: true,
+            told: 0,
+            news: Kept::new(Arc::clone(&shape.kept_schema), disk),
             news_rows: 0,
             changed: BTreeSet::new(),
             saved: Saved::default(),
             saves,
-        };
-        let Some(restored) = restored else { return Ok(new) };
-        let reader = shape.layout().reader(&shape.kept_schema, restored)?;
-        new.fired = fired_of(restored)?;
+            disk: disk.clone(),
+        }
+    }
+
+    /// What was saved, in tables that are to be [kept](SessionState::keep).
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(super) fn restore(&mut self, restored: &Restored) -> Result<Vec<Bytes>, TaskError> {
+        self.fired = fired_of(restored)?;
+        self.saved.restore(restored);
+        let mut tables = Vec::new();
         for part in restored.buckets.values().flatten() {
-            new.keep(reader.read(part)?);
+            tables.extend(tables_of(part)?.into_iter().map(|(_, table)| table));
         }
-        // One part may have several rows of a session, when it is of what came between two snapshots.
-        if let Some(all) = (!new.parts.is_empty()).then(|| shape.merged(&new.parts)).transpose()? {
-            new.replace(all);
-        }
-        new.saved.restore(restored);
-        Ok(new)
+        Ok(tables)
     }
 
     /// Bytes in memory, about.
     pub(super) fn bytes(&self) -> usize {
-        self.parts.iter().chain(&self.news).map(batch_bytes).sum::<u64>() as usize
+        let numbers = (self.overdue.capacity() + self.waiting.capacity()) * size_of::<u32>();
+        self.kept.bytes() + self.news.bytes() + numbers
+    }
+
+    /// Puts on disk what can lie there.
+    pub(super) fn spill(&mut self) -> Result<(), TaskError> {
+        self.kept.spill()?;
+        self.news.spill()
     }
 
     /// Which of some rows, or parts of sessions, come too late; `None`: none does.
-    pub(super) fn late(
-        &mut self,
-        keys: &[ArrayRef],
-        firsts: &[Micros],
-        lasts: &[Micros],
-    ) -> Result<Option<BooleanArray>> {
-        let (shape, fired) = (Arc::clone(&self.shape), self.fired);
-        if !lasts.iter().any(|&last| shape.gone(last) <= fired) {
+    pub(super) fn late(&self, keys: &[ArrayRef], firsts: &[Micros], lasts: &[Micros]) -> Result<Option<BooleanArray>> {
+        let shape = &self.shape;
+        let is_late = |last: Micros| shape.gone(last) <= self.fired;
+        if !lasts.iter().any(|&last| is_late(last)) {
             return Ok(None);
         }
-        self.merge()?;
-        let kept =
-            self.parts.first().cloned().unwrap_or_else(|| RecordBatch::new_empty(Arc::clone(&shape.kept_schema)));
-        let of_key = shape.number(&beside(shape.keys(&kept), keys)?, kept.num_rows() + lasts.len())?;
-        let behind = |column: usize, more: &[Micros]| [times(&kept, column), more].concat();
-        let of = shape.assign(&of_key, &behind(FIRST, firsts), &behind(LAST, lasts));
-        let is_late = |&session: &usize| Some(shape.gone(of.lasts[session]) <= fired);
-        let late: BooleanArray = of.sessions[kept.num_rows()..].iter().map(is_late).collect();
+        // Of keys of which a row may be late, what is known.
+        let of_key = shape.number(keys, lasts.len())?;
+        let mut row_of = vec![None; of_key.iter().max().map_or(0, |last| last + 1)];
+        for (row, &key) in of_key.iter().enumerate().filter(|(row, _)| is_late(lasts[*row])) {
+            row_of[key] = Some(row as u32);
+        }
+        let (asked, rows): (Vec<usize>, Vec<u32>) =
+            row_of.iter().enumerate().filter_map(|(key, row)| row.map(|row| (key, row))).unzip();
+        let (newest, asked) = self.newest(keys, rows, asked)?;
+        let chains = self.kept.chains(&newest);
+        let known = chains.of.iter().map(|&chain| asked[chain]);
+        let of_key: Vec<usize> = known.chain(of_key).collect();
+        let times = |column: usize, more: &[Micros]| -> Result<Vec<Micros>> {
+            let known = self.kept.gather(column, &chains.numbers)?;
+            Ok([known.as_primitive::<TimestampMicrosecondType>().values(), more].concat())
+        };
+        let of = shape.assign(&of_key, &times(FIRST, firsts)?, &times(LAST, lasts)?);
+        let late = of.sessions[chains.numbers.len()..].iter().map(|&session| Some(is_late(of.lasts[session])));
+        let late: BooleanArray = late.collect();
         Ok((late.true_count() > 0).then_some(late))
     }
 
+    /// The newest rows of the keys that some rows have, and which of these they are, of keys that are kept.
+    fn newest(&self, keys: &[ArrayRef], rows: Vec<u32>, of: Vec<usize>) -> Result<(Vec<u32>, Vec<usize>)> {
+        let (count, rows) = (rows.len(), UInt32Array::from(rows));
+        let keys = keys.iter().map(|key| take(key, &rows, None)).collect::<std::result::Result<Vec<_>, _>>()?;
+        let found = self.kept.newest(&keys, count)?.into_iter().zip(of);
+        Ok(found.filter_map(|(newest, of)| newest.map(|newest| (newest, of))).unzip())
+    }
+
+    /// The sessions of some rows' keys, with the numbers of these: `of_key` has those of the rows.
+    pub(super) fn sessions_of(&self, keys: &[ArrayRef], of_key: &[usize]) -> Result<(RecordBatch, Vec<usize>)> {
+        let mut rows: Vec<Option<u32>> = vec![None; of_key.iter().max().map_or(0, |last| last + 1)];
+        (0..).zip(of_key).for_each(|(row, &key)| rows[key] = Some(row));
+        let each = (0..rows.len()).collect();
+        let (newest, of) = self.newest(keys, rows.into_iter().flatten().collect(), each)?;
+        let known = self.known(&newest)?;
+        let (sessions, chains) = self.merged(&known, &vec![true; known.of.len()])?;
+        Ok((sessions, chains.into_iter().map(|chain| of[chain]).collect()))
+    }
+
+    /// What is kept of some keys, by their newest rows.
+    fn known(&self, newest: &[u32]) -> Result<Known> {
+        let chains = self.kept.chains(newest);
+        let of_rows = |column: usize| self.kept.gather(column, &chains.numbers);
+        let (firsts, lasts, tolds) = (of_rows(FIRST)?, of_rows(LAST)?, of_rows(TOLD)?);
+        let times = |column: &ArrayRef| column.as_primitive::<TimestampMicrosecondType>().values().clone();
+        let of = self.shape.assign(&chains.of, &times(&firsts), &times(&lasts));
+        let mut told = vec![FINAL; of.len()];
+        let tolds = tolds.as_primitive::<Int8Type>().values().iter();
+        for ((&session, &number), &part) in of.sessions.iter().zip(&chains.numbers).zip(tolds) {
+            told[session] = told[session].min(now_told(part, number, self.told));
+        }
+        Ok(Known { chains, of, told })
+    }
+
+    /// The sessions that are wanted, put together, and of each the chain that it is in.
+    fn merged(&self, known: &Known, wanted: &[bool]) -> Result<(RecordBatch, Vec<usize>)> {
+        let rows = known.of.sessions.iter().enumerate().filter(|(_, session)| wanted[**session]);
+        let (numbers, chains): (Vec<u32>, Vec<usize>) =
+            rows.map(|(row, _)| (known.chains.numbers[row], known.chains.of[row])).unzip();
+        if numbers.is_empty() {
+            return Ok((RecordBatch::new_empty(Arc::clone(&self.shape.kept_schema)), Vec::new()));
+        }
+        let parts = self.kept.rows(&numbers)?;
+        let tolds = told_of(&parts).iter().zip(&numbers);
+        let told = tolds.map(|(&told, &number)| now_told(told, number, self.told)).collect();
+        let (sessions, of) = self.shape.joined(&with_told(&parts, told, None)?, &chains)?;
+        Ok((sessions, of.rows.iter().map(|&row| chains[row as usize]).collect()))
+    }
+
     /// Takes sessions, or parts of some, that are not late: first and last times, keys and states.
-    pub(super) fn take(&mut self, columns: Vec<ArrayRef>, count: usize) -> Result<()> {
+    pub(super) fn take(&mut self, columns: Vec<ArrayRef>, count: usize) -> Result<(), TaskError> {
         if count == 0 {
             return Ok(());
         }
         let sessions = self.shape.kept(columns, vec![NOTHING; count], vec![0; count])?;
+        self.take_parts(sessions)
+    }
+
+    /// The same with what has been told of them.
+    pub(super) fn take_parts(&mut self, sessions: RecordBatch) -> Result<(), TaskError> {
         self.note(sessions.clone())?;
-        self.keep(sessions);
-        Ok(())
+        self.keep(sessions)
     }
 
     /// Keeps sessions, or parts of some.
-    pub(super) fn keep(&mut self, sessions: RecordBatch) {
-        if sessions.num_rows() > 0 {
-            self.next = self.next_of(&sessions).min(self.next);
-            self.touched = true;
-            self.parts.push(sessions);
+    pub(super) fn keep(&mut self, sessions: RecordBatch) -> Result<(), TaskError> {
+        let long = self.add(sessions)?;
+        for newest in long.chunks(self.portion()) {
+            self.put_together(newest)?;
         }
+        if self.kept.is_wasteful() { self.clear() } else { Ok(()) }
     }
 
-    /// These are to be in the next snapshot.
-    pub(super) fn note(&mut self, sessions: RecordBatch) -> Result<()> {
-        if !self.saves {
-            return Ok(());
+    /// Adds rows to what is kept. Returns the newest rows of the chains that have become long.
+    fn add(&mut self, sessions: RecordBatch) -> Result<Vec<u32>, TaskError> {
+        if sessions.num_rows() == 0 {
+            return Ok(Vec::new());
         }
-        self.news.push(sessions);
-        let rows: usize = self.news.iter().map(RecordBatch::num_rows).sum();
-        // Rows of one session come in many batches.
-        if rows > 2 * self.news_rows + NEWS_MIN {
-            self.news = vec![self.shape.merged(&self.news)?];
-            self.news_rows = self.news[0].num_rows();
-        }
-        Ok(())
-    }
-
-    /// In how many batches there is what has come since the last snapshot.
-    #[cfg(test)]
-    pub(super) fn news_len(&self) -> usize {
-        self.news.len()
-    }
-
-    fn next_of(&self, sessions: &RecordBatch) -> Micros {
         let next = |(&last, &told): (&Micros, &i8)| match told {
             FINAL => self.shape.gone(last),
             _ => self.shape.end(last),
         };
-        times(sessions, LAST).iter().zip(told_of(sessions)).map(next).min().unwrap_or(Micros::MAX)
+        let until: Vec<Micros> = times(&sessions, LAST).iter().zip(told_of(&sessions)).map(next).collect();
+        let overdue = (self.kept.count()..).zip(&until).filter(|(_, until)| **until <= self.looked);
+        self.overdue.extend(overdue.map(|(number, _)| number));
+        self.kept.add(sessions, until)
     }
 
-    /// Puts all parts together.
-    fn merge(&mut self) -> Result<()> {
-        if self.parts.len() > 1 {
-            self.parts = vec![self.shape.merged(&self.parts)?];
+    /// Makes one row of each session of some keys, given by their newest rows.
+    fn put_together(&mut self, newest: &[u32]) -> Result<(), TaskError> {
+        let known = self.known(newest)?;
+        let mut parts = vec![0; known.of.len()];
+        known.of.sessions.iter().for_each(|&session| parts[session] += 1);
+        let several: Vec<bool> = parts.into_iter().map(|parts| parts > 1).collect();
+        let (sessions, _) = self.merged(&known, &several)?;
+        let mut left = vec![0; newest.len()];
+        known.of.rows.iter().for_each(|&row| left[known.chains.of[row as usize]] += 1);
+        self.kept.remove(&known.chains, |row| several[known.of.sessions[row]]);
+        newest.iter().zip(left).for_each(|(&newest, left)| self.kept.is_short(newest, left));
+        // Long or not, they are as short as they can be.
+        self.add(sessions).map(|_| ())
+    }
+
+    /// These are to be in the next snapshot.
+    fn note(&mut self, sessions: RecordBatch) -> Result<(), TaskError> {
+        if !self.saves {
+            return Ok(());
+        }
+        self.news.add(sessions, Vec::new())?;
+        // Rows of one session come in many batches. What is too much for memory stays as it is.
+        let bytes = self.news.bytes_anywhere();
+        let in_memory = bytes == self.news.bytes() && bytes <= self.disk.run_bytes();
+        if in_memory && self.news.count() > 2 * self.news_rows + NEWS_MIN {
+            let merged = self.shape.merged(&self.news.since(0))?;
+            self.news = Kept::new(Arc::clone(&self.shape.kept_schema), &self.disk);
+            self.news_rows = merged.num_rows() as u32;
+            self.news.add(merged, Vec::new())?;
         }
         Ok(())
     }
 
-    /// All sessions, which are kept no longer.
-    pub(super) fn take_all(&mut self) -> Result<Option<RecordBatch>> {
-        self.merge()?;
-        Ok(self.parts.pop())
+    /// How many rows there are of what has come since the last snapshot, and of all that is kept.
+    #[cfg(test)]
+    pub(super) fn rows(&self) -> (u32, u32) {
+        (self.news.count(), self.kept.count())
     }
 
-    /// Keeps these, put together, and no others.
-    pub(super) fn replace(&mut self, sessions: RecordBatch) {
-        self.parts.clear();
-        self.next = Micros::MAX;
-        self.keep(sessions);
+    /// How many sessions are looked at together.
+    fn portion(&self) -> usize {
+        (self.disk.run_bytes().min(PORTION_BYTES) / self.kept.row_bytes().max(1)).clamp(1, PORTION)
     }
 
-    /// Time has passed. Returns the results of sessions that are over, and have changed since they were given last if they were.
-    pub(super) fn fire(&mut self, time: Micros) -> Result<Option<RecordBatch>> {
+    /// Throws out what was removed.
+    fn clear(&mut self) -> Result<(), TaskError> {
+        let stayed = self.kept.clear()?;
+        let new = |old: u32| stayed.partition_point(|&number| number < old) as u32;
+        self.told = new(self.told);
+        self.overdue.retain(|number| stayed.binary_search(number).is_ok());
+        self.overdue.iter_mut().for_each(|number| *number = new(*number));
+        Ok(())
+    }
+
+    /// Time has passed: [`SessionState::go_on`] has the results of sessions that are over, and have changed since they were given
+    /// last if they were.
+    pub(super) fn fire(&mut self, time: Micros) {
         self.fired = self.fired.max(time);
-        if self.next > self.fired {
-            return Ok(None);
-        }
-        let Some(all) = self.take_all()? else { return Ok(None) };
-        let (shape, fired) = (Arc::clone(&self.shape), self.fired);
-        let (lasts, told) = (times(&all, LAST), told_of(&all));
-        let is_due = |at: usize| told[at] < FINAL && shape.end(lasts[at]) <= fired;
-        let due: Vec<bool> = (0..all.num_rows()).map(is_due).collect();
-        let gone: Vec<bool> = lasts.iter().map(|&last| shape.gone(last) <= fired).collect();
-        let buckets = buckets_of_key(&all, BEFORE, shape.of.keys.len())?;
-        self.changed.extend((0..all.num_rows()).filter(|&at| due[at] || gone[at]).map(|at| buckets[at]));
-        let given = |(&due, &told): (&bool, &i8)| if due { FINAL } else { told };
-        let untold = |(&due, &untold): (&bool, &i64)| if due { 0 } else { untold };
-        let rest = with_told(
-            &all,
-            due.iter().zip(told).map(given).collect(),
-            Some(due.iter().zip(untold_of(&all)).map(untold).collect()),
-        )?;
-        let rest = filter_record_batch(&rest, &not(&BooleanArray::from(gone))?)?;
-        self.next = self.next_of(&rest);
-        if rest.num_rows() > 0 {
-            self.parts.push(rest);
-        }
-        if !due.contains(&true) {
-            return Ok(None);
-        }
-        Ok(Some(shape.results(&filter_record_batch(&all, &due.into())?, true)?))
+        let over = self.kept.over(self.looked.saturating_add(1), self.fired.saturating_add(1));
+        self.looked = self.fired;
+        self.waiting = std::mem::take(&mut self.overdue).into_iter().chain(over).collect();
+        self.ends = true;
     }
 
-    /// Returns results so far of sessions that are not over, and of which nothing has been told as they are.
-    pub(super) fn so_far(&mut self) -> Result<Option<RecordBatch>> {
-        if !std::mem::take(&mut self.touched) {
-            return Ok(None);
+    /// [`SessionState::go_on`] has results so far of sessions that are not over, and of which nothing has been told as they are.
+    pub(super) fn so_far(&mut self) {
+        self.waiting = (self.told..self.kept.count()).filter(|&number| !self.kept.is_removed(number)).collect();
+        self.ends = false;
+    }
+
+    /// More results, until there are none.
+    pub(super) fn go_on(&mut self) -> Result<Option<RecordBatch>, TaskError> {
+        while !self.waiting.is_empty() {
+            let some = self.waiting.drain(..self.waiting.len().min(self.portion()));
+            let mut some: Vec<u32> = some.filter(|&number| !self.kept.is_removed(number)).collect();
+            some.sort_unstable();
+            let results = if self.ends { self.end(&some)? } else { self.early(&some)? };
+            if results.is_some() {
+                return Ok(results);
+            }
         }
-        self.merge()?;
-        let Some(all) = self.parts.first() else { return Ok(None) };
+        if !self.ends {
+            (self.told, self.ends) = (self.kept.count(), true);
+        }
+        if self.kept.is_wasteful() {
+            self.clear()?;
+        }
+        Ok(None)
+    }
+
+    /// The results of sessions that are over, of the keys of some rows; these are forgotten, or kept for a while.
+    fn end(&mut self, numbers: &[u32]) -> Result<Option<RecordBatch>, TaskError> {
         let (shape, fired) = (Arc::clone(&self.shape), self.fired);
-        let is_new = |(&last, &told): (&Micros, &i8)| told == NOTHING && shape.end(last) > fired;
-        let new: Vec<bool> = times(all, LAST).iter().zip(told_of(all)).map(is_new).collect();
-        if !new.contains(&true) {
+        let mut newest = self.kept.newest_of(numbers)?;
+        newest.sort_unstable();
+        newest.dedup();
+        let known = self.known(&newest)?;
+        let lasts = &known.of.lasts;
+        let is_due = |(&last, &told): (&Micros, &i8)| told < FINAL && shape.end(last) <= fired;
+        let due: Vec<bool> = lasts.iter().zip(&known.told).map(is_due).collect();
+        let gone: Vec<bool> = lasts.iter().map(|&last| shape.gone(last) <= fired).collect();
+        if self.saves {
+            let rows = known.of.rows.iter().zip(due.iter().zip(&gone)).filter(|(_, (due, gone))| **due || **gone);
+            let rows: Vec<u32> = rows.map(|(&row, _)| known.chains.numbers[row as usize]).collect();
+            let keys = shape.of.keys.len();
+            let columns = (BEFORE..BEFORE + keys).map(|key| self.kept.gather(key, &rows)).collect::<Result<_>>()?;
+            self.changed.extend(buckets_of_key(&batch(&shape.of.key_schema, columns, rows.len())?, 0, keys)?);
+        }
+        let (sessions, _) = self.merged(&known, &due)?;
+        self.kept.remove(&known.chains, |row| {
+            let session = known.of.sessions[row];
+            due[session] || gone[session]
+        });
+        let count = sessions.num_rows();
+        if count == 0 {
             return Ok(None);
         }
-        let told = new.iter().zip(told_of(all)).map(|(&new, &told)| if new { EARLY } else { told }).collect();
-        let (told, some) = (with_told(all, told, None)?, filter_record_batch(all, &new.into())?);
-        self.parts = vec![told];
-        Ok(Some(shape.results(&some, false)?))
+        let stays: BooleanArray = times(&sessions, LAST).iter().map(|&last| Some(shape.gone(last) > fired)).collect();
+        let told = with_told(&sessions, vec![FINAL; count], Some(vec![0; count]))?;
+        self.add(filter_record_batch(&told, &stays)?)?;
+        Ok(Some(shape.results(&sessions, true)?))
+    }
+
+    /// Results so far of the keys whose newest rows are among some.
+    fn early(&self, numbers: &[u32]) -> Result<Option<RecordBatch>, TaskError> {
+        let newest = self.kept.newest_of(numbers)?;
+        let newest: Vec<u32> =
+            newest.iter().zip(numbers).filter(|(newest, row)| newest == row).map(|(row, _)| *row).collect();
+        let known = self.known(&newest)?;
+        let is_new = |(&last, &told): (&Micros, &i8)| told == NOTHING && self.shape.end(last) > self.fired;
+        let new: Vec<bool> = known.of.lasts.iter().zip(&known.told).map(is_new).collect();
+        let (sessions, _) = self.merged(&known, &new)?;
+        Ok((sessions.num_rows() > 0).then(|| self.shape.results(&sessions, false)).transpose()?)
     }
 
     /// Lets go of what is in these buckets, for another copy.
-    pub(super) fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>> {
+    pub(super) fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
         let fired = (lost[0], table_of(FIRED, &self.fired.to_le_bytes()));
+        self.saved.forget(lost);
         let lost: BTreeSet<u32> = lost.iter().copied().collect();
-        self.saved.forget(&lost.iter().copied().collect::<Vec<_>>());
-        let Some(all) = self.take_all()? else { return Ok(vec![fired]) };
-        let of = buckets_of_key(&all, BEFORE, self.shape.of.keys.len())?;
-        let stays: BooleanArray = of.iter().map(|bucket| Some(!lost.contains(bucket))).collect();
-        let rest = filter_record_batch(&all, &stays)?;
-        if rest.num_rows() > 0 {
-            self.parts.push(rest);
-        }
-        let moved = kept::by_bucket(&all, &of, |bucket| lost.contains(&bucket))?;
-        let moved = moved.into_iter().map(|(bucket, sessions)| (bucket, table_of(SESSIONS, &sessions)));
-        Ok([fired].into_iter().chain(moved).collect())
-    }
-
-    /// Takes what another copy has let go of. What is over there is over here: what comes of it would be late.
-    pub(super) fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
-        for (_, part) in parts {
-            for (kind, table) in tables_of(&part)? {
-                match kind {
-                    FIRED => self.fired = self.fired.max(time_of(&table)?),
-                    SESSIONS => self.keep(rows::decode(&self.shape.kept_schema, &table)?),
-                    other => return Err(format!("what another copy handed over has a part of kind {other}").into()),
+        let dealing = self.dealing();
+        let mut tables = Tables::new(&self.disk);
+        dealing.deal(&mut tables, |bucket| lost.contains(&bucket))?;
+        let mut number = 0;
+        for rows in together(&self.shape.kept_schema, &dealing.rows, &self.disk) {
+            for bucket in buckets_of_key(&rows?, BEFORE, self.shape.of.keys.len())? {
+                if lost.contains(&bucket) {
+                    self.kept.remove_row(number);
                 }
+                number += 1;
             }
         }
-        Ok(())
+        self.clear()?;
+        Ok([fired].into_iter().chain(tables.finish()?).collect())
+    }
+
+    /// Takes what another copy has let go of; returns how many rows that is. What is over there is over here: what comes of it
+    /// would be late.
+    pub(super) fn acquire(&mut self, part: &Bytes) -> Result<usize, TaskError> {
+        let mut count = 0;
+        for (kind, table) in tables_of(part)? {
+            match kind {
+                FIRED => self.fired = self.fired.max(time_of(&table)?),
+                SESSIONS => {
+                    let sessions = rows::decode(&self.shape.kept_schema, &table)?;
+                    count += sessions.num_rows();
+                    self.keep(sessions)?;
+                }
+                other => return Err(format!("what another copy handed over has a part of kind {other}").into()),
+            }
+        }
+        Ok(count)
+    }
+
+    /// All that is kept, as it is now.
+    fn dealing(&self) -> Dealing {
+        let rows = self.kept.all();
+        Dealing { left: Some(self.kept.left()), told: self.told, ..Dealing::new(&self.shape, rows, &self.disk) }
     }
 
     /// What goes into a snapshot.
-    pub(super) fn snapshot(&mut self, whole: bool) -> Result<Snapshot> {
-        self.merge()?;
+    pub(super) fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let mut snapshot = shared(self.fired);
-        let (news, changed) = (std::mem::take(&mut self.news), std::mem::take(&mut self.changed));
+        let news = std::mem::replace(&mut self.news, Kept::new(Arc::clone(&self.shape.kept_schema), &self.disk));
+        let (news, changed) = (news.since(0), std::mem::take(&mut self.changed));
         self.news_rows = 0;
         if !whole && news.is_empty() && changed.is_empty() {
             return Ok(snapshot);
         }
-        let (shape, saved) = (Arc::clone(&self.shape), self.saved.clone());
-        let all = self.parts.clone();
+        let (saved, disk) = (self.saved.clone(), self.disk.clone());
+        let all = (whole || !changed.is_empty()).then(|| self.dealing());
+        let news = Dealing::new(&self.shape, news, &disk);
         snapshot.later = Some(Later(Box::new(move || {
-            let dealt = |sessions: &[RecordBatch], wanted: &dyn Fn(u32) -> bool| -> Result<Vec<(u32, Bytes)>> {
-                let sessions = concat_batches(&shape.kept_schema, sessions)?;
-                kept::by_bucket(&sessions, &buckets_of_key(&sessions, BEFORE, shape.of.keys.len())?, wanted)
-            };
-            if whole {
-                return Ok(saved.parts(dealt(&all, &|_| true)?, true));
+            let (mut wholes, mut changes) = (Tables::new(&disk), Tables::new(&disk));
+            if let Some(all) = all {
+                all.deal(&mut wholes, |bucket| whole || changed.contains(&bucket))?;
             }
-            let wholes = dealt(&all, &|bucket| changed.contains(&bucket))?;
-            let changes = dealt(&news, &|bucket| !changed.contains(&bucket))?;
-            Ok(saved.some_parts(&changed, wholes, changes))
+            if whole {
+                return wholes.parts(true, &saved);
+            }
+            news.deal(&mut changes, |bucket| !changed.contains(&bucket))?;
+            Ok(saved.some_parts(&changed, wholes.finish()?, changes.finish()?))
         })));
         Ok(snapshot)
     }
 }
 
-/// Keys, and more of them behind.
-pub(super) fn beside(keys: &[ArrayRef], more: &[ArrayRef]) -> Result<Vec<ArrayRef>> {
-    keys.iter().zip(more).map(|(key, more)| Ok(concat(&[key.as_ref(), more.as_ref()])?)).collect()
+/// What has been told of a row as it is now: rows before a number have been told of early since they came.
+fn now_told(told: i8, number: u32, before: u32) -> i8 {
+    if number < before { told.max(EARLY) } else { told }
+}
+
+/// Rows that are dealt to their buckets.
+struct Dealing {
+    shape: Arc<SessionAggregation>,
+    rows: Vec<RecordBatch>,
+    /// Which of them count; `None`: all do.
+    left: Option<BooleanArray>,
+    /// Rows before have been told of early.
+    told: u32,
+    disk: Disk,
+}
+
+impl Dealing {
+    fn new(shape: &Arc<SessionAggregation>, rows: Vec<RecordBatch>, disk: &Disk) -> Self {
+        Dealing { shape: Arc::clone(shape), rows, left: None, told: 0, disk: disk.clone() }
+    }
+
+    /// Adds to tables what is of buckets that are wanted.
+    fn deal(&self, tables: &mut Tables, wanted: impl Fn(u32) -> bool) -> Result<(), TaskError> {
+        let mut start = 0;
+        for rows in together(&self.shape.kept_schema, &self.rows, &self.disk) {
+            let rows = rows?;
+            let count = rows.num_rows();
+            let told = (start as u32..).zip(told_of(&rows)).map(|(number, &told)| now_told(told, number, self.told));
+            let mut rows = with_told(&rows, told.collect(), None)?;
+            if let Some(left) = &self.left {
+                rows = filter_record_batch(&rows, &left.slice(start, count))?;
+            }
+            start += count;
+            let of = buckets_of_key(&rows, BEFORE, self.shape.of.keys.len())?;
+            tables.add_wanted(SESSIONS, &rows, &of, &wanted)?;
+        }
+        Ok(())
+    }
 }
 
 /// The same sessions, of which something else has been told.

@@ -34,8 +34,19 @@ pub(crate) struct SecondHalf {
 
 impl SecondHalf {
     pub(crate) fn new(shape: &Arc<SessionAggregation>, context: &TaskContext) -> Result<Self, TaskError> {
-        let state = SessionState::new(shape, context.saves(), context.restored())?;
-        Ok(SecondHalf { shape: Arc::clone(shape), state, rest: None, held: Held::new(context) })
+        let held = Held::new(context);
+        let state = SessionState::new(shape, context.saves(), held.disk());
+        let mut new = SecondHalf { shape: Arc::clone(shape), state, rest: None, held };
+        if let Some(restored) = context.restored() {
+            let reader = shape.layout().reader(&shape.kept_schema, restored)?;
+            for table in new.state.restore(restored)? {
+                let sessions = reader.read(&table)?;
+                let count = sessions.num_rows();
+                new.state.keep(sessions)?;
+                new.weigh(count)?;
+            }
+        }
+        Ok(new)
     }
 
     /// Takes parts of sessions, of which the last column says how many rows they are of.
@@ -52,7 +63,7 @@ impl SecondHalf {
             parts = filter_record_batch(&parts, &not(&late)?)?;
         }
         let columns = parts.columns()[..parts.num_columns() - 1].to_vec();
-        Ok(self.state.take(columns, parts.num_rows())?)
+        self.state.take(columns, parts.num_rows())
     }
 
     /// Takes rows that came with their keys; those that come too late go on by themselves, or are counted.
@@ -78,10 +89,12 @@ impl SecondHalf {
         Ok(Flow::Done)
     }
 
-    /// Adds more of the rows that have come, with results by rows.
+    /// Adds more of the rows that have come, with results by rows, or gives more results of sessions that are over or under way.
     fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         let (Early::Rows(every), Some(rows)) = (self.shape.times.early, self.rest.take()) else {
-            return Ok(Flow::Done);
+            let Some(results) = self.state.go_on()? else { return Ok(Flow::Done) };
+            emit.send(results);
+            return Ok(Flow::More);
         };
         let most = usize::try_from(every).unwrap_or(usize::MAX).saturating_mul(RESULTS_MAX);
         let some = rows.slice(0, rows.num_rows().min(most));
@@ -100,8 +113,8 @@ impl SecondHalf {
     }
 
     fn fire(&mut self, time: Micros, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.state.fire(time)?.into_iter().for_each(|results| emit.send(results));
-        Ok(Flow::Done)
+        self.state.fire(time);
+        self.go_on(emit)
     }
 }
 
@@ -115,7 +128,7 @@ impl Holds for SecondHalf {
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {
-        Ok(())
+        self.state.spill()
     }
 }
 
@@ -145,8 +158,8 @@ impl Operator for SecondHalf {
     }
 
     fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.state.so_far()?.into_iter().for_each(|results| emit.send(results));
-        Ok(Flow::Done)
+        self.state.so_far();
+        self.go_on(emit)
     }
 
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
@@ -162,10 +175,14 @@ impl Operator for SecondHalf {
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
-        self.state.acquire(parts)
+        for (_, part) in parts {
+            let count = self.state.acquire(&part)?;
+            self.weigh(count)?;
+        }
+        Ok(())
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
-        Ok(self.state.snapshot(whole)?)
+        self.state.snapshot(whole)
     }
 }

@@ -12,13 +12,15 @@ use bytes::Bytes;
 use datafusion::functions_aggregate::{count::count_udaf, sum::sum_udaf};
 use datafusion::physical_expr::aggregate::AggregateExprBuilder;
 use datafusion::physical_expr::expressions::col;
+use tidemill_dataflow::checkpoint::rows::decode;
 use tidemill_dataflow::checkpoint::{Buckets, Later, Part, Restored};
 use tidemill_dataflow::route_map::BUCKETS;
 
 use super::state::SessionState;
 use super::{EARLY, FINAL, NOTHING, SessionAggregation, SessionTimes};
 use crate::stream::groups::Aggregation;
-use crate::stream::kept::buckets_of;
+use crate::stream::held::Disk;
+use crate::stream::kept::{buckets_of, tables_of};
 use crate::stream::window::{Early, Micros, window_array};
 
 const GAP: Micros = 10;
@@ -62,14 +64,28 @@ fn batch(rows: &[Row]) -> RecordBatch {
     RecordBatch::try_new(input(), columns).unwrap()
 }
 
-fn results(of: Option<RecordBatch>) -> Vec<Given> {
-    let Some(of) = of else { return Vec::new() };
+fn results(of: &RecordBatch) -> Vec<Given> {
     let windows: &StructArray = of.column(1).as_struct();
     let time = |column: usize, at: usize| windows.column(column).as_primitive::<TimestampMicrosecondType>().value(at);
     let number = |column: usize, at: usize| of.column(column).as_primitive::<Int64Type>().value(at);
     let last = |at: usize| windows.num_columns() == 2 || windows.column(2).as_boolean().value(at);
     let of_row = |at| (number(0, at), time(0, at), time(1, at), last(at), number(2, at), number(3, at));
     (0..of.num_rows()).map(of_row).collect()
+}
+
+/// All results that a state still has to give.
+fn all_of(state: &mut SessionState) -> Vec<Given> {
+    std::iter::from_fn(|| state.go_on().unwrap()).flat_map(|given| results(&given)).collect()
+}
+
+fn fire(state: &mut SessionState, time: Micros) -> Vec<Given> {
+    state.fire(time);
+    all_of(state)
+}
+
+fn so_far(state: &mut SessionState) -> Vec<Given> {
+    state.so_far();
+    all_of(state)
 }
 
 /// A session of the model.
@@ -183,6 +199,10 @@ type SavedParts = BTreeMap<u32, Vec<Bytes>>;
 /// Two copies, who owns which bucket, and what the last snapshots of each had.
 struct Copies {
     shape: Arc<SessionAggregation>,
+    disk: Disk,
+    /// They go to disk when rows have come so many times; so many bytes are put together in memory.
+    spills: Option<(usize, usize)>,
+    came: usize,
     states: Vec<SessionState>,
     owners: Vec<usize>,
     saved: Vec<SavedParts>,
@@ -207,15 +227,29 @@ fn apply(parts: Buckets, saved: &mut SavedParts) {
 }
 
 impl Copies {
-    fn new(lateness: Micros, early: Early) -> Self {
+    fn new(lateness: Micros, early: Early, spills: Option<(usize, usize)>) -> Self {
         let shape = shape(lateness, early);
-        let states = (0..2).map(|_| SessionState::new(&shape, true, None).unwrap()).collect();
+        let disk = spills.map_or_else(Disk::default, |(_, run_bytes)| Disk::with_runs_of(run_bytes));
+        let states = (0..2).map(|_| SessionState::new(&shape, true, &disk)).collect();
         let owners = (0..BUCKETS as usize).map(|bucket| bucket % 2).collect();
-        Copies { shape, states, owners, saved: vec![SavedParts::new(); 2], late: 0 }
+        Copies { shape, disk, spills, came: 0, states, owners, saved: vec![SavedParts::new(); 2], late: 0 }
+    }
+
+    /// Lets time pass.
+    fn fire(&mut self, time: Micros) -> Vec<Given> {
+        sorted(self.states.iter_mut().flat_map(|state| fire(state, time)).collect())
+    }
+
+    fn so_far(&mut self) -> Vec<Given> {
+        sorted(self.states.iter_mut().flat_map(so_far).collect())
     }
 
     /// Rows come, each to the copy that owns its key.
     fn rows(&mut self, rows: &[Row]) -> Vec<Given> {
+        self.came += 1;
+        if self.spills.is_some_and(|(every, _)| self.came.is_multiple_of(every)) {
+            self.states.iter_mut().for_each(|state| state.spill().unwrap());
+        }
         let all = batch(rows);
         let buckets = buckets_of(&all, &[0]).unwrap();
         let mut given = Vec::new();
@@ -234,7 +268,8 @@ impl Copies {
             }
             let times = at(&mine);
             if let Early::Rows(every) = self.shape.times.early {
-                given.extend(results(state.add_by_rows(every, &mine, &times).unwrap()));
+                let brought = state.add_by_rows(every, &mine, &times).unwrap();
+                given.extend(brought.iter().flat_map(results));
                 continue;
             }
             let arguments = self.shape.of.arguments(&mine).unwrap();
@@ -254,7 +289,7 @@ impl Copies {
     fn move_keys(&mut self, lost: &[u32], from: usize) {
         self.save(false);
         let moved = self.states[from].release(lost).unwrap();
-        self.states[1 - from].acquire(moved).unwrap();
+        moved.iter().for_each(|(_, part)| _ = self.states[1 - from].acquire(part).unwrap());
         for &bucket in lost {
             self.owners[bucket as usize] = 1 - from;
             // What is saved of it is the other one's to say: `apply` wonders at anything else.
@@ -274,15 +309,28 @@ impl Copies {
             restored.shared.insert("fired".into(), vec![Bytes::copy_from_slice(&fired.to_le_bytes())]);
             let mine = all.iter().filter(|(bucket, _)| self.owners[**bucket as usize] == number);
             restored.buckets.extend(mine.map(|(&bucket, parts)| (bucket, parts.clone())));
-            *state = SessionState::new(&self.shape, true, Some(&restored)).unwrap();
+            *state = SessionState::new(&self.shape, true, &self.disk);
+            for (number, table) in state.restore(&restored).unwrap().iter().enumerate() {
+                state.keep(decode(&self.shape.kept_schema, table).unwrap()).unwrap();
+                if self.spills.is_some() && number % 100 == 0 {
+                    state.spill().unwrap();
+                }
+            }
             self.saved[number] = restored.buckets;
         }
     }
 
-    /// What is kept of all, bucket by bucket, as bytes.
-    fn kept(&mut self) -> SavedParts {
+    /// What is kept of all: of each session its columns, as a text.
+    fn kept(&mut self) -> Vec<String> {
         self.save(true);
-        self.saved.iter().flatten().map(|(&bucket, parts)| (bucket, parts.clone())).collect()
+        let parts = self.saved.iter().flat_map(|saved| saved.values().flatten());
+        let tables = parts.flat_map(|part| tables_of(part).unwrap());
+        let parts: Vec<_> = tables.map(|(_, table)| decode(&self.shape.kept_schema, &table).unwrap()).collect();
+        let sessions = self.shape.merged(&parts).unwrap();
+        let mut lines: Vec<String> =
+            (0..sessions.num_rows()).map(|row| format!("{:?}", sessions.slice(row, 1).columns())).collect();
+        lines.sort_unstable();
+        lines
     }
 }
 
@@ -314,14 +362,13 @@ impl Dice {
 
 /// Whatever order rows come in, however late, whatever moves and whenever the job goes on from a snapshot: each result is that of the
 /// model, which puts one row after the other into lists; and what is kept is the same before and after.
-#[test]
-fn sessions_are_those_of_the_model() {
+fn check_against_the_model(spills: Option<(usize, usize)>) {
     let ways = [Early::Never, Early::Every(1000), Early::Rows(1), Early::Rows(3), Early::Rows(50)];
     let (mut merged, mut late, mut corrected, mut given_early) = (0, 0, 0, 0);
     for seed in 0..60 {
         let mut dice = Dice(seed);
         let (lateness, early) = ([0, 15, 60][seed as usize % 3], ways[seed as usize / 3 % ways.len()]);
-        let mut copies = Copies::new(lateness, early);
+        let mut copies = Copies::new(lateness, early, spills);
         let mut model = Model { lateness, early, fired: Micros::MIN / 2, sessions: Vec::new(), late: 0 };
         let (mut now, mut number) = (0, 0);
         let mut finals: BTreeSet<(i64, Micros, Micros)> = BTreeSet::new();
@@ -342,8 +389,7 @@ fn sessions_are_those_of_the_model() {
                 6..9 => {
                     now += dice.below(25) as i64;
                     let given = sorted(model.fire(now));
-                    let found = copies.states.iter_mut().flat_map(|state| results(state.fire(now).unwrap()));
-                    assert_eq!(sorted(found.collect()), given, "{context}");
+                    assert_eq!(copies.fire(now), given, "{context}");
                     for (key, start, end, ..) in given {
                         let within =
                             |&&(of, from, to): &&(i64, Micros, Micros)| of == key && start <= from && to <= end;
@@ -359,8 +405,7 @@ fn sessions_are_those_of_the_model() {
                     finals.retain(|(.., end)| end + lateness > now);
                 }
                 9 if matches!(early, Early::Every(_)) => {
-                    let found = copies.states.iter_mut().flat_map(|state| results(state.so_far().unwrap()));
-                    let found = sorted(found.collect());
+                    let found = copies.so_far();
                     given_early += found.len();
                     assert_eq!(found, sorted(model.so_far()), "{context}");
                 }
@@ -384,9 +429,7 @@ fn sessions_are_those_of_the_model() {
             assert_eq!(copies.late, model.late, "{context}");
         }
         late += model.late;
-        let found = copies.states.iter_mut().flat_map(|state| results(state.fire(Micros::MAX).unwrap()));
-        let found = sorted(found.collect());
-        assert_eq!(found, sorted(model.fire(Micros::MAX / 2)), "seed {seed}");
+        assert_eq!(copies.fire(Micros::MAX), sorted(model.fire(Micros::MAX / 2)), "seed {seed}");
         assert!(copies.kept().is_empty(), "seed {seed}: nothing is left");
     }
     assert!(
@@ -395,21 +438,101 @@ fn sessions_are_those_of_the_model() {
     );
 }
 
-/// What came since the last snapshot must not grow with the rows of a session, and without snapshots there is none of it.
 #[test]
-fn news_of_one_session_are_few() {
+fn sessions_are_those_of_the_model() {
+    check_against_the_model(None);
+}
+
+/// The same, when all of it lies on disk.
+#[test]
+fn sessions_on_disk_are_those_of_the_model() {
+    check_against_the_model(Some((1, 1 << 9)));
+}
+
+/// Sessions of many keys, far more than may be in memory, must be those that there would be in memory: through thousands of batches, late
+/// rows, sessions that become one, changes and wholes that are saved, keys that move and a job that goes on from what was saved.
+#[test]
+fn sessions_larger_than_memory_are_the_same() {
+    const KEYS: u64 = 12_000;
+    for (lateness, early) in [(0, Early::Never), (40, Early::Never), (20, Early::Every(1)), (20, Early::Rows(3))] {
+        let mut dice = Dice(9);
+        let mut memory = Copies::new(lateness, early, None);
+        let mut disk = Copies::new(lateness, early, Some((50, 1 << 14)));
+        let (mut given, mut most, mut held) = (0, 0, 0);
+        for step in 0..3000_i64 {
+            let context = format!("lateness {lateness}, {early:?}, step {step}");
+            // A session ends in a few hundred steps, if no other row of its key comes. Some rows come far too late.
+            let now = step / 30;
+            let row = |dice: &mut Dice| {
+                let behind = dice.below(8) + if dice.below(20) == 0 { dice.below(60) } else { 0 };
+                (dice.below(KEYS) as i64, now - behind as i64, dice.below(1000) as i64)
+            };
+            let rows: Vec<Row> = (0..dice.below(80)).map(|_| row(&mut dice)).collect();
+            let mut both = |check: &mut dyn FnMut(&mut Copies) -> Vec<Given>| {
+                let found = sorted(check(&mut memory));
+                assert_eq!(sorted(check(&mut disk)), found, "{context}");
+                found.len()
+            };
+            given += both(&mut |copies| copies.rows(&rows));
+            if step % 10 == 0 {
+                given += both(&mut |copies| copies.fire(now - 4));
+            }
+            if step % 30 == 7 && matches!(early, Early::Every(_)) {
+                given += both(&mut Copies::so_far);
+            }
+            if step % 100 == 50 {
+                both(&mut |copies| {
+                    copies.save(step % 500 == 50);
+                    Vec::new()
+                });
+            }
+            if step % 400 == 250 {
+                let lost: Vec<u32> =
+                    (0..BUCKETS).filter(|&bucket| disk.owners[bucket as usize] == 0).step_by(3).collect();
+                memory.move_keys(&lost, 0);
+                disk.move_keys(&lost, 0);
+            }
+            if step % 1000 == 650 && !matches!(early, Early::Every(_)) {
+                let owners = dice.owners();
+                for copies in [&mut memory, &mut disk] {
+                    copies.save(false);
+                    copies.restart(owners.clone());
+                }
+                assert_eq!(disk.kept(), memory.kept(), "{context}");
+            }
+            if step % 50 == 49 {
+                disk.states.iter_mut().for_each(|state| state.spill().unwrap());
+                let bytes = |copies: &Copies| copies.states.iter().map(SessionState::bytes).sum::<usize>();
+                most = most.max(bytes(&memory));
+                held = held.max(bytes(&disk));
+            }
+            assert_eq!(disk.late, memory.late, "{context}");
+        }
+        assert_eq!(disk.fire(Micros::MAX), memory.fire(Micros::MAX));
+        assert!(given > 10_000 && disk.late > 0, "{given} {}", disk.late);
+        assert!(most > 5 * held, "{most} bytes in memory, {held} beside what was on disk");
+        assert!(disk.disk.governor().spilled_bytes() > most as u64);
+    }
+}
+
+/// What came since the last snapshot must not grow with the rows of a session, and without snapshots there is none of it; nor must
+/// what is kept, with a key or without.
+#[test]
+fn rows_of_one_session_are_few() {
     for saves in [true, false] {
         let shape = shape(0, Early::Never);
-        let mut state = SessionState::new(&shape, saves, None).unwrap();
+        let mut state = SessionState::new(&shape, saves, &Disk::default());
         for number in 0..40_000 {
             let rows = batch(&[(0, number, 1)]);
             let (columns, counts) = shape.of_rows(&shape.of.arguments(&rows).unwrap(), &[number]).unwrap();
             state.take(columns, counts.len()).unwrap();
             if number % 1000 == 0 {
-                assert!(state.fire(number - 1000).unwrap().is_none());
-                state.so_far().unwrap();
+                assert_eq!(fire(&mut state, number - 1000), []);
+                so_far(&mut state);
             }
         }
-        assert!(state.news_len() <= if saves { 1 << 14 } else { 0 }, "{} batches", state.news_len());
+        let (news, kept) = state.rows();
+        assert!(news <= if saves { 1 << 14 } else { 0 }, "{news} rows");
+        assert!(kept <= 1 << 14, "{kept} rows");
     }
 }
