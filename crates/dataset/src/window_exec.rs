@@ -142,13 +142,15 @@ impl ExecutionPlan for WindowExec {
 struct Held {
     batches: Vec<RecordBatch>,
     rows: usize,
+    /// The batch and the row in it where the last partition begins.
+    last_start: (usize, usize),
     allocations: Allocations,
     reservation: Reservation,
 }
 
 impl Held {
     fn new(reservation: Reservation) -> Self {
-        Held { batches: Vec::new(), rows: 0, allocations: Allocations::default(), reservation }
+        Held { batches: Vec::new(), rows: 0, last_start: (0, 0), allocations: Allocations::default(), reservation }
     }
 
     /// What a batch needs of memory as long as it is held. The rows lie there twice for a moment, when they are put together, and
@@ -165,8 +167,22 @@ impl Held {
 
     /// The rows, whose memory stays reserved.
     fn take(&mut self) -> Vec<RecordBatch> {
-        (self.rows, self.allocations) = (0, Allocations::default());
+        (self.rows, self.last_start, self.allocations) = (0, (0, 0), Allocations::default());
         std::mem::take(&mut self.batches)
+    }
+
+    /// The rows before the last partition, if there are any; their memory stays reserved.
+    fn take_whole(&mut self) -> Option<Vec<RecordBatch>> {
+        let (at, row) = self.last_start;
+        if (at, row) == (0, 0) {
+            return None;
+        }
+        let mut whole = self.take();
+        let last = whole.split_off(at);
+        whole.push(last[0].slice(0, row));
+        self.put(last[0].slice(row, last[0].num_rows() - row));
+        last.into_iter().skip(1).for_each(|batch| self.put(batch));
+        Some(whole)
     }
 }
 
@@ -200,23 +216,22 @@ impl Windows {
             let starts = self.starts(&batch)?;
             let bytes = self.held.wanted_bytes(&batch, self.functions.len());
             let fits = self.held.reservation.try_grow(bytes);
-            if !fits || self.held.rows + batch.num_rows() >= ROWS {
-                // Where the last partition begins, all before it are whole; before the very first row there is none.
-                if let Some(&cut) = starts.last().filter(|&&cut| cut > 0 || self.held.rows > 0) {
-                    self.held.put(batch.slice(0, cut));
-                    let whole = self.held.take();
-                    self.held.put(batch.slice(cut, batch.num_rows() - cut));
-                    return Ok(Some(stream::once(std::future::ready(self.evaluate(&whole))).boxed()));
-                }
+            if let Some(&start) = starts.last() {
+                self.held.last_start = (self.held.batches.len(), start);
+            }
+            self.held.put(batch);
+            if fits && self.held.rows < ROWS {
+                continue;
+            }
+            if let Some(whole) = self.held.take_whole() {
+                return Ok(Some(stream::once(std::future::ready(self.evaluate(&whole))).boxed()));
             }
             if !fits && self.functions.iter().all(|function| constant(function).is_some()) {
-                self.held.put(batch);
                 return self.on_disk().await.map(Some);
             }
             if !fits {
                 take_anyway(&self.held.reservation, bytes, &self.governor)?;
             }
-            self.held.put(batch);
         }
         let rest = self.held.take();
         Ok((!rest.is_empty()).then(|| stream::once(std::future::ready(self.evaluate(&rest))).boxed()))
@@ -283,12 +298,14 @@ impl Windows {
             if batch.num_rows() == 0 {
                 continue;
             }
-            let end = self.starts(&batch)?.first().copied().unwrap_or(batch.num_rows());
+            let starts = self.starts(&batch)?;
+            let end = starts.first().copied().unwrap_or(batch.num_rows());
             let own = batch.slice(0, end);
             figures.take(&own)?;
             writer.write(&own).map_err(failed)?;
-            if end < batch.num_rows() {
+            if let Some(&last) = starts.last() {
                 self.held.put(batch.slice(end, batch.num_rows() - end));
+                self.held.last_start = (0, last - end);
                 break;
             }
         }
