@@ -6,8 +6,22 @@ import { breakable, drawnText, shortNumber } from './texts';
 
 describe('texts', () => {
   it('have no number that is longer than people read', () => {
-    const numbers = [0, 12_345.678, 9_999_000, 229_712_345, 999_960_000, 1.5e14, -1.23456e39, 0.000123456, 0.0000999, 1e-40, -2e-310];
-    const short = ['0', '12,350', '9,999,000', '229.7M', '1B', '150T', '-1.235e39', '0.0001235', '9.99e-5', '1e-40', '-2e-310'];
+    const numbers = [
+      0, 12_345.678, 9_999_000, 229_712_345, 999_960_000, 1.5e14, -1.23456e39, 0.000123456, 0.0000999, 1e-40, -2e-310,
+    ];
+    const short = [
+      '0',
+      '12,350',
+      '9,999,000',
+      '229.7M',
+      '1B',
+      '150T',
+      '-1.235e39',
+      '0.0001235',
+      '9.99e-5',
+      '1e-40',
+      '-2e-310',
+    ];
     expect(numbers.map(shortNumber)).toEqual(short);
     expect(shortNumber(Number.MAX_VALUE).length).toBeLessThan(12);
   });
