@@ -12,7 +12,7 @@ use datafusion::common::DFSchema;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::functions::math::expr_fn::round;
 use datafusion::logical_expr::expr::BinaryExpr;
-use datafusion::logical_expr::{Expr, ExprSchemable, Operator, cast, lit};
+use datafusion::logical_expr::{Expr, ExprSchemable, Operator, binary_expr, cast, lit};
 
 use crate::error::Result;
 use crate::expr::output_name;
@@ -60,9 +60,9 @@ fn instead_of(part: &Expr, schema: &DFSchema) -> Option<Expr> {
         (DataType::Duration(_), Operator::Divide, number) if number.is_numeric() => {
             Some(scaled(left, &left_type, *op, right, &DataType::Float64))
         }
-        (DataType::Duration(_), Operator::Divide, DataType::Duration(_)) => {
-            // In the finer unit of both, as either holds what the other says.
-            let finer = DataType::Duration(finer(&left_type, &right_type));
+        (DataType::Duration(unit), Operator::Divide, DataType::Duration(other)) => {
+            // The finer of both holds what either says.
+            let finer = DataType::Duration(*unit.max(other));
             let number = |of| cast(cast(cast(of, finer.clone()), DataType::Int64), DataType::Float64);
             Some(number(left) / number(right))
         }
@@ -78,28 +78,19 @@ fn is_date(of: &DataType) -> bool {
     matches!(of, DataType::Date32 | DataType::Date64)
 }
 
-fn finer(left: &DataType, right: &DataType) -> TimeUnit {
-    let unit = |of: &DataType| if let DataType::Duration(unit) = of { *unit } else { TimeUnit::Nanosecond };
-    unit(left).max(unit(right))
-}
-
 /// A date by the duration's whole days, rounded down before they are added or taken away.
 fn moved(date: Expr, op: Operator, by: Expr, of: &DataType) -> Expr {
     let number = |of| cast(cast(of, DataType::Date32), DataType::Int32);
     let micros = cast(cast(by, DataType::Duration(TimeUnit::Microsecond)), DataType::Int64);
     let days = number(cast(micros, DataType::Timestamp(TimeUnit::Microsecond, None)));
-    let day = Expr::BinaryExpr(BinaryExpr::new(Box::new(number(date)), op, Box::new(days)));
-    cast(cast(day, DataType::Date32), of.clone())
+    cast(cast(binary_expr(number(date), op, days), DataType::Date32), of.clone())
 }
 
 fn scaled(duration: Expr, of: &DataType, op: Operator, by: Expr, by_type: &DataType) -> Expr {
     let ticks = cast(duration, DataType::Int64);
     let made = match by_type.is_integer() {
-        true => Expr::BinaryExpr(BinaryExpr::new(Box::new(ticks), op, Box::new(by))),
-        false => {
-            let (ticks, by) = (cast(ticks, DataType::Float64), cast(by, DataType::Float64));
-            round(vec![Expr::BinaryExpr(BinaryExpr::new(Box::new(ticks), op, Box::new(by)))])
-        }
+        true => binary_expr(ticks, op, by),
+        false => round(vec![binary_expr(cast(ticks, DataType::Float64), op, cast(by, DataType::Float64))]),
     };
     cast(cast(made, DataType::Int64), of.clone())
 }

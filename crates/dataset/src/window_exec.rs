@@ -25,7 +25,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
     replace_children_if_necessary,
 };
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, Fuse};
 use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::{Allocations, Governor, Reservation, SpillWriter};
@@ -116,10 +116,10 @@ impl ExecutionPlan for WindowExec {
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let window = self.window();
         let windows = Windows {
-            input: window.input().execute(partition, context)?,
+            input: window.input().execute(partition, context)?.fuse(),
             last: None,
-            held: Held::new(self.governor.reservation(NAME)),
-            is_over: false,
+            held: Rows::default(),
+            reservation: self.governor.reservation(NAME),
             functions: window.window_expr().to_vec(),
             schema: window.schema(),
             governor: self.governor.clone(),
@@ -138,61 +138,57 @@ impl ExecutionPlan for WindowExec {
     }
 }
 
-/// Rows whose partitions have not ended, or were not known to have.
-struct Held {
+/// Rows that have been read, with the places where partitions begin.
+#[derive(Default)]
+struct Rows {
     batches: Vec<RecordBatch>,
-    rows: usize,
-    /// The batch and the row in it where the last partition begins.
-    last_start: (usize, usize),
+    count: usize,
+    /// The first row of each partition, of all of these.
+    starts: Vec<usize>,
     allocations: Allocations,
-    reservation: Reservation,
 }
 
-impl Held {
-    fn new(reservation: Reservation) -> Self {
-        Held { batches: Vec::new(), rows: 0, last_start: (0, 0), allocations: Allocations::default(), reservation }
-    }
-
-    /// What a batch needs of memory as long as it is held. The rows lie there twice for a moment, when they are put together, and
-    /// the values of functions beside them.
+impl Rows {
+    /// What a batch needs of memory beside these. Its rows lie there twice for a moment, when they are put together, and the values
+    /// of functions beside them.
     fn wanted_bytes(&mut self, batch: &RecordBatch, functions: usize) -> u64 {
         let values_bytes = VALUE_BYTES * (functions * batch.num_rows()) as u64;
         self.allocations.add(batch) + batch_bytes(batch) + values_bytes
     }
 
-    fn put(&mut self, batch: RecordBatch) {
-        self.rows += batch.num_rows();
+    /// Adds a batch in which partitions begin at these rows.
+    fn add(&mut self, batch: RecordBatch, starts: &[usize]) {
+        self.starts.extend(starts.iter().map(|start| self.count + start));
+        self.count += batch.num_rows();
         self.batches.push(batch);
     }
 
-    /// The rows, whose memory stays reserved.
-    fn take(&mut self) -> Vec<RecordBatch> {
-        (self.rows, self.last_start, self.allocations) = (0, (0, 0), Allocations::default());
-        std::mem::take(&mut self.batches)
-    }
-
-    /// The rows before the last partition, if there are any; their memory stays reserved.
-    fn take_whole(&mut self) -> Option<Vec<RecordBatch>> {
-        let (at, row) = self.last_start;
-        if (at, row) == (0, 0) {
-            return None;
+    /// Takes the rows before the last partition, if there are any.
+    fn take_whole(&mut self) -> Option<Rows> {
+        let cut = self.starts.pop_if(|start| *start > 0)?;
+        let all = std::mem::take(self);
+        let mut whole = Rows { starts: all.starts, ..Rows::default() };
+        self.starts.push(0);
+        for batch in all.batches {
+            let own = (cut - whole.count).min(batch.num_rows());
+            whole.add(batch.slice(0, own), &[]);
+            if own < batch.num_rows() {
+                self.add(batch.slice(own, batch.num_rows() - own), &[]);
+            }
         }
-        let mut whole = self.take();
-        let last = whole.split_off(at);
-        whole.push(last[0].slice(0, row));
-        self.put(last[0].slice(row, last[0].num_rows() - row));
-        last.into_iter().skip(1).for_each(|batch| self.put(batch));
         Some(whole)
     }
 }
 
 /// One partition of the step's input under way.
 struct Windows {
-    input: SendableRecordBatchStream,
+    input: Fuse<SendableRecordBatchStream>,
     /// The last row that was read.
     last: Option<RecordBatch>,
-    held: Held,
-    is_over: bool,
+    /// What has not been given out.
+    held: Rows,
+    /// Of what is held, and what was given out last.
+    reservation: Reservation,
     functions: Vec<Arc<dyn WindowExpr>>,
     schema: SchemaRef,
     governor: Governor,
@@ -203,41 +199,40 @@ impl Windows {
     /// Rows of some partitions with the functions' values.
     async fn next(&mut self) -> Result<Option<BoxStream<'static, Result<RecordBatch>>>> {
         // What was given out before is not held here any more; what is has just been read.
-        self.held.reservation.free();
-        self.held.reservation.grow_anyway(2 * self.held.batches.iter().map(batch_bytes).sum::<u64>());
-        while !self.is_over {
-            let Some(batch) = self.input.next().await.transpose()? else {
-                self.is_over = true;
-                break;
-            };
-            if batch.num_rows() == 0 {
-                continue;
-            }
-            let starts = self.starts(&batch)?;
+        self.reservation.free();
+        self.reservation.grow_anyway(2 * self.held.batches.iter().map(batch_bytes).sum::<u64>());
+        while let Some((batch, starts)) = self.read().await? {
             let bytes = self.held.wanted_bytes(&batch, self.functions.len());
-            let fits = self.held.reservation.try_grow(bytes);
-            if let Some(&start) = starts.last() {
-                self.held.last_start = (self.held.batches.len(), start);
-            }
-            self.held.put(batch);
-            if fits && self.held.rows < ROWS {
+            let fits = self.reservation.try_grow(bytes);
+            self.held.add(batch, &starts);
+            if fits && self.held.count < ROWS {
                 continue;
             }
             if let Some(whole) = self.held.take_whole() {
-                return Ok(Some(stream::once(std::future::ready(self.evaluate(&whole))).boxed()));
+                return self.evaluated(&whole).map(Some);
             }
             if !fits && self.functions.iter().all(|function| constant(function).is_some()) {
                 return self.on_disk().await.map(Some);
             }
-            if !fits {
-                take_anyway(&self.held.reservation, bytes, &self.governor)?;
+            if !fits && !self.reservation.grow_to_floor(bytes) {
+                self.reservation.grow(bytes).map_err(failed)?;
             }
         }
-        let rest = self.held.take();
-        Ok((!rest.is_empty()).then(|| stream::once(std::future::ready(self.evaluate(&rest))).boxed()))
+        let rest = std::mem::take(&mut self.held);
+        if rest.count == 0 { Ok(None) } else { self.evaluated(&rest).map(Some) }
     }
 
-    /// At which rows of the next batch partitions begin.
+    /// The next rows, and at which of them partitions begin.
+    async fn read(&mut self) -> Result<Option<(RecordBatch, Vec<usize>)>> {
+        while let Some(batch) = self.input.next().await.transpose()? {
+            if batch.num_rows() > 0 {
+                let starts = self.starts(&batch)?;
+                return Ok(Some((batch, starts)));
+            }
+        }
+        Ok(None)
+    }
+
     fn starts(&mut self, batch: &RecordBatch) -> Result<Vec<usize>> {
         let last = self.last.replace(batch.slice(batch.num_rows() - 1, 1));
         let keys = self.keys(batch)?;
@@ -262,50 +257,35 @@ impl Windows {
     }
 
     /// Whole partitions with the functions' values.
-    fn evaluate(&self, batches: &[RecordBatch]) -> Result<RecordBatch> {
-        let rows = concat_batches(&self.input.schema(), batches)?;
-        let keys = self.keys(&rows)?;
-        let parts: Vec<_> = match keys.is_empty() {
-            true => vec![rows.clone()],
-            false => partition(&keys)?.ranges().iter().map(|range| rows.slice(range.start, range.len())).collect(),
-        };
+    fn evaluated(&self, whole: &Rows) -> Result<BoxStream<'static, Result<RecordBatch>>> {
+        let rows = concat_batches(&self.input.get_ref().schema(), &whole.batches)?;
+        let ends = whole.starts[1..].iter().chain([&whole.count]);
+        let parts: Vec<_> = whole.starts.iter().zip(ends).map(|(&start, end)| rows.slice(start, end - start)).collect();
         let values = self.functions.iter().map(|function| {
             let values = parts.iter().map(|part| function.evaluate(part)).collect::<Result<Vec<_>>>()?;
             Ok(concat(&values.iter().map(AsRef::as_ref).collect::<Vec<_>>())?)
         });
-        self.beside(&rows, values.collect::<Result<_>>()?)
-    }
-
-    fn beside(&self, rows: &RecordBatch, values: Vec<ArrayRef>) -> Result<RecordBatch> {
-        let columns = rows.columns().iter().cloned().chain(values).collect();
-        Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?)
+        let rows = beside(&self.schema, &rows, values)?;
+        Ok(stream::iter([Ok(rows)]).boxed())
     }
 
     /// A partition that has no room in memory: its rows go through the functions to disk, and come from there with the values.
     async fn on_disk(&mut self) -> Result<BoxStream<'static, Result<RecordBatch>>> {
-        let mut writer = SpillWriter::new(&self.governor, &self.input.schema()).map_err(failed)?;
-        let mut figures = Figures::of(&self.functions, &self.governor)?;
-        for batch in self.held.take() {
+        let mut writer = SpillWriter::new(&self.governor, &self.input.get_ref().schema()).map_err(failed)?;
+        let mut figures = Figures::of(&self.functions, self.governor.reservation(NAME))?;
+        for batch in std::mem::take(&mut self.held).batches {
             figures.take(&batch)?;
             writer.write(&batch).map_err(failed)?;
         }
-        self.held.reservation.free();
-        loop {
-            let Some(batch) = self.input.next().await.transpose()? else {
-                self.is_over = true;
-                break;
-            };
-            if batch.num_rows() == 0 {
-                continue;
-            }
-            let starts = self.starts(&batch)?;
+        self.reservation.free();
+        while let Some((batch, starts)) = self.read().await? {
             let end = starts.first().copied().unwrap_or(batch.num_rows());
             let own = batch.slice(0, end);
             figures.take(&own)?;
             writer.write(&own).map_err(failed)?;
-            if let Some(&last) = starts.last() {
-                self.held.put(batch.slice(end, batch.num_rows() - end));
-                self.held.last_start = (0, last - end);
+            if end < batch.num_rows() {
+                let others: Vec<usize> = starts.iter().map(|start| start - end).collect();
+                self.held.add(batch.slice(end, batch.num_rows() - end), &others);
                 break;
             }
         }
@@ -314,29 +294,35 @@ impl Windows {
         let schema = Arc::clone(&self.schema);
         let rows = rows_of(&file)?.map(move |batch| {
             let batch = batch?;
-            let values = values.iter().map(|value| value.to_array_of_size(batch.num_rows()));
-            let columns = batch.columns().iter().cloned().map(Ok).chain(values).collect::<Result<_>>()?;
-            Ok(RecordBatch::try_new(Arc::clone(&schema), columns)?)
+            beside(&schema, &batch, values.iter().map(|value| value.to_array_of_size(batch.num_rows())))
         });
         Ok(rows.boxed())
     }
+}
+
+/// Rows with the functions' values.
+fn beside(
+    schema: &SchemaRef,
+    rows: &RecordBatch,
+    values: impl Iterator<Item = Result<ArrayRef>>,
+) -> Result<RecordBatch> {
+    let columns = rows.columns().iter().cloned().map(Ok).chain(values).collect::<Result<_>>()?;
+    Ok(RecordBatch::try_new(Arc::clone(schema), columns)?)
 }
 
 /// What functions make of a partition's rows as they come.
 struct Figures {
     functions: Vec<(Arc<dyn WindowExpr>, Box<dyn Accumulator>)>,
     reservation: Reservation,
-    governor: Governor,
 }
 
 impl Figures {
-    fn of(functions: &[Arc<dyn WindowExpr>], governor: &Governor) -> Result<Self> {
+    fn of(functions: &[Arc<dyn WindowExpr>], reservation: Reservation) -> Result<Self> {
         let functions = functions.iter().map(|function| {
             let constant = constant(function).expect("looked at before");
             Ok((Arc::clone(function), constant.get_aggregate_expr().create_accumulator()?))
         });
-        let (reservation, governor) = (governor.reservation(NAME), governor.clone());
-        Ok(Figures { functions: functions.collect::<Result<_>>()?, reservation, governor })
+        Ok(Figures { functions: functions.collect::<Result<_>>()?, reservation })
     }
 
     fn take(&mut self, rows: &RecordBatch) -> Result<()> {
@@ -346,21 +332,15 @@ impl Figures {
         // Some keep all values, such as medians.
         let bytes = self.functions.iter().map(|(_, figures)| figures.size() as u64).sum::<u64>();
         let more = bytes.saturating_sub(self.reservation.bytes());
-        if self.reservation.try_grow(more) { Ok(()) } else { take_anyway(&self.reservation, more, &self.governor) }
+        if self.reservation.try_grow(more) || self.reservation.grow_to_floor(more) {
+            return Ok(());
+        }
+        self.reservation.grow(more).map_err(failed)
     }
 
     fn values(mut self) -> Result<Vec<ScalarValue>> {
         self.functions.iter_mut().map(|(_, figures)| figures.evaluate()).collect()
     }
-}
-
-/// Takes memory for which there is no room but what each step has always, whatever others hold.
-fn take_anyway(reservation: &Reservation, bytes: u64, governor: &Governor) -> Result<()> {
-    if reservation.bytes() + bytes > governor.floor_bytes() {
-        return reservation.grow(bytes).map_err(failed);
-    }
-    reservation.grow_anyway(bytes);
-    Ok(())
 }
 
 /// A function that has one value for all rows of a partition, of all of its rows.

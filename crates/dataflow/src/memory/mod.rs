@@ -180,7 +180,7 @@ impl Governor {
     }
 
     /// What an operator may hold however large the process is.
-    pub fn floor_bytes(&self) -> u64 {
+    fn floor_bytes(&self) -> u64 {
         (self.0.settings.budget_bytes / FLOOR_SHARE).max(FLOOR_BYTES_MIN)
     }
 
@@ -306,6 +306,16 @@ impl Reservation {
             self.add(bytes);
         }
         has_room
+    }
+
+    /// Takes `bytes` more, whatever others hold, if all that is held is within the little that each operator has always.
+    #[must_use]
+    pub fn grow_to_floor(&self, bytes: u64) -> bool {
+        let is_little = self.bytes() + bytes <= self.governor.floor_bytes();
+        if is_little {
+            self.add(bytes);
+        }
+        is_little
     }
 
     /// Takes `bytes` more that the operator cannot do without.

@@ -27,7 +27,6 @@ pub(super) struct Build {
     allocations: Allocations,
     /// Of `batches`, which go when they have been put together.
     batches_bytes: u64,
-    floor_bytes: u64,
     reservation: Reservation,
 }
 
@@ -37,7 +36,6 @@ impl Build {
             batches: Vec::new(),
             allocations: Allocations::default(),
             batches_bytes: 0,
-            floor_bytes: governor.floor_bytes(),
             reservation: governor.reservation("join"),
         }
     }
@@ -49,12 +47,9 @@ impl Build {
         let held_bytes = self.allocations.add(&batch).min(bytes);
         // The rows lie there twice for a moment, when they are put together.
         let wanted = held_bytes + bytes + ROW_BYTES * batch.num_rows() as u64;
-        if !self.reservation.try_grow(wanted) {
-            // A little there is always, whatever others hold: parts have to fit when they are small.
-            if self.reservation.bytes() + wanted > self.floor_bytes {
-                return Err(batch);
-            }
-            self.reservation.grow_anyway(wanted);
+        // A little there is always: parts have to fit when they are small.
+        if !self.reservation.try_grow(wanted) && !self.reservation.grow_to_floor(wanted) {
+            return Err(batch);
         }
         self.batches_bytes += held_bytes;
         self.batches.push(batch);

@@ -214,7 +214,7 @@ impl Chained {
     pub(crate) fn clear(&mut self) -> Result<Vec<u32>, TaskError> {
         let (before, room) = (&self.before[..], &self.room[..]);
         let stayed = self.kept.clear(Micros::MIN, |number| room[number as usize] & REMOVED == 0)?;
-        let new = |old: u32| stayed.partition_point(|&number| number < old) as u32;
+        let new = |old| renumbered(&stayed, old);
         self.index.renumber_all(stayed.len(), |newest| left_of(Some(newest), before, room).map(new))?;
         // No row that stays follows one that does not, and none comes behind its old place.
         for (now, &old) in stayed.iter().enumerate() {
@@ -227,6 +227,11 @@ impl Chained {
         self.removed = 0;
         Ok(stayed)
     }
+}
+
+/// The new number of a row, of those that stayed: of one that did not, that of the next one.
+pub(crate) fn renumbered(stayed: &[u32], old: u32) -> u32 {
+    stayed.partition_point(|&number| number < old) as u32
 }
 
 /// The newest row of a chain that has not been removed, given the newest.

@@ -20,7 +20,7 @@ use tidemill_dataflow::TaskError;
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
 
 use super::{Assigned, BEFORE, EARLY, FINAL, FIRST, LAST, NOTHING, SessionAggregation, TOLD, UNTOLD, times, told_of};
-use crate::stream::chained::{Chained, Chains};
+use crate::stream::chained::{Chained, Chains, renumbered};
 use crate::stream::groups::batch;
 use crate::stream::held::Disk;
 use crate::stream::kept::{Kept, Saved, Tables, buckets_of_key, table_of, tables_of, together};
@@ -280,10 +280,9 @@ impl SessionState {
     /// Throws out what was removed.
     fn clear(&mut self) -> Result<(), TaskError> {
         let stayed = self.kept.clear()?;
-        let new = |old: u32| stayed.partition_point(|&number| number < old) as u32;
-        self.told = new(self.told);
+        self.told = renumbered(&stayed, self.told);
         self.overdue.retain(|number| stayed.binary_search(number).is_ok());
-        self.overdue.iter_mut().for_each(|number| *number = new(*number));
+        self.overdue.iter_mut().for_each(|number| *number = renumbered(&stayed, *number));
         Ok(())
     }
 
