@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -273,23 +272,19 @@ def test_distinct_for_a_time(ttl: int, tmp_path: Path) -> None:
             expected.append(number)
     once = source.distinct("key", ttl=ttl)
     assert sorted(row["number"] for row in written(once)) == sorted(expected)
-    seen: list[dict[str, Any]] = []
-    stopped = threading.Event()
-
-    def take(table: tm.Table) -> None:
-        seen.extend(table.to_pylist())
-        # Lest all be over before the job is asked to stop.
-        assert len(seen) < 15_000 or stopped.wait(launched.PATIENCE_S)
-
-    def stop() -> bool:
-        if len(seen) >= 15_000:
-            stopped.set()
-        return stopped.is_set()
-
-    slow = tm.stream.rate(60_000, rows=60_000, keys=15_000, splits=1, step="1s", seed=5).select("key", "number", "time")
-    for more in ({"stop": stop}, {}):
-        assert len(seen) < len(expected)
-        slow.distinct("key", ttl=ttl).write_stream(take, checkpoint=tmp_path / "c", every="100ms", **more)
+    lines = [json.dumps({**row, "time": str(row["time"])}) + "\n" for row in written(source)]
+    file, seen = tmp_path / "rows.json", list[dict[str, Any]]()
+    schema = {"key": "int64", "number": "int64", "time": "timestamp[us]"}
+    # It stops somewhere in the first part: what comes after that is written when it has.
+    for part, at_end in ((lines[:45_000], False), (lines[45_000:], True)):
+        with file.open("a") as more:
+            more.writelines(part)
+        grown = tm.stream.from_files(file, schema, time="time", stop_at_end=at_end).distinct("key", ttl=ttl)
+        stop = None if at_end else lambda: len(seen) >= 14_000
+        grown.write_stream(
+            lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c", every="100ms", stop=stop
+        )
+        assert at_end or len(seen) < len(expected)
     assert sorted(row["number"] for row in seen) == sorted(expected)
 
 
