@@ -94,6 +94,19 @@ def test_windows_without_keys() -> None:
     assert seen[0]["most"] == max(x for _, _, x in rows[:1000])
 
 
+def test_more_keys_than_are_held_beside_the_source() -> None:
+    """Where most rows have a key of their own what is known of them is sent on batch by batch, and then held again: nothing is counted
+    twice, and keys that come again are the same."""
+    rows, keys = 4_000_000, 900_000
+    made = tm.stream.rate(rows=rows, step="1us").with_columns(key=tm.col("number") % keys)
+    counts = made.group_by("key", tm.window(tm.tumbling("1h"), on="time")).agg(n=tm.count(), sum=tm.col("number").sum())
+    n, total = tm.col("n"), tm.col("sum").sum()
+    of_all = counts.group_by("window_start").agg(keys=tm.count(), least=n.min(), most=n.max(), total=total)
+    least, more = divmod(rows, keys)
+    (found,) = written(of_all.select("keys", "least", "most", "total"))
+    assert found == {"keys": keys, "least": least, "most": least + (more > 0), "total": rows * (rows - 1) // 2}
+
+
 def test_aggregates_of_all_kinds() -> None:
     """Functions whose state is a list or a sketch travel as states, too."""
     rows = some(3000)

@@ -18,6 +18,9 @@ use crate::stream::window::{Micros, micros};
 
 /// The first half sends what it has when it holds more than this.
 const HELD_BYTES_MAX: usize = 32 << 20;
+/// Where most rows had a key of their own, so many times as many rows are sent a batch at a time before that is looked at again: to
+/// hold them makes them no fewer, and a table of one batch stays in the processor's cache.
+const PASS_TIMES: usize = 16;
 
 /// The first half.
 pub(crate) struct FirstHalf {
@@ -26,6 +29,10 @@ pub(crate) struct FirstHalf {
     panes: BTreeMap<Micros, Counted>,
     time: Micros,
     held: Held,
+    /// Rows that came since all was sent.
+    rows: usize,
+    /// Rows that are yet to be sent a batch at a time.
+    passing: usize,
 }
 
 /// Groups, and the rows of each.
@@ -50,7 +57,8 @@ impl Counted {
 impl FirstHalf {
     pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps, context: &TaskContext) -> Self {
         let held = Held::new(context);
-        FirstHalf { shape: Arc::clone(shape), steps, panes: BTreeMap::new(), time: Micros::MIN, held }
+        let shape = Arc::clone(shape);
+        FirstHalf { shape, steps, panes: BTreeMap::new(), time: Micros::MIN, held, rows: 0, passing: 0 }
     }
 
     fn add(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
@@ -58,6 +66,7 @@ impl FirstHalf {
         let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
         shape.late.add_untimed(times.null_count());
         let all = shape.of.arguments(batch)?;
+        self.rows += batch.num_rows();
         for (pane, rows) in by_pane(&times, |time| shape.spans.pane(time)) {
             if shape.over(pane) <= self.time {
                 shape.late.add(rows.map_or(batch.num_rows(), |rows| rows.len()));
@@ -77,9 +86,15 @@ impl FirstHalf {
         Ok(())
     }
 
+    fn send_all(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+        self.rows = 0;
+        self.send(|_| true, false, emit)
+    }
+
     /// Sends the panes that `which` names. One that is `done` gets no more rows.
     fn send(&mut self, which: impl Fn(Micros) -> bool, done: bool, emit: &mut Emit) -> Result<(), TaskError> {
-        // Its table is filled again, most likely with as many keys; those of several panes would take memory for nothing.
+        // Its table is filled again, most likely with as many keys; those of several panes would take memory for nothing, and one that is
+        // most of what may be held would be sent again with few keys.
         let again = !done && self.panes.len() == 1;
         for (&pane, Counted { groups, rows }) in self.panes.iter_mut().filter(|(pane, _)| which(**pane)) {
             if groups.len() == 0 {
@@ -90,7 +105,7 @@ impl FirstHalf {
             let columns = states.columns().iter().cloned().chain([Arc::new(rows) as ArrayRef]);
             emit.send(batch(&self.shape.part_schema, columns.collect(), count)?);
         }
-        self.panes.retain(|&pane, _| again || !which(pane));
+        self.panes.retain(|&pane, held| !which(pane) || again && held.bytes() <= HELD_BYTES_MAX / 2);
         Ok(())
     }
 }
@@ -101,10 +116,19 @@ impl Operator for FirstHalf {
         for batch in self.steps.apply(batch)? {
             self.add(&batch)?;
         }
-        if self.held.is_due(rows) {
+        if self.passing > 0 {
+            self.passing = self.passing.saturating_sub(rows);
+            self.send_all(emit)?;
+        } else if self.held.is_due(rows) {
             let bytes = self.panes.values().map(Counted::bytes).sum::<usize>();
             if bytes > HELD_BYTES_MAX || !self.held.fits(bytes) {
-                self.send(|_| true, false, emit)?;
+                // Of several panes a batch would become many small ones.
+                if let [groups] = self.panes.values().map(|held| held.groups.len()).collect::<Vec<_>>()[..]
+                    && groups > self.rows / 2
+                {
+                    self.passing = PASS_TIMES * self.rows;
+                }
+                self.send_all(emit)?;
                 self.held.free();
             }
         }
@@ -121,7 +145,7 @@ impl Operator for FirstHalf {
 
     fn on_idle(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         // The owner of a key no longer waits for these.
-        self.send(|_| true, false, emit)?;
+        self.send_all(emit)?;
         Ok(Flow::Done)
     }
 
@@ -130,12 +154,12 @@ impl Operator for FirstHalf {
     }
 
     fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.send(|_| true, false, emit)?;
+        self.send_all(emit)?;
         Ok(Flow::Done)
     }
 
     fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.send(|_| true, false, emit)?;
+        self.send_all(emit)?;
         Ok(Flow::Done)
     }
 
