@@ -33,7 +33,7 @@ from .windows_events import answer
 SPARK = PEERS / "spark"
 OURS = LAUNCHERS["tidemill"]
 WORKER = BENCH / "harness" / "windows_worker.py"
-TIDEMILL_PACE_MAX_PER_S = 10_000_000
+TIDEMILL_EVENTS_MAX = 300_000_000
 TIMEOUT_S = 600
 EVENT_TIME_S = 10  # of the events that come as fast as they go
 PACE_PER_S = 30_000  # at which all are measured, beside half of their own peak
@@ -60,7 +60,7 @@ class System:
     needs: Path  # without which it cannot run
     launch: Callable[[list[str]], Launch]  # from what the program is given
     share: float = 1.0  # of the events: what takes a minute for a tenth of them would take no less for each of all
-    pace_max_per_s: float = math.inf  # where all events of a paced stream lie in memory
+    events_max: float = math.inf  # where all events of a paced stream lie in memory: it is so much shorter
 
 
 def tidemill(workers: int, threads: int, *words: str) -> System:
@@ -69,7 +69,7 @@ def tidemill(workers: int, threads: int, *words: str) -> System:
     return System(
         WORKER,
         lambda given: launch(workers, "shm", [str(WORKER), *words, *given], options),
-        pace_max_per_s=TIDEMILL_PACE_MAX_PER_S,
+        events_max=TIDEMILL_EVENTS_MAX,
     )
 
 
@@ -153,10 +153,7 @@ def measure(name: str, systems: Sequence[str] | None, rounds: int | None, say: C
     per_second = {system: count // EVENT_TIME_S for system, count in events.items()}
     cases = [measure_case("throughput", per_second, EVENT_TIME_S, rounds, say)] if running else []
     for case in cases[:1]:
-        half_per_s = {
-            system: int(min(0.5 / statistics.median(times), SYSTEMS[system].pace_max_per_s))
-            for system, times in case["event_s"].items()
-        }
+        half_per_s = {system: int(0.5 / statistics.median(times)) for system, times in case["event_s"].items()}
         for pace_per_s in (dict.fromkeys(half_per_s, PACE_PER_S), half_per_s):
             cases.append(measure_case("latency", pace_per_s, setting.paced_s, rounds, say))
     say(f"windows: {len(cases)} cases, {rounds} rounds")
@@ -169,7 +166,7 @@ def measure_case(
     """The times of an event, or the latencies of all windows, of systems with so many events in each of these seconds."""
 
     def turn(system: str, _: int) -> dict[str, Any]:
-        events = seconds * per_second[system]
+        events = int(min(seconds, SYSTEMS[system].events_max / per_second[system]) * per_second[system])
         found = run(system, mode, events, per_second[system])
         if mode == "throughput":
             return {"event_s": found["elapsed_s"] / events}

@@ -107,6 +107,49 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
         )
 
 
+def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server) -> None:
+    """A checkpoint that is copied while its job runs, and clears away old ones, is where another job goes on from, whatever becomes of the
+    first place; by way of an object store, too."""
+
+    def counts(rows_per_s: float, rows: int | None = None) -> tm.DataSet:
+        made = tm.stream.rate(rows_per_s, rows=rows, keys=5, step="1ms")
+        return made.group_by("key", tm.window(tm.tumbling("100s"), on="time")).agg(n=tm.count())
+
+    def written(**options: Any) -> list[dict[str, Any]]:
+        seen: list[dict[str, Any]] = []
+        counts(0, 1_000_000).write_stream(lambda table: seen.extend(table.to_pylist()), **options)
+        return sorted(seen, key=str)
+
+    def copied(place: object, to: object, *options: object) -> subprocess.CompletedProcess[bytes]:
+        return launched.run("checkpoints", "-n", "1", place, "--copy", to, *options, env=server.env)
+
+    place, copies = tmp_path / "running", [tmp_path / f"copy{at}" for at in range(3)]
+
+    def stop() -> bool:
+        for copy in copies if launched.epochs(place) else ():
+            done = copied(place, copy)
+            assert done.returncode == 0 and b"copied epoch" in done.stdout, done
+        return copies[0].exists()
+
+    counts(1000).write_stream(lambda _: None, checkpoint=place, every="100ms", keep=1, stop=stop)
+    for path in (place / "epochs").iterdir():
+        path.unlink()
+    (epoch,) = (int(path.name) for path in launched.epochs(copies[0]))
+    assert copied(copies[0], "s3://jobs/copy", "--epoch", epoch).returncode == 0
+    assert copied("s3://jobs/copy", tmp_path / "back").returncode == 0
+    whole = written()
+    assert len(whole) == 50
+    for copy in (tmp_path / "back", *copies[1:]):
+        assert written(checkpoint=copy) == whole
+
+    full = copied(copies[0], copies[1])
+    assert full.returncode == 2 and b"there are checkpoints already" in full.stderr, full
+    none = copied(place, tmp_path / "none")
+    assert none.returncode == 2 and b"no checkpoint that could be copied" in none.stderr, none
+    assert copied(copies[0], tmp_path / "none", "--epoch", epoch + 99).returncode == 2
+    assert launched.run("checkpoints", "-n", "1", copies[0], "--epoch", "3").returncode == 2
+
+
 def test_names_in_a_list_of_checkpoints(tmp_path: Path) -> None:
     """A name with a line feed and a terminal's commands stays within its line, and is shown as it is written in Python."""
     key = tm.col("number").alias("n\n\x1b[2J")

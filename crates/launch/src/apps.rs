@@ -15,7 +15,7 @@ pub const APPS: &[App] = &[
     App {
         name: "checkpoints",
         module: "tidemill.apps.checkpoints",
-        about: "List the checkpoints of a stream, and whether they are whole",
+        about: "List the checkpoints of a stream, and whether they are whole; copy one",
     },
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
     App { name: "nexmark", module: "tidemill.apps.nexmark", about: "Run queries of Nexmark over streams" },

@@ -1,4 +1,4 @@
-"""``tidemill checkpoints``: the checkpoints of a stream, and whether each is whole."""
+"""``tidemill checkpoints``: the checkpoints of a stream, whether each is whole, and a copy of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from tidemill._job import init
-from tidemill._tidemill import list_checkpoints
+from tidemill._tidemill import copy_checkpoint, list_checkpoints
 from tidemill.apps._arguments import Parser
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
@@ -17,7 +17,9 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 1 where a checkpoint is damaged."""
-    parser = Parser(prog="tidemill checkpoints", description="List the checkpoints of a stream, the newest first.")
+    parser = Parser(
+        prog="tidemill checkpoints", description="List the checkpoints of a stream, the newest first, or copy one."
+    )
     parser.add_argument("place", help="the folder or URL that was given to write_stream")
     parser.add_argument(
         "--state", action="store_true", help="tell what the tasks of each keep, and which version of that it is"
@@ -27,11 +29,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="read only the manifests, and not all that they refer to, to see whether it is whole",
     )
+    parser.add_argument(
+        "--copy",
+        metavar="TO",
+        help="copy the newest to this folder or URL, where it stays and a job can go on from it",
+    )
+    parser.add_argument("--epoch", type=int, metavar="N", help="with --copy: not the newest, but that of this epoch")
     options = parser.parse_args(argv)
+    if options.epoch is not None and (options.copy is None or options.epoch < 0):
+        parser.error("--epoch goes with --copy, and is not negative")
     # One is enough: the others have nothing to do, and are not waited for.
     if init().rank != 0:
         return 0
     try:
+        if options.copy is not None:
+            epoch, size = copy_checkpoint(engine(), options.place, options.copy, options.epoch)
+            print(f"copied epoch {epoch}, {size / 2**20:,.2f} MiB, to {options.copy}")
+            return 0
         found = list_checkpoints(engine(), options.place, {}, not options.quick)
     except DataSetError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

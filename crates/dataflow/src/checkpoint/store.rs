@@ -692,5 +692,6 @@ impl CheckpointStore {
     }
 }
 
+mod copy;
 #[cfg(test)]
 mod tests;

@@ -38,6 +38,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<running::NativeRunning>()?;
     m.add_class::<lookup::NativeRedisHashes>()?;
     m.add_function(wrap_pyfunction!(stream::list_checkpoints, m)?)?;
+    m.add_function(wrap_pyfunction!(stream::copy_checkpoint, m)?)?;
     Ok(())
 }
 

@@ -545,3 +545,22 @@ pub fn list_checkpoints(
     };
     finish(py, engine.engine.start(work))
 }
+
+/// Copies the checkpoint of an epoch, or the newest, to another folder or URL. Returns its epoch and bytes.
+#[pyfunction]
+pub fn copy_checkpoint(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    place: &str,
+    to: &str,
+    epoch: Option<u64>,
+) -> PyResult<(u64, u64)> {
+    let store = |place, writes| engine.engine.checkpoint_store(place, &StorageOptions::default(), writes);
+    let opened = store(place, false).and_then(|from| Ok((from, store(to, true)?)));
+    let (from, to) = opened.map_err(|error| raised(py, &error))?;
+    let work = async move {
+        let copied = from.copy(epoch, &to).await.map_err(|error| DataSetError::Io(error.to_string()))?;
+        Ok((copied.epoch, copied.state_bytes()))
+    };
+    finish(py, engine.engine.start(work))
+}

@@ -391,3 +391,53 @@ fn whoever_clears_away_late_leaves_what_others_need() {
         }
     }
 }
+
+/// A copy is the checkpoint, from which a run goes on whatever becomes of the place that it came from.
+#[test]
+fn copies_stand_alone() {
+    for ((store, _folder), (other, _other)) in stores().into_iter().zip(stores().into_iter().rev()) {
+        wait(async {
+            let none = store.copy(None, &other).await.unwrap_err().to_string();
+            assert!(none.contains("no checkpoint that could be copied"), "{none}");
+            let old = save(&store, 1, 4).await.unwrap();
+            let new = save(&store, 2, 3).await.unwrap();
+            assert_eq!(store.copy(None, &other).await.unwrap(), new);
+            let full = store.copy(Some(4), &other).await.unwrap_err().to_string();
+            assert!(full.contains("there are checkpoints already"), "{full}");
+            assert_eq!(
+                (objects(&other, "epochs").await.len(), objects(&other, "state").await),
+                (1, vec!["3-0-0".into()])
+            );
+
+            for manifest in [&old, &new] {
+                for file in manifest.files() {
+                    store.delete(&store.path(file)).await.unwrap();
+                }
+            }
+            let kept = other.kept().await.unwrap();
+            assert_eq!(epochs(&kept), [(2, 3)]);
+            other.verify(&kept.manifests[0]).await.unwrap();
+            assert_eq!(other.claim(kept.manifests[0].claim, "run3").await.unwrap(), 3);
+        });
+    }
+}
+
+/// What is damaged is named, and nothing of it stays.
+#[test]
+fn what_is_damaged_is_not_copied() {
+    for ((store, _folder), (other, _other)) in stores().into_iter().zip(stores()) {
+        wait(async {
+            let whole = save(&store, 1, 4).await.unwrap();
+            let damaged = save(&store, 1, 5).await.unwrap();
+            let file = damaged.files().into_iter().next().unwrap().to_owned();
+            store.objects.put(&store.path(&file), vec![7; 9].into()).await.unwrap();
+            let error = store.copy(None, &other).await.unwrap_err().to_string();
+            assert!(error.contains(&format!("{file} is damaged")), "{error}");
+            store.objects.put(&store.manifest_path(5), vec![7; 9].into()).await.unwrap();
+            let error = store.copy(None, &other).await.unwrap_err().to_string();
+            assert!(error.contains("the newest, 5, is damaged"), "{error}");
+            assert!(objects(&other, "state").await.is_empty() && other.epochs().await.unwrap().is_empty());
+            assert_eq!(store.copy(Some(4), &other).await.unwrap(), whole);
+        });
+    }
+}

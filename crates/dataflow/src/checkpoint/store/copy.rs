@@ -1,0 +1,73 @@
+//! A checkpoint in another place, where a job goes on from it as from its own. It stays when the job that made it clears away
+//! what is old. (What Flink calls a savepoint.)
+
+use futures_util::TryStreamExt;
+use object_store::{ObjectStoreExt, WriteMultipart};
+
+use super::{CheckpointStore, Kept, StoreError};
+use crate::checkpoint::manifest::Manifest;
+
+/// Pieces of an object that are on their way at the same time.
+const UNDER_WAY: usize = 4;
+/// How often the newest checkpoint may be cleared away by a running job while it is copied.
+const TRIES: usize = 5;
+
+impl CheckpointStore {
+    /// Copies the checkpoint of an epoch, or the newest, to a place that has none, and looks whether all of it came there as it was
+    /// written. Returns its manifest.
+    ///
+    /// # Errors
+    /// The stores'; `Damaged` when the checkpoint is, or is not there, and for the newest of all also when one after it is; `Taken` when
+    /// a job writes to the other folder.
+    pub async fn copy(&self, epoch: Option<u64>, to: &CheckpointStore) -> Result<Manifest, StoreError> {
+        let _lock = to.folder.as_ref().map(|folder| to.lock(folder, "a copy of a checkpoint")).transpose()?;
+        if !to.epochs().await?.is_empty() {
+            return Err(to.failed("there are checkpoints already, and a copy needs a place of its own"));
+        }
+        let mut tries = 0;
+        loop {
+            let manifest = match epoch {
+                Some(epoch) => self.manifest(epoch).await?,
+                None => self.newest().await?,
+            };
+            let Err(error) = self.copy_all(&manifest, to).await else { return Ok(manifest) };
+            for file in manifest.files() {
+                to.delete(&to.path(file)).await?;
+            }
+            tries += 1;
+            if epoch.is_some() || tries == TRIES || self.epochs().await?.contains(&manifest.epoch) {
+                return Err(error);
+            }
+        }
+    }
+
+    async fn newest(&self) -> Result<Manifest, StoreError> {
+        let Kept { manifests, damaged } = self.kept().await?;
+        let newest = manifests.into_iter().next();
+        let newest = newest.ok_or_else(|| self.damaged("there is no checkpoint that could be copied".into()))?;
+        match damaged.into_iter().find(|(epoch, _)| *epoch > newest.epoch) {
+            Some((epoch, reason)) => {
+                Err(self
+                    .damaged(format!("the newest, {epoch}, is damaged ({reason}): say which epoch is to be copied")))
+            }
+            None => Ok(newest),
+        }
+    }
+
+    async fn copy_all(&self, manifest: &Manifest, to: &CheckpointStore) -> Result<(), StoreError> {
+        for file in manifest.files() {
+            let path = to.path(file);
+            let found = self.objects.get(&self.path(file)).await.map_err(|error| self.unreadable(error))?;
+            let upload = to.objects.put_multipart(&path).await.map_err(|error| to.failed(error))?;
+            let (mut pieces, mut upload) = (found.into_stream(), WriteMultipart::new(upload));
+            while let Some(piece) = pieces.try_next().await.map_err(|error| self.unreadable(error))? {
+                upload.wait_for_capacity(UNDER_WAY).await.map_err(|error| to.failed(error))?;
+                upload.put(piece);
+            }
+            upload.finish().await.map_err(|error| to.failed(error))?;
+            to.sync(&path).await?;
+        }
+        to.verify(manifest).await?;
+        to.put_manifest(manifest).await
+    }
+}
