@@ -13,7 +13,7 @@ use datafusion::functions_aggregate::{count::count_udaf, sum::sum_udaf};
 use datafusion::physical_expr::aggregate::AggregateExprBuilder;
 use datafusion::physical_expr::expressions::col;
 use tidemill_dataflow::checkpoint::rows::decode;
-use tidemill_dataflow::checkpoint::{Buckets, Later, Part, Restored};
+use tidemill_dataflow::checkpoint::{Buckets, Later, Part, Restored, StateSchema};
 use tidemill_dataflow::route_map::BUCKETS;
 
 use super::state::SessionState;
@@ -534,5 +534,17 @@ fn rows_of_one_session_are_few() {
         let (news, kept) = state.rows();
         assert!(news <= if saves { 1 << 14 } else { 0 }, "{news} rows");
         assert!(kept <= 1 << 14, "{kept} rows");
+    }
+}
+
+/// What was saved of sessions before had other columns, which would be read as what they are not: it is refused, by its name.
+#[test]
+fn sessions_of_other_formats_are_refused() {
+    let now = shape(0, Early::Never).state();
+    assert_eq!(now.behind(&now), Ok(1));
+    for kind in ["sessions with a gap of 10 us", "sessions with a gap of 10 us, and what was given of them"] {
+        let refused = now.behind(&StateSchema::new(kind, now.fields.clone())).unwrap_err();
+        assert!(refused.starts_with(&format!("it held {kind}, and now holds {}; ", now.kind)), "{refused}");
+        assert!(refused.contains("begin anew"), "{refused}");
     }
 }
