@@ -28,6 +28,7 @@ SIZES = {
     "pairs": (250_000, 250_000),
     "by_rows": (400_000, 100_000),
     "sessions": (600_000, 150_000),
+    "counts": (400_000, 100_000),
     "different": (600_000, 400_000),
     "remembered": (600_000, 400_000),
     "states": (60_000, 20_000),
@@ -77,6 +78,13 @@ def sessions(query: str) -> tm.DataSet:
     return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
 
 
+def counts(query: str) -> tm.DataSet:
+    """Of each key a window of two panes, which its last row completes."""
+    made = rows(query).select("number", name=name(KEY))
+    counts = made.group_by("name", tm.window(tm.stream.counting(4, 2))).agg(n=tm.count(), sum=NUMBER.sum())
+    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+
+
 def pairs(query: str) -> tm.DataSet:
     """Each row with one that comes long after it."""
     first = rows(query).select("time", key=KEY, name=name(KEY))
@@ -120,6 +128,7 @@ QUERIES: dict[str, Callable[[str], tm.DataSet]] = {
     "windows": windows,
     "by_rows": by_rows,
     "sessions": sessions,
+    "counts": counts,
     "pairs": pairs,
     "different": different,
     "remembered": remembered,

@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 
 use arrow::array::{ArrayRef, BooleanArray, RecordBatch};
+use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
@@ -12,14 +13,16 @@ use tidemill_dataflow::memory::Cells;
 
 use super::groups::batch;
 use super::held::Disk;
-use super::kept::Kept;
+use super::kept::{Kept, together};
 use super::keys::KeyIndex;
 use super::window::Micros;
 
 /// So many rows make a chain long.
-const LONG: u32 = 8;
-/// Rows that were removed are thrown out when there are so many, and as many as others.
+pub(crate) const LONG: u32 = 8;
+/// Rows that were removed are thrown out when they are as many as others, and there are so many of them.
 const CLEAR_MIN: u32 = 1 << 13;
+/// Or so many bytes of all, as a few rows may be long, and twice as many as when that was done last.
+const CLEAR_BYTES_MIN: usize = 4 << 20;
 /// Beside how many more rows a chain has room for: the row has been removed.
 const REMOVED: u32 = 1 << 31;
 
@@ -35,7 +38,43 @@ pub(crate) struct Chained {
     /// By number: how many rows may come behind it until the chain is long.
     room: Cells<u32>,
     removed: u32,
+    clear_at_bytes: usize,
     disk: Disk,
+}
+
+/// What is kept at a moment: it can be saved while rows come and go.
+pub(crate) struct Frozen {
+    schema: SchemaRef,
+    rows: Vec<RecordBatch>,
+    /// Which of them have not been removed; `None`: all.
+    left: Option<BooleanArray>,
+    disk: Disk,
+}
+
+impl Frozen {
+    /// Rows of which none has been removed.
+    pub(crate) fn of(kept: &Kept, disk: &Disk) -> Self {
+        Frozen { schema: kept.schema(), rows: kept.since(0), left: None, disk: disk.clone() }
+    }
+
+    /// Whether there are no rows at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The rows that have not been removed, some at a time, with their numbers.
+    pub(crate) fn some(&self) -> impl Iterator<Item = Result<(Vec<u32>, RecordBatch)>> {
+        let mut start = 0;
+        together(&self.schema, &self.rows, &self.disk).map(move |rows| {
+            let (rows, first) = (rows?, start);
+            start += rows.num_rows();
+            let numbers = first as u32..start as u32;
+            let Some(left) = &self.left else { return Ok((numbers.collect(), rows)) };
+            let left = left.slice(first, rows.num_rows());
+            let numbers = numbers.zip(left.values()).filter(|(_, left)| *left).map(|(number, _)| number);
+            Ok((numbers.collect(), filter_record_batch(&rows, &left)?))
+        })
+    }
 }
 
 /// Chains of some keys.
@@ -57,6 +96,7 @@ impl Chained {
             before: Cells::default(),
             room: Cells::default(),
             removed: 0,
+            clear_at_bytes: CLEAR_BYTES_MIN,
             disk: disk.clone(),
         }
     }
@@ -176,9 +216,10 @@ impl Chained {
         *room = *room & REMOVED | rows.max(LONG);
     }
 
-    /// Which rows have not been removed, from the first on.
-    pub(crate) fn left(&self) -> BooleanArray {
-        BooleanArray::new(self.room.iter().map(|room| room & REMOVED == 0).collect(), None)
+    /// All rows that have not been removed, as they are now.
+    pub(crate) fn frozen(&self) -> Frozen {
+        let left = BooleanArray::new(self.room.iter().map(|room| room & REMOVED == 0).collect(), None);
+        Frozen { left: Some(left), ..Frozen::of(&self.kept, &self.disk) }
     }
 
     /// Some values of a column.
@@ -193,11 +234,6 @@ impl Chained {
         batch(&schema, columns.collect::<Result<_>>()?, numbers.len())
     }
 
-    /// All rows as they lie, also those that were removed.
-    pub(crate) fn all(&self) -> Vec<RecordBatch> {
-        self.kept.since(0)
-    }
-
     /// The numbers of the rows whose time is not before the first, and is before the second.
     pub(crate) fn over(&mut self, before: Micros, time: Micros) -> Vec<u32> {
         let mut over = self.kept.over(before, time);
@@ -207,7 +243,8 @@ impl Chained {
 
     /// Whether much of it has been removed.
     pub(crate) fn is_wasteful(&self) -> bool {
-        self.removed >= CLEAR_MIN && self.removed >= self.len()
+        let is_much = self.removed >= CLEAR_MIN || self.kept.bytes_anywhere() >= self.clear_at_bytes;
+        is_much && self.removed >= self.len()
     }
 
     /// Throws out what was removed. Rows that stay get new numbers, in the same order; returns the old ones.
@@ -225,6 +262,7 @@ impl Chained {
         self.before.resize(stayed.len())?;
         self.room.resize(stayed.len())?;
         self.removed = 0;
+        self.clear_at_bytes = self.kept.bytes_anywhere().saturating_mul(2).max(CLEAR_BYTES_MIN);
         Ok(stayed)
     }
 }
@@ -249,6 +287,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow::array::{AsArray, Int64Array};
+    use arrow::compute::concat_batches;
     use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 
     use super::*;
@@ -311,7 +350,12 @@ mod tests {
                 model.retain(|_, values| !values.is_empty());
                 assert_eq!(found, model);
                 assert_eq!(chained.len() as usize, model.values().map(Vec::len).sum::<usize>());
-                assert_eq!(chained.left().true_count(), chained.len() as usize);
+                let left = chained.frozen().some().map(|some| some.unwrap()).collect::<Vec<_>>();
+                let numbers: Vec<u32> = left.iter().flat_map(|(numbers, _)| numbers).copied().collect();
+                let rows: Vec<&RecordBatch> = left.iter().map(|(_, rows)| rows).collect();
+                assert_eq!(numbers.len(), chained.len() as usize);
+                assert!(numbers.iter().all(|&number| !chained.is_removed(number)));
+                assert_eq!(concat_batches(&schema, rows).unwrap(), chained.rows(&numbers).unwrap());
             }
             assert!(were_long > 100, "{were_long}");
         }

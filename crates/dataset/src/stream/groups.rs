@@ -94,6 +94,17 @@ impl Aggregation {
         self.key_schema.fields().iter().map(|field| field.name().clone()).collect()
     }
 
+    /// Numbers the keys of some rows: of each row the number of its key.
+    pub(crate) fn number(&self, keys: &[ArrayRef], rows: usize) -> Result<Vec<usize>> {
+        let mut of_key = Vec::new();
+        if keys.is_empty() {
+            of_key.resize(rows, 0);
+        } else {
+            group_values(&self.key_schema)?.intern(keys, &mut of_key)?;
+        }
+        Ok(of_key)
+    }
+
     /// Evaluates what a batch brings.
     pub(crate) fn arguments(&self, batch: &RecordBatch) -> Result<Arguments> {
         let array = |expr: &Arc<dyn PhysicalExpr>| expr.evaluate(batch)?.into_array(batch.num_rows());

@@ -558,13 +558,6 @@ impl KeptState {
         Ok(())
     }
 
-    /// Keeps these for ever instead of what is kept.
-    pub(crate) fn replace(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
-        self.kept = Kept::new(Arc::clone(&self.kept.schema), &self.kept.disk);
-        self.renumbered = true;
-        self.kept.add(rows, Vec::new())
-    }
-
     /// What goes into a snapshot.
     pub(crate) fn snapshot(&mut self, whole: bool) -> Option<Later> {
         let whole = std::mem::take(&mut self.renumbered) || whole;

@@ -49,7 +49,7 @@ impl SessionState {
     ) -> Result<Option<RecordBatch>, TaskError> {
         let (shape, fired) = (Arc::clone(&self.shape), self.fired);
         let all = shape.of.arguments(rows)?;
-        let of_row = shape.number(&all.keys, at.len())?;
+        let of_row = shape.of.number(&all.keys, at.len())?;
         // What is known of keys that have rows still to come, and the numbers of these keys.
         let (mut open, mut of_open) = self.sessions_of(&all.keys, &of_row)?;
         let mut spans: HashMap<usize, BTreeMap<Micros, Span>> = HashMap::new();

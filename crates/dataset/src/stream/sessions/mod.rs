@@ -45,7 +45,6 @@ use super::late::{LateCount, LateOutput};
 use super::saved::Layout;
 use super::steps::Steps;
 use super::window::{Early, Micros, micros, window_array};
-use crate::number_keys::group_values;
 
 /// Columns of what is kept, before the keys.
 const FIRST: usize = 0;
@@ -154,17 +153,6 @@ impl SessionAggregation {
         &kept.columns()[BEFORE..BEFORE + self.of.keys.len()]
     }
 
-    /// Of each row the number of its key.
-    fn number(&self, keys: &[ArrayRef], rows: usize) -> Result<Vec<usize>> {
-        let mut of_key = Vec::new();
-        if keys.is_empty() {
-            of_key.resize(rows, 0);
-        } else {
-            group_values(&self.of.key_schema)?.intern(keys, &mut of_key)?;
-        }
-        Ok(of_key)
-    }
-
     /// The sessions of rows that have a key, by its number, and a stretch of time each.
     fn assign(&self, of_key: &[usize], firsts: &[Micros], lasts: &[Micros]) -> Assigned {
         let rows = firsts.len();
@@ -230,7 +218,7 @@ impl SessionAggregation {
 
     /// The sessions of rows with these times by themselves: their columns, and how many rows each has.
     fn of_rows(&self, rows: &Arguments, times: &[Micros]) -> Result<(Vec<ArrayRef>, Vec<i64>)> {
-        let of = self.assign(&self.number(&rows.keys, times.len())?, times, times);
+        let of = self.assign(&self.of.number(&rows.keys, times.len())?, times, times);
         let mut counts = vec![0; of.len()];
         of.sessions.iter().for_each(|&session| counts[session] += 1);
         let functions = self.of.updated(rows, &of.sessions, of.len())?;
@@ -240,7 +228,7 @@ impl SessionAggregation {
     /// Sessions of what are sessions, or parts of some.
     fn merged(&self, parts: &[RecordBatch]) -> Result<RecordBatch> {
         let all = concat_batches(&self.kept_schema, parts)?;
-        let of_key = self.number(self.keys(&all), all.num_rows())?;
+        let of_key = self.of.number(self.keys(&all), all.num_rows())?;
         Ok(self.joined(&all, &of_key)?.0)
     }
 

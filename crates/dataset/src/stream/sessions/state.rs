@@ -20,10 +20,10 @@ use tidemill_dataflow::TaskError;
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
 
 use super::{Assigned, BEFORE, EARLY, FINAL, FIRST, LAST, NOTHING, SessionAggregation, TOLD, UNTOLD, times, told_of};
-use crate::stream::chained::{Chained, Chains, renumbered};
+use crate::stream::chained::{Chained, Chains, Frozen, renumbered};
 use crate::stream::groups::batch;
 use crate::stream::held::Disk;
-use crate::stream::kept::{Kept, Saved, Tables, buckets_of_key, table_of, tables_of, together};
+use crate::stream::kept::{Kept, Saved, Tables, buckets_of_key, table_of, tables_of};
 use crate::stream::saved::{fired_of, shared, time_of};
 use crate::stream::window::Micros;
 
@@ -124,7 +124,7 @@ impl SessionState {
             return Ok(None);
         }
         // Of keys of which a row may be late, what is known.
-        let of_key = shape.number(keys, lasts.len())?;
+        let of_key = shape.of.number(keys, lasts.len())?;
         let mut row_of = vec![None; of_key.iter().max().map_or(0, |last| last + 1)];
         for (row, &key) in of_key.iter().enumerate().filter(|(row, _)| is_late(lasts[*row])) {
             row_of[key] = Some(row as u32);
@@ -188,9 +188,7 @@ impl SessionState {
             return Ok((RecordBatch::new_empty(Arc::clone(&self.shape.kept_schema)), Vec::new()));
         }
         let parts = self.kept.rows(&numbers)?;
-        let tolds = told_of(&parts).iter().zip(&numbers);
-        let told = tolds.map(|(&told, &number)| now_told(told, number, self.told)).collect();
-        let (sessions, of) = self.shape.joined(&with_told(&parts, told, None)?, &chains)?;
+        let (sessions, of) = self.shape.joined(&as_told(&parts, &numbers, self.told)?, &chains)?;
         Ok((sessions, of.rows.iter().map(|&row| chains[row as usize]).collect()))
     }
 
@@ -371,18 +369,14 @@ impl SessionState {
     pub(super) fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
         let fired = (lost[0], table_of(FIRED, &self.fired.to_le_bytes()));
         self.saved.forget(lost);
-        let lost: BTreeSet<u32> = lost.iter().copied().collect();
-        let dealing = self.dealing();
+        let (frozen, keys) = (self.kept.frozen(), self.shape.of.keys.len());
         let mut tables = Tables::new(&self.disk);
-        dealing.deal(&mut tables, |bucket| lost.contains(&bucket))?;
-        let mut number = 0;
-        for rows in together(&self.shape.kept_schema, &dealing.rows, &self.disk) {
-            for bucket in buckets_of_key(&rows?, BEFORE, self.shape.of.keys.len())? {
-                if lost.contains(&bucket) {
-                    self.kept.remove_row(number);
-                }
-                number += 1;
-            }
+        for some in frozen.some() {
+            let (numbers, rows) = some?;
+            let rows = as_told(&rows, &numbers, self.told)?;
+            let stays = tables.add_some(SESSIONS, &rows, &buckets_of_key(&rows, BEFORE, keys)?, lost)?;
+            let gone = numbers.into_iter().zip(stays).filter(|(_, stays)| !stays);
+            gone.for_each(|(number, _)| self.kept.remove_row(number));
         }
         self.clear()?;
         Ok([fired].into_iter().chain(tables.finish()?).collect())
@@ -406,33 +400,27 @@ impl SessionState {
         Ok(count)
     }
 
-    /// All that is kept, as it is now.
-    fn dealing(&self) -> Dealing {
-        let rows = self.kept.all();
-        Dealing { left: Some(self.kept.left()), told: self.told, ..Dealing::new(&self.shape, rows, &self.disk) }
-    }
-
     /// What goes into a snapshot.
     pub(super) fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let mut snapshot = shared(self.fired);
         let news = std::mem::replace(&mut self.news, Kept::new(Arc::clone(&self.shape.kept_schema), &self.disk));
-        let (news, changed) = (news.since(0), std::mem::take(&mut self.changed));
+        let changed = std::mem::take(&mut self.changed);
         self.news_rows = 0;
-        if !whole && news.is_empty() && changed.is_empty() {
+        if !whole && news.count() == 0 && changed.is_empty() {
             return Ok(snapshot);
         }
         let (saved, disk) = (self.saved.clone(), self.disk.clone());
-        let all = (whole || !changed.is_empty()).then(|| self.dealing());
-        let news = Dealing::new(&self.shape, news, &disk);
+        let all = (whole || !changed.is_empty()).then(|| self.kept.frozen());
+        let (news, told, keys) = (Frozen::of(&news, &disk), self.told, self.shape.of.keys.len());
         snapshot.later = Some(Later(Box::new(move || {
             let (mut wholes, mut changes) = (Tables::new(&disk), Tables::new(&disk));
             if let Some(all) = all {
-                all.deal(&mut wholes, |bucket| whole || changed.contains(&bucket))?;
+                deal(&all, keys, told, &mut wholes, |bucket| whole || changed.contains(&bucket))?;
             }
             if whole {
                 return wholes.parts(true, &saved);
             }
-            news.deal(&mut changes, |bucket| !changed.contains(&bucket))?;
+            deal(&news, keys, 0, &mut changes, |bucket| !changed.contains(&bucket))?;
             Ok(saved.some_parts(&changed, wholes.finish()?, changes.finish()?))
         })));
         Ok(snapshot)
@@ -444,39 +432,26 @@ fn now_told(told: i8, number: u32, before: u32) -> i8 {
     if number < before { told.max(EARLY) } else { told }
 }
 
-/// Rows that are dealt to their buckets.
-struct Dealing {
-    shape: Arc<SessionAggregation>,
-    rows: Vec<RecordBatch>,
-    /// Which of them count; `None`: all do.
-    left: Option<BooleanArray>,
-    /// Rows before have been told of early.
-    told: u32,
-    disk: Disk,
+/// Rows with these numbers, and what has been told of them as they are now.
+fn as_told(rows: &RecordBatch, numbers: &[u32], before: u32) -> Result<RecordBatch> {
+    let told = numbers.iter().zip(told_of(rows)).map(|(&number, &told)| now_told(told, number, before));
+    with_told(rows, told.collect(), None)
 }
 
-impl Dealing {
-    fn new(shape: &Arc<SessionAggregation>, rows: Vec<RecordBatch>, disk: &Disk) -> Self {
-        Dealing { shape: Arc::clone(shape), rows, left: None, told: 0, disk: disk.clone() }
+/// Adds to tables what is of buckets that are wanted. Rows before `told` have been told of early; so many columns are keys.
+fn deal(
+    frozen: &Frozen,
+    keys: usize,
+    told: u32,
+    tables: &mut Tables,
+    wanted: impl Fn(u32) -> bool,
+) -> Result<(), TaskError> {
+    for some in frozen.some() {
+        let (numbers, rows) = some?;
+        let rows = as_told(&rows, &numbers, told)?;
+        tables.add_wanted(SESSIONS, &rows, &buckets_of_key(&rows, BEFORE, keys)?, &wanted)?;
     }
-
-    /// Adds to tables what is of buckets that are wanted.
-    fn deal(&self, tables: &mut Tables, wanted: impl Fn(u32) -> bool) -> Result<(), TaskError> {
-        let mut start = 0;
-        for rows in together(&self.shape.kept_schema, &self.rows, &self.disk) {
-            let rows = rows?;
-            let count = rows.num_rows();
-            let told = (start as u32..).zip(told_of(&rows)).map(|(number, &told)| now_told(told, number, self.told));
-            let mut rows = with_told(&rows, told.collect(), None)?;
-            if let Some(left) = &self.left {
-                rows = filter_record_batch(&rows, &left.slice(start, count))?;
-            }
-            start += count;
-            let of = buckets_of_key(&rows, BEFORE, self.shape.of.keys.len())?;
-            tables.add_wanted(SESSIONS, &rows, &of, &wanted)?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// The same sessions, of which something else has been told.

@@ -1,0 +1,121 @@
+//! Aggregates of windows that are so many rows of each key, in the order in which they come: rows `[k * slide, k * slide + size)`
+//! of the key, for every k. One gives its result with its last row; one that the stream's end cuts short gives none.
+//!
+//! Windows share panes, as those of time do ([`aggregate`](super::aggregate)). What is known of a pane lies in rows: what a batch
+//! brought of it, its key, and how many rows the key had had by then. The rows of a key are a chain, in the order of their panes. When
+//! it is long, those of each pane become one, and panes that are over go, but for the last: it says how many rows the key has had.
+//!
+//! | module  | what is in it                                     |
+//! |---------|---------------------------------------------------|
+//! | `state` | the keys of a copy: what comes, and what it gives |
+//! | `task`  | the operator                                      |
+
+mod state;
+mod task;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::take;
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use datafusion::error::Result;
+use tidemill_dataflow::checkpoint::StateSchema;
+
+pub(crate) use task::CountTask;
+
+use super::groups::{Aggregation, batch};
+use super::keyed::Keyed;
+use super::saved::Layout;
+
+/// Columns of what is kept, before the keys: how many rows the key had had, and the pane.
+const SEEN: usize = 0;
+const PANE: usize = 1;
+const BEFORE: usize = 2;
+
+/// An aggregation of windows of rows: of a query, the same on all workers.
+pub(crate) struct CountAggregation {
+    of: Aggregation,
+    size: i64,
+    slide: i64,
+    /// The rows of a pane.
+    pane: i64,
+    /// What comes: rows with their keys.
+    pub keyed: Arc<Keyed>,
+    kept_schema: SchemaRef,
+    output: SchemaRef,
+    window_at: usize,
+}
+
+impl CountAggregation {
+    pub(crate) fn new(
+        of: Aggregation,
+        (size, slide): (i64, i64),
+        keyed: Keyed,
+        output: SchemaRef,
+        window_at: usize,
+    ) -> Self {
+        let number = |name| Arc::new(Field::new(name, DataType::Int64, false));
+        let before = [number("tidemill seen"), number("tidemill pane")];
+        let kept_schema = Arc::new(Schema::new(
+            before.into_iter().chain(of.state_schema.fields().iter().cloned()).collect::<Vec<_>>(),
+        ));
+        let (mut pane, mut rest) = (size, slide);
+        while rest != 0 {
+            (pane, rest) = (rest, pane % rest);
+        }
+        CountAggregation { of, size, slide, pane, keyed: Arc::new(keyed), kept_schema, output, window_at }
+    }
+
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
+        let CountAggregation { size, slide, .. } = self;
+        StateSchema::new(format!("windows of {size} rows every {slide} rows"), self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::of_aggregation(&self.of, BEFORE)
+    }
+
+    /// How many windows are complete when there are so many rows.
+    fn complete(&self, rows: i64) -> i64 {
+        if rows < self.size { 0 } else { (rows - self.size) / self.slide + 1 }
+    }
+
+    /// Whether all windows of a pane are complete when there are so many rows.
+    fn over(&self, pane: i64, rows: i64) -> bool {
+        pane * self.pane / self.slide < self.complete(rows)
+    }
+
+    /// The columns of what is kept that are keys.
+    fn keys(&self) -> Vec<usize> {
+        (BEFORE..BEFORE + self.of.keys.len()).collect()
+    }
+
+    /// What is to be kept of panes: the keys of their rows, and states.
+    fn kept(&self, panes: &[Pane], keys: &[ArrayRef], states: Vec<ArrayRef>) -> Result<RecordBatch> {
+        let number = |of: fn(&Pane) -> i64| Arc::new(Int64Array::from_iter_values(panes.iter().map(of))) as ArrayRef;
+        let rows = UInt32Array::from_iter_values(panes.iter().map(|pane| pane.row));
+        let mut columns = vec![number(|pane| pane.seen), number(|pane| pane.number)];
+        for key in keys {
+            columns.push(take(key, &rows, None)?);
+        }
+        columns.extend(states);
+        batch(&self.kept_schema, columns, panes.len())
+    }
+}
+
+/// A pane of a key, as some rows know it.
+struct Pane {
+    key: usize,
+    number: i64,
+    /// Rows that the key had had with the last of them.
+    seen: i64,
+    /// One of them.
+    row: u32,
+}
+
+fn numbers(column: &ArrayRef) -> &[i64] {
+    column.as_primitive::<Int64Type>().values()
+}
