@@ -69,14 +69,17 @@ def counted(data: tm.DataSet, size: str, slide: str | None = None, **options: An
     return keys.agg(n=tm.count(), s=tm.col("x").sum())
 
 
-@pytest.mark.parametrize(("size", "slide"), [("1s", None), ("1s", "250ms"), ("700ms", "300ms"), ("3s", "1s")])
+@pytest.mark.parametrize(
+    ("size", "slide"),
+    [("1s", None), ("1s", "250ms"), ("700ms", "300ms"), ("3s", "1s"), ("1s", "20ms"), ("3s", "45ms")],
+)
 def test_windows_give_what_a_loop_gives(size: str, slide: str | None) -> None:
     """A row in the wrong window, or in one too few, changes a sum."""
     rows = some(5000, jitter=40_000)
     rows[17] = (rows[17][0], None, rows[17][2])  # type: ignore[call-overload]
     stream = tm.stream.from_table(table(rows), time="ts", out_of_order="41ms", rows_per_batch=37)
     seen = written(counted(stream, size, slide))
-    length = {"1s": SECOND, "700ms": 700_000, "3s": 3 * SECOND, "250ms": 250_000, "300ms": 300_000}
+    length = {f"{ms}ms": ms * 1000 for ms in (20, 45, 250, 300, 700)} | {"1s": SECOND, "3s": 3 * SECOND}
     expected = by_window(rows, length[size], length[slide or size])
     made = found(seen)
     assert made.keys() == expected.keys()

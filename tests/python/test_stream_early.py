@@ -62,7 +62,8 @@ def test_early_results_grow_until_the_last(by: list[str], late_to: bool) -> None
     assert Counter(map(str, last)) == Counter(map(str, plain))
 
 
-def test_windows_that_overlap() -> None:
+@pytest.mark.parametrize("windows", [tm.sliding("2m", "30s"), tm.sliding("2m", "2s")])
+def test_windows_that_overlap(windows: tm.stream.Windows) -> None:
     """What has been given early is not lost to windows that share panes."""
     table = rows(2)
     stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=2, rows_per_s=600)
@@ -70,7 +71,6 @@ def test_windows_that_overlap() -> None:
     def sums(window: Any) -> tm.DataSet:
         return stream.group_by("user", window).agg(rows=tm.count())
 
-    windows = tm.sliding("2m", "30s")
     early = written(sums(tm.window(windows, on="at", early="30ms")).filter(tm.col("window_final")).drop("window_final"))
     assert Counter(map(str, early)) == Counter(map(str, written(sums(tm.window(windows, on="at")))))
 

@@ -210,12 +210,13 @@ def test_each_row_is_in_a_window_or_late(by: list[str], late: bool, seed: int) -
     assert Counter(map(str, seen)) == Counter(map(str, plain))
 
 
-@pytest.mark.parametrize("windows", [tm.sliding("20s", "5s"), tm.stream.session("3s")])
+@pytest.mark.parametrize("windows", [tm.sliding("20s", "5s"), tm.sliding("20s", "1s"), tm.stream.session("3s")])
 @pytest.mark.parametrize("late", [False, True])
 def test_windows_of_each_kind(windows: tm.stream.Windows, late: bool) -> None:
     """A row that comes too late for its last window, or whose session is over, is in none; others are in all that are not over."""
     sent = rounds(7)
-    expected = in_sessions(sent, 3) if windows.kind == "session" else in_windows(sent, 20, 5)
+    slide = windows.slide // 1_000_000
+    expected = in_sessions(sent, 3) if windows.kind == "session" else in_windows(sent, 20, slide)
     seen: list[Row] = []
     with served(sent, expected.results, seen) as stream:
         counts = stream.group_by("user", tm.window(windows, on="at")).agg(low=tm.col("n").min(), rows=tm.count())
@@ -223,7 +224,7 @@ def test_windows_of_each_kind(windows: tm.stream.Windows, late: bool) -> None:
     check(expected, seen, left, late)
     if windows.kind == "sliding":
         in_some = sum(len(rows) for rows in expected.windows.values())
-        assert in_some < 4 * (ROWS - len(expected.late)), "the test is of rows that are late for some windows"
+        assert in_some < 20 // slide * (ROWS - len(expected.late)), "the test is of rows that are late for some windows"
     lows = Counter(row["low"] for row in seen)
     assert lows == Counter(min(rows) for rows in expected.windows.values())
 

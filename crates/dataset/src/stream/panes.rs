@@ -1,10 +1,9 @@
 //! What the owner of keys holds of a stretch of time: a table that grows, and beneath it levels of states that do not change any
 //! more, in memory or, when it has run out, on disk.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::error::{DataFusionError, Result};
+use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 
 use super::groups::{Aggregation, Groups};
@@ -12,7 +11,7 @@ use super::held::Disk;
 use super::sorted::{Levels, Sorted};
 
 /// A pane that takes less stays in memory.
-const PANE_BYTES_MIN: usize = 1 << 17;
+pub(crate) const PANE_BYTES_MIN: usize = 1 << 17;
 
 /// See the module.
 #[derive(Default)]
@@ -79,27 +78,6 @@ impl Pane {
         other.cut(of)?;
         other.closed.into_levels().into_iter().for_each(|level| self.closed.add(level));
         self.compact(of, disk)
-    }
-
-    /// Adds to a table what is closed of these buckets. Returns the table, which is `own` or a new one.
-    pub(crate) fn merge_into(
-        &self,
-        merged: &mut Option<Groups>,
-        of: &Arc<Aggregation>,
-        buckets: &Range<u32>,
-    ) -> Result<()> {
-        for states in self.closed.pieces() {
-            let (states, _) = states.of(buckets).map_err(DataFusionError::External)?;
-            if states.num_rows() == 0 {
-                continue;
-            }
-            match merged {
-                Some(merged) => merged,
-                None => merged.insert(Groups::new(of)?),
-            }
-            .merge(&states)?;
-        }
-        Ok(())
     }
 
     /// Takes the table that grows out of it.

@@ -233,8 +233,34 @@ impl Levels {
     }
 }
 
+/// Adds to a table what pieces have of these buckets. Without a table there is a new one, if they have anything.
+pub(crate) fn merge_into(
+    pieces: &[Sorted],
+    merged: &mut Option<Groups>,
+    of: &Arc<Aggregation>,
+    buckets: &Range<u32>,
+) -> Result<(), TaskError> {
+    for piece in pieces {
+        let (states, _) = piece.of(buckets)?;
+        if states.num_rows() == 0 {
+            continue;
+        }
+        match merged {
+            Some(merged) => merged,
+            None => merged.insert(Groups::new(of)?),
+        }
+        .merge(&states)?;
+    }
+    Ok(())
+}
+
 /// The same states, of each key one.
-fn merged(pieces: &[Sorted], to_disk: bool, of: &Arc<Aggregation>, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
+pub(crate) fn merged(
+    pieces: &[Sorted],
+    to_disk: bool,
+    of: &Arc<Aggregation>,
+    disk: &Disk,
+) -> Result<Vec<Sorted>, TaskError> {
     let (mut merged, mut run, mut bytes) = (Vec::new(), Vec::<Sorted>::new(), 0);
     let mut groups = Groups::new(of)?;
     let mut finish = |run: Vec<Sorted>| -> Result<(), TaskError> {

@@ -2,7 +2,7 @@
 //! that owns a key, puts the halves together and lets windows *fire* when the watermark has passed their end.
 //!
 //! Windows share *panes*: stretches of time that no window's border cuts. A row goes into one pane, however many windows
-//! overlap there, and a window is put together of its panes when it fires.
+//! overlap there, and a window is put together of its panes when it fires: of [coarser ones](coarse), where there are many.
 //!
 //! The first half keeps nothing over a barrier: it sends what it has. The second keeps of each pane the table that grows,
 //! and beneath it tables of states that do not change any more. A barrier cuts the growing one off: that is what has
@@ -12,6 +12,7 @@
 //! Source of panes: Li, Maier, Tufte, Papadimos and Tucker, "No pane, no gain" (2005); of tables that a checkpoint cuts off:
 //! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
 
+mod coarse;
 mod first;
 mod handover;
 mod second;

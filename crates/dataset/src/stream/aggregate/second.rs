@@ -17,6 +17,7 @@ use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
+use super::coarse::Coarse;
 use super::handover::{Acquired, Leaving};
 use super::{WindowAggregation, by_pane};
 use crate::stream::groups::{Groups, batch};
@@ -25,7 +26,7 @@ use crate::stream::kept::{self, Parts, Saved};
 use crate::stream::late::{LATE_PORT, LateOutput};
 use crate::stream::panes::Pane;
 use crate::stream::saved::{Reader, changed_by, changed_of, fired_by, fired_of, shared_with};
-use crate::stream::sorted::{self, ALL, CACHED_BYTES, Sorted};
+use crate::stream::sorted::{self, ALL, CACHED_BYTES, Sorted, merge_into};
 use crate::stream::steps::Steps;
 use crate::stream::window::{Micros, micros, window_array};
 
@@ -37,11 +38,13 @@ pub(crate) struct SecondHalf {
     shape: Arc<WindowAggregation>,
     steps: Steps,
     panes: BTreeMap<Micros, Pane>,
+    /// Of windows with many panes.
+    coarse: Option<Coarse>,
     /// States of panes that were cut off since the last snapshot, and are in none.
     unsaved: Vec<(Micros, Sorted)>,
-    /// The starts of windows that are firing, for the last time or not, and of the first the buckets that it has still to give.
+    /// The starts of windows that are firing, for the last time or not, and what is still to be given of the first.
     firing: VecDeque<(Micros, bool)>,
-    ranges: Option<VecDeque<Range<u32>>>,
+    rest: Option<Rest>,
     /// Windows that end here or before have fired.
     fired: Micros,
     /// Of these, the starts of those that late rows have changed.
@@ -59,15 +62,25 @@ pub(crate) struct SecondHalf {
     held: Held,
 }
 
+/// What is still to be given of a window.
+struct Rest {
+    /// What it is put together of.
+    pieces: Vec<Sorted>,
+    /// The buckets of keys that are put together at a time.
+    ranges: VecDeque<Range<u32>>,
+}
+
 impl SecondHalf {
     pub(crate) fn new(shape: &Arc<WindowAggregation>, steps: Steps, context: &TaskContext) -> Result<Self, TaskError> {
+        let held = Held::new(context);
         let mut new = SecondHalf {
             shape: Arc::clone(shape),
             steps,
             panes: BTreeMap::new(),
+            coarse: Coarse::new(&shape.spans, &shape.of, held.disk()),
             unsaved: Vec::new(),
             firing: VecDeque::new(),
-            ranges: None,
+            rest: None,
             fired: Micros::MIN,
             changed: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -75,7 +88,7 @@ impl SecondHalf {
             saved: Saved::default(),
             acquired: Vec::new(),
             saves: context.makes_checkpoints(),
-            held: Held::new(context),
+            held,
         };
         let Some(restored) = context.restored() else { return Ok(new) };
         let reader = shape.layout().reader(&shape.pane_schema, restored)?;
@@ -206,6 +219,7 @@ impl SecondHalf {
         if shape.over(pane) <= self.fired {
             return false;
         }
+        self.coarse.iter_mut().for_each(|coarse| coarse.touch(pane));
         if shape.lateness > 0 {
             self.changed.extend(shape.spans.windows_ending(pane, Micros::MIN..=self.fired));
         }
@@ -233,6 +247,7 @@ impl SecondHalf {
         if until > self.fired {
             self.fire_all(until, emit)?;
         }
+        self.coarse.iter_mut().for_each(Coarse::clear);
         let own = std::mem::take(&mut self.changed);
         let shape = Arc::clone(&self.shape);
         let mut levels: BTreeMap<usize, Vec<RecordBatch>> = BTreeMap::new();
@@ -258,6 +273,7 @@ impl SecondHalf {
             self.take(&states)?;
             self.changed = changed;
             self.fire_all(until, emit)?;
+            self.coarse.iter_mut().for_each(Coarse::clear);
             let disk = self.held.disk();
             for (pane, held) in std::mem::replace(&mut self.panes, panes) {
                 self.panes.entry(pane).or_default().absorb(held, &shape.of, disk)?;
@@ -272,8 +288,15 @@ impl SecondHalf {
     fn fire(&mut self, time: Micros) {
         let shape = Arc::clone(&self.shape);
         let mut windows = std::mem::take(&mut self.changed);
+        let mut last = Micros::MIN;
         for &pane in self.panes.keys() {
-            windows.extend(shape.spans.windows_ending(pane, self.fired.saturating_add(1)..=time));
+            // Those that begin no later are windows of a pane before, too.
+            let before = last;
+            let ending = shape.spans.windows_ending(pane, self.fired.saturating_add(1)..=time);
+            for start in ending.take_while(|&start| start > before) {
+                last = last.max(start);
+                windows.insert(start);
+            }
         }
         self.fired = self.fired.max(time);
         self.firing = windows.into_iter().map(|start| (start, true)).collect();
@@ -294,24 +317,20 @@ impl SecondHalf {
             // Its pane is nobody else's, and not needed any more.
             let alone = last && shape.spans.tumble() && shape.lateness == 0;
             let end = shape.spans.end(start);
-            if self.ranges.is_none() {
-                self.ranges = Some(self.prepare(start..end, alone)?);
+            if self.rest.is_none() {
+                self.rest = Some(self.prepare(start..end, alone)?);
             }
-            let Some(range) = self.ranges.as_mut().and_then(VecDeque::pop_front) else {
+            let rest = self.rest.as_mut().expect("just made");
+            let Some(range) = rest.ranges.pop_front() else {
                 self.firing.pop_front();
-                self.ranges = None;
+                self.rest = None;
                 if alone {
                     self.panes.remove(&start);
                 }
                 continue;
             };
-            let mut merged = None;
-            for (_, pane) in self.panes.range_mut(start..end) {
-                if alone {
-                    merged = pane.take();
-                }
-                pane.merge_into(&mut merged, &shape.of, &range)?;
-            }
+            let mut merged = if alone { self.panes.get_mut(&start).and_then(Pane::take) } else { None };
+            merge_into(&rest.pieces, &mut merged, &shape.of, &range)?;
             let Some(mut merged) = merged else { continue };
             let (keys, results, rows) = merged.take_results()?;
             let mut columns = keys;
@@ -325,36 +344,49 @@ impl SecondHalf {
         }
         let fired = self.fired;
         self.panes.retain(|&pane, _| shape.over(pane) > fired);
+        self.coarse.iter_mut().for_each(|coarse| coarse.retain(|pane| shape.over(pane) > fired));
         self.touched.retain(|&start| shape.spans.end(start) > fired);
         let panes = &self.panes;
         self.unsaved.retain(|(pane, _)| panes.contains_key(pane));
         Ok(Flow::Done)
     }
 
-    /// A window is about to fire. Returns the buckets of keys that are put together at a time.
-    fn prepare(&mut self, window: Range<Micros>, alone: bool) -> Result<VecDeque<Range<u32>>, TaskError> {
+    /// A window is about to fire.
+    fn prepare(&mut self, window: Range<Micros>, alone: bool) -> Result<Rest, TaskError> {
         let (of, disk) = (Arc::clone(&self.shape.of), self.held.disk().clone());
-        let closed = || self.panes.range(window.clone()).flat_map(|(_, pane)| pane.closed());
-        let on_disk = closed().any(Sorted::is_on_disk);
-        if alone && !on_disk && closed().map(Sorted::bytes).sum::<usize>() <= CACHED_BYTES {
-            return Ok([ALL].into());
-        }
-        for (&start, pane) in self.panes.range_mut(window.clone()) {
-            // Other windows want it, too, and so does the next snapshot.
-            let wanted = self.saves && !alone;
-            if on_disk {
+        // Other windows want what is cut off, too, and so does the next snapshot.
+        let wanted = self.saves && !alone;
+        let unsaved = &mut self.unsaved;
+        let mut close = |start: Micros, pane: &mut Pane, to_disk: bool| -> Result<(), TaskError> {
+            if to_disk {
                 let cut = pane.spill(&of, &disk)?.into_iter().filter(|_| wanted);
-                self.unsaved.extend(cut.map(|states| (start, states)));
-            } else {
-                let cut = pane.cut(&of)?.filter(|_| wanted);
-                self.unsaved.extend(cut.map(|states| (start, states)));
-                if !alone {
-                    pane.compact(&of, &disk)?;
-                }
+                unsaved.extend(cut.map(|states| (start, states)));
+                return Ok(());
             }
+            let cut = pane.cut(&of)?.filter(|_| wanted);
+            unsaved.extend(cut.map(|states| (start, states)));
+            if alone { Ok(()) } else { pane.compact(&of, &disk) }
+        };
+        let pieces: Vec<Sorted> = if let Some(coarse) = &mut self.coarse {
+            let mut close = |start: Micros, pane: &mut Pane| {
+                let to_disk = pane.closed().any(Sorted::is_on_disk);
+                close(start, pane, to_disk)
+            };
+            coarse.pieces(window, &mut self.panes, &mut close)?
+        } else {
+            let closed = || self.panes.range(window.clone()).flat_map(|(_, pane)| pane.closed());
+            let on_disk = closed().any(Sorted::is_on_disk);
+            if alone && !on_disk && closed().map(Sorted::bytes).sum::<usize>() <= CACHED_BYTES {
+                return Ok(Rest { pieces: closed().cloned().collect(), ranges: [ALL].into() });
+            }
+            self.panes.range_mut(window.clone()).try_for_each(|(&start, pane)| close(start, pane, on_disk))?;
+            self.panes.range(window).flat_map(|(_, pane)| pane.closed()).cloned().collect()
+        };
+        let ranges = sorted::ranges(&pieces, disk.run_bytes().min(CACHED_BYTES)).into();
+        if self.coarse.is_some() {
+            self.weigh(pieces.iter().map(Sorted::rows).sum())?;
         }
-        let states = self.panes.range(window).flat_map(|(_, pane)| pane.closed());
-        Ok(sorted::ranges(states, disk.run_bytes().min(CACHED_BYTES)).into())
+        Ok(Rest { pieces, ranges })
     }
 }
 
@@ -365,7 +397,8 @@ impl Holds for SecondHalf {
 
     fn bytes(&self) -> Result<usize, TaskError> {
         let unsaved = self.unsaved.iter().map(|(_, states)| states.bytes()).sum::<usize>();
-        Ok(self.panes.values().map(Pane::bytes).sum::<usize>() + unsaved)
+        let coarse = self.coarse.as_ref().map_or(0, Coarse::bytes);
+        Ok(self.panes.values().map(Pane::bytes).sum::<usize>() + coarse + unsaved)
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {
@@ -377,7 +410,7 @@ impl Holds for SecondHalf {
             let cut = pane.spill(&of, &disk)?.into_iter().filter(|_| self.saves);
             self.unsaved.extend(cut.map(|states| (start, states)));
         }
-        Ok(())
+        self.coarse.as_mut().map_or(Ok(()), Coarse::spill)
     }
 }
 
@@ -442,6 +475,7 @@ impl Operator for SecondHalf {
             moved.extend((0..).zip(levels).flat_map(|(level, some)| some.into_iter().map(move |of| (pane, level, of))));
         }
         self.panes.retain(|_, held| held.rows() > 0);
+        self.coarse.iter_mut().for_each(Coarse::clear);
         Ok(Released::new(Leaving::new(shape, lost[0], self.fired, &self.changed, moved)))
     }
 
