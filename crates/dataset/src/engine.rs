@@ -28,7 +28,8 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
 use crate::error::{DataSetError, Result};
-use crate::group::GroupExec;
+use crate::group::ByNumber;
+use crate::instead::Instead;
 use crate::lenient::{BadRow, BadRows};
 use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions, number_functions};
 use crate::spill::SpillFiles;
@@ -320,13 +321,13 @@ impl Engine {
 }
 
 /// What does the work of a step, if it is one of those that it can do.
-type Instead = fn(&Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>>;
+type Other = fn(&Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>>;
 
 /// A rule that puts steps of our own in the place of DataFusion's, where there is one.
 #[derive(Debug)]
 struct Replace {
     name: &'static str,
-    by: Instead,
+    by: Other,
 }
 
 impl PhysicalOptimizerRule for Replace {
@@ -367,7 +368,7 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
         vec![Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) })];
     rules.extend(PhysicalOptimizer::new().rules);
-    rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Some(Arc::new(GroupExec::instead_of(node)?)) }));
+    rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
     let budget_bytes = governor.settings().budget_bytes;
     rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();

@@ -3,108 +3,54 @@
 //! Its groups are in a table of [`NumberKeys`]. Everything else is DataFusion's: the accumulators, the second half, groups by other keys.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch};
 use arrow::datatypes::SchemaRef;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode, aggregate_expressions};
-use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, InputOrderMode, PlanProperties, SendableRecordBatchStream,
-    replace_children_if_necessary,
-};
+use datafusion::physical_plan::{ExecutionPlan, InputOrderMode, SendableRecordBatchStream};
 use futures::{StreamExt, stream};
 
+use crate::instead::{Instead, Work};
 use crate::number_keys::{NumberKeys, is_number};
 
 /// Does what an [`AggregateExec`] would do.
-pub(crate) struct GroupExec {
-    aggregate: Arc<dyn ExecutionPlan>,
-    metrics: ExecutionPlanMetricsSet,
-}
+pub(crate) type GroupExec = Instead<ByNumber>;
 
-impl GroupExec {
-    pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>) -> Option<Self> {
-        let aggregate = node.downcast_ref::<AggregateExec>()?;
-        let [(key, _)] = aggregate.group_expr().expr() else { return None };
-        let is_plain = *aggregate.mode() == AggregateMode::Partial
+/// Over an input in the order of its keys, DataFusion does better.
+#[derive(Clone)]
+pub(crate) struct ByNumber;
+
+impl Work for ByNumber {
+    type Step = AggregateExec;
+    const NAME: &'static str = "GroupExec";
+
+    fn fits(&self, aggregate: &AggregateExec) -> bool {
+        let [(key, _)] = aggregate.group_expr().expr() else { return false };
+        *aggregate.mode() == AggregateMode::Partial
             && *aggregate.input_order_mode() == InputOrderMode::Linear
             && aggregate.group_expr().is_single()
             && aggregate.limit_options().is_none()
-            && aggregate.aggr_expr().iter().all(|each| each.groups_accumulator_supported());
-        let is_number = is_number(&key.data_type(&aggregate.input().schema()).ok()?);
-        (is_plain && is_number).then(|| GroupExec { aggregate: Arc::clone(node), metrics: Default::default() })
+            && aggregate.aggr_expr().iter().all(|each| each.groups_accumulator_supported())
+            && key.data_type(&aggregate.input().schema()).is_ok_and(|key| is_number(&key))
     }
 
-    /// What it does as it would be done without it.
-    pub(crate) fn aggregate(&self) -> &AggregateExec {
-        self.aggregate.downcast_ref().expect("made of one")
-    }
-}
-
-impl fmt::Debug for GroupExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GroupExec").field("aggregate", &self.aggregate).finish_non_exhaustive()
-    }
-}
-
-impl DisplayAs for GroupExec {
-    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GroupExec, as ")?;
-        self.aggregate().fmt_as(t, f)
-    }
-}
-
-impl ExecutionPlan for GroupExec {
-    fn name(&self) -> &'static str {
-        "GroupExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.aggregate.properties()
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        self.aggregate.children()
-    }
-
-    fn apply_expressions(
+    fn execute(
         &self,
-        see: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        self.aggregate.apply_expressions(see)
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let aggregate = replace_children_if_necessary(Arc::clone(&self.aggregate), children)?;
-        // Over an input in the order of its keys, DataFusion does better.
-        Ok(match GroupExec::instead_of(&aggregate) {
-            Some(group) => Arc::new(group),
-            None => aggregate,
-        })
-    }
-
-    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
-    }
-
-    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let aggregate = self.aggregate();
+        aggregate: &AggregateExec,
+        partition: usize,
+        context: Arc<TaskContext>,
+        metrics: &ExecutionPlanMetricsSet,
+    ) -> Result<SendableRecordBatchStream> {
         let input = aggregate.input().execute(partition, Arc::clone(&context))?;
-        let metrics = BaselineMetrics::new(&self.metrics, partition);
+        let metrics = BaselineMetrics::new(metrics, partition);
         let memory = MemoryConsumer::new(format!("group-by[{partition}]")).with_can_spill(true);
         let grouping = Grouping::new(aggregate, &context, memory.register(context.memory_pool()), metrics)?;
         let batches = stream::try_unfold((grouping, input), |(mut grouping, mut input)| async move {
@@ -124,11 +70,7 @@ impl ExecutionPlan for GroupExec {
                 }
             }
         });
-        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
-    }
-
-    fn metrics(&self) -> Option<MetricsSet> {
-        Some(self.metrics.clone_inner())
+        Ok(Box::pin(RecordBatchStreamAdapter::new(aggregate.schema(), batches)))
     }
 }
 

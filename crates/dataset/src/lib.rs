@@ -7,6 +7,7 @@
 //! | `dataset` | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
 //! | `distribute` | queries on all workers of a job                                      |
 //! | `join`    | joins of two DataSets; `join_exec` runs them within the memory budget       |
+//! | `instead` | steps done otherwise than DataFusion does them                            |
 //! | `within_memory` | steps in forms that can spill; `window_exec`: window functions        |
 //! | `expr`    | expressions by the names that Python uses; `durations`: what they do with dates and numbers |
 //! | `map`     | functions of programs as steps                                            |
@@ -43,6 +44,7 @@ mod file_table;
 mod files;
 mod group;
 mod held;
+mod instead;
 mod join;
 mod join_exec;
 mod json_source;

@@ -4,32 +4,26 @@
 //! when the next begins, and memory is needed for the largest one. What has no room in memory goes to disk where a partition has
 //! one value for all of its rows, as aggregates without an order have; else the error names the step.
 
-use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::compute::{concat, concat_batches, partition};
 use arrow::datatypes::SchemaRef;
 use datafusion::common::ScalarValue;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::Accumulator;
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::window::{PlainAggregateWindowExpr, WindowExpr};
-use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::windows::WindowAggExec;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
-    replace_children_if_necessary,
-};
+use datafusion::physical_plan::{ExecutionPlan, SendableRecordBatchStream};
 use futures::stream::{BoxStream, Fuse};
 use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::{Allocations, Governor, Reservation, SpillWriter};
 
+use crate::instead::Work;
 use crate::spill::{failed, rows_of};
 use crate::stream::has_stream;
 
@@ -40,81 +34,27 @@ const NAME: &str = "window functions";
 /// Of a value of a window function, about.
 const VALUE_BYTES: u64 = 16;
 
-/// Does what a [`WindowAggExec`] would do.
-pub(crate) struct WindowExec {
-    window: Arc<dyn ExecutionPlan>,
-    governor: Governor,
-    metrics: ExecutionPlanMetricsSet,
+/// What a [`WindowAggExec`] does, done otherwise; plans call it a `WindowExec`.
+#[derive(Clone)]
+pub(crate) struct ByPartition {
+    pub(crate) governor: Governor,
 }
 
-impl WindowExec {
-    pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
-        if !node.is::<WindowAggExec>() || has_stream(node) {
-            return None;
-        }
-        Some(WindowExec { window: Arc::clone(node), governor: governor.clone(), metrics: Default::default() })
+impl Work for ByPartition {
+    type Step = WindowAggExec;
+    const NAME: &'static str = "WindowExec";
+
+    fn fits(&self, window: &WindowAggExec) -> bool {
+        !has_stream(window.input())
     }
 
-    fn window(&self) -> &WindowAggExec {
-        self.window.downcast_ref().expect("made of one")
-    }
-}
-
-impl fmt::Debug for WindowExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WindowExec").field("window", &self.window).finish_non_exhaustive()
-    }
-}
-
-impl DisplayAs for WindowExec {
-    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WindowExec, as ")?;
-        self.window().fmt_as(t, f)
-    }
-}
-
-impl ExecutionPlan for WindowExec {
-    fn name(&self) -> &'static str {
-        "WindowExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.window.properties()
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        self.window.children()
-    }
-
-    fn apply_expressions(
+    fn execute(
         &self,
-        see: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        self.window.apply_expressions(see)
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        self.window.maintains_input_order()
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let window = replace_children_if_necessary(Arc::clone(&self.window), children)?;
-        Ok(match WindowExec::instead_of(&window, &self.governor) {
-            Some(window) => Arc::new(window),
-            None => window,
-        })
-    }
-
-    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
-    }
-
-    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let window = self.window();
+        window: &WindowAggExec,
+        partition: usize,
+        context: Arc<TaskContext>,
+        metrics: &ExecutionPlanMetricsSet,
+    ) -> Result<SendableRecordBatchStream> {
         let windows = Windows {
             input: window.input().execute(partition, context)?.fuse(),
             last: None,
@@ -123,18 +63,14 @@ impl ExecutionPlan for WindowExec {
             functions: window.window_expr().to_vec(),
             schema: window.schema(),
             governor: self.governor.clone(),
-            spilled_bytes: MetricBuilder::new(&self.metrics).spilled_bytes(partition),
+            spilled_bytes: MetricBuilder::new(metrics).spilled_bytes(partition),
         };
-        let metrics = BaselineMetrics::new(&self.metrics, partition);
+        let metrics = BaselineMetrics::new(metrics, partition);
         let rows = stream::try_unfold(windows, |mut windows| async move {
             Ok::<_, DataFusionError>(windows.next().await?.map(|rows| (rows, windows)))
         });
         let rows = rows.try_flatten().inspect_ok(move |batch| metrics.record_output(batch.num_rows()));
-        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
-    }
-
-    fn metrics(&self) -> Option<MetricsSet> {
-        Some(self.metrics.clone_inner())
+        Ok(Box::pin(RecordBatchStreamAdapter::new(window.schema(), rows)))
     }
 }
 

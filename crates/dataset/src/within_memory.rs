@@ -12,8 +12,9 @@ use datafusion::physical_plan::limit::LocalLimitExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use tidemill_dataflow::memory::Governor;
 
+use crate::instead::Instead;
 use crate::join_exec::JoinExec;
-use crate::window_exec::WindowExec;
+use crate::window_exec::ByPartition;
 
 /// Of the budget, what the first rows of a sorted table may take that are held in memory.
 const TOP_SHARE: u64 = 16;
@@ -32,12 +33,13 @@ impl WithinMemory {
     pub(crate) const NAME: &str = "within_memory";
 
     pub(crate) fn apply(&self, plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+        let windows = ByPartition { governor: self.governor.clone() };
         plan.transform_up(|node| {
             if let Some(join) = JoinExec::instead_of(&node, &self.governor) {
                 return Ok(Transformed::yes(Arc::new(join) as _));
             }
-            if let Some(window) = WindowExec::instead_of(&node, &self.governor) {
-                return Ok(Transformed::yes(Arc::new(window) as _));
+            if let Some(window) = Instead::of(&node, &windows) {
+                return Ok(Transformed::yes(window));
             }
             match node.downcast_ref::<SortExec>().and_then(|sort| self.sort_all(sort)) {
                 Some(sorted) => Ok(Transformed::yes(sorted)),

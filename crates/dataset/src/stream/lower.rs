@@ -714,7 +714,7 @@ impl<'a> Lower<'a> {
             _ => Arc::clone(plan),
         };
         let any: &dyn Any = lower.as_ref();
-        let of_numbers = || any.downcast_ref::<GroupExec>().map(GroupExec::aggregate);
+        let of_numbers = || any.downcast_ref::<GroupExec>().map(GroupExec::step);
         let Some(aggregate) = any.downcast_ref::<AggregateExec>().or_else(of_numbers) else {
             return refused("an aggregate in parts");
         };
