@@ -307,8 +307,42 @@ def test_durations_are_pythons() -> None:
     assert table.sort(-u).to_dict()["u"] == by[:2]
     total = by[0] + by[1]
     assert table.group_by("g").agg((u.sum() / 2).alias("half")).to_dict() == {"g": [1], "half": [total / 2]}
+    other = tm.from_dict({"g": [1], "e": [dt.date(2024, 3, 1)], "v": [dt.timedelta(days=1)]})
+    where = d + u < tm.col("e") + 2 * tm.col("v") - dt.timedelta(days=2)
+    assert table.join(other, on="g", where=where).to_dict()["d"] == dates[1:2]
+    assert table.join(other, on="g", how="anti", where=where).to_dict()["d"] == dates[:1]
+    assert table.join(other, how="cross", where=tm.col("v") * 2 < u).to_dict()["d"] == dates[:1]
     # Not theirs to be taken for durations: numbers that were asked for.
     assert table.select(x=u.cast("int64").cast("float64") / 2).to_dict()["x"][0] == by[0] / dt.timedelta(microseconds=2)
+
+
+def test_durations_of_sql_are_pythons() -> None:
+    dates = [dt.date(2024, 2, 28), dt.date(1, 1, 3), dt.date(9999, 12, 29), dt.date(1969, 12, 31)]
+    by = [dt.timedelta(days=2, hours=23), dt.timedelta(hours=-1), dt.timedelta(days=2), dt.timedelta(microseconds=1)]
+    table = tm.from_dict({"d": dates, "u": by})
+    for expr, python in (
+        ("d + u", lambda p, q: p + q),
+        ("u + d", lambda p, q: q + p),
+        ("d - u", lambda p, q: p - q),
+        ("d + u - u * 2", lambda p, q: p + q - q * 2),
+        ("u * 3", lambda p, q: q * 3),
+        ("3 * u", lambda p, q: 3 * q),
+        ("u * 0.3", lambda p, q: q * 0.3),
+        ("u / 7", lambda p, q: q / 7),
+        ("u / (u + u)", lambda p, q: q / (q + q)),
+    ):
+        pairs = zip(dates, by, strict=True)
+        assert tm.sql(f"select {expr} as x from t", t=table).to_dict()["x"] == [python(p, q) for p, q in pairs], expr
+    assert tm.sql("select d from t where d + u > date '2000-01-01' and u / 2 > u * 0", t=table).count() == 2
+    days = tm.sql(
+        "select d + u as day, count(*) as n from t group by d + u having max(u * 2) > min(u) order by d + u", t=table
+    )
+    assert days.to_dict()["day"] == sorted(p + q for p, q in zip(dates, by, strict=True) if 2 * q > q)
+    assert tm.sql("select d + u, 1 + 1 from t", t=table).columns[0] == "t.d + t.u"
+    pairs = tm.sql("select a.d from t a join t b on a.d + a.u < b.d - b.u", t=table)
+    assert pairs.count() == sum(
+        p + q < r - s for p, q in zip(dates, by, strict=True) for r, s in zip(dates, by, strict=True)
+    )
 
 
 def test_aggregates_where_rows_have_values_of_their_own() -> None:

@@ -5,14 +5,16 @@
 //! | date ± duration                | a date: whole days count, as with `datetime.timedelta`       |
 //! | duration * or / number         | a duration, to the nearest of its unit                      |
 //! | duration / duration            | a number: how often the one goes into the other             |
-//! | -duration                      | a duration                                                  |
+//! | -duration (not in SQL)         | a duration                                                  |
 
 use arrow::datatypes::{DataType, TimeUnit};
 use datafusion::common::DFSchema;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::functions::math::expr_fn::round;
 use datafusion::logical_expr::expr::BinaryExpr;
+use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
 use datafusion::logical_expr::{Expr, ExprSchemable, Operator, binary_expr, cast, lit};
+use datafusion::sql::sqlparser::ast::BinaryOperator;
 
 use crate::error::Result;
 use crate::expr::output_name;
@@ -29,36 +31,69 @@ pub(crate) fn with_durations(expr: Expr, schema: &DFSchema) -> Result<Expr> {
     Ok(if made.transformed { made.data.unalias().alias(name) } else { made.data })
 }
 
+/// The same of SQL, whose operators are given their meaning as it is read.
+#[derive(Debug)]
+pub(crate) struct SqlDurations;
+
+impl ExprPlanner for SqlDurations {
+    fn plan_binary_op(
+        &self,
+        expr: RawBinaryExpr,
+        schema: &DFSchema,
+    ) -> datafusion::error::Result<PlannerResult<RawBinaryExpr>> {
+        let op = match expr.op {
+            BinaryOperator::Plus => Operator::Plus,
+            BinaryOperator::Minus => Operator::Minus,
+            BinaryOperator::Multiply => Operator::Multiply,
+            BinaryOperator::Divide => Operator::Divide,
+            _ => return Ok(PlannerResult::Original(expr)),
+        };
+        Ok(match of_two(&expr.left, op, &expr.right, schema) {
+            Some(made) => {
+                let name = binary_expr(expr.left, op, expr.right).schema_name().to_string();
+                PlannerResult::Planned(made.alias(name))
+            }
+            None => PlannerResult::Original(expr),
+        })
+    }
+}
+
 fn instead_of(part: &Expr, schema: &DFSchema) -> Option<Expr> {
+    match part {
+        Expr::Negative(of) => {
+            let of_type = of.get_type(schema).ok().filter(is_duration)?;
+            Some(cast(lit(0_i64) - cast((**of).clone(), DataType::Int64), of_type))
+        }
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) => of_two(left, *op, right, schema),
+        _ => None,
+    }
+}
+
+fn of_two(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<Expr> {
     // What has no type is for others to complain about.
     let type_of = |expr: &Expr| expr.get_type(schema).ok();
-    if let Expr::Negative(of) = part {
-        let of_type = type_of(of).filter(is_duration)?;
-        return Some(cast(lit(0_i64) - cast((**of).clone(), DataType::Int64), of_type));
-    }
-    let Expr::BinaryExpr(BinaryExpr { left, op, right }) = part else { return None };
-    let left = match &**left {
+    let left = match left {
         // A quotient's dividend is made a float; see `expr::binary`.
-        Expr::Cast(made) if *op == Operator::Divide && type_of(&made.expr).is_some_and(|of| is_duration(&of)) => {
+        Expr::Cast(made) if op == Operator::Divide && type_of(&made.expr).is_some_and(|of| is_duration(&of)) => {
             &made.expr
         }
         _ => left,
     };
     let (left_type, right_type) = (type_of(left)?, type_of(right)?);
-    let (left, right) = ((**left).clone(), (**right).clone());
+    let (left, right) = (left.clone(), right.clone());
     match (&left_type, op, &right_type) {
         (date, Operator::Plus | Operator::Minus, DataType::Duration(_)) if is_date(date) => {
-            Some(moved(left, *op, right, date))
+            Some(moved(left, op, right, date))
         }
-        (DataType::Duration(_), Operator::Plus, date) if is_date(date) => Some(moved(right, *op, left, date)),
+        (DataType::Duration(_), Operator::Plus, date) if is_date(date) => Some(moved(right, op, left, date)),
         (DataType::Duration(_), Operator::Multiply, number) if number.is_numeric() => {
-            Some(scaled(left, &left_type, *op, right, number))
+            Some(scaled(left, &left_type, op, right, number))
         }
         (number, Operator::Multiply, DataType::Duration(_)) if number.is_numeric() => {
-            Some(scaled(right, &right_type, *op, left, number))
+            Some(scaled(right, &right_type, op, left, number))
         }
         (DataType::Duration(_), Operator::Divide, number) if number.is_numeric() => {
-            Some(scaled(left, &left_type, *op, right, &DataType::Float64))
+            Some(scaled(left, &left_type, op, right, &DataType::Float64))
         }
         (DataType::Duration(unit), Operator::Divide, DataType::Duration(other)) => {
             // The finer of both holds what either says.

@@ -27,6 +27,7 @@ use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
+use crate::durations::SqlDurations;
 use crate::error::{DataSetError, Result};
 use crate::group::ByNumber;
 use crate::instead::Instead;
@@ -371,7 +372,8 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
     let budget_bytes = governor.settings().budget_bytes;
     rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes }));
-    let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
+    let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
+    let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations)]).with_default_features();
     let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes)];
     analyzer.extend(Analyzer::new().rules);
     // When all types are known.

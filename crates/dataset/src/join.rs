@@ -8,6 +8,7 @@ use datafusion::functions::expr_fn::coalesce;
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder};
 
 use crate::dataset::{DataSet, refuse_aggregates};
+use crate::durations::with_durations;
 use crate::error::{DataSetError, Result};
 use crate::expr::column;
 
@@ -128,7 +129,7 @@ impl DataSet {
                     let names = own.chain(right_schema.fields().iter().map(|field| shown(field.name())));
                     Err(DataSetError::unknown_column(&of.name, names.collect()))
                 }
-                None => Ok(renamed),
+                None => Ok(with_durations(renamed, &left_plan.schema().join(right_plan.schema())?)?.unalias()),
             }
         };
         let condition = condition.map(of_pairs).transpose()?;
