@@ -214,7 +214,7 @@ class WorkerLost(CommError):
 
 
 class PeerFailed(CommError):
-    """A worker's program raised an exception, or left the job while it was still needed.
+    """A worker's program raised an exception, or left the job, or its function returned, while it was still needed.
 
     Attributes
     ----------

@@ -359,6 +359,47 @@ for function in collective, halfway, of_its_own, computes, no_table:
     # What comes after is not disturbed.
     assert data.count() == 8
 
+def waits(call, who):
+    def function(comm, table):
+        if comm.rank in who:
+            call(comm)
+        return table
+    return function
+
+some = range(last)
+for call, who, words in (
+    (lambda comm: comm.barrier(), some, "barrier #"),
+    (lambda comm: comm.allreduce(np.ones(100_000)), some, "allreduce #"),
+    (lambda comm: comm.allreduce({"of": "objects"}), some, " on comm"),
+    (lambda comm: comm.recv(source=last), some, f"recv from rank {last} on comm"),
+    (lambda comm: comm.recv(), [0], "recv from any rank on comm"),
+    (lambda comm: comm.probe(), [0], "probe on comm"),
+):
+    if last == 0:
+        continue
+    begun = time.monotonic()
+    try:
+        data.bsp(waits(call, who))
+    except tm.DataSetError as error:
+        told = str(error)
+    else:
+        raise AssertionError(words)
+    assert "'s function has returned, while this one waits in " in told and words in told, told
+    assert len(set(job.comm.allgather(told))) == 1
+    assert time.monotonic() - begun < 9, "before the wait is explained as a long one"
+    assert data.count() == 8
+# What was sent before is received, and to send what nobody takes keeps nobody.
+def late(comm, table):
+    if comm.rank == last:
+        comm.send(np.ones(1_000_000), dest=0, tag=1) if last > 0 else None
+        return table
+    time.sleep(0.3)
+    if comm.rank == 0:
+        assert comm.recv(source=last, tag=1).sum() == 1_000_000
+    comm.send(np.ones(1_000_000), dest=last)
+    return table
+assert data.bsp(late).count() == 8
+
 try:
     data.bsp(lambda comm, table: data.bsp(lambda comm, table: table))
 except tm.DataSetError as error:

@@ -257,6 +257,22 @@ impl Communicator {
         &self.0.endpoint
     }
 
+    /// This rank makes no more calls here, and none is under way: whoever waits for one, or comes to, gets
+    /// [`NetError::PeerEnded`]. What it has sent is still received; large messages to it are dropped, as small ones are.
+    pub fn end(&self) {
+        if self.0.endpoint.check_process().is_err() {
+            return;
+        }
+        let me = self.world_rank(self.0.rank);
+        let others: Vec<Rank> = self.0.ranks.iter().copied().filter(|&rank| rank != me).collect();
+        let mut engine = self.0.endpoint.lock();
+        engine.end_context(self.p2p_context(), &others);
+        engine.end_context(self.collective_context(), &others);
+        engine.flush();
+        drop(engine);
+        self.0.endpoint.leave_to_background();
+    }
+
     pub(crate) fn p2p_context(&self) -> u32 {
         self.0.id * 2
     }

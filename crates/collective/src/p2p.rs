@@ -108,7 +108,7 @@ impl Communicator {
     ) -> Result<Started, CollectiveError> {
         engine.flush();
         if engine.is_complete(group) {
-            return Ok(Started::Done(engine.take(group)?));
+            return Ok(Started::Done(engine.take(group).map_err(|error| what.named(self, error))?));
         }
         drop(engine);
         Ok(Started::Pending(Request::new(self, what, State::Group(group))))
@@ -121,9 +121,10 @@ impl Communicator {
     pub fn iprobe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<Status>, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
         let context = self.p2p_context();
+        let caller = Probing { comm: self, pattern };
         Ok(self.0.endpoint.try_once(|engine| match engine.peek(context, &pattern) {
             Some(status) => Some(Ok(status)),
-            None => engine.never(&pattern).map(Err),
+            None => caller.never(engine).map(Err),
         })?)
     }
 
@@ -142,7 +143,7 @@ impl Communicator {
         let caller = Probing { comm: self, pattern };
         Ok(self.0.endpoint.wait_slice(wait, &caller, |engine| match engine.peek(context, &pattern) {
             Some(status) => Some(Ok(status)),
-            None => engine.never(&pattern).map(Err),
+            None => caller.never(engine).map(Err),
         })?)
     }
 
@@ -153,9 +154,10 @@ impl Communicator {
     pub fn improbe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<Matched>, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
         let context = self.p2p_context();
+        let caller = Probing { comm: self, pattern };
         Ok(self.0.endpoint.try_once(|engine| match engine.take_matched(context, &pattern) {
             Some(matched) => Some(Ok(matched)),
-            None => engine.never(&pattern).map(Err),
+            None => caller.never(engine).map(Err),
         })?)
     }
 
@@ -174,7 +176,7 @@ impl Communicator {
         let caller = Probing { comm: self, pattern };
         Ok(self.0.endpoint.wait_slice(wait, &caller, |engine| match engine.take_matched(context, &pattern) {
             Some(matched) => Some(Ok(matched)),
-            None => engine.never(&pattern).map(Err),
+            None => caller.never(engine).map(Err),
         })?)
     }
 

@@ -147,7 +147,7 @@ impl Receive {
                     Some(matched) => matched,
                     None => {
                         self.slot.0.matched.store(false, Ordering::SeqCst);
-                        return engine.never(&self.pattern).map(Err);
+                        return engine.never(self.contexts.messages, &self.pattern).map(Err);
                     }
                 }
             }

@@ -40,6 +40,16 @@ pub(crate) enum What {
     Collective { collective: Collective, seq: u32, signature: u32 },
 }
 
+impl What {
+    /// The error with the call that it ends, if it is to be told.
+    pub(crate) fn named(self, comm: &Communicator, mut error: NetError) -> NetError {
+        if let NetError::PeerEnded { call, .. } = &mut error {
+            Who { comm, what: self, group: None, direct: false }.describe(call);
+        }
+        error
+    }
+}
+
 pub(crate) enum State {
     /// Ops of the engine, or a task.
     Group(GroupId),
@@ -264,6 +274,7 @@ fn step(
             polled(comm, what, poll, engine)?
         }
     };
+    let result = result.map_err(|error| what.named(comm, error));
     let over = state.take().expect("as above");
     let told = matches!(over, State::Group(_));
     // Of one that failed messages may still be under way, to and from its memory.
@@ -388,6 +399,17 @@ impl Caller for Who<'_> {
 pub(crate) struct Probing<'a> {
     pub comm: &'a Communicator,
     pub pattern: Pattern,
+}
+
+impl Probing<'_> {
+    /// Why no such message can come any more, if so.
+    pub(crate) fn never(&self, engine: &mut Engine) -> Option<NetError> {
+        let mut error = engine.never(self.comm.p2p_context(), &self.pattern)?;
+        if let NetError::PeerEnded { call, .. } = &mut error {
+            self.describe(call);
+        }
+        Some(error)
+    }
 }
 
 impl Caller for Probing<'_> {

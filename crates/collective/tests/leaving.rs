@@ -75,6 +75,40 @@ fn whoever_waits_for_a_worker_that_has_left_is_told() {
     }
 }
 
+/// A function that returned while others waited in its communicator left them there for ever.
+#[test]
+fn whoever_waits_in_a_communicator_that_another_is_done_with_is_told() {
+    for first in [0, 1] {
+        over_every_transport(move |name, world| {
+            let comm = world.dup().unwrap();
+            let tell = |result: Result<(), CollectiveError>, words: &str| {
+                let error = result.unwrap_err();
+                let is_told = matches!(&error, CollectiveError::Net(NetError::PeerEnded { rank, call })
+                    if rank.0 == first && call.contains(words));
+                assert!(is_told, "{name}: {error}");
+            };
+            if world.rank() == first {
+                comm.send_slice(&[7u8], 1 - first, 0).unwrap();
+                thread::sleep(Duration::from_millis(50));
+                comm.end();
+            } else {
+                let mut got = [0u8];
+                comm.recv_slice(&mut got, Some(first), None).unwrap();
+                assert_eq!(got, [7], "{name}: what was sent before comes");
+                tell(comm.recv_slice(&mut got, None, None).map(drop), "recv from any rank on comm");
+                tell(
+                    comm.recv_slice(&mut got, Some(first), None).map(drop),
+                    &format!("recv from rank {first} on comm"),
+                );
+                tell(comm.iprobe(Some(first), None).map(drop), "probe on comm");
+                tell(comm.barrier(), "barrier #");
+                comm.send_slice(&[0u8; 1 << 20], first, 0).expect("nobody is kept by what nobody takes");
+            }
+            world.barrier().unwrap();
+        });
+    }
+}
+
 /// A message that its sender does not wait for (`Bsend`, a request that was freed) was lost when the program ended
 /// before it was received, and its receiver waited for ever.
 #[test]

@@ -28,6 +28,14 @@ pub enum NetError {
         /// Who.
         rank: Rank,
     },
+    /// A worker is done with a communicator in which this call needs it.
+    #[error("worker {rank}'s function has returned, while this one waits in {call}")]
+    PeerEnded {
+        /// Who.
+        rank: Rank,
+        /// The call in words.
+        call: String,
+    },
     /// A message is longer than the buffer it was received into.
     #[error("message of {sent_bytes} bytes from worker {from} does not fit the receive buffer of {room_bytes} bytes")]
     Truncated {

@@ -30,6 +30,8 @@ pub enum Kind {
     Credit = 6,
     /// The sender's program has ended: it posts no sends or receives any more. What it sent before can still be taken.
     Left = 7,
+    /// The sender is done with the communicator of `context`, which has `token` ranks: it posts no sends or receives there any more.
+    Ended = 8,
 }
 
 /// Describes a frame. Plain old data; every bit pattern can be read, [`Header::kind`] says whether it makes sense.
@@ -72,6 +74,7 @@ impl Header {
             5 => Kind::Done,
             6 => Kind::Credit,
             7 => Kind::Left,
+            8 => Kind::Ended,
             _ => return None,
         })
     }

@@ -70,7 +70,9 @@ pub fn from_net(py: Python<'_>, error: &NetError) -> PyErr {
         NetError::PeerFailed { rank, traceback } => {
             peer_failed(py).map(|kind| PyErr::from_type(kind, (text, rank.0, traceback.clone())))
         }
-        NetError::PeerLeft { rank } => peer_failed(py).map(|kind| PyErr::from_type(kind, (text, rank.0, ""))),
+        NetError::PeerLeft { rank } | NetError::PeerEnded { rank, .. } => {
+            peer_failed(py).map(|kind| PyErr::from_type(kind, (text, rank.0, "")))
+        }
         NetError::Truncated { .. } => truncation_error(py).map(|kind| PyErr::from_type(kind, (text,))),
         NetError::Mismatch(_) => mismatch_error(py).map(|kind| PyErr::from_type(kind, (text,))),
         NetError::Operation(_) => operation_error(py).map(|kind| PyErr::from_type(kind, (text,))),

@@ -461,7 +461,8 @@ class DataSet:
         ------
         DataSetError
             On every worker, if ``function`` raises on one: calls in ``comm`` that others wait in are ended by a
-            `tidemill.Cancelled`. Also if what it returns differs in its columns.
+            `tidemill.Cancelled`. Also if it returns on one while others still wait for it in ``comm``, or if what it
+            returns differs in its columns.
 
         >>> import tidemill as tm
         >>> def centred(comm, table):

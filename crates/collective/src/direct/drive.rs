@@ -59,10 +59,10 @@ impl Communicator {
         }
     }
 
-    /// Whether the rank a direct collective waits for has left the job, after which nothing more comes from it.
-    pub(crate) fn direct_peer_left(&self, engine: &Engine) -> Option<NetError> {
+    /// Whether the rank a direct collective waits for has left the job, or is done here, after which nothing more comes from it.
+    pub(crate) fn direct_peer_left(&self, engine: &mut Engine) -> Option<NetError> {
         let rank = self.direct_waits_for()?;
-        engine.never(&Pattern { source: Some(rank), tag: None, seq: 0 })
+        engine.never(self.collective_context(), &Pattern { source: Some(rank), tag: None, seq: 0 })
     }
 
     pub(crate) fn direct_waits_for(&self) -> Option<Rank> {

@@ -113,10 +113,10 @@ impl Pump {
         Ok(())
     }
 
-    fn look_for_leavers(&self, engine: &Engine) {
+    fn look_for_leavers(&self, engine: &mut Engine) {
         for worker in self.links.others().filter(|&worker| !self.inbox.is_finished(worker)) {
             let pattern = Pattern { source: Some(self.links.rank(worker)), tag: Some(0), seq: 0 };
-            if let Some(error) = engine.never(&pattern) {
+            if let Some(error) = engine.never(self.links.context, &pattern) {
                 self.inbox.left(error);
             }
         }

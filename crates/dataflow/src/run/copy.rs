@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
+use tidemill_collective::Communicator;
 
 use super::cancel::CancelToken;
 use super::fault::Fault;
@@ -23,6 +24,8 @@ pub(crate) struct Copy {
     pub copy: u32,
     pub state: Arc<RunState>,
     pub cancel: CancelToken,
+    /// The communicator of the task's copies.
+    pub comm: Option<Communicator>,
     /// Its part in checkpoints.
     pub states: Option<Arc<CopyStates>>,
     /// How many outlets its outputs were given.
@@ -37,6 +40,8 @@ impl Copy {
         let work = async {
             let body = std::panic::catch_unwind(AssertUnwindSafe(start)).map_err(panicked)?;
             CatchUnwind(body).await?;
+            // Others may wait there for what it does not do any more. If it has failed, all hear why.
+            self.comm.iter().for_each(Communicator::end);
             self.end_outputs().await?;
             if let Some(states) = &self.states {
                 // Sources and sinks have said so themselves, with what they keep.

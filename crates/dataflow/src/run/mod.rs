@@ -492,7 +492,7 @@ impl Run {
             copies: task.workers.len() as u32,
             worker: self.links.me,
             workers: self.links.workers(),
-            comm,
+            comm: comm.clone(),
             governor: self.governor.clone(),
             states: states.clone(),
             sources: Arc::clone(&self.state.progress.sources),
@@ -503,6 +503,7 @@ impl Run {
             state: Arc::clone(&self.state),
             cancel,
             outlets: outlets_total,
+            comm,
             states,
             returned,
         };

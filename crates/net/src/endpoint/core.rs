@@ -214,6 +214,30 @@ impl Core {
         }
     }
 
+    /// This worker is done with a communicator: its `others` are told, and whoever offers something is not kept.
+    pub(super) fn end_context(&mut self, context: u32, others: &[Rank]) {
+        for (src, header) in self.context(context).end() {
+            self.decline(src, &header);
+        }
+        for &rank in others {
+            let link = &self.links[rank.index()];
+            if !link.left && link.down.is_none() {
+                let size = others.len() as u32 + 1;
+                self.reply(rank, Header { context, token: size, ..Header::new(Kind::Ended, 0) }, &[]);
+            }
+        }
+    }
+
+    /// `rank` is done with a communicator of `size` ranks. What it sent before can still be received.
+    fn peer_ended(&mut self, rank: Rank, context: u32, size: u32) {
+        if self.contexts.is_closed(context) {
+            return;
+        }
+        for op in self.context(context).source_ended(rank, size) {
+            self.ops.complete(op, Err(NetError::PeerEnded { rank, call: String::new() }));
+        }
+    }
+
     /// Takes nothing of a message whose communicator is gone, so that its sender is not kept.
     fn decline(&mut self, src: Rank, header: &Header) {
         self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
@@ -229,6 +253,7 @@ impl Core {
         }
         match posted {
             Some(op) => self.accept(op, src, header, offer),
+            None if self.context(header.context).is_over() => self.decline(src, header),
             None => {
                 let body = Body::Offer { total_len: offer.total_len, addr: offer.addr };
                 self.context(header.context).push_unexpected(src, *header, body);
@@ -395,6 +420,10 @@ impl Sink for Core {
             }
             Some(Kind::Left) => {
                 self.peer_left(src);
+                Ok(())
+            }
+            Some(Kind::Ended) => {
+                self.peer_ended(src, header.context, header.token);
                 Ok(())
             }
             None => Err(format!("frame of unknown kind {}", header.kind_raw)),

@@ -330,12 +330,8 @@ impl Engine {
         let (source, unexpected) = match self.core.take_unexpected(context, &pattern) {
             Some(found) => found,
             None => {
-                let gone = match pattern.source {
-                    Some(rank) => self.core.links[rank.index()].left.then_some(rank),
-                    None => self.core.all_left(),
-                };
-                if let Some(rank) = gone {
-                    self.core.ops.note(group, Err(NetError::PeerLeft { rank }));
+                if let Some(error) = self.never(context, &pattern) {
+                    self.core.ops.note(group, Err(error));
                     return;
                 }
                 let op = self.core.ops.insert(new_recv(group, region));
@@ -392,13 +388,18 @@ impl Engine {
         Some(Matched { source, message })
     }
 
-    /// Whether a receive by `pattern` can never be served, because who would send has left.
-    pub fn never(&self, pattern: &Pattern) -> Option<NetError> {
+    /// Whether a receive by `pattern` can never be served, because who would send has left, or is done with the communicator.
+    #[inline]
+    pub fn never(&mut self, context: u32, pattern: &Pattern) -> Option<NetError> {
         let gone = match pattern.source {
             Some(rank) => self.core.links[rank.index()].left.then_some(rank),
             None => self.core.all_left(),
         };
-        gone.map(|rank| NetError::PeerLeft { rank })
+        if let Some(rank) = gone {
+            return Some(NetError::PeerLeft { rank });
+        }
+        let ended = self.core.context(context).ended(pattern.source);
+        ended.map(|rank| NetError::PeerEnded { rank, call: String::new() })
     }
 
     /// Notes that collective `seq` of `context` begins here with fingerprint `signature`. `call` describes it, in the
@@ -462,6 +463,15 @@ impl Engine {
     /// The communicator is gone: its stray messages are dropped, and their senders are told as if they had been received.
     pub fn close_context(&mut self, context: u32) {
         self.core.close_context(context);
+    }
+
+    /// This worker is done with a communicator that it has with `others`: calls there that need it end with
+    /// [`NetError::PeerEnded`]. What it has sent and what it has posted to receive goes its way.
+    pub fn end_context(&mut self, context: u32, others: &[Rank]) {
+        if self.refusal().is_none() {
+            self.core.end_context(context, others);
+            self.drain_links();
+        }
     }
 
     /// The context is used (again): messages for it are kept.

@@ -52,6 +52,8 @@ pub(super) enum Body {
 struct Source {
     posted: VecDeque<Posted>,
     unexpected: VecDeque<Unexpected>,
+    /// It is done with the communicator: no new message of its comes here.
+    ended: bool,
 }
 
 /// One communicator's point-to-point or collective traffic.
@@ -64,6 +66,12 @@ pub(super) struct Context {
     /// Signatures of the latest collectives started here, so that one that differs is noticed when it arrives, even if
     /// no receive of ours would ever take it. Indexed by `seq % RECENT`.
     recent: Vec<Recent>,
+    /// How many sources have ended.
+    ended: u32,
+    /// All others have.
+    all_ended: bool,
+    /// This worker is done with the communicator.
+    is_over: bool,
 }
 
 /// A collective that was started here.
@@ -131,6 +139,50 @@ impl Context {
             None => &mut self.posted_any,
         };
         list.drain(..).map(|p| p.op).collect()
+    }
+
+    /// `source`, one of `size` ranks, is done with the communicator. Takes back the receives that wait for it in vain.
+    pub(super) fn source_ended(&mut self, source: Rank, size: u32) -> Vec<OpIndex> {
+        if std::mem::replace(&mut self.source(source).ended, true) {
+            return Vec::new();
+        }
+        self.ended += 1;
+        self.all_ended = self.ended + 1 == size;
+        let mut over = self.drain_posted(Some(source));
+        if self.all_ended {
+            over.extend(self.drain_posted(None));
+        }
+        over
+    }
+
+    /// Who has ended, if that leaves nobody who could send what is received from `source`; `None` is any.
+    pub(super) fn ended(&self, source: Option<Rank>) -> Option<Rank> {
+        let has_ended = |rank: &Rank| self.sources.get(rank.index()).is_some_and(|source| source.ended);
+        match source {
+            Some(rank) => Some(rank).filter(has_ended),
+            None if self.all_ended => (0..self.sources.len() as u32).map(Rank).find(has_ended),
+            None => None,
+        }
+    }
+
+    /// This worker is done with the communicator. Takes the messages that wait for an answer which it will not give.
+    pub(super) fn end(&mut self) -> Vec<(Rank, Header)> {
+        self.is_over = true;
+        let mut offers = Vec::new();
+        for (rank, source) in (0..).map(Rank).zip(&mut self.sources) {
+            source.unexpected.retain(|message| {
+                let is_offer = matches!(message.body, Body::Offer { .. });
+                if is_offer {
+                    offers.push((rank, message.header));
+                }
+                !is_offer
+            });
+        }
+        offers
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
     }
 
     pub(super) fn push_unexpected(&mut self, src: Rank, header: Header, body: Body) {
