@@ -129,14 +129,17 @@ impl GovernedPool {
     }
 
     /// Whether the worker as a whole has room for so much more of an operator's. One that has little to spill, or cannot, is refused
-    /// only what is not there at all: it would fail.
+    /// only what is not there at all: it would fail. The process counts, too: operators know nothing of what they hold beside their
+    /// rows, such as copies of them while they spill.
     fn has_room(&self, reservation: &MemoryReservation, additional: usize) -> bool {
         let (held, wanted) = (reservation.size() as u64, additional as u64);
         let (all, budget) = (self.governor.reserved_bytes() + wanted, self.governor.settings().budget_bytes);
-        match reservation.consumer().can_spill() {
-            true => held == 0 || held + wanted <= budget / FLOOR_SHARE || all <= self.governor.limit_bytes(),
-            false => all <= budget,
+        if !reservation.consumer().can_spill() {
+            return all <= budget;
         }
+        let floor = budget / FLOOR_SHARE;
+        let is_within = || all <= self.governor.limit_bytes() && (held <= floor || !self.governor.is_full());
+        held == 0 || held + wanted <= floor || is_within()
     }
 }
 

@@ -157,7 +157,8 @@ impl Grouping {
             for (function, (arguments, filter)) in self.functions.iter().zip(&values) {
                 columns.extend(function.accumulator.convert_to_state(arguments, filter.as_ref())?);
             }
-            return self.give(columns);
+            self.give(columns)?;
+            return Ok(());
         }
         self.groups.assign(&keys, &mut self.indices);
         for (function, (arguments, filter)) in self.functions.iter_mut().zip(&values) {
@@ -181,22 +182,25 @@ impl Grouping {
 
     /// Gives the states of all groups there are, and begins anew.
     fn emit(&mut self) -> Result<()> {
+        let mut bytes = 0;
         if self.groups.count() > 0 {
             let mut columns = vec![self.groups.take(self.schema.field(0).data_type())];
             for function in &mut self.functions {
                 columns.extend(function.accumulator.state(EmitTo::All)?);
             }
-            self.give(columns)?;
+            bytes = self.give(columns)?;
         }
-        self.memory.free();
+        // They are here until the last of them is handed on.
+        self.memory.resize(bytes);
         Ok(())
     }
 
-    fn give(&mut self, columns: Vec<ArrayRef>) -> Result<()> {
+    /// Returns the bytes of what is to be handed on.
+    fn give(&mut self, columns: Vec<ArrayRef>) -> Result<usize> {
         let rows = RecordBatch::try_new(Arc::clone(&self.schema), columns)?;
         self.metrics.record_output(rows.num_rows());
         let starts = (0..rows.num_rows()).step_by(self.batch_rows);
         self.ready.extend(starts.map(|at| rows.slice(at, self.batch_rows.min(rows.num_rows() - at))));
-        Ok(())
+        Ok(rows.get_array_memory_size())
     }
 }

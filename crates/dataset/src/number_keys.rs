@@ -164,6 +164,8 @@ impl NumberKeys {
 
     /// All keys there are in so many slots, which are new.
     fn build(&mut self, slots: usize) {
+        // Not beside those that there were.
+        self.slots = Vec::new();
         self.slots = vec![[0; 2]; slots];
         self.now = 1;
         for (number, &key) in self.keys.iter().enumerate().filter(|(number, _)| Some(*number) != self.null) {

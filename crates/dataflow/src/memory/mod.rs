@@ -99,6 +99,8 @@ pub struct Governor(Arc<Inner>);
 struct Inner {
     settings: MemorySettings,
     reserved: AtomicU64,
+    /// The most that was reserved since the allocator last returned what was free.
+    reserved_max: AtomicU64,
     holders: Mutex<Vec<Arc<Holder>>>,
     process_bytes: AtomicU64,
     process_bytes_max: AtomicU64,
@@ -123,6 +125,7 @@ impl Governor {
         Governor(Arc::new(Inner {
             settings,
             reserved: AtomicU64::new(0),
+            reserved_max: AtomicU64::new(0),
             holders: Mutex::default(),
             process_bytes: AtomicU64::new(0),
             process_bytes_max: AtomicU64::new(0),
@@ -189,8 +192,12 @@ impl Governor {
         let (budget, limit, floor) = (self.0.settings.budget_bytes, self.limit_bytes(), self.floor_bytes());
         let reserved = self.reserved_bytes();
         budget == 0
-            || reserved.saturating_add(bytes) <= limit
-                && (held.saturating_add(bytes) <= floor || self.process_bytes() <= limit)
+            || reserved.saturating_add(bytes) <= limit && (held.saturating_add(bytes) <= floor || !self.is_full())
+    }
+
+    /// Whether the process is so large that operators are to spill, whatever they hold by their own account.
+    pub fn is_full(&self) -> bool {
+        self.0.settings.budget_bytes > 0 && self.process_bytes() > self.limit_bytes()
     }
 
     /// Why this process has to give up before the kernel ends it: it is beyond its budget, has not got below it by spilling, and
@@ -232,12 +239,28 @@ impl Governor {
         if let Some(mut looked) = self.0.looked.try_lock()
             && looked.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL)
         {
-            let bytes = resident_bytes();
-            self.0.process_bytes.store(bytes.saturating_sub(self.0.base_bytes), Ordering::Relaxed);
+            let mut bytes = resident_bytes();
             self.0.process_bytes_max.fetch_max(bytes, Ordering::Relaxed);
+            if self.returns_freed(bytes) {
+                bytes = resident_bytes();
+            }
+            self.0.process_bytes.store(bytes.saturating_sub(self.0.base_bytes), Ordering::Relaxed);
             *looked = Some(Instant::now());
         }
         self.0.process_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Of a process of this size that is to spill, what operators have given back is not to count. Returns whether any left it.
+    fn returns_freed(&self, process_bytes: u64) -> bool {
+        let (budget, limit, reserved) = (self.0.settings.budget_bytes, self.limit_bytes(), self.reserved_bytes());
+        let freed = self.0.reserved_max.load(Ordering::Relaxed).saturating_sub(reserved);
+        // To look for what is free takes a while: it has to be worth it.
+        let returns = budget > 0 && process_bytes > self.0.base_bytes + limit && freed >= self.floor_bytes();
+        if returns {
+            self.0.reserved_max.store(reserved, Ordering::Relaxed);
+            trim();
+        }
+        returns
     }
 
     fn forget(&self, holder: &Arc<Holder>) {
@@ -358,8 +381,10 @@ impl Reservation {
     }
 
     fn add(&self, bytes: u64) {
+        let inner = &self.governor.0;
         self.holder.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.governor.0.reserved.fetch_add(bytes, Ordering::Relaxed);
+        let reserved = inner.reserved.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        inner.reserved_max.fetch_max(reserved, Ordering::Relaxed);
     }
 }
 
@@ -434,5 +459,22 @@ mod tests {
         assert!(governor.process_bytes_max() > 64 << 20);
         let any = governor.reservation("any");
         assert!(any.try_grow(2 << 20) && !any.try_grow(1));
+    }
+
+    /// Memory that an operator has given back, and the allocator has not, must not have the next ones spill.
+    #[test]
+    fn what_was_given_back_does_not_count() {
+        let governor = Governor::new(MemorySettings { budget_bytes: 256 << 20, ..MemorySettings::default() });
+        let sort = governor.reservation("sort");
+        let mut rows: Vec<Vec<u8>> = (0..6400).map(|_| vec![1; 64 << 10]).collect();
+        sort.grow_anyway(400 << 20);
+        std::thread::sleep(2 * LOOK_INTERVAL);
+        assert!(governor.is_full());
+        // The last one keeps the others' memory from going back by itself.
+        rows.drain(..6399);
+        sort.shrink(399 << 20);
+        std::thread::sleep(2 * LOOK_INTERVAL);
+        assert!(!governor.is_full());
+        assert_eq!(rows.len(), 1);
     }
 }
