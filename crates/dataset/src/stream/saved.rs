@@ -222,3 +222,22 @@ fn nothing(function: &Arc<AggregateFunctionExpr>, state: usize, count: usize) ->
     let state = states.get(state).ok_or_else(|| DataFusionError::Internal(format!("states of {}", function.name())))?;
     state.to_array_of_size(count)
 }
+
+/// What is saved, by bucket: a whole, and changes since.
+#[cfg(test)]
+pub(crate) type SavedParts = std::collections::BTreeMap<u32, Vec<Bytes>>;
+
+/// What a snapshot says, added to what those before have said.
+#[cfg(test)]
+pub(crate) fn apply(parts: tidemill_dataflow::checkpoint::Buckets, saved: &mut SavedParts) {
+    use tidemill_dataflow::checkpoint::Part;
+    for (bucket, part) in parts {
+        match part {
+            Part::Whole(bytes) if bytes.is_empty() => {
+                assert!(saved.remove(&bucket).is_some(), "{bucket} was not saved")
+            }
+            Part::Whole(bytes) => _ = saved.insert(bucket, vec![bytes]),
+            Part::Change(bytes) => saved.entry(bucket).or_default().push(bytes),
+        }
+    }
+}

@@ -86,6 +86,7 @@ impl FirstHalf {
         Ok(())
     }
 
+    /// Sends all there is; there may be more rows of each pane.
     fn send_all(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
         self.rows = 0;
         self.send(|_| true, false, emit)
@@ -122,10 +123,9 @@ impl Operator for FirstHalf {
         } else if self.held.is_due(rows) {
             let bytes = self.panes.values().map(Counted::bytes).sum::<usize>();
             if bytes > HELD_BYTES_MAX || !self.held.fits(bytes) {
+                let groups: usize = self.panes.values().map(|held| held.groups.len()).sum();
                 // Of several panes a batch would become many small ones.
-                if let [groups] = self.panes.values().map(|held| held.groups.len()).collect::<Vec<_>>()[..]
-                    && groups > self.rows / 2
-                {
+                if self.panes.len() == 1 && groups > self.rows / 2 {
                     self.passing = PASS_TIMES * self.rows;
                 }
                 self.send_all(emit)?;

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StructArray};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
-use bytes::Bytes;
 use datafusion::functions_aggregate::{array_agg::array_agg_udaf, sum::sum_udaf};
 use datafusion::physical_expr::aggregate::AggregateExprBuilder;
 use datafusion::physical_expr::expressions::col;
 use tidemill_dataflow::checkpoint::rows::decode;
-use tidemill_dataflow::checkpoint::{Later, Part, Restored};
+use tidemill_dataflow::checkpoint::{Later, Restored};
 use tidemill_dataflow::route_map::BUCKETS;
 
 use super::CountAggregation;
@@ -20,6 +19,7 @@ use crate::stream::groups::Aggregation;
 use crate::stream::held::Disk;
 use crate::stream::kept::buckets_of;
 use crate::stream::keyed::Keyed;
+use crate::stream::saved::{SavedParts, apply};
 use crate::stream::window::count_fields;
 
 /// A row: its key, and a value.
@@ -97,14 +97,14 @@ struct Copies {
     came: usize,
     states: Vec<CountState>,
     owners: Vec<usize>,
-    saved: Vec<BTreeMap<u32, Vec<Bytes>>>,
+    saved: Vec<SavedParts>,
 }
 
 impl Copies {
     fn new(shape: Arc<CountAggregation>, spills: Option<usize>, disk: Disk) -> Self {
         let states = (0..2).map(|_| CountState::new(&shape, true, &disk)).collect();
         let owners = (0..BUCKETS as usize).map(|bucket| bucket % 2).collect();
-        Copies { shape, disk, spills, came: 0, states, owners, saved: vec![BTreeMap::new(); 2] }
+        Copies { shape, disk, spills, came: 0, states, owners, saved: vec![SavedParts::new(); 2] }
     }
 
     fn rows(&mut self, rows: &[Row]) -> Vec<Given> {
@@ -137,15 +137,7 @@ impl Copies {
     fn save(&mut self, whole: bool) {
         for (state, saved) in self.states.iter_mut().zip(&mut self.saved) {
             let parts = state.snapshot(whole).later.map_or_else(Vec::new, |Later(make)| make().unwrap());
-            for (bucket, part) in parts {
-                match part {
-                    Part::Whole(bytes) if bytes.is_empty() => {
-                        assert!(saved.remove(&bucket).is_some(), "{bucket} was not saved");
-                    }
-                    Part::Whole(bytes) => _ = saved.insert(bucket, vec![bytes]),
-                    Part::Change(bytes) => saved.entry(bucket).or_default().push(bytes),
-                }
-            }
+            apply(parts, saved);
         }
     }
 
@@ -164,7 +156,7 @@ impl Copies {
 
     /// The job goes on from what was saved, with other owners.
     fn restart(&mut self, owners: Vec<usize>) {
-        let all: BTreeMap<u32, Vec<Bytes>> = std::mem::take(&mut self.saved).into_iter().flatten().collect();
+        let all: SavedParts = std::mem::take(&mut self.saved).into_iter().flatten().collect();
         self.owners = owners;
         self.saved = Vec::new();
         for (number, state) in self.states.iter_mut().enumerate() {

@@ -13,7 +13,7 @@ use datafusion::functions_aggregate::{count::count_udaf, sum::sum_udaf};
 use datafusion::physical_expr::aggregate::AggregateExprBuilder;
 use datafusion::physical_expr::expressions::col;
 use tidemill_dataflow::checkpoint::rows::decode;
-use tidemill_dataflow::checkpoint::{Buckets, Later, Part, Restored, StateSchema};
+use tidemill_dataflow::checkpoint::{Buckets, Later, Restored, StateSchema};
 use tidemill_dataflow::route_map::BUCKETS;
 
 use super::state::SessionState;
@@ -21,6 +21,7 @@ use super::{EARLY, FINAL, NOTHING, SessionAggregation, SessionTimes};
 use crate::stream::groups::Aggregation;
 use crate::stream::held::Disk;
 use crate::stream::kept::{buckets_of, tables_of};
+use crate::stream::saved::{SavedParts, apply};
 use crate::stream::window::{Early, Micros, window_array};
 
 const GAP: Micros = 10;
@@ -193,9 +194,6 @@ impl Model {
     }
 }
 
-/// What is saved, by bucket: a whole, and changes since.
-type SavedParts = BTreeMap<u32, Vec<Bytes>>;
-
 /// Two copies, who owns which bucket, and what the last snapshots of each had.
 struct Copies {
     shape: Arc<SessionAggregation>,
@@ -212,18 +210,6 @@ struct Copies {
 fn parts(of: &mut SessionState, whole: bool) -> Buckets {
     let later = of.snapshot(whole).unwrap().later;
     later.map_or_else(Vec::new, |Later(make)| make().unwrap())
-}
-
-fn apply(parts: Buckets, saved: &mut SavedParts) {
-    for (bucket, part) in parts {
-        match part {
-            Part::Whole(bytes) if bytes.is_empty() => {
-                assert!(saved.remove(&bucket).is_some(), "{bucket} was not saved")
-            }
-            Part::Whole(bytes) => _ = saved.insert(bucket, vec![bytes]),
-            Part::Change(bytes) => saved.entry(bucket).or_default().push(bytes),
-        }
-    }
 }
 
 impl Copies {
