@@ -11,7 +11,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow_avro::schema::AvroSchema;
 
-use tidemill_dataflow::Wholes;
+use tidemill_json::{Rows, Wholes};
 
 use crate::avro::Avro;
 
@@ -34,6 +34,8 @@ pub(crate) enum Layout {
 pub(crate) struct Decoder {
     kind: Kind,
     schema: SchemaRef,
+    /// Of JSON: reads most records, and finds numbers that would be cut in the others.
+    rows: Option<Rows>,
     wholes: Wholes,
 }
 
@@ -60,8 +62,9 @@ impl Decoder {
     /// # Errors
     /// In words, for types that cannot be read from it.
     pub(crate) fn new(layout: Layout, schema: SchemaRef) -> Result<Self, String> {
+        let rows = if layout == Layout::Json { Rows::new(&schema, true) } else { None };
         let wholes = Wholes::of(schema.fields());
-        let decoder = Decoder { kind: Kind::Layout(layout), schema, wholes };
+        let decoder = Decoder { kind: Kind::Layout(layout), schema, rows, wholes };
         // Types are looked at when there is a row.
         if layout == Layout::Json {
             json(&decoder.schema, 1).map_err(|error| plain(&error))?;
@@ -72,7 +75,7 @@ impl Decoder {
     /// For Avro records, whose schemas say what their rows are.
     pub(crate) fn of_avro(avro: Avro) -> Self {
         let schema = SchemaRef::clone(avro.schema());
-        Decoder { wholes: Wholes::of(schema.fields()), schema, kind: Kind::Avro(avro) }
+        Decoder { wholes: Wholes::of(schema.fields()), schema, rows: None, kind: Kind::Avro(avro) }
     }
 
     /// Of Avro: records with this number were written with this schema. Once is enough.
@@ -141,6 +144,9 @@ impl Decoder {
     }
 
     fn some_json(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+        if let Some(rows) = self.rows.as_ref().and_then(|rows| rows.read(records)) {
+            return Ok(rows);
+        }
         let mut decoder = json(&self.schema, records.len() + 1).map_err(|error| failure(&error, None))?;
         for (at, record) in records.iter().enumerate() {
             let wrong = |reason: &str| Failure { reason: reason.into(), at: Some(at) };

@@ -17,7 +17,6 @@
 //! | [`memory`]    | the worker's budget, and the disk beyond it                                         |
 //! | `local`       | sorting, merging, reducing and joining where rows are, within the budget            |
 //! | `run`         | the runner                                                                          |
-//! | `whole`       | records of JSON whose numbers Arrow's decoder would cut; for all who read JSON       |
 //!
 //! One batch's way: a copy's `send` asks the edge's mover where rows go, takes credit from the stream's account, puts a small
 //! batch that is not the first of its turn together with those behind it (`flow/lane.rs`, `flow/turn.rs`), and either hands it
@@ -48,7 +47,6 @@ pub mod fuzzing;
 mod link;
 mod prefetch;
 mod run;
-mod whole;
 mod wire;
 
 pub use error::{DataflowError, TaskError};
@@ -61,4 +59,3 @@ pub use placement::{Plan, WorkerInfo};
 pub use prefetch::prefetch;
 pub use route_map::RouteMap;
 pub use run::{Look, Progress, Runner, Settings, TaskContext, wait_in_copy};
-pub use whole::Wholes;

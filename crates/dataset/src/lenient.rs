@@ -14,7 +14,7 @@ use arrow::datatypes::{DECIMAL128_MAX_PRECISION, DECIMAL256_MAX_PRECISION, DataT
 use arrow::error::ArrowError;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use regex::Regex;
-use tidemill_dataflow::Wholes;
+use tidemill_json::{Rows, Wholes};
 
 use crate::error::{DataSetError, Result};
 use crate::exact::{schema_with, type_with};
@@ -92,7 +92,8 @@ pub(crate) struct Decoder {
     null: Option<Regex>,
     /// Columns of CSV that are wanted; all without.
     projection: Option<Vec<usize>>,
-    /// Of JSON: finds numbers that would be cut.
+    /// Of JSON: reads most rows, and finds numbers that would be cut in the others.
+    plain: Option<Rows>,
     wholes: Option<Wholes>,
 }
 
@@ -112,15 +113,17 @@ impl Decoder {
             ),
             _ => None,
         };
-        let wholes = matches!(layout, Layout::Json).then(|| Wholes::of(schema.fields()));
-        Ok(Decoder { layout, read: with_guard_digits(&schema), schema, null, projection: None, wholes })
+        let (read, is_json) = (with_guard_digits(&schema), matches!(layout, Layout::Json));
+        let plain = if is_json { Rows::new(&read, false) } else { None };
+        let wholes = is_json.then(|| Wholes::of(schema.fields()));
+        Ok(Decoder { layout, read, schema, null, projection: None, plain, wholes })
     }
 
     /// The same for some of the columns.
     pub(crate) fn projected(&self, projection: Option<&Vec<usize>>) -> Self {
         let (layout, schema, null) = (self.layout.clone(), SchemaRef::clone(&self.schema), self.null.clone());
-        let (read, wholes) = (SchemaRef::clone(&self.read), self.wholes.clone());
-        Decoder { layout, schema, read, null, projection: projection.cloned(), wholes }
+        let (read, plain, wholes) = (SchemaRef::clone(&self.read), self.plain.clone(), self.wholes.clone());
+        Decoder { layout, schema, read, null, projection: projection.cloned(), plain, wholes }
     }
 
     pub(crate) fn schema(&self) -> &SchemaRef {
@@ -242,6 +245,12 @@ impl Decoder {
 
     /// The rows as they should be; else what is wrong, of one row or another.
     fn decode(&self, bytes: &[u8], rows: &[Range<usize>]) -> Result<RecordBatch, String> {
+        if let Some(plain) = &self.plain {
+            let rows = rows.iter().map(|row| &bytes[Range::clone(row)]).filter(|row| !self.is_blank(row));
+            if let Some(batch) = plain.read(&rows.collect::<Vec<_>>()) {
+                return Ok(batch);
+            }
+        }
         let whole = &bytes[rows[0].start..rows[rows.len() - 1].end];
         if let Some(wholes) = self.wholes.as_ref().filter(|wholes| wholes.may_cut(whole))
             && let Some(reason) = rows.iter().find_map(|row| wholes.cut(&bytes[Range::clone(row)]))

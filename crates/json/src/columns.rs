@@ -1,0 +1,221 @@
+//! The columns that rows are read into.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use arrow::array::builder::{
+    BooleanBuilder, GenericStringBuilder, LargeStringBuilder, PrimitiveBuilder, StringBuilder, StringViewBuilder,
+};
+use arrow::array::timezone::Tz;
+use arrow::array::{ArrayRef, ArrowPrimitiveType, OffsetSizeTrait};
+use arrow::compute::kernels::cast_utils::string_to_datetime;
+use arrow::datatypes::{
+    ArrowTimestampType, DataType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, TimeUnit,
+    TimestampMicrosecondType, TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType, UInt8Type,
+    UInt16Type, UInt32Type, UInt64Type,
+};
+
+use crate::scan::Scan;
+
+/// A column while rows are read.
+pub(crate) trait Column {
+    /// Takes the value that comes, which is no null.
+    fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()>;
+
+    fn null(&mut self);
+
+    fn finish(&mut self) -> ArrayRef;
+}
+
+/// One of a type, for so many rows; `None`: it is not read here. With `texts_of_all`, numbers and the like are texts where texts are wanted.
+pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> Option<Box<dyn Column>> {
+    let column: Box<dyn Column> = match data_type {
+        DataType::Utf8 => Box::new(Texts { values: StringBuilder::with_capacity(rows, rows * 16), texts_of_all }),
+        DataType::LargeUtf8 => {
+            Box::new(Texts { values: LargeStringBuilder::with_capacity(rows, rows * 16), texts_of_all })
+        }
+        DataType::Utf8View => Box::new(Texts { values: StringViewBuilder::with_capacity(rows), texts_of_all }),
+        DataType::Boolean => Box::new(BooleanBuilder::with_capacity(rows)),
+        DataType::Int8 => Box::new(Integers::<Int8Type>::new(rows)),
+        DataType::Int16 => Box::new(Integers::<Int16Type>::new(rows)),
+        DataType::Int32 => Box::new(Integers::<Int32Type>::new(rows)),
+        DataType::Int64 => Box::new(Integers::<Int64Type>::new(rows)),
+        DataType::UInt8 => Box::new(Integers::<UInt8Type>::new(rows)),
+        DataType::UInt16 => Box::new(Integers::<UInt16Type>::new(rows)),
+        DataType::UInt32 => Box::new(Integers::<UInt32Type>::new(rows)),
+        DataType::UInt64 => Box::new(Integers::<UInt64Type>::new(rows)),
+        DataType::Float32 => Box::new(Floats::<Float32Type>(PrimitiveBuilder::with_capacity(rows))),
+        DataType::Float64 => Box::new(Floats::<Float64Type>(PrimitiveBuilder::with_capacity(rows))),
+        DataType::Timestamp(unit, zone) => {
+            let zone: Tz = zone.as_deref().unwrap_or("+00:00").parse().ok()?;
+            match unit {
+                TimeUnit::Second => Box::new(Times::<TimestampSecondType>::new(data_type, zone, rows)),
+                TimeUnit::Millisecond => Box::new(Times::<TimestampMillisecondType>::new(data_type, zone, rows)),
+                TimeUnit::Microsecond => Box::new(Times::<TimestampMicrosecondType>::new(data_type, zone, rows)),
+                TimeUnit::Nanosecond => Box::new(Times::<TimestampNanosecondType>::new(data_type, zone, rows)),
+            }
+        }
+        _ => return None,
+    };
+    Some(column)
+}
+
+/// What makes columns of texts.
+trait TextBuilder {
+    fn append(&mut self, text: &str);
+    fn append_null(&mut self);
+    fn finish(&mut self) -> ArrayRef;
+}
+
+impl<O: OffsetSizeTrait> TextBuilder for GenericStringBuilder<O> {
+    #[inline]
+    fn append(&mut self, text: &str) {
+        self.append_value(text);
+    }
+
+    fn append_null(&mut self) {
+        self.append_null();
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        Arc::new(self.finish())
+    }
+}
+
+impl TextBuilder for StringViewBuilder {
+    #[inline]
+    fn append(&mut self, text: &str) {
+        self.append_value(text);
+    }
+
+    fn append_null(&mut self) {
+        self.append_null();
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        Arc::new(self.finish())
+    }
+}
+
+struct Texts<B> {
+    values: B,
+    texts_of_all: bool,
+}
+
+impl<B: TextBuilder> Column for Texts<B> {
+    fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()> {
+        match scan.peek() {
+            b'"' => self.values.append(scan.quoted()?.text(room)?),
+            _ if !self.texts_of_all => return None,
+            b't' | b'f' => self.values.append(if scan.boolean()? { "true" } else { "false" }),
+            _ => self.values.append(scan.number()?.text),
+        }
+        Some(())
+    }
+
+    fn null(&mut self) {
+        self.values.append_null();
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        self.values.finish()
+    }
+}
+
+impl Column for BooleanBuilder {
+    fn read(&mut self, scan: &mut Scan<'_>, _: &mut String) -> Option<()> {
+        self.append_value(scan.boolean()?);
+        Some(())
+    }
+
+    fn null(&mut self) {
+        self.append_null();
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        Arc::new(self.finish())
+    }
+}
+
+struct Integers<T: ArrowPrimitiveType>(PrimitiveBuilder<T>);
+
+impl<T: ArrowPrimitiveType> Integers<T> {
+    fn new(rows: usize) -> Self {
+        Integers(PrimitiveBuilder::with_capacity(rows))
+    }
+}
+
+/// A number without a point and an exponent.
+fn whole<N: FromStr>(scan: &mut Scan<'_>) -> Option<N> {
+    let number = scan.number()?;
+    number.is_whole.then(|| number.text.parse().ok())?
+}
+
+impl<T: ArrowPrimitiveType<Native: FromStr>> Column for Integers<T> {
+    fn read(&mut self, scan: &mut Scan<'_>, _: &mut String) -> Option<()> {
+        self.0.append_value(whole(scan)?);
+        Some(())
+    }
+
+    fn null(&mut self) {
+        self.0.append_null();
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        Arc::new(self.0.finish())
+    }
+}
+
+struct Floats<T: ArrowPrimitiveType>(PrimitiveBuilder<T>);
+
+impl<T: ArrowPrimitiveType<Native: FromStr>> Column for Floats<T> {
+    fn read(&mut self, scan: &mut Scan<'_>, _: &mut String) -> Option<()> {
+        self.0.append_value(scan.number()?.text.parse().ok()?);
+        Some(())
+    }
+
+    fn null(&mut self) {
+        self.0.append_null();
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        Arc::new(self.0.finish())
+    }
+}
+
+struct Times<T: ArrowTimestampType> {
+    values: PrimitiveBuilder<T>,
+    zone: Tz,
+}
+
+impl<T: ArrowTimestampType> Times<T> {
+    fn new(data_type: &DataType, zone: Tz, rows: usize) -> Self {
+        Times { values: PrimitiveBuilder::with_capacity(rows).with_data_type(data_type.clone()), zone }
+    }
+}
+
+impl<T: ArrowTimestampType> Column for Times<T> {
+    fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()> {
+        let value = if scan.peek() == b'"' {
+            let at = string_to_datetime(&self.zone, scan.quoted()?.text(room)?).ok()?;
+            match T::UNIT {
+                TimeUnit::Second => at.timestamp(),
+                TimeUnit::Millisecond => at.timestamp_millis(),
+                TimeUnit::Microsecond => at.timestamp_micros(),
+                TimeUnit::Nanosecond => at.timestamp_nanos_opt()?,
+            }
+        } else {
+            whole(scan)?
+        };
+        self.values.append_value(value);
+        Some(())
+    }
+
+    fn null(&mut self) {
+        self.values.append_null();
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        Arc::new(self.values.finish())
+    }
+}

@@ -1,0 +1,342 @@
+//! Objects to rows, in one pass.
+
+use std::collections::HashMap;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use crate::columns::{Column, column};
+use crate::scan::Scan;
+
+/// Names that are known again where they come: of objects whose names are data there could be any number.
+const NAMES_MAX: usize = 256;
+
+/// Reads objects whose wanted values are texts, numbers, times, and true and false.
+///
+/// It says what Arrow's decoder would say, or nothing: of records of which one is not such an object, of values that would have to be converted or
+/// cut, of names that come twice. Values that nobody wants are looked at for whether they are JSON, and passed over.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    schema: SchemaRef,
+    columns: HashMap<Vec<u8>, usize>,
+    texts_of_all: bool,
+}
+
+/// A name as it comes in records, quotes and all.
+struct Name {
+    quoted: Vec<u8>,
+    column: Option<usize>,
+    /// Which name came behind it last.
+    next: usize,
+}
+
+/// What is known while records are read.
+struct Reading<'r> {
+    of: &'r Rows,
+    columns: Vec<Box<dyn Column>>,
+    /// The row, from one on, for which a column has got a value last.
+    filled: Vec<usize>,
+    row: usize,
+    /// The first is what stands before all others.
+    names: Vec<Name>,
+    room: String,
+}
+
+impl Rows {
+    /// For rows of `schema`; `None` where it has types that are not read here, or a name twice. With `texts_of_all`, numbers, and true and
+    /// false, are taken for texts where texts are wanted.
+    pub fn new(schema: &SchemaRef, texts_of_all: bool) -> Option<Self> {
+        let fields = schema.fields();
+        let columns: HashMap<_, _> =
+            fields.iter().zip(0..).map(|(field, at)| (field.name().clone().into_bytes(), at)).collect();
+        let can_read = fields.iter().all(|field| column(field.data_type(), 0, texts_of_all).is_some());
+        (can_read && !fields.is_empty() && columns.len() == fields.len()).then(|| Rows {
+            schema: SchemaRef::clone(schema),
+            columns,
+            texts_of_all,
+        })
+    }
+
+    /// The rows that `records` are; `None` where Arrow's decoder has to say what they are, or why they are none.
+    pub fn read(&self, records: &[&[u8]]) -> Option<RecordBatch> {
+        let rows = records.len();
+        let fields = self.schema.fields().iter();
+        let mut reading = Reading {
+            of: self,
+            columns: fields.map(|field| column(field.data_type(), rows, self.texts_of_all)).collect::<Option<_>>()?,
+            filled: vec![0; self.schema.fields().len()],
+            row: 0,
+            names: vec![Name { quoted: Vec::new(), column: None, next: 0 }],
+            room: String::new(),
+        };
+        let mut bytes = 0usize;
+        for record in records {
+            bytes += record.len();
+            // Texts of a column must be countable.
+            if bytes > i32::MAX as usize {
+                return None;
+            }
+            reading.record(simdutf8::basic::from_utf8(record).ok()?)?;
+        }
+        let columns = reading.columns.iter_mut().map(|column| column.finish()).collect();
+        RecordBatch::try_new(SchemaRef::clone(&self.schema), columns).ok()
+    }
+}
+
+impl Reading<'_> {
+    fn record(&mut self, text: &str) -> Option<()> {
+        self.row += 1;
+        let mut scan = Scan::new(text);
+        scan.blank();
+        scan.take(b'{')?;
+        scan.blank();
+        let (mut name, mut filled) = (0, 0);
+        if scan.take(b'}').is_none() {
+            loop {
+                let column;
+                (name, column) = self.name(name, &mut scan)?;
+                scan.blank();
+                scan.take(b':')?;
+                scan.blank();
+                match column {
+                    Some(column) => {
+                        self.value(column, &mut scan)?;
+                        filled += 1;
+                    }
+                    None => scan.skip(&mut self.room)?,
+                }
+                scan.blank();
+                if scan.take(b'}').is_some() {
+                    break;
+                }
+                scan.take(b',')?;
+                scan.blank();
+            }
+        }
+        scan.blank();
+        if filled < self.columns.len() {
+            for column in (0..self.columns.len()).filter(|&column| self.filled[column] < self.row) {
+                self.of.schema.field(column).is_nullable().then(|| self.columns[column].null())?;
+            }
+        }
+        scan.is_over().then_some(())
+    }
+
+    /// Which name comes, and its column. Most often it is the one that came behind the same name before.
+    #[inline]
+    fn name(&mut self, before: usize, scan: &mut Scan<'_>) -> Option<(usize, Option<usize>)> {
+        let next = self.names[before].next;
+        let guess = &self.names[next];
+        if next > 0 && scan.take_word(&guess.quoted).is_some() {
+            return Some((next, guess.column));
+        }
+        let text = scan.quoted()?.plain()?;
+        let column = self.of.columns.get(text.as_bytes()).copied();
+        let is_it = |name: &Name| name.quoted.get(1..name.quoted.len().max(2) - 1) == Some(text.as_bytes());
+        let found = match self.names.iter().skip(1).position(is_it) {
+            Some(at) => at + 1,
+            None if self.names.len() > NAMES_MAX => return Some((0, column)),
+            None => {
+                self.names.push(Name { quoted: format!("\"{text}\"").into_bytes(), column, next: 0 });
+                self.names.len() - 1
+            }
+        };
+        self.names[before].next = found;
+        Some((found, column))
+    }
+
+    #[inline]
+    fn value(&mut self, column: usize, scan: &mut Scan<'_>) -> Option<()> {
+        if std::mem::replace(&mut self.filled[column], self.row) == self.row {
+            return None;
+        }
+        if scan.peek() != b'n' {
+            return self.columns[column].read(scan, &mut self.room);
+        }
+        scan.take_word(b"null")?;
+        self.of.schema.field(column).is_nullable().then(|| self.columns[column].null())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{Array, AsArray};
+    use arrow::datatypes::{DataType, Field, Int64Type, Schema};
+    use proptest::prelude::*;
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
+    use super::*;
+    use crate::fuzzing::{arrow, plain_records, schema};
+
+    fn read(schema: &SchemaRef, records: &[&[u8]]) -> Option<RecordBatch> {
+        Rows::new(schema, true).unwrap().read(records)
+    }
+
+    #[test]
+    fn plain_objects_are_read() {
+        let records: [&[u8]; 6] = [
+            br#"{"text":"a","view":"a view that is longer than twelve bytes","n":-7,"small":3,"large":18446744073709551615}"#,
+            br#" { "n" : 9007199254740993 , "x" : 2.5e-3, "y": 1, "is": true, "other": {"n": [1, {"deep": null}, "\u00e9"]} } "#,
+            br#"{"at":1767225600000,"there":1767225600000000000,"is":false,"text":null}"#,
+            br#"{"at":"2026-01-01T00:00:00.5Z","there":"2026-01-01T00:00:00"}"#,
+            br#"{"text":"\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00","view":12.50,"n":0}"#,
+            b"{}",
+        ];
+        let schema = schema(true);
+        let rows = read(&schema, &records).unwrap();
+        assert_eq!(rows, arrow(&schema, true, &records).unwrap());
+        assert_eq!(rows.column(2).as_primitive::<Int64Type>().value(1), 9_007_199_254_740_993);
+        assert_eq!(rows.column(0).as_string::<i32>().value(4), "\"\\/\u{8}\u{c}\n\r\té😀");
+        assert_eq!(rows.column(1).as_string_view().value(4), "12.50");
+        assert_eq!(rows.column(7).null_count(), 4);
+    }
+
+    /// What is no such object, or not quite, is Arrow's to judge.
+    #[test]
+    fn others_are_left() {
+        let schema = schema(true);
+        for record in [
+            "",
+            " ",
+            "[]",
+            "{",
+            r#"{"n":1"#,
+            r#"{"n":1}{"n":2}"#,
+            r#"{"n":1} x"#,
+            r#"{"n":1,}"#,
+            r#"{"n" 1}"#,
+            r#"{n:1}"#,
+            r#"{"n":1,"n":2}"#,
+            r#"{"n":"1"}"#,
+            r#"{"n":1.0}"#,
+            r#"{"n":1e2}"#,
+            r#"{"n":01}"#,
+            r#"{"n":00}"#,
+            r#"{"n":-}"#,
+            r#"{"n":+1}"#,
+            r#"{"n":9223372036854775808}"#,
+            r#"{"small":128}"#,
+            r#"{"large":-1}"#,
+            r#"{"x":.5}"#,
+            r#"{"x":1.}"#,
+            r#"{"x":1e}"#,
+            r#"{"x":NaN}"#,
+            r#"{"is":1}"#,
+            r#"{"is":tru}"#,
+            r#"{"text":{"a":1}}"#,
+            r#"{"text":"\x"}"#,
+            r#"{"text":"\ud800"}"#,
+            r#"{"text":"\ud800\u0041"}"#,
+            r#"{"text":"open}"#,
+            r#"{"text":"open\"}"#,
+            r#"{"at":"noon"}"#,
+            r#"{"other":"\x"}"#,
+            r#"{"other":[1,]}"#,
+            r#"{"other":{"a"}}"#,
+            r#"{"other":nul}"#,
+            r#"{"\u006e":1}"#,
+        ] {
+            assert!(read(&schema, &[record.as_bytes()]).is_none(), "{record}");
+        }
+        assert!(read(&schema, &[b"{\"text\":\"\xff\"}"]).is_none());
+        let deep = format!(r#"{{"other":{}{}}}"#, "[".repeat(100), "]".repeat(100));
+        assert!(read(&schema, &[deep.as_bytes()]).is_none());
+        // Columns without nulls need all values.
+        let schema = self::schema(false);
+        assert!(read(&schema, &[br#"{"n":1}"#]).is_none());
+        assert!(!schema.fields().is_empty() && Rows::new(&Arc::new(Schema::empty()), true).is_none());
+        let list = Field::new_list("l", Field::new_list_field(DataType::Int64, true), true);
+        assert!(Rows::new(&Arc::new(Schema::new(vec![list])), true).is_none());
+        // Texts are asked for where they are not to be made of all.
+        let texts = Arc::new(Schema::new(vec![Field::new("text", DataType::Utf8, true)]));
+        assert!(Rows::new(&texts, false).unwrap().read(&[br#"{"text":1}"#]).is_none());
+    }
+
+    /// More names than are remembered, in another order each time.
+    #[test]
+    fn names_may_be_many() {
+        let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
+        let record = |of: usize| {
+            let others: String = (0..400).map(|name| format!(r#""name {}":{name},"#, (name * 7 + of) % 400)).collect();
+            format!(r#"{{{others}"n":{of}}}"#)
+        };
+        let records: Vec<String> = (0..20).map(record).collect();
+        let records: Vec<&[u8]> = records.iter().map(String::as_bytes).collect();
+        let rows = Rows::new(&schema, true).unwrap().read(&records).unwrap();
+        assert!(rows.column(0).as_primitive::<Int64Type>().values().iter().copied().eq(0..20));
+    }
+
+    /// Values of all kinds, right or wrong, some cut short.
+    fn value() -> impl Strategy<Value = String> {
+        let nested = |inner: BoxedStrategy<String>| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..3).prop_map(|of| format!("[{}]", of.join(","))),
+                prop::collection::vec(("[a-n]{0,2}", inner), 0..3).prop_map(|of| {
+                    let of: Vec<_> = of.iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
+                    format!("{{{}}}", of.join(" ,"))
+                }),
+            ]
+        };
+        let leaf = prop_oneof![
+            "-?[0-9]{1,20}",
+            "-?[0-9]{1,3}(\\.[0-9]{0,3})?([eE][+-]?[0-9]{0,3})?",
+            "\"[a-z \\\\\"u0-9éλ😀]{0,12}\"",
+            "\"(\\\\[\"/bfnrt\\\\]|\\\\u[0-9a-fA-F]{4}|[a-z]){0,6}\"",
+            "\"20[0-9]{2}-0[1-9]-1[0-9]([ T][01][0-9]:[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|\\+01:30)?)?\"",
+            Just("true".into()),
+            Just("false".into()),
+            Just("null".into()),
+        ];
+        leaf.boxed().prop_recursive(3, 12, 3, move |inner| nested(inner.boxed()))
+    }
+
+    fn record() -> impl Strategy<Value = String> {
+        let name = prop_oneof![
+            8 => prop::sample::select(vec!["text", "view", "n", "small", "large", "x", "y", "is", "at", "there"]).prop_map(str::to_owned),
+            2 => "[a-z]{0,10}",
+        ];
+        let members = prop::collection::vec((name, value()), 0..6);
+        (members, 0usize..400, any::<bool>()).prop_map(|(members, cut, spaced)| {
+            let (colon, comma) = if spaced { (" :\t", " , ") } else { (":", ",") };
+            let members: Vec<_> = members.iter().map(|(name, value)| format!("\"{name}\"{colon}{value}")).collect();
+            let text = format!("{{{}}}", members.join(comma));
+            text.chars().take(if cut < 40 { cut } else { text.len() }).collect()
+        })
+    }
+
+    /// A property of records none of which is read would hold whatever is done with them.
+    #[test]
+    fn many_are_read() {
+        let mut runner = TestRunner::deterministic();
+        let mut next = || record().new_tree(&mut runner).unwrap().current();
+        let read = (0..1000).filter(|_| plain_records(next().as_bytes()) > 0).count();
+        assert!((100..900).contains(&read), "{read} of 1000");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Rows that Arrow's decoder would not have given, or other values.
+        #[test]
+        fn what_is_read_is_what_arrow_reads(records in prop::collection::vec(record(), 1..4)) {
+            plain_records(records.join("\n").as_bytes());
+        }
+
+        /// The same of what is hardly JSON at all.
+        #[test]
+        fn nothing_else_is_read(
+            records in prop::collection::vec(record(), 1..3),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(b"{}[]:,\"\\ue-+.0nt\xc3\xff \t".to_vec())), 0..4),
+        ) {
+            let mut bytes = records.join("\n").into_bytes();
+            for (at, to) in changes {
+                let at = at.index(bytes.len() + 1);
+                bytes.splice(at..bytes.len().min(at + 1), [to]);
+            }
+            plain_records(&bytes);
+        }
+    }
+}

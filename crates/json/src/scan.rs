@@ -1,0 +1,251 @@
+//! A walk over one record, as strict as the standard of JSON (RFC 8259), but for what lies in texts. `None`, wherever it is returned,
+//! says that something is not as expected; what it is, is for Arrow's decoder to say.
+
+use memchr::memchr;
+
+/// Values within values that are passed over; of deeper ones Arrow's decoder sees to it.
+const DEPTH_MAX: usize = 64;
+
+/// Where it is in a record.
+pub(crate) struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+/// A text as it stands between its quotes.
+pub(crate) struct Quoted<'a> {
+    raw: &'a str,
+    has_escapes: bool,
+}
+
+/// A number as it stands.
+pub(crate) struct Number<'a> {
+    pub text: &'a str,
+    /// Without a point and an exponent.
+    pub is_whole: bool,
+}
+
+impl<'a> Scan<'a> {
+    pub(crate) fn new(text: &'a str) -> Self {
+        Scan { text, at: 0 }
+    }
+
+    fn bytes(&self) -> &'a [u8] {
+        self.text.as_bytes()
+    }
+
+    /// The next byte; zero, which stands nowhere but in texts, at the end.
+    #[inline]
+    pub(crate) fn peek(&self) -> u8 {
+        self.bytes().get(self.at).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.at >= self.text.len()
+    }
+
+    /// Passes over blanks.
+    #[inline]
+    pub(crate) fn blank(&mut self) {
+        while matches!(self.peek(), b' ' | b'\n' | b'\r' | b'\t') {
+            self.at += 1;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self, byte: u8) -> Option<()> {
+        (self.peek() == byte).then(|| self.at += 1)
+    }
+
+    /// Passes over `word`, if it is what comes.
+    #[inline]
+    pub(crate) fn take_word(&mut self, word: &[u8]) -> Option<()> {
+        self.bytes()[self.at..].starts_with(word).then(|| self.at += word.len())
+    }
+
+    /// What stands between quotes.
+    #[inline]
+    pub(crate) fn quoted(&mut self) -> Option<Quoted<'a>> {
+        self.take(b'"')?;
+        let (begin, mut has_escapes) = (self.at, false);
+        loop {
+            self.at = quote_or_backslash(self.bytes(), self.at)?;
+            if self.bytes()[self.at] == b'"' {
+                break;
+            }
+            has_escapes = true;
+            self.at += 2;
+        }
+        let raw = self.text.get(begin..self.at)?;
+        self.at += 1;
+        Some(Quoted { raw, has_escapes })
+    }
+
+    /// A number.
+    pub(crate) fn number(&mut self) -> Option<Number<'a>> {
+        let begin = self.at;
+        if self.peek() == b'-' {
+            self.at += 1;
+        }
+        let first = self.peek();
+        if self.digits()? > 1 && first == b'0' {
+            return None;
+        }
+        let mut is_whole = true;
+        if self.peek() == b'.' {
+            (self.at, is_whole) = (self.at + 1, false);
+            self.digits()?;
+        }
+        if matches!(self.peek(), b'e' | b'E') {
+            (self.at, is_whole) = (self.at + 1, false);
+            if matches!(self.peek(), b'+' | b'-') {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Some(Number { text: self.text.get(begin..self.at)?, is_whole })
+    }
+
+    /// Passes over digits, of which there is one at least. Returns how many.
+    fn digits(&mut self) -> Option<usize> {
+        let begin = self.at;
+        while self.peek().is_ascii_digit() {
+            self.at += 1;
+        }
+        (self.at > begin).then_some(self.at - begin)
+    }
+
+    /// True or false.
+    pub(crate) fn boolean(&mut self) -> Option<bool> {
+        match self.peek() {
+            b't' => self.take_word(b"true").map(|()| true),
+            _ => self.take_word(b"false").map(|()| false),
+        }
+    }
+
+    /// Passes over a value.
+    #[inline]
+    pub(crate) fn skip(&mut self, room: &mut String) -> Option<()> {
+        self.skip_within(room, 0)
+    }
+
+    fn skip_within(&mut self, room: &mut String, depth: usize) -> Option<()> {
+        match self.peek() {
+            b'"' => self.quoted()?.text(room).map(|_| ()),
+            b't' | b'f' => self.boolean().map(|_| ()),
+            b'n' => self.take_word(b"null"),
+            b'{' if depth < DEPTH_MAX => self.skip_many(b'}', room, |scan, room| {
+                scan.quoted()?.text(room)?;
+                scan.blank();
+                scan.take(b':')?;
+                scan.blank();
+                scan.skip_within(room, depth + 1)
+            }),
+            b'[' if depth < DEPTH_MAX => self.skip_many(b']', room, |scan, room| scan.skip_within(room, depth + 1)),
+            _ => self.number().map(|_| ()),
+        }
+    }
+
+    /// Passes over what an object or a list has in it, up to its `end`.
+    fn skip_many(
+        &mut self,
+        end: u8,
+        room: &mut String,
+        mut skip: impl FnMut(&mut Self, &mut String) -> Option<()>,
+    ) -> Option<()> {
+        self.at += 1;
+        self.blank();
+        if self.take(end).is_some() {
+            return Some(());
+        }
+        loop {
+            skip(self, room)?;
+            self.blank();
+            if self.take(end).is_some() {
+                return Some(());
+            }
+            self.take(b',')?;
+            self.blank();
+        }
+    }
+}
+
+impl<'a> Quoted<'a> {
+    /// What it stands for; `room` is where it is written to, if need be.
+    #[inline]
+    pub(crate) fn text<'r>(&self, room: &'r mut String) -> Option<&'r str>
+    where
+        'a: 'r,
+    {
+        if !self.has_escapes {
+            return Some(self.raw);
+        }
+        room.clear();
+        let mut rest = self.raw;
+        while let Some(at) = memchr(b'\\', rest.as_bytes()) {
+            room.push_str(&rest[..at]);
+            let (character, len) = escaped(&rest.as_bytes()[at + 1..])?;
+            room.push(character);
+            rest = rest.get(at + 1 + len..)?;
+        }
+        room.push_str(rest);
+        Some(room)
+    }
+
+    /// What it stands for, where it stands for itself.
+    pub(crate) fn plain(&self) -> Option<&'a str> {
+        (!self.has_escapes).then_some(self.raw)
+    }
+}
+
+/// What stands behind a backslash, and how long that is.
+fn escaped(bytes: &[u8]) -> Option<(char, usize)> {
+    let character = match bytes.first()? {
+        b'"' => '"',
+        b'\\' => '\\',
+        b'/' => '/',
+        b'b' => '\u{8}',
+        b'f' => '\u{c}',
+        b'n' => '\n',
+        b'r' => '\r',
+        b't' => '\t',
+        b'u' => {
+            let high = hexadecimal(bytes.get(1..5)?)?;
+            if let Some(character) = char::from_u32(high) {
+                return Some((character, 5));
+            }
+            // Two that stand for one beyond 16 bits.
+            let low = hexadecimal(bytes.get(5..)?.strip_prefix(b"\\u")?.get(..4)?)?;
+            if !(0xd800..0xdc00).contains(&high) || !(0xdc00..0xe000).contains(&low) {
+                return None;
+            }
+            return char::from_u32(0x1_0000 + ((high - 0xd800) << 10) + (low - 0xdc00)).map(|found| (found, 11));
+        }
+        _ => return None,
+    };
+    Some((character, 1))
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u32> {
+    digits.iter().try_fold(0, |value, &digit| Some(value << 4 | char::from(digit).to_digit(16)?))
+}
+
+/// Where the next quote or backslash is, eight bytes at a time: texts are short, and a call of a vectorized search is not.
+#[inline]
+fn quote_or_backslash(bytes: &[u8], from: usize) -> Option<usize> {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
+    // The lowest bit that is set is that of the first byte that is zero (H. S. Warren: Hacker's Delight, section 6-1).
+    let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
+    let mut at = from;
+    while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
+        let word = u64::from_le_bytes(*chunk);
+        let found = zero(word ^ u64::from_ne_bytes([b'"'; 8])) | zero(word ^ u64::from_ne_bytes([b'\\'; 8]));
+        if found != 0 {
+            return Some(at + found.trailing_zeros() as usize / 8);
+        }
+        at += 8;
+    }
+    let rest = bytes.get(at..)?;
+    rest.iter().position(|byte| matches!(byte, b'"' | b'\\')).map(|found| at + found)
+}
