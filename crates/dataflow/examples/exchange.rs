@@ -1,4 +1,4 @@
-//! Messages through a task graph, one batch each, and how long they take: the Rust twin of `bench/harness/exchange_worker.py`.
+//! Messages through a task graph, and how long they take: the Rust twin of `bench/harness/exchange_worker.py`.
 //!
 //! `tidemill run -n 2 target/release/examples/exchange OPERATION BYTES MESSAGES`, or any other launcher; by itself it is a job
 //! of one worker. Operations are `partition`, `reduce`, `gather` and `broadcast`; a message is BYTES long, whole numbers of 8
@@ -50,8 +50,10 @@ impl Messages {
 
     async fn send_many(self, mut output: Output, context: TaskContext) -> Result<(), TaskError> {
         let source = i64::from(context.copy());
+        let mut message = vec![0; self.words as usize];
         for number in 0..self.count {
-            output.send(self.batch((0..self.words).map(|at| source + number + at))?).await?;
+            message.iter_mut().zip(source + number..).for_each(|(word, value)| *word = value);
+            output.send_values::<Int64Type>(&message).await?;
         }
         Ok(())
     }

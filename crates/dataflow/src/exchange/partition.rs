@@ -197,11 +197,21 @@ impl Partitioner for ByTurn {
     }
 }
 
-impl Assign for AssignByTurn {
-    fn assign(&mut self, _batch: &RecordBatch, _targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+impl AssignByTurn {
+    fn turn(&mut self) -> u32 {
         let target = self.next;
         self.next = (target + 1) % self.targets;
-        Ok(Assignment::Whole(target))
+        target
+    }
+}
+
+impl Assign for AssignByTurn {
+    fn assign(&mut self, _batch: &RecordBatch, _targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+        Ok(Assignment::Whole(self.turn()))
+    }
+
+    fn assign_unseen(&mut self) -> Option<u32> {
+        Some(self.turn())
     }
 }
 

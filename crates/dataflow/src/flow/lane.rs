@@ -299,6 +299,22 @@ impl Lane {
         }
     }
 
+    /// Puts rows of the only column, given as bytes, to those that wait, without a batch; `false`: they have to be sent as one.
+    pub(super) fn pack_values(&self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
+        let mut state = self.state.lock();
+        if state.taken == 0 || state.failed.is_some() || values.len() as u64 > SMALL_BYTES_MAX {
+            return Ok(false);
+        }
+        match state.pack.as_mut().and_then(|pack| pack.push_values(values, rows)) {
+            Some(true) => self.send_pack(&mut state).map(|()| true),
+            Some(false) => {
+                self.packing.store(true, Ordering::Relaxed);
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
     /// Has the end of the turn told, if one is under way.
     fn join(self: &Arc<Self>, state: &mut State) -> bool {
         state.in_turn = turn::join(|| Arc::clone(self) as _);

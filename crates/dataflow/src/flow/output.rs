@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::array::{ArrowPrimitiveType, PrimitiveArray, RecordBatch};
+use arrow::datatypes::{SchemaRef, ToByteSlice};
 use parking_lot::Mutex;
 
 use super::Mover;
@@ -86,6 +86,28 @@ impl Outlet {
             Route::Nowhere => Ok(()),
             Route::One(lane) => lane.send(batch).await,
             Route::Partition(partition) => partition.send(batch).await,
+        }
+    }
+
+    /// Sends rows of the only column, given as bytes and, where it has to be one, as a batch.
+    async fn send_values(
+        &mut self,
+        values: &[u8],
+        rows: usize,
+        batch: impl Fn() -> Result<RecordBatch, TaskError>,
+    ) -> Result<(), TaskError> {
+        let lane = match &mut self.route {
+            Route::Nowhere => None,
+            Route::One(lane) => Some(&*lane),
+            Route::Partition(partition) => match partition.assign.assign_unseen() {
+                Some(target) => Some(&partition.lanes[target as usize]),
+                None => return self.send(batch()?).await,
+            },
+        };
+        metrics::add(&self.way.edge.metrics.rows_sent, rows as u64);
+        match lane {
+            Some(lane) if !lane.pack_values(values, rows)? => lane.send(batch()?).await,
+            _ => Ok(()),
         }
     }
 
@@ -200,16 +222,7 @@ impl Output {
         if !Arc::ptr_eq(batch.schema_ref(), &self.schema) {
             fits(batch.schema_ref(), &self.schema).map_err(|reason| format!("output port: {reason}"))?;
         }
-        if batch.num_rows() == 0 {
-            return Ok(());
-        }
-        if self.outlets.iter().any(Outlet::is_ended) {
-            return Err("output port: a batch after its end".into());
-        }
-        if !self.is_wanted() {
-            // A sender without an end that does not look would never wait again: nobody else would have its thread, and nothing
-            // could end it.
-            tokio::task::yield_now().await;
+        if batch.num_rows() == 0 || !self.takes().await? {
             return Ok(());
         }
         let Some((last, others)) = self.outlets.split_last_mut() else { return Ok(()) };
@@ -217,6 +230,49 @@ impl Output {
             outlet.send(batch.clone()).await?;
         }
         last.send(batch).await
+    }
+
+    /// Sends numbers, as rows of the port's only column: the same as to [send](Output::send) a batch of them. For many small
+    /// messages, of which each takes longer to be made a batch than to be sent.
+    ///
+    /// # Errors
+    /// When the port has other columns, or one of another type; `Cancelled`.
+    pub async fn send_values<T: ArrowPrimitiveType>(&mut self, values: &[T::Native]) -> Result<(), TaskError> {
+        let fits = match self.schema.fields().as_ref() {
+            [field] => PrimitiveArray::<T>::is_compatible(field.data_type()),
+            _ => false,
+        };
+        if !fits {
+            let types: Vec<_> = self.schema.fields().iter().map(|field| field.data_type().to_string()).collect();
+            return Err(format!("output port: its columns are {}, not one {}", types.join(", "), T::DATA_TYPE).into());
+        }
+        if values.is_empty() || !self.takes().await? {
+            return Ok(());
+        }
+        let schema = &self.schema;
+        let batch = || {
+            let column = PrimitiveArray::<T>::from_iter_values(values.iter().copied());
+            let column = column.with_data_type(schema.field(0).data_type().clone());
+            Ok(RecordBatch::try_new(SchemaRef::clone(schema), vec![Arc::new(column)])?)
+        };
+        for outlet in &mut self.outlets {
+            outlet.send_values(values.to_byte_slice(), values.len(), batch).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether anybody takes what is sent now.
+    async fn takes(&mut self) -> Result<bool, TaskError> {
+        if self.outlets.iter().any(Outlet::is_ended) {
+            return Err("output port: a batch after its end".into());
+        }
+        if self.is_wanted() {
+            return Ok(true);
+        }
+        // A sender without an end that does not look would never wait again: nobody else would have its thread, and nothing
+        // could end it.
+        tokio::task::yield_now().await;
+        Ok(false)
     }
 
     /// [`Output::send`] for a copy that blocks its thread.

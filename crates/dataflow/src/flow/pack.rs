@@ -88,6 +88,19 @@ impl Pack {
         self.bytes >= PACK_BYTES_MAX
     }
 
+    /// Adds rows of the only column, given as bytes, as [`Pack::push`] adds a batch of them; `None` where there are others, or they
+    /// would have to go behind batches.
+    pub(super) fn push_values(&mut self, values: &[u8], rows: usize) -> Option<bool> {
+        let [column] = self.columns.as_mut_slice() else { return None };
+        if !self.others.is_empty() {
+            return None;
+        }
+        column.extend_from_slice(values);
+        self.rows += rows;
+        self.bytes += values.len() as u64;
+        Some(self.bytes >= PACK_BYTES_MAX)
+    }
+
     /// Copies a batch's values behind the others, if nothing but such values is there and in it.
     fn copy(&mut self, batch: &RecordBatch) -> bool {
         let Some(values) = &self.values else { return false };
