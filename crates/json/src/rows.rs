@@ -39,6 +39,7 @@ struct Reading<'r> {
     row: usize,
     /// The first is what stands before all others.
     names: Vec<Name>,
+    numbers: HashMap<Vec<u8>, usize>,
     room: String,
 }
 
@@ -67,6 +68,7 @@ impl Rows {
             filled: vec![0; self.schema.fields().len()],
             row: 0,
             names: vec![Name { quoted: Vec::new(), column: None, next: 0 }],
+            numbers: HashMap::new(),
             room: String::new(),
         };
         let mut bytes = 0usize;
@@ -131,18 +133,20 @@ impl Reading<'_> {
             return Some((next, guess.column));
         }
         let text = scan.quoted()?.plain()?;
-        let column = self.of.columns.get(text.as_bytes()).copied();
-        let is_it = |name: &Name| name.quoted.get(1..name.quoted.len().max(2) - 1) == Some(text.as_bytes());
-        let found = match self.names.iter().skip(1).position(is_it) {
-            Some(at) => at + 1,
-            None if self.names.len() > NAMES_MAX => return Some((0, column)),
+        let found = match self.numbers.get(text.as_bytes()) {
+            Some(&found) => found,
             None => {
+                let column = self.of.columns.get(text.as_bytes()).copied();
+                if self.names.len() > NAMES_MAX {
+                    return Some((0, column));
+                }
+                self.numbers.insert(text.as_bytes().to_vec(), self.names.len());
                 self.names.push(Name { quoted: format!("\"{text}\"").into_bytes(), column, next: 0 });
                 self.names.len() - 1
             }
         };
         self.names[before].next = found;
-        Some((found, column))
+        Some((found, self.names[found].column))
     }
 
     #[inline]
