@@ -284,17 +284,24 @@ fn resident_bytes() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
+/// Of a small budget the free memory within the arenas of many threads, which no other can use, is a large part.
+const ARENAS_BUDGET_BYTES: u64 = 512 << 20;
+const ARENAS_MAX: libc::c_int = 2;
+
 /// Has the allocator keep some of what is freed, at the end of each thread's memory. By itself it gives back all but 128 KiB of it, and batches that
 /// come and go would have the kernel clear their pages each time, which takes longer than to fill them.
 fn keep_freed(budget_bytes: u64) {
     let most = if budget_bytes == 0 { FREED_BYTES_MAX } else { budget_bytes / FREED_SHARE };
     let freed = most.clamp(FREED_BYTES_MIN, FREED_BYTES_MAX) as libc::c_int;
     #[cfg(target_env = "gnu")]
-    // SAFETY: two numbers of the allocator.
+    // SAFETY: numbers of the allocator.
     unsafe {
         libc::mallopt(libc::M_TRIM_THRESHOLD, freed);
         // Larger pieces are the kernel's each by itself. Half of it, as the allocator does where it learns both by itself.
         libc::mallopt(libc::M_MMAP_THRESHOLD, freed / 2);
+        if (1..ARENAS_BUDGET_BYTES).contains(&budget_bytes) {
+            libc::mallopt(libc::M_ARENA_MAX, ARENAS_MAX);
+        }
     }
 }
 
