@@ -61,8 +61,8 @@ class Job:
     def workers(self) -> list[dict[str, Any]]:
         """Where each worker runs and how it is reached from here.
 
-        A dict for each rank: ``rank``, ``host``, ``host_id`` (equal on workers that share a host), ``pid``, ``cores``
-        (that it may keep busy), ``socket`` and ``core`` (if it is bound to one), ``transport`` (``"shm"`` or ``"tcp"``;
+        A dict for each rank: ``rank``, ``host``, ``host_id`` (equal on workers that share a host), ``location`` (where that is
+        in the network, such as ``"zone-a/rack-3/host-7"``, or ``None``), ``pid``, ``cores`` (that it may keep busy), ``socket`` and ``core`` (if it is bound to one), ``transport`` (``"shm"`` or ``"tcp"``;
         ``None`` for this worker itself), ``shares_memory``, ``single_copy`` (whether large messages are copied once), and
         ``lack``: why a worker of this host is reached by less than the best, or ``None``.
         """

@@ -630,7 +630,7 @@ def end_calls() -> None: ...
 
 # Task graphs: private to `tidemill.graph`.
 
-_Worker = tuple[str, float, int]  # host, cores, bytes of memory
+_Worker = tuple[str, float, int, str | None]  # host, cores, bytes of memory, location
 _Planned = Sequence[tuple[str, Sequence[int]]]
 _Key = tuple[str, bool, bool | None]  # column, descending, nulls first
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import launched
 import pytest
 import tidemill as tm
+import workers
 from graphs import program
 
 EXCHANGES = """
@@ -366,6 +367,34 @@ def test_on_workers(size: int, part: str, tmp_path: Path) -> None:
     result = launched.run("run", "-n", str(size), app)
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode().count("done") == size
+
+
+def test_copies_run_near_their_data(tmp_path: Path) -> None:
+    """Each worker is told another place in the network; one that did not hear of the others' would plan otherwise."""
+    locations = ["zone-a/rack-1/h1", "zone-a/rack-2/h2", "zone-b/rack-1/h3"]
+    program = f"""
+        import tidemill as tm
+
+        job = tm.init()
+        assert [worker["location"] for worker in job.workers] == {locations}
+        graph = tm.Graph()
+        wanted = [["h2"], ["zone-a/rack-1/h9"], ["zone-b/rack-9/h9"], ["h9"]]
+        a = graph.source("a", lambda out, context: context.worker, schema={{"n": "int64"}}, parallelism=4, locations=wanted)
+        graph.connect(a, graph.sink("b", parallelism=1), tm.exchange.gather())
+
+        def place(tasks, workers):
+            assert [worker.location for worker in workers] == {locations}
+            assert tasks[0].locations == wanted
+            return graph.plan("locality")
+
+        for placement in "locality", place:
+            # That of which nothing is known goes where there is the least to do: the sink is on worker 0.
+            assert graph.run(placement=placement)["a"] == {{0: 1, 1: 0, 2: 2, 3: 1}}
+        print("done")
+    """
+    prefixes = {rank: ["env", f"TIDEMILL_LOCATION={location}"] for rank, location in enumerate(locations)}
+    with workers.Job(tmp_path, len(locations), program, prefixes=prefixes) as running:
+        assert running.succeed() == ["done\n"] * len(locations)
 
 
 def idle(*_: object) -> None:

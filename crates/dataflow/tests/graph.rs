@@ -107,7 +107,7 @@ fn graphs_print() {
     let from = graph.add(source("from", &numbers, 5, &nothing()));
     let to = graph.add(sink("to", 2, &Kept::default()));
     graph.connect(from, to, KeyedReduce::new(["n"], Reduction::new()));
-    let workers = vec![WorkerInfo { host: "h".into(), cores: 1.0, memory_bytes: 0 }; 2];
+    let workers = vec![WorkerInfo { host: "h".into(), location: None, cores: 1.0, memory_bytes: 0 }; 2];
     let text = graph.explain(2, None).unwrap();
     assert_eq!(
         text,

@@ -11,6 +11,8 @@
 //! | torchrun, Kubernetes                | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`                      |
 //! | none                                | a job of one worker                                                     |
 //!
+//! Where the host is in the network comes from `TIDEMILL_LOCATION`, else from Slurm's `SLURM_TOPOLOGY_ADDR`.
+//!
 //! `TIDEMILL_ROOT` with `TIDEMILL_SECRET` serve any launcher that says the rank and the size but nothing to meet by.
 //! The mistake that every MPI user has made once, N jobs of one instead of one job of N, is an error here.
 
@@ -112,6 +114,8 @@ pub struct Launch {
     pub join_timeout: Duration,
     /// Silence after which a worker counts as lost.
     pub failure_timeout: Duration,
+    /// Where this host is in the network: a path from the outside in, such as `zone-a/rack-3/host-7`, if anybody said so.
+    pub location: Option<String>,
 }
 
 /// Why the environment makes no sense.
@@ -300,8 +304,32 @@ impl Launch {
             meeting,
             join_timeout: env.seconds("TIDEMILL_JOIN_TIMEOUT", JOIN_TIMEOUT)?,
             failure_timeout: env.seconds("TIDEMILL_FAILURE_TIMEOUT", FAILURE_TIMEOUT)?,
+            location: location(&env, launcher)?,
         })
     }
+}
+
+fn location(env: &Reader<'_>, launcher: Launcher) -> Result<Option<String>, EnvironmentError> {
+    let path = |parts: &[&str]| {
+        let is_name = |part: &&str| !part.is_empty() && !part.contains(|c: char| c.is_whitespace() || c.is_control());
+        parts.iter().all(is_name).then(|| parts.join("/"))
+    };
+    if let Some(value) = env.text("TIDEMILL_LOCATION") {
+        let expected = "a path of names from the outside in, such as zone-a/rack-3/host-7";
+        let malformed =
+            || EnvironmentError::Malformed { name: "TIDEMILL_LOCATION".into(), value: value.into(), expected };
+        let parts: Vec<&str> = value.strip_prefix('/').unwrap_or(value).split('/').collect();
+        return path(&parts).map(Some).ok_or_else(malformed);
+    }
+    // mpiexec hands the variables of its own host to the workers of all.
+    let is_this_host = !matches!(launcher, Launcher::OpenMpi | Launcher::Hydra);
+    let Some(address) = env.text("SLURM_TOPOLOGY_ADDR").filter(|_| is_this_host) else { return Ok(None) };
+    // `spine.rack3.node7` for `switch.switch.node`: the last, a host's name, may have dots of its own, and a level without a switch is
+    // an empty part.
+    let pattern = env.text("SLURM_TOPOLOGY_ADDR_PATTERN");
+    let count = pattern.map_or(usize::MAX, |pattern| pattern.split('.').count());
+    let parts: Vec<&str> = address.splitn(count, '.').filter(|part| !part.is_empty()).collect();
+    Ok(path(&parts).filter(|path| !path.is_empty()))
 }
 
 struct Found {
@@ -645,6 +673,36 @@ mod tests {
         // A step of one task within a larger job is what it looks like.
         let single = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4";
         assert_eq!(good(single).meeting, Meeting::Alone);
+    }
+
+    /// A wrong place would draw copies to the far end of the network.
+    #[test]
+    fn where_the_host_is() {
+        let location = |text: &str| good(text).location;
+        assert_eq!(location("HOME=/"), None);
+        assert_eq!(location("TIDEMILL_LOCATION=zone-a/rack-3/host-7").as_deref(), Some("zone-a/rack-3/host-7"));
+        assert_eq!(
+            location("TIDEMILL_LOCATION=/rack-3/host-7").as_deref(),
+            Some("rack-3/host-7"),
+            "as Hadoop writes it"
+        );
+        for value in ["a//b", "/", "a/", "//a"] {
+            assert!(bad(&format!("TIDEMILL_LOCATION={value}")).contains("zone-a/rack-3/host-7"), "{value}");
+        }
+        let topology = "SLURM_TOPOLOGY_ADDR=s[0-1].s4.n7 SLURM_TOPOLOGY_ADDR_PATTERN=switch.switch.node";
+        let step = format!("{SRUN} SLURM_STEP_NUM_NODES=1 {topology}");
+        assert_eq!(location(&step).as_deref(), Some("s[0-1]/s4/n7"));
+        assert_eq!(location(&step.replace(".n7", ".n7.example.org")).as_deref(), Some("s[0-1]/s4/n7.example.org"));
+        assert_eq!(location(&step.replace("SLURM_TOPOLOGY_ADDR_PATTERN", "X")).as_deref(), Some("s[0-1]/s4/n7"));
+        let two = step.replace("s[0-1]", "");
+        assert_eq!(location(&two).as_deref(), Some("s4/n7"));
+        let flat = step.replace("s[0-1].s4.n7", "n7.example.org").replace("switch.switch.", "");
+        assert_eq!(location(&flat).as_deref(), Some("n7.example.org"));
+        assert_eq!(location(&step.replace("s[0-1].s4.n7", "..")), None, "no reason to refuse the job");
+        assert_eq!(location(&format!("{step} TIDEMILL_LOCATION=here")).as_deref(), Some("here"));
+        for launcher in [HYDRA, OPEN_MPI] {
+            assert_eq!(location(&format!("{launcher} {topology}")), None, "it may be another host's");
+        }
     }
 
     /// The mistake every user makes once, in its usual forms.

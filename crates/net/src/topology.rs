@@ -66,6 +66,8 @@ pub struct Placement {
     pub host: HostIdentity,
     /// Its host, for people.
     pub hostname: String,
+    /// Where its host is in the network, from the outside in, such as `zone-a/rack-3/host-7`; `None` where nobody has said it.
+    pub location: Option<String>,
     /// Its process.
     pub pid: u32,
     /// Processors it may keep busy: allowed by its affinity and its cgroup's quota. At least 1.
@@ -79,7 +81,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// This process's. Reads a few files of /proc and /sys; what cannot be read is left open.
+    /// This process's. Reads a few files of /proc and /sys; what cannot be read is left open, and so is the location, which only
+    /// the launcher knows.
     pub fn here() -> Self {
         let processors = allowed_processors();
         let only = |what: &str| {
@@ -92,6 +95,7 @@ impl Placement {
         Placement {
             host: HostIdentity::here(),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            location: None,
             pid: std::process::id(),
             cores_allowed: std::thread::available_parallelism().map_or(1, usize::from),
             processors,
@@ -110,7 +114,8 @@ impl Placement {
         for n in [self.pid, self.cores_allowed as u32, number(self.socket), number(self.core)] {
             bytes.extend_from_slice(&n.to_le_bytes());
         }
-        bytes.extend_from_slice(format!("{}\n{}", ranges(&self.processors), self.hostname).as_bytes());
+        let location = self.location.as_deref().unwrap_or_default();
+        bytes.extend_from_slice(format!("{}\n{location}\n{}", ranges(&self.processors), self.hostname).as_bytes());
         bytes
     }
 
@@ -123,11 +128,13 @@ impl Placement {
         };
         let mut number = || take(&mut bytes).map(u32::from_le_bytes);
         let (pid, cores_allowed, socket, core) = (number()?, number()?, number()?, number()?);
-        let (processors, hostname) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
+        let (processors, rest) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
+        let (location, hostname) = rest.split_once('\n')?;
         let known = |n: u32| (n != u32::MAX).then_some(n);
         Some(Placement {
             host,
             hostname: hostname.into(),
+            location: (!location.is_empty()).then(|| location.into()),
             pid,
             cores_allowed: cores_allowed.max(1) as usize,
             processors: parse_ranges(processors)?,
@@ -213,7 +220,10 @@ mod tests {
         let here = Placement::here();
         assert!(here.host.shares_memory_with(&HostIdentity::here()));
         assert!(here.cores_allowed >= 1 && !here.hostname.is_empty());
-        assert_eq!(Placement::decode(&here.encode()), Some(here));
+        let located = Placement { location: Some("zone-a/rack-3/host-7".into()), ..here.clone() };
+        for placement in [here, located] {
+            assert_eq!(Placement::decode(&placement.encode()), Some(placement));
+        }
     }
 
     /// Who reads that a worker is lost looks for its host, and for the others that are lost with it.

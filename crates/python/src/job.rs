@@ -120,6 +120,7 @@ impl Worker {
             entry.set_item("host", &placement.hostname)?;
             // The first worker of the same host: equal numbers share a host, whatever it is called.
             entry.set_item("host_id", endpoint.placements().iter().position(|p| p.host == placement.host))?;
+            entry.set_item("location", placement.location.as_deref())?;
             entry.set_item("pid", placement.pid)?;
             entry.set_item("cores", placement.cores_allowed)?;
             entry.set_item("socket", placement.socket)?;

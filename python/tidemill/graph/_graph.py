@@ -147,7 +147,7 @@ class Graph:
         memory : int or str
             as well as how many bytes, such as ``"2GiB"``,
         locations : sequence of sequence of str
-            and, for each copy, the hosts that hold its data.
+            and, for each copy, the hosts that hold its data, by name or as paths such as ``"zone-a/rack-3/host-7"``.
         comm : bool, default=False
             Gives the copies a communicator of their own, `Context.comm`; each must be on a worker of its own.
 
@@ -311,7 +311,7 @@ class Graph:
         ----------
         placement : str, mapping or callable, default="round_robin"
             ``"round_robin"``: copies in turn; ``"first_fit"``: on the first worker that still has the cores and memory;
-            ``"locality"``: beside their data. A plan as `plan` gives it. Or ``placement(tasks, workers)``, which makes a plan of
+            ``"locality"``: beside their data, or near it. A plan as `plan` gives it. Or ``placement(tasks, workers)``, which makes a plan of
             lists of `TaskInfo` and `WorkerInfo`, the same on every worker.
         share : bool, default=True
             Whether every worker gets what the copies of all have returned (which must then be possible to pickle), or each
@@ -451,9 +451,9 @@ def _runner(job: Job) -> GraphRunner:
     return _runners[0]
 
 
-def _workers(job: Job) -> list[tuple[str, float, int]]:
+def _workers(job: Job) -> list[tuple[str, float, int, str | None]]:
     memory = memory_budget(job) or 0
-    return [(str(worker["host"]), float(worker["cores"]), memory) for worker in job.workers]
+    return [(str(worker["host"]), float(worker["cores"]), memory, worker["location"]) for worker in job.workers]
 
 
 def _of_job(info: TaskInfo, workers: int) -> TaskInfo:

@@ -28,7 +28,7 @@ class TaskInfo:
     memory_bytes : int
         What a copy needs.
     locations : list of list of str
-        For each copy the hosts that hold its data; none, or fewer than copies, where it may be anywhere.
+        For each copy the hosts that hold its data, by name or as paths; none, or fewer than copies, where it may be anywhere.
     """
 
     name: str
@@ -52,12 +52,15 @@ class WorkerInfo:
         Cores it may use.
     memory_bytes : int
         Its memory budget; 0 where there is none.
+    location : str or None
+        Where its host is in the network, from the outside in, such as ``"zone-a/rack-3/host-7"``, where that is known.
     """
 
     rank: int
     host: str
     cores: float
     memory_bytes: int
+    location: str | None = None
 
 
 #: A placement by name, a plan, or a function that makes one; the same on every worker.

@@ -56,7 +56,8 @@ pub struct Resources {
     pub cores: f32,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// For each copy the hosts that hold its data; fewer entries than copies, or none, mean anywhere.
+    /// For each copy the hosts that hold its data, by their names or as paths such as `zone-a/rack-3/host-7`; fewer entries than
+    /// copies, or none, mean anywhere.
     pub data_hosts: Vec<Vec<String>>,
 }
 

@@ -1,4 +1,10 @@
-//! Copies go to their data: to a worker on a host that holds it, else to whoever has the least to do.
+//! Copies go to their data: to a worker of a host that holds it, else to the nearest one, else to whoever has the least to do.
+//!
+//! Where a host is in the network is a path from the outside in, such as `zone-a/rack-3/host-7`, as in Hadoop's and Slurm's
+//! topologies: the more leading parts two paths have in common, the nearer they are. Hosts of data are such paths, or plain names,
+//! which say nothing of what is near.
+
+use std::cmp::Reverse;
 
 use super::{Placement, Plan, TaskInfo, TaskPlan, WorkerInfo, everywhere};
 
@@ -14,37 +20,67 @@ impl Placement for Locality {
         for task in tasks.iter().filter(|task| goes_anywhere(task)) {
             everywhere(task, workers.len()).workers.into_iter().for_each(|worker| load[worker as usize] += 1);
         }
+        let places: Vec<Place<'_>> = workers.iter().map(Place::of).collect();
         let mut plan = Plan::default();
         for task in tasks {
-            let hosts_of = |copy: u32| task.resources.data_hosts.get(copy as usize).filter(|hosts| !hosts.is_empty());
             if goes_anywhere(task) {
                 plan.tasks.push(everywhere(task, workers.len()));
                 continue;
             }
-            let mut chosen = vec![0u32; task.copies as usize];
-            let mut far = Vec::new();
-            for copy in 0..task.copies {
-                let Some(hosts) = hosts_of(copy) else {
-                    far.push(copy);
-                    continue;
-                };
-                let beside = (0..workers.len()).filter(|&worker| hosts.contains(&workers[worker].host));
-                match beside.min_by_key(|&worker| load[worker]) {
-                    Some(worker) => {
-                        load[worker] += 1;
-                        chosen[copy as usize] = worker as u32;
-                    }
-                    None => far.push(copy),
-                }
-            }
-            // Last, so that they fill up what the data has left unequal.
-            for copy in far {
-                let worker = (0..workers.len()).min_by_key(|&worker| load[worker]).ok_or("there are no workers")?;
+            let hosts_of = |copy: usize| task.resources.data_hosts.get(copy).into_iter().flatten();
+            let data: Vec<Vec<Vec<&str>>> =
+                (0..task.copies as usize).map(|copy| hosts_of(copy).map(|host| parts(host)).collect()).collect();
+            let near = |copy: usize, place: &Place<'_>| {
+                data[copy].iter().map(|host| place.nearness(host)).max().unwrap_or_default()
+            };
+            let nearest = |copy| places.iter().map(|place| near(copy, place)).max().unwrap_or_default();
+            // Who has its data nearest chooses first. Last are those that may go anywhere: they fill up what the data has left unequal.
+            let mut order: Vec<(Reverse<Nearness>, usize)> =
+                (0..data.len()).map(|copy| (Reverse(nearest(copy)), copy)).collect();
+            order.sort_unstable();
+            let mut chosen = vec![0u32; data.len()];
+            for (Reverse(nearest), copy) in order {
+                let equals = (0..places.len()).filter(|&worker| near(copy, &places[worker]) == nearest);
+                let worker = equals.min_by_key(|&worker| load[worker]).ok_or("there are no workers")?;
                 load[worker] += 1;
-                chosen[copy as usize] = worker as u32;
+                chosen[copy] = worker as u32;
             }
             plan.tasks.push(TaskPlan { task: task.name.to_owned(), workers: chosen });
         }
         Ok(plan)
     }
+}
+
+/// How near a worker is to data; the default is to know nothing of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Nearness {
+    /// It is on the host of that name. Where names are not unique, the rest of the path decides.
+    is_there: bool,
+    /// Leading parts in common.
+    common: usize,
+}
+
+/// Where a worker is.
+struct Place<'a> {
+    host: &'a str,
+    path: Vec<&'a str>,
+}
+
+impl<'a> Place<'a> {
+    fn of(worker: &'a WorkerInfo) -> Self {
+        Place { host: &worker.host, path: parts(worker.location.as_deref().unwrap_or_default()) }
+    }
+
+    fn nearness(&self, data: &[&str]) -> Nearness {
+        Nearness {
+            // A container has a name of its own; its path may end with that of its host.
+            is_there: data.last().is_some_and(|name| *name == self.host || Some(name) == self.path.last()),
+            common: self.path.iter().zip(data).take_while(|(mine, theirs)| mine == theirs).count(),
+        }
+    }
+}
+
+/// The parts of a path, which may begin with a slash, as Hadoop's do.
+fn parts(path: &str) -> Vec<&str> {
+    path.split('/').filter(|part| !part.is_empty()).collect()
 }

@@ -5,7 +5,7 @@
 //! |----------------|-----------------------------------------------------------------------------------|
 //! | [`RoundRobin`] | on the next worker in turn; the default                                           |
 //! | [`FirstFit`]   | on the first worker that still has its cores and memory                           |
-//! | [`Locality`]   | on a worker of a host that holds its data, the one with the least to do           |
+//! | [`Locality`]   | on a worker of a host that holds its data, or the nearest one to it               |
 //! | a [`Plan`]     | where the plan says                                                               |
 
 mod first_fit;
@@ -28,6 +28,8 @@ use crate::graph::{Graph, Parallelism, Resources};
 pub struct WorkerInfo {
     /// The host's name; workers of one host have the same.
     pub host: String,
+    /// Where that is in the network, from the outside in, such as `zone-a/rack-3/host-7`; `None` where nobody has said it.
+    pub location: Option<String>,
     /// Processor cores it may use.
     pub cores: f32,
     /// Bytes of memory it may use.
@@ -154,9 +156,30 @@ mod tests {
     use super::*;
 
     fn workers(sizes: &[(&str, f32, u64)]) -> Vec<WorkerInfo> {
-        let info =
-            |&(host, cores, memory_bytes): &(&str, f32, u64)| WorkerInfo { host: host.into(), cores, memory_bytes };
+        let info = |&(host, cores, memory_bytes): &(&str, f32, u64)| WorkerInfo {
+            host: host.into(),
+            location: None,
+            cores,
+            memory_bytes,
+        };
         sizes.iter().map(info).collect()
+    }
+
+    /// Workers with locations; their hosts have the names that those end with.
+    fn located(locations: &[&str]) -> Vec<WorkerInfo> {
+        let info = |location: &&str| {
+            let host = location.rsplit('/').next().unwrap().into();
+            WorkerInfo { host, location: Some((*location).into()), cores: 1.0, memory_bytes: 0 }
+        };
+        locations.iter().map(info).collect()
+    }
+
+    /// Where `Locality` puts copies with their data on these hosts.
+    fn beside_data(workers: &[WorkerInfo], hosts: &[&[&str]]) -> Vec<u32> {
+        let data_hosts = hosts.iter().map(|hosts| hosts.iter().map(|&host| host.into()).collect()).collect();
+        let needs = Resources { data_hosts, ..Resources::default() };
+        let plan = Locality.place(&[task(&needs, hosts.len() as u32)], workers).unwrap();
+        plan.tasks[0].workers.clone()
     }
 
     fn task(resources: &Resources, copies: u32) -> TaskInfo<'_> {
@@ -200,6 +223,34 @@ mod tests {
         let needs = Resources { data_hosts: vec![hosts(&["b"])], ..Resources::default() };
         let plan = Locality.place(&[1, 1, 1, 1].map(|copies| task(&needs, copies)), &workers).unwrap();
         assert_eq!(plan.tasks.iter().map(|task| task.workers[0]).collect::<Vec<_>>(), [1, 2, 1, 2]);
+    }
+
+    /// Data of a host without a worker that is read from the far end of the network, though a worker of its rack is there.
+    #[test]
+    fn locality_goes_near_the_data_where_it_cannot_go_beside_it() {
+        let workers = located(&["a/1/h1", "a/2/h2", "b/1/h3", "b/1/h4"]);
+        let chosen = |hosts: &[&[&str]]| beside_data(&workers, hosts);
+        assert_eq!(chosen(&[&["a/1/h9"], &["a/2/h9"], &["/b/1/h4"]]), [0, 1, 3]);
+        // Among equals the one with the least to do: in the rack, and in the zone where the rack has nobody.
+        assert_eq!(chosen(&[&["b/1/h9"], &["b/1/h9"], &["b/1/h9"], &["b/7/h9"]]), [2, 3, 2, 3]);
+        // Of several hosts the nearest counts, and who is nearest chooses first.
+        assert_eq!(chosen(&[&["b/1/h9", "a/1/h1"], &["a/1/h9"], &["a/2/h2", "a/1/h1"]]), [0, 0, 1]);
+        // A host is found by its name, in paths of another make, too.
+        assert_eq!(chosen(&[&["h3"], &["rack/h2"], &["h1"]]), [2, 1, 0]);
+        // Of what is nowhere near nothing is known, nor of plain names of other hosts.
+        assert_eq!(chosen(&[&["c/1/h9"], &["h9"], &["a/1/h1"], &[]]), [1, 2, 0, 3]);
+        // Hosts of one name in two zones.
+        assert_eq!(beside_data(&located(&["a/n1", "b/n1", "b/n2"]), &[&["b/n1"], &["b/n1"], &["a/n1"]]), [1, 1, 0]);
+    }
+
+    /// Only some workers know where they are, and names of containers are not those of hosts.
+    #[test]
+    fn locality_makes_do_with_what_is_known_of_workers() {
+        let mut workers = located(&["a/1/h1", "a/1", "b/2/h3"]);
+        workers[1].host = "h2".into();
+        workers[2].host = "container".into();
+        workers.extend(super::tests::workers(&[("h4", 1.0, 0)]));
+        assert_eq!(beside_data(&workers, &[&["a/1/h2"], &["b/2/h3"], &["h3"], &["b/2/h4"]]), [1, 2, 2, 3]);
     }
 
     /// A plan that was written to a file comes back as it was.

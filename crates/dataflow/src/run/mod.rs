@@ -148,6 +148,7 @@ impl Runner {
             .map(|place| places.iter().position(|other| other.host == place.host).expect("it equals itself") as u32);
         let info = |(place, memory): (&&tidemill_net::topology::Placement, u64)| WorkerInfo {
             host: place.hostname.clone(),
+            location: place.location.clone(),
             cores: place.cores_allowed as f32,
             memory_bytes: if memory == 0 { u64::MAX } else { memory },
         };

@@ -142,6 +142,7 @@ pub struct Control {
     size: u32,
     failure_timeout: Duration,
     key: JobKey,
+    location: Option<String>,
     origin: Origin,
     inner: Inner,
 }
@@ -157,7 +158,11 @@ pub(crate) enum Inner {
 
 impl Control {
     pub(crate) fn new(rank: Rank, size: u32, failure_timeout: Duration, key: JobKey, inner: Inner) -> Self {
-        Control { rank, size, failure_timeout, key, origin: Origin::here(), inner }
+        Control { rank, size, failure_timeout, key, location: None, origin: Origin::here(), inner }
+    }
+
+    pub(crate) fn located(self, location: Option<String>) -> Self {
+        Control { location, ..self }
     }
 
     /// A job of one worker.
@@ -185,6 +190,11 @@ impl Control {
     /// How many workers the job has.
     pub fn size(&self) -> u32 {
         self.size
+    }
+
+    /// Where this worker's host is in the network, if its environment said so.
+    pub fn location(&self) -> Option<&str> {
+        self.location.as_deref()
     }
 
     /// With what connections between the job's workers prove themselves.

@@ -170,7 +170,7 @@ impl Endpoint {
     pub fn open(mut control: Control, settings: Settings) -> Result<Endpoint, OpenError> {
         let (rank, size) = (control.rank(), control.size());
         let in_process = control.is_in_process();
-        let mine = Placement::here();
+        let mine = Placement { location: control.location().map(str::to_owned), ..Placement::here() };
         let placements: Vec<Placement> = control
             .allgather(&mine.encode())?
             .iter()

@@ -27,6 +27,7 @@ pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
     let mut config = JoinConfig::new(launch.rank, launch.size, &launch.job, Secret::random(), "");
     config.timeout = launch.join_timeout;
     config.failure_timeout = launch.failure_timeout;
+    config.location = launch.location.clone();
     let is_root = launch.rank == Rank(0);
     let bootstrap = |reason: String| JoinError::Bootstrap { launcher: launch.launcher.to_string(), reason };
     // Lives until rank 0 has everybody.

@@ -77,6 +77,8 @@ pub struct JoinConfig {
     pub timeout: Duration,
     /// Silence after which a worker counts as lost.
     pub failure_timeout: Duration,
+    /// Where this worker's host is in the network; see [`Launch::location`](crate::environment::Launch::location).
+    pub location: Option<String>,
 }
 
 impl JoinConfig {
@@ -91,6 +93,7 @@ impl JoinConfig {
             listener: None,
             timeout: JOIN_TIMEOUT,
             failure_timeout: FAILURE_TIMEOUT,
+            location: None,
         }
     }
 }
@@ -179,7 +182,7 @@ pub fn join(config: JoinConfig) -> Result<Control, JoinError> {
         (_, 0) => Inner::Hub(host(&config, &key)?),
         _ => Inner::Leaf(knock(&config, &key)?),
     };
-    Ok(Control::new(config.rank, config.size, config.failure_timeout, key, inner))
+    Ok(Control::new(config.rank, config.size, config.failure_timeout, key, inner).located(config.location))
 }
 
 /// Rank 0: lets the others in. Returns their links by rank, from 1.

@@ -22,7 +22,7 @@ use sha2::Sha256;
 use crate::Rank;
 
 /// Number of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"TIDEMILL";
 const PREFIX_BYTES: usize = 12;

@@ -18,15 +18,15 @@ use super::exchange::NativeExchange;
 use super::function::Function;
 use super::raised;
 
-/// Host, cores, bytes of memory (0: no limit) of a worker.
-pub type Worker = (String, f32, u64);
+/// Host, cores, bytes of memory (0: no limit) and location of a worker.
+pub type Worker = (String, f32, u64, Option<String>);
 /// Of each task the worker of each copy.
 pub type Planned = Vec<(String, Vec<u32>)>;
 
 pub fn infos(workers: Vec<Worker>) -> Vec<WorkerInfo> {
-    let info = |(host, cores, memory): Worker| {
+    let info = |(host, cores, memory, location): Worker| {
         let memory_bytes = if memory == 0 { u64::MAX } else { memory };
-        WorkerInfo { host, cores, memory_bytes }
+        WorkerInfo { host, location, cores, memory_bytes }
     };
     workers.into_iter().map(info).collect()
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tidemill_dataflow::{DataflowError, EdgeReport, RunReport, Runner, Settings};
+use tidemill_dataflow::{DataflowError, EdgeReport, RunReport, Runner, Settings, WorkerInfo};
 
 use crate::comm::Comm;
 use crate::dataset::QueryEngine;
@@ -53,11 +53,12 @@ impl GraphRunner {
         Ok(GraphRunner { runner: Arc::new(runner), process: std::process::id() })
     }
 
-    /// What placements know of the workers: host, cores, bytes of memory (0: no limit).
+    /// What placements know of the workers: host, cores, bytes of memory (0: no limit), location.
     #[getter]
     fn workers(&self) -> Vec<Worker> {
         let memory = |bytes: u64| if bytes == u64::MAX { 0 } else { bytes };
-        self.runner.workers().iter().map(|w| (w.host.clone(), w.cores, memory(w.memory_bytes))).collect()
+        let of = |w: &WorkerInfo| (w.host.clone(), w.cores, memory(w.memory_bytes), w.location.clone());
+        self.runner.workers().iter().map(of).collect()
     }
 
     /// Runs a graph along a plan; collective. Returns what this worker's copies have returned, by task and copy, and its report.
