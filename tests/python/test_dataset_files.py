@@ -684,3 +684,16 @@ def test_columns_of_json_that_only_some_files_have(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"n": "many"}\n')
     with pytest.raises(tm.DataSetError, match=r'column "n" is Float64 in .*b\.jsonl and Utf8 in .*d\.jsonl'):
         tm.read_json(tmp_path)
+
+
+def test_files_of_each_host_are_all_files_on_one(tmp_path: Path) -> None:
+    """There a program reads the same with `each_host` and without, columns of folders too."""
+    (tmp_path / "year=2024").mkdir()
+    (tmp_path / "year=2024" / "a.csv").write_text("n\n1\n")
+    found = tm.read_csv(tmp_path, each_host=True).to_pylist()
+    assert found == tm.read_csv(tmp_path).to_pylist() == [{"n": 1, "year": "2024"}]
+    assert tm.read_text(tmp_path, each_host=True).count() == 2
+    with pytest.raises(tm.DataSetError, match="there is no file or folder"):
+        tm.read_json(tmp_path / "none", each_host=True)
+    with pytest.raises(tm.DataSetError, match=r"quarantine=.* cannot be with each_host=True"):
+        tm.read_csv(tmp_path, on_error="quarantine", quarantine=tmp_path.with_name("bad"), each_host=True)

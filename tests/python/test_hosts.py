@@ -198,6 +198,134 @@ def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Hosts) -> None
         assert running.succeed() == ["done\n"] * 4
 
 
+def own_folder(hosts: Hosts, folder: Path, *files: dict[str, str]) -> None:
+    """Give each host files of its own in a folder; those of one name and text are of one time."""
+    folder.mkdir()
+    for host, texts in enumerate(files):
+        _run(*hosts.prefix(host), "mount", "-t", "tmpfs", "tmpfs", str(folder))
+        for name, text in texts.items():
+            when = f"@{1_700_000_000 + sum(text.encode())}"
+            write = 'mkdir -p "$(dirname "$0")" && printf %s "$1" > "$0" && touch -d "$2" "$0"'
+            _run(*hosts.prefix(host), "sh", "-c", write, str(folder / name), text, when)
+
+
+def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Hosts) -> None:
+    """Logs of one name on both hosts, a file that only one has, and one that both have: rows that come twice, or from the wrong host."""
+    logs = tmp_path / "logs"
+
+    def log(start: int, stop: int) -> str:
+        return "n,text\n" + "".join(f"{n},row {n}\n" for n in range(start, stop))
+
+    same = log(0, 300)
+    own_folder(
+        hosts,
+        logs,
+        {"app.csv": log(1_000, 1_900), "old/app.csv": log(2_000, 2_050), "same.csv": same, "empty.csv": ""},
+        {"app.csv": log(5_000, 6_500), "same.csv": same},
+    )
+    program = f"""
+        import tidemill as tm
+
+        tables = {str(logs)!r}
+        job = tm.init()
+        data = tm.read_csv(tables, each_host=True)
+        expected = [*range(300), *range(1_000, 1_900), *range(2_000, 2_050), *range(5_000, 6_500)]
+        assert data.sort("n").to_dict()["n"] == expected
+        assert data.count() == len(expected)
+        # Rows stay where they lie; those that both hosts have are on either.
+        local = [n for n in data.collect_local().to_dict()["n"] if n >= 300]
+        assert all((n >= 5_000) == (job.rank >= 2) for n in local), (job.rank, local[:3])
+        assert job.comm.allreduce(len(local)) == len(expected) - 300
+        assert "OwnExec: files of each host" in data.explain()
+        # As a part of larger queries: filters and columns of it alone, on either side of a join, beside itself.
+        small = data.filter(tm.col("n") % 100 == 0).select("n")
+        hundreds = [n for n in expected if n % 100 == 0]
+        assert small.sort("n").to_dict()["n"] == hundreds
+        assert sorted(small.join(data, on="n").to_dict()["text"]) == sorted(f"row {{n}}" for n in hundreds)
+        assert data.join(small, on="n", how="left").count() == len(expected)
+        assert data.union(data).group_by("n").agg(times=tm.count()).filter(tm.col("times") == 2).count() == len(expected)
+        assert tm.sql("select max(n) as last from data where n < (select max(n) from data)", data=data).to_dict() == {{"last": [6_498]}}
+        assert data.limit(7).count() == 7
+
+        lines = tm.read_text([tables + "/app.csv", tables + "/old"], each_host=True)
+        assert lines.filter(tm.col("line") == "n,text").count() == 3 and lines.count() == 900 + 50 + 1_500 + 3
+        # A file of one host alone; other kinds of columns; bad rows.
+        assert tm.read_csv(tables + "/old/*.csv", each_host=True).count() == 50
+        bad = tm.read_csv(tables + "/app.csv", schema={{"n": "int64", "text": "int64"}}, on_error="skip", each_host=True)
+        assert bad.to_dict() == {{"n": [], "text": []}} and tm.skipped_rows() == 900 + 1_500, tm.skipped_rows()
+        print("done")
+    """
+    with job(tmp_path, hosts, program, TIDEMILL_THREADS="2") as running:
+        assert running.succeed() == ["done\n"] * 4
+
+
+def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) -> None:
+    """Each worker would read a part of another file, and nobody would know."""
+    data = tmp_path / "data"
+    own_folder(
+        hosts,
+        data,
+        {
+            "size.txt": "one\n",
+            "time.txt": "ab\n",
+            "mine.txt": "x\n",
+            "there/t.txt": "x\n",
+            "there/u.txt": "u\n",
+            "own/n.csv": "n\n1\n",
+            "kinds/k.csv": "x\n1\n",
+            "types/t.csv": "x\n1\n",
+            "json/j.jsonl": '{"n": 1}\n',
+        },
+        {
+            "size.txt": "one\ntwo\n",
+            "time.txt": "cd\n",
+            "there/t.txt": "x\n",
+            "own/n.csv": "m\n1\n",
+            "kinds/k.csv": "x\na\n",
+            "types/t.csv": "x\n2.5\n",
+            "json/j.jsonl": '{"n": 2, "s": "x"}\n',
+        },
+    )
+    program = f"""
+        import tidemill as tm
+
+        data = {str(data)!r}
+        names = list(dict.fromkeys(worker["host"] for worker in tm.init().workers))
+
+        def told(make):
+            try:
+                make()
+            except tm.DataSetError as error:
+                return str(error)
+            raise AssertionError("no error")
+
+        for read in tm.read_text, lambda path: tm.read_csv(path, header=False):
+            for file, words in [
+                ("size.txt", f"/size.txt is not the same file on all hosts: on {{names[0]}} it has 4 bytes, on {{names[1]}} 8"),
+                ("time.txt", "/time.txt may not be the same file on all hosts: it was last changed at "),
+                ("there", f"/there/u.txt is on host {{names[0]}}, but not on {{names[1]}}"),
+            ]:
+                error = told(lambda: read(f"{{data}}/{{file}}").count())
+                assert words in error and "each_host=True" in error, error
+            assert read(f"{{data}}/there/t.txt").count() == 1, "the same on both"
+
+        error = told(lambda: tm.read_csv(f"{{data}}/own", each_host=True))
+        assert f"/own/n.csv on host {{names[1]}}: its columns are m, those of " in error and f"/own/n.csv on host {{names[0]}} n: " in error, error
+        error = told(lambda: tm.read_csv(f"{{data}}/kinds", each_host=True))
+        assert 'column "x" is Int64 in ' in error and f"k.csv on host {{names[0]}} and Utf8" in error and names[1] in error, error
+        assert tm.read_csv(f"{{data}}/types", each_host=True).sort("x").to_dict() == {{"x": [1.0, 2.5]}}
+        assert tm.read_json(f"{{data}}/json", each_host=True).sort("n").to_dict() == {{"n": [1, 2], "s": [None, "x"]}}
+        error = told(lambda: tm.read_csv(f"{{data}}/none*", each_host=True))
+        assert error.endswith(f"/none*, on none of the hosts {{names[0]}}, {{names[1]}}"), error
+        error = told(lambda: tm.read_parquet(f"{{data}}/mine.txt", each_host=True))
+        assert "mine.txt" in error and error.endswith(f"(on host {{names[0]}})"), error
+        assert "s3://bucket is in a store" in told(lambda: tm.read_text("s3://bucket", each_host=True))
+        print("done")
+    """
+    with job(tmp_path, hosts, program) as running:
+        assert running.succeed() == ["done\n"] * 4
+
+
 def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Hosts) -> None:
     """Rank 0 has the table, and its host alone: workers that chose without it would run another schedule and hang, or fail."""
     folder = tmp_path / "tables"

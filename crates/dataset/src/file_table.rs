@@ -117,12 +117,26 @@ impl TableProvider for CheckedTable {
     }
 }
 
-/// A table of the good rows of files.
+/// A table of files that are read in pieces, some by each partition, and not by DataFusion.
 #[derive(Debug)]
-pub(crate) struct LenientTable(StreamingTable);
+pub(crate) struct PiecesTable {
+    table: StreamingTable,
+    pub(crate) files: Vec<File>,
+    /// Whether rows that cannot be read are left out.
+    pub(crate) is_lenient: bool,
+}
 
-impl LenientTable {
+impl PiecesTable {
     pub(crate) fn new(
+        schema: SchemaRef,
+        files: Vec<File>,
+        partitions: Vec<Arc<dyn PartitionStream>>,
+    ) -> Result<Self, DataSetError> {
+        Ok(PiecesTable { table: StreamingTable::try_new(schema, partitions)?, files, is_lenient: false })
+    }
+
+    /// A table of the good rows.
+    pub(crate) fn lenient(
         engine: &Engine,
         files: Vec<File>,
         folders: Option<FolderColumns>,
@@ -140,7 +154,7 @@ impl LenientTable {
         files.iter().for_each(|file| file.to_string().hash(&mut hasher));
         let name = format!("bad-{:08x}", hasher.finish() as u32);
         let whole = compression != FileCompressionType::UNCOMPRESSED || decoder.needs_whole_files();
-        let groups = deal(files, whole, engine.partitions())?;
+        let groups = deal(files.clone(), whole, engine.partitions())?;
         let decoder = Arc::new(decoder);
         let partition = |(number, pieces): (usize, Vec<Piece>)| -> Arc<dyn PartitionStream> {
             Arc::new(Partition {
@@ -155,14 +169,14 @@ impl LenientTable {
             })
         };
         let partitions = groups.into_iter().enumerate().map(partition).collect();
-        Ok(LenientTable(StreamingTable::try_new(SchemaRef::clone(&schema), partitions)?))
+        Ok(PiecesTable { is_lenient: true, ..PiecesTable::new(schema, files, partitions)? })
     }
 }
 
 #[async_trait]
-impl TableProvider for LenientTable {
+impl TableProvider for PiecesTable {
     fn schema(&self) -> SchemaRef {
-        self.0.schema()
+        self.table.schema()
     }
 
     fn table_type(&self) -> TableType {
@@ -176,7 +190,7 @@ impl TableProvider for LenientTable {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.0.scan(state, projection, filters, limit).await
+        self.table.scan(state, projection, filters, limit).await
     }
 }
 

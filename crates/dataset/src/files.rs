@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -287,7 +288,13 @@ pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOpt
     for path in paths {
         let before = files.len();
         folder = match local_path(path)? {
-            Some(local) => find_local(&local, &mut files)?.map(Folder::Local),
+            Some(local) => {
+                let folder = find_local(&local, &mut files)?;
+                if files.len() == before && folder.is_none() && !local.contains(GLOBS) {
+                    return Err(DataSetError::Io(format!("there is no file or folder {local}")));
+                }
+                folder.map(Folder::Local)
+            }
             None => {
                 let at = engine.locate(path, options)?;
                 find_objects(&at, &mut files).await?.then_some(Folder::Objects(at))
@@ -309,6 +316,57 @@ pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOpt
 /// `Io` if there are none, or they cannot be listed.
 pub async fn find_files(engine: &Engine, paths: &[String], storage: &StorageOptions) -> Result<Vec<String>> {
     Ok(find(engine, paths, storage).await?.files.iter().map(ToString::to_string).collect())
+}
+
+/// A local file as a host sees it. On another host it is the same file if all of this is the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LocalFile {
+    /// Its absolute path.
+    pub path: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// When it was last changed, in nanoseconds since 1970.
+    pub changed_ns: i64,
+}
+
+impl LocalFile {
+    /// `None` for an object of a store.
+    pub(crate) fn of(file: &File) -> Result<Option<Self>> {
+        let File::Local(path) = file else { return Ok(None) };
+        let meta = std::fs::metadata(path).map_err(|error| file.failed(&error))?;
+        let changed_ns = meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec());
+        Ok(Some(LocalFile { path: path.to_string_lossy().into_owned(), bytes: meta.len(), changed_ns }))
+    }
+}
+
+/// The local files that paths stand for on this host, which may have none of them.
+///
+/// # Errors
+/// `Query` for a URL of a store, and where folders stand for columns: of the files of some hosts nobody knows which. `Io`.
+pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
+    let (mut files, mut folder) = (Vec::new(), None);
+    for path in paths {
+        let Some(local) = local_path(path)? else {
+            let text = format!("{path} is in a store, which is the same for all hosts: leave each_host out");
+            return Err(DataSetError::Query(text));
+        };
+        // What this process may not look at may well be there.
+        match Path::new(&local).try_exists() {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(DataSetError::Io(format!("{local}: {error}")));
+            }
+            _ => {}
+        }
+        folder = find_local(&local, &mut files)?.map(Folder::Local);
+    }
+    let found = Found { files, folder: folder.filter(|_| paths.len() == 1) };
+    if let Some(key) = found.folder_keys().first() {
+        return Err(DataSetError::Unsupported(format!(
+            "{}: folders do not become columns with each_host=True, as \"{key}\" would; give a glob of the files, such as {}/*/*",
+            paths[0], paths[0]
+        )));
+    }
+    Ok(found.files.iter().map(LocalFile::of).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// All bytes of one file.
@@ -335,7 +393,7 @@ pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -
 /// What a name that stands for several has.
 pub(crate) const GLOBS: [char; 3] = ['*', '?', '['];
 
-/// Adds the files of a local path. Returns the folder if it is one.
+/// Adds the files of a local path, none if there is nothing. Returns the folder if it is one.
 fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
     let absolute = std::path::absolute(path).map_err(|error| DataSetError::Io(format!("{path}: {error}")))?;
     // What is not there, or behind a pattern, is told or looked for as it was given.
@@ -346,7 +404,7 @@ fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
         return Ok(Some(absolute).filter(|path| path.is_dir()));
     }
     if !path.contains(GLOBS) {
-        return Err(DataSetError::Io(format!("there is no file or folder {path}")));
+        return Ok(None);
     }
     let pattern = absolute.to_string_lossy();
     let found = glob::glob(&pattern).map_err(|error| DataSetError::Query(format!("{path}: {error}")))?;
@@ -560,6 +618,34 @@ mod tests {
             let below = Folder::Objects(at.clone());
             Ok(found.files.iter().map(|file| file.names_below(&below).unwrap().join("/")).collect())
         });
+    }
+
+    /// A host that has none of the files is no error; what would be columns, for other hosts perhaps not, is one.
+    #[test]
+    fn files_of_one_host() {
+        let dir = std::env::temp_dir().join(format!("tidemill-own-files-{}", std::process::id()));
+        for name in ["a.csv", "year=2024/b.csv"] {
+            std::fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
+            std::fs::write(dir.join(name), "x\n1\n").unwrap();
+        }
+        let find = |names: &[&str]| {
+            let paths: Vec<String> = names.iter().map(|name| format!("{}/{name}", dir.display())).collect();
+            find_local_files(&paths)
+        };
+        let found = find(&["none", "a.csv", "*.json", "year=2024"]).unwrap();
+        assert_eq!(
+            found.iter().map(|file| &file.path[dir.as_os_str().len()..]).collect::<Vec<_>>(),
+            ["/a.csv", "/year=2024/b.csv"]
+        );
+        let meta = std::fs::metadata(dir.join("a.csv")).unwrap();
+        let changed = meta.modified().unwrap().duration_since(std::time::UNIX_EPOCH).unwrap();
+        assert_eq!((found[0].bytes, found[0].changed_ns), (4, changed.as_nanos() as i64));
+        assert_eq!(find(&[""]).unwrap().len(), 2, "not all are below such a folder");
+        std::fs::remove_file(dir.join("a.csv")).unwrap();
+        assert!(find(&[""]).unwrap_err().to_string().contains("year"));
+        assert_eq!(find(&["*/*"]).unwrap().len(), 1);
+        assert!(find_local_files(&["s3://bucket/a".into()]).unwrap_err().to_string().contains("each_host"));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

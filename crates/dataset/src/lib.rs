@@ -13,7 +13,7 @@
 //! | `map`     | functions of programs as steps                                            |
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
 //! | `numbers` | what numbers mean: sums and products that do not fit are errors            |
-//! | `parts`   | tables of which every worker holds a part                                 |
+//! | `parts`   | tables of which every worker holds a part; `own_files`: of files that only some hosts have |
 //! | `split`   | texts to rows of their parts                                              |
 //! | `spill`   | files, with checksums, that DataFusion's steps spill to                   |
 //! | `types`   | column types by name                                                       |
@@ -54,6 +54,7 @@ mod local_files;
 mod map;
 mod number_keys;
 mod numbers;
+mod own_files;
 mod part_sink;
 mod parts;
 mod read;
@@ -79,7 +80,7 @@ pub use distribute::{ActionError, To, Watch, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
 pub use exact::{exact, plain_batch, plain_schema, plain_type};
-pub use files::{find_files, read_bytes};
+pub use files::{LocalFile, find_files, find_local_files, read_bytes};
 pub use join::How;
 pub use lenient::{BadRow, OnError};
 pub use map::BatchFunction;
@@ -92,4 +93,5 @@ pub use stream::{
     Calendar, Early, KeyedBatch, KeyedFunction, LateRows, MakeKeyedFunction, MakeLateSink, MakeSink, MakeSource,
     StreamJob, StreamSink, StreamSource, WindowKind, Windows, table_stream,
 };
+pub use unite::unite;
 pub use write::Output;

@@ -10,7 +10,6 @@ use arrow::array::StringViewBuilder;
 use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -20,6 +19,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::file_table::PiecesTable;
 use crate::files::File;
 
 /// Bytes read at a time. A longer line grows its block.
@@ -32,12 +32,12 @@ const LINE_BYTES_MAX: usize = 1 << 30;
 /// A table of all lines of `files`, in their order within each partition.
 pub(crate) fn read(engine: &Engine, files: Vec<File>, compression: FileCompressionType) -> Result<DataSet> {
     let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
-    let groups = deal(files, compression != FileCompressionType::UNCOMPRESSED, engine.partitions())?;
+    let groups = deal(files.clone(), compression != FileCompressionType::UNCOMPRESSED, engine.partitions())?;
     let partitions = groups.into_iter().map(|pieces| {
         let lines = Lines { schema: Arc::clone(&schema), pieces, compression };
         Arc::new(lines) as Arc<dyn PartitionStream>
     });
-    let table = StreamingTable::try_new(Arc::clone(&schema), partitions.collect())?;
+    let table = PiecesTable::new(Arc::clone(&schema), files, partitions.collect())?;
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 

@@ -24,7 +24,7 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::evolved::{EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, ipc_schemas, parquet_schemas, read_ipc};
 use crate::expr::{case, column};
-use crate::file_table::{Check, CheckedTable, LenientTable};
+use crate::file_table::{Check, CheckedTable, PiecesTable};
 use crate::files::{File, Found, NULL_FOLDER, find};
 use crate::json_source::JsonLines;
 use crate::lenient::{Decoder, Layout, OnError, infer, with_guard_digits};
@@ -370,7 +370,7 @@ async fn read_good(
     let decoder = Decoder::new(layout.clone(), schema)?;
     let nulls = null_folders(&found);
     let folders = found.take_folder_columns();
-    let table = LenientTable::new(engine, found.files, folders, decoder, compression, on_error)?;
+    let table = PiecesTable::lenient(engine, found.files, folders, decoder, compression, on_error)?;
     without_markers(DataSet::new(engine.context().read_table(Arc::new(table))?)?, &nulls)
 }
 

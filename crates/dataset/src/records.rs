@@ -7,7 +7,6 @@ use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray};
 use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
@@ -16,6 +15,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::file_table::PiecesTable;
 use crate::files::{File, find};
 use crate::part_sink::Refused;
 use crate::stores::StorageOptions;
@@ -70,7 +70,7 @@ pub async fn read_records(
     let part = |pieces| -> Arc<dyn PartitionStream> {
         Arc::new(Records { schema: SchemaRef::clone(&schema), pieces, width: width as usize })
     };
-    let table = StreamingTable::try_new(SchemaRef::clone(&schema), groups.into_iter().map(part).collect())?;
+    let table = PiecesTable::new(SchemaRef::clone(&schema), files, groups.into_iter().map(part).collect())?;
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 

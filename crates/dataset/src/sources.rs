@@ -11,9 +11,10 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::LogicalPlan;
 
 use crate::error::DataSetError;
-use crate::file_table::{Check, CheckedTable, LenientTable};
+use crate::file_table::{Check, CheckedTable, PiecesTable};
 use crate::lenient::{UNREAD, told};
 use crate::map::MapTable;
+use crate::own_files::OwnTable;
 use crate::stores::shown;
 
 /// What the readers of CSV and JSON say of a row that they cannot read.
@@ -76,7 +77,13 @@ impl Sources {
             self.add(&checked.table);
             self.checks.push(Arc::clone(&checked.check));
         }
-        self.is_lenient |= table.downcast_ref::<LenientTable>().is_some();
+        if let Some(own) = table.downcast_ref::<OwnTable>() {
+            let mine = own.input.as_ref().map(Sources::of).unwrap_or_default();
+            self.files.extend(mine.files);
+            self.checks.extend(mine.checks);
+            self.is_lenient |= own.is_lenient;
+        }
+        self.is_lenient |= table.downcast_ref::<PiecesTable>().is_some_and(|table| table.is_lenient);
     }
 
     fn add(&mut self, table: &ListingTable) {

@@ -13,7 +13,7 @@ use crate::exact::{can_cast, is_binary, is_text, plain_field, plain_type};
 ///
 /// # Errors
 /// `Data` for a column whose types have nothing in common, naming two files.
-pub(crate) fn unite<F: Display>(files: &[F], schemas: &[SchemaRef]) -> Result<SchemaRef> {
+pub fn unite<F: Display>(files: &[F], schemas: &[SchemaRef]) -> Result<SchemaRef> {
     let Some((first, others)) = schemas.split_first() else { return Ok(Arc::new(Schema::empty())) };
     let mut fields: Vec<Field> = first.fields().iter().map(|field| plain_field(field)).collect();
     // Where each column has its type from, for the error.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
 from tidemill._tidemill import NativeTable
 from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._each_host import own_files
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._map import given_schema
@@ -18,7 +19,7 @@ from tidemill.dataset._table import Table
 from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
-    from tidemill._tidemill import QueryEngine
+    from tidemill._tidemill import NativeDataSet, QueryEngine
 
 __all__ = [
     "from_arrow",
@@ -77,11 +78,30 @@ def _is_whole(path: str | os.PathLike[str], options: StorageOptions | None) -> b
     return True
 
 
-def _quarantine(folder: str | os.PathLike[str] | None, paths: Sequence[str]) -> str | None:
+def _read(
+    paths: list[str],
+    each_host: bool,
+    read: Callable[[list[str], Any], NativeDataSet],
+    schema: Schema | None = None,
+    *,
+    one_header: bool = False,
+) -> DataSet:
+    """The rows of files that `read` reads: the same on all hosts, or those of each."""
+    given = _schema(schema)
+    if each_host:
+        return DataSet(own_files(paths, read, schema=given, one_header=one_header))
+    return DataSet(read(paths, given))
+
+
+def _quarantine(folder: str | os.PathLike[str] | None, paths: Sequence[str], each_host: bool) -> str | None:
     """The folder for bad rows, which must not be among the files that are read: the next read would take them for data."""
     if folder is None:
         return None
     where = os.fspath(folder)
+    if each_host:
+        raise DataSetError(
+            f"quarantine={where!r} cannot be with each_host=True: files of two hosts may have one name; use on_error='skip'"
+        )
     file = Path(where).resolve() / "bad-00000000-00000.json"
     for path in paths:
         if _is_url(path):
@@ -121,6 +141,7 @@ def read_csv(
     infer_rows: int = 1000,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
     r"""Read CSV files; compressed ones (``.gz``, ``.bz2``, ``.xz``, ``.zst``) too.
@@ -152,6 +173,10 @@ def read_csv(
     quarantine : str or path-like, optional
         A local folder, that all workers share, for files of JSON lines: ``file``, ``line``, ``reason`` and ``text`` of each
         bad row. None within those that are read.
+    each_host : bool, default=False
+        For files that hosts have of their own, such as logs: the DataSet has the rows of the files of all hosts, each file once,
+        read by a worker of a host that has it. A host may have none. Files of one path are one file if they have the same size
+        and time of the last change. In a job on several hosts the call is collective; on one host it changes nothing.
     storage_options : mapping of str to str, optional
         What an object store has to be told, such as ``{"aws_region": "eu-central-1"}``; it goes before what the environment
         says (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
@@ -162,11 +187,14 @@ def read_csv(
         If there is no such file, the store does not give it, or it is no CSV.
     """
     given = _paths(paths)
-    return DataSet(
-        engine().read(
-            given,
+    bad_rows = _quarantine(quarantine, given, each_host)
+    return _read(
+        given,
+        each_host,
+        lambda files, schema: engine().read(
+            files,
             "csv",
-            _schema(schema),
+            schema,
             infer_rows,
             header=header,
             delimiter=delimiter,
@@ -175,9 +203,11 @@ def read_csv(
             newlines_in_values=newlines_in_values,
             null=null,
             on_error=on_error,
-            quarantine=_quarantine(quarantine, given),
+            quarantine=bad_rows,
             storage_options=_told(storage_options),
-        )
+        ),
+        schema,
+        one_header=True,
     )
 
 
@@ -188,6 +218,7 @@ def read_json(
     infer_rows: int = 1000,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
     """Read files with a JSON object in each line; otherwise like `read_csv`.
@@ -197,21 +228,29 @@ def read_json(
     whole numbers.
     """
     given = _paths(paths)
-    return DataSet(
-        engine().read(
-            given,
+    bad_rows = _quarantine(quarantine, given, each_host)
+    return _read(
+        given,
+        each_host,
+        lambda files, schema: engine().read(
+            files,
             "json",
-            _schema(schema),
+            schema,
             infer_rows,
             on_error=on_error,
-            quarantine=_quarantine(quarantine, given),
+            quarantine=bad_rows,
             storage_options=_told(storage_options),
-        )
+        ),
+        schema,
     )
 
 
 def read_parquet(
-    paths: Paths, *, schema: Schema | None = None, storage_options: StorageOptions | None = None
+    paths: Paths,
+    *,
+    schema: Schema | None = None,
+    each_host: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> DataSet:
     """Read Parquet files; only the columns and row groups that a query needs are read.
 
@@ -222,6 +261,8 @@ def read_parquet(
         all: of `int32` and `int64` it is `int64`.
     schema : mapping of str to str, or Arrow schema, optional
         Columns and types to have instead. A value that has no place in its type is an error, when it is read.
+    each_host : bool, default=False
+        As for `read_csv`.
     storage_options : mapping of str to str, optional
         As for `read_csv`.
 
@@ -230,12 +271,28 @@ def read_parquet(
     DataSetError
         If there is no such file, it is no Parquet, or the types of a column in two files have none in common.
     """
-    return DataSet(engine().read(_paths(paths), "parquet", _schema(schema), storage_options=_told(storage_options)))
+    return _read(
+        _paths(paths),
+        each_host,
+        lambda files, schema: engine().read(files, "parquet", schema, storage_options=_told(storage_options)),
+        schema,
+    )
 
 
-def read_ipc(paths: Paths, *, schema: Schema | None = None, storage_options: StorageOptions | None = None) -> DataSet:
+def read_ipc(
+    paths: Paths,
+    *,
+    schema: Schema | None = None,
+    each_host: bool = False,
+    storage_options: StorageOptions | None = None,
+) -> DataSet:
     """Read Arrow IPC files (also called Feather 2) or streams. Arguments, and files with other columns, as for `read_parquet`."""
-    return DataSet(engine().read(_paths(paths), "ipc", _schema(schema), storage_options=_told(storage_options)))
+    return _read(
+        _paths(paths),
+        each_host,
+        lambda files, schema: engine().read(files, "ipc", schema, storage_options=_told(storage_options)),
+        schema,
+    )
 
 
 def read_text(
@@ -243,6 +300,7 @@ def read_text(
     *,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
     r"""Read UTF-8 text as one column ``line``, without the line ends (``\n`` or ``\r\n``); compressed files too.
@@ -250,14 +308,13 @@ def read_text(
     Otherwise like `read_csv`; a line that is not UTF-8 is a bad row.
     """
     given = _paths(paths)
-    return DataSet(
-        engine().read(
-            given,
-            "text",
-            on_error=on_error,
-            quarantine=_quarantine(quarantine, given),
-            storage_options=_told(storage_options),
-        )
+    bad_rows = _quarantine(quarantine, given, each_host)
+    return _read(
+        given,
+        each_host,
+        lambda files, _: engine().read(
+            files, "text", on_error=on_error, quarantine=bad_rows, storage_options=_told(storage_options)
+        ),
     )
 
 
@@ -326,7 +383,13 @@ def _array(file: str, storage_options: StorageOptions | None) -> Any:
     return array
 
 
-def read_records(paths: Paths, columns: Mapping[str, int], *, storage_options: StorageOptions | None = None) -> DataSet:
+def read_records(
+    paths: Paths,
+    columns: Mapping[str, int],
+    *,
+    each_host: bool = False,
+    storage_options: StorageOptions | None = None,
+) -> DataSet:
     """Read files of records of a fixed length, without headers.
 
     Parameters
@@ -335,6 +398,8 @@ def read_records(paths: Paths, columns: Mapping[str, int], *, storage_options: S
         As for `read_csv`.
     columns : mapping of str to int
         The bytes of each column, in their order in a record.
+    each_host : bool, default=False
+        As for `read_csv`.
     storage_options : mapping of str to str, optional
         As for `read_csv`.
 
@@ -343,7 +408,11 @@ def read_records(paths: Paths, columns: Mapping[str, int], *, storage_options: S
     DataSetError
         If there is no such file, or one does not hold whole records.
     """
-    return DataSet(engine().read_records(_paths(paths), list(columns.items()), _told(storage_options)))
+    return _read(
+        _paths(paths),
+        each_host,
+        lambda files, _: engine().read_records(files, list(columns.items()), _told(storage_options)),
+    )
 
 
 def from_arrow(table: ArrowStream) -> DataSet:

@@ -8,6 +8,7 @@ mod analyze;
 mod arrival;
 mod broadcast;
 mod prepare;
+mod same_files;
 mod stages;
 mod write;
 
@@ -45,6 +46,7 @@ use crate::reading::Reading;
 use crate::sources::{Sources, each_table};
 use arrival::Rows;
 use prepare::{Prepared, prepare};
+use same_files::Seen;
 use stages::{Cut, Kind, Stages, Way};
 
 /// Why an action of several workers failed; the same on all of them.
@@ -93,6 +95,8 @@ pub struct Workers {
     partitions: usize,
     /// The smallest budget of a worker: plans, which are the same on all of them, go by it.
     memory_bytes: Option<usize>,
+    /// The name of each worker's host; nothing where all are on one.
+    hosts: Vec<String>,
 }
 
 impl Workers {
@@ -113,7 +117,11 @@ impl Workers {
         let mine = engine.governor().settings().budget_bytes;
         comm.allreduce(&[if mine == 0 { u64::MAX } else { mine }], &mut memory, &Op::Min)?;
         let memory_bytes = usize::try_from(memory[0]).ok().filter(|&bytes| bytes < usize::MAX);
-        Ok(Workers { comm, runner, partitions, memory_bytes })
+        let placements = comm.endpoint().placements();
+        let places = || comm.world_ranks().iter().map(|rank| &placements[rank.index()]);
+        let is_one_host = places().all(|place| place.host == placements[comm.world_ranks()[0].index()].host);
+        let hosts = if is_one_host { Vec::new() } else { places().map(|place| place.hostname.clone()).collect() };
+        Ok(Workers { comm, runner, partitions, memory_bytes, hosts })
     }
 
     /// Partitions of a query: a thread for each, on all workers.
@@ -224,7 +232,27 @@ impl Workers {
             // Errors name their files outside, where the sources are.
             Ok(prepared)
         });
-        self.agree(planned.and_then(|prepared| prepared.map_err(|error| sources.name_in(error))))
+        let prepared = self.agree(planned.and_then(|prepared| prepared.map_err(|error| sources.name_in(error))))?;
+        if !self.hosts.is_empty() {
+            self.same_files(self.agree(Seen::of(set.frame(), &prepared.plan))?)?;
+        }
+        Ok(prepared)
+    }
+
+    /// Refuses, on all workers, files that are not the same on all hosts.
+    fn same_files(&self, seen: Seen) -> Result<()> {
+        let digest = seen.digest();
+        let mut ends = [0u64; 2];
+        self.comm.allreduce(&[digest, !digest], &mut ends, &Op::Max)?;
+        if ends[0] == !ends[1] {
+            return Ok(());
+        }
+        let first = Seen::from_text(&self.tell(0, seen.to_text())?);
+        let (mine, theirs) = (&self.hosts[self.comm.rank() as usize], &self.hosts[0]);
+        self.agree(match first.difference(theirs, &seen, mine) {
+            Some(difference) => Err(DataSetError::Query(difference)),
+            None => Ok(()),
+        })
     }
 
     /// Tells all workers how large the tables are of which each has a part, and what time it is: all see the clock of one.

@@ -35,11 +35,12 @@ use super::arrival::Arrival;
 use crate::error::{DataSetError, Result};
 use crate::join_exec::JoinExec;
 use crate::numbers::beneath;
+use crate::own_files::OwnExec;
 use crate::parts::PartsExec;
 use crate::reading::Reading;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 29] = [
+const APART: [&str; 30] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -57,6 +58,7 @@ const APART: [&str; 29] = [
     "LazyMemoryExec",
     "LocalLimitExec",
     "MapExec",
+    "OwnExec",
     "PartialSortExec",
     "PartsExec",
     "PlaceholderRowExec",
@@ -153,7 +155,7 @@ impl Stages {
         let whole = Stage { plan: Arc::clone(plan), copies: 1, kind: Kind::Whole };
         let mut stages = Stages { stages: vec![whole], cuts: Vec::new(), undivided: Some(reason) };
         let gathered = Arc::clone(plan).transform_up(|node| {
-            if node.downcast_ref::<PartsExec>().is_none() {
+            if !lies_on_workers(&node) {
                 return Ok(Transformed::no(node));
             }
             let arrival = stages.cut(&node, 0, 0..1, Way::Gather, node.properties());
@@ -218,7 +220,7 @@ impl Stages {
             };
             return self.cut(repartition.input(), stage, copies, way, plan.properties());
         }
-        if copies.start > 0 && plan.downcast_ref::<PartsExec>().is_some() {
+        if copies.start > 0 && lies_on_workers(plan) {
             // Parts that lie on workers are read where they lie, by copies of their own numbers.
             return self.cut(plan, stage, copies, Way::Turn, plan.properties());
         }
@@ -319,6 +321,11 @@ fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
     };
     let plain = unique && !schema.field(column.index()).data_type().is_nested();
     plain.then(|| key.nulls_first(by.options.nulls_first))
+}
+
+/// Whether each worker has rows of its own there.
+fn lies_on_workers(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.downcast_ref::<PartsExec>().is_some() || plan.downcast_ref::<OwnExec>().is_some()
 }
 
 /// Whether a join holds all of its left side in memory, once for all partitions of its right side.

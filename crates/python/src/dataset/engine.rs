@@ -12,8 +12,8 @@ use tidemill_collective::Communicator;
 use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, OnError, StorageOptions, Workers, expr, find_files,
-    plain_schema, read, read_bytes, read_records, types,
+    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, LocalFile, OnError, StorageOptions, Workers, expr,
+    find_files, find_local_files, plain_schema, read, read_bytes, read_records, types,
 };
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -185,6 +185,28 @@ impl QueryEngine {
         let engine = Arc::clone(&self.engine);
         let work = async move { find_files(&engine, &paths, &storage_options).await };
         finish(py, self.engine.start(work))
+    }
+
+    /// The local files that paths stand for on this host, which may have none: path, bytes, and time of the last change.
+    #[staticmethod]
+    fn find_local_files(py: Python<'_>, paths: Vec<String>) -> PyResult<Vec<(String, u64, i64)>> {
+        let found = py.detach(|| find_local_files(&paths)).map_err(|error| raised(py, &error))?;
+        Ok(found.into_iter().map(|LocalFile { path, bytes, changed_ns }| (path, bytes, changed_ns)).collect())
+    }
+
+    /// A table of files that each worker has of its own; this one, `worker` of `workers`, has `mine`.
+    fn own_files(
+        &self,
+        py: Python<'_>,
+        schema: &NativeTable,
+        mine: Option<Bound<'_, NativeDataSet>>,
+        is_lenient: bool,
+        worker: usize,
+        workers: usize,
+    ) -> PyResult<NativeDataSet> {
+        let mine = mine.map(|mine| mine.get().0.clone());
+        let made = DataSet::from_own_files(&self.engine, &schema.schema, mine.as_ref(), is_lenient, worker, workers);
+        made.map(NativeDataSet).map_err(|error| raised(py, &error))
     }
 
     /// The bytes of one file.

@@ -22,7 +22,7 @@ use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
 use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
 use tidemill_dataset::datafusion::arrow::util::pretty::pretty_format_batches;
-use tidemill_dataset::{DataSetError, plain_batch, plain_schema, types};
+use tidemill_dataset::{DataSetError, plain_batch, plain_schema, types, unite};
 
 use super::engine::GivenSchema;
 use super::{raised, value};
@@ -84,6 +84,14 @@ impl NativeTable {
     fn concat(first: &NativeTable, others: Vec<PyRef<'_, NativeTable>>) -> Self {
         let batches = first.batches.iter().chain(others.iter().flat_map(|table| &table.batches)).cloned().collect();
         NativeTable { schema: first.schema.clone(), batches }
+    }
+
+    /// A table without rows of the columns of all `tables`, of types that have the values of all. `names` are theirs, for errors.
+    #[staticmethod]
+    fn unite(py: Python<'_>, tables: Vec<PyRef<'_, NativeTable>>, names: Vec<String>) -> PyResult<Self> {
+        let schemas: Vec<SchemaRef> = tables.iter().map(|table| SchemaRef::clone(&table.schema)).collect();
+        let schema = unite(&names, &schemas).map_err(|error| raised(py, &error))?;
+        Ok(NativeTable { schema, batches: Vec::new() })
     }
 
     /// Of columns (name, values, type or none): Python values.

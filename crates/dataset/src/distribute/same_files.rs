@@ -1,0 +1,136 @@
+//! Whether all hosts see the same local files: each worker reads shares of them, which of files that differ would not go together.
+//!
+//! Looked at in jobs of several hosts alone.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use chrono::DateTime;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::dataframe::DataFrame;
+use datafusion::datasource::physical_plan::FileScanConfig;
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::physical_plan::ExecutionPlan;
+
+use crate::error::Result;
+use crate::file_table::{CheckedTable, PiecesTable};
+use crate::files::{File, LocalFile};
+use crate::sources::each_table;
+
+/// What every worker is to do about files that differ.
+const REMEDY: &str = "put the same files where all hosts see them, with their times (`cp -p`, `rsync -t`), or give the read \
+                      function each_host=True: every host then reads those that it has";
+
+/// The local files of a query as one worker sees them: bytes and time of the last change, by path.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Seen(BTreeMap<String, (u64, i64)>);
+
+impl Seen {
+    /// Those that a plan reads in shares. Files that each host has of its own are not among them.
+    pub(super) fn of(frame: &DataFrame, plan: &Arc<dyn ExecutionPlan>) -> Result<Self> {
+        let mut in_pieces: Vec<File> = Vec::new();
+        each_table(frame.logical_plan(), &mut |table| {
+            if let Some(table) = table.downcast_ref::<PiecesTable>() {
+                in_pieces.extend_from_slice(&table.files);
+            }
+            if let Some(table) = table.downcast_ref::<CheckedTable>() {
+                in_pieces.extend(table.pieces.iter().map(|piece| piece.file.clone()));
+            }
+        });
+        let mut seen = Seen::default();
+        for file in &in_pieces {
+            if let Some(LocalFile { path, bytes, changed_ns }) = LocalFile::of(file)? {
+                seen.0.insert(path, (bytes, changed_ns));
+            }
+        }
+        // What DataFusion reads itself it has listed for the plan.
+        plan.apply(|node| {
+            let source = node.downcast_ref::<DataSourceExec>().map(|scan| scan.data_source());
+            if let Some(scan) = source.and_then(|source| source.downcast_ref::<FileScanConfig>())
+                && scan.object_store_url.as_str() == "file:///"
+            {
+                for file in scan.file_groups.iter().flat_map(|group| group.iter()) {
+                    let meta = &file.object_meta;
+                    let changed_ns = meta.last_modified.timestamp_nanos_opt().unwrap_or_default();
+                    seen.0.insert(format!("/{}", meta.location), (meta.size, changed_ns));
+                }
+            }
+            Ok(TreeNodeRecursion::Continue)
+        })?;
+        Ok(seen)
+    }
+
+    /// Equal where all of it is.
+    pub(super) fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// For [`Seen::from_text`] on another worker.
+    pub(super) fn to_text(&self) -> String {
+        self.0.iter().map(|(path, (bytes, changed_ns))| format!("{bytes} {changed_ns} {path}\0")).collect()
+    }
+
+    pub(super) fn from_text(text: &str) -> Self {
+        let file = |line: &str| {
+            let mut parts = line.splitn(3, ' ');
+            let (bytes, changed_ns) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+            Some((parts.next()?.to_owned(), (bytes, changed_ns)))
+        };
+        Seen(text.split_terminator('\0').filter_map(file).collect())
+    }
+
+    /// What the first file is that another worker sees otherwise, in words; `here` and `there` are names of hosts.
+    pub(super) fn difference(&self, here: &str, other: &Self, there: &str) -> Option<String> {
+        let first = self.0.keys().chain(other.0.keys()).filter(|path| self.0.get(*path) != other.0.get(*path)).min()?;
+        let told = match (self.0.get(first), other.0.get(first)) {
+            (Some((mine, _)), Some((theirs, _))) if mine != theirs => {
+                format!("is not the same file on all hosts: on {here} it has {mine} bytes, on {there} {theirs}")
+            }
+            (Some((_, mine)), Some((_, theirs))) => format!(
+                "may not be the same file on all hosts: it was last changed at {} on {here}, and at {} on {there}",
+                DateTime::from_timestamp_nanos(*mine).naive_utc(),
+                DateTime::from_timestamp_nanos(*theirs).naive_utc()
+            ),
+            (Some(_), None) => format!("is on host {here}, but not on {there}"),
+            (None, _) => format!("is on host {there}, but not on {here}"),
+        };
+        Some(format!("{first} {told}; {REMEDY}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(files: &[(&str, u64, i64)]) -> Seen {
+        Seen(files.iter().map(|&(path, bytes, changed_ns)| (path.to_owned(), (bytes, changed_ns))).collect())
+    }
+
+    /// Of many files the one that differs has to be named, with what differs, and where.
+    #[test]
+    fn the_first_difference_is_told() {
+        let mine = seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 6), ("/d.csv", 3, 7)]);
+        assert_eq!(Seen::from_text(&mine.to_text()), mine);
+        assert_eq!(Seen::from_text(""), Seen::default());
+        assert_eq!(mine.difference("h1", &mine, "h2"), None);
+        for (other, told) in [
+            (
+                seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 9, 6)]),
+                "/b.csv is not the same file on all hosts: on h1 it has 2 bytes, on h2 9",
+            ),
+            (
+                seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 8)]),
+                "/b.csv may not be the same file on all hosts: it was last changed",
+            ),
+            (seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 6)]), "/d.csv is on host h1, but not on h2; "),
+            (seen(&[("/a a.csv", 1, 5)]), "/a a.csv is on host h2, but not on h1; "),
+        ] {
+            let text = mine.difference("h1", &other, "h2").unwrap();
+            assert!(text.starts_with(told) && text.ends_with(REMEDY), "{text}");
+            assert_ne!(mine.digest(), other.digest());
+        }
+    }
+}

@@ -1,0 +1,122 @@
+"""Files that hosts have of their own (``each_host=True``): which worker reads which, and whether they go together.
+
+A file is the same on two hosts if its path, its size and the time of its last change are. Every file is read once, by a worker of a
+host that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tidemill._inside import check_outside
+from tidemill._job import Job, init
+from tidemill._tidemill import NativeDataSet, NativeTable, QueryEngine
+from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._table import Table
+
+__all__ = ["own_files"]
+
+T = TypeVar("T")
+
+#: Path, bytes, and time of the last change.
+_File = tuple[str, int, int]
+
+
+def own_files(
+    paths: list[str], read: Callable[[list[str], object], NativeDataSet], *, schema: object, one_header: bool
+) -> NativeDataSet:
+    """The rows of the files that paths stand for on any host. Collective in a job on several hosts.
+
+    Parameters
+    ----------
+    paths : list of str
+    read : callable
+        Reads some files, with a schema or none: `schema`, or, where hosts have columns of other types, one for all.
+    schema : object
+    one_header : bool
+        Whether all files have the same columns: of CSV those that others have are no part of a file's schema.
+
+    Raises
+    ------
+    DataSetError
+        On every worker: if no host has a file, one cannot be read, or columns do not go together.
+    """
+    job = init()
+    hosts = [worker["host_id"] for worker in job.workers]
+    if len(set(hosts)) == 1:
+        return read(paths, schema)
+    check_outside(DataSetError)
+    # One worker of each host looks: a file that grows would be another one to the next.
+    found = _told(job, lambda: QueryEngine.find_local_files(paths) if hosts[job.rank] == job.rank else [])
+    shares = _shares(found, hosts)
+    if not any(shares):
+        names = ", ".join(dict.fromkeys(worker["host"] for worker in job.workers))
+        raise DataSetError(f"there are no files in {', '.join(paths)}, on none of the hosts {names}")
+    mine = shares[job.rank]
+    data: list[NativeDataSet] = []
+
+    def look(schema: object) -> tuple[Table, bool] | None:
+        if not mine:
+            return None
+        data[:] = [read(mine, schema)]
+        return Table(data[0].empty()), data[0].is_lenient
+
+    def looks(schema: object) -> list[tuple[int, NativeTable, bool]]:
+        told = enumerate(_told(job, lambda: look(schema)))
+        return [(rank, seen[0]._native, seen[1]) for rank, seen in told if seen is not None]
+
+    seen = looks(schema)
+    schemas = [native for _, native, _ in seen]
+    if any(other.fields != schemas[0].fields for other in schemas):
+        files = [f"{shares[rank][0]} on host {job.workers[rank]['host']}" for rank, *_ in seen]
+        if one_header:
+            _check_headers(schemas, files)
+        seen = looks(NativeTable.unite(schemas, files))
+    _, native, is_lenient = seen[0]
+    return engine().own_files(native, data[0] if data else None, is_lenient, job.rank, job.size)
+
+
+def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None:
+    """Refuse columns of other names, or in another order: values would come to other columns."""
+    wanted = [name for name, _ in schemas[0].fields]
+    for schema, file in zip(schemas, files, strict=True):
+        names = [name for name, _ in schema.fields]
+        if names != wanted:
+            raise DataSetError(
+                f"{file}: its columns are {', '.join(names)}, those of {files[0]} {', '.join(wanted)}: "
+                "read them apart, and put them together with union, by name"
+            )
+
+
+def _told(job: Job, make: Callable[[], T]) -> list[T]:
+    """What every worker makes; where one cannot, all say why, and on which host."""
+    made: list[T] = []
+    error: Exception | None = None
+    try:
+        made.append(make())
+    except Exception as caught:
+        error = caught
+    told = job.comm.allgather((made, None if error is None else str(error)))
+    for worker, (_, wrong) in zip(job.workers, told, strict=True):
+        if wrong is not None:
+            raise DataSetError(f"{wrong} (on host {worker['host']})") from error
+    return [one for (one,), _ in told]
+
+
+def _shares(found: Sequence[Sequence[_File]], hosts: Sequence[int]) -> list[list[str]]:
+    """Of each worker the files that it reads: the largest first, each by whoever of a host that has it has the least to read."""
+    there: dict[_File, set[int]] = {}
+    for host, files in enumerate(found):
+        for file in files:
+            there.setdefault(file, set()).add(host)
+    # What is empty has no rows, and no columns that could be found out.
+    files = [file for file in there if file[1]] or list(there)
+    load = [0] * len(hosts)
+    shares: list[list[str]] = [[] for _ in hosts]
+    for file in sorted(files, key=lambda file: (-file[1], file)):
+        rank = min((rank for rank, host in enumerate(hosts) if host in there[file]), key=load.__getitem__)
+        load[rank] += file[1]
+        shares[rank].append(file[0])
+    return [sorted(share) for share in shares]
