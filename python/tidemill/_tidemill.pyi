@@ -542,9 +542,6 @@ class NativeDataSet:
         keeps: object = None,
     ) -> NativeDataSet: ...
     def is_stream(self) -> bool: ...
-    def explain_stream(
-        self, engine: QueryEngine, comm: Comm, sink: object | None = None, sink_name: str = ""
-    ) -> str: ...
     def join(
         self, right: NativeDataSet, on: _Pairs, how: str, suffix: str, condition: NativeExpr | None
     ) -> NativeDataSet: ...
@@ -769,10 +766,8 @@ class NativeRunning:
 def write_stream(
     engine: QueryEngine,
     comm: Comm,
-    set: NativeDataSet,
+    outputs: Sequence[tuple[NativeDataSet, object, str]],
     name: str,
-    sink: object,
-    sink_name: str,
     checkpoints: dict[str, Any] | None = None,
     stop: Callable[[], bool] | None = None,
     status: tuple[str, str] | None = None,
@@ -781,6 +776,9 @@ def write_stream(
     late: object | None = None,
     late_name: str = "",
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int]]]: ...
+def explain_stream(
+    engine: QueryEngine, comm: Comm, outputs: Sequence[tuple[NativeDataSet, object | None, str]]
+) -> str: ...
 def list_checkpoints(
     engine: QueryEngine, place: str, storage_options: dict[str, str], verify: bool
 ) -> list[tuple[int, tuple[str, int, bool, int, list[tuple[str, int, tuple[int, str] | None]]] | None, str | None]]: ...

@@ -170,7 +170,7 @@ def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     counts = tm.stream.rate(rows=9).group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
     for one, other in ((tmp_path / "out", "out/"), ("s3://jobs/out", "s3://jobs/out/")):
-        with pytest.raises(tm.DataSetError, match="late_to= and the sink write into one folder"):
+        with pytest.raises(tm.DataSetError, match="two sinks write into one folder"):
             counts.write_stream(tm.stream.to_files(one), late_to=tm.stream.to_files(other, prefix="late"))
     counts.write_stream(tm.stream.to_files("out"), late_to=tm.stream.to_files("late"))
 

@@ -76,6 +76,19 @@ impl DataSetError {
         DataSetError::UnknownColumn { name: name.into(), nearest, columns }
     }
 
+    /// The same, where it is of one of several things.
+    pub(crate) fn of(self, what: &str) -> Self {
+        let of = |text: String| format!("{what}: {text}");
+        match self {
+            DataSetError::Query(text) => DataSetError::Query(of(text)),
+            DataSetError::Data(text) => DataSetError::Data(of(text)),
+            DataSetError::Io(text) => DataSetError::Io(of(text)),
+            DataSetError::Unsupported(text) => DataSetError::Unsupported(of(text)),
+            DataSetError::Internal(text) => DataSetError::Internal(of(text)),
+            other => other,
+        }
+    }
+
     /// The error of a function that is none of `known`.
     pub fn unknown_function<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
         DataSetError::UnknownFunction { name: name.into(), nearest: nearest(name, known) }

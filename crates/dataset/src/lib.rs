@@ -91,7 +91,7 @@ pub use records::read_records;
 pub use stores::{ObjectPlace, StorageOptions};
 pub use stream::{
     Calendar, Early, KeyedBatch, KeyedFunction, LateRows, MakeKeyedFunction, MakeLateSink, MakeSink, MakeSource,
-    StreamJob, StreamSink, StreamSource, WindowKind, Windows, table_stream,
+    StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
 };
 pub use unite::unite;
 pub use write::Output;

@@ -66,6 +66,14 @@ pub(crate) struct MapTable {
     schema: SchemaRef,
 }
 
+impl MapTable {
+    /// The same function over other rows, which have the same columns.
+    pub(crate) fn over(&self, input: LogicalPlan) -> Self {
+        let (function, name, schema) = (Arc::clone(&self.function), self.name.clone(), Arc::clone(&self.schema));
+        MapTable { input, function, name, schema }
+    }
+}
+
 impl fmt::Debug for MapTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MapTable").field("name", &self.name).finish_non_exhaustive()

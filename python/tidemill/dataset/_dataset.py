@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tidemill._inside import within
 from tidemill._tidemill import NativeDataSet, NativeTable
 from tidemill.dataset import _map, _workers
-from tidemill.dataset._engine import copies, engine
+from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, sort_keys
 from tidemill.dataset._functions import count
@@ -540,9 +540,10 @@ class DataSet:
         """
         if self._native.is_stream() and how == "physical":
             from tidemill._job import init
+            from tidemill._tidemill import explain_stream
 
             written_to = None if sink is None else _tables(sink)
-            return self._native.explain_stream(engine(), init().comm, written_to, _sink_name(sink))
+            return explain_stream(engine(), init().comm, [(self._native, written_to, _sink_name(sink))])
         if sink is not None:
             raise DataSetError('sink= is for streams, which are explained with how="physical"')
         workers = _workers.comm()
@@ -742,7 +743,7 @@ class DataSet:
         guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
         watch: Callable[[Running], object] | None = None,
     ) -> dict[str, Any]:
-        """Write a stream until it ends; collective.
+        """Write a stream until it ends; collective. Several queries at once are written by `tidemill.stream.write`.
 
         Parameters
         ----------
@@ -795,64 +796,23 @@ class DataSet:
             On every worker: a step that a stream cannot have, what a source, a function or the sink failed with, checkpoints
             that are another job's or cannot be read.
         """
-        from tidemill._job import init
-        from tidemill._tidemill import write_stream
-        from tidemill.dataset._read import _told
-        from tidemill.stream import Running, _late, _status
-        from tidemill.stream._connect import folder_of
-        from tidemill.stream._time import seconds
+        from tidemill.stream._write import run
 
-        if not isinstance(name, str) or not name:
-            raise DataSetError(f"name={name!r} is no name of a job: a text that is not empty")
-        if stop is not None and checkpoint is None:
-            raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
-        if watch is not None and checkpoint is None:
-            raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
-        folder = folder_of(sink)
-        if folder is not None and folder == folder_of(late_to):
-            raise DataSetError(f"late_to= and the sink write into one folder, {folder}; give each a folder of its own")
-        at_most_once = guarantee == "at most once"
-        place: dict[str, Any] | None = None
-        if checkpoint is not None:
-            if not os.fspath(checkpoint):
-                raise DataSetError("checkpoint= is a folder or the URL of one, which cannot be empty")
-            if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-                raise DataSetError(f"keep={keep!r} is no whole number from 1 on")
-            if seconds(timeout, "timeout") == 0:
-                raise DataSetError(f"timeout={timeout!r} gives every checkpoint up; it is more than zero")
-            place = {
-                "place": os.fspath(checkpoint),
-                "storage_options": _told(storage_options),
-                "every": seconds((0.1 if at_most_once else 10) if every is None else every, "every"),
-                "unaligned_after": None if unaligned_after is None else seconds(unaligned_after, "unaligned_after"),
-                "timeout": seconds(timeout, "timeout"),
-                "keep": keep,
-                "at_most_once": at_most_once,
-            }
-        given = "None" if place is None else "given"
-        _workers.check_alike("write_stream", name=repr(name), checkpoint=given, guarantee=repr(guarantee))
-        # Worker 0 is who is heard.
-        asked = stop if init().rank == 0 else None
-        watching = (lambda native: watch(Running(native, copies()))) if watch is not None and init().rank == 0 else None
-        status = _status.place(name, init().comm)
-        report, count, first, late = write_stream(
-            engine(),
-            init().comm,
-            self._native,
-            name,
-            _tables(sink),
-            _sink_name(sink),
-            place,
-            asked,
-            status,
-            guarantee,
-            watching,
-            None if late_to is None else _tables(late_to),
-            _sink_name(late_to),
+        return run(
+            "write_stream",
+            [(self, sink)],
+            late_to=late_to,
+            name=name,
+            checkpoint=checkpoint,
+            storage_options=storage_options,
+            every=every,
+            unaligned_after=unaligned_after,
+            timeout=timeout,
+            keep=keep,
+            stop=stop,
+            guarantee=guarantee,
+            watch=watch,
         )
-        _workers.report_bad_records(count, first)
-        _late.report(late)
-        return report
 
     def _write(
         self,

@@ -143,7 +143,7 @@ def report_bad_records(count: int, first: str | None) -> None:
     if _skipped and job.rank == 0:
         found = next(first for _, first in everybody if first is not None)
         records = "1 record that is no row was" if _skipped == 1 else f"{_skipped} records that are no rows were"
-        warnings.warn(f"{records} left out; the first: {found}", BadRowsWarning, stacklevel=3)
+        warnings.warn(f"{records} left out; the first: {found}", BadRowsWarning, stacklevel=4)
 
 
 def skipped_rows() -> int:

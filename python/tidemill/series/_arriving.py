@@ -158,9 +158,7 @@ class StreamTail:
             write_stream(
                 new_engine(job, threads=1, workers=1),
                 job._self,
-                self._windows._native,
-                "series",
-                _tables(self._come),
+                [(self._windows._native, _tables(self._come), "series")],
                 "series",
                 None,
                 self._look,

@@ -24,6 +24,7 @@ from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
 from tidemill.stream._tls import Tls
 from tidemill.stream._windows import Windows, behind, calendar, counting, custom, session, sliding, tumbling, window
+from tidemill.stream._write import explain, write
 
 __all__ = [
     "AggregateState",
@@ -46,6 +47,7 @@ __all__ = [
     "calendar",
     "counting",
     "custom",
+    "explain",
     "from_files",
     "from_kafka",
     "from_rabbitmq",
@@ -67,6 +69,7 @@ __all__ = [
     "to_redis",
     "tumbling",
     "window",
+    "write",
 ]
 
 

@@ -36,10 +36,10 @@ def report(counts: list[tuple[str, int, int]]) -> None:
         return
     if _late:
         message = f"{_told(_late, 'came too late and')} left out ({_by_step(late)}); wait longer with out_of_order="
-        warnings.warn(f"{message}, or take them with late= or late_to=", LateRowsWarning, stacklevel=3)
+        warnings.warn(f"{message}, or take them with late= or late_to=", LateRowsWarning, stacklevel=4)
     if _untimed:
         message = f"{_told(_untimed, 'had no time and')} left out ({_by_step(untimed)}); give them one, or filter them out before"
-        warnings.warn(message, NoTimeWarning, stacklevel=3)
+        warnings.warn(message, NoTimeWarning, stacklevel=4)
 
 
 def _told(rows: int, what: str) -> str:
@@ -51,7 +51,7 @@ def _by_step(counts: Counter[str]) -> str:
 
 
 def late_rows() -> int:
-    """Count the rows that the last `DataSet.write_stream` left out because they came too late, on all workers.
+    """Count the rows that the last job left out because they came too late, on all workers.
 
     Those that went to its ``late_to`` are not among them.
     A job that goes on from a checkpoint counts anew.
@@ -60,7 +60,7 @@ def late_rows() -> int:
 
 
 def rows_without_time() -> int:
-    """Count the rows that the last `DataSet.write_stream` left out because their time is null, on all workers.
+    """Count the rows that the last job left out because their time is null, on all workers.
 
     A job that goes on from a checkpoint counts anew.
     """

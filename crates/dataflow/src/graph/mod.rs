@@ -74,6 +74,11 @@ impl Graph {
         TaskId(self.tasks.len() - 1)
     }
 
+    /// Puts another task, with the same ports, in the place of one: it has its edges.
+    pub fn replace(&mut self, task: TaskId, by: TaskSpec) {
+        self.tasks[task.0] = by;
+    }
+
     /// Sends what comes out of `source` to `target`. An output that has several edges gives each everything; an input
     /// that has several edges gets them all, in no order (a union).
     pub fn connect(
@@ -94,6 +99,11 @@ impl Graph {
     ) -> &mut Self {
         self.edges.push(Edge { sources, target: target.into(), exchange: Arc::new(exchange) });
         self
+    }
+
+    /// A task's name.
+    pub fn task_name(&self, task: TaskId) -> &str {
+        &self.tasks[task.0].name
     }
 
     /// Its tasks' names, in the order they were added.

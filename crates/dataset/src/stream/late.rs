@@ -2,6 +2,7 @@
 //! their own, if the job has one. A query does not say which columns rows have beside those that it uses, so then a rule adds all of them to the window's
 //! call, which the planner leaves alone.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +10,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::datasource::source_as_provider;
 use datafusion::error::Result;
 use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan};
 use datafusion::optimizer::AnalyzerRule;
@@ -16,6 +18,7 @@ use datafusion::physical_expr::PhysicalExpr;
 
 use super::groups::batch;
 use super::keyed::Keyed;
+use super::shared::PartTable;
 use super::table::StreamSink;
 use super::window::is_time_window;
 use crate::error::DataSetError;
@@ -125,8 +128,17 @@ impl AnalyzerRule for KeepLateRows {
 }
 
 fn has_window(plan: &LogicalPlan) -> bool {
-    let found =
-        plan.exists(|node| Ok(matches!(node, LogicalPlan::Aggregate(of) if of.group_expr.iter().any(is_time_window))));
+    let found = plan.exists(|node| {
+        Ok(match node {
+            LogicalPlan::Aggregate(of) => of.group_expr.iter().any(is_time_window),
+            // What the query has in common with others was cut out of it.
+            LogicalPlan::TableScan(scan) => source_as_provider(&scan.source).is_ok_and(|table| {
+                let any: &dyn Any = table.as_ref();
+                any.downcast_ref::<PartTable>().is_some_and(|part| has_window(&part.plan))
+            }),
+            _ => false,
+        })
+    });
     found.unwrap_or(false)
 }
 

@@ -14,7 +14,9 @@
 //! | `join`      | joins of two streams                                                   |
 //! | `complete`  | groups that are complete when a time has passed                        |
 //! | `distinct`  | each key once                                                          |
+//! | `explain`   | what a job promises, in words                                          |
 //! | `saved`     | what copies share in checkpoints                                       |
+//! | `shared`    | what several queries of a job have in common                           |
 //! | `process`   | functions of programs over the rows of each key                        |
 //! | `keyed`     | rows on their way to the owner of their key                            |
 //! | `late`      | rows that come too late                                                |
@@ -36,6 +38,7 @@ mod chained;
 mod complete;
 mod counts;
 mod distinct;
+mod explain;
 mod groups;
 mod held;
 mod join;
@@ -50,6 +53,7 @@ mod panes;
 mod process;
 mod saved;
 mod sessions;
+mod shared;
 mod sorted;
 mod spans;
 mod steps;
@@ -60,7 +64,6 @@ mod window;
 
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
 use tidemill_dataflow::checkpoint::CheckpointSettings;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Guarantee;
@@ -73,7 +76,7 @@ pub(crate) use lower::has_stream;
 pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 pub use spans::Calendar;
-pub use table::{MakeSink, MakeSource, StreamSink, StreamSource};
+pub use table::{MakeSink, MakeSource, StreamOutput, StreamSink, StreamSource};
 pub use window::{Early, WindowKind, Windows};
 pub(crate) use window::{sql_functions, window_parts};
 
@@ -81,14 +84,12 @@ use crate::dataset::DataSet;
 use crate::distribute::{ActionError, Workers};
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use lower::{Lower, Sinks};
+use lower::{Lower, SinkTask, Sinks, SourceTask};
 
-/// A job that writes a stream.
+/// A job that writes streams.
 pub struct StreamJob {
     /// Its name, in checkpoints and messages.
     pub name: String,
-    /// Where its rows go.
-    pub sink: StreamSink,
     /// How it makes checkpoints; `None`: what a failure interrupts may be lost.
     pub checkpoints: Option<CheckpointSettings>,
     /// The least that it must give, else it does not begin.
@@ -99,21 +100,9 @@ pub struct StreamJob {
     pub left_out: Arc<LateRows>,
 }
 
-/// What several give of which a row passes one or all; nothing, where one may lose rows and another double them.
-fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarantee> {
-    let doubles = all.clone().any(|gives| gives == Guarantee::AtLeastOnce);
-    let loses = all.any(|gives| gives == Guarantee::AtMostOnce);
-    match (loses, doubles) {
-        (false, false) => Some(Guarantee::ExactlyOnce),
-        (false, true) => Some(Guarantee::AtLeastOnce),
-        (true, false) => Some(Guarantee::AtMostOnce),
-        (true, true) => None,
-    }
-}
-
 impl StreamJob {
     /// Whether it gives what it must.
-    fn check(&self, sources: &[(String, Guarantee)], sinks: &[StreamSink]) -> Result<(), DataSetError> {
+    fn check(&self, sources: &[SourceTask], sinks: &[SinkTask]) -> Result<(), DataSetError> {
         let Some(wanted) = self.guarantee else { return Ok(()) };
         let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
         let Some(checkpoints) = &self.checkpoints else {
@@ -124,7 +113,8 @@ impl StreamJob {
                 "rows wait for checkpoints, which it makes none of but the last; say how often with every=".into(),
             );
         }
-        if let Some((source, gives)) = sources.iter().find(|(_, gives)| *gives < wanted) {
+        if let Some(source) = sources.iter().find(|source| source.guarantee() < wanted) {
+            let (source, gives) = (source.name(), source.guarantee());
             return refused(match gives {
                 Guarantee::AtMostOnce => {
                     format!("what came from {source} since the last checkpoint cannot be read again")
@@ -134,7 +124,8 @@ impl StreamJob {
                 ),
             });
         }
-        if let Some(StreamSink { name: sink, guarantee: gives, .. }) = sinks.iter().find(|sink| sink.guarantee < wanted)
+        if let Some(StreamSink { name: sink, guarantee: gives, .. }) =
+            sinks.iter().map(|task| &task.sink).find(|sink| sink.guarantee < wanted)
         {
             return refused(format!("the sink {sink} gives {gives}; see docs/streams.md for sinks that give more"));
         }
@@ -143,25 +134,25 @@ impl StreamJob {
 }
 
 impl Workers {
-    /// Writes a query over streams until they end or the job is stopped. Collective: every worker calls it with the same query.
+    /// Writes queries over streams, each to its sink, until they end or the job is stopped. What queries have in common is read
+    /// and done once. Collective: every worker calls it with the same queries, which are of this engine.
     ///
     /// # Errors
     /// The same on every worker: what went wrong first.
     pub fn stream(
         &self,
         engine: &Engine,
-        set: &DataSet,
+        outputs: &[StreamOutput],
         job: &StreamJob,
         look: Look<'_>,
     ) -> Result<RunReport, ActionError> {
         let copies = self.partitions() as u32;
-        let set = set.clone();
-        let (name, sink) = (job.name.clone(), job.sink.clone());
+        let (outputs, name) = (outputs.to_vec(), job.name.clone());
         let (late, left_out) = (job.late.clone(), Arc::clone(&job.left_out));
         let lowered = engine.run(async move {
-            let (plan, context) = lower::plan(&set, late.is_some()).await?;
-            let sinks = Sinks { rows: &sink, late: late.as_ref(), left_out: &left_out };
-            Lower::graph(&name, &plan, context, sinks, copies)
+            let plans = lower::plan(&outputs, late.is_some()).await?;
+            let sinks = Sinks { rows: &outputs, late: late.as_ref(), left_out: &left_out };
+            Lower::graph(&name, &plans, &sinks, copies)
         });
         let lowered = lowered.and_then(|lowered| job.check(&lowered.sources, &lowered.sinks).map(|()| lowered.graph));
         let graph = self.agree(lowered)?;
@@ -169,75 +160,28 @@ impl Workers {
         ran.map_err(crate::distribute::failed)
     }
 
-    /// The tasks that a query over streams becomes, and what becomes of its rows when the job fails and goes on, at the sink
-    /// that it is `written_to`, if that is known. Collective.
+    /// The tasks that queries over streams become, and what becomes of their rows when the job fails and goes on, each at the sink
+    /// that it is written to, if that is known. Collective.
     ///
     /// # Errors
     /// The same on every worker: a step that a stream cannot have.
     pub fn explain_stream(
         &self,
         engine: &Engine,
-        set: &DataSet,
-        written_to: Option<&StreamSink>,
+        outputs: &[(DataSet, Option<StreamSink>)],
     ) -> Result<String, ActionError> {
         let copies = self.partitions() as u32;
-        let set = set.clone();
-        let nowhere = |_: &SchemaRef| -> MakeSink { Arc::new(|_| Err("explained, not run".into())) };
-        let sink = StreamSink {
-            name: "of write_stream".into(),
-            copies_max: 0,
-            guarantee: Guarantee::ExactlyOnce,
-            make: Arc::new(nowhere),
-        };
+        let known: Vec<bool> = outputs.iter().map(|(_, sink)| sink.is_some()).collect();
+        let outputs: Vec<StreamOutput> =
+            outputs.iter().map(|(set, sink)| (set.clone(), sink.clone().unwrap_or_else(StreamSink::unknown))).collect();
         let lowered = engine.run(async move {
-            let (plan, context) = lower::plan(&set, false).await?;
-            let sinks = Sinks { rows: &sink, late: None, left_out: &LateRows::default() };
-            Lower::graph("stream", &plan, context, sinks, copies)
+            let plans = lower::plan(&outputs, false).await?;
+            let sinks = Sinks { rows: &outputs, late: None, left_out: &LateRows::default() };
+            Lower::graph("stream", &plans, &sinks, copies)
         });
         let lowered = self.agree(lowered)?;
         let workers = self.runner().workers().len() as u32;
-        let mut text =
-            lowered.graph.explain(workers, None).map_err(|errors| crate::distribute::failed(errors.into()))?;
-        for source in &lowered.untimed {
-            let why =
-                "it has no time=, so steps behind it that wait for time, as windows do, give nothing before it ends";
-            text.push_str(&format!("{source}: {why}\n"));
-        }
-        text.push_str("after a failure, with checkpoint=:\n");
-        for (source, gives) in &lowered.sources {
-            text.push_str(&match gives {
-                Guarantee::ExactlyOnce => format!("  {source}: is read again from where the checkpoint says\n"),
-                Guarantee::AtLeastOnce => {
-                    format!(
-                        "  {source}: gives again what it does not know to have arrived, which may have been taken\n"
-                    )
-                }
-                Guarantee::AtMostOnce => format!("  {source}: what came since the checkpoint is lost\n"),
-            });
-        }
-        let sources = lowered.sources.iter().map(|(_, gives)| *gives);
-        let with = |sink: Guarantee| match together(sources.clone().chain([sink])) {
-            Some(gives) => format!("has each row {gives}"),
-            None => "may have rows not at all, and others more than once".into(),
-        };
-        text.push_str(&match written_to {
-            Some(sink) => format!("  the sink {} {}\n", sink.name, with(sink.guarantee)),
-            None => {
-                let (commits, function) = (with(Guarantee::ExactlyOnce), with(Guarantee::AtLeastOnce));
-                format!("  a sink that commits {commits}, a function {function}\n")
-            }
-        });
-        text.push_str("the same, with guarantee=\"at most once\":\n");
-        for (source, gives) in &lowered.sources {
-            text.push_str(&match gives {
-                Guarantee::ExactlyOnce => format!(
-                    "  {source}: is read from where the checkpoint says; what was read before is not read again\n"
-                ),
-                Guarantee::AtLeastOnce => format!("  {source}: what it gives again is left out\n"),
-                Guarantee::AtMostOnce => format!("  {source}: what came before is lost\n"),
-            });
-        }
-        text.push_str("  any sink has each row at most once; what windows and other steps had kept is lost\n");
-        Ok(text)
+        let text = lowered.graph.explain(workers, None).map_err(|errors| crate::distribute::failed(errors.into()))?;
+        Ok(text + &explain::promises(&lowered, &known))
     }
 }

@@ -172,6 +172,13 @@ pub(crate) struct ProcessTable {
     process: Arc<Process>,
 }
 
+impl ProcessTable {
+    /// The same function over other rows, which have the same columns.
+    pub(crate) fn over(&self, input: LogicalPlan) -> Self {
+        ProcessTable { input, process: Arc::clone(&self.process) }
+    }
+}
+
 impl fmt::Debug for ProcessTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProcessTable").field("name", &self.process.name).finish_non_exhaustive()

@@ -9,6 +9,7 @@ use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
+use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExprs};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
@@ -125,6 +126,18 @@ pub(crate) struct Steps(Vec<Step>);
 impl Steps {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Whether they only choose columns, which costs nothing to do again.
+    pub(crate) fn only_choose(&self) -> bool {
+        let chooses = |step: &Step| match step {
+            Step::Project { exprs, .. } => exprs.iter().all(|by| {
+                let any: &dyn Any = by.expr.as_ref();
+                any.is::<Column>()
+            }),
+            Step::Filter { .. } | Step::Plan(_) => false,
+        };
+        self.0.iter().all(chooses)
     }
 
     /// Adds what a node of a plan does. Returns whether it is such a step.

@@ -68,6 +68,18 @@ pub struct StreamSink {
     pub make: Arc<dyn Fn(&SchemaRef) -> MakeSink + Send + Sync>,
 }
 
+/// A query of a job, and where its rows go.
+pub type StreamOutput = (DataSet, StreamSink);
+
+impl StreamSink {
+    /// Stands for one that nobody has named, where a job is explained.
+    pub(crate) fn unknown() -> Self {
+        let nowhere = |_: &SchemaRef| -> MakeSink { Arc::new(|_| Err("explained, not run".into())) };
+        let (name, guarantee) = ("of write_stream".into(), Guarantee::ExactlyOnce);
+        StreamSink { name, copies_max: 0, guarantee, make: Arc::new(nowhere) }
+    }
+}
+
 impl DataSet {
     /// The rows of a stream. They have no end, or one that nobody knows: it is written with `Workers::stream`.
     ///
@@ -86,16 +98,21 @@ impl DataSet {
     }
 }
 
-fn of_stream(plan: &LogicalPlan) -> bool {
+/// The plan that a table of a query hides: a function of the program is one over it.
+pub(crate) fn hidden_in<'a>(table: &'a (dyn TableProvider + 'static)) -> Option<&'a LogicalPlan> {
+    let any: &dyn Any = table;
+    let map = any.downcast_ref::<MapTable>().map(|map| &map.input);
+    map.or_else(|| any.downcast_ref::<ProcessTable>().map(|process| &process.input))
+}
+
+pub(crate) fn of_stream(plan: &LogicalPlan) -> bool {
     let mut found = false;
     let seen = plan.apply_with_subqueries(|node| {
         if let LogicalPlan::TableScan(scan) = node
             && let Ok(table) = source_as_provider(&scan.source)
         {
             let any: &dyn Any = table.as_ref();
-            let below = any.downcast_ref::<MapTable>().map(|map| &map.input);
-            let below = below.or_else(|| any.downcast_ref::<ProcessTable>().map(|process| &process.input));
-            found |= any.is::<StreamTable>() || below.is_some_and(of_stream);
+            found |= any.is::<StreamTable>() || hidden_in(table.as_ref()).is_some_and(of_stream);
         }
         Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     });

@@ -289,22 +289,6 @@ impl NativeDataSet {
         })
     }
 
-    /// The tasks that a query over streams becomes; collective.
-    #[pyo3(signature = (engine, comm, sink = None, sink_name = String::new()))]
-    fn explain_stream(
-        &self,
-        py: Python<'_>,
-        engine: &QueryEngine,
-        comm: &Comm,
-        sink: Option<Py<PyAny>>,
-        sink_name: String,
-    ) -> PyResult<String> {
-        let schema = self.schema(py)?;
-        let sink = sink.map(|sink| super::stream::any_sink(py, engine, sink, sink_name, &schema));
-        let sink = sink.transpose()?;
-        together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &self.0, sink.as_ref()))
-    }
-
     fn explain(&self, py: Python<'_>, engine: &QueryEngine, how: &str) -> PyResult<String> {
         let how = match how {
             "logical" => Explain::Logical,
@@ -387,7 +371,7 @@ fn show(py: Python<'_>, watch: Option<&Py<PyAny>>, reading: &Reading) -> PyResul
 
 /// Runs an action of all workers with the GIL released, looking at signals and showing how far it is; what a signal handler
 /// raises gives it up, on all workers.
-fn together<T: Send>(
+pub fn together<T: Send>(
     py: Python<'_>,
     engine: &QueryEngine,
     comm: &Comm,

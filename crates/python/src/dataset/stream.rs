@@ -26,7 +26,7 @@ use tidemill_dataset::{
 use super::calls::{self, Call};
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
-use super::frame::{NativeDataSet, together_with, told};
+use super::frame::{NativeDataSet, together, together_with, told};
 use super::running::NativeRunning;
 use super::table::NativeTable;
 use super::{finish, raised};
@@ -230,20 +230,21 @@ impl LeftOut {
 
 /// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and by step how
 /// many rows because they came too late, and because they had no time.
-type Written<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64)>);
+type Told<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64)>);
 
-/// Writes a stream until it ends; collective.
+/// A query, its sink, and what that is called.
+type Written = (Py<NativeDataSet>, Py<PyAny>, String);
+
+/// Writes streams, each to its sink, until they end; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, set, name, sink, sink_name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, late_name = String::new()))]
+#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, late_name = String::new()))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
     engine: &QueryEngine,
     comm: &Comm,
-    set: &NativeDataSet,
+    outputs: Vec<Written>,
     name: String,
-    sink: Py<PyAny>,
-    sink_name: String,
     checkpoints: Option<Checkpoints>,
     stop: Option<Py<PyAny>>,
     status: Option<(PathBuf, String)>,
@@ -251,8 +252,12 @@ pub fn write_stream<'py>(
     watch: Option<Py<PyAny>>,
     late: Option<Py<PyAny>>,
     late_name: String,
-) -> PyResult<Written<'py>> {
-    let sink = any_sink(py, engine, sink, sink_name, &set.schema(py)?)?;
+) -> PyResult<Told<'py>> {
+    let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
+        let set = set.get();
+        Ok((set.0.clone(), any_sink(py, engine, sink, sink_name, &set.schema(py)?)?))
+    });
+    let outputs = outputs.collect::<PyResult<Vec<_>>>()?;
     let late = late.map(|late| late_sink(py, engine, late, late_name)).transpose()?;
     let guarantee = guarantee.map(|words| match words {
         "exactly once" => Ok(Guarantee::ExactlyOnce),
@@ -267,7 +272,6 @@ pub fn write_stream<'py>(
     let mut left_out = LeftOut::new(engine);
     let job = StreamJob {
         name,
-        sink,
         checkpoints: checkpoints.transpose()?,
         guarantee,
         late,
@@ -279,7 +283,7 @@ pub fn write_stream<'py>(
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
     let mut stopping = false;
     let report = together_with(py, engine, comm, |workers, look| {
-        workers.stream(&engine.engine, &set.0, &job, &mut |run| {
+        workers.stream(&engine.engine, &outputs, &job, &mut |run| {
             left_out.look(engine);
             if let Some(status) = &mut status
                 && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled)
@@ -316,6 +320,24 @@ pub fn write_stream<'py>(
             Err(error)
         }
     }
+}
+
+/// The tasks that queries over streams become, each with its sink, if that is known; collective.
+#[pyfunction]
+pub fn explain_stream(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    comm: &Comm,
+    outputs: Vec<(Py<NativeDataSet>, Option<Py<PyAny>>, String)>,
+) -> PyResult<String> {
+    let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
+        let set = set.get();
+        let schema = set.schema(py)?;
+        let sink = sink.map(|sink| any_sink(py, engine, sink, sink_name, &schema)).transpose()?;
+        Ok((set.0.clone(), sink))
+    });
+    let outputs = outputs.collect::<PyResult<Vec<_>>>()?;
+    together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &outputs))
 }
 
 /// What a job tells of itself while it runs, in a file that `tidemill top` reads. A worker that is killed leaves it behind: readers
@@ -392,7 +414,7 @@ impl Drop for Status {
 }
 
 /// A sink of the engine's own, described by a text, or of the program, for rows of `schema`.
-pub(super) fn any_sink(
+fn any_sink(
     py: Python<'_>,
     engine: &QueryEngine,
     sink: Py<PyAny>,

@@ -1,0 +1,95 @@
+//! Sources, and tables that come among streams.
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use datafusion::datasource::memory::MemorySourceConfig;
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::physical_plan::ExecutionPlan;
+use tidemill_dataflow::stream::sink::Guarantee;
+use tidemill_dataflow::stream::source::time_column;
+use tidemill_dataflow::{TaskId, TaskSpec};
+
+use super::{Branch, Flowing, Lower, ROWS, columns_of};
+use crate::dataset::SLICE_ROWS;
+use crate::error::{DataSetError, Result};
+use crate::stream::memory::table_stream;
+use crate::stream::steps::Steps;
+use crate::stream::table::{StreamExec, StreamSource};
+use crate::stream::times::Times;
+
+/// A source of a graph.
+pub(crate) struct SourceTask {
+    pub(super) task: TaskId,
+    /// The task's name.
+    pub(super) task_name: String,
+    pub(super) source: StreamSource,
+    /// Steps behind it wait for time.
+    pub(super) waited: bool,
+}
+
+impl SourceTask {
+    pub(crate) fn name(&self) -> &str {
+        &self.source.name
+    }
+
+    pub(crate) fn guarantee(&self) -> Guarantee {
+        self.source.guarantee
+    }
+
+    /// Whether it tells no time, though steps behind it wait for it.
+    pub(crate) fn is_missed(&self) -> bool {
+        self.waited && self.source.times.is_none()
+    }
+}
+
+/// The rows of a table that is held in memory.
+pub(super) fn in_memory(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>> {
+    let any: &dyn Any = plan.as_ref();
+    let memory = any.downcast_ref::<DataSourceExec>().and_then(|exec| {
+        let any: &dyn Any = exec.data_source().as_ref();
+        any.downcast_ref::<MemorySourceConfig>()
+    });
+    let memory = memory.ok_or_else(|| DataSetError::Internal("a table that is not in memory".into()))?;
+    Ok(memory.partitions().iter().flatten().cloned().collect())
+}
+
+impl Lower<'_> {
+    pub(super) fn source(&mut self, stream: &StreamExec) -> Result<Flowing> {
+        let source = stream.source.clone();
+        let name = self.name(&format!("source {}", source.name));
+        let make = Arc::clone(&source.make);
+        let task = TaskSpec::source(name.clone(), source.times.clone(), move |copy| make(copy));
+        let task = self.graph.add(self.source_task(task, &source));
+        let copies = self.copies_of(&source);
+        let mut steps = Steps::default();
+        let column = source.times.as_ref().map(|times| time_column(&source.schema, &times.column));
+        let mut times = Times::of_source(column.transpose().map_err(DataSetError::Query)?);
+        if let Some(columns) = &stream.projection {
+            steps.project(columns, &source.schema)?;
+            times = times.project(&columns_of(columns));
+        }
+        let sources = BTreeSet::from([self.sources.len()]);
+        self.sources.push(SourceTask { task, task_name: name, source, waited: false });
+        Ok(Flowing { from: vec![Branch { task, steps, copies }], schema: stream.schema(), times, sources })
+    }
+
+    pub(super) fn source_task(&self, task: TaskSpec, source: &StreamSource) -> TaskSpec {
+        task.output(ROWS, Arc::clone(&source.schema)).copies(self.copies_of(source))
+    }
+
+    fn copies_of(&self, source: &StreamSource) -> u32 {
+        if source.copies_max == 0 { self.copies } else { self.copies.min(source.copies_max) }
+    }
+
+    /// A table among streams: it comes, and ends.
+    pub(super) fn table(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let rows = in_memory(plan)?;
+        let source = table_stream("table", plan.schema(), &rows, None, SLICE_ROWS, 0.0);
+        let rows = self.source(&StreamExec::new(source, None)?)?;
+        // It ends soon: nobody waits for it.
+        Ok(Flowing { sources: BTreeSet::new(), ..rows })
+    }
+}

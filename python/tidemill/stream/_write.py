@@ -1,0 +1,190 @@
+"""Jobs that write streams: one query or several, each to a sink."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidemill._job import init
+from tidemill._tidemill import explain_stream, write_stream
+from tidemill.dataset import _workers
+from tidemill.dataset._dataset import DataSet, _sink_name, _tables
+from tidemill.dataset._engine import copies, engine
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._read import _told
+from tidemill.dataset._table import Table
+from tidemill.stream import _late, _status
+from tidemill.stream._connect import Connector, folder_of
+from tidemill.stream._running import Running
+from tidemill.stream._time import Duration, seconds
+
+if TYPE_CHECKING:
+    from tidemill.dataset._read import StorageOptions
+    from tidemill.stream import Sink
+
+__all__ = ["explain", "run", "write"]
+
+
+def write(
+    queries: Iterable[tuple[DataSet, Sink | Connector | Callable[[Table], None]]],
+    *,
+    late_to: Sink | Connector | Callable[[Table], None] | None = None,
+    name: str = "stream",
+    checkpoint: str | Path | None = None,
+    storage_options: StorageOptions | None = None,
+    every: Duration | None = None,
+    unaligned_after: Duration | None = 10,
+    timeout: Duration = 600,
+    keep: int = 3,
+    stop: Callable[[], bool] | None = None,
+    guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
+    watch: Callable[[Running], object] | None = None,
+) -> dict[str, Any]:
+    """Write several queries over streams, each to a sink of its own, as one job, until all have ended; collective.
+
+    The job has one checkpoint for all of them, so that sinks that commit have each row once together, and is stopped, goes on and
+    is looked at as one. What queries have in common, the DataSet that they are made from, is done once: one
+    ``tm.stream.from_kafka(...)`` is read once, a window that two of them build on is counted once. Where the same topic is read by
+    two calls there are two sources.
+
+    Parameters
+    ----------
+    queries : iterable of (DataSet, sink)
+        Sinks are those of `DataSet.write_stream`.
+    late_to, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch
+        As for `DataSet.write_stream`. `late_to` is for the windows of all queries, and `guarantee` what every sink must give.
+
+    Returns
+    -------
+    dict
+        What this worker saw on each edge, and how long it took.
+
+    Raises
+    ------
+    DataSetError
+        On every worker, as for `DataSet.write_stream`; what is wrong with a query names its sink.
+
+    >>> import tidemill as tm
+    >>> numbers = tm.stream.from_table(tm.from_dict({"n": list(range(10))}).collect())
+    >>> small, large = [], []
+    >>> _ = tm.stream.write([
+    ...     (numbers.filter(tm.col("n") < 5), lambda rows: small.extend(rows.to_dict()["n"])),
+    ...     (numbers.filter(tm.col("n") > 7), lambda rows: large.extend(rows.to_dict()["n"])),
+    ... ])
+    >>> sorted(small), sorted(large)
+    ([0, 1, 2, 3, 4], [8, 9])
+    """
+    return run(
+        "stream.write",
+        _pairs(queries),
+        late_to=late_to,
+        name=name,
+        checkpoint=checkpoint,
+        storage_options=storage_options,
+        every=every,
+        unaligned_after=unaligned_after,
+        timeout=timeout,
+        keep=keep,
+        stop=stop,
+        guarantee=guarantee,
+        watch=watch,
+    )
+
+
+def explain(queries: Iterable[tuple[DataSet, Sink | Connector | Callable[[Table], None]]]) -> str:
+    """The tasks of the job that `write` would run, which of them several queries share, and what each sink has of its rows; collective."""
+    pairs = [(query._native, _tables(sink), _sink_name(sink)) for query, sink in _pairs(queries)]
+    return explain_stream(engine(), init().comm, pairs)
+
+
+def run(
+    call: str,
+    queries: list[tuple[DataSet, Any]],
+    *,
+    late_to: Any,
+    name: str,
+    checkpoint: str | Path | None,
+    storage_options: StorageOptions | None,
+    every: Duration | None,
+    unaligned_after: Duration | None,
+    timeout: Duration,
+    keep: int,
+    stop: Callable[[], bool] | None,
+    guarantee: str | None,
+    watch: Callable[[Running], object] | None,
+) -> dict[str, Any]:
+    """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
+    if not isinstance(name, str) or not name:
+        raise DataSetError(f"name={name!r} is no name of a job: a text that is not empty")
+    if stop is not None and checkpoint is None:
+        raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
+    if watch is not None and checkpoint is None:
+        raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
+    _check_apart([*(sink for _, sink in queries), late_to])
+    at_most_once = guarantee == "at most once"
+    place: dict[str, Any] | None = None
+    if checkpoint is not None:
+        if not os.fspath(checkpoint):
+            raise DataSetError("checkpoint= is a folder or the URL of one, which cannot be empty")
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise DataSetError(f"keep={keep!r} is no whole number from 1 on")
+        if seconds(timeout, "timeout") == 0:
+            raise DataSetError(f"timeout={timeout!r} gives every checkpoint up; it is more than zero")
+        place = {
+            "place": os.fspath(checkpoint),
+            "storage_options": _told(storage_options),
+            "every": seconds((0.1 if at_most_once else 10) if every is None else every, "every"),
+            "unaligned_after": None if unaligned_after is None else seconds(unaligned_after, "unaligned_after"),
+            "timeout": seconds(timeout, "timeout"),
+            "keep": keep,
+            "at_most_once": at_most_once,
+        }
+    given = "None" if place is None else "given"
+    of = f"of {len(queries)}"
+    _workers.check_alike(call, queries=of, name=repr(name), checkpoint=given, guarantee=repr(guarantee))
+    # Worker 0 is who is heard.
+    asked = stop if init().rank == 0 else None
+    watching = (lambda native: watch(Running(native, copies()))) if watch is not None and init().rank == 0 else None
+    status = _status.place(name, init().comm)
+    report, count, first, late = write_stream(
+        engine(),
+        init().comm,
+        [(query._native, _tables(sink), _sink_name(sink)) for query, sink in queries],
+        name,
+        place,
+        asked,
+        status,
+        guarantee,
+        watching,
+        None if late_to is None else _tables(late_to),
+        _sink_name(late_to),
+    )
+    _workers.report_bad_records(count, first)
+    _late.report(late)
+    return report
+
+
+def _pairs(queries: Iterable[tuple[DataSet, Any]]) -> list[tuple[DataSet, Any]]:
+    pairs = list(queries)
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], DataSet)):
+            raise TypeError(f"each query is a pair of a DataSet and its sink, not {type(pair).__name__}")
+    if not pairs:
+        raise DataSetError("a job writes at least one query; there is none")
+    return pairs
+
+
+def _check_apart(sinks: Iterable[object]) -> None:
+    """Raise where two sinks of a job would take each other's files, or what they have committed for their own."""
+    seen: set[tuple[object, object]] = set()
+    for sink in sinks:
+        spec = json.loads(sink.spec) if isinstance(sink, Connector) else {}
+        own = (spec.get("kind"), folder_of(sink) or spec.get("id"))
+        if own in seen and own[0] == "files":
+            raise DataSetError(f"two sinks write into one folder, {own[1]}; give each a folder of its own")
+        if own in seen and own[1] is not None:
+            raise DataSetError(f"two sinks of {own[0]} are called {own[1]!r}; give each an id= of its own")
+        seen.add(own)

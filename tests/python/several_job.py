@@ -1,0 +1,54 @@
+"""A job with several sinks whose workers are killed: windows of a stream and some of its rows, each in files of its own.
+
+Run as ``several_job.py FOLDER [stopping] [more]``: checkpoints go to FOLDER/checkpoints, results to FOLDER/windows and FOLDER/rows, pids to
+FOLDER/pids. With ``stopping`` the job stops when it has made some; with ``more`` it has one query more, to FOLDER/more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import stream_job
+import tidemill as tm
+from stream_job import Files
+
+
+def queries(rows: tm.DataSet) -> dict[str, tm.DataSet]:
+    """What is made of the rows, by folder; all of it of those that a filter lets through."""
+    most = rows.filter(tm.col("row") % 3 > 0)
+    made = {"windows": stream_job.windows(most), "rows": most.filter(tm.col("key") < 5).select("key", "row")}
+    return {**made, "more": made["windows"].filter(tm.col("n") > 1)}
+
+
+def expected() -> dict[str, Counter[str]]:
+    """What each gives of the table."""
+    made = queries(tm.from_arrow(stream_job.table()))
+    return {name: Counter(stream_job.lines(query.collect())) for name, query in made.items()}
+
+
+def main() -> None:
+    folder, words = Path(sys.argv[1]), sys.argv[2:]
+    (folder / "pids" / f"{tm.init().rank}.pid").write_text(f"{os.getpid()}\n")
+    stream = tm.stream.from_table(
+        stream_job.table(), time="ts", out_of_order="6ms", rows_per_batch=100, rows_per_s=stream_job.ROWS_PER_S
+    )
+    made = {name: query for name, query in queries(stream).items() if name != "more" or "more" in words}
+
+    def stop() -> bool:
+        return "stopping" in words and len(list((folder / "windows").glob("[!.]*"))) > 3
+
+    tm.stream.write(
+        [(query, Files(folder / name)) for name, query in made.items()],
+        name="killed",
+        checkpoint=folder / "checkpoints",
+        every="100ms",
+        stop=stop,
+        guarantee="exactly once",
+    )
+
+
+if __name__ == "__main__":
+    main()
