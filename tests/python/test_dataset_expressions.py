@@ -330,6 +330,8 @@ def test_durations_of_sql_are_pythons() -> None:
         ("u * 0.3", lambda p, q: q * 0.3),
         ("u / 7", lambda p, q: q / 7),
         ("u / (u + u)", lambda p, q: q / (q + q)),
+        ("-u", lambda p, q: -q),
+        ("d - -u + -(u * 2)", lambda p, q: p - -q + -(q * 2)),
     ):
         pairs = zip(dates, by, strict=True)
         assert tm.sql(f"select {expr} as x from t", t=table).to_dict()["x"] == [python(p, q) for p, q in pairs], expr
@@ -339,6 +341,14 @@ def test_durations_of_sql_are_pythons() -> None:
     )
     assert days.to_dict()["day"] == sorted(p + q for p, q in zip(dates, by, strict=True) if 2 * q > q)
     assert tm.sql("select d + u, 1 + 1 from t", t=table).columns[0] == "t.d + t.u"
+    assert tm.sql("select min(-u) from t group by -u having max(-u) > min(u) order by -u", t=table).count() == 1
+    assert tm.sql("select d from t where -u > (select min(u) from t)", t=table).count() == 2
+    numbers = tm.from_dict({"x": [1.5, 0.0], "n": [1, 2]})
+    made = tm.sql("select -x, -(n), -1 from t where -n < 0 order by -x limit 5", t=numbers)
+    assert made.columns == ["(- t.x)", "(- t.n)", "Int64(-1)"] and str(made.to_dict()["(- t.x)"]) == "[-1.5, -0.0]"
+    for wrong, of in (("arrow_cast(n, 'UInt8')", "UInt8"), ("'a' || n", "Utf8")):
+        with pytest.raises(tm.DataSetError, match=f"there is no minus of a {of}.*, only of signed numbers, durations"):
+            tm.sql(f"select -({wrong}) from t", t=numbers)
     pairs = tm.sql("select a.d from t a join t b on a.d + a.u < b.d - b.u", t=table)
     assert pairs.count() == sum(
         p + q < r - s for p, q in zip(dates, by, strict=True) for r, s in zip(dates, by, strict=True)

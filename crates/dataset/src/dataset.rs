@@ -95,7 +95,7 @@ impl DataSet {
     pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
         // A session of its own: the tables of one query are no concern of another.
         let context = engine.session().enable_url_table();
-        sql::check(&context.state(), query)?;
+        let statement = sql::parsed(&context.state(), query)?;
         let known: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
         for (name, table) in tables {
             context.register_table(TableReference::bare(name), table.frame.into_view())?;
@@ -107,7 +107,9 @@ impl DataSet {
             context.register_table(TableReference::bare(name), table.frame.into_view())?;
         }
         let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
-        DataSet::new(context.sql_with_options(query, options).await?)
+        let plan = context.state().statement_to_plan(statement).await?;
+        options.verify_plan(&plan)?;
+        DataSet::new(context.execute_logical_plan(plan).await?)
     }
 
     /// Whether rows that cannot be read are left out of it.

@@ -5,14 +5,15 @@
 //! | date ± duration                | a date: whole days count, as with `datetime.timedelta`       |
 //! | duration * or / number         | a duration, to the nearest of its unit                      |
 //! | duration / duration            | a number: how often the one goes into the other             |
-//! | -duration (not in SQL)         | a duration                                                  |
+//! | -duration                      | a duration                                                  |
 
 use arrow::datatypes::{DataType, TimeUnit};
-use datafusion::common::DFSchema;
 use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{DFSchema, plan_err};
 use datafusion::functions::math::expr_fn::round;
 use datafusion::logical_expr::expr::BinaryExpr;
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
+use datafusion::logical_expr::type_coercion::{is_interval, is_signed_numeric, is_timestamp};
 use datafusion::logical_expr::{Expr, ExprSchemable, Operator, binary_expr, cast, lit};
 use datafusion::sql::sqlparser::ast::BinaryOperator;
 
@@ -31,6 +32,9 @@ pub(crate) fn with_durations(expr: Expr, schema: &DFSchema) -> Result<Expr> {
     Ok(if made.transformed { made.data.unalias().alias(name) } else { made.data })
 }
 
+/// A minus before its only operand, as an operator of two: see [`sql::parsed`](crate::sql::parsed).
+pub(crate) const NEGATIVE: &str = "unary -";
+
 /// The same of SQL, whose operators are given their meaning as it is read.
 #[derive(Debug)]
 pub(crate) struct SqlDurations;
@@ -41,7 +45,10 @@ impl ExprPlanner for SqlDurations {
         expr: RawBinaryExpr,
         schema: &DFSchema,
     ) -> datafusion::error::Result<PlannerResult<RawBinaryExpr>> {
-        let op = match expr.op {
+        let op = match &expr.op {
+            BinaryOperator::Custom(op) if op == NEGATIVE => {
+                return negative(expr.right, schema).map(PlannerResult::Planned);
+            }
             BinaryOperator::Plus => Operator::Plus,
             BinaryOperator::Minus => Operator::Minus,
             BinaryOperator::Multiply => Operator::Multiply,
@@ -56,6 +63,20 @@ impl ExprPlanner for SqlDurations {
             None => PlannerResult::Original(expr),
         })
     }
+}
+
+/// `-of` in SQL.
+fn negative(of: Expr, schema: &DFSchema) -> datafusion::error::Result<Expr> {
+    let of_type = of.get_type(schema)?;
+    let made = Expr::Negative(Box::new(of));
+    if is_duration(&of_type) {
+        let name = made.schema_name().to_string();
+        return Ok(instead_of(&made, schema).unwrap_or(made).alias(name));
+    }
+    if of_type.is_null() || is_signed_numeric(&of_type) || is_interval(&of_type) || is_timestamp(&of_type) {
+        return Ok(made);
+    }
+    plan_err!("there is no minus of a {of_type}, only of signed numbers, durations, intervals and times")
 }
 
 fn instead_of(part: &Expr, schema: &DFSchema) -> Option<Expr> {

@@ -1,25 +1,46 @@
-//! What would be planned otherwise than SQL means it, or left out in silence. Here it is an error, which names what to write instead.
+//! Queries as they are planned. What would be planned otherwise than SQL means it, or left out in silence, is an error, which names
+//! what to write instead.
 
 use std::ops::ControlFlow;
 
 use datafusion::execution::SessionState;
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::{
-    JoinConstraint, JoinOperator, Query, Select, SetExpr, SetOperator, SetQuantifier, TableFactor, Visit, Visitor,
+    BinaryOperator, Expr, JoinConstraint, JoinOperator, Query, Select, SetExpr, SetOperator, SetQuantifier,
+    TableFactor, UnaryOperator, Value, Visit, Visitor, visit_expressions_mut,
 };
 
+use crate::durations::NEGATIVE;
 use crate::error::{DataSetError, Result};
 
-/// Refuses such a query; one that does not parse is refused elsewhere.
+/// What a query says, ready to be planned.
 ///
 /// # Errors
-/// `Query`.
-pub(crate) fn check(state: &SessionState, query: &str) -> Result<()> {
+/// `Query` if it does not parse, or is refused.
+pub(crate) fn parsed(state: &SessionState, query: &str) -> Result<Statement> {
     let dialect = state.config().options().sql_parser.dialect;
-    let Ok(Statement::Statement(statement)) = state.sql_to_statement(query, &dialect) else { return Ok(()) };
-    match statement.visit(&mut Checks) {
-        ControlFlow::Break(reason) => Err(DataSetError::Query(reason.to_owned())),
-        ControlFlow::Continue(()) => Ok(()),
+    let mut parsed = state.sql_to_statement(query, &dialect)?;
+    if let Statement::Statement(statement) = &mut parsed {
+        if let ControlFlow::Break(reason) = statement.visit(&mut Checks) {
+            return Err(DataSetError::Query(reason.to_owned()));
+        }
+        let _ = visit_expressions_mut(statement, |expr| {
+            with_two_operands(expr);
+            ControlFlow::<()>::Continue(())
+        });
+    }
+    Ok(parsed)
+}
+
+/// Makes `-d` an operator of two: only of those planners are asked what they mean, and DataFusion knows no minus of a duration.
+/// It looks itself at literals, for the numbers and intervals that they are.
+fn with_two_operands(expr: &mut Expr) {
+    if let Expr::UnaryOp { op: UnaryOperator::Minus, expr: of } = expr
+        && !matches!(of.as_ref(), Expr::Value(_) | Expr::Interval(_))
+    {
+        let right = Box::new(std::mem::replace(of.as_mut(), Expr::value(Value::Null)));
+        let left = Box::new(Expr::value(Value::Null));
+        *expr = Expr::BinaryOp { left, op: BinaryOperator::Custom(NEGATIVE.into()), right };
     }
 }
 
