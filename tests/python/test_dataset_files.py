@@ -86,6 +86,39 @@ def test_codecs_of_parquet(tmp_path: Path, compression: Any, codec: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("compression", "magic"), [("lz4", b"\x04\x22\x4d\x18"), ("zstd", b"\x28\xb5\x2f\xfd"), (None, None)]
+)
+def test_compression_of_ipc(tmp_path: Path, compression: Any, magic: bytes | None) -> None:
+    """What was asked for is what is in the files, of folders by columns too."""
+    data = tm.from_dict({"x": [*range(5000)] * 2, "k": [0] * 5000 + [1] * 5000})
+    for name, keys in (("whole", []), ("parts", ["k"])):
+        assert data.write_ipc(tmp_path / name, compression=compression, partition_by=keys) == 10_000
+        files = list((tmp_path / name).rglob("*.arrow"))
+        assert len(files) >= 1 + len(keys)
+        for file in files:
+            content = file.read_bytes()
+            assert all((frame in content) == (frame == magic) for frame in (b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"))
+            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+            assert table.column_names == ["x", "k"][: 2 - len(keys)]
+        assert sorted(tm.read_ipc(tmp_path / name).to_dict()["x"]) == sorted([*range(5000)] * 2)
+    assert data.filter(tm.col("x") < 0).write_ipc(tmp_path / "none", compression=compression) == 0
+    assert tm.read_ipc(tmp_path / "none").columns == ["x", "k"]
+
+
+def test_compressions_that_there_are_not(tmp_path: Path) -> None:
+    data = tm.from_dict({"x": [1]})
+    for write, words in (
+        (data.write_ipc, 'no compression "snappy" of Arrow IPC files; there are lz4, zstd and none'),
+        (data.write_csv, 'no compression "snappy"; there are gzip, bzip2, xz, zstd and none'),
+        (data.write_json, 'no compression "snappy"; there are gzip, bzip2, xz, zstd and none'),
+        (data.write_text, 'no compression "snappy"; there are gzip, bzip2, xz, zstd and none'),
+    ):
+        with pytest.raises(tm.DataSetError, match=words):
+            write(tmp_path / "out", compression="snappy")  # type: ignore[operator]
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
 )
 def test_compressed_input(tmp_path: Path, suffix: str, compress: Any) -> None:

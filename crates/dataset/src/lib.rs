@@ -22,6 +22,7 @@
 //! | `records` | files of records of a fixed length; `part_sink` writes them, texts and arrays |
 //! | `evolved` | Parquet and Arrow files of different schemas: `unite` finds one for all, `exact` casts without loss |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
+//! | `ipc_sink` | Arrow IPC files with a choice of compression                             |
 //! | `json_source` | JSON lines in DataFusion's tables of files                            |
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
 //! | `stream`  | queries over streams: windows of event time                               |
@@ -45,6 +46,7 @@ mod files;
 mod group;
 mod held;
 mod instead;
+mod ipc_sink;
 mod join;
 mod join_exec;
 mod json_source;

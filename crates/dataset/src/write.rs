@@ -9,7 +9,6 @@ use arrow::ipc::writer::FileWriter;
 use datafusion::common::config::{CsvOptions, JsonOptions, ParquetOptions, TableParquetOptions};
 use datafusion::common::parsers::CompressionTypeVariant;
 use datafusion::dataframe::DataFrame;
-use datafusion::datasource::file_format::arrow::ArrowFormatFactory;
 use datafusion::datasource::file_format::csv::CsvFormatFactory;
 use datafusion::datasource::file_format::json::JsonFormatFactory;
 use datafusion::datasource::file_format::parquet::ParquetFormatFactory;
@@ -31,6 +30,7 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::expr::column;
 use crate::files::NULL_FOLDER;
+use crate::ipc_sink::IpcFormat;
 use crate::part_sink::{PartFormat, PartSink};
 use crate::reading::Reading;
 use crate::sources::Sources;
@@ -59,7 +59,10 @@ pub enum Output {
         compression: String,
     },
     /// Arrow IPC files.
-    Ipc,
+    Ipc {
+        /// `lz4`, `zstd` or `none`.
+        compression: String,
+    },
     /// A file for each partition, in the order of the partitions.
     Parts(PartFormat),
 }
@@ -110,7 +113,7 @@ impl Output {
                 let global = ParquetOptions { compression: Some(compression.clone()), ..parquet.clone() };
                 Arc::new(ParquetFormatFactory::new_with_options(TableParquetOptions { global, ..Default::default() }))
             }
-            Output::Ipc => Arc::new(ArrowFormatFactory::new()),
+            Output::Ipc { compression } => Arc::new(IpcFormat::new(compression)?),
             Output::Parts(_) => {
                 return Err(DataSetError::Unsupported("folders by the values of columns, in this format".into()));
             }
@@ -307,7 +310,7 @@ pub(crate) fn empty_file(output: &Output, schema: &Schema, suffix: &str) -> Resu
             writer.and_then(ArrowWriter::close).map_err(DataFusionError::from)?;
             "parquet"
         }
-        Output::Ipc => {
+        Output::Ipc { .. } => {
             FileWriter::try_new(&mut bytes, schema)?.finish()?;
             "arrow"
         }

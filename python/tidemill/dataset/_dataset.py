@@ -666,12 +666,19 @@ class DataSet:
         self,
         path: str | Path,
         *,
+        compression: Literal["lz4", "zstd"] | None = "lz4",
         partition_by: Iterable[str] = (),
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> int:
-        """Write Arrow IPC files; otherwise like `write_csv`."""
-        return self._write(path, "ipc", "", partition_by, overwrite, storage_options)
+        """Write Arrow IPC files; otherwise like `write_csv`.
+
+        Parameters
+        ----------
+        compression : {"lz4", "zstd"} or None, default="lz4"
+            Of each buffer; files without any can be mapped into memory and used as they are.
+        """
+        return self._write(path, "ipc", compression or "none", partition_by, overwrite, storage_options)
 
     def write_records(
         self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None

@@ -330,7 +330,7 @@ impl NativeDataSet {
             "records" => Output::records(),
             "text" => Output::text(&compression).map_err(|error| raised(py, &error))?,
             "npy" => Output::npy(),
-            _ => Output::Ipc,
+            _ => Output::Ipc { compression },
         };
         let set = self.0.clone();
         let Some(comm) = comm else {
