@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,28 @@ def test_columns_that_come_later_are_an_error() -> None:
     data = tm.from_dict({"i": list(range(30_000))}).map(later)
     with pytest.raises(tm.DataSetError, match=r"\['a', 'b'\] where those before had \['a'\]"):
         data.collect()
+
+
+def test_intervals_and_unions_in_python() -> None:
+    """Not texts that look like them: named tuples that compare as pyarrow's, and what a union holds."""
+    days = pa.array([pa.MonthDayNano([1, 2, 3]), None, pa.MonthDayNano([-1, 0, 10**9])])
+    union = pa.UnionArray.from_sparse(
+        pa.array([0, 1, 1], pa.int8()), [pa.array([1, 2, 3]), pa.array(["a", "b", None])], ["n", "s"]
+    )
+    found = tm.from_arrow(pa.table({"days": days, "of": union})).to_pylist()
+    assert found == [{"days": (1, 2, 3), "of": 1}, {"days": None, "of": "b"}, {"days": (-1, 0, 10**9), "of": None}]
+    assert found[0]["days"] == days[0].as_py() and found[0]["days"].months == 1
+    made = tm.sql(
+        "select interval '1 month 2 days' as m, arrow_cast('3 days', 'Interval(DayTime)') as d, "
+        "arrow_cast('14 months', 'Interval(YearMonth)') as y"
+    )
+    month, day, year = made.to_pylist()[0].values()
+    assert month == (1, 2, 0) and str(month) == "MonthDayNano(months=1, days=2, nanoseconds=0)"
+    assert day == dt.timedelta(days=3) and year == (14, 0, 0)
+    again = tm.from_dict({"t": [dt.datetime(2024, 1, 31)], "m": [month]})
+    assert again.select(u=tm.col("t") + tm.lit(month), v=tm.col("t") + tm.col("m")).to_pylist() == [
+        {"u": dt.datetime(2024, 3, 2), "v": dt.datetime(2024, 3, 2)}
+    ]
 
 
 def test_on_several_workers(tmp_path: Path) -> None:

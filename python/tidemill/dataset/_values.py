@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from tidemill._tidemill import NativeTable
 
-__all__ = ["from_values"]
+__all__ = ["MonthDayNano", "from_values"]
+
+
+class MonthDayNano(NamedTuple):
+    """An interval of the calendar, as pyarrow has it: how long a month or a day is depends on where it begins."""
+
+    months: int
+    days: int
+    nanoseconds: int
 
 
 def from_values(make: Callable[[list[list[Any]]], NativeTable], columns: list[list[Any]]) -> NativeTable:

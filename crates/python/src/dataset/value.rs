@@ -30,6 +30,7 @@ python_type!(time, "datetime", "time");
 python_type!(timedelta, "datetime", "timedelta");
 python_type!(decimal, "decimal", "Decimal");
 python_type!(zone, "zoneinfo", "ZoneInfo");
+python_type!(month_day_nano, "tidemill.dataset._values", "MonthDayNano");
 
 /// `date(1970, 1, 1).toordinal()`.
 const EPOCH_ORDINAL: i64 = 719_163;
@@ -93,6 +94,10 @@ pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
     }
     if value.is_instance(decimal(py)?)? {
         return exact(value);
+    }
+    if value.is_instance(month_day_nano(py)?)? {
+        let (months, days, nanoseconds) = value.extract()?;
+        return Ok(ScalarValue::new_interval_mdn(months, days, nanoseconds));
     }
     // NumPy's scalars and their like turn into Python's own.
     if let Ok(item) = value.call_method0("item")
@@ -422,9 +427,13 @@ fn cell<'py>(py: Python<'py>, array: &dyn Array, row: usize) -> PyResult<Bound<'
     object(py, &value)
 }
 
-/// A value that is not null as a Python object.
+/// A value as a Python object.
 fn object<'py>(py: Python<'py>, value: &ScalarValue) -> PyResult<Bound<'py, PyAny>> {
     use ScalarValue as S;
+    // The null of a union, or of a dictionary, is one of the values that it chooses from.
+    if value.is_null() {
+        return Ok(py.None().into_bound(py));
+    }
     macro_rules! plain {
         ($value:expr) => {
             $value.into_pyobject(py)?.into_any()
@@ -459,6 +468,9 @@ fn object<'py>(py: Python<'py>, value: &ScalarValue) -> PyResult<Bound<'py, PyAn
         S::DurationMillisecond(Some(v)) => span(py, *v, TimeUnit::Millisecond)?,
         S::DurationMicrosecond(Some(v)) => span(py, *v, TimeUnit::Microsecond)?,
         S::DurationNanosecond(Some(v)) => span(py, *v, TimeUnit::Nanosecond)?,
+        S::IntervalMonthDayNano(Some(v)) => month_day_nano(py)?.call1((v.months, v.days, v.nanoseconds))?,
+        S::IntervalYearMonth(Some(months)) => month_day_nano(py)?.call1((*months, 0, 0))?,
+        S::IntervalDayTime(Some(v)) => timedelta(py)?.call1((v.days, 0, i64::from(v.milliseconds) * 1000))?,
         S::Time32Second(Some(v)) => clock(py, i64::from(*v), TimeUnit::Second)?,
         S::Time32Millisecond(Some(v)) => clock(py, i64::from(*v), TimeUnit::Millisecond)?,
         S::Time64Microsecond(Some(v)) => clock(py, *v, TimeUnit::Microsecond)?,
@@ -483,7 +495,7 @@ fn object<'py>(py: Python<'py>, value: &ScalarValue) -> PyResult<Bound<'py, PyAn
             )?
             .into_any()
         }
-        S::Dictionary(_, inner) => object(py, inner)?,
+        S::Dictionary(_, inner) | S::Union(Some((_, inner)), ..) => object(py, inner)?,
         S::Decimal32(Some(_), ..)
         | S::Decimal64(Some(_), ..)
         | S::Decimal128(Some(_), ..)
