@@ -107,6 +107,22 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
         )
 
 
+def test_a_copy_that_cannot_be_cleared_away_says_both(tmp_path: Path) -> None:
+    """Where a copy fails, and what it has written cannot be deleted, the first error is not lost behind the second."""
+    place, fine, full = tmp_path / "place", tmp_path / "fine", tmp_path / "full"
+    rows = tm.stream.rate(0, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+    rows.agg(n=tm.count()).write_stream(lambda table: None, checkpoint=place, every="50ms")
+    copied = launched.run("checkpoints", "-n", "1", place, "--copy", fine)
+    assert copied.returncode == 0, copied.stderr.decode()
+    # A folder in a file's place: neither can it be written, nor deleted as a file.
+    file = next(path for path in (fine / "state").rglob("*") if path.is_file())
+    (full / file.relative_to(fine) / "within").mkdir(parents=True)
+    failed = launched.run("checkpoints", "-n", "1", place, "--copy", full)
+    first, second = failed.stderr.decode().split("; and what had been copied could not be deleted: ")
+    assert failed.returncode == 2 and f"checkpoints in {full}: " in first and "delete" not in first
+    assert file.name in second
+
+
 def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server) -> None:
     """A checkpoint that is copied while its job runs, and clears away old ones, is where another job goes on from, whatever becomes of the
     first place; by way of an object store, too."""

@@ -73,6 +73,16 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// The same, with what else went wrong because of it.
+    fn with(mut self, more: &str) -> Self {
+        if let StoreError::Io { reason, .. } | StoreError::Damaged { reason, .. } = &mut self {
+            *reason = format!("{reason}; and {more}");
+        }
+        self
+    }
+}
+
 fn held(by: &str) -> String {
     if by.is_empty() { String::new() } else { format!(" (it is held by {by})") }
 }

@@ -31,8 +31,12 @@ impl CheckpointStore {
                 None => self.newest().await?,
             };
             let Err(error) = self.copy_all(&manifest, to).await else { return Ok(manifest) };
+            let mut cleared = Ok(());
             for file in manifest.files() {
-                to.delete(&to.path(file)).await?;
+                cleared = cleared.and(to.delete(&to.path(file)).await);
+            }
+            if let Err(left) = cleared {
+                return Err(error.with(&format!("what had been copied could not be deleted: {left}")));
             }
             tries += 1;
             if epoch.is_some() || tries == TRIES || self.epochs().await?.contains(&manifest.epoch) {
