@@ -42,12 +42,16 @@ pub(crate) enum What {
 
 impl What {
     /// The error with the call that it ends, if it is to be told.
-    pub(crate) fn named(self, comm: &Communicator, mut error: NetError) -> NetError {
-        if let NetError::PeerEnded { call, .. } = &mut error {
-            Who { comm, what: self, group: None, direct: false }.describe(call);
-        }
-        error
+    pub(crate) fn named(self, comm: &Communicator, error: NetError) -> NetError {
+        named(&Who { comm, what: self, group: None, direct: false }, error)
     }
+}
+
+fn named(caller: &impl Caller, mut error: NetError) -> NetError {
+    if let NetError::PeerEnded { call, .. } = &mut error {
+        caller.describe(call);
+    }
+    error
 }
 
 pub(crate) enum State {
@@ -404,11 +408,7 @@ pub(crate) struct Probing<'a> {
 impl Probing<'_> {
     /// Why no such message can come any more, if so.
     pub(crate) fn never(&self, engine: &mut Engine) -> Option<NetError> {
-        let mut error = engine.never(self.comm.p2p_context(), &self.pattern)?;
-        if let NetError::PeerEnded { call, .. } = &mut error {
-            self.describe(call);
-        }
-        Some(error)
+        engine.never(self.comm.p2p_context(), &self.pattern).map(|error| named(self, error))
     }
 }
 
