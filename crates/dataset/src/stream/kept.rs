@@ -214,14 +214,25 @@ impl Kept {
     /// the old ones.
     pub(crate) fn clear(&mut self, time: Micros, wanted: impl Fn(u32) -> bool) -> Result<Vec<u32>, TaskError> {
         let mut stay = Vec::new();
+        self.retain(time, wanted, |number| stay.push(number))?;
+        Ok(stay)
+    }
+
+    /// The same without a list, as there may be more than fit in memory: `stays` is told the old number of each.
+    fn retain(
+        &mut self,
+        time: Micros,
+        wanted: impl Fn(u32) -> bool,
+        mut stays: impl FnMut(u32),
+    ) -> Result<(), TaskError> {
+        let mut start = 0;
         for run in std::mem::take(&mut self.runs) {
             run.verify()?;
             let lives =
                 |at: usize| run.until.get(at).is_none_or(|&until| until >= time) && wanted(run.start + at as u32);
             let mask: Vec<bool> = (0..run.rows.num_rows()).map(lives).collect();
-            let start = stay.len() as u32;
-            stay.extend(mask.iter().zip(run.start..).filter(|(lives, _)| **lives).map(|(_, number)| number));
-            let left = stay.len() - start as usize;
+            let numbers = mask.iter().zip(run.start..).filter(|(lives, _)| **lives).map(|(_, number)| number);
+            let left = numbers.inspect(|&number| stays(number)).count();
             if left == mask.len() {
                 self.push(Run { start, ..run })?;
             } else if left > 0 {
@@ -229,9 +240,10 @@ impl Kept {
                 let rest = Run::new(start, filter_record_batch(&run.rows, &mask.into())?, until);
                 self.push(if run.on_disk { rest.on_disk(&self.disk)? } else { rest })?;
             }
+            start += left as u32;
         }
-        self.count = stay.len() as u32;
-        Ok(stay)
+        self.count = start;
+        Ok(())
     }
 
     /// The rows from number `from` on, as they lie.
@@ -533,7 +545,7 @@ impl KeptState {
             stays.extend(moved.add_some(0, &rows, &of, buckets)?);
         }
         // Nothing is over by that time.
-        self.kept.clear(Micros::MIN, |number| stays[number as usize])?;
+        self.kept.retain(Micros::MIN, |number| stays[number as usize], |_| {})?;
         self.renumbered = true;
         self.saved.forget(buckets);
         moved.finish()
@@ -546,14 +558,14 @@ impl KeptState {
 
     /// Throws out what is over.
     pub(crate) fn clear(&mut self, time: Micros) -> Result<(), TaskError> {
-        self.kept.clear(time, |_| true)?;
+        self.kept.retain(time, |_| true, |_| {})?;
         self.renumbered = true;
         Ok(())
     }
 
     /// Throws out what `wanted` does not name.
     pub(crate) fn retain(&mut self, wanted: impl Fn(u32) -> bool) -> Result<(), TaskError> {
-        self.kept.clear(Micros::MIN, wanted)?;
+        self.kept.retain(Micros::MIN, wanted, |_| {})?;
         self.renumbered = true;
         Ok(())
     }

@@ -297,6 +297,7 @@ fn hashes(keys: &RecordBatch) -> Result<Vec<u64>> {
 /// Keys, numbered in the order in which they come.
 pub(crate) struct Keys {
     schema: SchemaRef,
+    disk: Disk,
     /// DataFusion's table, which is faster, for as long as all of it is in memory.
     memory: Option<Box<dyn GroupValues>>,
     kept: Kept,
@@ -306,7 +307,15 @@ pub(crate) struct Keys {
 impl Keys {
     pub(crate) fn new(schema: SchemaRef, disk: &Disk) -> Result<Self> {
         let memory = Some(group_values(&schema)?);
-        Ok(Keys { kept: Kept::new(Arc::clone(&schema), disk), memory, schema, index: KeyIndex::default() })
+        let kept = Kept::new(Arc::clone(&schema), disk);
+        Ok(Keys { kept, memory, schema, disk: disk.clone(), index: KeyIndex::default() })
+    }
+
+    /// Forgets all. Those to come lie where these did, or in memory if they are `few`.
+    pub(crate) fn clear(&mut self, few: bool) -> Result<(), TaskError> {
+        let on_disk = self.memory.is_none() && !few;
+        *self = Keys::new(Arc::clone(&self.schema), &self.disk)?;
+        if on_disk { self.spill() } else { Ok(()) }
     }
 
     /// The numbers of rows' keys.
@@ -329,7 +338,7 @@ impl Keys {
         self.memory.as_ref().map_or(0, |memory| memory.size()) + self.kept.bytes() + self.index.bytes()
     }
 
-    pub(crate) fn spill(&mut self, disk: &Disk) -> Result<(), TaskError> {
+    pub(crate) fn spill(&mut self) -> Result<(), TaskError> {
         if let Some(mut memory) = self.memory.take() {
             let count = memory.len();
             let keys = memory.emit(EmitTo::All)?;
@@ -337,7 +346,7 @@ impl Keys {
             self.index.rebuild(&self.kept, self.schema.fields().len())?;
         }
         self.kept.spill()?;
-        self.index.spill(disk)
+        self.index.spill(&self.disk)
     }
 }
 
@@ -361,7 +370,7 @@ mod tests {
         let mut random = 1_u64;
         for round in 0..60 {
             if round == 20 || round == 40 {
-                keys.spill(&disk).unwrap();
+                keys.spill().unwrap();
                 assert_eq!(keys.index.bytes(), 0);
             }
             let mut draw = || {

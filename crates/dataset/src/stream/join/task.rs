@@ -614,7 +614,7 @@ impl Holds for JoinTask {
 
     fn spill(&mut self) -> Result<(), TaskError> {
         let disk = self.held.disk().clone();
-        self.keys.spill(&disk)?;
+        self.keys.spill()?;
         self.halves.iter_mut().try_for_each(|half| half.spill(&disk))
     }
 }

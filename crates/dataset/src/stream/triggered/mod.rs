@@ -7,7 +7,9 @@
 //! has come since the last, and which rows it is of hangs on nothing but the order in which they came: a job that goes on, or keys
 //! that move, change nothing.
 
-use std::collections::{HashMap, VecDeque};
+mod groups;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -22,10 +24,12 @@ use datafusion::logical_expr::EmitTo;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::Literal;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
+use tidemill_dataflow::memory::Cells;
 use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
+use self::groups::Groups;
 use super::groups::{Aggregation, Functions, batch};
 use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState, table_of, tables_of};
@@ -114,32 +118,11 @@ impl TriggeredAggregation {
     }
 }
 
-/// What is known of a window and a key; nothing, once it has fired.
-#[derive(Clone, Default)]
-struct Group {
-    start: Micros,
-    /// Rows it has had.
-    seen: i64,
-    /// The number of the newest of its states, more by one.
-    newest: u32,
-    /// How many the chain has.
-    length: u32,
-}
-
-/// Of what is kept, by number.
-#[derive(Clone, Copy)]
-struct Link {
-    seen: i64,
-    /// The number of the one before in the chain, more by one.
-    before: u32,
-}
-
 /// See the module.
 pub(crate) struct TriggeredTask {
     shape: Arc<TriggeredAggregation>,
     keys: Keys,
-    groups: Vec<Group>,
-    links: Vec<Link>,
+    groups: Groups,
     state: KeptState,
     /// Rows that have come and are still to be added.
     rest: Option<RecordBatch>,
@@ -147,8 +130,9 @@ pub(crate) struct TriggeredTask {
     fired: Micros,
     /// No window is over before that.
     next_end: Micros,
-    /// Groups that have still to fire.
-    firing: VecDeque<usize>,
+    /// Groups that fire, and how many of them have.
+    firing: Cells<u32>,
+    fired_of_firing: usize,
     /// So many rows, or bytes, and what is of no use is thrown out.
     clear_at: (u32, usize),
     held: Held,
@@ -163,13 +147,13 @@ impl TriggeredTask {
         let mut new = TriggeredTask {
             shape: Arc::clone(shape),
             keys: Keys::new(Arc::clone(&shape.of.key_schema), held.disk())?,
-            groups: Vec::new(),
-            links: Vec::new(),
+            groups: Groups::default(),
             state: KeptState::new(Kept::new(Arc::clone(&schema), held.disk()), keys),
             rest: None,
             fired: Micros::MIN,
             next_end: Micros::MAX,
-            firing: VecDeque::new(),
+            firing: Cells::default(),
+            fired_of_firing: 0,
             clear_at: (CLEAR_MIN, CLEAR_BYTES_MIN),
             held,
         };
@@ -193,11 +177,11 @@ impl TriggeredTask {
     fn intern(&mut self, keys: &[ArrayRef]) -> Result<Vec<usize>, TaskError> {
         let of = self.keys.intern(keys, keys[0].len())?;
         let count = of.iter().max().map_or(0, |last| last + 1);
-        self.groups.resize(count.max(self.groups.len()), Group::default());
+        self.groups.reserve(count)?;
         let starts = keys[0].as_primitive::<TimestampMicrosecondType>().values();
         let mut last = None;
         for (&group, &start) in of.iter().zip(starts) {
-            self.groups[group].start = start;
+            self.groups.starts_at(group, start);
             if last.replace(start) != Some(start) {
                 self.next_end = self.next_end.min(self.shape.spans.end(start));
             }
@@ -222,32 +206,7 @@ impl TriggeredTask {
         let of = self.intern(&rows.columns()[self.shape.keys()])?;
         let seen = rows.column(0).as_primitive::<Int64Type>().values();
         let totals = rows.column(1).as_boolean();
-        for (row, group) in of.into_iter().enumerate() {
-            let group = &mut self.groups[group];
-            if totals.value(row) {
-                (group.newest, group.length) = (0, 0);
-            }
-            group.seen = seen[row].max(group.seen);
-            group.length += 1;
-            self.links.push(Link { seen: seen[row], before: group.newest });
-            group.newest = self.links.len() as u32;
-        }
-        Ok(())
-    }
-
-    /// The numbers of the states of a group that are of its first so many rows, in their order.
-    fn numbers(&self, group: usize, seen: i64) -> Vec<u32> {
-        let mut next = self.groups[group].newest;
-        let mut found = Vec::new();
-        while next > 0 {
-            let link = self.links[next as usize - 1];
-            if link.seen <= seen {
-                found.push(next - 1);
-            }
-            next = link.before;
-        }
-        found.reverse();
-        found
+        self.groups.chain(&of, seen, |row| totals.value(row))
     }
 
     /// The keys and the functions of some groups, each of its first so many rows.
@@ -255,7 +214,7 @@ impl TriggeredTask {
         let (shape, kept) = (&self.shape, &self.state.kept);
         let (mut numbers, mut of, mut firsts) = (Vec::new(), Vec::new(), Vec::new());
         for (at, &(group, seen)) in wanted.iter().enumerate() {
-            let found = self.numbers(group, seen);
+            let found = self.groups.states(group, seen);
             firsts.push(found.first().copied().unwrap_or_default());
             of.resize(of.len() + found.len(), at);
             numbers.extend(found);
@@ -326,7 +285,7 @@ impl TriggeredTask {
 
     /// Puts what is known of groups together.
     fn total(&mut self, groups: &[usize]) -> Result<(), TaskError> {
-        let all: Vec<(usize, i64)> = groups.iter().map(|&group| (group, self.groups[group].seen)).collect();
+        let all: Vec<(usize, i64)> = groups.iter().map(|&group| (group, self.groups.seen(group))).collect();
         self.portions(&all).iter().try_for_each(|portion| self.total_portion(portion))
     }
 
@@ -349,22 +308,15 @@ impl TriggeredTask {
 
     /// The same without the index, which is of no use then: what lies behind totals, and is of windows that have fired.
     fn forget(&mut self) -> Result<(), TaskError> {
-        let mut wanted = vec![false; self.links.len()];
-        for group in &self.groups {
-            let mut next = group.newest;
-            while next > 0 {
-                wanted[next as usize - 1] = true;
-                next = self.links[next as usize - 1].before;
-            }
-        }
-        self.state.retain(|number| wanted[number as usize])
+        let chained = self.groups.chained()?;
+        self.state.retain(|number| chained[number as usize] > 0)
     }
 
     /// Chains what is kept anew: its numbers have changed. There is nothing of windows that have fired.
     fn index_anew(&mut self) -> Result<(), TaskError> {
-        self.keys = Keys::new(Arc::clone(&self.shape.of.key_schema), self.held.disk())?;
-        self.groups.clear();
-        self.links.clear();
+        let few = self.state.kept.bytes_anywhere() <= self.held.disk().run_bytes();
+        self.keys.clear(few)?;
+        self.groups.clear(few)?;
         self.next_end = Micros::MAX;
         self.state.kept.since(0).iter().try_for_each(|rows| self.index(rows))?;
         let kept = &self.state.kept;
@@ -412,13 +364,13 @@ impl TriggeredTask {
         let mut stretches: HashMap<(usize, i64), usize> = HashMap::new();
         let mut due = Vec::new();
         for (row, &group) in of_group.iter().enumerate() {
-            let before = self.groups[group].seen;
+            let before = self.groups.seen(group);
             let stretch = *stretches.entry((group, before / shape.every)).or_insert_with(|| {
                 firsts.push(row as u32);
                 seen.push(before);
                 firsts.len() - 1
             });
-            self.groups[group].seen = before + 1;
+            self.groups.count_row(group);
             seen[stretch] = before + 1;
             of.push(stretch);
             if (before + 1) % shape.every == 0 {
@@ -437,11 +389,11 @@ impl TriggeredTask {
         self.keep(batch(&self.state.kept.schema(), columns, firsts.len())?)?;
         self.give(&due, false, emit)?;
         let mut long: Vec<usize> = due.into_iter().map(|(group, _)| group).collect();
-        long.extend(of_group.into_iter().filter(|&group| self.groups[group].length >= CHAIN_MAX));
+        long.extend(of_group.into_iter().filter(|&group| self.groups.length(group) >= CHAIN_MAX));
         long.sort_unstable();
         long.dedup();
         // One that has nothing else is as good as a total.
-        long.retain(|&group| self.groups[group].length > 1);
+        long.retain(|&group| self.groups.length(group) > 1);
         self.total(&long)?;
         let kept = &self.state.kept;
         if kept.count() >= self.clear_at.0 || kept.bytes_anywhere() >= self.clear_at.1 {
@@ -451,21 +403,19 @@ impl TriggeredTask {
     }
 
     /// Lets windows fire whose end is not after `time`: [`TriggeredTask::go_on`] does it, a part at a time.
-    fn fire(&mut self, time: Micros) {
+    fn fire(&mut self, time: Micros) -> Result<(), TaskError> {
         self.fired = self.fired.max(time);
-        if self.next_end > self.fired {
-            return;
+        if self.next_end <= self.fired {
+            self.firing = self.groups.over(|start| self.shape.spans.end(start) <= self.fired)?;
+            self.fired_of_firing = 0;
         }
-        let is_over = |group: &Group| group.length > 0 && self.shape.spans.end(group.start) <= self.fired;
-        let mut over: Vec<usize> = (0..self.groups.len()).filter(|&group| is_over(&self.groups[group])).collect();
-        over.sort_by_key(|&group| self.groups[group].start);
-        self.firing = over.into();
+        Ok(())
     }
 
     /// Lets windows fire that are over already: another copy had kept them, whose time was behind; or it was ahead, and they have fired
     /// there. A row of theirs would come too late, so it must not begin them anew.
     fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
-        self.fire(self.fired);
+        self.fire(self.fired)?;
         while self.go_on(emit)? == Flow::More {}
         Ok(())
     }
@@ -485,22 +435,21 @@ impl TriggeredTask {
         if self.firing.is_empty() {
             return Ok(Flow::Done);
         }
-        let some: Vec<_> = self.firing.drain(..self.firing.len().min(FIRE_MAX)).collect();
-        let some: Vec<_> = some.into_iter().map(|group| (group, self.groups[group].seen)).collect();
+        let some = self.firing[self.fired_of_firing..].iter().take(FIRE_MAX);
+        let some: Vec<_> = some.map(|&group| (group as usize, self.groups.seen(group as usize))).collect();
         self.give(&some, true, emit)?;
-        for (group, _) in some {
-            (self.groups[group].newest, self.groups[group].length) = (0, 0);
-        }
-        if !self.firing.is_empty() {
+        some.iter().for_each(|&(group, _)| self.groups.end_chain(group));
+        self.fired_of_firing += some.len();
+        if self.fired_of_firing < self.firing.len() {
             return Ok(Flow::More);
         }
-        let open = self.groups.iter().filter(|group| group.length > 0);
-        let (next_end, rows) = open.fold((Micros::MAX, 0), |(end, rows), group| {
-            (end.min(self.shape.spans.end(group.start)), rows + group.length)
+        self.firing = Cells::default();
+        let (next_end, states) = self.groups.open().fold((Micros::MAX, 0_u32), |(end, states), (start, length)| {
+            (end.min(self.shape.spans.end(start)), states + length)
         });
         self.next_end = next_end;
         // Not each time: of windows that overlap most are still open.
-        if self.state.kept.count() >= rows.saturating_mul(2) {
+        if self.state.kept.count() >= states.saturating_mul(2) {
             self.clear()?;
         }
         Ok(Flow::Done)
@@ -517,13 +466,13 @@ impl Holds for TriggeredTask {
     }
 
     fn bytes(&self) -> Result<usize, TaskError> {
-        let index = size_of_val(self.groups.as_slice()) + size_of_val(self.links.as_slice());
-        Ok(self.state.kept.bytes() + self.keys.bytes() + index)
+        Ok(self.state.kept.bytes() + self.keys.bytes() + self.groups.bytes())
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {
         self.state.kept.spill()?;
-        self.keys.spill(self.held.disk())
+        self.groups.spill(self.held.disk().governor())?;
+        self.keys.spill()
     }
 }
 
@@ -535,7 +484,7 @@ impl Operator for TriggeredTask {
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.fire(time.minus(self.shape.behind).0);
+        self.fire(time.minus(self.shape.behind).0)?;
         self.go_on(emit)
     }
 
@@ -550,7 +499,7 @@ impl Operator for TriggeredTask {
     }
 
     fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.fire(Micros::MAX);
+        self.fire(Micros::MAX)?;
         self.go_on(emit)
     }
 
