@@ -25,6 +25,7 @@ MEMORY = "8MiB"
 #: Rows, and the keys that they are of in turn.
 SIZES = {
     "windows": (400_000, 200_000),
+    "small_windows": (1_200_000, 200),
     "pairs": (250_000, 250_000),
     "by_rows": (400_000, 100_000),
     "by_rows_of_numbers": (1_500_000, 500_000),
@@ -59,6 +60,16 @@ def windows(query: str) -> tm.DataSet:
     made = rows(query).select("number", "time", name=name(KEY))
     counts = made.group_by("name", tm.window(tm.tumbling("30d"), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
     return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+
+
+def small_windows(query: str) -> tm.DataSet:
+    """Thousands of windows with few keys, none of which is over before the end: each has two rows of each key."""
+    count, keys = SIZES[query]
+    rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
+    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", out_of_order="30d")
+    window = tm.window(tm.tumbling(timedelta(milliseconds=2 * keys)), on="time")
+    counts = made.select("number", "time", of=NUMBER % keys).group_by("of", window)
+    return counts.agg(key=NUMBER.min(), n=tm.count(), sum=NUMBER.sum()).select("key", "n", "sum")
 
 
 def by_rows(query: str) -> tm.DataSet:
@@ -134,6 +145,7 @@ def states(query: str) -> tm.DataSet:
 
 QUERIES: dict[str, Callable[[str], tm.DataSet]] = {
     "windows": windows,
+    "small_windows": small_windows,
     "by_rows": by_rows,
     "by_rows_of_numbers": by_rows_of_numbers,
     "sessions": sessions,
@@ -153,6 +165,9 @@ def expected(query: str) -> pa.Table:
         return pa.table({"key": range(keys), "n": partners, "sum": range(keys)})
     if query in ("different", "remembered"):
         return pa.table({"key": range(keys), "n": [1] * keys, "sum": [0] * keys})
+    if query == "small_windows":
+        firsts = [start + key for start in range(0, count, 2 * keys) for key in range(keys)]
+        return pa.table({"key": firsts, "n": [2] * len(firsts), "sum": [2 * first + keys for first in firsts]})
     if query == "sessions":
         keys_ = [key for key in range(keys) for _ in range(2)]
         sums = [sum_ for key in range(keys) for sum_ in (key + 3 * keys, 2 * key + keys)]

@@ -64,7 +64,9 @@ def test_state_larger_than_memory(folder: Path, query: str) -> None:
     if query == "states":
         assert keys > 5_000
     else:
-        assert bytes_ > 3 * (2 * 8 << 20), f"only {bytes_ >> 20} MiB went to disk"
+        # On disk a small window takes a fraction of what its table takes.
+        times = 1 if query == "small_windows" else 3
+        assert bytes_ > times * (2 * 8 << 20), f"only {bytes_ >> 20} MiB went to disk"
     assert list((folder / "spill").iterdir()) == []
 
 

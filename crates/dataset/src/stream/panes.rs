@@ -1,6 +1,7 @@
 //! What the owner of keys holds of a stretch of time: a table that grows, and beneath it levels of states that do not change any
 //! more, in memory or, when it has run out, on disk.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use datafusion::error::Result;
@@ -8,10 +9,8 @@ use tidemill_dataflow::TaskError;
 
 use super::groups::{Aggregation, Groups};
 use super::held::Disk;
-use super::sorted::{Levels, Sorted};
-
-/// A pane that takes less stays in memory.
-pub(crate) const PANE_BYTES_MIN: usize = 1 << 17;
+use super::sorted::{Levels, SMALL_BYTES, Sorted, put_small_on_disk};
+use super::window::Micros;
 
 /// See the module.
 #[derive(Default)]
@@ -52,12 +51,14 @@ impl Pane {
         self.closed.add_to(level, states);
     }
 
+    /// What grows, sorted; its table is gone.
+    fn take_states(&mut self, of: &Aggregation) -> Result<Option<Sorted>> {
+        self.take().map(|mut open| Sorted::new(open.take_states()?, of)).transpose()
+    }
+
     /// Puts everything on disk. Returns what was cut off for that.
     pub(crate) fn spill(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
-        let mut cut = Vec::new();
-        if let Some(mut open) = self.open.take() {
-            cut = Sorted::new(open.take_states()?, of)?.on_disk(disk)?;
-        }
+        let cut = self.take_states(of)?.map_or(Ok(Vec::new()), |states| states.on_disk(disk))?;
         self.closed.add(cut.clone());
         self.closed.spill(of, disk)?;
         Ok(cut)
@@ -65,7 +66,13 @@ impl Pane {
 
     /// Whether it is worth a file.
     pub(crate) fn is_large(&self) -> bool {
-        self.bytes() >= PANE_BYTES_MIN
+        self.bytes_to_spill() >= SMALL_BYTES
+    }
+
+    /// Bytes in memory that could be on disk.
+    fn bytes_to_spill(&self) -> usize {
+        let closed = self.closed.pieces().filter(|piece| !piece.is_on_disk());
+        self.open.as_ref().map_or(0, Groups::bytes) + closed.map(Sorted::bytes).sum::<usize>()
     }
 
     /// Everything but the table that grows.
@@ -109,5 +116,101 @@ impl Pane {
 
     pub(crate) fn rows(&self) -> usize {
         self.open.as_ref().map_or(0, Groups::len) + self.closed.rows()
+    }
+}
+
+/// Puts small panes on disk, if all together are worth a file: they share files. Returns what was cut off for that.
+pub(crate) fn spill_small(
+    panes: &mut BTreeMap<Micros, Pane>,
+    of: &Arc<Aggregation>,
+    disk: &Disk,
+) -> Result<Vec<(Micros, Sorted)>, TaskError> {
+    let bytes = panes.iter().map(|(&start, pane)| (start, pane.bytes_to_spill()));
+    let small: BTreeMap<Micros, usize> = bytes.filter(|(_, bytes)| *bytes < SMALL_BYTES).collect();
+    // Without keys there is one group, which takes less than to know where it lies.
+    if of.keys.is_empty() || small.values().sum::<usize>() < SMALL_BYTES {
+        return Ok(Vec::new());
+    }
+    let is_small = |(start, _): &(&Micros, &mut Pane)| small.contains_key(start);
+    let mut cut = Vec::new();
+    for (&start, pane) in panes.iter_mut().filter(is_small) {
+        cut.extend(pane.take_states(of)?.map(|states| (start, states)));
+    }
+    put_small_on_disk(cut.iter_mut().map(|(_, states)| states), disk)?;
+    for (start, states) in &cut {
+        panes.entry(*start).or_default().closed.add(vec![states.clone()]);
+    }
+    // What is put together of small ones is small, and goes to disk with that of others.
+    for (_, pane) in panes.iter_mut().filter(is_small) {
+        pane.closed.compact_but(SMALL_BYTES, of, disk)?;
+    }
+    put_small_on_disk(panes.iter_mut().filter(is_small).flat_map(|(_, pane)| pane.closed.pieces_mut()), disk)?;
+    Ok(cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+    use arrow::datatypes::{DataType, Field, Int64Type, Schema};
+    use datafusion::functions_aggregate::sum::sum_udaf;
+    use datafusion::physical_expr::aggregate::AggregateExprBuilder;
+    use datafusion::physical_expr::expressions::col;
+
+    use super::*;
+    use crate::stream::sorted::{ALL, merge_into};
+
+    const PANES: i64 = 2000;
+    const KEYS: i64 = 200;
+    const ROUNDS: i64 = 9;
+
+    /// Thousands of small panes must not stay in memory for being small; nor may one get what is another's, or lose what it had when they
+    /// share files.
+    #[test]
+    fn small_panes_go_to_disk_together() {
+        let schema =
+            Arc::new(Schema::new(["key", "value"].map(|name| Field::new(name, DataType::Int64, true)).to_vec()));
+        let built = AggregateExprBuilder::new(sum_udaf(), vec![col("value", &schema).unwrap()]);
+        let function = Arc::new(built.schema(Arc::clone(&schema)).alias("sum").build().unwrap());
+        let keys = vec![(col("key", &schema).unwrap(), "key".to_owned())];
+        let of = Arc::new(Aggregation::new(keys, vec![function], vec![None], &schema).unwrap());
+        let disk = Disk::with_runs_of(1 << 18);
+        let mut panes: BTreeMap<Micros, Pane> = BTreeMap::new();
+        let add = |pane: &mut Pane, keys: Vec<i64>, value: &dyn Fn(i64) -> i64| {
+            let values = Int64Array::from_iter_values(keys.iter().map(|&key| value(key)));
+            let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(keys)), Arc::new(values)];
+            let rows = RecordBatch::try_new(Arc::clone(&schema), columns).unwrap();
+            pane.open(&of).unwrap().update(&of.arguments(&rows).unwrap(), rows.num_rows()).unwrap();
+        };
+        // Each has a third of the keys each time.
+        let has = |key: i64, round: i64, pane: i64| (key + round + pane) % 3 == 0;
+        let mut cut_rows = 0;
+        for round in 0..ROUNDS {
+            for pane in 0..PANES {
+                let keys = (0..KEYS).filter(|&key| has(key, round, pane)).collect();
+                add(panes.entry(pane).or_default(), keys, &|key| key * pane + round);
+            }
+            let cut = spill_small(&mut panes, &of, &disk).unwrap();
+            assert!(cut.iter().all(|(_, states)| states.is_on_disk()));
+            cut_rows += cut.iter().map(|(_, states)| states.rows()).sum::<usize>() as i64;
+            assert_eq!(panes.values().map(Pane::bytes_to_spill).sum::<usize>(), 0);
+        }
+        assert!(cut_rows > 2 * PANES * KEYS, "{cut_rows}");
+        assert!(panes.values().map(Pane::rows).sum::<usize>() < (3 * PANES * KEYS) as usize);
+        for (&pane, held) in &panes {
+            let pieces: Vec<Sorted> = held.closed().cloned().collect();
+            let mut merged = None;
+            merge_into(&pieces, &mut merged, &of, &ALL).unwrap();
+            let (keys, sums, rows) = merged.unwrap().take_results().unwrap();
+            let [keys, sums] = [&keys[0], &sums[0]].map(|column| column.as_primitive::<Int64Type>().values());
+            assert_eq!(rows as i64, KEYS);
+            for (&key, &sum) in keys.iter().zip(sums) {
+                let rounds = (0..ROUNDS).filter(|&round| has(key, round, pane));
+                assert_eq!(sum, rounds.map(|round| key * pane + round).sum::<i64>(), "key {key} of pane {pane}");
+            }
+        }
+        // What is little stays where it is.
+        let mut few = BTreeMap::from([(0, Pane::default())]);
+        few.values_mut().for_each(|pane| add(pane, vec![1, 2, 3], &|key| key));
+        assert!(spill_small(&mut few, &of, &disk).unwrap().is_empty() && few[&0].bytes_to_spill() > 0);
     }
 }

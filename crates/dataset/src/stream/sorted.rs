@@ -23,6 +23,8 @@ pub(crate) const ALL: Range<u32> = 0..BUCKETS;
 const TOGETHER: usize = 4;
 /// A level in memory has no more pieces: they are what has come of other copies.
 const PIECES: usize = 16;
+/// What takes less goes to disk with others: it is not worth a file.
+pub(crate) const SMALL_BYTES: usize = 1 << 17;
 /// States that are put together at a time: a share of a processor's cache.
 pub(crate) const CACHED_BYTES: usize = 1 << 20;
 
@@ -64,7 +66,7 @@ impl Sorted {
     }
 
     /// Bytes in memory or on disk.
-    fn states_bytes(&self) -> usize {
+    pub(crate) fn states_bytes(&self) -> usize {
         self.rows() * self.row_bytes
     }
 
@@ -147,6 +149,35 @@ pub(crate) fn put_on_disk(pieces: &mut Vec<Sorted>, disk: &Disk) -> Result<(), T
     Ok(())
 }
 
+/// The same of small pieces alone: of those that may be put together in memory all are in one file.
+pub(crate) fn put_small_on_disk<'a>(
+    pieces: impl Iterator<Item = &'a mut Sorted>,
+    disk: &Disk,
+) -> Result<(), TaskError> {
+    let (mut run, mut bytes) = (Vec::new(), 0);
+    for piece in pieces.filter(|piece| !piece.on_disk && piece.bytes() < SMALL_BYTES) {
+        if bytes + piece.states_bytes() > disk.run_bytes() {
+            put_in_one_file(&mut run, disk)?;
+            bytes = 0;
+        }
+        bytes += piece.states_bytes();
+        run.push(piece);
+    }
+    put_in_one_file(&mut run, disk)
+}
+
+fn put_in_one_file(run: &mut Vec<&mut Sorted>, disk: &Disk) -> Result<(), TaskError> {
+    let Some(first) = run.first() else { return Ok(()) };
+    let all = concat_batches(&first.states.schema(), run.iter().map(|piece| &piece.states))?;
+    let (all, mut start) = (disk.map(&all)?, 0);
+    for piece in run.drain(..) {
+        piece.states = all.slice(start, piece.rows());
+        piece.on_disk = true;
+        start += piece.rows();
+    }
+    Ok(())
+}
+
 /// Ranges that are all buckets together, each of one bucket or with no more than `bytes` of these states.
 pub(crate) fn ranges<'a>(states: impl IntoIterator<Item = &'a Sorted>, bytes: usize) -> Vec<Range<u32>> {
     let mut of = vec![0_usize; BUCKETS as usize];
@@ -180,6 +211,10 @@ impl Levels {
         self.0.iter().flatten()
     }
 
+    pub(crate) fn pieces_mut(&mut self) -> impl Iterator<Item = &mut Sorted> {
+        self.0.iter_mut().flatten()
+    }
+
     pub(crate) fn into_levels(self) -> Vec<Vec<Sorted>> {
         self.0
     }
@@ -203,6 +238,16 @@ impl Levels {
     /// Puts together the levels that are of about the same size: so what a key's states take does not grow with how often it
     /// comes, and each is copied a few times only.
     pub(crate) fn compact(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        self.compact_but(0, of, disk)
+    }
+
+    /// The same, but what was on disk and is less than so many bytes is in memory then.
+    pub(crate) fn compact_but(
+        &mut self,
+        small_bytes: usize,
+        of: &Arc<Aggregation>,
+        disk: &Disk,
+    ) -> Result<(), TaskError> {
         let rows = |level: &[Sorted]| level.iter().map(Sorted::rows).sum::<usize>();
         while let Some(from) = self.0.len().checked_sub(TOGETHER)
             && let [largest, .., smallest] = &self.0[from..]
@@ -210,11 +255,12 @@ impl Levels {
         {
             let last = self.0[from..].iter().flatten();
             let on_disk = last.clone().any(Sorted::is_on_disk);
-            if !on_disk && last.map(Sorted::bytes).sum::<usize>() > disk.run_bytes() {
+            if !on_disk && last.clone().map(Sorted::bytes).sum::<usize>() > disk.run_bytes() {
                 break;
             }
+            let to_disk = on_disk && last.map(Sorted::states_bytes).sum::<usize>() >= small_bytes;
             let pieces: Vec<Sorted> = self.0.drain(from..).flatten().collect();
-            let merged = merged(&pieces, on_disk, of, disk)?;
+            let merged = merged(&pieces, to_disk, of, disk)?;
             self.add(merged);
         }
         for level in &mut self.0 {

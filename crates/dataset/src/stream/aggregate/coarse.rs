@@ -15,8 +15,8 @@ use tidemill_dataflow::TaskError;
 
 use crate::stream::groups::Aggregation;
 use crate::stream::held::Disk;
-use crate::stream::panes::{PANE_BYTES_MIN, Pane};
-use crate::stream::sorted::{Sorted, merged, put_on_disk};
+use crate::stream::panes::Pane;
+use crate::stream::sorted::{SMALL_BYTES, Sorted, merged, put_on_disk};
 use crate::stream::spans::Spans;
 use crate::stream::window::Micros;
 
@@ -76,7 +76,7 @@ impl Coarse {
 
     /// Puts on disk what is worth a file; the rest can be made again.
     pub(super) fn spill(&mut self) -> Result<(), TaskError> {
-        let is_large = |pieces: &Vec<Sorted>| pieces.iter().map(Sorted::bytes).sum::<usize>() >= PANE_BYTES_MIN;
+        let is_large = |pieces: &Vec<Sorted>| pieces.iter().map(Sorted::bytes).sum::<usize>() >= SMALL_BYTES;
         self.made.retain(|_, pieces| is_large(pieces) || pieces.iter().all(Sorted::is_on_disk));
         self.made.values_mut().try_for_each(|pieces| put_on_disk(pieces, &self.disk))
     }

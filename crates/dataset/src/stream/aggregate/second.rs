@@ -24,7 +24,7 @@ use crate::stream::groups::{Groups, batch};
 use crate::stream::held::{Disk, Held, Holds};
 use crate::stream::kept::{self, Parts, Saved};
 use crate::stream::late::{LATE_PORT, LateOutput};
-use crate::stream::panes::Pane;
+use crate::stream::panes::{Pane, spill_small};
 use crate::stream::saved::{Reader, changed_by, changed_of, fired_by, fired_of, shared_with};
 use crate::stream::sorted::{self, ALL, CACHED_BYTES, Sorted, merge_into};
 use crate::stream::steps::Steps;
@@ -135,8 +135,10 @@ impl SecondHalf {
             }
             let all = || levels.iter().flat_map(BTreeMap::values).flatten();
             if !self.held.fits(all().map(Sorted::bytes).sum()) {
-                let mut pieces = levels.iter_mut().flat_map(BTreeMap::values_mut);
-                pieces.try_for_each(|pieces| sorted::put_on_disk(pieces, &disk))?;
+                let all = levels.iter_mut().flat_map(BTreeMap::values_mut).flatten();
+                sorted::put_small_on_disk(all, &disk)?;
+                let mut large = levels.iter_mut().flat_map(BTreeMap::values_mut);
+                large.try_for_each(|pieces| sorted::put_on_disk(pieces, &disk))?;
             }
         }
         for (level, panes) in levels.into_iter().enumerate() {
@@ -375,10 +377,11 @@ impl SecondHalf {
             coarse.pieces(window, &mut self.panes, &mut close)?
         } else {
             let closed = || self.panes.range(window.clone()).flat_map(|(_, pane)| pane.closed());
-            let on_disk = closed().any(Sorted::is_on_disk);
-            if alone && !on_disk && closed().map(Sorted::bytes).sum::<usize>() <= CACHED_BYTES {
+            let is_small = || closed().map(Sorted::states_bytes).sum::<usize>() <= disk.run_bytes().min(CACHED_BYTES);
+            if alone && is_small() {
                 return Ok(Rest { pieces: closed().cloned().collect(), ranges: [ALL].into() });
             }
+            let on_disk = closed().any(Sorted::is_on_disk);
             self.panes.range_mut(window.clone()).try_for_each(|(&start, pane)| close(start, pane, on_disk))?;
             self.panes.range(window).flat_map(|(_, pane)| pane.closed()).cloned().collect()
         };
@@ -403,6 +406,7 @@ impl Holds for SecondHalf {
 
     fn spill(&mut self) -> Result<(), TaskError> {
         let (of, disk) = (Arc::clone(&self.shape.of), self.held.disk().clone());
+        sorted::put_small_on_disk(self.unsaved.iter_mut().map(|(_, states)| states), &disk)?;
         for (pane, states) in std::mem::take(&mut self.unsaved) {
             self.unsaved.extend(states.on_disk(&disk)?.into_iter().map(|states| (pane, states)));
         }
@@ -410,6 +414,8 @@ impl Holds for SecondHalf {
             let cut = pane.spill(&of, &disk)?.into_iter().filter(|_| self.saves);
             self.unsaved.extend(cut.map(|states| (start, states)));
         }
+        let cut = spill_small(&mut self.panes, &of, &disk)?.into_iter().filter(|_| self.saves);
+        self.unsaved.extend(cut);
         self.coarse.as_mut().map_or(Ok(()), Coarse::spill)
     }
 }
