@@ -213,6 +213,48 @@ def test_what_is_cached_beyond_memory_lies_on_disk(size: int, tmp_path: Path) ->
     assert list(spill.iterdir()) == []
 
 
+DIFFERENT = """
+import numpy as np
+import tidemill as tm
+
+job = tm.init()
+last = job.rank == job.size - 1
+kinds = [
+    {"x": np.arange(3), "y": np.arange(3) if last else np.zeros(3)},
+    {"x": np.arange(3), ("z" if last else "y"): np.zeros(3)},
+    {"b": np.arange(3), "a": np.zeros(3)} if last else {"a": np.zeros(3), "b": np.arange(3)},
+]
+fine = tm.from_local(tm.Table.from_numpy({"x": np.arange(3)}))
+for columns in kinds:
+    try:
+        fine.join(tm.from_local(tm.Table.from_numpy(columns)), how="cross").count()
+        raise SystemExit("no error")
+    except tm.DataSetError as error:
+        assert set(job.comm.allgather(str(error))) == {str(error)}
+        if job.rank == 0:
+            print(error)
+assert fine.count() == 3 * job.size
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_of_different_columns(size: int, tmp_path: Path) -> None:
+    """The columns that differ are told, and whose they are, on every worker; and the job goes on."""
+    app = tmp_path / "app.py"
+    app.write_text(DIFFERENT)
+    result = launched.run("run", "-n", str(size), app)
+    assert result.returncode == 0, result.stderr.decode()
+    last = f"worker {size - 1}"
+    lines = [line.removeprefix("[0] ") for line in result.stdout.decode().splitlines()]
+    before = "from_local: the parts of a table have different columns: "
+    after = "; give every worker the same, by select and cast"
+    assert [line.removeprefix(before).removesuffix(after) for line in lines] == [
+        f'"y" is Float64 on worker 0, and Int64 on {last}',
+        f'"y" is Float64 on worker 0, and not there on {last}; "z" is not there on worker 0, and Float64 on {last}',
+        f'"a", "b" on worker 0, and "b", "a" on {last}',
+    ]
+
+
 RESULTS = """
 import sys
 from pathlib import Path

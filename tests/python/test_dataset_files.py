@@ -470,6 +470,11 @@ def npy(array: Any) -> bytes:
         ({"a.csv": b"x,y\n1,2\n3\n"}, lambda p: tm.read_csv(p, infer_rows=1).collect(), r"reading .*a\.csv: .*line 3"),
         ({"a.txt": b"fine\n\xff\n"}, lambda p: tm.read_text(p).collect(), r"a\.txt: line 2 is not UTF-8"),
         ({"a.txt.gz": b"no gzip!!!"}, lambda p: tm.read_text(p).collect(), r"a\.txt\.gz: "),
+        (
+            {"a.csv": b"x,y,x\n1,2,3\n"},
+            lambda p: tm.read_csv(p),
+            r'a\.csv: two of its columns are called "x"; .*schema=',
+        ),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, files: dict[str, bytes], read: Any, message: str) -> None:
@@ -477,6 +482,51 @@ def test_broken_files_are_named(tmp_path: Path, files: dict[str, bytes], read: A
         (tmp_path / name).write_bytes(content)
     with pytest.raises(tm.DataSetError, match=message):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("rows_", [10, 100_000])
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_files_that_are_cut_short_are_named(tmp_path: Path, suffix: str, compress: Any, rows_: int) -> None:
+    """Of two files the one that ends too early: whether types are given or found out, bad rows are left out or not."""
+    lines = b"".join(b"%d,text %d\n" % (n, n * 7919 % 10_007) for n in range(rows_))
+    for kind, whole in (("csv", b"n,s\n" + lines), ("txt", lines)):
+        (tmp_path / kind).mkdir()
+        packed = compress(whole)
+        (tmp_path / kind / f"a.{kind}{suffix}").write_bytes(packed)
+        (tmp_path / kind / f"b.{kind}{suffix}").write_bytes(packed[: len(packed) * 3 // 4])
+    schema = {"n": "int64", "s": "str"}
+    for read in (
+        lambda: tm.read_csv(tmp_path / "csv").count(),
+        lambda: tm.read_csv(tmp_path / "csv", schema=schema).select(tm.col("n").sum()).collect(),
+        lambda: tm.read_csv(tmp_path / "csv", schema=schema, on_error="skip").count(),
+        lambda: tm.read_csv(tmp_path / "csv" / f"b.csv{suffix}", schema=schema).write_parquet(tmp_path / "out"),
+        lambda: tm.read_text(tmp_path / "txt").count(),
+    ):
+        with pytest.raises(tm.DataSetError, match=rf"b\.(csv|txt)\{suffix}") as raised:
+            read()
+        assert f"a.csv{suffix}" not in str(raised.value)
+
+
+def test_files_are_not_blamed_for_what_a_query_computes(tmp_path: Path) -> None:
+    big = {"x": [2**62, 2**62], "s": ["one", "2"], "z": [0, 1]}
+    data = tm.from_dict(big)
+    data.write_csv(tmp_path / "csv")
+    data.write_parquet(tmp_path / "parquet")
+    for read in (tm.from_dict(big), tm.read_csv(tmp_path / "csv"), tm.read_parquet(tmp_path / "parquet")):
+        for wrong, words in (
+            (tm.col("x").sum(), 'the sum of "x" is beyond the range of Int64'),
+            (tm.col("x") + tm.col("x"), r"x \+ x is beyond the range of Int64"),
+            (tm.col("x") // tm.col("z"), "(?i)divide by zero"),
+            (tm.col("s").str.to_date("%Y"), "from 'one' using format"),
+        ):
+            with pytest.raises(tm.DataSetError, match=words) as raised:
+                read.select(y=wrong).collect()
+            assert str(tmp_path) not in str(raised.value)
+    with pytest.raises(tm.DataSetError, match="Cannot cast string 'one'") as raised:
+        tm.read_csv(tmp_path / "csv").select(tm.col("s").cast("int64")).collect()
+    assert str(tmp_path) not in str(raised.value)
 
 
 def test_pyarrow_in_and_out(data: tm.DataSet) -> None:

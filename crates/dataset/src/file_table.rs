@@ -24,7 +24,7 @@ use tokio::runtime::Handle;
 use crate::engine::Engine;
 use crate::error::DataSetError;
 use crate::files::{File, FolderColumns};
-use crate::lenient::{BadRow, BadRows, Decoder, OnError, Quarantine, first_bad, read_good};
+use crate::lenient::{BadRows, Decoder, OnError, Quarantine, first_bad, read_good, told};
 use crate::lines::{Piece, deal};
 
 /// DataFusion's own table of files, and how to find what it fails on.
@@ -75,8 +75,13 @@ impl Check {
         Check { files, decoder, compression, threads: engine.threads().clone() }
     }
 
-    /// Reads all files up to it.
-    pub(crate) fn first_bad(&self) -> Option<BadRow> {
+    /// Whether the files are compressed.
+    pub(crate) fn is_compressed(&self) -> bool {
+        self.compression != FileCompressionType::UNCOMPRESSED
+    }
+
+    /// The first row that cannot be read, or file that cannot be expanded: all are read up to it.
+    pub(crate) fn fault(&self) -> Option<DataSetError> {
         // On a thread of its own: this one may be of those that must not wait, and objects are waited for. What else this one
         // had to run goes to another meanwhile: it may be what brings the objects.
         let find = || {
@@ -84,7 +89,10 @@ impl Check {
             first_bad(&self.files, &self.decoder, self.compression)
         };
         let found = tokio::task::block_in_place(|| std::thread::scope(|scope| scope.spawn(find).join()));
-        found.ok().and_then(std::result::Result::ok).flatten()
+        match found.ok()? {
+            Ok(row) => row.map(|row| DataSetError::Data(told(&row))),
+            Err(error) => self.is_compressed().then_some(error),
+        }
     }
 }
 

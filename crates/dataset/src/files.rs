@@ -96,6 +96,16 @@ impl File {
         DataSetError::Io(if named { text } else { format!("{self}: {text}") })
     }
 
+    /// The same of reading: what the system does not say is of who expands a compressed file.
+    pub(crate) fn not_read(&self, compression: FileCompressionType, error: &io::Error) -> DataSetError {
+        if compression == FileCompressionType::UNCOMPRESSED || error.raw_os_error().is_some() {
+            return self.failed(error);
+        }
+        DataSetError::Io(format!(
+            "{self}: {error}; the file is cut short or damaged, or not compressed as its name says: fetch it again"
+        ))
+    }
+
     pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
         match self {
             File::Local(path) => local_url(path),

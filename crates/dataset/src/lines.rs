@@ -197,7 +197,7 @@ pub(crate) fn read_blocks(
     is_wanted: &dyn Fn() -> bool,
     mut emit: impl FnMut(Vec<u8>, u64, bool) -> Result<bool>,
 ) -> Result<()> {
-    let failed = |error: std::io::Error| piece.file.failed(&error);
+    let failed = |error: std::io::Error| piece.file.not_read(compression, &error);
     // Where the next byte of the source lies in the file (after decompression).
     let mut position = piece.start.saturating_sub(1);
     let mut source = if compression == FileCompressionType::UNCOMPRESSED {
@@ -261,7 +261,7 @@ pub(crate) fn lines_until(file: &File, compression: FileCompressionType, positio
     let mut block = vec![0; BLOCK_BYTES];
     let mut lines = 0;
     loop {
-        match source.read(&mut block).map_err(|error| file.failed(&error))? {
+        match source.read(&mut block).map_err(|error| file.not_read(compression, &error))? {
             0 => return Ok(lines),
             read => lines += memchr::memchr_iter(b'\n', &block[..read]).count() as u64,
         }

@@ -2,6 +2,7 @@
 //! size, is told by all of them before a query is planned.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::RecordBatch;
@@ -111,6 +112,20 @@ impl PartsTable {
         self.mine
     }
 
+    /// A sum of the columns, which is not zero: where it differs, columns do.
+    pub(crate) fn columns_sum(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.columns().hash(&mut hasher);
+        // Half of it: those of all workers are added up.
+        (hasher.finish() >> 32) | 1
+    }
+
+    /// Names and types of the columns, to be compared with other workers'.
+    pub(crate) fn columns(&self) -> String {
+        let column = |field: &Arc<Field>| format!("{:?}\t{}", field.name(), field.data_type());
+        self.schema.fields().iter().map(column).collect::<Vec<_>>().join("\t")
+    }
+
     /// What is there on all workers; the first word counts, for plans must not change.
     pub(crate) fn tell(&self, whole: Size) {
         let _ = self.whole.set(whole);
@@ -130,6 +145,36 @@ impl PartsTable {
         };
         statistics
     }
+}
+
+/// How the [columns](PartsTable::columns) of a table differ between workers.
+pub(crate) fn differences(columns: &[&str]) -> Option<String> {
+    let first = columns.first()?;
+    let (worker, other) = columns.iter().enumerate().find(|(_, other)| *other != first)?;
+    let (here, there) = (names_and_types(first), names_and_types(other));
+    let type_in = |columns: &[(String, String)], name: &str| {
+        columns.iter().find(|(other, _)| other == name).map_or("not there".to_owned(), |(_, of)| of.clone())
+    };
+    let names = here.iter().chain(&there).map(|(name, _)| name.as_str());
+    let mut told: Vec<String> = Vec::new();
+    for name in names {
+        let (mine, theirs) = (type_in(&here, name), type_in(&there, name));
+        let words = format!("{name} is {mine} on worker 0, and {theirs} on worker {worker}");
+        if mine != theirs && !told.contains(&words) {
+            told.push(words);
+        }
+    }
+    if told.is_empty() {
+        let listed =
+            |columns: &[(String, String)]| columns.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        return Some(format!("{} on worker 0, and {} on worker {worker}", listed(&here), listed(&there)));
+    }
+    Some(told.join("; "))
+}
+
+fn names_and_types(columns: &str) -> Vec<(String, String)> {
+    let words: Vec<&str> = columns.split('\t').collect();
+    words.chunks_exact(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned())).collect()
 }
 
 /// Bytes of a value, where all have as many.
@@ -263,5 +308,24 @@ impl ExecutionPlan for PartsExec {
         });
         let schema = Arc::clone(self.properties.eq_properties.schema());
         Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::iter(batches)))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::differences;
+
+    /// Of many columns the one that differs has to be found, and on which worker.
+    #[test]
+    fn columns_that_differ_are_told() {
+        let told = |columns: &[&str]| differences(columns).unwrap_or_default();
+        let all = "\"a\"\tInt64\t\"b\"\tUtf8";
+        assert_eq!(told(&[all, all]), "");
+        assert_eq!(told(&[all, all, "\"a\"\tInt64\t\"b\"\tNull"]), "\"b\" is Utf8 on worker 0, and Null on worker 2");
+        assert_eq!(
+            told(&[all, "\"b\"\tUtf8\t\"c\"\tInt8"]),
+            "\"a\" is Int64 on worker 0, and not there on worker 1; \"c\" is not there on worker 0, and Int8 on worker 1"
+        );
+        assert_eq!(told(&[all, "\"b\"\tUtf8\t\"a\"\tInt64"]), "\"a\", \"b\" on worker 0, and \"b\", \"a\" on worker 1");
     }
 }

@@ -159,7 +159,18 @@ pub async fn read(
     };
     let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options.clone());
     let inferred = async |config: ListingTableConfig| {
-        config.infer_schema(&state).await.map_err(|error| in_files(error.into(), &found, &format))
+        let error = match config.infer_schema(&state).await {
+            Ok(inferred) => return Ok(inferred),
+            Err(error) => in_files(error.into(), &found, &format),
+        };
+        // Of many files the one that cannot be expanded.
+        let again = match &layout {
+            Some(layout) if compression != FileCompressionType::UNCOMPRESSED => {
+                infer_types(layout.clone(), &found, compression, infer_rows).await.err()
+            }
+            _ => None,
+        };
+        Err(again.unwrap_or(error))
     };
     let config = match (&format, schema) {
         (Format::Parquet | Format::Ipc, schema) => {
@@ -243,7 +254,7 @@ async fn infer_types(
     unite(&found.files, &schemas.await?)
 }
 
-/// Refuses CSV files that have not their columns in one order, and a schema that has a file's in another one: values would come to other
+/// Refuses CSV files that have two columns of one name, or have not their columns in one order, and a schema that has a file's in another one: values would come to other
 /// columns. Files in stores are not looked at.
 async fn headers_fit(
     layout: &CsvLayout,
@@ -253,9 +264,6 @@ async fn headers_fit(
 ) -> Result<()> {
     let local: Vec<File> = files.iter().filter(|file| !matches!(file, File::Object(_))).cloned().collect();
     let given = schema.map(|schema| (None, names_of(schema)));
-    if local.len() + usize::from(given.is_some()) < 2 {
-        return Ok(());
-    }
     let layout = Layout::Csv(layout.clone());
     let look = move || -> Result<()> {
         let mut first = given;
@@ -267,6 +275,11 @@ async fn headers_fit(
                 continue;
             }
             let Some((of, wanted)) = &first else {
+                if let Some(name) = twice(&names) {
+                    return Err(DataSetError::Data(format!(
+                        "{file}: two of its columns are called {name:?}; give all columns names of their own with schema="
+                    )));
+                }
                 first = Some((Some(file), names));
                 continue;
             };
@@ -298,6 +311,11 @@ async fn headers_fit(
     };
     let looked = tokio::task::spawn_blocking(look).await;
     looked.map_err(|error| DataSetError::Internal(error.to_string()))?
+}
+
+/// A name that is there more than once.
+fn twice(names: &[String]) -> Option<&String> {
+    names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)).map(|(_, name)| name)
 }
 
 fn names_of(schema: &Schema) -> Vec<String> {

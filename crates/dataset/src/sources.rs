@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use arrow::error::ArrowError;
 use datafusion::catalog::TableProvider;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::dataframe::DataFrame;
@@ -12,10 +13,13 @@ use datafusion::logical_expr::LogicalPlan;
 
 use crate::error::DataSetError;
 use crate::file_table::{Check, CheckedTable, PiecesTable};
-use crate::lenient::{UNREAD, told};
+use crate::lenient::UNREAD;
 use crate::map::MapTable;
 use crate::own_files::OwnTable;
 use crate::stores::shown;
+
+/// What a cast says, of a reader or of the query.
+const CAST: &str = "Cannot cast string";
 
 /// What the readers of CSV and JSON say of a row that they cannot read.
 const READERS: [&str; 8] = [
@@ -25,7 +29,7 @@ const READERS: [&str; 8] = [
     "Error while parsing value",
     "Error parsing column",
     "incorrect number of fields",
-    "Cannot cast string",
+    CAST,
     "too large to store in a Decimal",
 ];
 
@@ -50,20 +54,28 @@ impl Sources {
 
     /// The error, with the files if they may be at fault and it does not name one.
     pub(crate) fn name_in(&self, error: DataFusionError) -> DataSetError {
+        let is_computed = is_computed(&error);
+        // An error that has gone through this before names its file.
+        let is_nameless = |text: &str| !self.files.is_empty() && !self.files.iter().any(|file| text.contains(file));
         match DataSetError::from(error) {
-            // An error that has gone through this before names its file.
-            DataSetError::Data(text)
-                if !self.files.is_empty() && !self.files.iter().any(|file| text.contains(file)) =>
-            {
-                let may_be_a_row = READERS.iter().any(|words| text.contains(words));
-                let found = may_be_a_row.then(|| self.checks.iter().find_map(|check| check.first_bad())).flatten();
-                if let Some(row) = found {
-                    return DataSetError::Data(told(&row));
+            DataSetError::Data(text) if !is_computed && is_nameless(&text) => {
+                if is_of_readers(&text) {
+                    if let Some(fault) = self.checks.iter().find_map(|check| check.fault()) {
+                        return fault;
+                    }
+                    if text.contains(CAST) && !self.checks.is_empty() {
+                        return DataSetError::Data(text);
+                    }
                 }
                 let shown = self.files.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
                 let more = self.files.len().saturating_sub(NAMED_MAX);
                 let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
                 DataSetError::Data(format!("reading {shown}{rest}: {text}"))
+            }
+            // What the system says has its number; this is of who expands a file.
+            DataSetError::Io(text) if is_nameless(&text) && !text.contains("os error") => {
+                let mut compressed = self.checks.iter().filter(|check| check.is_compressed());
+                compressed.find_map(|check| check.fault()).unwrap_or(DataSetError::Io(text))
             }
             other => other,
         }
@@ -91,6 +103,25 @@ impl Sources {
             let path: &url::Url = url.as_ref();
             path.to_file_path().map_or_else(|()| shown(path), |path| path.display().to_string())
         }));
+    }
+}
+
+fn is_of_readers(text: &str) -> bool {
+    READERS.iter().any(|words| text.contains(words))
+}
+
+/// Whether it is of what a query makes of values, and of no file.
+fn is_computed(error: &DataFusionError) -> bool {
+    match error.find_root() {
+        DataFusionError::Execution(text) => !is_of_readers(text),
+        DataFusionError::ArrowError(error, _) => {
+            matches!(error.as_ref(), ArrowError::ArithmeticOverflow(_) | ArrowError::DivideByZero)
+        }
+        // Our own readers name their files.
+        DataFusionError::External(error) => {
+            error.downcast_ref::<DataSetError>().is_some_and(|ours| !is_of_readers(&ours.to_string()))
+        }
+        _ => false,
     }
 }
 

@@ -441,7 +441,7 @@ def from_local(table: ArrowStream) -> DataSet:
     Parameters
     ----------
     table : pyarrow.Table, polars.DataFrame, pandas.DataFrame, `Table`, ...
-        As for `from_arrow`; the same columns on every worker.
+        As for `from_arrow`; the same columns on every worker, else an action is an error that says which differ.
     """
     from tidemill._job import init
 

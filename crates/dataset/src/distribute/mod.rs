@@ -41,7 +41,7 @@ use tidemill_dataflow::{DataflowError, Graph, Outputs, RunReport, Runner, Settin
 use crate::dataset::DataSet;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::DataSetError;
-use crate::parts::{PartsTable, Size};
+use crate::parts::{PartsTable, Size, differences};
 use crate::reading::Reading;
 use crate::sources::{Sources, each_table};
 use arrival::Rows;
@@ -255,30 +255,57 @@ impl Workers {
         })
     }
 
-    /// Tells all workers how large the tables are of which each has a part, and what time it is: all see the clock of one.
+    /// Tells all workers how large the tables are of which each has a part, and what time it is: all see the clock of one. Parts have the
+    /// same columns.
     fn tell_sizes(&self, set: &DataSet) -> Result<i64> {
         /// Of further tables nothing is told: workers whose queries differ must still make the same call.
         const TABLES_MAX: usize = 32;
-        let mut sums = [0u64; 1 + 2 * TABLES_MAX];
+        const WORDS: usize = 3;
+        let mut sums = [0u64; 1 + WORDS * TABLES_MAX];
         if self.comm.rank() == 0 {
             sums[0] = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         }
-        let mut places = sums[1..].chunks_exact_mut(2);
+        let mut places = sums[1..].chunks_exact_mut(WORDS);
         each_table(set.frame().logical_plan(), &mut |table| {
             if let (Some(table), Some(place)) = (table.downcast_ref::<PartsTable>(), places.next()) {
                 let Size { rows, loose_bytes } = table.mine();
-                place.copy_from_slice(&[rows, loose_bytes]);
+                place.copy_from_slice(&[rows, loose_bytes, table.columns_sum()]);
             }
         });
         let mut whole = sums;
         self.comm.allreduce(&sums, &mut whole, &Op::Sum)?;
-        let mut places = whole[1..].chunks_exact(2);
+        let size = u64::from(self.comm.size());
+        let mut sums_of_columns = sums[1..].chunks_exact(WORDS).zip(whole[1..].chunks_exact(WORDS));
+        if !sums_of_columns.all(|(mine, whole)| mine[2] * size == whole[2]) {
+            return Err(self.columns_differ(set)?.into());
+        }
+        let mut places = whole[1..].chunks_exact(WORDS);
         each_table(set.frame().logical_plan(), &mut |table| {
             if let (Some(table), Some(place)) = (table.downcast_ref::<PartsTable>(), places.next()) {
                 table.tell(Size { rows: place[0], loose_bytes: place[1] });
             }
         });
         Ok(whole[0] as i64)
+    }
+
+    /// The error where workers' parts of a table have different columns.
+    fn columns_differ(&self, set: &DataSet) -> Result<DataSetError> {
+        let mut mine = Vec::new();
+        each_table(set.frame().logical_plan(), &mut |table| {
+            mine.extend(table.downcast_ref::<PartsTable>().map(PartsTable::columns));
+        });
+        let told = |root| self.tell(root, mine.join("\n"));
+        let all = (0..self.comm.size()).map(told).collect::<Result<Vec<_>>>()?;
+        let tables: Vec<Vec<&str>> = all.iter().map(|of_worker| of_worker.lines().collect()).collect();
+        let count = tables.iter().map(Vec::len).max().unwrap_or_default();
+        if tables.iter().any(|of_worker| of_worker.len() != count) {
+            return Ok(different_queries(""));
+        }
+        let of_table = |at: usize| differences(&tables.iter().map(|of_worker| of_worker[at]).collect::<Vec<_>>());
+        let columns = (0..count).find_map(of_table).unwrap_or_default();
+        Ok(DataSetError::Query(format!(
+            "from_local: the parts of a table have different columns: {columns}; give every worker the same, by select and cast"
+        )))
     }
 
     /// A result of all workers, each having its own: the lowest worker's error is everybody's.
@@ -596,6 +623,13 @@ pub(crate) fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafus
     }
 }
 
+fn different_queries(seen: &str) -> DataSetError {
+    DataSetError::Query(format!(
+        "the workers do not run the same query{seen}: they build it differently, see different files, or were given different \
+         tables; a table from memory is the same on every worker, and from_local takes parts of one"
+    ))
+}
+
 /// A run's error, for people who write queries and never saw its tasks.
 pub(crate) fn failed(error: DataflowError) -> ActionError {
     match error {
@@ -607,12 +641,10 @@ pub(crate) fn failed(error: DataflowError) -> ActionError {
         DataflowError::Spill { .. } => DataSetError::Io(error.to_string()).into(),
         DataflowError::Checkpoint(reason) => DataSetError::Query(reason).into(),
         DataflowError::Memory { .. } => DataSetError::Memory(error.to_string()).into(),
-        DataflowError::Differs { ours, .. } => DataSetError::Query(format!(
-            "the workers do not run the same query (first seen in {}): they build it differently, see different files, or were \
-             given different tables; a table from memory is the same on every worker, and from_local takes parts of one",
-            ours.split(" (").next().unwrap_or_default()
-        ))
-        .into(),
+        DataflowError::Differs { ours, .. } => {
+            let seen = ours.split(" (").next().unwrap_or_default();
+            different_queries(&format!(" (first seen in {seen})")).into()
+        }
         other => DataSetError::Internal(other.to_string()).into(),
     }
 }
